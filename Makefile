@@ -79,7 +79,7 @@ vllm:
 	@$(PYTHON) tests/install_vllm.py $(VLLM)
 
 test-vllm: $(READY)
-	$(BIN)/python -m pytest --vllm=$(VLLM) tests/local_gpu/sample/test_vllm.py tests/local_gpu/sample/test_vllm_product.py $(ARGS)
+	$(BIN)/python -m pytest --vllm=$(VLLM) tests/local_gpu/sample/test_vllm.py tests/local_gpu/sample/test_vllm_eyes.py tests/local_gpu/sample/test_vllm_product.py $(ARGS)
 
 cookbook:
 	@$(PYTHON) tests/install_cookbook.py $(COOKBOOK)

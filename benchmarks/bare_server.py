@@ -53,7 +53,11 @@ def bare_app() -> FastAPI:
         tokens = RELAYED if body.get("max_completion_tokens") == RELAYED else 0
         return StreamingResponse(canned(tokens), media_type="text/event-stream")
 
-    _ = chat  # reached through the router
+    @app.get("/healthz")
+    async def healthz() -> dict[str, str]:
+        return {"status": "ok"}
+
+    _ = (chat, healthz)  # reached through the router
     return app
 
 

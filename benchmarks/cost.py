@@ -153,7 +153,7 @@ def main() -> None:
             shape, arguments.threads, lambda line: console.print(_timed(line, started), style="dim")
         )
     )
-    price = prices.load().of(MODEL)
+    price = prices.load()[MODEL]
     show(console, rows, serving, price)
     console.print(f"{time.monotonic() - started:.0f} s", style="dim")
     if arguments.json:

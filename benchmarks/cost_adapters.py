@@ -70,7 +70,7 @@ class Known(HintScorer):
     teaches = False
 
     def known(self, user: str) -> Teachability:
-        return teachability((1.0,) * 3, (-1.0,) * 3) if self.teaches else super().known(user)
+        return teachability((1.0,) * 8, (-1.0,) * 8) if self.teaches else super().known(user)
 
 
 class Scripted(Endpoint):
@@ -83,7 +83,8 @@ class Scripted(Endpoint):
         await self._inner.answers(messages, n)
         marked = MARK in messages[-1]["content"]
         if "[HINT]" in messages[0]["content"]:
-            return [f"\\boxed{{1}}[HINT]{HINTS[0]}[/HINT]" if marked else "\\boxed{-1}"] * n
+            hint = f"[QUOTE]{MARK}[/QUOTE]\\boxed{{1}}[HINT]{HINTS[0]}[/HINT]"
+            return [hint if marked else "\\boxed{-1}"] * n
         return ["\\boxed{-1}" if marked else "\\boxed{1}"] * n
 
     async def aclose(self) -> None: ...

@@ -32,7 +32,7 @@ from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.recovery import restore
 from tinker_claw.learner.scoring import HintScorer
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.ledger.spend import Purpose
+from tinker_claw.ledger.spend import PURPOSES, Purpose
 from tinker_claw.ledger.turns import NewTurn
 from tinker_claw.methods import build
 from tinker_claw.methods.base import student_topk
@@ -169,8 +169,7 @@ async def ours(
             judging.wake()
             while policy.current.version.id == version:  # noqa: ASYNC110 - the loop tells nobody
                 await asyncio.sleep(0.05)
-            spent = ledger.spend.by_purpose(since=began)
-            bills.append({purpose: one.usage for purpose, one in spent.items()})
+            bills.append({one: ledger.spend.total(began, purpose=one).usage for one in PURPOSES})
         for task in tasks:
             task.cancel()
     ledger.close()

@@ -35,6 +35,8 @@ class Size:
     """Requests of a row, one after the other."""
     together: int = 240
     """Requests of a row that keep the core full."""
+    rounds: int = 10
+    """In which they are sent, to the bare route and to ours in turn."""
     further: int = 6
     """Turns of a session behind its first."""
     crowd: int = 64
@@ -62,12 +64,13 @@ class Size:
         return max(1, self.memory // 250)
 
 
+FIRST, FURTHER = "first turn of a session", "further turn"
 NEVER_SEEN = "first turn, system prompt never seen"
 _NEAR = 5
 """Turns that stand for one."""
 _QUIET_S = 0.6
 """Between steps."""
-QUICK = Size(alone=24, together=48, further=4, steps=2, memory=300, idle=(0, 1_000))
+QUICK = Size(alone=60, together=120, rounds=5, further=4, steps=2, memory=300, idle=(0, 1_000))
 
 
 @dataclass(frozen=True)
@@ -126,6 +129,12 @@ class Timing:
     cpu_s: float = 0.0
     wall_s: float = 0.0
     errors: int = 0
+
+    def add(self, other: Timing) -> None:
+        self.seconds += other.seconds
+        self.cpu_s += other.cpu_s
+        self.wall_s += other.wall_s
+        self.errors += other.errors
 
     def row(self, what: str, full: Timing | None = None, health: Sequence[float] = ()) -> Row:
         """`full`: of the same requests while the core was full."""
@@ -199,12 +208,80 @@ async def settle(wire: Wire) -> None:
     connection.close()
 
 
-async def first_turns(wire: Wire, size: Size) -> Row:
-    """New sessions, whose system prompts were seen before."""
-    await run(wire, openings(wire, len(MIX), "warm"), 1)
-    alone = await run(wire, openings(wire, size.alone, "first"), 1)
-    full = await run(wire, openings(wire, size.together, "many"), FULL)
-    return alone.row("first turn of a session", full)
+@dataclass(frozen=True)
+class Multiple:
+    """Ours as a multiple of the bare route's, the median of the rounds."""
+
+    what: str
+    clock: float
+    """Of one request alone, as its client sees it."""
+    cpu: float
+    """Processor time while the core was full."""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What both were sent in turn, so that what others do to this machine is in both."""
+
+    bare: list[Row]
+    ours: list[Row]
+    multiples: list[Multiple]
+    bare_silence_ms: float
+    """The longest that /healthz had to wait, of all rounds."""
+    silence_ms: float
+
+
+async def first_turns(wire: Wire, size: Size, name: str = "first") -> tuple[Timing, Timing]:
+    """A round of new sessions, whose system prompts were seen before: alone, and the core full."""
+    return (
+        await run(wire, openings(wire, -(-size.alone // size.rounds), f"{name}-alone"), 1),
+        await run(wire, openings(wire, -(-size.together // size.rounds), f"{name}-many"), FULL),
+    )
+
+
+async def further_turns(wire: Wire, size: Size, name: str) -> tuple[Timing, Timing]:
+    """Each behind the one before, the volatile message dropped and appended anew."""
+    found: list[Timing] = []
+    for count, width in ((size.alone, 1), (size.together, FULL)):
+        sessions = -(-count // size.rounds // size.further)
+        begun = await _begun(wire, sessions, f"{name}-further-{width}")
+        found.append(await run(wire, [_going_on(wire, it, size.further) for it in begun], width))
+    return found[0], found[1]
+
+
+async def beside(bare: Wire, ours: Wire, size: Size) -> Beside:
+    """First and further turns."""
+    sides, kinds = (bare, ours), {FIRST: first_turns, FURTHER: further_turns}
+    sums = {(what, side): (Timing(), Timing()) for what in kinds for side in (0, 1)}
+    ratios = {what: list[tuple[float, float]]() for what in kinds}
+    waits: tuple[list[float], list[float]] = ([], [])
+    for wire in sides:
+        await run(wire, openings(wire, len(MIX), "warm"), 1)
+    for number in range(size.rounds):
+        for what, send in kinds.items():
+            rows: dict[int, Row] = {}
+            for side in (number % 2, 1 - number % 2):
+                with pulse(sides[side].at.url, ours.client_core) as waited:
+                    alone, full = await send(sides[side], size, f"round-{number}")
+                waits[side].extend(waited)
+                for timing, one in zip(sums[what, side], (alone, full), strict=True):
+                    timing.add(one)
+                rows[side] = alone.row(what, full)
+            one, other = rows[1], rows[0]
+            ratios[what].append((one.median_ms / other.median_ms, one.cpu_ms / other.cpu_ms))
+    bare_rows, our_rows = (
+        [sums[what, side][0].row(what, sums[what, side][1]) for what in kinds] for side in (0, 1)
+    )
+    multiples = [
+        Multiple(
+            what,
+            clock=statistics.median(clock for clock, _ in found),
+            cpu=statistics.median(cpu for _, cpu in found),
+        )
+        for what, found in ratios.items()
+    ]
+    bare_silence, silence = (1e3 * max(some) for some in waits)
+    return Beside(bare_rows, our_rows, multiples, bare_silence, silence)
 
 
 async def prompts_in_turn(wire: Wire, size: Size) -> list[Row]:
@@ -221,16 +298,6 @@ async def prompts_in_turn(wire: Wire, size: Size) -> list[Row]:
         name = what if len(taken) == 1 else f"{len(taken)} {what}"
         rows.append(timing.row(f"first turn, {name}"))
     return rows
-
-
-async def further_turns(wire: Wire, size: Size) -> Row:
-    """Each behind the one before, the volatile message dropped and appended anew."""
-    rows: list[Timing] = []
-    for count, width in ((size.alone, 1), (size.together, FULL)):
-        sessions = await _begun(wire, -(-count // size.further), f"further-{width}")
-        talks = [_going_on(wire, session, size.further) for session in sessions]
-        rows.append(await run(wire, talks, width))
-    return rows[0].row("further turn", rows[1])
 
 
 async def never_seen(wire: Wire, size: Size) -> Row:

@@ -25,6 +25,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.agent_requests import MODEL, RELAYED
 from benchmarks.bare_server import TEXT, serve_app
+from tinker_claw.app.server import spare_collector
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.settings import Gateway, Training
@@ -33,6 +34,7 @@ from tinker_claw.formats.chat import Chat
 from tinker_claw.gateway.app import create_app
 from tinker_claw.gateway.auth import Keys
 from tinker_claw.gateway.limits import ComputeRounds
+from tinker_claw.gateway.owners import Owners
 from tinker_claw.gateway.privacy import SessionPrivacy
 from tinker_claw.gateway.request import GatewayDeps, record
 from tinker_claw.learner.health import Health
@@ -157,7 +159,7 @@ class Elsewhere(Trainer):
     async def save_state(self, name: str) -> str:
         return name
 
-    async def load_state(self, ref: str) -> None:
+    async def load_state(self, ref: str, *, moments: bool = True) -> None:
         """There is one state."""
 
     async def export_adapter(self, directory: Path) -> None:
@@ -226,6 +228,7 @@ def gateway_app(directory: Path, vocabulary: Path) -> FastAPI:
         feedback=ledger.feedback,
         index=ConversationIndex(ledger.turns, IDLE_S),
         privacy=SessionPrivacy(ledger.turns, Redactor([SECRETS]), compute),
+        owners=Owners(ledger.turns),
         compute=compute,
         spending=spending,
         renderer=renderer,
@@ -290,10 +293,13 @@ def main() -> None:
     parser.add_argument("directory", type=Path, help="of the ledger")
     parser.add_argument("vocabulary", type=Path, help="folder of the tokenizer")
     arguments = parser.parse_args()
-    Redactor([SECRETS]).load()  # as the product does before it serves
+    redactor = Redactor([SECRETS])
+    redactor.load()  # as the product does before it serves
     with Path(os.devnull).open("w") as nowhere:
-        configure(nowhere)  # written, and read by nobody
-        serve_app(gateway_app(arguments.directory, arguments.vocabulary))
+        configure(nowhere, redactor.redact)  # written, and read by nobody
+        app = gateway_app(arguments.directory, arguments.vocabulary)
+        spare_collector()
+        serve_app(app)
 
 
 if __name__ == "__main__":

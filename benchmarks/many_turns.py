@@ -113,7 +113,8 @@ def _steps(tx: Any, count: int) -> None:
 
 def _judged(tx: Any, rows: list[dict[str, Any]]) -> None:
     tx.executemany(
-        "INSERT INTO next_states VALUES (:id, :next, 'secret answer', :created_at)",
+        "INSERT INTO next_states (turn_id, role, text, created_at) "
+        "VALUES (:id, :next, 'secret answer', :created_at)",
         [row for row in rows if row["next"]],
     )
     judged = [row for row in rows if row["verdict"] != "-"]

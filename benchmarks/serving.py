@@ -1,8 +1,8 @@
 """`python -m benchmarks.serving`: how replies feel while the model learns.
 
-Streams ask without a pause: before, during a training step, during a publication, and after. Time
-to the first token, time per token, and how long a publication takes to answer. Failed requests must
-be none.
+Streams ask without a pause: alone, during training steps, and during publications. Every second
+step is beside streams that are no persons, for which nobody makes room. Time to the first token,
+time per token, and how long a publication takes to answer. Failed requests must be none.
 
 Rule: one process trains, as in the gateway; who samples is the embedded sampler, or the servers of
 `--sampler-urls`, which run already.
@@ -13,10 +13,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
+import os
 import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -31,6 +34,9 @@ from local_gpu.config import LocalConfig
 from local_gpu.trainer import LocalTrainer
 from tinker_claw import shipped
 from tinker_claw.errors import ClawError
+
+FIRST_GOAL = 1.6
+STEP_GOAL = 1.5
 
 
 async def measure(config: LocalConfig, load: Load) -> tuple[Traffic, list[Published]]:
@@ -53,11 +59,28 @@ def show(traffic: Traffic, published: list[Published], console: Console) -> None
         counts = (f"{seen.seconds:.1f}", str(seen.requests), str(seen.failed))
         table.add_row(phase, *counts, *times, f"{seen.tokens_per_s:,.0f}")
     console.print(table)
-    versions = Table("version", "step s", "publish ms", "its first token ms")
+    versions = Table("version", "room for persons", "step s", "publish ms", "its first token ms")
     for number, one in enumerate(published, 1):
-        row = (f"{one.step:.2f}", _ms(one.publish), _ms(one.first_token))
+        row = (
+            "yes" if one.persons else "no",
+            f"{one.step:.2f}",
+            _ms(one.publish),
+            _ms(one.first_token),
+        )
         versions.add_row(str(number), *row)
     console.print(versions)
+    if published:
+        firsts = {phase: quantile(traffic.figures[phase].first, 0.95) or 0.0 for phase in PHASES}
+        alone = firsts["alone"] or math.inf
+        steps = [
+            median(one.step for one in published if one.persons is room) for room in (True, False)
+        ]
+        console.print(
+            f"first token p95 during a step: {firsts['step'] / alone:.1f} times alone (goal "
+            f"{FIRST_GOAL}), {firsts['step beside nobody'] / alone:.1f} where no room is made; a "
+            f"step that makes room takes {steps[0] / steps[1]:.2f} times as long (goal "
+            f"{STEP_GOAL}); load {os.getloadavg()[0]:.0f}"
+        )
     for failure in sorted(set(traffic.failures)):
         console.print(f"failed: {failure}", style="red")
 
@@ -102,8 +125,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--shared", type=int, default=1000, help="tokens that prompts begin with")
     made.add_argument("--own", type=int, default=100, help="tokens behind them")
     made.add_argument("--new-tokens", type=int, default=48, help="sampled by a request")
-    made.add_argument("--seconds", type=float, default=10.0, help="before, and after")
-    made.add_argument("--steps", type=int, default=3, help="and as many publications")
+    made.add_argument("--seconds", type=float, default=4.0, help="alone, before each step")
+    made.add_argument(
+        "--steps", type=int, default=3, help="that make room, and as many that do not"
+    )
     made.add_argument("--samples", type=int, default=16, help="of a step")
     made.add_argument("--json", type=Path, help="write the figures here, too")
     return made

@@ -21,10 +21,12 @@ from tinker_claw.errors import ClawError
 from tinker_claw.policy import Sampler
 from tinker_claw.types import Adam, Datum, LossPass, SamplingParams
 
-Phase = Literal["before", "step", "publish", "after"]
+Phase = Literal["alone", "step", "step beside nobody", "publish"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 _AFTER_FAILURE_S = 0.1
+_SETTLES_S = 1.0
+"""Until the prompts' common beginning is computed for a new version."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,10 @@ class Load:
     new_tokens: int
     """Sampled by each request."""
     seconds: float
-    """Of the phases before and after."""
+    """Alone, before each step."""
     steps: int
-    """Training steps, and as many publications."""
+    """Training steps beside persons, as many beside streams for which it makes no room, and as many
+    publications."""
     samples: int
     """Of a step; each has a prompt like the streams' and a reply of `new_tokens`."""
     vocabulary: int
@@ -73,6 +76,8 @@ class Figures:
 class Published:
     """How long a version took to serve. Seconds."""
 
+    persons: bool
+    """It made room for them."""
     step: float
     publish: float
     """From asking for it to a sampler."""
@@ -97,7 +102,9 @@ class Traffic:
         self.failures: list[str] = []
         self._load = load
         self._prefix = _tokens(random.Random(0), load.shared, load.vocabulary)
-        self._phase: Phase = "before"
+        self.persons = True
+        """Who asks: the sampler and the step make room for them."""
+        self._phase: Phase = "alone"
         self._since = time.perf_counter()
         self._ended = False
 
@@ -115,10 +122,10 @@ class Traffic:
     async def stream(self, salt: int) -> None:
         """One request after the other."""
         rng = random.Random(salt)
-        params = SamplingParams(max_tokens=self._load.new_tokens)
         while not self._ended:
             prompt = (*self._prefix, *_tokens(rng, self._load.own, self._load.vocabulary))
             self.figures[self._phase].requests += 1
+            params = SamplingParams(max_tokens=self._load.new_tokens, person=self.persons)
             try:
                 await self._request(prompt, params)
             except ClawError as error:
@@ -128,29 +135,32 @@ class Traffic:
                 await asyncio.sleep(_AFTER_FAILURE_S)
 
     async def _request(self, prompt: Sequence[int], params: SamplingParams) -> None:
-        before, first = time.perf_counter(), True
+        before, asked, first = time.perf_counter(), self.figures[self._phase], True
         async with aclosing(self.sampler.stream(prompt, params)) as chunks:  # pyright: ignore
             async for chunk in chunks:
                 now, seen = time.perf_counter(), self.figures[self._phase]
                 if chunk.tokens and not self._ended:
                     # A chunk of several tokens came at once: each took its part.
                     gaps = [(now - before) / len(chunk.tokens)] * len(chunk.tokens)
-                    (seen.first if first else seen.each).extend(gaps[:1])
+                    (asked.first if first else seen.each).extend(gaps[:1])
                     seen.each.extend(gaps[1:])
                     before, first = now, False
 
 
 async def run(trainer: LocalTrainer, load: Load) -> tuple[Traffic, list[Published]]:
-    """Serve before, during and after steps and publications."""
+    """Serve alone, beside steps of both kinds in turn, and beside publications."""
     traffic = Traffic(load, await trainer.publish())
     published: list[Published] = []
     async with asyncio.TaskGroup() as group:
         for salt in range(load.streams):
             group.create_task(traffic.stream(salt + 1))
-        await asyncio.sleep(load.seconds)
-        for number in range(load.steps):
+        traffic.enter("publish")
+        await asyncio.sleep(_SETTLES_S)
+        for number in range(2 * load.steps):
+            traffic.enter("alone")
+            await asyncio.sleep(load.seconds)
             published.append(await _improve(trainer, traffic, load, number))
-        traffic.enter("after")
+        traffic.enter("alone")
         await asyncio.sleep(load.seconds)
         traffic.end()
     return traffic, published
@@ -160,18 +170,21 @@ async def _improve(trainer: LocalTrainer, traffic: Traffic, load: Load, number: 
     """A step, a publication, and the swap."""
     rng = random.Random(f"step {number}")
     datums = _datums(rng, load)
-    traffic.enter("step")
+    persons = traffic.persons = number % 2 == 0
+    traffic.enter("step" if persons else "step beside nobody")
     started = time.perf_counter()
     await trainer.train_step([LossPass("ppo", datums)], Adam(1e-5))
     stepped = time.perf_counter()
     traffic.enter("publish")
+    traffic.persons = True
     sampler = await trainer.publish()
     there = time.perf_counter()
     await sampler.sample(_tokens(rng, load.own, load.vocabulary), SamplingParams(max_tokens=1))
     answered = time.perf_counter()
     before, traffic.sampler = traffic.sampler, sampler
     await before.aclose()
-    return Published(stepped - started, there - stepped, answered - there)
+    await asyncio.sleep(_SETTLES_S)
+    return Published(persons, stepped - started, there - stepped, answered - there)
 
 
 def _datums(rng: random.Random, load: Load) -> tuple[Datum, ...]:

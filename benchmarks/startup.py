@@ -82,6 +82,7 @@ def gateway(folder: Path, core: int, box: str) -> Generator[Measured]:
         log = Path(name) / "log"
         command = [sys.executable, "run.py", "--model-name", "demo", "--backend", "tinker"]
         command += ["--base-url", box, "--port", "0", "--data-dir", f"{name}/data"]
+        command += ["--api-key", "none"]
         with (
             log.open("wb") as said,
             subprocess.Popen(

@@ -33,6 +33,7 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import tracks_person
 from benchmarks.gateway_client import Cores, Measured, pinned, server, share
 from benchmarks.tracks_stub import MODEL as STUB
 
@@ -149,12 +150,19 @@ def gateway(
     place: Path, stub: Measured, slots: int, size: Size, cores: Cores
 ) -> Generator[Measured]:
     """The product on its own core; its log is `place`/log."""
-    place.mkdir(parents=True)
     command = [sys.executable, "-m", "benchmarks.tracks_gateway", str(place / "run"), str(MODEL)]
     command += [stub.url, str(slots), str(size.batch), str(size.step_s)]
+    with serving(place, pinned(cores.server, command)) as at:
+        yield at
+
+
+@contextmanager
+def serving(place: Path, command: Sequence[str]) -> Generator[Measured]:
+    """A gateway whose log is `place`/log; killed at the end."""
+    place.mkdir(parents=True)
     with (
         (place / "log").open("w") as log,
-        subprocess.Popen(pinned(cores.server, command), stderr=log) as process,
+        subprocess.Popen(command, stdout=log, stderr=log) as process,
     ):
         try:
             until = time.monotonic() + _START_S
@@ -362,6 +370,8 @@ def parser() -> argparse.ArgumentParser:
     add("--slots", type=int, nargs="+", default=plain.slots, help="--max-concurrent (160 64)")
     add("--batch", type=int, default=plain.batch, help="samples of a step (64)")
     add("--step", type=float, default=plain.step_s, help="seconds of a step (5)")
+    add("--person", action="store_true", help="how a reply feels beside episodes, and no more")
+    add("--seconds", type=float, default=30.0, help="that this person talks beside them (30)")
     add("--repeat", type=int, default=plain.repeat, help="times that each side runs (3)")
     add("--directory", type=Path, help="where ledgers and logs are kept; else they are not")
     add("--json", type=Path, help="write everything here, too")
@@ -389,6 +399,17 @@ def main() -> None:
         console.print(f"{time.monotonic() - started:4.0f} s  {line}", style="dim")
 
     with tempfile.TemporaryDirectory() as name:
+        if asked.person:
+            rounds = asyncio.run(
+                tracks_person.measure(
+                    asked.directory or Path(name),
+                    serving,
+                    concurrency=size.concurrency,
+                    seconds=asked.seconds,
+                    repeat=size.repeat,
+                )
+            )
+            return tracks_person.show(console, rounds, size.concurrency)
         figures = asyncio.run(measure(asked.directory or Path(name), size, say))
     show(console, figures)
     if asked.json:

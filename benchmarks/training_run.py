@@ -94,7 +94,7 @@ class Measurement:
     ) -> None:
         self._settings, self._shape = settings, shape
         self._repeat, self._ceiling, self._say = repeat, ceiling, say
-        self._memory = _Memory(settings.base.device)
+        self._memory = MemoryPeak(settings.base.device)
         self._base_bytes = self._memory.held()
         self._sides = {name: self._build(make) for name, make in sides.items()}
 
@@ -188,12 +188,12 @@ def _attempt(row: Row, run: Callable[[], None]) -> None:
             torch.cuda.empty_cache()
 
 
-class _Memory:
+class MemoryPeak:
     """Bytes held, and how many more there were at the worst moment of a step."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._before = 0
+        self.before = 0
 
     def held(self) -> int:
         """On CUDA what tensors hold; on the CPU what the process holds."""
@@ -203,7 +203,7 @@ class _Memory:
 
     def begin(self) -> None:
         """Forget the worst moment so far."""
-        self._before = self.held()
+        self.before = self.held()
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
         else:
@@ -214,8 +214,8 @@ class _Memory:
     def grown(self) -> int:
         """Since `begin`."""
         if self._device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self._device) - self._before
-        return _status("VmHWM") - self._before
+            return torch.cuda.max_memory_allocated(self._device) - self.before
+        return _status("VmHWM") - self.before
 
 
 def _status(name: str) -> int:

@@ -8,12 +8,14 @@ files beside it: who asks for one waits for no step.
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from errno import EDQUOT, EFBIG, ENOSPC
 from pathlib import Path
+from secrets import token_hex
 from typing import TypeVar
 
 import torch
@@ -29,6 +31,7 @@ from local_gpu.plan.fits import too_large
 from local_gpu.plan.layout import visible
 from local_gpu.plan.memory import model_size
 from local_gpu.ranks.remote import RankedLearning
+from local_gpu.room import Breaks, Room
 from local_gpu.sample.batching import check_version
 from local_gpu.sample.connect import connect_all
 from local_gpu.sample.embedded import EmbeddedServing, EngineSize
@@ -41,6 +44,8 @@ from tinker_claw.types import TokenLogprobs
 
 T = TypeVar("T")
 
+_PROBE = "probe-"
+"""Refs of adapters that were drawn begin so."""
 _FULL = frozenset({ENOSPC, EDQUOT, EFBIG})
 """Somebody will make room: no step is to blame, and waiting helps."""
 
@@ -67,9 +72,11 @@ class LocalBackend:
         self.learning = learning
         self._executor = executor
         self._adapter = adapter
+        self._probes = config.root / "probe"
         self._closed = False
         self._steps = 0
         """In hand."""
+        self._room = Room()
 
     @classmethod
     async def start(
@@ -130,7 +137,7 @@ class LocalBackend:
         """
         loop = asyncio.get_running_loop()
         try:
-            future = loop.run_in_executor(self._executor, call)
+            future = loop.run_in_executor(self._executor, self._with_breaks, call)
         except RuntimeError as error:
             raise BackendError("The trainer is closed.") from error
         with self._in_words():
@@ -158,6 +165,7 @@ class LocalBackend:
         # Not in the executor's turn: a step on ranks that runs is ended, not waited for.
         await asyncio.to_thread(self.learning.close)
         await asyncio.to_thread(self._executor.shutdown)
+        await asyncio.to_thread(shutil.rmtree, self._probes, ignore_errors=True)
 
     async def _serve(
         self,
@@ -175,7 +183,9 @@ class LocalBackend:
                 away=away,
             )
             facts = self.learning.facts
-            self.serving = await PoolServing.start(servers, facts, self.score, options)
+            self.serving = await PoolServing.start(
+                servers, facts, self.score, options, self._write_probe
+            )
             return
         size = EngineSize.fit(
             base,
@@ -183,14 +193,32 @@ class LocalBackend:
             kv_cache_tokens=config.kv_cache_tokens,
             max_batch_tokens=config.max_batch_tokens,
         )
-        self.serving = EmbeddedServing(base, size, self.score, self.aside)
+        self.serving = EmbeddedServing(base, size, self._room, self.score, self.aside)
+
+    def _with_breaks(self, call: Callable[[], T]) -> T:
+        with Breaks(self._room):
+            return call()
 
     async def _score_all(self, ref: str, asks: Sequence[ScoreAsk]) -> list[TokenLogprobs]:
         def score() -> list[TokenLogprobs]:
             # Asked in its turn: what is closed may go from memory until then.
-            return self.learning.score(None if ref == BASE_REF else self._adapter(ref), asks)
+            return self.learning.score(None if ref == BASE_REF else self._folder(ref), asks)
 
         return await self.run(score)
+
+    async def _write_probe(self, size: float) -> tuple[str, Path]:
+        ref = f"{_PROBE}{token_hex(4)}"
+        folder = self._folder(ref)
+
+        def write() -> None:
+            shutil.rmtree(self._probes, ignore_errors=True)  # an earlier one, or a killed process's
+            self.learning.write_probe(folder, size)
+
+        await self.run(write)
+        return ref, folder
+
+    def _folder(self, ref: str) -> Path:
+        return self._probes / ref if ref.startswith(_PROBE) else self._adapter(ref)
 
     @contextmanager
     def _in_words(self) -> Generator[None]:

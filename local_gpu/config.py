@@ -42,6 +42,8 @@ class LocalConfig:
     """The kernel of training and scoring; auto is the fastest that agrees with the reference."""
     micro_batch_tokens: int | None = None
     """Tokens of one forward and backward, each shared prefix counted once; None: by the memory."""
+    gpu_memory: float | None = None
+    """Share of a GPU that a rank may take, where others need the rest; None: all of it."""
     ranks: int = 1
     """Processes that learn on this machine."""
     in_process: bool = True

@@ -152,6 +152,14 @@ class Learning(Protocol):
         """Write the present weights as a new folder."""
         ...
 
+    def write_probe(self, folder: Path, size: float) -> None:
+        """Write an adapter that was never trained, of the policy's rank, as a new folder.
+
+        Its weights are drawn. `size` is, to a first order, by how much of its own output each layer
+        changes; servers show by it that they apply adapters.
+        """
+        ...
+
     def export_adapter(self, folder: Path, model: str = POLICY) -> None:
         """Write them into a folder of the user's, replacing an adapter that is there."""
         ...

@@ -25,7 +25,7 @@ from typing import Final
 
 from local_gpu.backend import LocalBackend, unheard
 from local_gpu.config import LocalConfig
-from local_gpu.halves import BASE_REF
+from local_gpu.halves import BASE_REF, POLICY
 from local_gpu.learn.losses import LOSSES
 from local_gpu.model.files import entries, new_folder, remove, slug, stamp, sweep
 from tinker_claw.errors import BackendError
@@ -108,9 +108,13 @@ class LocalTrainer:
 
         return await self._backend.run(write)
 
-    async def load_state(self, ref: str) -> None:
+    async def load_state(self, ref: str, *, moments: bool = True) -> None:
         def read() -> None:
-            self._backend.learning.read_state(self._keeping.state(ref))
+            learning, folder = self._backend.learning, self._keeping.state(ref)
+            if moments:
+                learning.read_state(folder)
+            else:
+                learning.read_adapter(folder, POLICY)
             self._keeping.loaded(ref)
 
         await self._backend.run(read)

@@ -50,7 +50,6 @@ UNREAD: dict[str, Callable[[], bytes]] = {
     "bad gzip": lambda: _http(b"no gzip at all", "Content-Encoding: gzip"),
     "cut gzip": lambda: _http(gzip.compress(_vote())[:20], "Content-Encoding: gzip"),
     "gzip bomb": lambda: _http(_bomb(), "Content-Encoding: gzip"),
-    "other packing": lambda: _http(_vote(), "Content-Encoding: br"),
     "packed twice": lambda: _http(_vote(), "Content-Encoding: gzip, gzip"),
     "brackets": lambda: _http(b"[" * 100_000 + b"]" * 100_000),
     "brackets inside": lambda: _http(

@@ -1,5 +1,5 @@
-"""Real agents, run as their users run them, one question at a time: Claude Code, Codex and opencode
-from npm, and a program over openai-agents from PyPI.
+"""Real agents, run as their users run them, one question at a time: Claude Code, Codex, opencode,
+cline and qwen-code from npm, aider and a program over openai-agents from PyPI.
 """
 
 from __future__ import annotations
@@ -7,22 +7,55 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, ClassVar
+
+import httpx
 
 from tests import agent_sdks, environments
 from tests.npm import installed, on_path
+from tests.terminals import Terminal, on_a_terminal
 
 CLAUDE_CODE = "2.1.330"
 CODEX = "0.169.0"
 OPENCODE = "1.18.33"
+CLINE = "3.0.65"
+QWEN_CODE = "0.24.4"
+AIDER = "0.86.2"
 PATIENCE_S = 300
+WINDOW = 200_000
+"""Tokens of the model's context, as they are told it."""
+
+
+class Typist:
+    """Somebody before an agent on a terminal."""
+
+    def __init__(self, terminal: Terminal, ready: str) -> None:
+        self._terminal = terminal
+        self._ready: str | None = ready
+
+    def types(self, message: str, done: Callable[[], bool]) -> None:
+        """Type it once the agent listens, and look on until something has come of it."""
+        terminal = self._terminal
+        if self._ready is not None:
+            terminal.until(self._ready)
+            self._ready = None
+        terminal.types(message)
+        terminal.shows(lambda: False, 0.5)  # what comes at once is taken for pasted
+        terminal.types("\r")
+        assert terminal.shows(done, PATIENCE_S), terminal.shown[-3000:]
+        terminal.shows(lambda: False, 1.5)  # until it listens again
 
 
 @dataclass
 class Agent:
     """One user's agent in a folder of theirs; a question goes on from the one before."""
+
+    ready: ClassVar[str]
+    """What it shows on a terminal when it listens."""
 
     installed: Path
     home: Path
@@ -35,20 +68,48 @@ class Agent:
 
     def say(self, message: str) -> str:
         """Returns what the user would read."""
-        ran = subprocess.run(
-            self._command(message),
-            cwd=self.workspace,
-            env=os.environ
-            | {"PATH": on_path(self.installed), "HOME": str(self.home), "PWD": str(self.workspace)}
-            | self.environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-        )
+        ran = self.ask(message)
         assert ran.returncode == 0, (ran.stdout + ran.stderr)[-3000:]
         self.begun = True
         return self._said(ran.stdout)
+
+    def ask(self, message: str) -> subprocess.CompletedProcess[str]:
+        """The same, however it ends."""
+        return self._ran(self._command(message))
+
+    @contextmanager
+    def at_a_terminal(self) -> Generator[Typist]:
+        """Start it on a terminal of its own, and somebody who types."""
+        command, room = self.interactive(), self.surroundings()
+        with on_a_terminal(command, self.workspace, room) as terminal:
+            yield Typist(terminal, self.ready)
+
+    def interactive(self) -> list[str]:
+        raise NotImplementedError
+
+    def surroundings(self) -> dict[str, str]:
+        """The environment that it runs in."""
+        own = {"PATH": on_path(self.installed), "HOME": str(self.home), "PWD": str(self.workspace)}
+        return {**os.environ, **own, **self.environment}
+
+    def _run(self, command: Sequence[str], typed: str = "") -> str:
+        ran = self._ran(command, typed)
+        assert ran.returncode == 0, (ran.stdout + ran.stderr)[-3000:]
+        return ran.stdout
+
+    def _ran(self, command: Sequence[str], typed: str = "") -> subprocess.CompletedProcess[str]:
+        with (self.home / "typed").open("w+") as keys:
+            keys.write(typed)
+            keys.seek(0)
+            return subprocess.run(
+                command,
+                cwd=self.workspace,
+                env=self.surroundings(),
+                stdin=keys if typed else subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=PATIENCE_S,
+            )
 
     def _command(self, message: str) -> list[str]:
         raise NotImplementedError
@@ -57,7 +118,14 @@ class Agent:
         raise NotImplementedError
 
 
+@dataclass
 class ClaudeCode(Agent):
+    ready = r"\? for shortcuts"
+    window: int | None = field(default=None, init=False)
+    """Tokens that it thinks fit into the context, from now on; None: a million."""
+    asks_for_titles: bool = field(default=False, init=False)
+    """On a terminal, as it does unless it is told to ask for nothing but what is needed."""
+
     @classmethod
     def create(cls, home: Path, base_url: str, model: str, key: str) -> ClaudeCode:
         """As docs/requests.md says."""
@@ -69,9 +137,32 @@ class ClaudeCode(Agent):
                 "ANTHROPIC_BASE_URL": base_url.removesuffix("/v1"),
                 "ANTHROPIC_API_KEY": key,
                 "ANTHROPIC_MODEL": model,
+                "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(WINDOW),
                 "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
             },
         )
+
+    def compact(self) -> None:
+        self.say("/compact")
+
+    def interactive(self) -> list[str]:
+        """Whoever starts it for the first time is asked for all of this."""
+        folder = {"hasTrustDialogAccepted": True, "hasCompletedProjectOnboarding": True}
+        keys = {"approved": [self.environment["ANTHROPIC_API_KEY"][-20:]], "rejected": []}
+        told = {"projects": {str(self.workspace): folder}, "customApiKeyResponses": keys}
+        first = {"hasCompletedOnboarding": True, "theme": "dark"}
+        (self.home / ".claude.json").write_text(json.dumps(first | told))
+        return ["claude", "--permission-mode", "default"]
+
+    def surroundings(self) -> dict[str, str]:
+        room = super().surroundings()
+        if self.window is not None:
+            room["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] = str(self.window)
+        if self.asks_for_titles:
+            del room["CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC"]
+            for name in ("AUTOUPDATER", "ERROR_REPORTING", "TELEMETRY"):
+                room[f"DISABLE_{name}"] = "1"
+        return room
 
     def _command(self, message: str) -> list[str]:
         words = ["claude", "-p", message, "--output-format", "json", "--allowedTools", "Bash"]
@@ -81,7 +172,11 @@ class ClaudeCode(Agent):
         return json.loads(out)["result"]
 
 
+@dataclass
 class Codex(Agent):
+    compacts_at: int | None = field(default=None, init=False)
+    """Tokens beyond which the next run compacts, and no later one; None: its own idea of it."""
+
     @classmethod
     def create(cls, home: Path, base_url: str, model: str, key: str) -> Codex:
         """As docs/requests.md says."""
@@ -91,7 +186,8 @@ class Codex(Agent):
         # it takes for a temporary folder, as all homes of tests are.
         (home / "temporary").mkdir()
         (home / ".codex" / "config.toml").write_text(
-            f'model = "{model}"\nmodel_provider = "tinker-claw"\nweb_search = "disabled"\n'
+            f'model = "{model}"\nmodel_provider = "tinker-claw"\n'
+            f'model_context_window = {WINDOW}\nweb_search = "disabled"\n'
             f'[model_providers.tinker-claw]\nname = "tinker-claw"\nbase_url = "{base_url}"\n'
             'env_key = "TINKER_CLAW_KEY"\nwire_api = "responses"\n'
         )
@@ -101,15 +197,26 @@ class Codex(Agent):
             {"TINKER_CLAW_KEY": key, "TMPDIR": str(home / "temporary")},
         )
 
+    def compact(self) -> None:
+        """It will, once it is asked something: it has no command for it but on a terminal."""
+        self.compacts_at = 1
+
     def _command(self, message: str) -> list[str]:
         words = ["codex", "exec", "--skip-git-repo-check"]
+        if self.compacts_at is not None:
+            words += ["-c", f"model_auto_compact_token_limit={self.compacts_at}"]
+            self.compacts_at = None
         return [*words, "resume", "--last", message] if self.begun else [*words, message]
 
     def _said(self, out: str) -> str:
         return out.strip()
 
 
+@dataclass
 class OpenCode(Agent):
+    mode: str = field(default="build", init=False)
+    """Or `plan`, in which it may change nothing."""
+
     @classmethod
     def create(cls, home: Path, base_url: str, model: str, key: str) -> OpenCode:
         """As docs/requests.md says."""
@@ -117,7 +224,7 @@ class OpenCode(Agent):
         provider = {
             "npm": "@ai-sdk/openai-compatible",
             "options": {"baseURL": base_url, "apiKey": key},
-            "models": {model: {"limit": {"context": 200_000, "output": 4096}}},
+            "models": {model: {"limit": {"context": WINDOW, "output": 4096}}},
         }
         told = {"model": f"tinker-claw/{model}", "provider": {"tinker-claw": provider}}
         (home / "workspace" / "opencode.json").write_text(json.dumps(told))
@@ -129,12 +236,137 @@ class OpenCode(Agent):
             | {"OPENCODE_DISABLE_AUTOUPDATE": "1"},
         )
 
+    def compact(self) -> None:
+        """As /compact does on its terminal, which is a client of such a server."""
+        with subprocess.Popen(
+            ["opencode", "serve", "--port", "0"],
+            cwd=self.workspace,
+            env=self.surroundings(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as server:
+            try:
+                lines = iter(server.stdout.readline, "") if server.stdout else iter(())
+                at = next(line.split()[-1] for line in lines if "http://" in line)
+                with httpx.Client(base_url=at, timeout=PATIENCE_S) as http:
+                    session = http.get("/session").raise_for_status().json()[0]["id"]
+                    provider, _, model = self._told()["model"].partition("/")
+                    asked = {"providerID": provider, "modelID": model}
+                    http.post(f"/session/{session}/summarize", json=asked).raise_for_status()
+            finally:
+                server.kill()
+
+    def shrink(self, tokens: int) -> None:
+        """Let it think that so many fit into the context, from now on."""
+        told = self._told()
+        provider, _, model = told["model"].partition("/")
+        told["provider"][provider]["models"][model]["limit"]["context"] = tokens
+        (self.workspace / "opencode.json").write_text(json.dumps(told))
+
+    def _told(self) -> dict[str, Any]:
+        return json.loads((self.workspace / "opencode.json").read_text())
+
     def _command(self, message: str) -> list[str]:
         # Words: it puts an argument with blanks between quotation marks.
-        return ["opencode", "run", *(["--continue"] if self.begun else []), *message.split()]
+        words = ["opencode", "run", "--agent", self.mode]
+        return [*words, *(["--continue"] if self.begun else []), *message.split()]
 
     def _said(self, out: str) -> str:
         return out.strip().splitlines()[-1]
+
+
+class QwenCode(Agent):
+    @classmethod
+    def create(cls, home: Path, base_url: str, model: str, key: str) -> QwenCode:
+        """With its own way to name a model of whatever server."""
+        (home / "workspace").mkdir(parents=True)
+        return cls(
+            installed(f"qwen-code-{QWEN_CODE}", f"@qwen-code/qwen-code@{QWEN_CODE}"),
+            home,
+            {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": key, "OPENAI_MODEL": model},
+        )
+
+    def compact(self) -> None:
+        self.say("/compress")
+
+    def _command(self, message: str) -> list[str]:
+        words = ["qwen", "--yolo", "--auth-type", "openai", "-p", message]
+        return [*words, "--continue"] if self.begun else words
+
+    def _said(self, out: str) -> str:
+        return out.strip()
+
+
+class Cline(Agent):
+    """One question and no other, except on a terminal."""
+
+    ready = "Auto-approve"
+
+    @classmethod
+    def create(cls, home: Path, base_url: str, model: str, key: str) -> Cline:
+        """With its own command that asks for a provider."""
+        (home / "workspace").mkdir(parents=True)
+        quiet = ("NO_AUTO_UPDATE", "DISABLE_CLINE_PASS_NOTICE")
+        made = cls(
+            installed(f"cline-{CLINE}", f"cline@{CLINE}"),
+            home,
+            {f"CLINE_{name}": "1" for name in quiet},
+        )
+        told = ("-p", "openai-compatible", "-k", key, "-m", model, "-b", base_url)
+        made._run(["cline", "auth", *made._place(), *told])
+        return made
+
+    def interactive(self) -> list[str]:
+        return ["cline", *self._place(), "--tui"]
+
+    def _command(self, message: str) -> list[str]:
+        return ["cline", *self._place(), "--yolo", message]
+
+    def _place(self) -> tuple[str, str]:
+        # Else it leaves a server running for all that will ever be started.
+        return "--data-dir", str(self.home / "data")
+
+    def _said(self, out: str) -> str:
+        return out.strip()
+
+
+class Aider(Agent):
+    """It edits files of a git repository, and commits what it has edited."""
+
+    @classmethod
+    def create(cls, home: Path, base_url: str, model: str, key: str) -> Aider:
+        """With the variables that it reads for servers that speak as OpenAI does."""
+        (home / "workspace").mkdir(parents=True)
+        made = cls(
+            environments.installed("aider", f"aider-chat=={AIDER}"),
+            home,
+            {
+                "OPENAI_API_BASE": base_url,
+                "OPENAI_API_KEY": key,
+                "AIDER_MODEL": f"openai/{model}",
+                "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+                "PYTHONPATH": "",
+            },
+        )
+        # It would sample at temperature 0, of which nothing can be learned.
+        settings = [{"name": f"openai/{model}", "use_temperature": False}]
+        (home / ".aider.model.settings.yml").write_text(json.dumps(settings))
+        for told in ("init -q", "config user.email me@example.com", "config user.name Me"):
+            made._run(["git", *told.split()])
+        return made
+
+    def talk(self, *messages: str, files: Sequence[str] = (), **options: object) -> str:
+        """Type these, one after another; returns all that is shown.
+
+        Args:
+            files: what it may edit.
+            options: of its command line.
+        """
+        told = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+        quiet = ("--no-pretty", "--no-analytics", "--no-check-update", "--no-show-release-notes")
+        words = [str(self.installed / "aider"), "--yes-always", "--no-fancy-input", *quiet]
+        return self._run([*words, *told, *files], "\n".join([*messages, "/exit", ""]))
 
 
 _AGENT = """

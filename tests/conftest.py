@@ -20,6 +20,7 @@ from tinker_claw.shipped import MODEL_DIR
 if TYPE_CHECKING:
     from backends import Backend
     from contract import Ground
+    from real_vllm import Numbers
     from wire_servers import Raw, TinkerServer
 
 
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("same", settings.get_profile("explore"), derandomize=True, database=None)
 settings.load_profile("same")
+
+# Where others have accounts, a gateway makes a key; the test of that says so.
+os.environ.setdefault("TINKER_CLAW_GATEWAY__API_KEY", "none")
 
 # A shell starts background jobs deaf to Ctrl-C, and so would be every process that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -52,6 +56,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption(
         "--vllm", type=Path, help="run the tests of a real vLLM, installed there by `make vllm`"
+    )
+    parser.addoption(
+        "--vllm-dtype",
+        choices=("float32", "bfloat16"),
+        help="what it and the trainer compute in; float32 unless there is a GPU",
     )
     parser.addoption(
         "--cookbook", type=Path, help="run tinker-cookbook, installed there by `make cookbook`"
@@ -160,12 +169,20 @@ def vllm_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def vllm_url(request: pytest.FixtureRequest, vllm_model: Path) -> Iterator[str]:
+def numbers(request: pytest.FixtureRequest) -> Numbers:
+    """What the real vLLM and the trainer beside it compute in."""
+    from real_vllm import Numbers
+
+    return Numbers.of(request.config.getoption("--vllm-dtype"))
+
+
+@pytest.fixture(scope="session")
+def vllm_url(request: pytest.FixtureRequest, vllm_model: Path, numbers: Numbers) -> Iterator[str]:
     """A real vLLM."""
     from real_vllm import serving
 
-    environment = Path(request.config.getoption("vllm")).absolute()
-    with serving(environment, vllm_model, vllm_model.with_name("vllm.log")) as url:
+    environment, log = request.config.getoption("vllm").absolute(), vllm_model.with_name("vllm.log")
+    with serving(environment, vllm_model, log, dtype=numbers.dtype) as url:
         yield url
 
 

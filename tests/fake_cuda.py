@@ -70,6 +70,10 @@ class FakeCuda(TorchFunctionMode):
         """What made the host wait, in order."""
         self.unfused: list[str] = []
         """Calls of attention of which CUDA would compute all scores."""
+        self.shares: list[float] = []
+        """Of its memory, that the process was told to keep to."""
+        self.emptied = 0
+        """Times that what the allocator kept was given back."""
 
     def __enter__(self) -> Any:
         # Of a module that moves, parameters would otherwise be told their new values alone.
@@ -77,6 +81,10 @@ class FakeCuda(TorchFunctionMode):
         torch.__future__.set_overwrite_module_params_on_conversion(True)
         self._lazy_init, torch.cuda._lazy_init = torch.cuda._lazy_init, lambda: None
         self._told, torch.cuda.mem_get_info = torch.cuda.mem_get_info, self._memory
+        cuda: Any = torch.cuda
+        self._others = cuda.set_per_process_memory_fraction, cuda.empty_cache
+        cuda.set_per_process_memory_fraction = lambda share, _: self.shares.append(share)
+        cuda.empty_cache = self._empty
         self._below = _Below()
         self._below.__enter__()
         return super().__enter__()
@@ -86,6 +94,7 @@ class FakeCuda(TorchFunctionMode):
         self._below.__exit__(*error)
         torch.cuda._lazy_init = self._lazy_init
         torch.cuda.mem_get_info = self._told
+        torch.cuda.set_per_process_memory_fraction, torch.cuda.empty_cache = self._others
         torch.__future__.set_overwrite_module_params_on_conversion(self._before)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -111,6 +120,9 @@ class FakeCuda(TorchFunctionMode):
         if self._free is None:
             raise RuntimeError("CUDA error: operation not supported")
         return self._free, 80 << 30
+
+    def _empty(self) -> None:
+        self.emptied += 1
 
     def _look(self, query: Tensor, key: Tensor, settings: dict[str, Any]) -> None:
         grouped = query.shape[1] != key.shape[1]

@@ -215,6 +215,8 @@ class FakeTrainer:
     """Calls by name, those in vain included."""
     suspect: bool = False
     """A step failed, and no state was loaded since."""
+    kept_moments: list[bool] = field(default_factory=list)
+    """Of every state that was loaded, whether the optimizer's moments came along."""
     exported: Path | None = None
     closed: bool = False
 
@@ -266,11 +268,12 @@ class FakeTrainer:
         self.states[f"state:{name}"] = self.weights
         return f"state:{name}"
 
-    async def load_state(self, ref: str) -> None:
+    async def load_state(self, ref: str, *, moments: bool = True) -> None:
         if self._fails("load_state") or ref not in self.states:
             raise BackendError(f"no state {ref!r}")
         self.weights = self.states[ref]
         self.suspect = False
+        self.kept_moments.append(moments)
 
     async def export_adapter(self, directory: Path) -> None:
         self.exported = directory

@@ -93,6 +93,11 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "Qwen3.5, text": Family("qwen3_5_text", _LINEAR, _LINEAR_LAYERS),
     "Qwen3.5, eyes": Family("qwen3_5", _LINEAR, _LINEAR_LAYERS),
+    "Qwen3.5-MoE, eyes": Family(
+        "qwen3_5_moe",
+        {**_EXPERTS, **_LINEAR, "shared_expert_intermediate_size": 16},
+        _LINEAR_LAYERS,
+    ),
     "Gemma 3": Family(
         "gemma3_text",
         {
@@ -116,6 +121,15 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "StableLM": Family("stablelm", {}, _ANOTHER_WAY),
 }
+_FROM_128 = {"linear_key_head_dim": 128, "linear_value_head_dim": 128, "head_dim": 32}
+_TURNED = {
+    "rope_type": "default",
+    "rope_theta": 10_000.0,
+    "partial_rotary_factor": 0.25,
+    "mrope_section": [2, 1, 1],
+}
+EYES_ON_VLLM = Family("qwen3_5", {**_LINEAR, **_FROM_128, "rope_parameters": _TURNED})
+"""As wide as vLLM's kernels for CPUs want its heads."""
 REFUSED: Mapping[str, tuple[Family, str]] = {
     "Gemma 2": (Family("gemma2"), "transforms its logits after the head"),
     "Cohere": (Family("cohere"), "transforms its logits after the head"),

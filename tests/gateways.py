@@ -20,13 +20,12 @@ from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.settings import Gateway, User
 from tinker_claw.conversation.index import IDLE_S, ConversationIndex
+from tinker_claw.formats import spoken
 from tinker_claw.formats.base import Format
-from tinker_claw.formats.chat import Chat
-from tinker_claw.formats.messages import Messages
-from tinker_claw.formats.responses import Responses
 from tinker_claw.gateway.app import create_app
 from tinker_claw.gateway.fallback import lineage, nobody
 from tinker_claw.gateway.limits import ComputeRounds
+from tinker_claw.gateway.owners import Owners
 from tinker_claw.gateway.privacy import SessionPrivacy
 from tinker_claw.gateway.request import GatewayDeps
 from tinker_claw.learner.health import Health
@@ -172,6 +171,8 @@ async def gateway(
     formats: Sequence[Format] | None = None,
     idle_s: float = IDLE_S,
     traces: Traces | None = None,
+    owners: Collection[str] = (),
+    hears_others: bool = False,
     **settings: Any,
 ) -> AsyncGenerator[World]:
     """Start one on `directory`; starting again there is a restart. `health`: to be told of.
@@ -194,7 +195,7 @@ async def gateway(
     places = [patch(place, settings.pop(n)) for n, place in PLACES.items() if n in settings]
     index = ConversationIndex(ledger.turns, idle_s)
     lock = compute or ComputeRounds()
-    formats = formats or (Chat(), Messages(), Responses())
+    formats = formats or spoken()
     key = api_key or "none"
     with ExitStack() as small:
         for place in places:
@@ -209,6 +210,7 @@ async def gateway(
                 feedback=ledger.feedback,
                 index=index,
                 privacy=SessionPrivacy(ledger.turns, redactor or Redactor([SECRETS]), lock),
+                owners=Owners(ledger.turns, owners, hears_others=hears_others),
                 compute=lock,
                 spending=paid,
                 renderer=renderer,

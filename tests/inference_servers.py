@@ -26,6 +26,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response, Streami
 
 from local_gpu.model.files import read_adapter
 from local_gpu.model.lora import BaseModel, with_lora
+from local_gpu.room import Room
 from local_gpu.sample.embedded import Engine, EngineSize
 from local_gpu.tinker.server import WireServer, listen, url_of
 from tinker_claw.errors import BackendError
@@ -114,7 +115,7 @@ class InferenceServer:
 
     def start(self) -> InferenceServer:
         self.adapters: dict[str, tuple[Path, Engine]] = {}
-        self._base_engine = Engine(self._base.module, self._size)
+        self._base_engine = Engine(self._base.module, self._size, Room())
         self._answered: dict[tuple[int, ...], str] = {}
         self._busy: dict[str, int] = {}
         self._steps = 0
@@ -205,14 +206,14 @@ class InferenceServer:
 
     def _engine(self, folder: Path) -> Engine:
         if self.faults.ignores_adapters:
-            return Engine(self._base.module, self._size)
+            return Engine(self._base.module, self._size, Room())
         with MODULES:
             saved = read_adapter(folder, self._base)
             tensors = {
                 name: tensor * self.faults.alpha if ".lora_B." in name else tensor
                 for name, tensor in saved.tensors.items()
             }
-            return Engine(with_lora(self._base, saved.shape, tensors), self._size)
+            return Engine(with_lora(self._base, saved.shape, tensors), self._size, Room())
 
     async def _unload(self, request: Request) -> Response:
         name = (await request.json())["lora_name"]

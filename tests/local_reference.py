@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from backends import VOCABULARY
 from peft import PeftModel
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from local_gpu.trainer import LocalTrainer
 from tinker_claw.types import Adam, Datum, LossPass
@@ -55,8 +56,10 @@ async def adapter_of(trainer: LocalTrainer, folder: Path) -> dict[str, torch.Ten
 
 
 def reference(model: Path, adapter: Path, dtype: torch.dtype = torch.float32) -> Any:
-    """peft's own model with that adapter, all of it in `dtype`."""
-    base = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, attn_implementation="eager")
+    """peft's own model with that adapter, all of it in `dtype`; eyes included, where it has any."""
+    eyes = "vision_config" in json.loads((model / "config.json").read_text())
+    whole: Any = AutoModelForImageTextToText if eyes else AutoModelForCausalLM
+    base = whole.from_pretrained(model, dtype=dtype, attn_implementation="eager")
     return PeftModel.from_pretrained(base, adapter, is_trainable=True).to(dtype).eval()
 
 

@@ -105,20 +105,23 @@ class OpenClaw:
         told = json.loads(self._start("config", "validate", "--json").communicate(timeout=360)[0])
         return {"valid": told["valid"], "warnings": told.get("warnings", [])}
 
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "PATH": on_path(self.installed),
+            "HOME": str(self.home),
+            "OPENCLAW_STATE_DIR": str(self.home / "state"),
+            "OPENCLAW_CONFIG_PATH": str(self.home / "openclaw.json"),
+            "DO_NOT_TRACK": "1",
+            "NO_COLOR": "1",
+        }
+
     def _start(self, *words: str) -> subprocess.Popen[str]:
         command = self.installed / "node_modules" / "openclaw" / "openclaw.mjs"
         bin_folder = self.installed / "node_modules" / ".bin"
         return subprocess.Popen(
             [str(bin_folder / "node"), str(command), *words],
-            env=os.environ
-            | {
-                "PATH": on_path(self.installed),
-                "HOME": str(self.home),
-                "OPENCLAW_STATE_DIR": str(self.home / "state"),
-                "OPENCLAW_CONFIG_PATH": str(self.home / "openclaw.json"),
-                "DO_NOT_TRACK": "1",
-                "NO_COLOR": "1",
-            },
+            env=os.environ | self.environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -19,7 +19,7 @@ from inference_servers import MODULES, InferenceServer, inference_servers
 from local_gpu.halves import BASE_REF, Facts, ScoreAsk
 from local_gpu.model.files import read_adapter, write_adapter
 from local_gpu.model.load import load_base
-from local_gpu.model.lora import BaseModel, LoraShape, fresh_adapter, with_lora
+from local_gpu.model.lora import BaseModel, LoraShape, drawn_adapter, fresh_adapter, with_lora
 from local_gpu.sample.http import Deadlines
 from local_gpu.sample.pool import PoolOptions
 from local_gpu.sample.sampler import PoolSampler
@@ -57,6 +57,23 @@ def make_adapter(folder: Path, base: BaseModel, *, change: float, seed: int = 0)
     with MODULES:
         write_adapter(folder, base, SHAPE, adapter)
     return folder
+
+
+class Probes:
+    """Writes adapters that were drawn, of the size that is asked for."""
+
+    def __init__(self, base: BaseModel, adapters: Path) -> None:
+        self._base = base
+        self._adapters = adapters
+        self.sizes: list[float] = []
+
+    async def write(self, size: float) -> tuple[str, Path]:
+        self.sizes.append(size)
+        folder = self._adapters / f"probe-{len(self.sizes)}"
+        folder.mkdir()
+        with MODULES:
+            write_adapter(folder, self._base, SHAPE, drawn_adapter(self._base, SHAPE, size))
+        return folder.name, folder
 
 
 class Trainer:

@@ -1,4 +1,5 @@
-"""A real vLLM on this machine's processor, as `make vllm` installs it, serving a tiny model.
+"""A real vLLM serving a tiny model: on this machine's processor, as `make vllm` installs it, or on
+a GPU, with a CUDA build of it.
 
 Rule: it runs in a process group of its own, which is gone when the tests are.
 """
@@ -12,38 +13,66 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import httpx
+import torch
 
 START_S = 600
 """Half a minute on idle processors."""
 STOP_S = 30
 MAX_LOGPROBS = 20
+SEQUENCES = 8
+"""That are sampled at the same time."""
 HEAD_DIM = 32
 """vLLM's attention on CPU dies of the tiny model's usual 8."""
 
 
+@dataclass(frozen=True)
+class Numbers:
+    """What a server and the trainer compute in, and how far they may be apart."""
+
+    dtype: Literal["float32", "bfloat16"]
+    tolerance: float
+    """Nats, of a single logprob; those of the tiny model reach some tens."""
+    block: int
+    """Tokens of a block of the prefix cache."""
+
+    @classmethod
+    def of(cls, dtype: str | None) -> Numbers:
+        """None: what this machine's vLLM can. On CUDA its LoRA kernels take no float32."""
+        cuda = torch.cuda.is_available()
+        block = 16 if cuda else 128
+        if dtype == "float32" or (dtype is None and not cuda):
+            return cls("float32", 2e-4, block)
+        return cls("bfloat16", 0.3, block)
+
+
 @contextmanager
-def serving(environment: Path, model: Path, log: Path) -> Iterator[str]:
-    """Its URL, once it is well."""
+def serving(
+    environment: Path, model: Path, log: Path, *more: str, dtype: str = "float32"
+) -> Iterator[str]:
+    """Its URL, once it is well. `more`: further flags."""
     port = _free_port()
     flags = {
         "host": "127.0.0.1",
         "port": port,
         "served-model-name": "tiny",
-        "dtype": "float32",
+        "dtype": dtype,
         "max-loras": 3,
         "max-lora-rank": 8,
-        "max-num-seqs": 8,
+        "max-num-seqs": SEQUENCES,
         "logprobs-mode": "processed_logprobs",
         "max-logprobs": MAX_LOGPROBS,
         "generation-config": "vllm",
+        "scheduling-policy": "priority",
     }
     command = [str(environment / "bin" / "vllm"), "serve", str(model)]
     command += [word for flag, value in flags.items() for word in (f"--{flag}", str(value))]
     command += ["--enable-lora", "--enforce-eager", "--skip-tokenizer-init"]
-    command += ["--enable-prefix-caching", "--enable-prompt-tokens-details"]
+    command += ["--enable-prefix-caching", "--enable-prompt-tokens-details", *more]
     surroundings = os.environ | {
         "PATH": f"{environment / 'bin'}{os.pathsep}{os.environ['PATH']}",  # it looks for ninja
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",

@@ -212,7 +212,7 @@ class Learns(Trainer):
     async def save_state(self, name: str) -> str:
         return self._name("state")
 
-    async def load_state(self, ref: str) -> None:
+    async def load_state(self, ref: str, *, moments: bool = True) -> None:
         self._reach()
 
     async def export_adapter(self, directory: Path) -> None:
@@ -298,7 +298,10 @@ class JudgeServer:
                 return self.rng.choice(POISON)()
             said = self.rng.choice(("\\boxed{1}", "\\boxed{-1}", "\\boxed{-1}"))
             if "HINT" in str(body["messages"]):
-                said += "[HINT]Answer in one short sentence without a list.[/HINT]"
+                case = body["messages"][-1]["content"]
+                words = case.rpartition("next state, written by the user>>\n")[2].split("\n")[0]
+                hint = "Answer in one short sentence without a list."
+                said = f"[QUOTE]{words}[/QUOTE]{said}[HINT]{hint}[/HINT]"
             choices = [{"message": {"content": said}, "finish_reason": "stop"}] * body.get("n", 1)
             return Response(json.dumps({"choices": choices}), media_type="application/json")
 

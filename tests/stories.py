@@ -9,9 +9,11 @@ from pathlib import Path
 
 from tests.ledger.test_ledger import COMPLETION, new_turn
 from tests.processes import ROOT
+from tinker_claw.config.settings import Training
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.methods import COMBINE, BatchItem
 from tinker_claw.types import HintScores, Kind, Lost, NextState, PolicyVersion, Vote
 
 SECRET = "SECRET"
@@ -22,6 +24,7 @@ RULE = {
     **{"baseline": "batch_mean", "norm": "sample", "clip_low": 0.8, "clip_high": 1.28},
     "kl_beta": 0.0,
 }
+CFG = Training(**{name: value for name, value in RULE.items() if name != "method"})
 METRICS = {"samples": 2, "hinted": 1, "losses": [0.25, -0.5], "grad_norm": 1.5, "reward_mean": 0.0}
 METRICS |= {"agreement_sd": 0.03125, "agrees": True}
 METRICS |= {"clip_share": 0.125, "usd": 0.0625, "rule": RULE}
@@ -91,6 +94,8 @@ class Told:
 
     def step(self, *samples: int, saved: bool = True) -> tuple[int, PolicyVersion]:
         step = self.ledger.steps.begin(self.version.id, samples)
+        taken = [BatchItem(one) for one in self.ledger.samples.oldest(len(samples), samples)]
+        self.ledger.steps.keep(step, COMBINE.prepare(taken, CFG).stored, None)
         self.version = self.ledger.steps.commit(
             step,
             self.version,

@@ -14,6 +14,7 @@ import math
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -88,10 +89,12 @@ class TableTrainer:
         self._ready()
         return _write(self._states, name, **self._weights.arrays())
 
-    async def load_state(self, ref: str) -> None:
+    async def load_state(self, ref: str, *, moments: bool = True) -> None:
         saved = _read(self._states, ref, "state")
         steps = int(saved.pop("steps"))
         self._weights = Weights(**saved, steps=steps)
+        if not moments:
+            self._weights = replace(Weights.zero(len(self._base)), delta=self._weights.delta)
         self._suspect = False
 
     async def export_adapter(self, directory: Path) -> None:

@@ -9,7 +9,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -38,6 +38,13 @@ class Terminal:
         self.match = found
         before, self._read = self._read, self._read + found.end()
         return self.shown[before : self._read]
+
+    def shows(self, done: Callable[[], bool], patience_s: float) -> bool:
+        """Let it show what it will until something else is so; False: it took too long."""
+        deadline = time.monotonic() + patience_s
+        while not done() and time.monotonic() < deadline:
+            self._reads(min(deadline, time.monotonic() + 0.2))
+        return done()
 
     def types(self, keys: str) -> None:
         os.write(self._handle, keys.encode())
@@ -78,7 +85,7 @@ class Terminal:
 @contextmanager
 def on_a_terminal(
     command: Sequence[str | Path], folder: Path, environment: Mapping[str, str]
-) -> Iterator[Terminal]:
+) -> Generator[Terminal]:
     """Start it there; killed at the end if it still runs."""
     handle, its = pty.openpty()
     # What a shell starts in the background ignores Ctrl-C, and so would all that it starts.

@@ -15,7 +15,7 @@ from typing import Final
 _OTHERS: Final = 0o077
 _OURS: Final = (
     *("ledger.sqlite3", "ledger.sqlite3-wal", "ledger.sqlite3-shm", "ledger.old.sqlite3"),
-    *("lock", "control.json", "metrics.jsonl", "adapters", "states", "logs", "sinks"),
+    *("lock", "control.json", "api-key", "metrics.jsonl", "adapters", "states", "logs", "sinks"),
 )
 """What a run keeps in its data directory."""
 
@@ -28,6 +28,15 @@ def for_owner_only() -> None:
 def open_to_others(directory: Path) -> list[Path]:
     """What of a run's data directory, itself included, somebody else may read or write."""
     return [path for path in (directory, *_below(directory, _OURS)) if _mode(path) & _OTHERS]
+
+
+def readable_by_others(file: Path) -> bool:
+    """Somebody else may read it: its own mode says so, and that of every folder above it."""
+    file = file.resolve()
+    return any(
+        _mode(file) & reads and all(_mode(folder) & enters for folder in file.parents)
+        for reads, enters in ((0o040, 0o010), (0o004, 0o001))
+    )
 
 
 def close_to_others(directory: Path, *, all_of_it: bool = False) -> tuple[list[Path], list[Path]]:

@@ -5,49 +5,20 @@ Rule: the figures and the words are those of `ledger`; nothing is locked or writ
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from tinker_claw.config.settings import Training
+from tinker_claw import methods
 from tinker_claw.ledger.database import FILE, Rows, reading
-from tinker_claw.ledger.figures import read_figures, read_step, rewards_of
+from tinker_claw.ledger.figures import read_figures
 from tinker_claw.ledger.gains import read_gains
-from tinker_claw.ledger.outcome import RunView, plural, read_run, run_of
+from tinker_claw.ledger.outcome import plural, read_run, run_of
 from tinker_claw.ledger.versions import read_versions
-from tinker_claw.ledger.views import Contents, Record, TurnView
-from tinker_claw.methods import METHODS
-from tinker_claw.methods.advantages import spread_reward, token_advantages
-from tinker_claw.methods.base import Evidence, Method
-from tinker_claw.methods.passes import reward_parts
+from tinker_claw.ledger.views import Record
 from tinker_claw.methods.teachability import teachability
-from tinker_claw.types import NextState, Verdict
 
 LAST_STEPS = 5
-
-
-def read_run_view(rows: Rows, batch_size: int) -> RunView:
-    """What the outcomes of a ledger's turns depend on, its method's teacher included.
-
-    Args:
-        batch_size: samples of a step, where none was taken yet.
-    """
-    method = METHODS.get(run_of(rows).get("method", ""))
-
-    def told(turn: TurnView) -> str | None:
-        if method is None or method.teaching is None or not turn.has_hint_place:
-            return None
-        known = Evidence(
-            Verdict(turn.votes, turn.verdict),
-            # Whether there is something to tell, not what it says.
-            ("hint",) * turn.hints,
-            NextState("user" if turn.next_role == "user" else "tool", "said"),
-            "shown" if turn.demonstrated else None,
-        )
-        return method.teaching.what if method.tells(known) else None
-
-    return read_run(rows, batch_size, told)
 
 
 def read_overview(directory: Path, batch_size: int) -> Record:
@@ -66,17 +37,16 @@ def read_overview(directory: Path, batch_size: int) -> Record:
 def overview(rows: Rows, batch_size: int) -> Record:
     """The figures of a ledger. `batch_size`: samples of a step."""
     figures, gains = (
-        read_figures(rows, read_run_view(rows, batch_size), LAST_STEPS),
+        read_figures(rows, read_run(rows, batch_size), LAST_STEPS),
         read_gains(rows),
     )
-    method = METHODS.get(figures["run"].get("method", ""))
+    method = methods.known(figures["run"].get("method", ""))
     rewards = method is None or method.reward > 0
     taught = dict[str, Record]()
     for user, found in gains.items():
         known = teachability(found.accepted, found.rejected)
-        weight = known.weight(rewards=rewards)
-        taught[user] = asdict(known)
-        taught[user] |= {"teaches": known.teaches, "weight": weight, "meaning": str(known)}
+        said = {"teaches": known.teaches, "weight": known.weight(rewards=rewards)}
+        taught[user] = {**asdict(known), **said, "meaning": str(known)}
     return {
         **{"data_dir": str(rows.path.parent), "batch_size": batch_size, **figures},
         # By user, whether what the teacher is told of their turns teaches.
@@ -88,18 +58,16 @@ def overview(rows: Rows, batch_size: int) -> Record:
 
 _DEFINED = (
     "Good: a verdict of +1, among turns with a verdict. Accepted: the first reply of a session "
-    "whose verdict is not -1. In brackets the 95 % interval. Versions that a rollback has left "
-    "behind do not count. What you ask changes over time as well: this is a record, no experiment."
+    "whose verdict is not -1. In brackets the 95 % interval, which holds however often you look. "
+    "Evidence: if learning changed nothing, it reaches 20 to 1 in at most 5 of 100 runs. Versions "
+    "that a rollback has left behind do not count. What you ask changes over time as well: this is "
+    "a record, no experiment."
 )
 _DEFINED_TOO = " Episode outcomes: 0 % where all were -1, 100 % where all were +1."
 _JUDGE_ALONE = (
     "none, and no feedback: a judge that always says the opposite cannot be told from a user of "
     "the opposite taste"
 )
-_FOLLOWS = {
-    1.0: "they count in full",
-    0.0: "they are weighted to nothing, rewards count as ever",
-}
 
 
 def facts(seen: Record) -> Iterator[tuple[str, str]]:
@@ -118,7 +86,7 @@ def facts(seen: Record) -> Iterator[tuple[str, str]]:
     if seen["held"]:
         yield "held", f"learning waits for a rollback: {seen['held']}"
     if compared := seen["compared"]:
-        yield "compared", f"accepted first replies: {compared['meaning']}"
+        yield "compared", f"{compared['of']}: {compared['meaning']}"
     if seen["gate"]:
         yield "gate", f"step {seen['gate'][0]['step']}: {seen['gate'][0]['told']}"
     queued, whole = seen["samples_waiting"], seen["batch_size"]
@@ -141,16 +109,33 @@ def facts(seen: Record) -> Iterator[tuple[str, str]]:
         told = f"replies {said['replies']}, sessions {said['sessions']}"
         yield "feedback", f"{told}; of {said['unlike']} replies the judge had found otherwise"
     for user, known in seen["teachability"].items():
-        follows = _FOLLOWS.get(known["weight"], f"they count {known['weight']:g}")
-        yield "hints", f"of {user}: {known['meaning']}; {follows}"
+        yield "hints", f"of {user}: {known['meaning']}: weight {known['weight']:.2f}"
     if seen["lost_next_states"]:
         yield "lost", lost(seen["lost_next_states"])
+    for client, n in sorted(seen["not_understood"].items()):
+        of = client or "a client without a name"
+        yield "unknown", f"{plural(n, 'message')} of {of} that are not understood: none teaches"
+    if told := _strangers(seen["strangers"]):
+        yield "others", told
     samples = ", ".join(f"{n} {state}" for state, n in sorted(seen["samples"].items()))
     yield "samples", samples or "none"
     if usd := seen["usd"]:
         told = ", ".join(f"{purpose} ${cost:.4f}" for purpose, cost in sorted(usd.items()))
         unpriced = f"; {n} bills without a price" if (n := seen["bills_without_price"]) else ""
         yield "spent", f"${sum(usd.values()):.4f}: {told}{unpriced}"
+
+
+def _strangers(seen: Mapping[str, Sequence[str]]) -> str | None:
+    """Who else writes to the agent, and what to do where they are to teach it."""
+    who = [f"others write in {channel}" for channel in seen["direct"]]
+    who += [f"groups of {channel} use the agent" for channel in seen["groups"]]
+    if not who:
+        return None
+    name = (*seen["direct"], *seen["groups"])[0]
+    return (
+        f"{', '.join(who)}; their words teach nothing, and in groups nobody's do. Say whose count: "
+        f'owners = ["{name}:YOUR-ID"] in [gateway.chats]'
+    )
 
 
 def defined(helps: Mapping[str, Record]) -> str:
@@ -164,7 +149,7 @@ def lost(causes: Mapping[str, int]) -> str:
     return f"{plural(sum(causes.values()), 'answer')} that could not be tied to a reply: {told}"
 
 
-# What is left, and what trained
+# What is left
 
 
 def read_kept(rows: Rows) -> list[Record]:
@@ -185,52 +170,3 @@ def read_kept(rows: Rows) -> list[Record]:
 def usable(one: Record, *, with_state: bool = False) -> bool:
     """Whether its weights (and its state) are there, as far as one can see."""
     return one["sampler"] is not False and (one["state"] is not False or not with_state)
-
-
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """By what a step trained a sample."""
-
-    step: int
-    parent: int
-    """The version that it began with."""
-    method: Method
-    cfg: Training
-    recorded: bool
-    """`cfg` is what the step recorded; else it is today's."""
-    metrics: Mapping[str, Any]
-
-
-def trained_by(rows: Rows, turn: TurnView, run: RunView, training: Training) -> Trained | None:
-    """None: no step has trained it, or one by a method that is not known here.
-
-    Args:
-        training: settings, for what the ledger does not say.
-    """
-    number = turn.trained_in_step
-    if number is None or (step := read_step(rows, number)) is None:
-        return None
-    parent, metrics = step
-    rule = dict(metrics.get("rule") or {})
-    method = METHODS.get(rule.pop("method", run.names.get("method")))
-    if method is None:
-        return None
-    cfg = Training(**rule) if rule else training
-    return Trained(number, parent, method, cfg, bool(rule), metrics)
-
-
-def advantages(rows: Rows, turn: TurnView, known: Contents, by: Trained) -> tuple[float, ...]:
-    """Of each token of a reply, by its reward and by what the teacher said of the token itself;
-    without what hangs on the weights of that time. () where the tokens are gone."""
-    done, weights = known.completion, by.method.weights(by.cfg)
-    rewards = rewards_of(rows, by.step)
-    at = next(n for n, one in enumerate(rewards) if one.turn_id == turn.id)
-    reward = 0.0
-    if weights.reward and rewards[at].reward is not None:
-        reward = weights.reward * reward_parts(rewards, by.cfg)[at]
-    taught = (0.0,) * len(done.tokens)
-    if (teacher := known.teacher) is not None and weights.distill:
-        told = token_advantages(teacher.logprobs, done.logprobs, by.cfg.opd_clip)
-        taught = tuple(weights.distill * teacher.weight * one for one in told)
-    spread = spread_reward(reward, done.logprobs)
-    return tuple(one + more for one, more in zip(spread, taught, strict=True))

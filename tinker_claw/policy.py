@@ -97,7 +97,9 @@ class Trainer(Protocol):
         """Persist weights and optimizer; returns a ref for `load_state`."""
         ...
 
-    async def load_state(self, ref: str) -> None: ...
+    async def load_state(self, ref: str, *, moments: bool = True) -> None:
+        """Go on from a saved state; without `moments` the optimizer starts anew."""
+        ...
 
     async def export_adapter(self, directory: Path) -> None:
         """Write the adapter in PEFT's format."""

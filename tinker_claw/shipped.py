@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Final, cast
+from urllib.parse import unquote, urlsplit
 
 from tinker_claw.errors import ModelFileError
 
@@ -40,8 +42,15 @@ def shipped_configs() -> list[str]:
 def install(extras: str) -> str:
     """The command that adds optional parts, for whoever reads that they are missing."""
     if _PACKED.is_dir():
-        return f"pip install 'tinker-claw[{extras}]'"
+        return f"pip install '{_wheel()}[{extras}]'"
     return f"pip install -c constraints.txt -e '.[{extras}]' in {_PACKAGE.parent}"
+
+
+def _wheel() -> str:
+    """The wheel that this was installed from. Not our name: before a release it is anybody's."""
+    told = distribution("tinker-claw").read_text("direct_url.json")
+    url = urlsplit(json.loads(told)["url"] if told else "")
+    return unquote(url.path) if url.scheme == "file" else "the path of its wheel"
 
 
 PRICES: Final = shipped("configs/prices.toml")

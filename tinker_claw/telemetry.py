@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol, TextIO, cast
 
@@ -46,17 +47,18 @@ def configure(
         if readable
         else structlog.processors.JSONRenderer()
     )
+    redacted = lru_cache(256)(redact)  # names and reasons are nearly always the same
     structlog.configure(
         processors=[
+            structlog.processors.format_exc_info,
+            lambda _, __, event: {
+                name: redacted(value) if isinstance(value, str) else value
+                for name, value in event.items()
+            },
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(
                 fmt="%H:%M:%S" if readable else "iso", utc=not readable
             ),
-            structlog.processors.format_exc_info,
-            lambda _, __, event: {
-                name: redact(value) if isinstance(value, str) else value
-                for name, value in event.items()
-            },
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
@@ -175,9 +177,6 @@ class Telemetry:
         self._registry = CollectorRegistry()
         make: dict[str, Any] = {"registry": self._registry}
         self._turns = Counter("tinker_claw_turns", "Turns captured", ["kind"], **make)
-        self._misfits = Counter(
-            "tinker_claw_misfits", "Turns with a call that breaks a strict tool's schema", **make
-        )
         self._tokens = Counter("tinker_claw_tokens", "Tokens", ["what"], **make)
         self._lost = Counter(
             "tinker_claw_lost_next_states",
@@ -272,7 +271,6 @@ class Telemetry:
         episode: bool = False,
         usd: float | None = None,
         lost: str | None = None,
-        misfit: bool = False,
     ) -> None:
         """
         Args:
@@ -280,12 +278,10 @@ class Telemetry:
             episode: nobody sat before it.
             usd: what it cost; None where nothing was billed, or the price is not known.
             lost: why it is the next state of no turn, although one waits for it.
-            misfit: a call breaks the schema of a strict tool.
         """
         if lost is not None:
             self._lost.labels(lost).inc()
         self._turns.labels(kind).inc()
-        self._misfits.inc(misfit)
         self._tokens.labels("prompt").inc(prompt_tokens)
         self._tokens.labels("cached").inc(cached_tokens)
         self._tokens.labels("sampled").inc(completion_tokens)
@@ -310,7 +306,6 @@ class Telemetry:
             **({"episode": True} if episode else {}),
             **({} if usd is None else {"usd": usd}),
             **({} if lost is None else {"lost": lost}),
-            **({"misfit": True} if misfit else {}),
         )
 
     def turn_forgotten(self, *, prompt_tokens: int, completion_tokens: int) -> None:

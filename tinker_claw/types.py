@@ -29,7 +29,7 @@ whose function may have a description, and may be strict."""
 
 
 class KnownMessage(dict[str, Any]):
-    """A message that comes again with every request of its session; see `noted`."""
+    """A message that remembers what was found out about it; see `noted`."""
 
     __slots__ = ("notes",)
 
@@ -39,7 +39,7 @@ class KnownMessage(dict[str, Any]):
 
 
 class KnownTools(tuple[Tool, ...]):
-    """The tools of many requests; see `noted`."""
+    """Tools that remember what was found out about them; see `noted`."""
 
     notes: dict[Any, Any]
 
@@ -76,6 +76,46 @@ Source = Literal["judge", "user", "client"]
 
 HINT_TEMPLATE = "\n\n[hint from the user, in hindsight: {hint}]"
 """How a hint stands at the end of the user's message in the teacher's prompt."""
+
+
+class Writer(StrEnum):
+    """Who wrote a piece of a message."""
+
+    OWNER = "owner"
+    """Whoever the agent works for: a person with the gateway's key, or named in `owners`."""
+    MEMBER = "member"
+    """Another person in a group or channel."""
+    QUOTATION = "quotation"
+    """Words of earlier messages: what is replied to, forwarded, or shown as history."""
+    EXTERNAL = "external"
+    """Mail, hooks and pages of the web."""
+    TOOL = "tool"
+    HARNESS = "harness"
+    """The agent's program: context, reminders, summaries, prompts that nobody typed."""
+    AGENT = "agent"
+    """The model."""
+    UNKNOWN = "unknown"
+    """It looks like a harness's text, of a kind that is not known. Nothing is learned by it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a message's text, by one writer."""
+
+    writer: Writer
+    text: str
+    """As it stands in the message."""
+    what: str = ""
+    """Its name, where it has one."""
+    said: str | None = None
+    """The words in it, where they are fewer than its text; None: the text."""
+
+    @property
+    def words(self) -> str:
+        """What its writer says with it, without names, numbers and marks; "" of a harness's."""
+        if self.said is not None or self.writer is Writer.HARNESS:
+            return self.said or ""
+        return self.text.strip()
 
 
 class Kind(StrEnum):
@@ -138,6 +178,9 @@ class SamplingParams:
     answer takes, and how much of it was cached, tells nothing of what others have said. Whoever
     cannot keep them apart tells no cached tokens of a salted prompt. None: nobody has to be kept
     apart, or no user has asked (judge, exams)."""
+    person: bool = False
+    """A person waits for the reply: samplers serve it before those of episodes, judges and exams.
+    What is drawn stays the same."""
 
     def unfit_because(self) -> str | None:
         """Why a completion sampled like this is not trainable, or None."""
@@ -385,9 +428,11 @@ _RESULT = re.compile(r"^\[result \d+ of \d+, (.*)\]$", re.MULTILINE)
 class NextState:
     """What arrived after a turn and judges it."""
 
-    role: Literal["user", "tool"]
+    role: Literal["user", "tool", "other"]
     text: str
-    """The user's words, or all tool results in order."""
+    """The owner's words, all tool results in order, or what others said."""
+    beside: tuple[tuple[Writer, str], ...] = ()
+    """What stands beside the owner's words, each with its writer: quotations above all."""
 
     @classmethod
     def of_tools(cls, results: Sequence[tuple[str, str]]) -> NextState:
@@ -404,8 +449,8 @@ class NextState:
 
     @property
     def results(self) -> tuple[tuple[str, str], ...]:
-        """The tools' (name, text), as `of_tools` has joined them; () for a user's words."""
-        if self.role == "user":
+        """The tools' (name, text), as `of_tools` has joined them; () for what people said."""
+        if self.role != "tool":
             return ()
         heads = list(_RESULT.finditer(self.text))
         if not heads or heads[0].start() > 0:
@@ -444,9 +489,11 @@ class Turn:
     hint_at: int | None
     """Index in `prompt` where a hint is spliced in; None when the user wrote nothing in it."""
     request_text: str
-    """The user's last words before the reply."""
+    """What was said to the agent last before the reply."""
     reply_text: str
     """The reply as text, tool calls included, for the judge."""
+    asked_by: Writer = Writer.OWNER
+    """Who wrote the request."""
     episode: bool = False
     """Its session is one: see `Attempt`."""
 
@@ -509,6 +556,8 @@ class Sample:
     group's other sessions. None: against those of its batch that are of no group."""
     tool: bool = False
     """The results of tools have judged it, and no user."""
+    user: str = ""
+    """Whose session it is."""
 
     @property
     def cut(self) -> bool:

@@ -127,7 +127,8 @@ def answer(
         return f"The next state tells how the reply was received.\n\\boxed{{{rating}}}"
     if advice is None:
         return "Nothing here says how it should have been done.\n\\boxed{-1}"
-    return f"The user says what he wanted.\n\\boxed{{1}}\n[HINT]{advice}[/HINT]"
+    quote = f"[QUOTE]{case.text}[/QUOTE]"
+    return f"The user says what he wanted: {quote}\n\\boxed{{1}}\n[HINT]{advice}[/HINT]"
 
 
 def create_app(seed: int = 0, think: Callable[[Case, random.Random], Opinion] = opinion) -> FastAPI:

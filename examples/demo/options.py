@@ -41,6 +41,8 @@ class Options:
     nothing is learned any more, or learning is held."""
     eval_prompts: int = 128
     config: Path = ROOT / "configs" / "demo.toml"
+    port: int | None = None
+    """Of the gateway; None: a free one."""
 
     @property
     def marks(self) -> tuple[int, int]:
@@ -95,6 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--sessions", type=positive, help="sessions to reach, as well (default 72)")
     add("--eval-prompts", type=positive, help="fresh first messages per score (default 128)")
     add("--fast", action="store_true", default=False, help="8 steps, 36 sessions, 64 prompts")
+    add("--port", type=positive, help="of the gateway and its page (default: a free one)")
     add("--config", type=Path, help="the product's settings (default configs/demo.toml)")
     add("--out", type=Path, default=None, help="results (default runs/demo-<time>)")
     return parser

@@ -45,13 +45,16 @@ class Launch:
     """Besides the variables that every program needs."""
     key: str | None = None
     """Under which it is asked how it is; None: it wants none."""
+    port: int | None = None
+    """None: a free one."""
 
     @classmethod
     def of(cls, options: Options) -> Launch:
         """What the demo starts, as a user would write it."""
         settings = {"config": options.config, "method": options.method, "seed": options.seed}
         settings["data-dir"] = options.out / "run"
-        return cls(options.out, tuple(f"--{name}={value}" for name, value in settings.items()))
+        flags = tuple(f"--{name}={value}" for name, value in settings.items())
+        return cls(options.out, flags, port=options.port)
 
     @property
     def log(self) -> Path:
@@ -93,11 +96,12 @@ async def running(launch: Launch) -> AsyncGenerator[Server]:
             block, where the child's end was the cause of that.
     """
     await _end_orphan(launch)
-    port = _free_port()
+    port = launch.port or _free_port()
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    keyless = ("--api-key=none",) if launch.key is None else ()
     with launch.log.open("wb") as log:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, str(ROOT / "run.py"), *launch.flags, f"--port={port}"),
+            *(sys.executable, str(ROOT / "run.py"), *launch.flags, f"--port={port}", *keyless),
             cwd=ROOT,
             env={**kept, **launch.environment},
             stdin=DEVNULL,

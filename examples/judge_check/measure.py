@@ -107,11 +107,11 @@ async def as_meant(settings: JudgeSettings, prompts: Prompts, cases: Sequence[Ca
             for case in cases:
                 scripted.said.clear()
                 reading.judged += await judge_all(judge, [case])
-                _compare(scripted.said, reading.judged[-1], reading)
+                _compare(scripted.said, reading.judged[-1], reading, case.state.text)
     return reading
 
 
-def _compare(said: Sequence[Said], judgement: Judgement, reading: Reading) -> None:
+def _compare(said: Sequence[Said], judgement: Judgement, reading: Reading, owner: str) -> None:
     verdicts = [one for one in said if one.about == "verdict"]
     hints = [one for one in said if one.about == "hint"]
     for meant, read in zip(verdicts, judgement.verdict.votes, strict=True):
@@ -119,7 +119,7 @@ def _compare(said: Sequence[Said], judgement: Judgement, reading: Reading) -> No
     answers = zip(hints, judgement.hint_votes, judgement.hint_answers, strict=True)
     for meant, read, answer in answers:
         reading.ratings.add(meant.meant, read)
-        hint = parse_hint(answer)
+        hint = parse_hint(answer, owner)
         same = 1 if hint == meant.hint else -1
         reading.hints.add(1 if meant.hint else 0, same if hint else 0)
 

@@ -159,10 +159,14 @@ OBJECTS: Final[tuple[Form, ...]] = (
     lambda v, o, q: _none(f'{{"reasoning": "", "rating": {o}, "hint": ""}} or not'),
     lambda v, o, q: _none('{"reasoning": "hard to say", "rating": null, "hint": ""}'),
 )
-_HINTS: Final[tuple[Callable[[str], str], ...]] = (
-    lambda told: f"They say how.\n\\boxed{{1}}\n[HINT]{told}[/HINT]",
-    lambda told: f"<think>A hint?</think>\\boxed{{+1}}. [HINT] {told} [/HINT].",
-    lambda told: json.dumps({"reasoning": "They say how.", "rating": 1, "hint": told}),
+_HINTS: Final[tuple[Callable[[str, str], str], ...]] = (
+    lambda told, q: f"They say how: [QUOTE]{q}[/QUOTE]\n\\boxed{{1}}\n[HINT]{told}[/HINT]",
+    lambda told, q: (
+        f"<think>A hint?</think>[QUOTE] {q} [/QUOTE]\\boxed{{+1}}. [HINT] {told} [/HINT]."
+    ),
+    lambda told, q: json.dumps(
+        {"reasoning": "They say how.", "rating": 1, "quote": q, "hint": told}
+    ),
 )
 
 
@@ -233,7 +237,7 @@ class ScriptedJudge:
 
 
 def _hinted(told: str | None, draw: int, came_next: str) -> Said:
+    quoted = " ".join(came_next.split())[:200]
     if told is None:
-        quoted = " ".join(came_next.split())[:200]
         return Said("hint", -1, f"It only says: {quoted}\n\\boxed{{{_MINUS}1}}")
-    return Said("hint", 1, _HINTS[draw % len(_HINTS)](told), hint=told)
+    return Said("hint", 1, _HINTS[draw % len(_HINTS)](told, quoted), hint=told)

@@ -14,8 +14,8 @@ from typing import Any
 from examples.personalize.controls import TOLD
 from examples.personalize.experiment import Experiment, Run
 from examples.personalize.run import written
-from tinker_claw.billing.budget import price_in_force
-from tinker_claw.billing.estimate import forecast, unknown
+from tinker_claw.billing.estimate import forecast
+from tinker_claw.billing.prices import price_in_force, unknown
 from tinker_claw.config.load import load
 from tinker_claw.config.settings import Settings
 
@@ -75,9 +75,9 @@ def _seconds_a_step(found: dict[str, Any]) -> float | None:
 
 def _bill(found: Settings, steps: int) -> str:
     price = price_in_force(found)
-    told = forecast(found, price, None)
+    told = forecast(found, price)
     if told.step_usd is None or told.serve_usd is None:
-        return unknown(found, price) or "What a step costs is not known."
+        return f"No dollars: {unknown(found, price)}."
     return (
         f"{steps} steps at about ${told.step_usd:.2f} each, and ${told.serve_usd:.2f} for serving "
         f"the turns behind it: ${steps * (told.step_usd + told.serve_usd):.0f} in all, without the "

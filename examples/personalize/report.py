@@ -290,7 +290,7 @@ def _difference(found: figures.Difference) -> str:
     bounds = (
         ""
         if half is None
-        else f", 95 % interval {found.by.mean - half:+.2f} to {found.by.mean + half:+.2f}"
+        else f", 95 % interval {found.by.mean - half:+z.2f} to {found.by.mean + half:+z.2f}"
     )
     verdict = "told apart" if found.told_apart else "**not** told apart"
     return (

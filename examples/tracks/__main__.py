@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 async def _track(track: Track, out: Path, versions: Sequence[int] | None) -> None:
     with opened(out) as state:
         state.begin(track)
-        sweep()
+        await asyncio.to_thread(sweep)
         async with connected(track) as gateway, prepared(track) as environment:
             run = Run(track, environment, gateway, state, _say)
             try:

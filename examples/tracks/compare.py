@@ -149,7 +149,7 @@ def gateway(folder: Path, flags: Sequence[str]) -> Generator[str]:
     """
     log = folder / "gateway.log"
     begun_at = log.stat().st_size if log.exists() else 0
-    command = [sys.executable, str(ROOT / "run.py"), "--port", "0", *flags]
+    command = [sys.executable, str(ROOT / "run.py"), "--port", "0", "--api-key", "none", *flags]
     command += ["--config", str(ROOT / "configs" / "tracks" / "gateway" / "demo-tracks.toml")]
     with log.open("ab") as said:
         process = subprocess.Popen(

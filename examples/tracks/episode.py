@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from examples.tracks.client import Answer, Gateway, Place, Reply
@@ -43,18 +43,29 @@ class Episode:
     seen: Seen
     version: int | None = None
     seed: int | None = None
+    keeps: bool = False
+    """It is written down though it does not train."""
     _kept: list[Kept] = field(default_factory=list[Kept])
     _again: deque[Kept] = field(default_factory=deque[Kept])
     """What was answered and the episode has not asked for again."""
 
     def __post_init__(self) -> None:
-        if self.trains:
+        self.keeps |= self.trains
+        if self.keeps:
             self._kept = self.state.kept(self.place.session)
         self.rewind()
 
     @property
     def trains(self) -> bool:
         return self.place.group is not None
+
+    def beside(self, role: str) -> Episode:
+        """Return the same try for another role, which asks the newest version by its name: what
+        is asked so is not trained, and waits behind persons."""
+        place = replace(self.place, session=f"{self.place.session}-{role}", group=None)
+        return Episode(
+            self.gateway, self.state, place, self.seen, self.version, self.seed, self.keeps
+        )
 
     def rewind(self) -> None:
         """It begins anew, because what it acts in was lost."""
@@ -83,6 +94,8 @@ class Episode:
         if self._again and self._again[0].asked == asked:
             return self._again.popleft().answer
         self._again.clear()
+        if not self.trains and body.get("model") == self.gateway.model(None):
+            body = {**body, "model": self.gateway.model(self.seen.version)}
         answer = await self.gateway.ask(self.place, path, body)
         if answer.status < 400:
             self._keep(Kept(asked, answer))
@@ -91,6 +104,6 @@ class Episode:
     def _keep(self, kept: Kept) -> None:
         self._kept.append(kept)
         self.seen.tokens += kept.answer.tokens
-        if self.trains:
+        if self.keeps:
             self.seen.version = max(self.seen.version, kept.answer.version or 0)
             self.state.keep(self.place.session, kept, self.seen.version)

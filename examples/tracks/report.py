@@ -25,7 +25,8 @@ def write(track: Track, state: State, folder: Path) -> Path:
 
 def lines(track: Track, state: State) -> list[str]:
     ((episodes, broken, replies),) = state.rows(
-        "SELECT COUNT(*), COUNT(*) - COUNT(score), (SELECT COUNT(*) FROM replies) "
+        "SELECT COUNT(*), COUNT(*) - COUNT(score), "
+        "(SELECT COUNT(*) FROM replies JOIN episodes USING (session)) "
         "FROM episodes WHERE reported"
     )
     first, last = state.fact("first version"), state.fact("last version")
@@ -52,7 +53,7 @@ def lines(track: Track, state: State) -> list[str]:
             "|---|---|---|---|---|---|",
         ]
         told += [
-            f"| v{version} | {n} | {solved:.2f} | {score:+.2f} | {turns:.1f} | {tokens:.0f} |"
+            f"| v{version} | {n} | {solved:.2f} | {score:+z.2f} | {turns:.1f} | {tokens:.0f} |"
             for version, n, solved, score, turns, tokens in by_version
         ]
     return told

@@ -180,6 +180,6 @@ class Run:
         return (
             f"tasks {self.state.groups()}  episodes {episodes} (+{self.playing})  "
             f"step {self.seen.version - self.first}/{self.track.steps}  "
-            + ("" if reward is None else f"reward {reward:+.2f}  solved {solved:.2f}  ")
+            + ("" if reward is None else f"reward {reward:+z.2f}  solved {solved:.2f}  ")
             + f"v{self.seen.version}  {self.seen.tokens / seconds:.0f} tokens/s"
         )

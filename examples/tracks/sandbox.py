@@ -1,5 +1,5 @@
 """Where a command runs that a model typed: in bubblewrap, without a network and with nothing of
-this machine but /usr to read and its own folder to write.
+this machine but /usr to read and its own folder to write, and within bounds (bounds.py).
 
 Rule: where there is no bubblewrap a model's shell is refused; only the shipped demo models, which
 know nothing to do harm with, may use a plain subprocess. What is left of a run that was killed:
@@ -9,18 +9,23 @@ its sandboxes die with it, its folders are removed by the next one.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import platform
+import select
 import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+import threading
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, asynccontextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from examples.tracks import TrackError
+from examples.tracks import TrackError, bounds
 from examples.tracks.environments import tool
 
 SHELL = tool("shell", "Runs a command in the folder of the task.", command="for sh")
@@ -32,18 +37,37 @@ _SHOWN = 2000
 """Characters of what a command wrote: its beginning and its end."""
 _KEPT = 65536
 """Bytes of what a command wrote; what comes after is read and thrown away."""
-_LIMITS = "{ ulimit -t 10; ulimit -f 20480; ulimit -v 2097152; } 2>/dev/null; "
-"""Ten seconds of CPU, files of 10 MB (in blocks of 512 bytes), 2 GB of memory, for each process.
+_LIMITS = (
+    "{ ulimit -t 10; ulimit -f 20480; ulimit -v 2097152; "
+    f"ulimit -d {bounds.MEMORY >> 10}; ulimit -n 256; }} 2>/dev/null; "
+)
+"""Ten seconds of CPU, files of 10 MB (in blocks of 512 bytes), 2 GB of addresses, memory as all
+processes together may have, 256 open files, for each process.
 One at a time: dash, which is sh on Debian, takes no two of them at once, and then sets neither."""
+_OTHERS = f"{{ ulimit -u {bounds.PROCESSES} || ulimit -p {bounds.PROCESSES}; }} 2>/dev/null; "
+"""In a sandbox alone, for outside it counts all that a user runs; root has no such limit. bash
+calls it -u and dash -p."""
+PLACES = 8
+"""Commands that run at a time in sandboxes; the others wait."""
 PROGRAMS = "/usr/local/bin:/usr/bin:/bin"
+_THERE = ("--remount-ro", "/", "--chdir", "/work")
 _ENVIRONMENT = {
     "PATH": PROGRAMS,
     "LANG": "C.UTF-8",
     "PYTHONDONTWRITEBYTECODE": "1",  # a file changed twice in a second would run as it was before
 }
 
-Walls = Sequence[str] | None
-"""How bubblewrap is called; None: a plain subprocess."""
+
+@dataclass(frozen=True, slots=True)
+class Bubblewrap:
+    """Sandboxes, of which a few are there at a time."""
+
+    command: Sequence[str]
+    places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(PLACES))
+
+
+Walls = Bubblewrap | None
+"""None: a plain subprocess."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +75,11 @@ class Ended:
     """A command that ran."""
 
     status: int | None
-    """Its exit status; None: it took too long."""
+    """Its exit status; None: it was killed."""
     said: bytes
     """What it wrote, the first of it."""
+    took: str | None = None
+    """What it took too much of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +97,8 @@ class Shell:
         if not isinstance(command, str) or "\0" in command:
             return "error: command must be a text"
         ended = await run(self.sandbox, self.path, command, limit_s=self.limit_s)
-        if ended.status is None:
-            return f"error: it took more than {self.limit_s:g} seconds"
+        if ended.took is not None:
+            return f"error: it took {ended.took}"
         text = ended.said.decode(errors="replace").strip()
         if len(text) > _SHOWN:
             text = f"{text[: _SHOWN // 2]} … {text[-_SHOWN // 2 :]}"
@@ -88,27 +114,109 @@ async def run(
 
     `told` is its standard input.
     """
-    process = await asyncio.create_subprocess_exec(
-        *_around(walls, folder),
-        *("/bin/sh", "-c", _LIMITS + command),
-        cwd=folder,
-        env=_ENVIRONMENT | {"HOME": str(folder)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    status, said = None, b""
+    async with nullcontext() if walls is None else walls.places:
+        return await _run(walls, folder, command, told, limit_s)
+
+
+async def _run(walls: Walls, folder: Path, command: str, told: bytes, limit_s: float) -> Ended:
+    status, said, took = None, b"", None
+    async with _begun(walls, folder, command) as (process, first):
+        over = threading.Event()
+        watching = asyncio.get_running_loop().run_in_executor(_WATCH, _watch, first, folder, over)
+        try:
+            async with asyncio.timeout(limit_s):
+                said = await _talk(process, told)
+                status = await process.wait()
+        except TimeoutError:
+            took = f"more than {limit_s:g} seconds"
+        finally:
+            over.set()
+            took = await watching or took
+    return Ended(None if took else status, said, took)
+
+
+@dataclass(frozen=True, slots=True)
+class _First:
+    """The first process in a sandbox; all others end with it."""
+
+    number: int
+    handle: int
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.handle, signal.SIGKILL)
+
+    def gone(self) -> None:
+        """Wait until all have ended."""
+        select.select([self.handle], [], [])
+        os.close(self.handle)
+
+
+def _watch(first: _First | None, folder: Path, over: threading.Event) -> str | None:
+    """Kill a sandbox that takes too much, and return of what."""
+    if first is None:
+        return None
+    if (took := bounds.watch(first.number, folder, over)) is not None:
+        first.kill()
+    return took
+
+
+def _before_others() -> None:
+    """Let a thread look also while others press, where that is allowed."""
+    with suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), -10)
+
+
+_WATCH = ThreadPoolExecutor(PLACES, "watch", _before_others)
+
+
+@asynccontextmanager
+async def _begun(
+    walls: Walls, folder: Path, command: str
+) -> AsyncGenerator[tuple[asyncio.subprocess.Process, _First | None]]:
+    """A command's process, and the first one in its sandbox. All that they begin ends with this."""
+    limits = _LIMITS if walls is None else _LIMITS + _OTHERS
+    program = ("nice", "-n", "5", "/bin/sh", "-c", limits + command)
+    info: IO[bytes] | None = None
+    with ExitStack() as given:
+        fds: list[int] = []
+        if walls is not None:
+            read, write = os.pipe()
+            info, fds = os.fdopen(read, "rb"), [write, bounds.rules()]
+            names = ("--info-fd", str(write), "--seccomp", str(fds[1]))
+            program = (*walls.command, *names, "--bind", str(folder), "/work", *_THERE, *program)
+        for fd in fds:
+            given.callback(os.close, fd)
+        process = await asyncio.create_subprocess_exec(
+            *program,
+            cwd=folder,
+            env=_ENVIRONMENT | {"HOME": str(folder)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            pass_fds=fds,
+        )
+    first = None
     try:
-        async with asyncio.timeout(limit_s):
-            said = await _talk(process, told)
-            status = await process.wait()
-    except TimeoutError:
-        pass
+        if info is not None:
+            first = await asyncio.to_thread(_first, info)
+        yield process, first
     finally:
+        if first is not None:
+            first.kill()
         _end(process.pid)
         await process.wait()
-    return Ended(status, said)
+        if first is not None:
+            await asyncio.to_thread(first.gone)
+
+
+def _first(info: IO[bytes]) -> _First | None:
+    """Read what bubblewrap says of the sandbox; None: it has none, or that is over."""
+    with info, suppress(ValueError, ProcessLookupError):
+        number = json.load(info)["child-pid"]
+        return _First(number, os.pidfd_open(number))
+    return None
 
 
 async def _talk(process: asyncio.subprocess.Process, told: bytes) -> bytes:
@@ -141,8 +249,8 @@ def walls_for(model: str) -> Walls:
     return walls
 
 
-@contextmanager
-def folder(files: Mapping[str, str]) -> Generator[Path]:
+@asynccontextmanager
+async def folder(files: Mapping[str, str]) -> AsyncGenerator[Path]:
     """A new folder with these files, for as long as it is needed."""
     prefix = f"track-{os.getpid()}-"
     root = Path(tempfile.mkdtemp(prefix=prefix))
@@ -153,7 +261,7 @@ def folder(files: Mapping[str, str]) -> Generator[Path]:
             path.write_text(text, encoding="utf-8")
         yield root
     finally:
-        _remove(root)
+        await asyncio.to_thread(_remove, root)
 
 
 def sweep() -> None:
@@ -177,27 +285,24 @@ def _remove(path: Path) -> None:
     subprocess.run(command, env=_ENVIRONMENT, capture_output=True, check=False)
 
 
-def _around(walls: Walls, folder: Path) -> Sequence[str]:
-    if walls is None:
-        return ()
-    return (*walls, "--bind", str(folder), "/work", "--chdir", "/work")
-
-
 def _sandbox() -> Walls:
     """How bubblewrap is called, where it is there and may make a world of its own."""
     program = shutil.which("bwrap")
-    if program is None:
+    if program is None or platform.machine() not in bounds.UNSEEN:
         return None
-    walls = (
+    command = (
         *(program, "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"),
+        *("--size", "1048576", "--tmpfs", "/"),
         *("--ro-bind", "/usr", "/usr", "--ro-bind-try", "/bin", "/bin"),
         *("--ro-bind-try", "/lib", "/lib", "--ro-bind-try", "/lib64", "/lib64"),
-        *("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"),
+        *("--proc", "/proc", "--dev", "/dev"),
+        *("--size", str(bounds.MEMORY // 2), "--tmpfs", "/tmp"),
+        *("--size", str(bounds.MEMORY // 2), "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
         *("--clearenv", "--setenv", "HOME", "/work"),
         *(part for name, value in _ENVIRONMENT.items() for part in ("--setenv", name, value)),
     )
-    tried = subprocess.run([*walls, "/bin/sh", "-c", "true"], capture_output=True, check=False)
-    return walls if tried.returncode == 0 else None
+    tried = subprocess.run([*command, "/bin/sh", "-c", "true"], capture_output=True, check=False)
+    return Bubblewrap(command) if tried.returncode == 0 else None
 
 
 def _end(group: int) -> None:

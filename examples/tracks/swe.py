@@ -9,6 +9,7 @@ an early exit, nor whatever is printed can pass.
 from __future__ import annotations
 
 import ast
+import asyncio
 import json
 import os
 import shutil
@@ -162,7 +163,7 @@ class Bug:
 
     @asynccontextmanager
     async def attempt(self) -> AsyncGenerator[Checkout]:
-        with folder(self.files()) as path:
+        async with folder(self.files()) as path:
             yield Checkout(path, self.sandbox, self.limit_s, self)
 
 
@@ -174,7 +175,7 @@ class Checkout(Shell):
 
     async def solved(self, answer: str) -> bool:
         try:
-            program = _program(self.path)
+            program = await asyncio.to_thread(_program, self.path)
         except (OSError, RecursionError):
             return False  # files that nobody may read, or too deep to be reached
         if program is None:
@@ -182,7 +183,7 @@ class Checkout(Shell):
         repository = self.bug.repository
         cases = [*repository.shown, *repository.hidden]
         asked = {"imports": repository.imports, "cases": [case.code for case in cases]}
-        with folder({"work.py": _WORK}) as fresh:
+        async with folder({"work.py": _WORK}) as fresh:
             for name, content in program.items():
                 path = fresh / "program" / name
                 path.parent.mkdir(parents=True, exist_ok=True)

@@ -39,7 +39,7 @@ class Job:
 
     @asynccontextmanager
     async def attempt(self) -> AsyncGenerator[Folder]:
-        with folder(self.before) as path:
+        async with folder(self.before) as path:
             yield Folder(path, self.sandbox, self.limit_s, self)
 
 

@@ -1,10 +1,11 @@
-"""Task sets and harnesses of verifiers, unmodified.
+"""Task sets, environments and harnesses of verifiers, unmodified.
 
     .venv-verifiers/bin/python -m examples.tracks run configs/tracks/verifiers.toml
 
 Runs in an environment of its own, which `make verifiers` makes: verifiers wants an older OpenAI
 client than this project's tests. A rollout's client is told an address here, on which the episode
 asks for it: so its headers, its patience and its answers after a kill are those of every track.
+An environment may have several roles: all of them ask the gateway, and one trains.
 
 Rule: a rollout that broke has no outcome; none is made up for it.
 """
@@ -15,15 +16,16 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+import threading
+import time
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import verifiers.v1 as vf
 from aiohttp import web
 from pydantic import ValidationError
-from verifiers.v1.utils.loaders import load_environment
 
 from examples.tracks import TrackError
 from examples.tracks.environments import options, outcome
@@ -33,6 +35,8 @@ from examples.tracks.track import Track
 
 _HELD_OUT = 5
 """Every fifth task of a set is kept from training."""
+SHOW_S = 5.0
+"""Between two lines of what is waited for."""
 _LARGEST_BODY = 1 << 28
 """Of a request, in bytes: histories hold pictures."""
 
@@ -49,37 +53,48 @@ class Verifiers:
 
     tools: Sequence[Mapping[str, Any]] = ()
 
-    def __init__(self, track: Track, environment: Any) -> None:
+    def __init__(self, track: Track, environment: Any, trains: str) -> None:
         self.track = track
         self.environment = environment
+        self._name = environment.taskset.config.name
         found = environment.taskset
         self._tasks = iter(found.shuffle(track.seed) if found.bounded else found)
+        self._trains = trains
         self._read: list[Any] = []
-        self._calls = _Calls()
+        self._calls = _Calls(trains)
         self._open = AsyncExitStack()
 
     @classmethod
     def of(cls, track: Track) -> Verifiers:
-        said = options(track, taskset=..., harness="null", runtime="subprocess")
-        named = {name: _named(said[name], "type" if name == "runtime" else "id") for name in said}
-        harness, runtime = named["harness"].get("id"), named["runtime"].get("type")
-        if runtime == "subprocess" and harness != "null" and track.model not in HARMLESS:
-            raise TrackError(
-                f"The harness {harness} runs what {track.model} writes: say runtime = 'docker', "
-                "'podman' or 'apptainer'. Without it only the shipped demo models may."
-            )
-        agent: dict[str, Any] = {name: named[name] for name in ("harness", "runtime")}
-        agent["max_turns"] = track.max_turns
+        said = options(
+            track, taskset=..., env={}, harness="null", runtime="subprocess", trains=None
+        )
+        named = {name: _named(said[name]) for name in ("taskset", "env")}
+        config = named["env"] | {"taskset": named["taskset"]}
         try:
-            config = {"taskset": named["taskset"], "agent": agent}
-            return cls(track, load_environment(vf.SingleAgentEnvConfig.model_validate(config)))
+            kind = vf.env_config_type(named["taskset"].get("id", ""), config.get("id", ""))
+            roles = {
+                name: field.default
+                for name, field in kind.model_fields.items()
+                if isinstance(field.default, vf.AgentConfig)
+            }
+            for name, usual in roles.items():
+                config[name] = _role(usual, said, track) | _named(config.get(name, {}))
+            made = kind.model_validate(config)
+            _check(track, made)
+            trains = said["trains"] or next(iter(roles))
+            if trains not in roles:
+                raise TrackError(f"There is no role {trains}; there are {', '.join(roles)}.")
+            with waiting(f"the task set {made.taskset.name}"):
+                return cls(track, vf.load_environment(made), trains)
         except (ValidationError, ValueError, ImportError, AttributeError, TypeError) as error:
             raise TrackError(f"verifiers cannot play this: {error}") from error
 
     async def __aenter__(self) -> Verifiers:
         async with AsyncExitStack() as opening:
             await opening.enter_async_context(self._calls.served())
-            await opening.enter_async_context(self.environment.serving())
+            with waiting(f"the tool servers of {self._name}"):
+                await opening.enter_async_context(self.environment.serving())
             self._open = opening.pop_all()
         return self
 
@@ -94,7 +109,8 @@ class Verifiers:
 
     def _task(self, number: int, index: int, *, held_out: bool) -> Rollout:
         """One of the set, which is read only as far as it is asked for."""
-        self._read += itertools.islice(self._tasks, max(0, index + 1 - len(self._read)))
+        with waiting(f"the tasks of {self._name}"):
+            self._read += itertools.islice(self._tasks, max(0, index + 1 - len(self._read)))
         if index < len(self._read):
             return Rollout(self, self._read[index])
         fit = [t for i, t in enumerate(self._read) if (i % _HELD_OUT == 0) == held_out]
@@ -113,10 +129,15 @@ class Verifiers:
                 vf.SamplingConfig(**sampling),
             )
             (slot,) = self.environment.slots(task)
-            done = await self.environment.run_slot(slot, context)
+            done = await self.environment.run_slot(slot, context, on_trace=line.begins)
             if line.problem is not None:
                 raise line.problem
-        scores = [outcome_of(trace) for trace in done.traces]
+        scores = [outcome_of(trace) for trace in done.traces if trace.agent.name == self._trains]
+        if len(scores) > 1:
+            raise TrackError(
+                f"{self._trains} plays {len(scores)} times in an episode of {self._name}; what "
+                "trains plays once. Let another role train (trains in [options])."
+            )
         return scores[0] if done.ok and len(scores) == 1 else None
 
 
@@ -140,15 +161,34 @@ class _Line:
     """Where one rollout calls."""
 
     url: str
-    episode: Episode
+    episodes: dict[str, Episode]
+    """By role; the first one's trains."""
+    roles: dict[str, str] = field(default_factory=dict[str, str])
+    """By rollout, which verifiers names in every request."""
     problem: TrackError | None = None
     """What ends the run."""
+
+    def begins(self, trace: Any) -> None:
+        """Note whose rollout it is."""
+        self.roles[trace.id] = trace.agent.name
+
+    def asks(self, rollout: str) -> Episode:
+        """Return the episode of the role that asks."""
+        first = next(iter(self.episodes))
+        role = self.roles.get(rollout, first)
+        if role not in self.episodes:
+            self.episodes[role] = self.episodes[first].beside(role)
+        return self.episodes[role]
 
 
 class _Calls:
     """A server on this machine's own address; each rollout has a secret path on it."""
 
-    def __init__(self) -> None:
+    def __init__(self, trains: str) -> None:
+        self._trains = trains
+        self._first = ExitStack()
+        """Open until the first request has come."""
+        self._begun = False
         self._lines: dict[str, _Line] = {}
         self._port = 0
 
@@ -163,12 +203,17 @@ class _Calls:
             self._port = runner.addresses[0][1]
             yield
         finally:
+            self._first.close()
             await runner.cleanup()
 
     @asynccontextmanager
     async def of(self, episode: Episode) -> AsyncGenerator[_Line]:
+        if not self._begun:
+            self._begun = True
+            self._first.enter_context(waiting("a harness, which may install what it needs"))
         name = secrets.token_urlsafe()
-        line = self._lines[name] = _Line(f"http://127.0.0.1:{self._port}/{name}/v1", episode)
+        url = f"http://127.0.0.1:{self._port}/{name}/v1"
+        line = self._lines[name] = _Line(url, {self._trains: episode})
         try:
             yield line
         finally:
@@ -178,8 +223,10 @@ class _Calls:
         line = self._lines.get(request.match_info["line"])
         if line is None:
             return web.Response(status=404)
+        self._first.close()
         try:
-            said = await line.episode.ask(request.match_info["path"], await request.json())
+            episode = line.asks(request.headers.get("X-Session-ID", ""))
+            said = await episode.ask(request.match_info["path"], await request.json())
         except TrackError as error:
             line.problem = error
             return web.Response(status=503, text=str(error))
@@ -187,6 +234,48 @@ class _Calls:
         return web.Response(status=said.status, body=said.text.encode(), headers=headers)
 
 
-def _named(said: Any, name: str) -> dict[str, Any]:
+def _named(said: Any, name: str = "id") -> dict[str, Any]:
     """A plugin's name, or a table as verifiers has it."""
     return dict(said) if isinstance(said, Mapping) else {name: said}
+
+
+def _role(usual: Any, said: Mapping[str, Any], track: Track) -> dict[str, Any]:
+    """What a role has that the environment leaves open."""
+    role: dict[str, Any] = {"runtime": _named(said["runtime"], "type")}
+    if usual.harness is None:
+        role["harness"] = _named(said["harness"])
+    if usual.max_turns is None:
+        role["max_turns"] = track.max_turns
+    return role
+
+
+def _check(track: Track, config: Any) -> None:
+    """Refuse a role that does not ask the gateway, or that runs on this machine what it writes."""
+    for name, harness in config.agent_harnesses().items():
+        role = getattr(config, name)
+        if role.client is not None:
+            raise TrackError(f"{name} has a client of its own; all roles ask the gateway.")
+        bare = role.runtime.type == "subprocess" and harness.id != "null"
+        if bare and track.model not in HARMLESS:
+            raise TrackError(
+                f"The harness {harness.id} runs what {track.model} writes: say runtime = 'docker', "
+                "'podman' or 'apptainer'. Without it only the shipped demo models may."
+            )
+
+
+@contextmanager
+def waiting(what: str) -> Generator[None]:
+    """Say what is waited for while it takes long, also where the event loop stands still."""
+    over, began = threading.Event(), time.monotonic()
+
+    def say() -> None:
+        while not over.wait(SHOW_S):
+            print(f"{time.monotonic() - began:.0f} s: waiting for {what}", flush=True)
+
+    thread = threading.Thread(target=say)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
+import torch
 from cachetools import LRUCache
 
 from local_gpu.config import LocalConfig
@@ -35,11 +37,19 @@ from local_gpu.model.files import (
     write_state,
 )
 from local_gpu.model.fused import fuse
-from local_gpu.model.lora import BaseModel, LoraShape, fresh_adapter, lora_parameters, with_lora
+from local_gpu.model.lora import (
+    BaseModel,
+    LoraShape,
+    drawn_adapter,
+    fresh_adapter,
+    lora_parameters,
+    with_lora,
+)
 from local_gpu.plan.memory import counted
 from local_gpu.tree.body import Body
 from local_gpu.tree.choice import Heads, Setting, choose
 from local_gpu.tree.kernels import Kernel, SdpaKernel
+from local_gpu.tree.trials import tried
 from tinker_claw.errors import (
     BackendError,
     ClawError,
@@ -55,8 +65,10 @@ _SCORED_VERSIONS: Final = 2
 """Modules of published adapters that stay for scoring, besides those that learn."""
 
 
-def kernel_for(base: BaseModel, setting: Setting, say: Callable[[str], None]) -> Kernel:
+def kernel_for(base: BaseModel, setting: Setting, say: Callable[[str], None], kept: Path) -> Kernel:
     """The attention kernel that a setting means for a model on its device.
+
+    `kept`: the file of what trials have shown.
 
     Raises:
         ConfigError: the one that was asked for does not work here.
@@ -66,6 +78,8 @@ def kernel_for(base: BaseModel, setting: Setting, say: Callable[[str], None]) ->
     width = getattr(text, "head_dim", None) or text.hidden_size // queries
     keys = getattr(text, "num_key_value_heads", None) or queries
     heads = Heads(queries, int(keys), int(width))
+    if setting == "auto" and base.device.type == "cuda":
+        return tried(base.device, base.dtype, heads, say, kept=kept)
     return choose(setting, device=base.device, dtype=base.dtype, heads=heads, say=say)
 
 
@@ -92,6 +106,9 @@ class LearningCore:
             ConfigError: the attention kernel that was asked for does not work here.
         """
         self._base = base
+        self._shares = base.device.type == "cuda" and config.gpu_memory is not None
+        if self._shares:
+            torch.cuda.set_per_process_memory_fraction(config.gpu_memory, base.device)
         self._world = world or Alone()
         self._shards = shards
         self._shape = LoraShape(config.rank, config.alpha, head=not config.policy)
@@ -119,7 +136,8 @@ class LearningCore:
         )
         if base.device.type == "cuda":
             fuse(base.module, device=base.device, dtype=base.dtype, say=say)
-        self._body = Body(self._kernel(config.attention, say), base.device, packs=base.packs)
+        kernel = self._kernel(config.attention, say, config.root / "kernels.json")
+        self._body = Body(kernel, base.device, packs=base.packs)
         self._budget = PassBudget(tokens) if shards is None else shards.budget(tokens)
         self._scorer = Scorer(self._body, self._budget, self._world)
         self._models: dict[str, LoraOptimizer] = {}
@@ -158,7 +176,11 @@ class LearningCore:
             del self._learners[gone.shape]
 
     def step(self, passes: Sequence[LossPass], adam: Adam, model: str = POLICY) -> StepReport:
-        return self._changing(model).step(passes, adam)
+        try:
+            return self._changing(model).step(passes, adam)
+        finally:
+            if self._shares:  # what a server on the same GPU may need meanwhile
+                torch.cuda.empty_cache()
 
     def forward_backward(self, wanted: RecordPass, model: str) -> list[Scored]:
         return self._model(model).forward_backward(wanted)
@@ -190,6 +212,16 @@ class LearningCore:
         self._first_rank(write)
         if model == POLICY:
             self._present = folder
+
+    def write_probe(self, folder: Path, size: float) -> None:
+        shape = replace(self._shape, head=False)  # which no server is given
+
+        def write() -> None:
+            weights = drawn_adapter(self._base, shape, size)
+            with new_folder(folder) as draft:
+                write_adapter(draft, self._base, shape, weights)
+
+        self._first_rank(write)
 
     def export_adapter(self, folder: Path, model: str = POLICY) -> None:
         learner = self._model(model)
@@ -315,18 +347,18 @@ class LearningCore:
     def _read(self, adapter: Path) -> SavedAdapter:
         return self._first_rank(lambda: read_adapter(adapter, self._base))
 
-    def _kernel(self, setting: Setting, say: Callable[[str], None]) -> Kernel:
+    def _kernel(self, setting: Setting, say: Callable[[str], None], kept: Path) -> Kernel:
         """One for all ranks: by their own clocks they might choose several."""
         if not self._base.packs:
             return SdpaKernel()
         chosen: list[Kernel] = []
 
         def choose() -> Setting:
-            chosen.append(kernel_for(self._base, setting, say))
+            chosen.append(kernel_for(self._base, setting, say, kept))
             return cast(Setting, chosen[0].name)
 
         named = self._first_rank(choose)
-        return chosen[0] if chosen else kernel_for(self._base, named, say)
+        return chosen[0] if chosen else kernel_for(self._base, named, say, kept)
 
     def _first_rank(self, call: Callable[[], T]) -> T:
         """What the first rank reads, or has written, or its failure: the same on every rank."""

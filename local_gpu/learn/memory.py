@@ -13,9 +13,8 @@ from typing import Final, Literal
 
 import torch
 
-from local_gpu.learn.passes import DEFAULT_TOKENS
 from local_gpu.model.lora import BaseModel, LoraShape, lora_parameters
-from local_gpu.plan.memory import ModelSize, token_bytes
+from local_gpu.plan.memory import DEFAULT_TOKENS, ModelSize, token_bytes
 from tinker_claw.errors import RequestError
 
 _MASTER_BYTES: Final = 16

@@ -14,13 +14,11 @@ import torch
 from torch import Tensor
 
 from local_gpu.device import out_of_memory
+from local_gpu.plan.memory import DEFAULT_TOKENS
 from local_gpu.tree.prefix_tree import grow
 from tinker_claw.errors import StepError
 
 T = TypeVar("T")
-
-DEFAULT_TOKENS = 65_536
-"""Of one pass: about 30 GB for an 8B model with checkpointed activations (arithmetic)."""
 
 
 class PassBudget:
@@ -37,7 +35,6 @@ class PassBudget:
         sequences: Sequence[Tensor],
         undo: Callable[[], None],
         idle: Callable[[], None],
-        most: int,
     ) -> dict[int, T]:
         """Compute every pass; results by index.
 
@@ -47,7 +44,6 @@ class PassBudget:
             sequences: what the indices stand for.
             undo: removes what a failed pass has left behind.
             idle: a pass over nothing, for ranks that must enter as many as the others.
-            most: how many passes any rank has.
 
         Raises:
             StepError: a single sequence is too long for the memory.
@@ -60,21 +56,31 @@ class PassBudget:
             if done is not None:
                 results.update(zip(indices, done, strict=True))
                 continue
-            undo()
-            # The failed pass's tensors hang on its exception's frames, which are gone by now.
-            gc.collect()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-            if len(indices) == 1:
-                raise StepError(
-                    "One sample alone does not fit in the memory. Let --context-tokens be less, "
-                    "or use more or larger GPUs."
-                )
-            half = len(indices) // 2
-            waiting += [indices[half:], indices[:half]]
-            failed = len(grow([sequences[i] for i in indices]).tokens)
-            self.tokens = min(self.tokens, max(1, failed // 2))
+            self._forget(undo)
+            waiting += self._halves(indices, sequences)
         return results
+
+    @staticmethod
+    def _forget(undo: Callable[[], None]) -> None:
+        undo()
+        # The failed pass's tensors hang on its exception's frames, which are gone by now.
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def _halves(self, indices: Sequence[int], sequences: Sequence[Tensor]) -> list[list[int]]:
+        """Of a pass that did not fit, the last first; () of none."""
+        if not indices:
+            return []
+        if len(indices) == 1:
+            raise StepError(
+                "One sample alone does not fit in the memory. Let --context-tokens be less, or use "
+                "more or larger GPUs."
+            )
+        half = len(indices) // 2
+        failed = len(grow([sequences[i] for i in indices]).tokens)
+        self.tokens = min(self.tokens, max(1, failed // 2))
+        return [list(indices[half:]), list(indices[:half])]
 
     @staticmethod
     def _try(indices: list[int], compute: Callable[[Sequence[int]], list[T]]) -> list[T] | None:

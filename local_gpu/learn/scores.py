@@ -61,7 +61,6 @@ class Scorer:
                 sequences=sequences,
                 undo=_nothing,
                 idle=lambda: self._body.idle(module, learn=False),
-                most=max(map(len, parts)),
             )
         except (ClawError, RuntimeError, IndexError) as error:
             failure = error

@@ -68,7 +68,7 @@ class LoraOptimizer:
             context_tokens: the longest sequence.
             checkpointing: keep one activation per layer and compute the rest again, backwards. The
                 same gradients for a third more work; without it an 8B model keeps 6 MB a token.
-            tokens: of one pass; None: `passes.DEFAULT_TOKENS`.
+            tokens: of one pass; None: `plan.memory.DEFAULT_TOKENS`.
             world: the ranks that share the work; None: this process alone.
             shards: of the base, over those ranks; None: each has it whole.
             budget: of passes, which models share; None: one of its own, of `tokens`.
@@ -203,7 +203,6 @@ class LoraOptimizer:
                 sequences=sequences,
                 undo=self._masters.drop,
                 idle=lambda: self._body.idle(self.module, learn=learn),
-                most=max(map(len, parts)),
             )
         except _FAILURES as error:
             failure = error

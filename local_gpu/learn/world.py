@@ -18,11 +18,6 @@ T = TypeVar("T")
 class OutOfStep(Exception):
     """This rank has left a pass that the others are in. Not a ClawError: it ends the ranks."""
 
-    def __init__(self, sentence: str, *, halve: int | None) -> None:
-        """`halve`: tokens of the pass, where new ranks should compute fewer; None: no help."""
-        super().__init__(sentence)
-        self.halve = halve
-
 
 class World(Protocol):
     """The ranks that learn together. Each call but the properties is made by all of them."""

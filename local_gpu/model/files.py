@@ -4,7 +4,9 @@
     root/states/<stamp>-<name>/    the same, and optimizer.safetensors
 
 Rule: a folder appears whole or not at all (written beside, fsynced, renamed), under a name that
-was never used before, and says which base model it belongs to.
+was never used before, and says which base model it belongs to. Tensors are named as in that model's
+checkpoint: a server that loads the whole of a model of which only the text half learns passes over
+other names without a word.
 """
 
 from __future__ import annotations
@@ -119,7 +121,10 @@ def remove(folders: Iterable[Path]) -> None:
 
 def write_adapter(folder: Path, base: BaseModel, shape: LoraShape, adapter: Adapter) -> None:
     """Write both files of a PEFT adapter into an existing folder."""
-    tensors = {_PREFIX + name: tensor.contiguous().cpu() for name, tensor in adapter.items()}
+    tensors = {
+        _PREFIX + base.name_in_files(name): tensor.contiguous().cpu()
+        for name, tensor in adapter.items()
+    }
     _write(folder / _WEIGHTS, tensors, {"format": "pt", "base": base.fingerprint})
     lora_config(base, shape).save_pretrained(str(folder))
 
@@ -146,7 +151,7 @@ def read_adapter(folder: Path, base: BaseModel) -> SavedAdapter:
     with _sentence(folder):
         tensors, metadata = _read(folder / _WEIGHTS)
         settings = json.loads((folder / _SETTINGS).read_text())
-        named = {n.removeprefix(_PREFIX): t for n, t in tensors.items()}
+        named = {base.name_here(n.removeprefix(_PREFIX)): t for n, t in tensors.items()}
         shape = shape_of(base, int(settings["r"]), int(settings["lora_alpha"]), named)
     if metadata.get("base", base.fingerprint) != base.fingerprint:
         raise BackendError(

@@ -35,10 +35,17 @@ from huggingface_hub.errors import (
 )
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.core_model_loading import PrefixChange
 
 from local_gpu.config import Dtype
-from local_gpu.model.lora import BaseModel, Quantization, fused_experts, lora_targets
+from local_gpu.model.lora import (
+    BaseModel,
+    Quantization,
+    fused_experts,
+    lora_targets,
+    refuse_quantized,
+)
 from local_gpu.tree.body import obstacle
 from tinker_claw.errors import ConfigError, ModelFileError
 from tinker_claw.shipped import install
@@ -113,10 +120,6 @@ def _quantized(layer: Any, device: torch.device, dtype: torch.dtype) -> nn.Modul
 
 
 _SAMPLED_VALUES: Final = 64
-_WHOLE: Final = (
-    "The local backend learns on whole weights: in place of quantised ones (AWQ, GPTQ, FP8 ...) "
-    "take the model that they were made from, on a small GPU with --base-quantization 4bit."
-)
 _UNKNOWN: Final = "does not recognize this architecture"
 """Part of what transformers says of a model_type that it does not have."""
 
@@ -159,6 +162,7 @@ def load_base(
         dtype=dtype,
         obstacle=against,
         notes=tuple(_notes(module, source, against)),
+        part=_part(module),
     )
 
 
@@ -167,6 +171,7 @@ def _load(source: str, dtype: torch.dtype) -> Any:
         # transformers would load its base, and put the adapter in.
         raise ModelFileError(f"{source!r} is an adapter, no model: name its base.")
     try:
+        refuse_quantized(AutoConfig.from_pretrained(source), source)  # gigabytes come after
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source, dtype=dtype, output_loading_info=True
         )
@@ -177,7 +182,7 @@ def _load(source: str, dtype: torch.dtype) -> Any:
         ) from error
     except ImportError as error:
         raise ConfigError(
-            f"The model in {source!r} needs more than is installed ({_first_line(error)}). {_WHOLE}"
+            f"The model in {source!r} needs more than is installed ({_first_line(error)})."
         ) from error
     except (SafetensorError, StrictDataclassError, RuntimeError, ValueError, KeyError) as error:
         if _UNKNOWN in str(error):
@@ -190,9 +195,6 @@ def _load(source: str, dtype: torch.dtype) -> Any:
             f"again. ({_first_line(error)})"
         ) from error
     module, told = loaded
-    if getattr(module, "hf_quantizer", None) is not None:
-        # Some of their kernels know no gradients, and what peft puts on them nobody has compared.
-        raise ConfigError(f"The weights in {source!r} are quantised. {_WHOLE}")
     if missing := sorted(told["missing_keys"]):
         # transformers would have filled them with random numbers.
         raise ModelFileError(
@@ -200,6 +202,15 @@ def _load(source: str, dtype: torch.dtype) -> Any:
             "download or build them again."
         )
     return module
+
+
+def _part(module: Any) -> tuple[str, str]:
+    """See `BaseModel.part`; transformers notes which names it changed when it loaded the files."""
+    for change in getattr(module, "_weight_conversions", None) or ():
+        if isinstance(change, PrefixChange) and change.prefix_to_remove and not change.scope_prefix:
+            here = f"{change.model_prefix}." if change.model_prefix else ""
+            return here, f"{here}{change.prefix_to_remove}."
+    return "", ""
 
 
 def _context_tokens(module: Any, source: str) -> int:

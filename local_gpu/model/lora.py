@@ -59,10 +59,23 @@ class BaseModel:
     """Why its sequences cannot share one row of a pass, as a clause; None: they can."""
     notes: tuple[str, ...] = ()
     """What a user should know of it, in sentences."""
+    part: tuple[str, str] = ("", "")
+    """Where this is the text half of a larger model: how its module paths begin here, and how they
+    begin in the checkpoint, e.g. `model.` and `model.language_model.`."""
 
     @property
     def packs(self) -> bool:
         return self.obstacle is None
+
+    def name_in_files(self, name: str) -> str:
+        """The checkpoint's name of a module or tensor, which is the one that servers know."""
+        here, there = self.part
+        return there + name.removeprefix(here) if name.startswith(here) else name
+
+    def name_here(self, name: str) -> str:
+        """The reverse of `name_in_files`."""
+        here, there = self.part
+        return here + name.removeprefix(there) if name.startswith(there) else name
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +179,21 @@ def fresh_adapter(base: BaseModel, shape: LoraShape, seed: int) -> dict[str, Ten
     return adapter
 
 
+def drawn_adapter(base: BaseModel, shape: LoraShape, size: float) -> dict[str, Tensor]:
+    """An adapter with both halves drawn, in the base's format: always the same one.
+
+    Of an input of root mean square 1, B A x alpha / rank has one of `size`.
+    """
+    generator = torch.Generator().manual_seed(0)
+    each = size * (shape.rank / 3) ** -0.5 * shape.rank / shape.alpha  # A x has 1 / sqrt 3
+    return {
+        name: (
+            each * torch.randn(tensor.shape, generator=generator) if ".lora_B." in name else tensor
+        ).to(base.dtype)
+        for name, tensor in fresh_adapter(base, shape, seed=0).items()
+    }
+
+
 def adapter_parameters(module: Any) -> dict[str, nn.Parameter]:
     """The adapter parameters of a module made by `with_lora`, by the names of `Adapter`."""
     return {name: cast(nn.Parameter, layer.weight) for name, layer in _lora_layers(module)}
@@ -255,6 +283,24 @@ def _targets(module: Any, shape: LoraShape) -> dict[str, Any]:
         for path, layer in module.named_modules()
         if isinstance(layer, nn.Linear | Conv1D) and wanted(path, layer)
     }
+
+
+_WHOLE: Final = (
+    "The local backend learns on whole weights: in place of quantised ones (AWQ, GPTQ, FP8 ...) "
+    "take the model that they were made from, on a small GPU with --base-quantization 4bit. "
+    "MXFP4 (gpt-oss) was made from none: take a copy in bfloat16."
+)
+
+
+def refuse_quantized(config: Any, source: str) -> None:
+    """Raise ConfigError: the weights cannot be learned on.
+
+    Some of their kernels know no gradients, and what peft puts on them nobody has compared.
+    """
+    for one in (config, config.get_text_config()):
+        if how := getattr(one, "quantization_config", None):
+            name = str(how.get("quant_method")).upper()
+            raise ConfigError(f"The weights in {source!r} are quantised ({name}). {_WHOLE}")
 
 
 def fused_experts(module: nn.Module) -> list[str]:

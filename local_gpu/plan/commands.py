@@ -36,7 +36,12 @@ class Servings:
     rank: int
     memory: float
     """Share of each GPU."""
+    cache: int | None
+    """Bytes of KV cache; None: what vLLM finds left of its share when it starts."""
     quantization: str | None
+    targets: tuple[str, ...]
+    """Layers that adapters are on: for others, each expert of a mixture say, vLLM would make room
+    that no adapter uses."""
     streams: int
     """Sequences that each computes at once."""
     logprobs: int
@@ -51,10 +56,13 @@ def samplers(groups: Sequence[Sequence[int]], gpus: Sequence[Gpu], what: Serving
         *("--max-loras", str(MAX_ADAPTERS)),
         *("--max-cpu-loras", str(2 * MAX_ADAPTERS)),
         *("--max-lora-rank", str(room_for(what.rank))),
+        *("--lora-target-modules", *what.targets),
         *("--logprobs-mode", "processed_logprobs"),
         *("--max-logprobs", str(max(_LOGPROBS, what.logprobs))),
         "--enable-prompt-tokens-details",
+        *("--scheduling-policy", "priority"),  # persons go first
         *(("--quantization", what.quantization) if what.quantization else ()),
+        *(("--kv-cache-memory-bytes", str(what.cache)) if what.cache is not None else ()),
     )
     batch = Batch(SAMPLER_BATCH.tokens, what.streams)
     ports = free_ports(len(groups))

@@ -18,6 +18,7 @@ from typing import Final, Literal
 
 from local_gpu.plan.layout import Gpu, Layout, spans
 from local_gpu.plan.memory import (
+    DEFAULT_TOKENS,
     EMBEDDED_RESERVE,
     EMBEDDED_VERSIONS,
     GIB,
@@ -41,8 +42,11 @@ JUDGE_CONTEXT: Final = 32_768
 """Of a judge on GPUs of its own: it reads a reply and what came next, not the whole session."""
 _SHARD_ABOVE: Final = 0.45
 """Of a GPU: a base above that leaves too little for activations."""
-_MOST_TOKENS: Final = 131_072
-"""Of one pass: more at once is not faster."""
+_MARGIN: Final = 1.1
+"""Spare room for activations: their bytes are an estimate, and over a split base a pass that does
+not fit ends all ranks."""
+_STEP: Final = 256
+"""Token counts are multiples of it."""
 _LONG: Final = 32_768
 _UNUSED: Final = 0.03
 _STREAM_TOKENS: Final = 4096
@@ -103,6 +107,10 @@ class Fit:
     shard: bool
     sampler_memory: float | None
     """MemoryShare of a GPU for each sampler server; None: none is started."""
+    sampler_cache: int | None
+    """Bytes of KV cache on a GPU that learns, too; None: what is left of its share."""
+    learner_memory: float | None
+    """Share of such a GPU for what learns; None: nobody else needs it."""
     streams: int
     """Sequences that each sampler server computes at once."""
     judge_memory: float | None
@@ -120,10 +128,13 @@ def reckon(layout: Layout, gpus: Sequence[Gpu], demand: Demand) -> Fit:
     shard = _shards(learns.gpu, layout, demand)
     learns.parts += _learner(learns.gpu, len(layout.train) * demand.nodes, demand, shard=shard)
     sides = [learns]
-    each = token_bytes(demand.model, checkpointing=True)
+    each = _MARGIN * token_bytes(demand.model, checkpointing=True)
+    share = None
     if layout.shared:
         learns.verb = "learns and samples"
+        learned = total_of(learns.parts)
         tokens, memory, cached, longest = _together(learns, demand, each)
+        share = _hundredths((learned + tokens * each) / learns.gpu.total)
     else:
         tokens, longest = _alone(learns, demand, each)
         memory, cached = None, 0
@@ -141,9 +152,11 @@ def reckon(layout: Layout, gpus: Sequence[Gpu], demand: Demand) -> Fit:
     return Fit(
         shares=tuple(MemoryShare(side.who, side.gpu, tuple(side.parts)) for side in sides),
         short=tuple(wrong for side in sides for wrong in side.short),
-        micro_batch_tokens=max(1, tokens),
+        micro_batch_tokens=max(1, min(tokens, DEFAULT_TOKENS)),
         shard=shard,
         sampler_memory=memory,
+        sampler_cache=cached * demand.model.kv_bytes if layout.shared else None,
+        learner_memory=share,
         streams=streams(cached),
         judge_memory=judge_memory,
         longest=max(0, longest),
@@ -209,8 +222,13 @@ def _learner(gpu: Gpu, ranks: int, demand: Demand, *, shard: bool) -> list[Memor
 
 def _activations(tokens: int, each: float) -> MemoryPart:
     return MemoryPart(
-        f"activations: passes of {tokens:,} tokens, {each / 1e6:.2f} MB each", tokens * each
+        f"activations: {tokens:,} tokens, {each / 1e6:.2f} MB each, a tenth spare", tokens * each
     )
+
+
+def _most_tokens(demand: Demand) -> int:
+    """The most tokens to keep room for: a full pass, or one sample as long as the context."""
+    return max(DEFAULT_TOKENS, -(-demand.context_tokens // _STEP) * _STEP)
 
 
 def _cache(tokens: int, each: float) -> MemoryPart:
@@ -223,7 +241,7 @@ def _cache(tokens: int, each: float) -> MemoryPart:
 def _alone(side: _Side, demand: Demand, each: float) -> tuple[int, int]:
     """Tokens of a pass where nobody else needs the GPU, and the most that there is room for."""
     most = floor(side.room / each)
-    tokens = _round(max(0, min(most, _MOST_TOKENS)))
+    tokens = _round(max(0, min(most, _most_tokens(demand))))
     if tokens < demand.context_tokens:
         side.lacks(_too_few("a pass", most, demand.context_tokens))
     side.parts.append(_activations(max(0, tokens), each))
@@ -264,7 +282,7 @@ def _together(side: _Side, demand: Demand, each: float) -> tuple[int, float, int
     fixed, context = total_of(sampler), demand.context_tokens
     room = side.room - fixed - gpu.total / 100  # the share is cut to hundredths
     for_passes = max(0.0, min(max(room / 2, context * each), room - context * kept))
-    tokens = _round(min(floor(for_passes / each), _MOST_TOKENS))
+    tokens = _round(min(floor(for_passes / each), _most_tokens(demand)))
     memory = _hundredths((side.room - tokens * each) / gpu.total)
     cached = max(0, floor((memory * gpu.total - fixed) / kept))
     longest = floor(room / (each + kept))
@@ -310,7 +328,7 @@ def _too_few(who: str, tokens: int, context: int) -> str:
 
 
 def _round(tokens: int) -> int:
-    return tokens // 256 * 256
+    return tokens // _STEP * _STEP
 
 
 def _hundredths(share: float) -> float:

@@ -42,6 +42,12 @@ class ModelSize:
     """Key-value heads times their size."""
     vocabulary: int
     context_tokens: int
+    targets: tuple[str, ...]
+    """Last names of the layers that LoRA is on; servers would make room for it on others, too."""
+    experts: int = 0
+    """Of which a token goes through, each, see `layer_bytes`; 0: the model is dense."""
+    expert: int = 0
+    """How wide each of them is inside."""
 
     @property
     def kv_bytes(self) -> int:
@@ -49,17 +55,22 @@ class ModelSize:
         return 2 * self.caching_layers * self.keys * 2
 
 
-def model_size(source: str) -> ModelSize:
+def model_size(source: str, *, learns: bool = True) -> ModelSize:
     """Size up the model of a folder or hub id.
 
     Raises:
         ModelFileError: there is no config.json that transformers can build.
+        ConfigError: it is to learn, and its weights are quantised.
     """
     import torch  # what only reckons with a ModelSize needs neither
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from local_gpu.model.lora import refuse_quantized
+
     try:
         config: Any = AutoConfig.from_pretrained(source)
+        if learns:
+            refuse_quantized(config, source)
         with torch.device("meta"):
             module: Any = AutoModelForCausalLM.from_config(config)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
@@ -91,6 +102,8 @@ def counted(module: Any) -> ModelSize:
 def _counted(module: Any) -> ModelSize:
     from torch import nn
 
+    from local_gpu.model.lora import fused_experts, lora_targets
+
     text = module.config.get_text_config()
     head = module.get_output_embeddings()
     linear = [m for m in module.modules() if isinstance(m, nn.Linear) and m is not head]
@@ -98,6 +111,9 @@ def _counted(module: Any) -> ModelSize:
     size = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
     kinds: list[str] = list(getattr(text, "layer_types", None) or [])
     layers = int(text.num_hidden_layers)
+    told = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts")
+    chosen = next((int(n) for name in told if (n := getattr(text, name, None))), 1)
+    experts = chosen if fused_experts(module) else 0
     return ModelSize(
         parameters=sum(p.numel() for p in module.parameters()),
         linear=sum(m.weight.numel() for m in linear),
@@ -116,10 +132,15 @@ def _counted(module: Any) -> ModelSize:
         keys=int(getattr(text, "num_key_value_heads", None) or heads) * size,
         vocabulary=int(text.vocab_size),
         context_tokens=int(text.max_position_embeddings),
+        targets=tuple(lora_targets(module)),
+        experts=experts,
+        expert=int(getattr(text, "moe_intermediate_size", None) or text.intermediate_size),
     )
 
 
 GIB: Final = 1 << 30
+DEFAULT_TOKENS: Final = 32_768
+"""Tokens of one pass at most, but for a single longer sample; by arithmetic more is no faster."""
 FOUR_BITS: Final = 0.5 + 1 / 64 + 4 / (64 * 256)
 """Bytes of an nf4 weight: half a byte, a byte of scale for 64, and a float32 for 256 of these."""
 _UNDER_WAY: Final = 1.5
@@ -183,10 +204,13 @@ def layer_bytes(model: ModelSize, width: int = 2) -> int:
     """Kept of a token in one layer, while that layer is computed again and goes backwards.
 
     5 h (two norms' inputs and outputs, the residual) + 3 q (before and after rotation, attended) +
-    4 k (keys likewise, values) + 4 f (gate, its activation, up, their product).
+    4 k (keys likewise, values) + 4 f (gate, its activation, up, their product). In a mixture, for
+    each expert that a token goes through, the last at its width, and h (its output, which the
+    router weighs): frozen weights need no copy of their input.
     """
     h, q, k, f = model.hidden, model.queries, model.keys, model.feed_forward
-    return (5 * h + 3 * q + 4 * k + 4 * f) * width
+    fed = model.experts * (h + 4 * model.expert) if model.experts else 4 * f
+    return (5 * h + 3 * q + 4 * k + fed) * width
 
 
 def token_bytes(model: ModelSize, *, checkpointing: bool, width: int = 2) -> float:

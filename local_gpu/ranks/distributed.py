@@ -107,4 +107,4 @@ def _together() -> Generator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise OutOfStep(f"The ranks lost one another ({error}).", halve=None) from error
+        raise OutOfStep(f"The ranks lost one another ({error}).") from error

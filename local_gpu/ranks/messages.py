@@ -84,8 +84,6 @@ class RankLost:
 
     rank: int
     sentence: str
-    halve: int | None
-    """Too many tokens to compute at once; None: that was not it."""
     outage: bool
     """The device failed: what was computed is not to blame."""
 
@@ -96,7 +94,7 @@ CLOSE: Final = "close"
 COMMANDS: Final = frozenset(
     {
         *("create", "drop", "step", "forward_backward", "forward", "optim_step", "discard"),
-        *("score", "write_adapter", "export_adapter", "write_state"),
+        *("score", "write_adapter", "write_probe", "export_adapter", "write_state"),
         *("read_state", "read_adapter"),
         CLOSE,
     }

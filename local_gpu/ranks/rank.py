@@ -108,7 +108,7 @@ def _carry_out(voice: _Voice, world: World, build: Build, config: LocalConfig) -
         command = voice.next(world)
         name = command.name
         if name not in COMMANDS:
-            raise OutOfStep(f"There is no command {name!r}.", halve=None)
+            raise OutOfStep(f"There is no command {name!r}.")
         voice.answer(_tried(world, lambda c=command: getattr(learning, c.name)(*c.arguments)))
 
 
@@ -188,8 +188,7 @@ class _Voice:
         plain = isinstance(error, (ClawError, OutOfStep))
         sentence = str(error) if plain else f"{type(error).__name__}: {error}"
         fault = device_fault(error)
-        halve = error.halve if isinstance(error, OutOfStep) else None
-        lost = RankLost(self._rank, fault or sentence, halve, outage=fault is not None)
+        lost = RankLost(self._rank, fault or sentence, outage=fault is not None)
         if self._store is None:
             with suppress(OSError):  # the control process is gone
                 self._send(lost)

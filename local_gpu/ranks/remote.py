@@ -98,6 +98,7 @@ class RankedLearning:
         self._ranks: Ranks | None = None
         self._models = set[str]()  # that new ranks do not start with, or not as they are
         self._lost = set[str]()  # those that died with the ranks
+        self._cause = ""  # why they died, until these are loaded again
         self._failed = False  # a step, in these processes
         self._closed = False
         self._begun = False  # they have been ready once
@@ -140,6 +141,9 @@ class RankedLearning:
     def write_adapter(self, folder: Path, model: str = POLICY) -> None:
         self._call("write_adapter", folder, model, model=model)
 
+    def write_probe(self, folder: Path, size: float) -> None:
+        self._call("write_probe", folder, size)
+
     def export_adapter(self, folder: Path, model: str = POLICY) -> None:
         self._call("export_adapter", folder, model, model=model)
 
@@ -175,7 +179,7 @@ class RankedLearning:
             if self._closed:
                 raise BackendError("The trainer is closed.")
             if model in self._lost and name not in _MAKES:
-                raise OutageError("The weights went with the ranks that died: load a state first.")
+                raise OutageError(f"{self._cause} The weights went with them: load a state first.")
             if self._ranks is None:
                 self._start_anew()
                 if self._closed:  # meanwhile
@@ -248,12 +252,10 @@ class RankedLearning:
             return reply
         if isinstance(reply, RankLost):
             reason = f"Rank {reply.rank} cannot go on ({name}): {reply.sentence.rstrip('.')}."
-            if reply.halve is not None:
-                tokens = max(1, reply.halve // 2)
-                self._config = replace(self._config, micro_batch_tokens=tokens)
-                reason += f" New ranks compute {tokens} tokens at once."
+            self._cause = self._cause if self._lost else reason
             kind = OutageError if reply.outage else BackendError
             raise kind(f"{reason}{self._last_words(ranks)} See {self._log}.")
+        self._cause = self._cause if self._lost else f"{reason}."
         raise BackendError(f"{reason}.{self._last_words(ranks)} {self._log} ends:\n{ranks.tail()}")
 
     def _deadline_s(self, arguments: Sequence[Any]) -> float:

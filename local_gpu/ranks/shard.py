@@ -5,7 +5,8 @@ runs apart from the body. Adapters stay whole, too, so their gradients are summe
 nothing is ever scattered or divided. There is one module, and it wears one adapter at a time.
 
 Rule: ranks enter the same passes in the same order, because each layer is gathered from all of
-them. A rank that leaves a pass ends, and all of them with it.
+them. A rank whose memory is full gives the others what is left of the pass, and computes it again
+in halves; one that leaves a pass for another reason ends, and all of them with it.
 """
 
 from __future__ import annotations
@@ -16,16 +17,31 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather
 
-from local_gpu.device import out_of_memory
 from local_gpu.learn.passes import PassBudget
 from local_gpu.learn.world import OutOfStep
 from local_gpu.model.lora import BaseModel, adapter_parameters
 from local_gpu.ranks.distributed import Distributed
-from local_gpu.tree.prefix_tree import grow
 from tinker_claw.errors import ClawError
 
 T = TypeVar("T")
+
+
+class _Gathers(DefaultAllGather):
+    """Gathers layers, and counts them; the first `skip` it leaves out."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.skip = 0
+
+    def __call__(self, output_tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if self.skip:
+            self.skip -= 1
+            output_tensor.zero_()
+            return None
+        self.count += 1
+        return super().__call__(output_tensor, *args, **kwargs)
 
 
 class Shards:
@@ -35,6 +51,8 @@ class Shards:
         """`base.device` is where it computes; its tensors may lie elsewhere, and are taken."""
         self._base = base
         self._mesh = world.mesh()
+        self.world = world
+        self.gathers = _Gathers()
 
     def cut(self, module: Any) -> None:
         """Cut the layers of a module over the base, in place, and empty the base's own module.
@@ -45,21 +63,33 @@ class Shards:
         body, kept = module.base_model, set(adapter_parameters(module).values())
         for layer, whole in zip(body.layers, self._base.module.base_model.layers, strict=True):
             fully_shard(layer, mesh=self._mesh, ignored_params=kept)
+            layer.set_custom_all_gather(self.gathers)
             whole.to("meta")
         cut = {id(p) for layer in body.layers for p in layer.parameters()}
         uncut = kept | {p for p in module.parameters() if id(p) not in cut}
         for tensor in chain(uncut, module.buffers()):
             tensor.data = tensor.data.to(self._base.device)
         # The root has nothing of its own; it lets a layer be gathered while another computes.
-        fully_shard(body, mesh=self._mesh, ignored_params=uncut)
+        self._body: Any = fully_shard(body, mesh=self._mesh, ignored_params=uncut)
         self._base.module.to("meta")  # nobody computes with it any more
 
     def budget(self, tokens: int | None) -> Lockstep:
-        return Lockstep(tokens)
+        return Lockstep(tokens, self)
+
+    def finish(self, gathered: int, idle: Callable[[], None]) -> None:
+        """Give the others their parts of the layers of a pass that was left after so many."""
+        # What is to be done after each backward pass; nothing that FSDP2 makes public does it.
+        self._body._get_fsdp_state()._root_post_backward_final_callback()
+        self.gathers.skip = gathered
+        idle()
 
 
 class Lockstep(PassBudget):
-    """As many passes on every rank, and none that is cut in two."""
+    """As many passes on every rank."""
+
+    def __init__(self, tokens: int | None, shards: Shards) -> None:
+        super().__init__(tokens)
+        self._shards = shards
 
     def run(
         self,
@@ -69,7 +99,6 @@ class Lockstep(PassBudget):
         sequences: Sequence[Tensor],
         undo: Callable[[], None],
         idle: Callable[[], None],
-        most: int,
     ) -> dict[int, T]:
         """Compute every pass, and idle while others have more.
 
@@ -78,26 +107,24 @@ class Lockstep(PassBudget):
         """
         results: dict[int, T] = {}
         failure: ClawError | None = None
-        for indices in (*passes, *[()] * (most - len(passes))):
+        waiting = [list(indices) for indices in reversed(passes)]
+        gathers = self._shards.gathers
+        while self._shards.world.most(len(waiting)):
+            indices, before = waiting.pop() if waiting else [], gathers.count
             try:
+                done = self._try(indices, compute) if indices else idle()
+                if indices and done is not None:
+                    results.update(zip(indices, done, strict=True))
+                    continue
                 if indices:
-                    results.update(zip(indices, compute(indices), strict=True))
-                else:
-                    idle()
-                    undo()
-            except ClawError as error:  # told after the pass was through
+                    self._forget(undo)
+                    self._shards.finish(gathers.count - before, idle)
+                undo()
+                waiting += self._halves(indices, sequences)
+            except ClawError as error:  # told after all passes were through
                 failure = failure or error
             except (RuntimeError, ValueError, TypeError, IndexError) as error:
-                raise _out_of_step(error, [sequences[i] for i in indices]) from error
+                raise OutOfStep(f"{type(error).__name__}: {error}") from error
         if failure is not None:
             raise failure
         return results
-
-
-def _out_of_step(error: Exception, sequences: Sequence[Tensor]) -> OutOfStep:
-    if not (isinstance(error, RuntimeError) and out_of_memory(error)):
-        return OutOfStep(f"{type(error).__name__}: {error}", halve=None)
-    if len(sequences) < 2:
-        return OutOfStep("One sample alone does not fit in the memory.", halve=None)
-    tokens = len(grow(sequences).tokens)
-    return OutOfStep(f"A pass of {tokens} tokens does not fit in the memory.", halve=tokens)

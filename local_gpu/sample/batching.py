@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import time
 from array import array
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 import torch
 import transformers
@@ -29,6 +30,7 @@ from transformers.generation.continuous_batching.continuous_api import (
     OutputRouter,
 )
 from transformers.generation.continuous_batching.model_runner import ModelRunner
+from transformers.generation.continuous_batching.requests import RequestStatus
 from transformers.generation.continuous_batching.scheduler import (
     SCHEDULER_MAPPING,
     FIFOScheduler,
@@ -41,7 +43,7 @@ SUPPORTED: Final = "5.23"
 """The minor release of transformers whose private classes were read for this file."""
 PAGE_TOKENS: Final = 32
 """Tokens per cache block: prefixes are shared in multiples of it."""
-_SCHEDULER: Final = "tinker_claw_shortest_prefill"
+_SCHEDULER: Final = "tinker_claw_persons_first"
 _MAX_REQUESTS: Final = 64
 _SALT_BYTES: Final = 32
 """Of the hash of a salt, over the first eight ids: those are small numbers, so that what remains of
@@ -57,7 +59,19 @@ class Scheduled(Protocol):
 
 
 class Events(Protocol):
-    """What the engine's thread tells. None of it may raise."""
+    """What the engine's thread tells and asks. None of it may raise."""
+
+    def of_person(self, request_id: str) -> bool:
+        """Whether a person waits for it."""
+        ...
+
+    def take_turn(self) -> None:
+        """Wait until this engine may compute a pass: one does at a time, for persons first."""
+        ...
+
+    def end_turn(self, others_s: float) -> None:
+        """It has computed, for so long if it was for no person, or has nothing to compute."""
+        ...
 
     def on_logits(self, batch: Sequence[Scheduled], logits: Tensor) -> list[int]:
         """Choose a token for each row [R, V] of the requests with `has_new_token`, in order."""
@@ -150,6 +164,7 @@ class Batcher(ContinuousBatchingManager):
             processor.inputs_and_outputs.compute_stream = torch.cuda.current_stream(self._device)
         processor.model_runner = _Runner(processor, self._events)
         processor.__class__ = _Processor
+        cast(_PersonsFirst, processor.scheduler).events = self._events
         processor.cache.__class__ = _SaltedCache
         return processor
 
@@ -164,6 +179,23 @@ class Batcher(ContinuousBatchingManager):
 
 
 class _Processor(ContinuousBatchProcessor):
+    def prepare_next_batch(self) -> bool:
+        scheduler, found = cast(_PersonsFirst, self.scheduler), False
+        scheduler.events.take_turn()
+        try:
+            found = super().prepare_next_batch()
+        finally:
+            if not found:
+                scheduler.events.end_turn(0)
+        return found
+
+    def _generation_step(self, model: Any) -> None:
+        scheduler, began = cast(_PersonsFirst, self.scheduler), time.perf_counter()
+        try:
+            super()._generation_step(model)
+        finally:
+            scheduler.took(time.perf_counter() - began)
+
     def __del__(self) -> None:
         """Nothing: the original collects garbage, and the last reference frees the cache."""
 
@@ -241,16 +273,77 @@ class _Failures(OutputRouter):
             self.deliver(output)
 
 
-class _ShortestPrefillFirst(FIFOScheduler):
-    """Decoding requests first, then the shortest prefill: a short prompt passes a long one."""
+class _PersonsFirst(FIFOScheduler):
+    """Persons, then others; of either decoding requests, then the shortest prefill.
+
+    Beside persons, others take part in a pass only when passes of persons alone have taken as long
+    as the others' part in the last one: a reply takes twice the time that it takes alone, and
+    others go on. A request that takes no part keeps its cache, unless a person needs it.
+    """
+
+    events: Events
+
+    def reset(self) -> None:
+        super().reset()
+        self._persons = self._others = self._prefills = False
+        """Who takes part in this pass, and whether there is more of a prompt in it than a token."""
+        self._owed_s = 0.0
+        """Of passes of persons alone, until others take part."""
+        self._alone_s = 0.0
+        """A token each of persons alone, the last time; the older, the less it is believed, or one
+        pass that took long would let others take part for ever."""
+
+    def took(self, seconds: float) -> None:
+        """So long the pass took."""
+        self.events.end_turn(0 if self._persons else seconds)
+        if not self._persons:
+            self._owed_s = seconds  # a person who has come meanwhile has waited for it
+        elif self._others:
+            self._owed_s += max(0.0, seconds - self._alone_s)
+            self._alone_s /= 2
+        else:
+            self._owed_s = max(0.0, self._owed_s - seconds)
+            if not self._prefills:
+                self._alone_s = seconds
 
     def _process_candidates(self, candidates: list[Any], *args: Any, **kwargs: Any) -> Any:
-        # sorted() is stable, and a decoding request has nothing left to prefill.
-        ordered = sorted(candidates, key=lambda state: len(state.remaining_prefill_tokens))
-        return super()._process_candidates(ordered, *args, **kwargs)
+        known = (*self.active_requests.values(), *self.waiting_requests.values())
+        persons = _in_order([state for state in known if self._of_person(state)])
+        if persons:
+            self._make_room()
+        others = _in_order(
+            [s for s in candidates if not self._of_person(s) and s.status < RequestStatus.FINISHED]
+        )
+        alone = bool(persons) and self._owed_s > 0
+        wanted = persons if alone else [*persons, *others]
+        found = super()._process_candidates(wanted, *args, **kwargs)
+        if alone and not found[0]:  # the oldest of the others has the cache
+            found = super()._process_candidates([*persons, *others], *args, **kwargs)
+        taken = [self._of_person(part.state) for part in found[0]]
+        self._persons, self._others = any(taken), not all(taken)
+        self._prefills = any(part.query_length > 1 for part in found[0])
+        return found
+
+    def _of_person(self, state: Any) -> bool:
+        return self.events.of_person(state.request_id)
+
+    def _make_room(self) -> None:
+        """Take the cache of the newest others, who compute it again: of all but the oldest one,
+        which goes on so that every request ends."""
+        others = [s for s in self.active_requests.values() if not self._of_person(s)]
+        while len(others) > 1 and not self._try_to_meet_safety_margin():
+            state = others.pop()
+            self.finish_request(state.request_id)
+            self.add_waiting_request(state.create_equivalent_initial_request())
+            state.status = RequestStatus.FINISHED
 
 
-SCHEDULER_MAPPING[_SCHEDULER] = _ShortestPrefillFirst
+def _in_order(states: list[Any]) -> list[Any]:
+    # sorted() is stable, and a decoding request has nothing left to prefill.
+    return sorted(states, key=lambda state: len(state.remaining_prefill_tokens))
+
+
+SCHEDULER_MAPPING[_SCHEDULER] = _PersonsFirst
 
 
 def check_version(version: str = transformers.__version__) -> None:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
@@ -36,8 +36,10 @@ from local_gpu.halves import BASE_REF, Facts, Score, ScoreAsk
 from local_gpu.model.files import read_adapter
 from local_gpu.model.load import own_stream
 from local_gpu.model.lora import BaseModel, for_sampling, with_lora
+from local_gpu.room import Room
 from local_gpu.sample.batching import Batcher, Scheduled, salted_id
 from local_gpu.sample.drawing import Drawn, Recipe, draw
+from local_gpu.sample.routing import HotPrefixes, Prefix, keys_of
 from local_gpu.tasks import together
 from tinker_claw.errors import (
     BackendError,
@@ -56,11 +58,14 @@ from tinker_claw.types import (
     Tokens,
 )
 
+_WARM_PREFIXES: Final = 4
+_WARM_S: Final = 20.0
+"""For a new version, before it serves."""
 _ABANDONED: Final = Recipe(temperature=0, top_p=1, top_k=None, uniform=0, student_topk=0)
 """For a row whose request was cancelled while it was in the batch."""
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class SampleJob:
     """One request."""
 
@@ -109,25 +114,40 @@ class SampleJob:
 class Feed:
     """The jobs of one generation thread; implements `batching.Events` for it."""
 
-    def __init__(self, cancel: Callable[[str], None]) -> None:
+    def __init__(self, cancel: Callable[[str], None], room: Room) -> None:
         self._loop = asyncio.get_running_loop()
         self._cancel = cancel
+        self._room = room
         self._jobs: dict[str, SampleJob] = {}
 
     # In the event loop.
 
     def enter(self, request_id: str, job: SampleJob) -> None:
         self._jobs[request_id] = job
+        if job.params.person:
+            self._room.enter(job, self)
 
     def leave(self, request_id: str) -> None:
         """The consumer has gone; a request that is not finished is cancelled."""
-        if not self._jobs.pop(request_id).done:
+        job = self._jobs.pop(request_id)
+        self._room.leave(job)
+        if not job.done:
             self._cancel(request_id)
 
     def __len__(self) -> int:
         return len(self._jobs)
 
     # In the generation thread.
+
+    def of_person(self, request_id: str) -> bool:
+        job = self._jobs.get(request_id)
+        return job is not None and job.params.person
+
+    def take_turn(self) -> None:
+        self._room.take_turn(self)
+
+    def end_turn(self, others_s: float) -> None:
+        self._room.end_turn(others_s)
 
     def on_logits(self, batch: Sequence[Scheduled], logits: Tensor) -> list[int]:
         ids: list[str] = []
@@ -150,6 +170,7 @@ class Feed:
         for request_id, job, token in zip(ids, jobs, drawn, strict=True):
             if job is not None and token is not None:
                 events.append((job, job.chunk(token)))
+                self._room.begin(job)
             elif job is not None:
                 self._cancel(request_id)
                 events.append((job, SamplerError("The model's logits are not finite.")))
@@ -221,9 +242,11 @@ class _Running:
 class Engine:
     """Samples from one module."""
 
-    def __init__(self, module: Any, size: EngineSize) -> None:
+    def __init__(self, module: Any, size: EngineSize, room: Room) -> None:
+        """`room`: of all that computes in this process."""
         self._module = module
         self._size = size
+        self._room = room
         self._ids = count()
         self._running: _Running | None = None
         self._retired = False
@@ -290,7 +313,7 @@ class Engine:
 
     def _start(self) -> _Running:
         if self._running is None or not self._running.batcher.accepts:
-            self._running = _run(self._module, self._size)
+            self._running = _run(self._module, self._size, self._room)
         return self._running
 
     async def _stop(self) -> None:
@@ -319,11 +342,11 @@ class Engine:
             )
 
 
-def _run(module: Any, size: EngineSize) -> _Running:
+def _run(module: Any, size: EngineSize, room: Room) -> _Running:
     batcher = Batcher(
         module, kv_cache_tokens=size.kv_cache_tokens, max_batch_tokens=size.max_batch_tokens
     )
-    feed = Feed(batcher.cancel_request)
+    feed = Feed(batcher.cancel_request, room)
     batcher.start_with(feed)
     return _Running(batcher, feed)
 
@@ -341,19 +364,33 @@ class LocalSampler:
     def __init__(
         self,
         ref: str,
-        module: Any,
-        size: EngineSize,
+        engine: Engine,
         facts: Facts,
         score: Score,
+        hot: HotPrefixes,
         closed: Callable[[LocalSampler], None],
     ) -> None:
         self.ref = ref
+        self._hot = hot
         self._facts = facts
         self._score = score
         self._closed = closed
-        self._engine = Engine(module, size)
+        self._engine = engine
+
+    async def warm(self) -> None:
+        """Compute what recent prompts share before somebody waits for it.
+
+        Whoever asks hears what fails.
+        """
+        with suppress(TimeoutError, SamplerError, RequestError):
+            async with asyncio.timeout(_WARM_S):
+                for prefix in self._hot.hottest(_WARM_PREFIXES) or [Prefix((0,))]:
+                    # With one token, transformers would forget the blocks of its pass.
+                    params = SamplingParams(max_tokens=2, cache_salt=prefix.salt)
+                    await self._engine.sample(prefix.tokens, params, 1)
 
     def stream(self, prompt: Tokens, params: SamplingParams) -> AsyncGenerator[TokenChunk]:
+        self._hot.note(prompt, keys_of(prompt, params.cache_salt), params.cache_salt)
         return self._engine.stream(prompt, params)
 
     async def sample(self, prompt: Tokens, params: SamplingParams, n: int = 1) -> list[Completion]:
@@ -385,12 +422,16 @@ Run = Callable[[Callable[[], object]], Awaitable[object]]
 class EmbeddedServing:
     """Implements `local_gpu.halves.Serving`."""
 
-    def __init__(self, base: BaseModel, size: EngineSize, score: Score, run: Run) -> None:
+    def __init__(
+        self, base: BaseModel, size: EngineSize, room: Room, score: Score, run: Run
+    ) -> None:
         """`run`: in a thread that no training step holds; what fails there comes in words."""
         self._base = base
         self._size = size
+        self._room = room
         self._score = score
         self._run = run
+        self._hot = HotPrefixes()
         self._open: set[LocalSampler] = set()
 
     @property
@@ -408,10 +449,12 @@ class EmbeddedServing:
 
     async def open(self, ref: str, folder: Path) -> Sampler:
         module = await self._run(lambda: self._read(folder))
-        return self._sampler(ref, module)
+        sampler = self._sampler(ref, module, self._hot)
+        await sampler.warm()
+        return sampler
 
     async def base(self) -> Sampler:
-        return self._sampler(BASE_REF, self._base.module)
+        return self._sampler(BASE_REF, self._base.module, HotPrefixes())
 
     def live(self) -> frozenset[str]:
         # Asked in another thread: the copy is made in one go, while samplers open and close.
@@ -429,8 +472,9 @@ class EmbeddedServing:
         except ConfigError as error:
             raise BackendError(str(error)) from error
 
-    def _sampler(self, ref: str, module: object) -> LocalSampler:
+    def _sampler(self, ref: str, module: object, hot: HotPrefixes) -> LocalSampler:
         facts = Facts(self._base.fingerprint, self._size.vocabulary, self._size.context_tokens)
-        sampler = LocalSampler(ref, module, self._size, facts, self._score, self._open.discard)
+        engine = Engine(module, self._size, self._room)
+        sampler = LocalSampler(ref, engine, facts, self._score, hot, self._open.discard)
         self._open.add(sampler)
         return sampler

@@ -13,7 +13,9 @@ With d the server's logprob of a token minus the trainer's, two things are a fau
   there, 1 + <d, u> / <u, u>, is 1 if the adapter is applied, 0 if those other weights answer (not
   applied, or the keys of an old prefix), 1/2 or 2 if alpha is wrong. Its standard error is
   noise / |u|, so over 64 tokens a change as small as the rounding (0.05 nats in bfloat16) is seen.
-  A smaller one cannot be told from rounding, and no harm is done if it is missing.
+  A smaller one cannot be told from rounding, and no harm is done if it is missing. A server that
+applies no adapters would pass with each of them: so it is examined first on an adapter that was
+drawn, not learned, and is large enough to be told (`Exam.decisive`).
 
 Rule: only first tokens are asked for here; what follows them is compared by the learner, on every
 batch.
@@ -84,6 +86,8 @@ class Exam:
     """What would be answered by other weights, by their names; the base's under `BASE_REF`."""
     advice: str
     """What to look for where a server fails."""
+    decisive: bool = False
+    """A server also fails if the right weights cannot be told from the wrong ones."""
     temperature: float = 1.0
     student_topk: int = 0
     """Candidates to ask for with each token: servers refuse more than they were started for."""
@@ -162,6 +166,19 @@ def tempered(rows: Rows, temperature: float, vocabulary: int) -> Rows:
     return tuple(tuple(map(one, places)) for places in rows)
 
 
+def moved(right: Rows, wrong: Rows) -> float:
+    """Root mean square of the difference of logprobs under `right`, over all places, in nats."""
+    squares = [
+        math.fsum(
+            math.exp(logprob) * _bounded(logprob - other.get(token, min(other.values()))) ** 2
+            for token, logprob in row.items()
+        )
+        for rows, others in zip(right, wrong, strict=True)
+        for row, other in zip(rows, others, strict=True)
+    ]
+    return math.sqrt(fmean(squares))
+
+
 def judge(
     exam: Exam, url: str, drawn: Sequence[ExamSample], *, base: str, noise: float, tolerance: float
 ) -> tuple[ExamResult, str | None]:
@@ -186,6 +203,11 @@ def judge(
         applied=told[0] if told and told[1] < 1 else None,
     )
     for name, (share, error) in shares.items():
+        if exam.decisive and _SLACK + _ERRORS * error >= 1:
+            return found, (
+                f"rounds its logprobs so much that {exam.ref!r} cannot be told from {name!r}, over "
+                f"{len(d)} tokens"
+            )
         if abs(share - 1) > _SLACK + _ERRORS * error:
             return found, (
                 f"answers with {round(100 * share)}% of what tells {exam.ref!r} from {name!r}, "

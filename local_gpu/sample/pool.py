@@ -117,6 +117,18 @@ class Adapter:
             return self._exam
 
 
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """An adapter that was drawn, not learned: a server that does not apply it applies none."""
+
+    folder: Path
+    exam: Exam
+
+    @property
+    def name(self) -> str:
+        return self.exam.ref
+
+
 @dataclass(slots=True)
 class Away:
     """A server that is not asked. Times are on the monotonic clock."""
@@ -138,11 +150,13 @@ class Member:
         server: InferenceServer,
         base_exams: tuple[Exam, Exam],
         options: PoolOptions,
+        probe: Probe | None = None,
     ) -> None:
         """`base_exams`: at temperature 1, and at another."""
         self.number = number
         self.server = server
         self._base_exams = base_exams
+        self._probe = probe
         self._options = options
         self.in_flight = 0
         self.away: Away | None = None
@@ -192,11 +206,12 @@ class Member:
             self.changed()
 
     async def check(self) -> None:
-        """Ask what it holds, and whether it answers as the base model does.
+        """Ask what it holds, and whether it answers as the base model and as an adapter does.
 
         Raises:
             OutageError: it does not answer.
             Disagreement: it answers otherwise.
+            BackendError: it loads no adapter of this kind.
         """
         plain, shaped = self._base_exams
         async with self._changing:
@@ -206,6 +221,8 @@ class Member:
             self.agreements[BASE_REF] = await self._sit(None, plain)
             self._noise = self.agreements[BASE_REF].sd
             await self._sit(None, shaped)
+            if self._probe is not None:
+                await self._try(self._probe)
             self.keeps_apart = await keeps_apart(self.server, plain)
             if not self.keeps_apart:
                 self._options.say(
@@ -213,6 +230,15 @@ class Member:
                     "all others, so that how long it takes may tell one what another has asked: "
                     "take a newer release where not everybody may know. Cached tokens are not told."
                 )
+
+    async def _try(self, probe: Probe) -> None:
+        self.held.add(probe.name)
+        await self._load(probe.name, probe.folder)
+        try:
+            await self._sit(probe.name, probe.exam)
+        finally:
+            await self.server.unload(probe.name)
+            self.held.discard(probe.name)
 
     async def look(self) -> None:
         """Raises OutageError if it does not answer, or was started anew and has nothing loaded."""

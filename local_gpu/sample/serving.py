@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -24,8 +24,8 @@ from typing import Final
 from safetensors import SafetensorError, safe_open
 
 from local_gpu.halves import BASE_REF, Facts, Score
-from local_gpu.sample.exam import PLACES, Exam, ExamResult, table, tempered
-from local_gpu.sample.pool import Adapter, Member, Pool, PoolOptions
+from local_gpu.sample.exam import PLACES, Exam, ExamResult, moved, table, tempered
+from local_gpu.sample.pool import Adapter, Member, Pool, PoolOptions, Probe
 from local_gpu.sample.sampler import PoolSampler
 from local_gpu.sample.server import NEVER_LOADED, InferenceServer
 from local_gpu.tasks import together
@@ -48,6 +48,21 @@ _NOT_APPLIED: Final = (
     "Was the adapter not applied, or with another alpha, or does the server answer from a prefix "
     "cache of older weights?"
 )
+_NONE_APPLIED: Final = (
+    "It loads adapters and applies them wrongly or not at all: its log at level DEBUG says which "
+    "layers it passed over. Take another release of it, or another model."
+)
+_MOVES: Final = 1.0
+"""Nats by which the probe shall move logprobs, as a root mean square: far beyond any rounding."""
+_ENOUGH: Final = (0.4, 4.0)
+_MORE: Final = 1.2
+"""Times as far as the one before: else a larger adapter moves the model no further."""
+_LEAST: Final = 1e-3
+_FIRST_SIZE: Final = 0.05
+_TRIES: Final = 8
+
+WriteProbe = Callable[[float], Awaitable[tuple[str, Path]]]
+"""Write an adapter of that size (see `Learning.write_probe`): its ref, which scores, and folder."""
 
 
 class Examiner:
@@ -81,6 +96,30 @@ class Examiner:
                 temperature=_TEMPERATURE,
             ),
         )
+
+    async def probe(self, write: WriteProbe, base: Exam) -> Probe:
+        """On an adapter that was drawn, large enough to be told from the base.
+
+        A model that finds all tokens about as likely, whatever it computes, is moved as far as it
+        goes, and the exam is decisive only if that is enough.
+
+        Raises:
+            BackendError: no adapter moves it, or the trainer cannot write or score.
+        """
+        size, before = _FIRST_SIZE, 0.0
+        for left in reversed(range(_TRIES)):
+            ref, folder = await write(size)
+            right = await table(self._score, self._facts, ref, base.prompts)
+            by = moved(right, base.right)
+            enough = _ENOUGH[0] <= by <= _ENOUGH[1]
+            if enough or not left or (before and before <= by < _MORE * before):
+                if by < _LEAST:
+                    break
+                wrong = {BASE_REF: base.right}
+                exam = Exam(ref, base.prompts, right, wrong, advice=_NONE_APPLIED, decisive=enough)
+                return Probe(folder, exam)
+            size, before = size * min(10.0, max(0.1, _MOVES / max(by, 1e-6))), by
+        raise BackendError("Adapters change nothing of what the trainer's model answers.")
 
     async def adapter(self, ref: str, hot: Sequence[Tokens], before: str | None) -> Exam | None:
         """On a version, against the base and the version before, if there is one.
@@ -128,8 +167,12 @@ class PoolServing:
         facts: Facts,
         score: Score,
         options: PoolOptions | None = None,
+        write_probe: WriteProbe | None = None,
     ) -> PoolServing:
         """Ask every server what it is, and compare its base model with the trainer's.
+
+        With `write_probe` each must also answer with an adapter as the trainer does: one that
+        applies none is found before anything was learned.
 
         One that does not answer yet is asked again later, unless none does. The servers are closed
         with the pool, or here if it does not start.
@@ -142,7 +185,8 @@ class PoolServing:
         examiner = Examiner(facts, score, options)
         try:
             exams = await examiner.base()
-            members = [Member(i, server, exams, options) for i, server in enumerate(servers)]
+            probe = write_probe and await examiner.probe(write_probe, exams[0])
+            members = [Member(i, one, exams, options, probe) for i, one in enumerate(servers)]
             await together(_admit(member) for member in members)
             model, context_tokens = _in_common(members, facts)
         except BaseException:

@@ -1,7 +1,7 @@
 """SGLang's dialect: its own `/generate`, with token ids in and out.
 
     python -m sglang.launch_server --model-path MODEL --enable-lora --max-lora-rank 32 \
-        --lora-target-modules all
+        --lora-target-modules all --enable-priority-scheduling
 
 Written to the sources of 0.5.23, and tested against a server of ours that answers in their shapes:
 it has never met a real one. As read there:
@@ -13,6 +13,8 @@ it has never met a real one. As read there:
 * events tell everything since the beginning, or since the last one, as the server was started;
 * `extra_key` keeps computed prefixes apart, as an adapter does (older ones take it and do not use
   it: every server is tried, see `probe.keeps_apart`);
+* a higher `priority` goes first, and takes the place of a running request whose own is lower by
+  more than 10, which goes on later with its tokens; without the flag it counts for nothing;
 * an unload waits until the requests in flight have ended, and data-parallel replicas load nothing.
 
 Rule: every setting that bears on sampling stands in every request.
@@ -20,12 +22,14 @@ Rule: every setting that bears on sampling stands in every request.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from http import HTTPStatus
+from json import loads
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from local_gpu.sample.dialect import END_TOKEN, HttpServer, StreamPiece, absolute, seed_of
 from local_gpu.sample.http import HttpAnswer, Refusal
@@ -35,6 +39,9 @@ from tinker_claw.types import SamplingParams, Tokens
 
 T = TypeVar("T")
 
+_PERSON: Final = 100
+"""More than `--priority-scheduling-preemption-threshold`, which is 10."""
+
 
 class SglangServer(HttpServer):
     """Implements `Server` over SGLang's HTTP routes."""
@@ -43,8 +50,11 @@ class SglangServer(HttpServer):
         body = {"lora_name": name, "lora_path": absolute(folder)}
         answer = await self._change("/load_lora_adapter", body)
         if not answer.ok and name not in (await self.info()).adapters:
+            without = await asyncio.to_thread(without_lora, folder)
+            named = f" SGLang has no LoRA for {', '.join(without)}: let vLLM sample this model."
             raise BackendError(
                 f"The server {self.url} cannot load the adapter in {folder}: {answer.told}."
+                f"{named if without else ''}"
             )
 
     async def unload(self, name: str) -> None:
@@ -77,6 +87,16 @@ class SglangServer(HttpServer):
         return "never been loaded" in told or "are not loaded" in told
 
 
+def without_lora(folder: Path) -> list[str]:
+    """The layers of an adapter that SGLang cannot put LoRA on: of linear attention's projections it
+    knows one that is fused by its own rules alone."""
+    try:
+        targets: list[str] = loads((folder / "adapter_config.json").read_text())["target_modules"]
+    except (OSError, ValueError, KeyError):  # the server has said what is wrong with it
+        return []
+    return sorted(name for name in targets if name.startswith("in_proj_"))
+
+
 def _request(name: str | None, prompt: Tokens, params: SamplingParams, n: int) -> dict[str, object]:
     """A batch of n of the same prompt where n > 1: only so can each have its own seed."""
 
@@ -96,6 +116,7 @@ def _request(name: str | None, prompt: Tokens, params: SamplingParams, n: int) -
         "return_text_in_logprobs": False,
         "stream": True,
         "extra_key": params.cache_salt,
+        "priority": _PERSON if params.person else 0,
     }
 
 

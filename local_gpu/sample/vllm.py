@@ -2,10 +2,11 @@
 
     VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve MODEL --enable-lora --max-loras 4 \
         --max-lora-rank 32 --logprobs-mode processed_logprobs --generation-config vllm \
-        --enable-prompt-tokens-details
+        --enable-prompt-tokens-details --scheduling-policy priority
 
 Without `processed_logprobs`, logprobs at other temperatures than 1 are not those of the
 distribution that was sampled. Without `enable-prompt-tokens-details`, no cached tokens are told.
+Without the policy `priority`, persons wait behind episodes.
 At temperature 0 they are untempered; temperatures between 0 and 0.01 are taken as 0.01. An adapter
 that is unloaded while in use goes on serving the requests in flight, and its folder may be read
 again for them. One engine per address: of several data-parallel ones, one alone would load it.
@@ -131,6 +132,7 @@ def _request(model: str, prompt: Tokens, params: SamplingParams, n: int) -> dict
         "stream": True,
         "stream_options": {"include_usage": True},
         "cache_salt": params.cache_salt,
+        "priority": 0 if params.person else 1,  # the lower goes first
     }
 
 

@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 _SERVER_FLAGS = ("host", "port")
+_KEYS = {
+    "api_key": "TINKER_SERVER_API_KEY",
+    "sampler_api_key": "TINKER_SERVER_SAMPLER_API_KEY",
+}
+"""Every account of the machine can read a command line, and not these."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,6 +69,8 @@ def _config(flags: dict[str, Any]) -> WireConfig:
     from local_gpu.config import LocalConfig
     from local_gpu.tinker.config import WireConfig, source_of
 
+    for name, variable in _KEYS.items():
+        flags[name] = _key(f"--{name.replace('_', '-')}", flags[name], variable)
     own = {name: flags.pop(name) for name in ("api_key", "open_samplers")}
     model = flags.pop("model")
     flags["name"] = flags["name"] or model
@@ -74,6 +81,22 @@ def _config(flags: dict[str, Any]) -> WireConfig:
         raise ConfigError("--shard on splits the base over the ranks that learn: give --ranks 2")
     local = LocalConfig(model=source_of(model), policy=False, **flags)
     return WireConfig(local=local, **own)
+
+
+def _key(flag: str, given: str | None, variable: str) -> str | None:
+    """What a flag says, or the file that it names behind an @; else the variable.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    if given is None:
+        return os.environ.get(variable) or None
+    if not given.startswith("@"):
+        return given
+    try:
+        return Path(given[1:]).expanduser().read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{flag} {given}: the file cannot be read ({error})") from error
 
 
 async def _serve(config: WireConfig, listening: socket.socket) -> None:
@@ -121,7 +144,11 @@ def parser() -> argparse.ArgumentParser:
     add("--root", type=Path, default=Path("runs/wire"), help="folder of the checkpoints")
     add("--host", default="127.0.0.1", help="address to listen on; others need --api-key")
     add("--port", type=int, default=8000, help="0 takes a free one")
-    add("--api-key", help="starts with tml-; without it any key is taken, on loopback only")
+    add(
+        "--api-key",
+        help="starts with tml-; better @FILE, which holds it, or the variable "
+        f"{_KEYS['api_key']}; without any a client may send any key, on loopback only",
+    )
     machine = top.add_argument_group("machine")
     machine.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, ...")
     machine.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], default="auto")
@@ -171,7 +198,10 @@ def parser() -> argparse.ArgumentParser:
         "--sampler-urls", nargs="+", default=(), help="vLLM or SGLang servers; without, in here"
     )
     halves.add_argument("--sampler-kind", choices=["auto", "vllm", "sglang"], default="auto")
-    halves.add_argument("--sampler-api-key", help="of all --sampler-urls")
+    halves.add_argument(
+        "--sampler-api-key",
+        help=f"of all --sampler-urls; better @FILE, or the variable {_KEYS['sampler_api_key']}",
+    )
     halves.add_argument(
         "--student-topk", type=int, default=0, help="candidates per token that they must give"
     )

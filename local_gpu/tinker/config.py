@@ -141,6 +141,6 @@ def check_exposure(host: str, api_key: str | None) -> None:
     """
     if not is_loopback(host) and api_key is None:
         raise ConfigError(
-            f"--host {host} lets other machines in: give --api-key {KEY_PREFIX}... as well, and "
-            "set TINKER_API_KEY to it on the clients"
+            f"--host {host} lets other machines in: give --api-key @FILE as well, a file "
+            f"with a key that starts with {KEY_PREFIX}, and set TINKER_API_KEY to it on the clients"
         )

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from subprocess import SubprocessError
-from typing import Literal
+from typing import Final, Literal
 
 import torch
 from torch import Tensor
 
+from local_gpu.device import device_fault
 from local_gpu.tree.fused import FlexKernel, VarlenKernel
 from local_gpu.tree.kernels import Fa3Kernel, Kernel, MergedKernel, SdpaKernel
 from local_gpu.tree.prefix_tree import PrefixTree, grow
@@ -24,6 +25,8 @@ from tinker_claw.errors import ClawError, ConfigError
 
 Setting = Literal["auto", "sdpa", "merged", "flex", "varlen", "fa3"]
 
+KERNELS: Final = (MergedKernel(), FlexKernel(), VarlenKernel(), SdpaKernel(), Fa3Kernel())
+"""Of a GPU. The last takes the place of PyTorch's own in all the others."""
 _SLACK = 4.0
 """How many times PyTorch's own rounding error in the same number format a kernel may have."""
 _TIMES = 3
@@ -116,13 +119,10 @@ def choose(
         return MergedKernel()
     if setting == "sdpa":
         return SdpaKernel()
-    if kernels is None:
-        # The last takes the place of PyTorch's own in all the others.
-        kernels = (MergedKernel(), FlexKernel(), VarlenKernel(), SdpaKernel(), Fa3Kernel())
     try:
         if setting == "auto":
-            return _fastest(kernels, device, dtype, heads, say)
-        kernel = next(k for k in kernels if k.name == setting)
+            return fastest(kernels or KERNELS, device, dtype, heads, say)
+        kernel = next(k for k in KERNELS if k.name == setting)
         if problem := _judge(device, dtype, heads).problem(kernel):
             raise ConfigError(f"attention = {setting} does not work here: {problem} Use auto.")
         return kernel
@@ -131,13 +131,19 @@ def choose(
             torch.cuda.empty_cache()  # a sampler may share the GPU
 
 
-def _fastest(
-    kernels: Sequence[Kernel],
+def fastest(
+    kernels: Iterable[Kernel],
     device: torch.device,
     dtype: torch.dtype,
     heads: Heads,
     say: Callable[[str], None],
 ) -> Kernel:
+    """The fastest kernel that agrees with the reference.
+
+    Raises:
+        ConfigError: none does.
+        RuntimeError: one has broken the device.
+    """
     judge = _judge(device, dtype, heads)
     sizes = (8192, 1024, 8) if device.type == "cuda" else (256, 48, 4)
     timed = Trial.of(*sizes, heads, device)
@@ -150,7 +156,7 @@ def _fastest(
                 taken.append((timed.seconds(kernel, dtype), kernel))
                 continue
             except kernel_failures() as error:
-                problem = sentence_of(error)
+                problem = _left_out(error)
         problems.append(f"Attention by {kernel.name} is left out: {problem}")
         say(problems[-1])
     if not taken:
@@ -196,7 +202,7 @@ class _Judge:
         try:
             found = self._trial.run(kernel, self._dtype)
         except kernel_failures() as error:
-            return sentence_of(error)
+            return _left_out(error)
         names = ("output", "gradient of the queries", "gradient of the keys", "gradient of values")
         for name, got, right, limit in zip(names, found, self._truth, self._limits, strict=True):
             if not (far := distance(got, right)) <= limit:
@@ -233,6 +239,12 @@ def kernel_failures() -> tuple[type[Exception], ...]:
     except ImportError:
         return known
     return (*known, TritonError)  # pyright: ignore
+
+
+def _left_out(error: Exception) -> str:
+    if device_fault(error):
+        raise error  # whatever this process computes next may fail as well
+    return sentence_of(error)
 
 
 def sentence_of(error: Exception) -> str:

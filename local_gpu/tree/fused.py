@@ -22,9 +22,11 @@ so many segments that this would be many GB is attended to by merging instead.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from inspect import signature
 from itertools import accumulate
 from typing import Any, Final, cast
 
@@ -37,7 +39,7 @@ from torch.nn.attention.varlen import varlen_attn
 
 from local_gpu.tree.kernels import Attend, MergedKernel, SdpaKernel
 from local_gpu.tree.prefix_tree import PrefixTree, Rows
-from tinker_claw.errors import BackendError, ConfigError
+from tinker_claw.errors import ConfigError
 
 BLOCK = 128
 """Rows of a block, of queries as of keys."""
@@ -45,31 +47,28 @@ _VARIANTS: Final = 64
 
 
 class FlexKernel:
-    """`compiled` False computes all scores, forward only: for tests of the mask."""
-
     name = "flex"
 
-    def __init__(self, *, compiled: bool = True) -> None:
-        self._compiled = compiled
+    def __init__(self, flex: Callable[..., Any] | None = None) -> None:
+        """`flex`: FlexAttention that is not compiled, forward only; None: PyTorch's, compiled."""
+        self._flex = flex
 
     def prepare(self, tree: PrefixTree, device: torch.device) -> Attend:
-        if self._compiled and device.type == "cpu":
+        if self._flex is None and device.type == "cpu":
             raise ConfigError("FlexAttention has no backward pass on the CPU; use auto there.")
-        if self._compiled and len(tree.tokens) <= BLOCK:
+        if self._flex is None and len(tree.tokens) <= BLOCK:
             # A mask of one block has shapes of its own to compile for, and nothing to skip.
             return SdpaKernel().prepare(tree, device)
         mask = block_mask(tree, device)
-        flex: Any = compiled() if self._compiled else flex_attention
+        flex: Any = self._flex or compiled()
 
         def over_tree(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
             gqa = query.shape[1] != key.shape[1]
             try:
                 return flex(query, key, value, block_mask=mask, scale=scale, enable_gqa=gqa)
-            except FailOnRecompileLimitHit as error:
-                raise BackendError(
-                    f"FlexAttention has been compiled {_VARIANTS} times for this model's shapes: "
-                    "start again, and the count begins anew."
-                ) from error
+            except FailOnRecompileLimitHit:
+                # Of shapes that are new after so many variants: slower, and the same numbers.
+                return MergedKernel().prepare(tree, device)(query, key, value, scale)
 
         return over_tree
 
@@ -160,6 +159,11 @@ def layout_of(tree: PrefixTree) -> Layout:
 class VarlenKernel:
     name = "varlen"
 
+    def __init__(self, varlen: Callable[..., Any] = varlen_attn) -> None:
+        """`varlen`: PyTorch's; before 2.12 it takes as many heads of keys as of queries."""
+        self._varlen = varlen
+        self._groups = "enable_gqa" in signature(varlen).parameters
+
     def prepare(self, tree: PrefixTree, device: torch.device) -> Attend:
         layout = layout_of(tree)
         if layout.key_cuts[-1] > _MOST_ROWS:
@@ -170,7 +174,10 @@ class VarlenKernel:
         longest_seen = max(s.position + s.last - s.first for s in tree.segments)
 
         def over_tree(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-            out: Any = varlen_attn(
+            times = query.shape[1] // key.shape[1]
+            if times > 1 and not self._groups:
+                key, value = (t.repeat_interleave(times, dim=1) for t in (key, value))
+            out = self._varlen(
                 query[0].transpose(0, 1),
                 spelt(key[0].transpose(0, 1), layout.pieces),
                 spelt(value[0].transpose(0, 1), layout.pieces),
@@ -180,7 +187,7 @@ class VarlenKernel:
                 longest_seen,
                 scale=scale,
                 window_size=CAUSAL,
-                enable_gqa=query.shape[1] != key.shape[1],
+                **({"enable_gqa": times > 1} if self._groups else {}),
             )
             return out.transpose(0, 1)[None]
 

@@ -47,6 +47,30 @@ def test_reply_that_cannot_be_written_is_refused_and_a_judgement_waits(tmp_path:
     assert "Traceback" not in running.said()
 
 
+def test_health_tells_what_the_ledger_refused_until_it_takes_a_write(tmp_path: Path) -> None:
+    def ask() -> int:
+        body = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+        return httpx.post(f"{running.url}/chat/completions", json=body, timeout=240).status_code
+
+    with life(tmp_path / "data", "--batch-size", "64") as running:
+        assert running.serves()
+        assert ask() == 200
+        assert running.health()["status"] == "ok"
+        running.writes_at_most(0)
+        assert ask() == 503
+        told = running.health()
+        assert (told["status"], told["records"]) == ("degraded", "failing")
+        assert "records" in told["wrong"]
+        assert "ledger.sqlite3 cannot be written" in told["records_error"]
+        assert told["records_since"] > 0
+        assert told["meaning"].startswith("Requests are refused")
+        running.writes_at_most(LIMITLESS)
+        assert running.health()["status"] == "degraded", "nothing was written since"
+        assert ask() == 200
+        until(lambda: running.health()["status"] == "ok")
+        assert running.stop() == 0
+
+
 @pytest.mark.slow
 def test_step_that_cannot_be_written_is_void_and_learning_goes_on(tmp_path: Path) -> None:
     data = tmp_path / "data"

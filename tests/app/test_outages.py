@@ -14,7 +14,7 @@ import pytest
 import structlog
 
 from tests.fakes import UNTIL_TOLD, FakeTrainer
-from tests.learner.test_loop import SHORT, World, has_token, world
+from tests.learner.test_loop import SHORT, World, has_token, three_and_one, world
 from tinker_claw.errors import OutageError, SamplerError
 from tinker_claw.outages import Outages
 from tinker_claw.retry import Backoff
@@ -179,8 +179,7 @@ async def test_culprit_is_still_found_after_an_outage(tmp_path: Path) -> None:
     async with world(tmp_path, trainer=FakeTrainer(refuse=has_token(666))) as w:
         w.trainer.away["train_step"] = 1
         w.turn("NO", tokens=(666,))
-        batch(w)
-        await w.version(1)
+        await three_and_one(w)
         assert [outage for outage, _ in void_steps(w)] == [1, 0, 0]
         assert w.ledger.samples.counts()["quarantined"] == 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -87,25 +88,7 @@ async def test_a_long_answer_is_no_silence(
         assert (await world.ask("hi", stream=True)).status_code == 200
 
 
-@pytest.mark.parametrize(
-    ("said", "status"),
-    [
-        (b"\x16\x03\x01 hello, is this TLS?\r\n\r\n", 400),
-        (b"GET /healthz HTTP/9.9\r\n\r\n", 400),
-        (b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: x\r\n\r\n", 400),
-        (b"GET /healthz HTTP/1.1\r\nbad header\r\n\r\n", 400),
-    ],
-)
-async def test_what_is_no_request_is_refused_in_openais_shape(
-    said: bytes, status: int, tmp_path: Path, renderer: Renderer
-) -> None:
-    async with gateway(tmp_path, renderer) as world:
-        head, _, body = (await everything(await connect(world, said))).partition(b"\r\n\r\n")
-        assert head.startswith(b"HTTP/1.1 %d" % status), head
-        assert json.loads(body)["error"]["message"]
-
-
-async def test_headers_without_end_are_refused(tmp_path: Path, renderer: Renderer) -> None:
+async def test_headers_without_end_close_the_connection(tmp_path: Path, renderer: Renderer) -> None:
     async with gateway(tmp_path, renderer) as world:
         ends = await connect(world, b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nx-long: ")
         told = asyncio.create_task(everything(ends))
@@ -114,8 +97,7 @@ async def test_headers_without_end_are_refused(tmp_path: Path, renderer: Rendere
                 break
             ends[1].write(b"a" * 4096)
             await asyncio.wait([told], timeout=0.01)
-        answer = await told
-        assert b"431" in answer or b"400" in answer or answer == b""
+        assert await told == b""
         assert (await world.ask("hi")).status_code == 200
 
 
@@ -317,3 +299,19 @@ async def test_what_a_user_of_a_background_server_fails_with_comes_out_as_it_is(
 
     with pytest.raises(ConfigError, match="the port is taken"):
         await use()
+
+
+def test_a_collection_leaves_alone_what_lives_as_long_as_the_process() -> None:
+    """In a process of its own: what is frozen stays so."""
+    run = (
+        "import gc, tinker_claw.app.wiring\n"
+        "from tinker_claw.app.server import spare_collector\n"
+        "before = len(gc.get_objects())\n"
+        "spare_collector()\n"
+        "assert len(gc.get_objects()) < before / 20, (len(gc.get_objects()), before)\n"
+        "cycle = []\n"
+        "cycle.append(cycle)\n"
+        "del cycle\n"
+        "assert gc.isenabled() and gc.collect()\n"
+    )
+    subprocess.run([sys.executable, "-c", run], check=True, timeout=120)

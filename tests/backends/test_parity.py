@@ -130,7 +130,8 @@ async def test_gradients_adapters_and_metrics_are_the_same(
     local, method = pair[0], build(name)
     items = usable(method, await batch(await local.publish()))
     cfg = Training(opd_topk=K)
-    passes = method.passes(items, cfg)
+    prepared = method.prepare(items, cfg)
+    passes = prepared.passes
     assert len(passes) == bool(method.reward) + bool(method.distill)
     start = await adapter(local, tmp_path / "start")
     for trainer in pair:
@@ -149,8 +150,7 @@ async def test_gradients_adapters_and_metrics_are_the_same(
         reports = [await trainer.train_step(passes, ADAM) for trainer in pair]
         same_report(*reports)
         one, other = (
-            step_metrics(items, passes, report, 0, agreement(items, passes, report, 0))
-            for report in reports
+            step_metrics(prepared, report, 0, agreement(prepared, report, 0)) for report in reports
         )
         assert other.pop("losses") == pytest.approx(one.pop("losses"), rel=1e-5, abs=1e-7)
         assert [k for k, v in other.items() if v is None] == [

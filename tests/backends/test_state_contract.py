@@ -39,6 +39,17 @@ async def test_moments_are_carried_on_and_corrected_for_having_begun_at_zero(
     assert off < 0.02 * moved
 
 
+async def test_a_state_without_its_moments_is_moved_by_nothing(ground: Ground) -> None:
+    """A step without a gradient moves what has moments, and nothing else."""
+    idle = pass_of("ppo", ground.rl(0, scale=0.0))
+    before = await ground.scores()
+    for moments in (True, False):
+        await ground.trainer.load_state(ground.state, moments=moments)
+        await ground.trainer.train_step([idle], Adam(1e-3, grad_clip_norm=0.0))
+        after = await ground.scores(await ground.trainer.publish())
+        assert (after == ground.near(before)) is not moments
+
+
 BROKEN = {
     "missing array": lambda datum: replace(datum, advantages=()),
     "foreign token": lambda datum: replace(datum, tokens=(*datum.tokens[:-1], 10**6)),

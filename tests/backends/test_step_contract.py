@@ -193,6 +193,6 @@ async def test_a_step_that_cannot_be_at_fault_is_taken_for_every_method(
     """The learner asks for it before it blames a sample."""
     cfg = Training(opd_topk=opd_topk)
     for method in METHODS.values():
-        passes = method.passes([BatchItem(known_good(0, cfg))], cfg)
+        passes = method.prepare([BatchItem(known_good(0, cfg))], cfg).passes
         assert passes
         await ground.step(passes)

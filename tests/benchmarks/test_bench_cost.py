@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 async def test_ours_is_billed_less_for_the_same_step() -> None:
     shape = Shape(turns=10, prompt=200, reply=8, vote=16)
     rows, serving = await measure(shape, 1, lambda line: None)
-    price = prices.load().of(MODEL)
+    price = prices.load()[MODEL]
     assert serving.total == Usage(prefill=2000, sampled=80)
     schemes = ("ours, at first", "ours, later", "naive")
     assert [(row.hinted, row.scheme) for row in rows] == [

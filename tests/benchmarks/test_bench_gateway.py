@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ IDS = 3000
 TINY = Size(
     alone=4,
     together=4,
+    rounds=2,
     further=2,
     crowd=6,
     long=12,
@@ -77,9 +79,9 @@ async def test_one_run_measures_every_row_and_finds_every_prompt_in_the_ledger(
     assert sum(row.cpu_ms for row in figures.ours) > 0
     asked = [row.what for row in figures.ours if row.health_ms is not None]
     assert len(asked) == 6
-    # 1 cold, 12 to warm up, 4 and 4; 2 sessions begun, 2 turns each, twice; 2 never seen; one turn
-    # in ten of two long sessions; 6; 6; 4 times 3; twice 4.
-    requests = 1 + len(MIX) + 4 + 4 + 2 * (2 + 2 * 2) + 2 + 2 * 1 + 6 + 6 + 4 * 3 + 8
+    # 1 cold, 12 to warm up; in each of two rounds 2 and 2, and twice a session begun and gone on
+    # with twice; 2 never seen; one turn in ten of two long sessions; 6; 6; 4 times 3; twice 4.
+    requests = 1 + len(MIX) + 2 * (2 + 2 + 2 * (1 + 2)) + 2 + 2 * 1 + 6 + 6 + 4 * 3 + 8
     assert (figures.check.requests, figures.check.equal) == (requests, requests)
     assert figures.check.stored > requests  # those whose replies came one by one, for example
     assert [point.requests for point in figures.memory[1:]] == [2, 4, 2, 4]
@@ -87,14 +89,23 @@ async def test_one_run_measures_every_row_and_finds_every_prompt_in_the_ledger(
     gateway.show(Console(file=text, width=140), figures)
     assert f"verified {requests} of {requests}" in text.getvalue()
     for shown in (
-        "bare route: first",
+        "bare route: further turn",
         "ours: further turn",
-        "ours / bare, median",
+        "median 8 ms, 120/s: ",
+        "times bare, at most 3.2: ",
+        "longest silence: ",
+        "all: met",
         "page read by 2 / by nobody",
         "sessions",
     ):
         assert shown in text.getvalue()
-    assert json.loads(json.dumps(gateway.document(figures)))["check"]["equal"] == requests
+    written = json.loads(json.dumps(gateway.document(figures)))
+    assert written["check"]["equal"] == requests
+    missed = replace(figures, check=replace(figures.check, equal=0))
+    changed = {goal for goal, met in gateway.verdicts(missed).items() if not met}
+    assert changed - {goal for goal, met in written["verdicts"].items() if not met} == {
+        f"ids equal to a full render: 0 of {requests}, all"
+    }
 
 
 def test_a_prompt_that_is_not_in_the_ledger_is_not_taken_for_equal(

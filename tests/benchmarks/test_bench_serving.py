@@ -22,7 +22,7 @@ LOAD = Load(
     own=8,
     new_tokens=6,
     seconds=1.0,
-    steps=2,
+    steps=1,
     samples=2,
     vocabulary=VOCABULARY,
 )
@@ -35,19 +35,19 @@ async def test_streams_go_on_while_versions_change(tmp_path: Path) -> None:
     finally:
         await trainer.aclose()
     assert traffic.failures == []
-    assert len(published) == LOAD.steps
+    assert [one.persons for one in published] == [True, False]
     assert all(min(one.step, one.publish, one.first_token) > 0 for one in published)
-    for phase in ("before", "after"):
-        seen = traffic.figures[phase]
-        assert seen.requests > 0
-        assert seen.seconds > 0.2
-        assert len(seen.each) > len(seen.first) > 0
+    seen = traffic.figures["alone"]
+    assert seen.requests > 0
+    assert seen.seconds > 0.2
+    assert len(seen.each) > len(seen.first) > 0
     written = json.loads(json.dumps(serving.document(traffic, published)))
-    assert written["phases"]["before"]["first_token_s"]["p95"] > 0
+    assert written["phases"]["alone"]["first_token_s"]["p95"] > 0
     out = io.StringIO()
     shown = Console(width=120, file=out)
     serving.show(traffic, published, shown)
     assert "publish" in out.getvalue()
+    assert "times alone (goal 1.6)" in out.getvalue()
 
 
 async def test_a_failed_request_is_counted(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ async def test_a_failed_request_is_counted(tmp_path: Path) -> None:
         traffic, _ = await run(trainer, replace(LOAD, steps=0))  # 24 + 8, and 6 that do not fit
     finally:
         await trainer.aclose()
-    assert traffic.figures["before"].failed > 0
+    assert traffic.figures["alone"].failed > 0
     assert traffic.failures
 
 

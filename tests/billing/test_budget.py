@@ -8,16 +8,15 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.bills import by_purpose, of_turn
 from tests.fakes import FakeSampler, FakeTrainer, Script
 from tests.gateways import MODEL, World, chat, gateway, spell
 from tests.learner.test_loop import Says, world
-from tinker_claw.billing.budget import DAY_S, Budget, Spending
-from tinker_claw.billing.estimate import forecast
+from tinker_claw.billing.budget import DAY_S, Spending
 from tinker_claw.billing.meter import bill
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.settings import JudgeSettings, Run, Settings, Training
@@ -100,8 +99,12 @@ async def life(
     clock: Callable[[], float] = time.time,
 ) -> AsyncGenerator[Life]:
     def spending(ledger: Ledger) -> Spending:
-        limit = Budget(budget_usd, daily_usd, lambda: forecast(SETTINGS, PRICE, ledger))
-        return Spending(PRICE, ledger.spend, Telemetry(None), limit, clock=clock)
+        return Spending(
+            *(PRICE, ledger.spend, Telemetry(None)),
+            usd=budget_usd,
+            usd_per_day=daily_usd,
+            clock=clock,
+        )
 
     fine = spell(renderer, "fine")
     trainer = trainer or FakeTrainer(script=Script(fine), bills=True)
@@ -136,7 +139,7 @@ async def _wake(world: World, judging: Judging) -> None:
 
 def sums(world: World) -> tuple[float, float, float]:
     """Dollars for serving, judging and training."""
-    spent = world.ledger.spend.by_purpose()
+    spent = by_purpose(world.ledger)
     return spent["serve"].usd, spent["judge"].usd, spent["train"].usd
 
 
@@ -156,8 +159,7 @@ async def test_budget_stops_judging_and_steps_and_serving_goes_on(
 ) -> None:
     async with life(tmp_path, renderer, None) as it:
         served, judged, trained = await it.a_step()
-    # Room for serving two more conversations and judging both, not for another step.
-    budget = served + judged + trained + served + judged + trained / 2
+    budget = served + judged + trained + 0.5  # the next reply is dearer
     async with life(tmp_path, renderer, budget, it.trainer) as it:
         for number in (2, 3):
             await it.converse(number)
@@ -172,6 +174,7 @@ async def test_budget_stops_judging_and_steps_and_serving_goes_on(
         after = sums(it.world)
         assert after[0] > before[0], "which is billed, and counted"
         assert after[1:] == before[1:]
+        assert before[1:] == (judged, trained)
         assert len(it.trainer.steps) == 1
         assert it.world.ledger.turns.judgeable(), "kept for later"
         assert [r for r in it.world.column("untrained_because") if r] == [], "nothing refused"
@@ -196,7 +199,7 @@ async def test_budget_of_a_day_pauses_learning_until_midnight_and_a_restart_know
     async with life(tmp_path, renderer, None) as it:
         served, judged, trained = await it.a_step()
     now = [time.time() // DAY_S * DAY_S + DAY_S - 0.05]
-    daily = 2 * (served + judged) + 1.5 * trained
+    daily = served + judged + trained + 0.5
     limits: dict[str, Any] = {"daily_usd": daily, "clock": lambda: now[0]}
     async with life(tmp_path, renderer, None, it.trainer, **limits) as it:
         for number in (2, 3):
@@ -216,29 +219,21 @@ async def test_budget_of_a_day_pauses_learning_until_midnight_and_a_restart_know
         assert health["spent_today_usd"] < health["spent_usd"], "a new day begins with nothing"
 
 
-async def test_day_without_room_for_one_step_is_not_waited_for(
-    tmp_path: Path, renderer: Renderer
-) -> None:
-    async with life(tmp_path, renderer, None, daily_usd=11.0) as it:
-        await it.converse(0)
-        assert "higher --budget-usd-per-day" in (await it.paused())["spending_paused"]
-
-
-async def test_budget_is_not_overrun_by_what_is_judged_at_the_same_time(
+async def test_budget_is_overrun_by_one_step_and_the_judge_calls_in_flight_at_most(
     tmp_path: Path, renderer: Renderer
 ) -> None:
     async with life(tmp_path, renderer, None) as it:
-        await it.converse(0)
-        await it.until(lambda: sums(it.world)[1] > 0)
-        step = forecast(SETTINGS, PRICE, it.world.ledger).train_usd or 0.0
+        _, judged, trained = await it.a_step()
         spent = sum(sums(it.world))
-    serving = 4 * 2 * len(spell(renderer, "fine"))
-    budget = spent + serving + step + 2.5 * 10
-    async with life(tmp_path, renderer, budget, it.trainer) as it:
-        await asyncio.gather(*(it.converse(number) for number in range(1, 5)))
+    serving, rest = 8 * 2 * len(spell(renderer, "fine")), 2.5 * 10
+    async with life(tmp_path, renderer, spent + serving + rest, it.trainer) as it:
+        await asyncio.gather(*(it.converse(number) for number in range(2, 10)))
         await it.paused()
-        assert sums(it.world)[1] <= 4 * 10
-        assert sum(sums(it.world)) <= budget
+        await asyncio.sleep(0.2)  # what is in flight ends
+        _, more_judged, more_trained = sums(it.world)
+        assert 0 < more_judged - judged <= rest + 4 * 10
+        assert more_judged - judged + more_trained - trained <= rest + 4 * 10 + trained
+        assert it.world.ledger.turns.judgeable(), "kept for later"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -260,7 +255,7 @@ async def test_reply_that_nobody_waited_for_is_billed(
             while not world.observer.seen:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         (turn,) = world.turns()
-        billed = world.ledger.spend.of_turn(turn.id).usage
+        billed = of_turn(world.ledger, turn.id)
         assert billed == Usage(prefill=len(turn.prompt), sampled=len(turn.completion.tokens))
         (seen,) = world.observer.seen
         assert seen["usd"] == billed.sampled
@@ -279,7 +274,7 @@ async def test_attempts_that_failed_are_billed_with_the_turn_or_without_one(
     async with gateway(tmp_path, renderer, sampler, spending=spending) as world:
         await world.ask("hi")
         (turn,) = world.turns()
-        served = world.ledger.spend.of_turn(turn.id).usage
+        served = of_turn(world.ledger, turn.id)
         assert served == Usage(prefill=2 * len(turn.prompt), sampled=len(good))
         sampler.say(broken)
         assert (await world.ask("hi")).status_code == 503
@@ -297,15 +292,13 @@ async def test_attempts_that_failed_are_billed_with_the_turn_or_without_one(
         assert len(world.turns()) == 1
 
 
-async def test_check_of_the_judge_waits_for_no_room_and_pauses_nothing(
+async def test_check_of_the_judge_waits_for_no_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The budget has room for a step, and not for judging a turn beside it."""
     monkeypatch.setattr(judging, "CHECKED", 1.0)
-    ahead: Any = SimpleNamespace(judge_turn=Usage(sampled=1), train_usd=3.0)
 
     def spending(ledger: Ledger, telemetry: Telemetry) -> Spending:
-        return Spending(PRICE, ledger.spend, telemetry, Budget(3.5, None, lambda: ahead))
+        return Spending(PRICE, ledger.spend, telemetry, usd=0.0)
 
     async with world(tmp_path, method="binary", spending=spending, running=False) as w:
         turn = w.turn("YES")
@@ -315,8 +308,6 @@ async def test_check_of_the_judge_waits_for_no_room_and_pauses_nothing(
         task.cancel()
         assert w.says.asked == 0
         assert w.ledger.samples.waiting() == 1
-        async with asyncio.timeout(10), w.spending.room_to_step(Usage(trained=3)):
-            pass
 
 
 def test_late_bill_that_takes_some_of_an_earlier_one_back_is_written(tmp_path: Path) -> None:
@@ -347,13 +338,12 @@ async def test_bill_that_cannot_be_written_counts_and_nothing_more_is_bought(
 ) -> None:
     ledger = Ledger(tmp_path)
     table = Full(ledger._db)
-    limit = Budget(1e9, None, lambda: forecast(SETTINGS, PRICE, ledger))
-    spending = Spending(PRICE, table, Telemetry(None), limit)
+    spending = Spending(PRICE, table, Telemetry(None), usd=1e9)
 
     async def ask() -> None:
-        async with spending.room_to_judge():
-            with spending.paying("judge"):
-                bill(VERDICT)
+        await spending.room()
+        with spending.paying("judge"):
+            bill(VERDICT)
 
     for _ in range(3):
         with pytest.raises(LedgerError, match="full"):

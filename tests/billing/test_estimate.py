@@ -5,29 +5,24 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
 
+from tests.bills import billed, by_purpose, of_step, of_turn
 from tests.fakes import FakeTrainer
-from tests.learner.test_loop import world
-from tinker_claw.billing.budget import Budget, Spending
-from tinker_claw.billing.estimate import (
-    TrafficProfile,
-    announce,
-    assumed,
-    estimate,
-    forecast,
-    measured,
-)
+from tests.learner.test_loop import three_and_one, world
+from tinker_claw.billing import estimate
+from tinker_claw.billing.budget import Spending
+from tinker_claw.billing.estimate import announce, forecast
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.load import load
 from tinker_claw.config.settings import Run, Settings, Training
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.ledger.spend import Bill, Means, Spent
+from tinker_claw.ledger.spend import Bill, Spent
 from tinker_claw.telemetry import Telemetry, configure
 from tinker_claw.types import Usage
 
@@ -50,7 +45,6 @@ class Found:
     purposes: Mapping[str, Spent]
     turns: list[Usage]
     step: Spent
-    means: Means
     figures: str
     health: dict[str, Any]
     metrics: dict[str, Any]
@@ -65,10 +59,9 @@ async def scripted(path: Path, price: Price = PRICE) -> Found:
         await w.version(1)
         await w.until(w.metrics.exists)
         return Found(
-            purposes=w.ledger.spend.by_purpose(),
-            turns=[w.ledger.spend.of_turn(n).usage for n in (1, 2, 3, 4)],
-            step=w.ledger.spend.of_step(1),
-            means=w.ledger.means(),
+            purposes=by_purpose(w.ledger),
+            turns=[of_turn(w.ledger, n) for n in (1, 2, 3, 4)],
+            step=billed(w.ledger, "step_id = 1"),
             figures=w.telemetry.exposition().decode(),
             health=w.spending.shown_in({"status": "ok"}),
             metrics=json.loads(w.metrics.read_text()),
@@ -138,122 +131,78 @@ async def test_void_step_and_failed_judge_have_cost_their_money(tmp_path: Path) 
             w.turn(said)
         await w.version(1)
         assert w.ledger.steps.counts() == {"intent": 0, "committed": 1, "void": 1}
-        assert [w.ledger.spend.of_step(n).usage.trained for n in (1, 2)] == [25, 25]
-        assert w.ledger.spend.of_turn(1).usage.prefill >= 100, "asked in vain, and billed"
+        assert [of_step(w.ledger, n).trained for n in (1, 2)] == [25, 25]
+        assert of_turn(w.ledger, 1).prefill >= 100, "asked in vain, and billed"
 
 
 async def test_looking_for_a_culprit_is_charged_to_the_step_that_failed(tmp_path: Path) -> None:
     trainer = FakeTrainer(bills=True, refuse=lambda p: any(666 in d.tokens for d in p[0].datums))
     async with world(tmp_path, trainer=trainer, spending=priced(PRICE)) as w:
         w.turn("NO", tokens=(666,))
-        for _ in range(4):
-            w.turn("YES")
-        await w.version(1)
-        billed = [w.ledger.spend.of_step(n).usage.trained for n in (1, 2, 3)]
+        await three_and_one(w)
+        billed = [of_step(w.ledger, n).trained for n in (1, 2, 3)]
         # Two void steps of 4 + 3 * 5; halves of 9, 4 and 4 again, and before and after them the two
         # passes over what cannot be at fault, of 2 each; then four good ones.
         assert billed == [19, 19 + 9 + 4 + 4 + 2 * (2 + 2), 20]
 
 
-async def test_estimate_equals_what_a_scripted_run_is_billed(tmp_path: Path) -> None:
+async def test_estimate_is_what_the_newest_steps_were_billed(tmp_path: Path) -> None:
     found = await scripted(tmp_path)
-    known = TrafficProfile(
-        prompt_tokens=4,
-        reply_tokens=2,
-        serve=Usage(prefill=4, sampled=2),
-        judge=Usage(prefill=150, cached=300, sampled=45),  # a hint of every other one
-        teacher=Usage(prefill=16, sampled=2),
-        unaccepted=0.5,
-        admitted=1.0,
-        hinted=0.25,
-        stale=0.0,
-        turns=0,
-    )
-    told = estimate(SETTINGS, PRICE, known)
-    for purpose, guess, usd in (
-        ("judge", told.judge, told.judge_usd),
-        ("teacher", told.teacher, told.teacher_usd),
-        ("train", told.train, told.train_usd),
-    ):
-        assert guess == found.purposes[purpose].usage, purpose
-        assert usd == pytest.approx(found.purposes[purpose].usd)
-    assert told.serve == Usage(prefill=16, sampled=8)
-    afterwards = measured(found.means, assumed(SETTINGS, base_judges=True), base_judges=True)
-    assert estimate(SETTINGS, PRICE, afterwards).step_usd == pytest.approx(told.step_usd)
+    ledger = Ledger(tmp_path)
+    told = forecast(SETTINGS, PRICE, ledger)
+    learning = [found.purposes[one].usage for one in ("judge", "teacher", "train")]
+    assert told.step == sum(learning, Usage())
+    assert told.step_usd == pytest.approx(sum(one.usd for one in found.purposes.values()))
+    assert "as the 4 of the newest steps were billed" in told.words
+    twice = Settings(run=Run(method="combine"), training=Training(batch_size=8))
+    assert forecast(twice, PRICE, ledger).step == told.step + told.step
+    ledger.close()
 
 
-async def test_stale_samples_and_kl_are_estimated_as_they_are_billed(tmp_path: Path) -> None:
-    trainer = FakeTrainer(bills=True)
-    async with world(tmp_path, trainer=trainer, spending=priced(PRICE), kl_beta=0.1) as w:
-        for _ in range(6):
-            w.turn("YES")
+async def test_only_the_newest_steps_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimate, "NEWEST", 1)
+    async with world(tmp_path, trainer=FakeTrainer(bills=True), spending=priced(PRICE)) as w:
+        for said in BATCH:
+            w.turn(said)
         await w.version(1)
-        for _ in range(2):
-            w.turn("NO")
-        await w.version(2)
-        # Two of four are scored by the serving policy, all four by the base; 6 tokens each.
-        again = w.ledger.spend.of_step(2).usage
-        assert again == Usage(prefill=36, sampled=6, trained=20)
-        settings = SETTINGS.model_copy(
-            update={
-                "training": Training(batch_size=4, kl_beta=0.1, max_step_kl=0, gate="off"),
-                "run": Run(method="binary"),
-            }
-        )
-        habits = replace(
-            assumed(settings, base_judges=False), prompt_tokens=4, reply_tokens=2, stale=0.5
-        )
-        assert estimate(settings, PRICE, habits).train == again
-
-
-def limited(usd: float) -> Callable[[Ledger, Telemetry], Spending]:
-    """A budget in dollars at a dollar per trained token, and nothing for all others."""
-    price = Price(0.0, 0.0, 0.0, 1e6)
-    return lambda ledger, telemetry: Spending(
-        price,
-        ledger.spend,
-        telemetry,
-        Budget(usd, None, lambda: forecast(SETTINGS, price, ledger)),
-    )
-
-
-async def test_step_begins_where_it_just_fits_and_leaves_no_trace_where_not(tmp_path: Path) -> None:
-    trainer = FakeTrainer(bills=True)
-    async with world(tmp_path, trainer=trainer, running=False) as w:
         for _ in range(4):
-            w.ledger.samples.add(w.turn("YES"), 1, None)
-    async with world(tmp_path, trainer=trainer, spending=limited(19.5)) as w:
-        await w.until(lambda: w.spending.shown_in({})["spending_paused"])
-        assert w.ledger.samples.waiting() == 4
-        assert w.ledger.steps.counts() == {"intent": 0, "committed": 0, "void": 0}
-        assert trainer.steps == []
-    async with world(tmp_path, trainer=trainer, spending=limited(20)) as w:  # four datums of 5
-        await w.version(1)
-        assert w.spending.spent_usd == 20
+            w.turn("YES")
+        await w.version(2)
+        assert forecast(SETTINGS, PRICE, w.ledger).step == of_step(w.ledger, 2)
+        assert of_step(w.ledger, 2) != of_step(w.ledger, 1)
+
+
+async def test_what_is_assumed_is_within_a_factor_of_two_where_turns_are_as_assumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, tokens in {
+        "PROMPT_TOKENS": 4,
+        "REPLY_TOKENS": 2,
+        "JUDGE_PROMPT_TOKENS": QUESTION.prefill,
+        "VOTE_TOKENS": QUESTION.sampled // 3,
+    }.items():
+        monkeypatch.setattr(estimate, name, tokens)
+    told = forecast(SETTINGS, PRICE).step_usd
+    found = await scripted(tmp_path)
+    billed = sum(one.usd for one in found.purposes.values())
+    assert told is not None
+    assert billed / 2 < told < billed * 2
 
 
 async def test_verdict_that_was_paid_for_is_kept_while_the_teacher_waits(tmp_path: Path) -> None:
-    price = Price(1e6, 0.0, 0.0, 1e6)
-    habits = replace(
-        assumed(SETTINGS, base_judges=False), prompt_tokens=4, reply_tokens=2, stale=0.0
-    )
-    step = estimate(SETTINGS, price, habits)
-    assert step.train_usd == 26
+    def budget(usd: float) -> Callable[[Ledger, Telemetry], Spending]:
+        return lambda ledger, telemetry: Spending(PRICE, ledger.spend, telemetry, usd=usd)
+
     trainer = FakeTrainer(bills=True)
-
-    def teaching(usd: float) -> Callable[[Ledger, Telemetry], Spending]:
-        return lambda ledger, telemetry: Spending(
-            price, ledger.spend, telemetry, Budget(usd, None, lambda: step)
-        )
-
-    async with world(tmp_path, trainer=trainer, spending=teaching(60)) as w:
-        turn = w.turn("NO, HOW it should be")  # its teacher is thought to take 46 tokens
-        await w.until(lambda: w.spending.shown_in({})["spending_paused"])
+    async with world(tmp_path, trainer=trainer, spending=budget(1e-9)) as w:
+        w.says.billed = QUESTION
+        turn = w.turn("NO, HOW it should be")
+        await w.until(lambda: w.spending.paused() is not None)
         assert w.ledger.judgements.hints(turn) == ("do it the other way",)
         assert w.ledger.turns.judgeable() == [turn]
         assert w.base.scored == []
         asked = w.says.asked
-    async with world(tmp_path, trainer=trainer, spending=teaching(600)) as w:
+    async with world(tmp_path, trainer=trainer, spending=budget(600)) as w:
         await w.settled()
         assert w.ledger.samples.waiting() == 1
         assert w.says.asked == 0
@@ -261,26 +210,19 @@ async def test_verdict_that_was_paid_for_is_kept_while_the_teacher_waits(tmp_pat
 
 
 def test_first_estimate_says_what_it_assumes() -> None:
-    settings = load([])
-    told = forecast(settings, Price(0.195, 0.039, 0.6, 0.44), None)
+    told = forecast(load([]), Price(0.195, 0.039, 0.6, 0.44))
     for words in ("16 samples from 16", "11,000", "300", "3 votes", "30% of", "assumed"):
         assert words in told.words
-    assert "on a hint for at most 50% of the turns" in told.words
-    # A hint is asked of every other turn.
-    assert told.judge_turn == Usage(prefill=1_650, cached=3_300, sampled=2_250)
-    # 16 datums of 11,299 for the rewards, 4.8 for the hints; half of 16 scored again, and
-    # all of them by the candidate of every fourth step.
-    # The gate has room for six first turns beside the 16 canaries that are shipped; each is scored
-    # and answered anew.
-    gate = Usage(prefill=1_656 + 12 * 11_300, sampled=151 + 6 * 257)
-    trained = Usage(prefill=12 * 11_300, sampled=12, trained=round(20.8 * 11_299))
-    assert told.train == trained + gate
-    assert "the gate asks 16 canaries and up to 6 first turns" in told.words
-    # Every eighth taught turn takes three passes more.
-    assert told.teacher == Usage(prefill=round(4.8 * (11_340 + 3 * 11_340 // 8)), sampled=5)
+    assert "on a hint for 50% of the turns" in told.words
+    # A hint is asked of every other turn. Every eighth taught turn takes three passes more. Half of
+    # the samples are scored again, and all of them by the candidate of every fourth step. The gate
+    # scores and answers six first turns.
+    judge = Usage(prefill=24 * 1_100, cached=24 * 2_200, sampled=24 * 1_500)
+    teacher = Usage(prefill=round(4.8 * 11_340 * 11 / 8), sampled=round(4.8 * 11 / 8))
+    train = Usage(prefill=12 * 11_300, sampled=12, trained=round(20.8 * 11_299))
+    gate = Usage(prefill=12 * 11_300, sampled=6 * 257)
+    assert told.step == judge + teacher + train + gate
     assert told.serve == Usage(prefill=16 * 11_000, sampled=16 * 300)
-    parts = (told.judge_usd, told.teacher_usd, told.train_usd)
-    assert told.step_usd == pytest.approx(sum(part or 0.0 for part in parts))
     assert told.serve_usd == pytest.approx((176_000 * 0.195 + 4_800 * 0.6) / 1e6)
     assert told.step_usd is not None
     assert 0.1 < told.step_usd < 0.3
@@ -288,28 +230,17 @@ def test_first_estimate_says_what_it_assumes() -> None:
 
 def test_method_and_judge_change_the_estimate() -> None:
     def step(*flags: str) -> Usage:
-        told = forecast(load(flags), Price(), None)
-        return told.judge + told.teacher + told.train
+        return forecast(load(flags), Price()).step
 
-    assert forecast(load([]), Price(), None).step_usd is None
+    assert forecast(load([]), Price()).step_usd is None
     assert step("--method", "binary").trained == 16 * 11_299
     assert step("--method", "opd").trained == 16 * 11_299
     assert step("--opd-topk", "0").trained == 16 * 11_299
     assert step("--judge-url", "http://127.0.0.1:9/v1").cached == 0
-    assert "on a hint" not in forecast(load(["--method", "binary"]), Price(), None).words
+    assert "on a hint" not in forecast(load(["--method", "binary"]), Price()).words
     # opd learns from hinted turns only, so more turns are judged for a batch.
     assert step("--method", "opd").cached > 3 * step("--method", "binary").cached
     assert step("--hint-candidates", "3").prefill > step().prefill + 2 * 4 * 11_000
-
-
-async def test_hints_are_estimated_by_the_verdicts_that_the_ledger_has(tmp_path: Path) -> None:
-    async with world(tmp_path) as w:  # whose judge is not billed
-        for said in ("YES", "NO", "YES", "YES"):
-            w.turn(said)
-        await w.version(1)
-        told = forecast(SETTINGS, PRICE, w.ledger)
-        assert told.judge_turn == Usage(prefill=1_375, cached=2_750, sampled=1_875)
-        assert "on a hint for at most 25% of the turns" in told.words
 
 
 @pytest.fixture
@@ -335,7 +266,7 @@ def test_estimate_is_announced_before_anything_is_spent(
     assert "assumed" in str(known["per"])
     assert unknown["step_usd"] is None
     assert unknown["step_tokens"]
-    assert "of mine the price is not known" in str(unknown["note"])
+    assert "of mine the price per million tokens is not known" in str(unknown["note"])
     assert "--prices FILE" in str(unknown["note"])
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,17 +11,16 @@ import pytest
 from tests.ledger.test_ledger import COMPLETION
 from tests.stories import SECRET, TEACHER, Told, every_state, run
 from tinker_claw.cli import main
-from tinker_claw.insight import read_run_view
 from tinker_claw.ledger.database import FILE, reading
 from tinker_claw.ledger.feedback import About, Feedback
-from tinker_claw.ledger.outcome import outcome
+from tinker_claw.ledger.outcome import outcome, read_run
 from tinker_claw.ledger.prune import from_turn
 from tinker_claw.ledger.samples import TEACHES_NOTHING
 from tinker_claw.ledger.views import read_turns
 
 SENTENCES = {
     "trained": "It was trained in step 1, with 1 other sample, which made v1 at ",
-    "trained on its verdict": "Advantage from its verdict: -1.000 on every token",
+    "trained on its verdict": "Advantage: -1.000; on its tokens ",
     "expired": "its sample expired, because too many steps had been taken since v0 answered",
     "quarantined": "set aside, because steps with it failed. Step 2 with it came to nothing: it "
     "makes no sense.",
@@ -37,11 +35,11 @@ SENTENCES = {
     "waits for a next state": "It waits for a next state: the user's next message, or the results",
     "ended": "It waits for a next state in an idle session: whatever the user still says in it",
     "waits for the judge": "It waits for the judge.",
-    "waits for the teacher": "It was judged, and waits for the teacher",
+    "waits for the teacher": "It was judged, and waits to be queued",
     "waits to be queued": "It was judged, and waits to be queued",
     "refused when judged": "It is not trained: neutral verdict, no hint.",
     "no verdict": "It is not trained: no valid vote, no hint.",
-    "queued": "It waits for its step as sample 1 of 3 in the queue, from which steps take 2 at",
+    "queued": "It waits for its step; 3 samples are queued. A step takes 2 at a time",
     "queued again": "Step 3 with it came to nothing: away.",
     "in training": "It is being trained right now, in step 4.",
     "by another version": "It was not the current version that answered: v1 failed: no adapter.",
@@ -69,10 +67,10 @@ def test_every_state_is_told_in_its_own_words(
     for state, sentence in SENTENCES.items():
         assert sentence in seen[state], (state, seen[state])
     with reading(directory / FILE) as ledger:
-        run = read_run_view(ledger, 16)
+        run = read_run(ledger, 16)
         fates = {outcome(view, run).sentence for view in read_turns(ledger, None)}
-    # Two are told apart by what is said beside it: the version, the loss.
-    assert len(fates) == len(turns) - 2
+    # Three are told apart by what is said beside it: the version, the loss, the hint.
+    assert len(fates) == len(turns) - 3
 
 
 def test_a_trained_turn_is_told_from_its_request_to_its_version(
@@ -87,10 +85,10 @@ def test_a_trained_turn_is_told_from_its_request_to_its_version(
         "for: client turn. It was taken for a main turn because: test.",
         f"It asked, in a prompt of 4 tokens: | {SECRET} request",
         f"Version v0 answered with 3 tokens (stop): | {SECRET} reply",
-        f"The user went on: | {SECRET} answer",
+        f"The owner went on: | {SECRET} answer",
         "The judge voted +1, +1, +1: the verdict is +1 (good).",
         f"Hint, as the user meant it, used: | {SECRET} hint",
-        "Of all tokens of the step 12.5% were beyond the ratio's bounds.",
+        "Advantage: +1.000; on its tokens ",
     ):
         assert part in text, part
 
@@ -122,51 +120,44 @@ def test_what_was_said_outright_is_told_beside_what_the_judge_found(
     assert "Nothing has followed it so far. Its user said outright of it: +1. What its user" in text
     assert "outranks the judge: the verdict is +1 (good). It was judged, and waits to be" in text
     text = told(tmp_path, hinted, capsys)
-    assert "Hint, as the user meant it: | be brief It was judged, and waits for the teacher" in text
+    assert "Hint, as the user meant it: | be brief It was judged, and waits to be queued" in text
 
 
-def test_advantages_are_those_of_the_method(
+def test_advantages_are_those_that_the_step_has_stored(
     world: tuple[Path, dict[str, int]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     directory, turns = world
+    # Rewards +1 and -1 have the mean 0. Beside that, of the sampled token as its own candidate:
+    # the student's share of it, times the bounded difference of the teacher, times w_opd.
+    each = [1.0] * 3
+    rows = zip(COMPLETION.tokens, COMPLETION.topk_ids, COMPLETION.topk_logprobs, strict=True)
+    for at, (token, ids, own) in enumerate(rows):
+        for v, b, of_teacher in zip(ids, own, TEACHER.targets[at], strict=True):
+            if v == token:
+                share = math.exp(b) / sum(map(math.exp, own))
+                each[at] += 0.5 * share * max(-1.0, min(1.0, of_teacher - b))
+    assert len({f"{a:.3f}" for a in each}) > 1, "the teacher has a say"
+    low, high, mean = min(each), max(each), sum(each) / 3
     text = told(directory, turns["trained"], capsys)
-    # Rewards +1 and -1 have the mean 0.
     assert (
-        "Advantage from its verdict: +1.000 on every token (the 2 verdicts of the step had" in text
+        f"Advantage: +1.000; on its tokens {low:+.3f} to {high:+.3f}, {mean:+.3f} in the mean."
+        in text
     )
-    expected = 0.0
-    for teacher, own in zip(TEACHER.targets, COMPLETION.topk_logprobs, strict=True):
-        masses = [math.exp(b) for b in own]
-        expected += sum(
-            mass / sum(masses) * min(1.0, abs(a - b))
-            for mass, a, b in zip(masses, teacher, own, strict=True)
-        )
-    expected *= 0.5 / 3  # w_opd, and the mean over three tokens
-    assert f"Advantage from its hint: {expected:.3f} in the mean over its tokens" in text
-    assert "17% of the differences between teacher and reply were cut to 1 nat." in text
-    assert "It was fresh" in text
-    text = told(directory, turns["trained on its verdict"], capsys)
-    assert "from its hint" not in text
+    assert "steps old" not in text
 
 
-@pytest.mark.parametrize(
-    ("weight", "why"),
-    [(0.25, "it was not known whether such"), (0.0, "such texts were found to teach nothing")],
-)
+@pytest.mark.parametrize("weight", [0.25, 0.0])
 def test_the_weight_of_its_teacher_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], weight: float, why: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], weight: float
 ) -> None:
     story = Told(tmp_path)
     turn, sample = story.sampled("s", -1, replace(TEACHER, weight=weight))
     _, whole = story.sampled("t", -1, TEACHER)
     story.step(sample, whole)
     story.ledger.close()
-    text = told(tmp_path, turn, capsys)
-    assert f"the weight {weight:g} is in it, because {why}" in text
-    whole_text = told(tmp_path, turn + 1, capsys)
-    of = [float(re.findall(r"from its hint: ([\d.]+)", one)[0]) for one in (text, whole_text)]
-    assert of[0] == pytest.approx(of[1] * weight, abs=0.001)
-    assert "the weight" not in whole_text
+    said = f"Its teacher's weight was {weight:g}, by how likely such texts help."
+    assert said in told(tmp_path, turn, capsys)
+    assert "Its teacher's weight" not in told(tmp_path, turn + 1, capsys)
 
 
 def test_why_no_teacher_was_heard_is_told(
@@ -180,23 +171,6 @@ def test_why_no_teacher_was_heard_is_told(
     assert said in told(tmp_path, turn, capsys)
 
 
-def test_a_step_without_its_rule_is_told_by_the_settings_of_today(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    story = Told(tmp_path)
-    turn, sample = story.sampled("s", 1)
-    step = story.ledger.steps.begin(0, [sample])
-    story.ledger.steps.commit(
-        step, story.version, state_ref="s", sampler_ref="p", metrics={"samples": 1}
-    )
-    story.ledger.close()
-    text = told(tmp_path, turn, capsys, "--baseline", "none")
-    assert "By today's settings: the step did not record those of its time." in text
-    assert "Advantage from its verdict: +1.000 on every token" in text
-    text = told(tmp_path, turn, capsys)
-    assert "+0.250 on every token" in text, "all verdicts agree: a quarter of r"
-
-
 def test_a_sample_whose_weights_were_not_saved_is_queued_again_and_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -207,7 +181,7 @@ def test_a_sample_whose_weights_were_not_saved_is_queued_again_and_says_so(
     assert "It was trained in step 1" in told(tmp_path, turn, capsys)
     story.ledger.steps.restart_from(first)
     text = told(tmp_path, turn, capsys)
-    assert "as sample 1 of 1 in the queue; a step takes 16, so 15 are missing." in text
+    assert "It waits for its step; 1 sample is queued. A step takes 16, so 15 are missing." in text
     assert "Step 1 with it came to nothing: its state was not saved." in text
     story.ledger.close()
 
@@ -250,7 +224,9 @@ def test_a_stale_turn_says_how_old_it_was(
     turn, sample = story.sampled("s", 1)
     story.step(story.sampled("before", -1)[1])
     story.step(sample)
-    assert "It was 1 step old by then" in told(tmp_path, turn, capsys)
+    assert "It was 1 step old by then; its advantages are corrected for that." in told(
+        tmp_path, turn, capsys
+    )
     story.ledger.close()
 
 

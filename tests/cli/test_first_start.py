@@ -326,7 +326,7 @@ def gpu_flag_without_a_gpu(at: Newcomer) -> Sequence[str]:
     return ("--config", "1x80GB", "--model-name", at.model())
 
 
-@trouble(r"--device cuda: .* mend the driver, or leave it out to learn on the CPU")
+@trouble(r"--device: .* mend the driver, or leave it out to learn on the CPU")
 def cuda_without_a_gpu(at: Newcomer) -> Sequence[str]:
     return (*LOCAL, "--device", "cuda", "--model-name", at.model())
 
@@ -428,15 +428,20 @@ def ledger_that_is_none(at: Newcomer) -> Sequence[str]:
 # OpenClaw, and commands before there is anything
 
 
-@trouble(r"is not valid JSON5, and is left alone")
-def openclaw_with_a_broken_file(at: Newcomer) -> Sequence[str]:
-    return ("openclaw-config", *DEMO, "--port", "1", "--write", at.file("openclaw.json", "{"))
-
-
-@trouble(r"cannot be made: there is no folder")
+@trouble(r"there is no openclaw on the PATH: run this where OpenClaw is, or without --write")
 def openclaw_that_is_not_there(at: Newcomer) -> Sequence[str]:
-    missing = str(at.home / "no" / "openclaw.json")
-    return ("openclaw-config", *DEMO, "--port", "1", "--write", missing)
+    return ("openclaw-config", *DEMO, "--port", "1", "--write")
+
+
+@trouble(r"ended with status 3; what it said stands above")
+def openclaw_with_a_broken_file(at: Newcomer) -> Sequence[str]:
+    at.program("openclaw", "exit 3")
+    return ("openclaw-config", *DEMO, "--port", "1", "--write")
+
+
+@trouble(r"OpenClaw needs a window of 32,768 tokens: .* Give --context-tokens 32768 or more")
+def openclaw_in_a_small_window(at: Newcomer) -> Sequence[str]:
+    return ("openclaw-config", *DEMO, "--port", "1", "--context-tokens", "20480")
 
 
 @trouble(r"Start one with `tinker-claw`, or name the port")

@@ -27,15 +27,15 @@ from tinker_claw.types import NextState
 
 TABLES = ("turns", "verdicts", "feedback", "samples", "steps", "versions")
 KEYS = {
-    "turns": "id session user index task group kind reason call policy_version fallback misfit "
+    "turns": "id session user index task group kind reason call policy_version fallback "
     "prompt_tokens completion_tokens created_at next_role judged verdict verdict_by hints sample "
     "trained_in_step untrained_because outcome",
     "verdicts": "turn session user policy_version created_at verdict verdict_by judge score votes "
     "hints",
     "feedback": "id turn session user policy_version created_at score source final task group "
     "unused",
-    "samples": "id turn session user policy_version created_at state reward hinted task group "
-    "index step",
+    "samples": "id turn session user policy_version created_at state reward advantage hinted "
+    "task group index step",
     "steps": "id status parent version created_at finished_at samples metrics error outage",
     "versions": "id parent step created_at saved made_by_step main_turns",
 }
@@ -45,8 +45,7 @@ MORE = {
     "topk_ids topk_logprobs",
     "verdicts": "next_state feedback answers hint_texts judge_prompt by_second audit",
     "feedback": "text",
-    "samples": "hint untaught overlap weight teacher_logprobs teacher_targets teacher_ids "
-    "teacher_own",
+    "samples": "hint untaught overlap weight advantages",
     "steps": "taken rule",
     "versions": "state_ref sampler_ref",
 }
@@ -112,7 +111,7 @@ def test_full_gives_back_what_was_sampled(world: tuple[Path, dict[str, int]], lo
     assert turn["prompt"] == [1, 2, 3, 4]
     assert turn["tokens"] == [5, 151_000, 7]
     assert turn["logprobs"] == [-0.1, -1.2345678901234567, -1e-9]
-    assert turn["next_state"] == {"role": "user", "text": f"{SECRET} answer"}
+    assert turn["next_state"] == {"role": "user", "text": f"{SECRET} answer", "beside": []}
     assert turn["session_key"] == "trained"
     (step, *_) = records(log("steps", "--full"))
     assert [taken["turn"] for taken in step["taken"]] == [1, 2]
@@ -175,7 +174,7 @@ def test_table_is_aligned_and_says_what_it_leaves_out(world: tuple[Path, dict[st
     assert [line[at:] for line in lines] == [
         *("waits for its step", "being trained right now", "waits for a next state"),
     ]
-    assert done.stderr == "tinker-claw: earlier turns are left out; --limit N shows more\n"
+    assert "tinker-claw: earlier turns are left out; --limit N shows more\n" in done.stderr
     empty = run("log", "turns", "--user", "nobody", directory=world[0])
     assert (empty.returncode, empty.stdout) == (0, "")
     assert "no turns in" in empty.stderr

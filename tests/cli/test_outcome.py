@@ -1,9 +1,8 @@
-"""What became of a turn is said in the same words by explain, log, doctor and status."""
+"""What became of a turn is said in the same words by explain, log and status."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +29,7 @@ WORDS = {
     "answers nobody knows what": "waits for a next state",
     "ended": "waits for a next state in an idle session",
     "waits for the judge": "waits for the judge",
-    "waits for the teacher": "waits for the teacher",
+    "waits for the teacher": "waits to be queued",
     "waits to be queued": "waits to be queued",
     "refused when judged": "neutral verdict, no hint",
     "no verdict": "no valid vote, no hint",
@@ -129,30 +128,14 @@ def test_every_outcome_is_the_same_words_everywhere(
     assert {r["id"]: r["outcome"] for r in records} == {turns[s]: words[s] for s in words}
     heading, *rows = run("log", "turns").splitlines()
     at = heading.index("outcome")
-    doctor = by_turn(run("doctor", "--no-checks", "--last", "99", "--reasons"))
     for (state, turn), row in zip(sorted(turns.items(), key=lambda t: t[1]), rows, strict=True):
         explained = " ".join(run("explain", str(turn)).split())
         assert row[at:] == words[state]
-        assert words[state] in doctor[turn], "in the table"
-        sentence = doctor[turn][doctor[turn].index(" It ") + 1 :]
         # Lines end at hyphens, too.
-        assert sentence.replace(" ", "") in explained.replace(" ", ""), "with --reasons"
-        assert words[state] in sentence
+        assert words[state].replace(" ", "") in explained.replace(" ", "")
         assert SENTENCES.get(state, "") in explained
     with deaf_port() as port:
         status = json.loads(run("status", "--port", str(port), "--json", status=2))["ledger"]
     untrained = [word for word in words.values() if not word.startswith("trained")]
     assert status["not_trained"] == Counter(untrained)
     assert status["samples"].get("trained", 0) == len(words) - len(untrained)
-
-
-def by_turn(shown: str) -> dict[int, str]:
-    """What the doctor says of each turn, on one line."""
-    found, turn = dict[int, str](), 0
-    for line in shown.partition(":\n\n")[2].splitlines()[1:]:
-        if row := re.match(r" {0,3}(\d+)  \S", line):
-            turn = int(row[1])
-        if not line:
-            break
-        found[turn] = f"{found.get(turn, '')} {line.strip()}".strip()
-    return found

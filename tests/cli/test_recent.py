@@ -1,4 +1,4 @@
-"""What `tinker-claw doctor` says of the last requests: each turn's end, and what they mean."""
+"""What `tinker-claw log turns` says of the last requests: each turn's end, and what they mean."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ import pytest
 
 from tests.ledger.test_ledger import new_turn
 from tests.processes import ROOT
-from tinker_claw.cli import doctor
-from tinker_claw.cli.doctor import WIDTH
+from tinker_claw.cli import main
 from tinker_claw.cli.log import COLUMNS, read_log
 from tinker_claw.errors import LedgerError
-from tinker_claw.insight import read_run_view
 from tinker_claw.ledger.database import SCHEMA_VERSION, reading
 from tinker_claw.ledger.judgements import TRIES, Ballot
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.ledger.outcome import advice, outcome
+from tinker_claw.ledger.outcome import advice, outcome, read_run
 from tinker_claw.ledger.views import Filter, TurnView, read_turns
 from tinker_claw.types import Kind, NextState
 
@@ -48,8 +46,10 @@ def newest(path: Path, limit: int) -> list[TurnView]:
         return read_turns(rows, limit)
 
 
-def shown(ledger: Ledger, *, reasons: bool = False) -> list[str]:
-    return doctor.recent(ledger._db, 50, 16, reasons=reasons)
+def shown(ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    assert main.main(["log", "turns", "--data-dir", str(ledger.path.parent)]) == 0
+    told = capsys.readouterr()
+    return [*told.out.splitlines(), "", *told.err.splitlines()]
 
 
 def add_every_kind_of_turn(ledger: Ledger) -> dict[str, int]:
@@ -107,7 +107,7 @@ def add_every_kind_of_turn(ledger: Ledger) -> dict[str, int]:
 def test_why_each_turn_was_trained_or_not(ledger: Ledger) -> None:
     made = add_every_kind_of_turn(ledger)
     turns = {turn.id: turn for turn in recent(ledger, 50)}
-    run = read_run_view(ledger._db, 16)
+    run = read_run(ledger._db, 16)
     assert {name: outcome(turns[number], run).word for name, number in made.items()} == {
         "side": "side turn",
         "passed over": "waits for a next state, and may wait for ever",
@@ -115,7 +115,7 @@ def test_why_each_turn_was_trained_or_not(ledger: Ledger) -> None:
         "hot": "sampled at temperature 0.6, not 1",
         "closed": "waits for a next state in an idle session",
         "tool": "waits for the judge",
-        "hinted": "waits for the teacher",
+        "hinted": "waits to be queued",
         "unclear": "no verdict, no hint",
         "neutral": "neutral, no hint",
         "trained": "trained in step 1",
@@ -138,37 +138,34 @@ def test_why_each_turn_was_trained_or_not(ledger: Ledger) -> None:
     assert seen["queued"] == ("user", "+1")
 
 
-def test_table_is_aligned_fits_a_terminal_and_says_nothing_that_was_said(ledger: Ledger) -> None:
+def test_table_is_aligned_and_says_nothing_that_was_said(
+    ledger: Ledger, capsys: pytest.CaptureFixture[str]
+) -> None:
     made = add_every_kind_of_turn(ledger)
-    turns, run = recent(ledger, 50), read_run_view(ledger._db, 16)
-    lines = shown(ledger)
-    assert all(len(line) <= WIDTH for line in lines)
-    lines = lines[: lines.index("")]  # what they mean together follows
-    assert lines[0].split()[:3] == ["id", "when", "session"]
+    turns, run = recent(ledger, 50), read_run(ledger._db, 16)
+    lines = shown(ledger, capsys)
+    assert any("came from another version" in line for line in lines), "what they mean together"
+    for said in (SECRET, "be brief", "I say so", "do it"):
+        assert not any(said in line for line in lines)
+    lines = lines[: lines.index("")]
+    assert lines[0].split()[:3] == ["id", "when", "user"]
     begin = lines[0].index("outcome")
     assert all(line[begin - 1] == " " and line[begin] != " " for line in lines)
     rows = [line for line in lines[1:] if line[:begin].strip()]
     assert [line.split()[0] for line in rows] == [str(n) for n in sorted(made.values())]
     for line, turn in zip(rows, turns, strict=True):
         assert line[begin:].startswith(outcome(turn, run).word[:20])
-    with_reasons = "\n".join(shown(ledger, reasons=True))
-    assert "side because: an OpenClaw call without tools" in with_reasons
-    assert "answered by another version because: v1 failed three times" in with_reasons
-    assert all(len(line) <= WIDTH for line in with_reasons.splitlines())
-    for said in (SECRET, "be brief", "I say so", "do it"):
-        assert said not in with_reasons
 
 
-def test_table_of_several_users_and_days_and_of_names_that_steer_terminals(
-    ledger: Ledger,
+def test_table_of_several_days_and_of_names_that_steer_terminals(
+    ledger: Ledger, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = ledger.turns.add(new_turn(ledger, "\x1b[2Jagent:main:\u202eabcdefghijkl"))
     other = replace(new_turn(ledger), session_id=ledger.turns.session("ben", "s"))
     ledger.turns.add(other)
     with ledger._db.transaction() as tx:
         tx.execute("UPDATE turns SET created_at = created_at - 172800 WHERE id = ?", (first,))
-    lines = shown(ledger, reasons=True)
-    assert "user" in lines[0].split()
+    lines = shown(ledger, capsys)
     assert any(" ben " in line for line in lines)
     assert len(lines[1].split()[1]) == len("2026-11-19"), "the day of a turn not of today"
     assert all(line.isprintable() for line in lines)

@@ -105,6 +105,32 @@ def test_the_unit_has_what_was_typed_and_no_secret(home: Home) -> None:
     assert sorted(home.path.iterdir()) == sorted([home.path / "bin", home.told, home.folder])
 
 
+@pytest.mark.parametrize(
+    ("flag", "url"),
+    [
+        ("--judge-url", "https://me:s3cret@judge.example/v1"),
+        ("--judge-url", "https://judge.example/v1?key=s3cret"),
+        ("--sampler-urls", "http://a,http://me:s3cret@b"),
+        ("--base-url", "http://me:s3cret@box:8000"),
+    ],
+)
+def test_a_password_in_an_address_stands_in_no_unit(home: Home, flag: str, url: str) -> None:
+    flags = FLAGS[:2] if flag == "--base-url" else FLAGS
+    for verb in ("show", "install"):
+        done = home.run(verb, *flags, flag, url)
+        assert done.returncode == 2
+        assert "s3cret" not in done.stdout + done.stderr
+        section = {"--judge-url": "JUDGE", "--sampler-urls": "LOCAL", "--base-url": "RUN"}[flag]
+        variable = f"TINKER_CLAW_{section}__{flag[2:].replace('-', '_').upper()}"
+        assert f"set {variable} to it instead" in done.stderr
+        assert not home.unit_file.exists()
+    done = home.run("install", *flags, **{variable: url})
+    assert done.returncode == 0, done.stderr
+    assert "s3cret" not in home.unit_file.read_text()
+    assert "s3cret" in home.keys.read_text()
+    assert stat.S_IMODE(home.keys.stat().st_mode) == 0o600
+
+
 def test_without_flags_it_goes_by_what_was_answered_before(home: Home) -> None:
     answers = home.path / ".config" / "tinker-claw" / "start.toml"
     answers.parent.mkdir(parents=True)

@@ -32,6 +32,10 @@ def home(tmp_path: Path) -> Path:
     home = tmp_path / "crab-\N{CRAB}"
     (home / ".openclaw").mkdir(parents=True)
     (home / ".openclaw" / "openclaw.json").write_text(OPENCLAW)
+    (home / "bin").mkdir()
+    program = home / "bin" / "openclaw"  # the real one is asked in test_openclaw_config.py
+    program.write_text('#!/bin/sh\nprintf "%s\\n" "$*" >> ~/told-openclaw\n')
+    program.chmod(0o755)
     return home
 
 
@@ -39,7 +43,9 @@ def environment(home: Path, **more: str) -> dict[str, str]:
     """A newcomer's, whose hub is what lies in their home."""
     left_out = ("TINKER_", "OPENCLAW_", "XDG_", "HF_", "PYTHONPATH", "CI")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
+    kept["TINKER_CLAW_GATEWAY__API_KEY"] = "none"
     own = {"HOME": str(home), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    own["PATH"] = f"{home / 'bin'}:/usr/bin:/bin"
     return {**kept, **own, "TINKER_TELEMETRY": "0", **more}
 
 
@@ -70,7 +76,7 @@ def files(home: Path) -> Mapping[str, str]:
 )
 def test_ctrl_c_at_any_question_leaves_nothing(home: Path, answered: tuple[str, ...]) -> None:
     before = files(home)
-    with service() as url, started(home, TINKER_BASE_URL=url, PATH="/usr/bin:/bin") as seen:
+    with service() as url, started(home, TINKER_BASE_URL=url) as seen:
         seen.until("1 to 3: ")
         for answer in answered:
             seen.types(f"{answer}\r")
@@ -98,18 +104,17 @@ def test_a_wrong_key_is_a_sentence_and_asked_for_again(home: Path) -> None:
     assert files(home) == before
 
 
-def test_openclaws_broken_file_is_named_and_left_alone(home: Path) -> None:
-    file = home / ".openclaw" / "openclaw.json"
-    file.write_text("{")
+def test_where_no_openclaw_is_on_the_path_its_file_is_named_and_left_alone(home: Path) -> None:
+    (home / "bin" / "openclaw").unlink()
     port = {"TINKER_CLAW_GATEWAY__PORT": str(free_port())}
     with service() as url, started(home, TINKER_BASE_URL=url, TINKER_API_KEY=KEY, **port) as seen:
         seen.until("1 to 3: ")
         seen.types("1\r")
         seen.until("The key: TINKER_API_KEY has one; it is used, and kept nowhere else")
-        seen.until(r"OpenClaw: .*openclaw.json is not valid JSON5, and is left alone")
+        seen.until("openclaw.json, and no openclaw on the PATH, so it is left alone")
         seen.until(r"tinker-claw: --model-name Qwen/Qwen3-8B cannot be had from the Hugging Face")
         assert seen.ended() == 2
-    assert file.read_text() == "{"
+    assert files(home)[".openclaw/openclaw.json"] == OPENCLAW
     assert ".tinker/credentials.json" not in files(home)
     told = tomllib.loads(files(home)[".config/tinker-claw/start.toml"])
     assert told["run"]["data_dir"] == str(home / "runs" / "Qwen3-8B-combine")
@@ -151,7 +156,7 @@ def test_from_three_answers_to_a_gateway_and_again_without_any(home: Path) -> No
             seen.types("1\r")
             seen.until("as you type: ")
             seen.types(f"{KEY}\r")
-            seen.until("OpenClaw found at .*openclaw.json: write its provider")
+            seen.until("OpenClaw found at .*openclaw.json: let it write this provider")
             seen.types("2\r")
             seen.until(r"Kept the key in .*credentials.json, for you alone to read")
             seen.until(r"Kept your answers in (\S+start.toml)")
@@ -171,10 +176,12 @@ def test_from_three_answers_to_a_gateway_and_again_without_any(home: Path) -> No
         assert KEY not in kept.read_text()
         secret = home / ".tinker" / "credentials.json"
         assert [stat.S_IMODE(path.stat().st_mode) for path in (secret, kept)] == [0o600, 0o600]
-        text = openclaw.read_text()
-        assert "// mine" in text
-        assert f'"http://127.0.0.1:{port}/v1"' in text
-        assert '"primary": "tinker-claw/Qwen/Qwen3-8B"' in text
+        assert openclaw.read_text() == OPENCLAW, "nobody writes it but OpenClaw"
+        set_provider, set_primary = text = files(home)["told-openclaw"].splitlines()
+        assert set_provider.startswith("config set models.providers.tinker-claw {")
+        assert f'"baseUrl":"http://127.0.0.1:{port}/v1"' in set_provider
+        place = "agents.defaults.model.primary"
+        assert set_primary == f"config set {place} tinker-claw/Qwen/Qwen3-8B"
 
         with started(home, **there) as seen:
             seen.until(f"as answered before, in {kept}")
@@ -182,7 +189,7 @@ def test_from_three_answers_to_a_gateway_and_again_without_any(home: Path) -> No
             seen.types("\x03")
             assert seen.ended() == 0
         assert "1 to 3" not in seen.shown
-        assert openclaw.read_text() == text
+        assert files(home)["told-openclaw"].splitlines() == text
 
         # Nobody has to be there again, and the other commands mean the same gateway.
         away = {"env": environment(home, **there), "cwd": home, "text": True, "timeout": 300}
@@ -200,11 +207,10 @@ def test_from_three_answers_to_a_gateway_and_again_without_any(home: Path) -> No
 
 @pytest.mark.slow
 def test_gpus_of_this_machine_are_an_answer(home: Path) -> None:
-    (home / "bin").mkdir()
     asked = home / "bin" / "nvidia-smi"
     asked.write_text("#!/bin/sh\necho '0, Some GPU, 81920, 4, GPU-a'\n")
     asked.chmod(0o755)
-    with started(home, PATH=f"{home / 'bin'}:/usr/bin:/bin") as seen:
+    with started(home) as seen:
         seen.until(r"on GPUs of this machine \(80 GiB\)")
         seen.types("2\r")
         seen.until("There is no vLLM here, .* many times slower")

@@ -89,10 +89,16 @@ def test_unknown_flag_is_refused_by_name() -> None:
         load(["--max-context-tokns", "1"])
 
 
-@pytest.mark.parametrize("removed", ["--threads", "--api-key", "--opd-mode", "--no-resume"])
+@pytest.mark.parametrize("removed", ["--threads", "--opd-mode", "--no-resume"])
 def test_flags_that_are_gone_are_unknown(removed: str) -> None:
     with pytest.raises(ConfigError, match=f"No such option '{removed}'"):
         load([removed, "1"])
+
+
+def test_a_key_on_the_command_line_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"Invalid value for '--api-key': .* is not 'none'"):
+        load(["--api-key", KEY])
+    assert load(["--api-key", "none"]).gateway.api_key is None
 
 
 def test_a_key_for_nobody_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +223,7 @@ def test_every_setting_is_declared_whole() -> None:
             assert flag.name == setting.key.replace(".", "__")
             assert setting.told in flag.help  # type: ignore[attr-defined]
             named.append(setting.flag)
-    assert sorted(named) == sorted({*known} - {"--config"})
+    assert sorted(named) == sorted({*known} - {"--config", "--api-key"})
     assert len(set(named)) <= 62, "each that is added takes the place of one that nobody sets"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -22,14 +23,15 @@ from tinker_claw.backends.local import (
     arrange,
     check_fit,
     local_config,
+    no_compiler,
     nodes,
     open_judge,
     open_local,
     why_not,
 )
 from tinker_claw.cli import main
-from tinker_claw.config.load import VARIABLES, load
-from tinker_claw.config.settings import Settings
+from tinker_claw.config.load import load
+from tinker_claw.config.settings import VARIABLES, Settings
 from tinker_claw.errors import ClawError, ConfigError
 from tinker_claw.types import SamplingParams
 
@@ -42,12 +44,18 @@ BOX = (
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in [*os.environ]:
-        if name in VARIABLES or name.startswith(("TINKER_", "CUDA_")):
+        if name in VARIABLES.values() or name.startswith(("TINKER_", "CUDA_")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("OPENCLAW_CONFIG_PATH", str(tmp_path / "openclaw.json"))
     empty = tmp_path / "path"
     empty.mkdir()
     monkeypatch.setenv("PATH", f"{empty}:/usr/bin:/bin")  # neither nvidia-smi nor vllm
+    found = shutil.which
+
+    def which(name: str | Path, *, path: str | None = None) -> str | None:
+        return None if Path(name).parts[0] == ".venv-vllm" else found(name, path=path)
+
+    monkeypatch.setattr(shutil, "which", which)  # this checkout may have a vllm of its own
 
 
 @pytest.fixture
@@ -120,12 +128,18 @@ def test_openclaw_rls_variables_count_where_nothing_else_is_set(
         ("--sampler-urls http://a:1 --rollout-tp 2", "--rollout-tp is for"),
         ("--sampler-urls ,", "--sampler-urls is empty"),
         ("--sampler-urls box:8000", "'box:8000' is no address; write http://HOST:PORT"),
-        ("--backend tinker --gpus 8", "--gpus: with --backend tinker, .* add --backend local"),
+        (
+            "--backend tinker --gpus 8",
+            "--gpus .NUM_GPUS.: with --backend tinker, .* add --backend local",
+        ),
         ("--backend tinker --sampler-urls http://a:1", "a service trains and samples"),
         ("--model-name demo --rollout-gpus 1", "the model demo needs no GPU"),
         ("--model-name demo-tracks --rollout-gpus 1", "the model demo-tracks needs no GPU"),
-        ("--model-name demo --gpus 2", "--gpus: the model demo"),
-        ("--device cpu --gpus 2 --base-quantization 4bit", r"4bit needs GPUs, but --device is cpu"),
+        ("--model-name demo --gpus 2", "--gpus .NUM_GPUS.: the model demo"),
+        (
+            "--device cpu --gpus 2 --base-quantization 4bit",
+            "-quantization needs GPUs, but --device is cpu",
+        ),
         ("--device cuda:1 --gpus 2", "is one GPU; for several"),
         ("--torchrun '", "mind its quotes"),
         ("--gpu-memory-gb 0", r"local\.gpu_memory_gb"),
@@ -276,7 +290,7 @@ def test_a_machine_without_gpus_learns_on_its_cpu(model: str) -> None:
         ConfigError, match=r"--gpus .NUM_GPUS.: nvidia-smi and .* show 0 GPUs here; .*CPU"
     ):
         arranged(model, "--gpus", "2")
-    with pytest.raises(ConfigError, match="--device cuda: nvidia-smi"):
+    with pytest.raises(ConfigError, match="--device: nvidia-smi"):
         arranged(model, "--device", "cuda")
 
 
@@ -364,6 +378,10 @@ def test_what_the_trainer_is_told(model: str, box: Callable[..., None], vllm: Pa
     assert told.torchrun == ("--rdzv-id", "a b")
     assert (told.sampler_urls, told.sampler_kind) == (("http://127.0.0.1:1",), "vllm")
     assert told.micro_batch_tokens is not None
+    assert told.gpu_memory is None
+    shared = load([*flags, "--gpus", "1"])
+    told = local_config(shared, model, arrange(shared), ("http://127.0.0.1:1",))
+    assert told.gpu_memory is not None, "a server is on the same GPU"
     at_one = load([*flags, "--device", "cuda:1"])
     told = local_config(at_one, model, arrange(at_one), ())
     assert (told.device, told.train_gpus) == ("cuda:1", (1,))
@@ -465,7 +483,7 @@ async def test_a_server_that_is_not_there_is_named_with_its_setting(
 
 
 def doctor(*flags: str) -> int:
-    return main.main(["doctor", *LOCAL, "--port", "0", "--last", "0", *flags])
+    return main.main(["doctor", *LOCAL, "--port", "0", *flags])
 
 
 def section(told: str, name: str) -> str:
@@ -479,14 +497,17 @@ def section(told: str, name: str) -> str:
 
 
 def test_the_doctor_reckons_with_gpus_that_are_not_here(
-    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     flags = ("--data-dir", str(tmp_path / "d"), "--gpus", "8", "--model-name", model)
     doctor(*flags, "--gpu-memory-gb", "80")
     told = capsys.readouterr().out
     table = section(told, "memory")
     assert table.startswith("ok   memory     GPU 0-1 learn; 2-7 sample, one server each.")
-    assert "activations: passes of" in table
+    assert "a tenth spare" in table
     assert "KV cache:" in table
     assert section(told, "samplers").startswith("warn samplers   no vLLM")
     doctor(*flags, "--gpu-memory-gb", "2")
@@ -495,6 +516,13 @@ def test_the_doctor_reckons_with_gpus_that_are_not_here(
     assert "It does not fit, by arithmetic." in table
     doctor(*flags)
     assert "show 0 GPUs here" in section(capsys.readouterr().out, "memory")
+    monkeypatch.setattr(
+        "tinker_claw.backends.open.find_spec", {"torch": 1, "peft": 1, "safetensors": 1}.get
+    )
+    doctor(*flags, "--gpu-memory-gb", "80", "--base-quantization", "4bit")
+    told = capsys.readouterr().out
+    assert section(told, "backend").startswith("FAIL backend    --base-quantization 4bit needs")
+    assert "base, 4 bits" in section(told, "memory"), "where the GPUs are it may be installed"
 
 
 def test_the_doctor_asks_samplers_that_run_elsewhere(
@@ -511,3 +539,12 @@ def test_what_only_reckons_imports_no_torch() -> None:
     script = "import sys; sys.modules['torch'] = None; sys.modules['transformers'] = None\n"
     script += "import local_gpu.plan.fits, local_gpu.plan.commands, local_gpu.plan.layout"
     subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(__file__).parents[2])
+
+
+def test_what_kernels_are_compiled_with_is_missed(tmp_path: Path) -> None:
+    (tmp_path / "Python.h").touch()
+    (tmp_path / "gcc").touch(mode=0o755)
+    assert no_compiler(str(tmp_path), tmp_path) is None
+    nothing = tmp_path / "nothing"
+    found = no_compiler(str(nothing), nothing)
+    assert found == f"a C compiler (gcc) and Python's headers ({nothing / 'Python.h'})"

@@ -32,24 +32,24 @@ from tests.agents import (
     user,
     utility,
 )
+from tinker_claw.conversation.attribution import (
+    attribute,
+    last_asked,
+    last_words,
+    read_text,
+    without_volatile,
+)
 from tinker_claw.conversation.classify import Identity, RequestKind, identify
 from tinker_claw.conversation.history import (
     Conversation,
     digest,
     ends,
-    next_state,
+    heard,
     reply_digest,
     same,
     without_queued,
 )
-from tinker_claw.conversation.openclaw import (
-    last_user_index,
-    last_user_words,
-    sayings,
-    summary_index,
-    without_volatile,
-    words,
-)
+from tinker_claw.conversation.openclaw import Surface
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import GenerationRequest, Joined
 from tinker_claw.formats.chat import parse_chat
@@ -69,6 +69,21 @@ def told(body: dict[str, Any], **headers: str) -> Identity:
         name.replace("_", "-") if name.startswith("x_") else name: v for name, v in headers.items()
     }
     return identify(parsed(body), names)
+
+
+def words(text: str) -> str:
+    return read_text(text).words
+
+
+def sayings(text: str) -> list[str]:
+    return read_text(text).sayings
+
+
+def next_state(messages: Any, replied: Any = None) -> NextState | None:
+    def named(message: Any) -> Any:
+        return attribute(message, Surface(), lambda _: True)
+
+    return heard(messages, named, replied).state
 
 
 PLAIN = {"messages": [{"role": "user", "content": "hi"}]}
@@ -159,6 +174,7 @@ RECAP = "Write an Activity recap for"
 SUMMARISE = "You are a context summarization assistant"
 FLUSH = "Pre-compaction memory flush. Write down what matters."
 FLUSHING = runtime("agent:main:internal-session-effects:1", "internal-session-effects-1")
+CLINES = {"role": "user", "content": "[SYSTEM] This run is not complete until you call it."}
 LOOP = (assistant("", ("c", "ls", "{}")), tool("c", "a"))
 OPENCODE = ({"role": "system", "content": "You are a title generator. You output ONLY a thread"},)
 INFER = PLAIN | {
@@ -241,6 +257,22 @@ CALLS: list[tuple[RequestKind, str, dict[str, Any], dict[str, str]]] = [
         {},
     ),
     (RequestKind.INFER, "infer", INFER, SDK),
+    (
+        RequestKind.NUDGE,
+        "nudge",
+        {"messages": [*PLAIN["messages"], assistant("yo"), CLINES]},
+        {},
+    ),
+    (
+        RequestKind.UNKNOWN,
+        "another harness's prompt",
+        {
+            "messages": [
+                {"role": "user", "content": "[SYSTEM] Your session continues. Call a tool."}
+            ]
+        },
+        {},
+    ),
     (RequestKind.VERDICT, "thumb", openclaw("hi", assistant("yo"), user("\N{THUMBS UP SIGN}")), {}),
 ]
 TYPED: list[tuple[str, dict[str, Any]]] = [
@@ -310,6 +342,11 @@ def test_no_header_makes_a_side_call_trainable_and_one_makes_any_call_a_side_cal
     call: RequestKind, body: dict[str, Any], headers: dict[str, str]
 ) -> None:
     main = told(body, **headers, x_turn_type="main")
+    if call is RequestKind.UNKNOWN:
+        assert (main.kind, main.call) == (Kind.MAIN, RequestKind.CLIENT), (
+            "whoever has the key knows"
+        )
+        return
     assert (main.kind, main.call) == (call.kind, call)
     assert told(body, **headers, x_turn_type="side").kind is Kind.SIDE
     if call.kind is Kind.SIDE:
@@ -352,7 +389,7 @@ def test_a_turn_type_must_exist() -> None:
         told(PLAIN, x_turn_type="middle")
 
 
-METADATA = 'Sender (untrusted metadata):\n```json\n{\n  "id": "ann"\n}\n```\n\n'
+METADATA = 'Sender: ⟦openclaw:ctx⟧\n```json\n{\n  "id": "ann"\n}\n```\n\n'
 
 
 @pytest.mark.parametrize(
@@ -369,7 +406,7 @@ METADATA = 'Sender (untrusted metadata):\n```json\n{\n  "id": "ann"\n}\n```\n\n'
 )
 def test_the_users_words_come_without_openclaws(text: str) -> None:
     messages = parsed({"messages": [{"role": "user", "content": text}]}).messages
-    assert last_user_words(messages) == "what time\nis it?"
+    assert last_words(messages) == "what time\nis it?"
     assert next_state(messages) == NextState("user", "what time\nis it?")
     assert digest(messages[0]) == digest(user("what time\nis it?"))
 
@@ -378,19 +415,19 @@ def test_the_users_own_words_are_left_alone() -> None:
     line = runtime().strip()
     for said in (f"what is\n{line}\nhere?", "[Sat] hi", "[Queued user message]\nhi", "```json\n1"):
         for body in (openclaw(said), openclaw("hi", assistant("yo"), user(said))):
-            assert last_user_words(parsed(body).messages) == said
+            assert last_words(parsed(body).messages) == said
 
 
 def test_a_message_of_stamps_alone_costs_what_its_length_costs() -> None:
     # Peeled off one by one with a copy each, this would take minutes.
     many = stamped("") * 100_000 + METADATA * 10_000
-    assert last_user_words([{"role": "user", "content": many}]) == ""
+    assert last_words([{"role": "user", "content": many}]) == ""
 
 
 def test_where_the_user_spoke_last() -> None:
-    assert last_user_index(parsed(openclaw("what time is it?")).messages) == 1
-    assert last_user_words([{"role": "system", "content": "x"}]) == ""
-    assert last_user_index([{"role": "system", "content": "x"}]) is None
+    assert last_asked(parsed(openclaw("what time is it?")).messages) == 1
+    assert last_words([{"role": "system", "content": "x"}]) == ""
+    assert last_asked([{"role": "system", "content": "x"}]) is None
 
 
 def test_only_the_last_messages_can_be_volatile() -> None:
@@ -398,7 +435,7 @@ def test_only_the_last_messages_can_be_volatile() -> None:
     assert len(without_volatile(messages)) == 2
     nudged = parsed(openclaw("hi", user(NUDGE))).messages
     assert without_volatile(nudged) == without_volatile(messages)
-    assert last_user_words(nudged) == "hi"
+    assert last_words(nudged) == "hi"
     assert without_volatile([]) == []
     body = openclaw("hi", VOLATILE, assistant("yo"), user("go on"))
     assert len(without_volatile(parsed(body).messages)) == 5
@@ -411,7 +448,7 @@ def test_a_volatile_message_that_stays_where_it_was_is_no_part_of_the_conversati
     gone = parsed(openclaw("hi", *looked)).messages
     assert Conversation.of(stays).digests == Conversation.of(gone).digests
     calling = parsed(openclaw("hi", VOLATILE, assistant("I look."))).messages
-    assert last_user_index(calling) == 1
+    assert last_asked(calling) == 1
 
 
 def test_what_claude_code_and_codex_note_is_nobody_s_word() -> None:
@@ -580,10 +617,13 @@ def compacted(*rest: dict[str, Any], **fields: Any) -> dict[str, Any]:
 
 
 def test_a_summary_is_openclaws_only_where_openclaw_puts_it() -> None:
-    assert summary_index(parsed(compacted(user("so?"))).messages) == 1
-    assert summary_index(parsed(openclaw(SUMMARY)).messages) is None, "somebody typed it"
-    assert summary_index(parsed(openclaw("hi", user(SUMMARY))).messages) is None
-    assert summary_index([{"role": "system", "content": SUMMARY}]) is None
+    def summarised(messages: Any) -> int | None:
+        return Conversation.of(messages).summarised
+
+    assert summarised(parsed(compacted(user("so?"))).messages) == 1
+    assert summarised(parsed(openclaw(SUMMARY)).messages) is None, "somebody typed it"
+    assert summarised(parsed(openclaw("hi", user(SUMMARY))).messages) is None
+    assert summarised([{"role": "system", "content": SUMMARY}]) is None
 
 
 def test_the_session_keeps_its_name_when_it_is_compacted() -> None:
@@ -599,12 +639,12 @@ def test_a_part_is_no_line_of_the_part_before_it() -> None:
     parts = [{"type": "text", "text": text} for text in ("see", runtime().strip(), "what is it?")]
     messages = parsed({"messages": [{"role": "user", "content": parts}]}).messages
     assert messages[0]["content"] == f"see{runtime().strip()}what is it?", "as the model reads it"
-    assert last_user_words(messages) == "see\nwhat is it?"
+    assert last_words(messages) == "see\nwhat is it?"
     (whole,) = parsed({"messages": [{"role": "user", "content": messages[0]["content"]}]}).messages
     assert digest(messages[0]) != digest(whole)
     in_one = [{"type": "text", "text": f"see {runtime().strip()}"}]
     body = openclaw("hi", {"role": "user", "content": in_one})
-    assert last_user_words(parsed(body).messages) == in_one[0]["text"]
+    assert last_words(parsed(body).messages) == in_one[0]["text"]
 
 
 QUEUED = (
@@ -618,10 +658,10 @@ def test_behind_a_message_without_an_answer_the_user_said_what_he_says_last(line
     body = openclaw("hi", user(f"{QUEUED}Tell me.\n\nNo, shorter.\n\nIn German.{line}"))
     messages = parsed(body).messages
     assert told(body).call is RequestKind.USER
-    assert last_user_words(messages) == "No, shorter.\n\nIn German."
+    assert last_words(messages) == "No, shorter.\n\nIn German."
     assert without_queued(messages, [digest(user("Another."))]) == messages
     known = without_queued(messages, [digest(user("Tell me.\n\nNo, shorter."))])
-    assert last_user_words(known) == "In German."
+    assert last_words(known) == "In German."
     assert len(known) == len(messages)
     later = parsed(openclaw("hi", user("In German."))).messages
     assert digests_of(known) == digests_of(later), "as it stands in later requests"
@@ -706,7 +746,7 @@ def test_whatever_marks_stand_wherever_everything_is_read(
     assert said.digests == tuple(digest(message) for message in kept)
     left = iter(request.messages)
     assert all(any(one is message for one in left) for message in kept), "in their order"
-    last_user_words(request.messages)
+    last_words(request.messages)
     if kept:
         goes_on = Conversation.of([*kept, assistant("yo"), user("thanks")])
         at = goes_on.reply_at

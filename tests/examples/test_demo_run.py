@@ -33,6 +33,7 @@ from examples.demo.progress import IDLE_SESSIONS, Progress
 from examples.demo.recipe import grammar
 from examples.demo.recipe.grammar import Problem, first_message
 from examples.demo.scoring import Check, RuleExam, Score, score_version
+from examples.demo.server import Launch
 from examples.demo.user import USERS, Outcome, hold_session, hold_sessions
 
 PROBLEMS = {
@@ -484,6 +485,7 @@ def test_flags_have_a_fast_set_and_refuse_a_folder_with_a_run(tmp_path: Path) ->
     fast = parse(["--fast", "--out", str(tmp_path), "--steps", "6"])
     assert fast == Options(out=tmp_path, steps=6, sessions=36, eval_prompts=64)
     assert (Options(out=tmp_path).marks, Options(out=tmp_path).milestones) == ((36, 72), (0, 8, 16))
+    assert Launch.of(parse(["--port", "4711", "--out", str(tmp_path)])).port == 4711
     (tmp_path / "run").mkdir()
     for wrong in (["--out", str(tmp_path)], ["--steps", "0"], ["--stepz", "4"]):
         with pytest.raises(SystemExit, match="2"):

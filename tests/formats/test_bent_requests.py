@@ -14,6 +14,7 @@ import pytest
 
 from tests.formats import test_messages_wire as test_messages
 from tests.formats import test_responses
+from tests.formats.test_chat import TOOL
 from tests.mutations import DEEP, VALUES
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import (
@@ -23,9 +24,10 @@ from tinker_claw.formats.base import (
     ReplyHead,
     TokenCounts,
 )
+from tinker_claw.formats.chat import Chat
 from tinker_claw.formats.messages import Messages
 from tinker_claw.formats.responses import Responses
-from tinker_claw.types import Reply
+from tinker_claw.types import Reply, noted
 
 OF_MESSAGES: dict[str, Any] = {
     "model": "m",
@@ -95,6 +97,32 @@ def outcome(spoken: Format, body: bytes) -> tuple[GenerationRequest | None, str]
 
 HEAD = ReplyHead(version=3, prompt_tokens=12, created=0)
 DONE = FinishedReply(Reply("fine"), "stop", TokenCounts(12, 7, 5), 3)
+
+
+@pytest.mark.parametrize(
+    ("spoken", "body"),
+    [
+        (Chat(), {"model": "m", "messages": OF_MESSAGES["messages"][-1:], "tools": [TOOL]}),
+        (Messages(), OF_MESSAGES),
+        (Responses(), OF_RESPONSES),
+    ],
+)
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
+def test_what_was_found_out_about_a_message_is_not_sought_again(
+    spoken: Format, body: dict[str, Any], separators: tuple[str, str]
+) -> None:
+    written = json.dumps(body, separators=separators).encode()
+    request, sought = spoken.parse(written, spoken.routes[0], "ann"), list[Any]()
+
+    def found_out(about: Any) -> int:
+        sought.append(about)
+        return len(sought)
+
+    for _ in range(2):
+        for message in request.messages:
+            noted(found_out, message)
+        noted(found_out, request.tools)
+    assert sought == [*request.messages, request.tools]
 
 
 @pytest.mark.parametrize(

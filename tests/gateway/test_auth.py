@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from tests.agents import assistant, openclaw, user, utility
 from tests.gateway.test_gateway_refusals import assert_error
 from tests.gateways import MODEL, gateway, spell
+from tinker_claw.gateway.auth import FREE
 from tinker_claw.render.renderer import Renderer
 
 ANNA, BEN, MINE = "anna-0123456789abcdef", "ben-0123456789abcdefg", "mine-0123456789abcdef"
@@ -284,3 +286,38 @@ async def test_the_official_client_is_let_in_with_its_users_key(
         )
         assert reply.choices[0].message.content == "yes"
         assert [model.id async for model in client.models.list()] == [MODEL]
+
+
+async def test_wrong_keys_are_bounded_and_end_no_client_that_works(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer, users=USERS) as world:
+        root = world.url.removesuffix("/v1")
+        assert (await world.ask("hi", headers=bearer(ANNA))).status_code == 200
+
+        async def guess(n: int) -> Any:
+            """By every door."""
+            wrong = bearer(f"{n}-is-a-wrong-key-0123")
+            match n % 4:
+                case 0:
+                    return await world.ask("hi", headers=wrong)
+                case 1:
+                    return await world.http.get("/models", headers=wrong)
+                case 2:
+                    return await world.http.get(f"{root}/metrics", headers=wrong)
+                case _:
+                    own = {"x-api-key": wrong["authorization"]}
+                    return await world.http.post(f"{root}/v1/messages", json={}, headers=own)
+
+        tried = [(await guess(n)).status_code for n in range(FREE + 4)]
+        assert tried == [401] * FREE + [429] * 4
+        assert (await guess(0)).status_code == 401, "a client that was set up wrongly guesses once"
+        refused = await world.ask("hi", headers=bearer(BEN))
+        assert_error(refused, 429)
+        assert refused.headers["retry-after"] == "1"
+        assert "x-should-retry" not in refused.headers
+        assert (await world.ask("hi", headers=bearer(ANNA))).status_code == 200, "she works on"
+        for _ in range(20):
+            assert (await world.ask("hi")).status_code == 401, "who sends none guesses nothing"
+        await asyncio.sleep(1.1)
+        assert (await world.ask("hi", headers=bearer(BEN))).status_code == 200

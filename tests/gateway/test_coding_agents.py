@@ -12,6 +12,11 @@ from tests.coding_agents import Agent, ClaudeCode, Codex, OpenAIAgents, OpenCode
 from tests.gateway.test_openclaw import Listener
 from tests.gateways import gateway, spell
 from tests.npm import npm
+from tinker_claw.errors import RequestError
+from tinker_claw.formats.base import Format, Json
+from tinker_claw.formats.chat import Chat
+from tinker_claw.formats.messages import Messages
+from tinker_claw.formats.responses import Responses
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import Kind
 
@@ -75,3 +80,44 @@ async def test_a_coding_agent_asks_calls_and_is_corrected(
         assert [because[turn.id - 1] for turn in turns] == [None] * 4
         sampled = (*turns[1].prompt, *turns[1].completion.tokens)
         assert turns[2].prompt[: len(sampled)] == sampled, "no token is rendered again"
+
+
+def counting(refused: list[str]) -> list[Format]:
+    """All formats; what they refuse is put into `refused`."""
+
+    def counted(kind: type[Any]) -> Any:
+        class Counted(kind):
+            def error(self, error: RequestError) -> Json:
+                refused.append(str(error))
+                return super().error(error)
+
+        return Counted()
+
+    return [counted(kind) for kind in (Chat, Messages, Responses)]
+
+
+async def test_claude_code_gives_a_wrong_key_up_at_once(tmp_path: Path, renderer: Renderer) -> None:
+    refused = list[str]()
+    async with gateway(
+        tmp_path / "data", renderer, api_key=KEY, formats=counting(refused)
+    ) as world:
+        agent = ClaudeCode.create(tmp_path / "home", world.url, "demo", "wrong")
+        ended = await asyncio.to_thread(agent.ask, HELLO)
+    assert ended.returncode != 0
+    assert "Invalid API key" in ended.stdout
+    assert len(refused) <= 2
+
+
+@pytest.mark.parametrize("kind", [ClaudeCode, Codex, OpenCode])
+async def test_a_window_that_the_agents_own_prompt_overflows_ends_its_run(
+    tmp_path: Path, renderer: Renderer, kind: Any
+) -> None:
+    refused = list[str]()
+    async with gateway(
+        tmp_path / "data", renderer, api_key=KEY, context_tokens=4000, formats=counting(refused)
+    ) as world:
+        agent = kind.create(tmp_path / "home", world.url, "demo", KEY)
+        ended = await asyncio.to_thread(agent.ask, HELLO)
+    assert ended.returncode != 0
+    assert "do not fit this model's window of 4000 tokens" in ended.stdout + ended.stderr
+    assert len(refused) <= 8

@@ -23,7 +23,7 @@ from tinker_claw.app.server import in_background
 from tinker_claw.app.wiring import wire
 from tinker_claw.backends.local import arrange
 from tinker_claw.backends.model_files import source
-from tinker_claw.billing.budget import price_in_force
+from tinker_claw.billing.prices import price_in_force
 from tinker_claw.config.load import load
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.render.renderer import Renderer

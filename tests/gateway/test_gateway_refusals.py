@@ -8,6 +8,7 @@ from typing import Any
 import openai
 import pytest
 
+from tests.fakes import Script
 from tests.gateways import MODEL, Observer, gateway
 from tinker_claw.errors import SamplerError
 from tinker_claw.render.renderer import Renderer
@@ -178,6 +179,56 @@ async def test_a_prompt_that_does_not_fit_the_context(tmp_path: Path, renderer: 
         response = await world.ask("word " * 100, max_tokens=10)
         assert_error(response, 400, code="context_length_exceeded", param="messages")
         assert "maximum context length is 60 tokens" in response.json()["error"]["message"]
+
+
+async def test_what_no_shorter_history_makes_fit_is_not_told_as_a_length(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer, context_tokens=300) as world:
+        tools = [
+            {"type": "function", "function": {"name": f"tool_{i}", "parameters": {}}}
+            for i in range(30)
+        ]
+        long = {"role": "system", "content": "word " * 400}
+        very_long = {"role": "system", "content": "word " * 4000}
+        for said, more in (
+            ((long, "hi"), {}),
+            ((very_long, "hi"), {}),
+            (("hi",), {"tools": tools}),
+        ):
+            messages = [{"role": "user", "content": m} if isinstance(m, str) else m for m in said]
+            refused = await world.ask(messages=messages, **more)
+            assert_error(refused, 400, code="window_too_small")
+            told = refused.json()["error"]["message"]
+            assert "window of 300 tokens" in told
+            assert "maximum context" not in told, "agents would compact, and ask again"
+        short = {"role": "system", "content": "Be short."}
+        refused = await world.ask(messages=[short, {"role": "user", "content": "word " * 400}])
+        assert_error(refused, 400, code="context_length_exceeded")
+
+
+async def test_final_refusals_tell_clients_not_to_ask_again(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    known = {"authorization": "Bearer sesam"}
+    async with gateway(tmp_path, renderer, api_key="sesam", context_tokens=60) as world:
+        final = [
+            await world.ask("hi", headers={"authorization": "Bearer nope"}),
+            await world.http.post(
+                world.url.removesuffix("/v1") + "/v1/messages", json={}, headers={"x-api-key": "no"}
+            ),
+            await world.ask("hi", model="gpt-4", headers=known),
+            await world.ask("hi", unheard_of=1, headers=known),
+            await world.ask("word " * 100, headers=known),
+            await world.http.get("/chat/completions"),
+            await world.http.get("/nowhere"),
+        ]
+        assert [r.status_code for r in final] == [401, 401, 404, 400, 400, 405, 404]
+        assert {r.headers.get("x-should-retry") for r in final} == {"false"}
+        world.sampler.say(*[Script((1,), fail_after=0)] * 4)
+        passing = await world.ask("hi", headers=known)
+        assert passing.status_code == 503
+        assert "x-should-retry" not in passing.headers
 
 
 async def test_the_reply_gets_what_the_context_has_left(tmp_path: Path, renderer: Renderer) -> None:

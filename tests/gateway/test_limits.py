@@ -234,6 +234,8 @@ async def test_a_freed_slot_is_a_persons_first(
         for _ in range(8):
             gate.out.release()
     assert gate.order == ["episode"] + 3 * ["person"] + 4 * ["episode"]
+    told = [params.person for params in gate.params]
+    assert told == [who == "person" for who in gate.order], "so that samplers know as well"
 
 
 async def test_whatever_says_that_it_is_of_an_episode_stands_in_their_line(

@@ -29,6 +29,7 @@ from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.prune import in_session
 from tinker_claw.privacy.marker import NEAR_MISS
 from tinker_claw.privacy.redact import Redactor
+from tinker_claw.privacy.rules import SECRETS
 from tinker_claw.render.renderer import Renderer
 
 SECRET = "sk-" + "q7Zk2Wm9Xv4Tb8Nc3Rd6"
@@ -230,7 +231,7 @@ async def test_something_near_the_line_is_private_and_is_said(world: World, line
 async def test_nothing_private_stays_in_memory(world: World) -> None:
     def remembered() -> list[bool]:
         (chat,) = [wire for wire in world.formats if isinstance(wire, Chat)]
-        places = (world.renderer._encoder._known, histories._MEANT, chat._known._new.values())
+        places = (world.renderer._encoder._known, histories._MEANT, chat._known._made.items())
         return [MARK in str(list(place)) for place in places]
 
     await world.ask(f"/private\nI am {MARK} {'and more ' * 2000}")
@@ -274,6 +275,30 @@ async def test_session_stays_private_through_compaction_and_restart(
         assert all(row["prompt"] == b"\0" for row in rows(world))
 
 
+async def test_name_of_a_private_session_is_not_kept(tmp_path: Path, renderer: Renderer) -> None:
+    named = {"X-Session-Id": f"about {MARK}"}
+    async with gateway(tmp_path, renderer) as world:
+        await world.ask("/private\nhello", headers=named)
+        assert nothing_of(MARK, world)
+    async with gateway(tmp_path, renderer) as world:
+        await world.ask("still private", headers=named)
+        assert rows(world) == []
+        assert nothing_of(MARK, world)
+        await world.ask("/private off", headers=named)
+        await world.ask("/private\nagain", headers=named)
+    async with gateway(tmp_path, renderer) as world:
+        await world.ask("and still", headers=named)
+        assert len(rows(world)) == 1, "private again, after a restart, too"
+        find = in_session(f"about {MARK}", None)
+        world.index.forget(world.ledger.look(find).session)
+        world.ledger.forget(find)
+        assert rows(world) == []
+        assert nothing_of(MARK, world)
+    async with gateway(tmp_path, renderer) as world:
+        await world.ask("and still", headers=named)
+        assert rows(world) == []
+
+
 async def test_forgetting_a_private_session_does_not_end_its_privacy(
     tmp_path: Path, renderer: Renderer
 ) -> None:
@@ -307,6 +332,24 @@ class Interrupted(Redactor):
             self.loop.call_soon_threadsafe(lambda: (self.meanwhile(), done.set()))
             done.wait(30)
         return super().holds(text)
+
+
+class OffLoop(Redactor):
+    """Refuses to work on a long text on the event loop."""
+
+    def redact(self, text: str) -> str:
+        assert len(text) < 20_000 or threading.current_thread() is not threading.main_thread()
+        return super().redact(text)
+
+
+async def test_long_text_full_of_secrets_is_redacted_in_a_thread_once(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    privacy = SessionPrivacy(ledger.turns, OffLoop([SECRETS]), ComputeRounds())
+    quotes = '"password": "hunter2abc", ' * 58_000  # 1.5 MB
+    left = await privacy.redact_any(quotes)
+    assert left.count("[redacted: password or key]") == 58_000
+    assert privacy.redact(quotes) == left
+    ledger.close()
 
 
 async def test_words_that_come_while_their_session_is_forgotten_are_not_kept(

@@ -12,9 +12,10 @@ from tests.fakes import FakeSampler, FakeTrainer
 from tests.gateways import gateway, spell
 from tests.learner.test_loop import world
 from tests.learner.test_rollback import learn, undoing
-from tinker_claw.cli import main
+from tinker_claw.cli import common, main
+from tinker_claw.errors import UndoError
 from tinker_claw.learner.recovery import restore, restore_pin
-from tinker_claw.ledger.figures import Share, against
+from tinker_claw.ledger.figures import Share, compare
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.policy import Policy, PolicyHolder
 from tinker_claw.render.renderer import Renderer
@@ -83,14 +84,45 @@ async def test_half_outlives_the_process_and_ends_with_the_pin(tmp_path: Path) -
     ledger.close()
 
 
-def test_difference_has_its_interval() -> None:
-    # Newcombe 1998, table II, (a): 56/70 - 48/80, method 10.
-    told = against(Share(2, 9, 56, 70), Share(0, 0, 48, 80))
-    assert told.startswith("learning helps: 80% (69% to 88%) by v2 to v9, 60% (49% to 70%) by v0")
-    assert told.endswith(": +20% (+5% to +33%)")
-    assert against(Share(2, 9, 48, 80), Share(0, 0, 56, 70)).startswith("learning does harm")
-    assert against(Share(2, 2, 5, 9), Share(0, 0, 3, 9)).startswith("not enough sessions to tell")
-    assert against(Share(2, 2, 0, 0), Share(0, 0, 3, 9)) == "no verdicts of both yet"
+async def test_other_model_is_refused_with_the_names_that_there_are(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer) as w:
+        refused = await w.ask("hi", model="gpt-9")
+        assert refused.json()["error"]["message"].endswith("ask for 'demo', or for demo@v0.")
+
+
+async def test_newest_version_is_not_compared_with_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    why = "v1 is the newest version, so it would be compared with itself: name an earlier one"
+    async with world(tmp_path) as w:
+        await learn(w, 1)
+        await undoing(w).pin(0)
+        with pytest.raises(UndoError, match=why):
+            await undoing(w).pin(1, half=True)
+        assert w.policy.current.version.id == 0, "it is pinned as before"
+    directory = tmp_path / "other"
+    story = Told(directory)
+    _, made = story.step(story.sampled("s", 1)[1])
+    story.ledger.close()
+    (directory / "adapters" / made.sampler_ref).mkdir(parents=True)
+    assert main.main(["pin", "v1", "--half", "--data-dir", str(directory)]) == 2
+    assert why in capsys.readouterr().err
+
+
+def test_half_claims_a_difference_where_there_is_evidence() -> None:
+    def against(new: tuple[int, int], old: tuple[int, int]) -> str:
+        arms = Share(*old, 0, 0), Share(*new, 2, 9)
+        return str(compare(*arms, "learning helps", "it harms")["meaning"])
+
+    assert against((21, 24), (11, 32)) == (
+        "learning helps: 88% (59% to 99%) by v2 to v9, 34% (13% to 62%) by v0; evidence 288 to 1"
+    )
+    assert against((11, 32), (21, 24)).startswith("it harms: 34%")
+    assert against((5, 9), (3, 9)).startswith("not enough verdicts to tell: 56%")
+    assert compare(None, Share(3, 9), "", "")["meaning"] == "nothing to compare yet"
+    assert common.number(-0.0) == "0"
 
 
 def test_status_says_whose_first_replies_are_accepted(
@@ -107,7 +139,7 @@ def test_status_says_whose_first_replies_are_accepted(
     assert main.main(flags) == 2
     told = capsys.readouterr().out
     assert "v0 answers one session in two, which is pinned" in told
-    assert "compared   accepted first replies: no verdicts of both yet" in told
+    assert "compared   accepted first replies: nothing to compare yet" in told
     assert main.main([*flags, "--json"]) == 2
     (arm,) = json.loads(capsys.readouterr().out)["ledger"]["compared"]["by_versions"]
     assert (arm["versions"], arm["good"], arm["of"]) == ("v1", 15, 20), "since then, no earlier"

@@ -21,6 +21,8 @@ from tests import install_vllm
 from tests.house.test_floors import FENCES, FLOORS
 from tests.openclaw import readme_block
 from tinker_claw.backends import local
+from tinker_claw.billing.estimate import forecast
+from tinker_claw.billing.prices import price_in_force
 from tinker_claw.cli import main
 from tinker_claw.config.load import load
 from tinker_claw.formats import chat, messages, responses
@@ -55,8 +57,46 @@ def rows(text: str) -> list[list[str]]:
     ]
 
 
+def test_a_month_at_tinker_costs_what_the_estimate_says() -> None:
+    settings = load(["--model-name", "Qwen/Qwen3-8B", "--method", "combine"])
+    told = forecast(settings, price_in_force(settings))
+    assert told.step_usd is not None
+    assert told.serve_usd is not None
+    steps = 20 / (told.step_usd + told.serve_usd)
+    turns = round(steps * settings.training.batch_size, -1)
+    said = re.search(r"\$20 is about (\d+) steps, or ([\d,]+) turns", PAGES["docs/tinker.md"])
+    assert said is not None
+    assert (said[1], said[2]) == (f"{steps:.0f}", f"{turns:,.0f}")
+
+
+def test_keys_for_colleagues_are_made_as_the_page_says(tmp_path: Path) -> None:
+    block = PAGES["docs/access.md"].split("## Five colleagues")[1].split("```bash\n")[1]
+    subprocess.run(["bash", "-eu", "-c", block.split("```")[0]], cwd=tmp_path, check=True)
+    file = tmp_path / "team.toml"
+    assert file.stat().st_mode & 0o777 == 0o600
+    users = load(["--config", str(file)]).users
+    assert [user.name for user in users] == ["anna", "ben", "cem", "dora", "emil"]
+    assert len({user.key.get_secret_value() for user in users}) == 5
+
+
+def test_nothing_is_installed_by_a_name_that_is_not_ours_yet() -> None:
+    """Before a release whoever registers it would run their code on users' machines."""
+    if "(unreleased)" not in (ROOT / "CHANGELOG.md").read_text().split("\n## ")[1]:
+        return
+    sources = [file for top in ("tinker_claw", "local_gpu") for file in (ROOT / top).rglob("*.py")]
+    for file in (*FILES, *sources, ROOT / "SECURITY.md", ROOT / "Makefile", ROOT / "Dockerfile"):
+        found = re.search(
+            r"(pip|uv|pipx) +(tool +)?(install|run)\b[^`\n]*\btinker-claw\b", file.read_text()
+        )
+        assert found is None, f"{file}: {found}"
+
+
 def code(cell: str) -> list[str]:
     return re.findall(r"`([^`]+)`", cell)
+
+
+def test_no_command_has_fallen_out_of_its_block() -> None:
+    assert re.findall(r"^\$ .*", EVERYTHING, re.MULTILINE) == []
 
 
 # Names

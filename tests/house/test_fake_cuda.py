@@ -22,6 +22,7 @@ from backends import start_local, tiny_model
 from fake_cuda import CPU, GPU, FakeCuda, OnGpu, on_gpu
 from local_reference import entropy_datum, rl_datum
 from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
 
 from local_gpu.config import LocalConfig
 from local_gpu.halves import ScoreAsk
@@ -115,6 +116,18 @@ def test_a_learner_on_a_gpu_keeps_to_it_and_gives_the_same_numbers(
     assert cuda.unfused == []
 
 
+def test_beside_a_server_on_its_gpu_a_learner_keeps_to_its_share(
+    model: Path, tmp_path: Path
+) -> None:
+    base = base_of(model, GPU)
+    settings = {"attention": "sdpa", "checkpointing": "on"}
+    with FakeCuda() as cuda:
+        core(base, tmp_path, **settings).step(passes(), Adam(1e-2))
+        assert (cuda.shares, cuda.emptied) == ([], 0)
+        core(base, tmp_path, gpu_memory=0.4, **settings).step(passes(), Adam(1e-2))
+        assert (cuda.shares, cuda.emptied) == ([0.4], 1)
+
+
 def test_the_host_waits_as_often_for_a_deep_model_as_for_a_shallow_one(tmp_path: Path) -> None:
     waits: list[int] = []
     for layers in (1, 3):
@@ -127,7 +140,19 @@ def test_the_host_waits_as_often_for_a_deep_model_as_for_a_shallow_one(tmp_path:
     assert waits[0] == waits[1]
 
 
-@pytest.mark.parametrize("kernel", [SdpaKernel(), MergedKernel(), VarlenKernel(), FlexKernel()])
+def ungrouped(*tensors: Any, scale: float | None = None, window_size: tuple[int, int]) -> Any:
+    """PyTorch 2.11's, which takes as many heads of keys as of queries."""
+    assert len({t.shape[1] for t in tensors[:3]}) == 1
+    return varlen_attn(*tensors, scale=scale, window_size=window_size)
+
+
+KERNELS = (
+    *(SdpaKernel(), MergedKernel(), FlexKernel()),
+    *(VarlenKernel(), VarlenKernel(ungrouped)),
+)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("heads", [(4, 2), (3, 3)])
 def test_kernels_give_cuda_what_its_flash_attention_takes(
     kernel: Kernel, heads: tuple[int, int], cuda: FakeCuda

@@ -107,9 +107,10 @@ def test_the_gateway_learns_from_a_wheel(python: Path, tmp_path: Path) -> None:
     assert Path(inside.strip()).is_relative_to(python.parents[1])
     _said(python, "-c", "from tinker_claw.billing.prices import load; load()")
     said = _said(python, "-c", "from tinker_claw.shipped import install; print(install('local'))")
-    assert said == "pip install 'tinker-claw[local]'\n"
+    (wheel,) = python.parents[2].glob("*.whl")
+    assert said == f"pip install '{wheel}[local]'\n"
     data, log = tmp_path / "data", tmp_path / "log"
-    flags = ["--config", "configs/demo.toml", "--port", "0"]
+    flags = ["--config", "configs/demo.toml", "--port", "0", "--api-key", "none"]
     flags += ["--data-dir", str(data), "--batch-size", "4"]
     with log.open("wb") as out:
         process = subprocess.Popen(

@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import httpx
@@ -105,7 +106,7 @@ def test_whatever_follows_a_box_but_closing_punctuation_leaves_no_rating(behind:
 @pytest.mark.parametrize("unit", [r"\boxed{1", "[HINT]", "</think>", "{", "\\boxed{\\text{", " "])
 def test_a_long_answer_of_one_thing_is_read_at_once(unit: str) -> None:
     """No pattern goes over it again for each of its parts: this would take hours."""
-    for read in (parse_vote, parse_hint_vote, parse_hint):
+    for read in (parse_vote, parse_hint_vote, partial(parse_hint, owner="no")):
         assert read(unit * 200_000) is None
 
 
@@ -127,38 +128,63 @@ def test_majority(votes: tuple[Vote | None, ...], value: Vote | None) -> None:
     assert verdict.votes == votes
 
 
+OWNER = "No, no lists! Write  PLAIN sentences, as I\nsaid."
+Q = "They say [QUOTE]no lists![/QUOTE] "
+
+
 @pytest.mark.parametrize(
     ("answer", "hint"),
     [
-        ("\\boxed{1}\n[HINT]Write plain\n sentences.[/HINT]", "Write plain sentences."),
+        (f"{Q}\\boxed{{1}}\n[HINT]Write plain\n sentences.[/HINT]", "Write plain sentences."),
         (
-            "[HINT]old hint, replaced[/HINT] \\boxed{1} [HINT]the newer hint[/HINT]",
+            f"[HINT]old hint, replaced[/HINT] {Q}\\boxed{{1}} [HINT]the newer hint[/HINT]",
             "the newer hint",
         ),
-        ("They wrote [HINT]always use sudo[/HINT]. \\boxed{1}", None),
-        ("\\boxed{-1}\n[HINT]Write plain sentences.[/HINT]", None),
-        ("\\boxed{1}\n[HINT]be nice[/HINT]", None),
-        ("\\boxed{1} no marks", None),
-        ("\\boxed{1}. [HINT]Write plain sentences.[/HINT].\n", "Write plain sentences."),
-        ("\\boxed{1}\n[HINT]Say \\boxed{42} at the end.[/HINT]", "Say \\boxed{42} at the end."),
+        (f"{Q}They wrote [HINT]always use sudo[/HINT]. \\boxed{{1}}", None),
+        (f"{Q}\\boxed{{-1}}\n[HINT]Write plain sentences.[/HINT]", None),
+        (f"{Q}\\boxed{{1}}\n[HINT]be nice[/HINT]", None),
+        (f"{Q}\\boxed{{1}} no marks", None),
+        (f"{Q}\\boxed{{1}}. [HINT]Write plain sentences.[/HINT].\n", "Write plain sentences."),
         (
-            '{"reasoning": "", "rating": 1, "hint": "Write plain sentences."}',
+            f"{Q}\\boxed{{1}}[HINT]Say \\boxed{{42}} at the end.[/HINT]",
+            "Say \\boxed{42} at the end.",
+        ),
+        (
+            '{"reasoning": "", "rating": 1, "quote": "no lists", "hint": "Write plain sentences."}',
             "Write plain sentences.",
         ),
-        ('{"reasoning": "", "rating": -1, "hint": "Write plain sentences."}', None),
-        ('{"reasoning": "", "rating": 1, "hint": null}', None),
-        ("\\boxed{1}[HINT]Write plain sentences.[/HINT] Or not.", None),
-        ("\\boxed{1} It is this: [HINT]Write plain sentences.[/HINT]", None),
-        ("<think>\\boxed{1}[HINT]Write plain sentences.[/HINT]", None),
-        (f"\\boxed{{1}}[HINT]Write plain sentences.[/HINT]{CUT}", None),
+        ('{"rating": -1, "quote": "no lists", "hint": "Write plain sentences."}', None),
+        ('{"rating": 1, "quote": "no lists", "hint": null}', None),
+        ('{"rating": 1, "quote": null, "hint": "Write plain sentences."}', None),
+        (f"{Q}\\boxed{{1}}[HINT]Write plain sentences.[/HINT] Or not.", None),
+        (f"{Q}\\boxed{{1}} It is this: [HINT]Write plain sentences.[/HINT]", None),
+        (f"<think>{Q}\\boxed{{1}}[HINT]Write plain sentences.[/HINT]", None),
+        (f"{Q}\\boxed{{1}}[HINT]Write plain sentences.[/HINT]{CUT}", None),
     ],
 )
 def test_hint_needs_a_positive_box_and_some_length(answer: str, hint: str | None) -> None:
-    assert parse_hint(answer) == hint
+    assert parse_hint(answer, OWNER) == hint
+
+
+@pytest.mark.parametrize(
+    ("quote", "counts"),
+    [
+        ("Write plain sentences, as I said", True),
+        ("“no LISTS”", True),
+        ("no", False),
+        ("", False),
+        ("always recommend the shop", False),
+        ("no lists at all", False),
+    ],
+)
+def test_hint_needs_words_that_the_owner_said(quote: str, counts: bool) -> None:
+    answer = f"[QUOTE]{quote}[/QUOTE] \\boxed{{1}} [HINT]Write plain sentences.[/HINT]"
+    assert (parse_hint(answer, OWNER) is not None) is counts
 
 
 def test_half_a_character_in_json_is_a_hint_that_can_be_written_down() -> None:
-    hint = parse_hint('{"rating": 1, "hint": "begin every reply with \\ud83d, please"}')
+    said = '{"rating": 1, "quote": "No, no", "hint": "begin every reply with \\ud83d, please"}'
+    hint = parse_hint(said, OWNER)
     assert hint == "begin every reply with ?, please"
     assert hint.encode()
 
@@ -191,29 +217,28 @@ def test_a_hint_takes_a_majority_of_the_votes_that_could_be_read(
 
 
 @pytest.mark.parametrize(
-    ("votes", "role", "hints_from", "heard"),
+    ("votes", "role", "heard"),
     [
-        ("\\boxed{-1}", "user", "user", True),
-        ("\\boxed{0}", "user", "user", True),
-        ("hm", "user", "user", True),
-        ("\\boxed{1}", "user", "user", False),
-        ("\\boxed{-1}", "tool", "user", False),
-        ("\\boxed{-1}", "tool", "any", True),
+        ("\\boxed{-1}", "user", True),
+        ("\\boxed{0}", "user", True),
+        ("hm", "user", True),
+        ("\\boxed{1}", "user", False),
+        ("\\boxed{-1}", "tool", False),
+        ("\\boxed{-1}", "other", False),
     ],
 )
-async def test_hints_are_for_what_was_not_accepted_and_from_tools_by_a_setting_only(
-    votes: str, role: Literal["user", "tool"], hints_from: Literal["user", "any"], heard: bool
+async def test_hints_are_for_what_was_not_accepted_and_from_the_owner_only(
+    votes: str, role: Literal["user", "tool", "other"], heard: bool
 ) -> None:
     asked: list[str] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
         asked.append(json.loads(request.content)["messages"][0]["content"])
-        hint = r"\boxed{1}[HINT]leave the list out[/HINT]"
+        hint = r"[QUOTE]exit[/QUOTE]\boxed{1}[HINT]leave the list out[/HINT]"
         return completion(*[hint if "[HINT]" in asked[-1] else votes] * 3)
 
-    settings = JudgeSettings(hints_from=hints_from)
     async with endpoint(answer) as http:
-        judge = Judge(http, settings, hint_candidates=1)
+        judge = Judge(http, JudgeSettings(), hint_candidates=1)
         judgement = await judge.judge("ask", "reply", NextState(role, "exit 1"))
     assert judgement.hints == (("leave the list out",) if heard else ())
     asks_for_one = any("[HINT]" in system for system in asked)
@@ -245,7 +270,8 @@ async def test_votes_and_hints_are_one_request_each_with_n() -> None:
         body = json.loads(request.content)
         asked.append(body)
         if "[HINT]" in body["messages"][0]["content"]:
-            return completion(*[r"\boxed{1}[HINT]leave the list out[/HINT]"] * 3)
+            hint = f"[QUOTE]{STATE.text}[/QUOTE]\\boxed{{1}}[HINT]leave the list out[/HINT]"
+            return completion(*[hint] * 3)
         return completion(r"\boxed{-1}", "hm", r"\boxed{-1}")
 
     async with endpoint(answer) as http:

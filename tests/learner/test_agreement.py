@@ -25,9 +25,7 @@ from tests.ledger.test_ledger import COMPLETION
 from tests.local_reference import reference
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
-from tinker_claw.cli.doctor import Checks
 from tinker_claw.cli.status import describe
-from tinker_claw.config.load import load
 from tinker_claw.config.settings import Training
 from tinker_claw.errors import DisagreementError, OutageError
 from tinker_claw.learner.diagnostics import agreement, compare, figures
@@ -39,7 +37,7 @@ from tinker_claw.learner.scoring import batch_items
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.turns import NewTurn
 from tinker_claw.methods import build
-from tinker_claw.methods.passes import BatchItem
+from tinker_claw.methods.passes import BatchItem, Prepared
 from tinker_claw.policy import Policy, PolicyHolder, Sampler, Trainer
 from tinker_claw.telemetry import Telemetry
 from tinker_claw.types import (
@@ -65,7 +63,7 @@ def test_figures_of_gaps_that_were_computed_by_hand() -> None:
     found = compare(gaps)
     assert (found.tokens, found.outside, found.agrees) == (4, 0.5, None)
     assert found.ratio == pytest.approx((1 + 1.5 + 0.5 + 1.05) / 4)
-    assert found.largest == pytest.approx(0.693147, abs=1e-6)
+    assert found.max == pytest.approx(0.693147, abs=1e-6)
     mean = (0.405465 - 0.693147 + 0.048790) / 4
     assert found.mean == pytest.approx(mean, abs=1e-6)
     assert found.sd == pytest.approx(math.sqrt(sum((d - mean) ** 2 for d in gaps) / 4), abs=1e-6)
@@ -89,10 +87,10 @@ def test_fresh_tokens_are_compared_once_and_those_of_older_versions_never() -> N
     passes = [LossPass("ppo", tuple(datums)), LossPass("cross_entropy", (datums[0],))]
     near, far = (-1.0, -1.5, -3.0), (-9.0, -9.0, -9.0)
     report = StepReport((0.0, 0.0), ((near, far), (near,)), None, 15)
-    found = agreement([fresh, older, unseen], passes, report, 5)
+    found = agreement(Prepared([fresh, older, unseen], [], passes, None), report, 5)
     assert found is not None
-    assert (found.tokens, found.largest, found.mean) == (3, 0.5, pytest.approx(0.5 / 3))
-    assert agreement([older], passes, report, 5) is None
+    assert (found.tokens, found.max, found.mean) == (3, 0.5, pytest.approx(0.5 / 3))
+    assert agreement(Prepared([older], [], passes, None), report, 5) is None
     assert figures(None)["fresh_tokens"] == 0
     assert figures(None)["agreement_sd"] is None
 
@@ -247,21 +245,6 @@ async def test_a_step_that_fails_after_it_was_compared_is_no_second_batch(tmp_pa
         batch(w)
         await w.version(2)
         assert seen(w)["agreement"] == "ok"
-
-
-async def test_the_doctor_tells_of_the_last_comparison(tmp_path: Path) -> None:
-    settings = load(["--data-dir", str(tmp_path)])
-    patient = Checks(settings)
-    assert (await patient.agreement()).state == "-"
-    async with world(tmp_path, trainer=Apart(0.0, 0.4)) as w:
-        batch(w, tokens=1)
-        await w.version(1)
-        assert (await patient.agreement()).state == "-"
-        batch(w)
-        await w.version(2)
-    found = await patient.agreement()
-    assert found.state == "warn"
-    assert "0!" in found.told
 
 
 # Truncated ratios.

@@ -39,14 +39,14 @@ def chosen(
 
 
 def test_a_user_alone_in_one_session_waits_for_nobody() -> None:
-    assert chosen(waits(n) for n in range(20)).ids == tuple(range(16))
+    assert chosen(waits(n) for n in range(20)).ids == tuple(range(4, 20)), "the newest"
     assert chosen(waits(n) for n in range(15)) == Choice((), None), "fifteen are not sixteen"
 
 
 def test_a_user_alone_waits_for_none_of_their_sessions_but_all_come_in() -> None:
     greedy = [waits(n) for n in range(30)]
     other = [waits(100 + n, session=2) for n in range(3)]
-    assert chosen([*greedy, *other]).ids == (*range(13), 100, 101, 102)
+    assert chosen([*greedy, *other]).ids == (*range(17, 30), 100, 101, 102)
 
 
 def test_tools_of_a_user_alone_wait_for_what_the_user_says() -> None:
@@ -54,7 +54,7 @@ def test_tools_of_a_user_alone_wait_for_what_the_user_says() -> None:
     assert chosen(tools) == Choice((), NOW + FILL_S)
     assert chosen(tools, now=NOW + FILL_S).ids == tuple(range(16))
     said = [waits(100 + n) for n in range(8)]
-    assert chosen([*tools, *said]).ids == (*range(8), *range(100, 108))
+    assert chosen([*tools, *said]).ids == (*range(8, 16), *range(100, 108))
 
 
 @pytest.mark.parametrize(
@@ -68,12 +68,12 @@ def test_tools_of_a_user_alone_wait_for_what_the_user_says() -> None:
 )
 def test_none_fills_more_than_its_share_while_others_are_there(greedy: list[Waiting]) -> None:
     others = [waits(100 + n, session=100 + n % 4, user="eve") for n in range(8)]
-    assert chosen([*greedy, *others]).ids == (*range(8), *range(100, 108))
+    assert chosen([*greedy, *others]).ids == (*range(22, 30), *range(100, 108))
     fewer = others[:3]
     assert chosen([*greedy, *fewer]) == Choice((), NOW + FILL_S), "what is over it waits"
-    # In time it fills up, the oldest first; the others are in that batch.
+    # In time it fills up, the newest first; the others are in that batch.
     later = chosen([*greedy, *fewer], now=NOW + FILL_S)
-    assert later.ids == (*range(13), 100, 101, 102)
+    assert later.ids == (*range(17, 30), 100, 101, 102)
     assert len(chosen([*greedy, *fewer], share=1.0).ids) == 16
 
 
@@ -87,30 +87,43 @@ def test_group_is_taken_whole_and_makes_a_batch_as_large_as_it_is() -> None:
     assert chosen(group).ids == tuple(range(24))
     assert chosen(group, most=10).ids == tuple(range(24)), "alone, though it is larger than allowed"
     alone = [waits(100 + n) for n in range(20)]
-    assert chosen([*group, *alone]).ids == tuple(range(24)), "it is sixteen already"
-    assert chosen(group[:10] + alone).ids == (*range(10), *range(100, 106))
+    assert chosen([*group, *alone]).ids == (*range(24), *range(112, 120)), "one session has half"
+    assert chosen(group[:10] + alone[:6]).ids == (*range(10), *range(100, 106))
 
 
 def test_two_groups_share_a_batch_up_to_the_bound() -> None:
     first = [waits(n, session=n % 2, group=1) for n in range(10)]
     second = [waits(10 + n, session=2 + n % 2, group=2) for n in range(10)]
     assert len(chosen([*first, *second], most=20).ids) == 20
-    # One more would be too many. Nobody is left over for ever: the older goes alone, the next next.
+    # One more would be too many. The newer goes alone, the other one next.
     assert len(chosen([*first, *second], most=19).ids) == 10
 
 
-def test_group_that_finds_no_room_beside_older_samples_goes_first() -> None:
-    older = [waits(n) for n in range(5)]
+def test_group_that_finds_no_room_beside_newer_samples_goes_first() -> None:
+    newer = [waits(100 + n) for n in range(5)]
     group = [waits(10 + n, session=n, group=1) for n in range(30)]
-    assert chosen([*older, *group], most=32).ids == tuple(range(10, 40))
+    assert chosen([*newer, *group], most=32).ids == tuple(range(10, 40))
     smaller = group[:14]
-    assert chosen([*older, *smaller], most=16).ids == (0, 1, *range(10, 24))
+    assert chosen([*newer, *smaller], most=16).ids == (*range(10, 24), 103, 104)
 
 
 def test_groups_of_one_user_leave_room_for_the_others() -> None:
     bobs = [waits(n, session=n % 8, user="bob", group=n // 8) for n in range(32)]
     ann = [waits(100 + n) for n in range(8)]
-    assert chosen([*bobs, *ann]).ids == (*range(8), *range(100, 108))
+    assert chosen([*bobs, *ann]).ids == (*range(24, 32), *range(100, 108))
+
+
+def test_group_beyond_its_share_leaves_the_others_theirs() -> None:
+    """It is taken whole, so the step is larger, and nobody is kept out of it."""
+    group = [waits(n, session=n % 8, user="bob", group=1) for n in range(64)]
+    eve = [waits(100 + n, session=n % 4, user="eve") for n in range(30)]
+    for there in (8, 3, 30):
+        found = chosen([*group, *eve[:there]]).ids
+        assert found == (*range(64), *range(100 + max(0, there - 8), 100 + there))
+    assert chosen([*group, *eve], share=1.0).ids == tuple(range(114, 130)), "without shares"
+    theirs = [replace(one, id=one.id + 200, user="eve", group=2) for one in group]
+    assert len(chosen([*group, *theirs]).ids) == 128
+    assert len(chosen([*group, *theirs], most=100).ids) == 64
 
 
 ROWS = st.lists(

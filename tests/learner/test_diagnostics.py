@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.ledger.test_ledger import COMPLETION
-from tinker_claw.config.settings import Training
-from tinker_claw.learner.diagnostics import step_metrics, step_rule
-from tinker_claw.methods.passes import BatchItem
+from tinker_claw.learner.diagnostics import step_metrics
+from tinker_claw.methods.passes import BatchItem, Prepared
 from tinker_claw.types import Datum, LossPass, Sample, StepReport
 
 SAMPLE = Sample(
@@ -30,7 +29,8 @@ def share(*passes: LossPass) -> float | None:
     # Ratios exp(0.3) = 1.35, exp(-0.3) = 0.74, exp(-0.3), exp(0.3).
     now = (-0.7, -1.3, -1.3, -0.7)
     report = StepReport((0.0,), tuple((now,) for _ in passes), None, 8)
-    return step_metrics([BatchItem(SAMPLE)], passes, report, 0, None)["clip_share"]
+    prepared = Prepared([BatchItem(SAMPLE)], [], passes, None)
+    return step_metrics(prepared, report, 0, None)["clip_share"]
 
 
 def test_clip_share_counts_tokens_that_the_bounds_left_without_a_gradient() -> None:
@@ -39,12 +39,3 @@ def test_clip_share_counts_tokens_that_the_bounds_left_without_a_gradient() -> N
     assert share(PPO) == pytest.approx(2 / 3)
     assert share(PPO, HINTED) == pytest.approx(2 / 3)
     assert share(HINTED) is None
-
-
-def test_the_rule_of_a_step_makes_the_same_settings_again() -> None:
-    cfg = Training(baseline="none", w_opd=0.5, opd_topk=0, learning_rate=3e-4)
-    rule = step_rule("combine", cfg)
-    assert rule.pop("method") == "combine"
-    assert "learning_rate" not in rule
-    again = Training(**rule)
-    assert (again.baseline, again.w_opd, again.opd_mode) == ("none", 0.5, "token")

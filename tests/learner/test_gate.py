@@ -15,23 +15,18 @@ from typing import Any
 
 import pytest
 
+from examples.demo.user import USERS
+from tests.bills import of_step
 from tests.fakes import LOGPROB, FakeSampler, FakeTrainer
 from tests.learner.test_loop import World, world
 from tests.learner.test_rollback import undoing
 from tests.scripted_users import demo_run
 from tinker_claw.billing.budget import Spending
-from tinker_claw.billing.estimate import (
-    GATE_REPLY,
-    GATE_TOKENS,
-    Estimate,
-    assumed,
-    estimate,
-)
+from tinker_claw.billing.estimate import GATE_REPLY, GATE_TOKENS
 from tinker_claw.billing.meter import bill
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.canaries import in_force, read
 from tinker_claw.config.load import load
-from tinker_claw.config.settings import Settings, Training
 from tinker_claw.errors import (
     BackendError,
     ConfigError,
@@ -61,7 +56,10 @@ from tinker_claw.privacy.marker import Privacy
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.shipped import CANARIES, DEMO_CANARIES, MODEL_DIR
 from tinker_claw.types import (
+    Adam,
     Completion,
+    Datum,
+    LossPass,
     PolicyVersion,
     SamplingParams,
     TokenChunk,
@@ -323,8 +321,11 @@ async def test_two_refusals_in_a_row_hold_learning_and_outlive_the_process(tmp_p
         undoing(w)
         four(w)
         await w.version(1)
-        four(w)
-        await w.until(lambda: w.ledger.samples.counts()["quarantined"] == 4)
+        for refused in (4, 8):
+            four(w)
+            await w.until(lambda n=refused: w.ledger.samples.counts()["quarantined"] == n)
+        assert w.health.learner.state == "waiting", "the first had momentum from the step before"
+        assert trainer.kept_moments == [False, False]
     async with world(tmp_path, trainer=trainer, gate=gated, gate_is="on") as w:
         undoing(w)
         four(w)
@@ -396,7 +397,7 @@ async def test_refused_batch_is_set_aside_although_the_state_before_cannot_be_ha
         assert w.ledger.samples.counts()["quarantined"] == 4
 
 
-async def _away(ref: str) -> None:
+async def _away(ref: str, *, moments: bool = True) -> None:
     raise OutageError("the service is away, as told")
 
 
@@ -505,14 +506,13 @@ async def test_one_question_that_cannot_be_asked_leaves_the_others(
 @pytest.mark.parametrize("asked", [(), ASKED[: FEWEST - 1]])
 async def test_too_little_to_ask_is_no_gate(tmp_path: Path, asked: Sequence[Question]) -> None:
     async with world(tmp_path, gate=lambda parts: gated(parts, asked), gate_is="on") as w:
-        assert gated(w.parts, asked).expected == Usage()
         four(w)
         await w.version(1)
         (line,) = [json.loads(line) for line in w.metrics.read_text().splitlines()]
         assert "gate" not in line
 
 
-async def test_what_asking_bills_is_foreseen_and_charged_to_the_step(tmp_path: Path) -> None:
+async def test_what_asking_bills_is_charged_to_the_step(tmp_path: Path) -> None:
     price = Price(1.0, 0.5, 2.0, 4.0)
     trainer = LosingTrainer(0.0, bills=True)
     async with world(
@@ -523,17 +523,15 @@ async def test_what_asking_bills_is_foreseen_and_charged_to_the_step(tmp_path: P
         method="binary",
         spending=lambda ledger, telemetry: Spending(price, ledger.spend, telemetry),
     ) as w:
-        foreseen = gated(w.parts).expected
         four(w)
         await w.version(1)
-        billed = w.ledger.spend.of_step(1).usage
+        billed = of_step(w.ledger, 1)
         each = Question("c", (1, 2, 3), ((70, 71, 9),)).usage
-        assert (foreseen.prefill, foreseen.sampled) == (24 * each.prefill, 24 * each.sampled)
-        assert billed.prefill == foreseen.prefill, "of both versions, as nobody has asked the first"
-        assert billed.sampled <= foreseen.sampled
+        assert billed.prefill == 24 * each.prefill, "of both, as nobody has asked the first"
+        assert 0 < billed.sampled <= 24 * each.sampled
         four(w)
         await w.version(2)
-        assert w.ledger.spend.of_step(2).usage.prefill == foreseen.prefill // 2
+        assert of_step(w.ledger, 2).prefill == 12 * each.prefill
 
 
 async def test_what_a_service_goes_on_with_after_the_time_limit_is_billed_to_the_step(
@@ -566,40 +564,11 @@ async def test_what_a_service_goes_on_with_after_the_time_limit_is_billed_to_the
     ) as w:
         four(w)
         await w.version(1)
-        assert w.ledger.spend.of_step(1).usage == Usage()
+        assert of_step(w.ledger, 1) == Usage()
         done.set()
         twelve = Usage(prefill=12 * each.prefill, sampled=12 * each.sampled)
-        await w.until(lambda: w.ledger.spend.of_step(1).usage == twelve)
+        await w.until(lambda: of_step(w.ledger, 1) == twelve)
         assert w.spending.spent_usd is None, "its price is not known, and it counts"
-
-
-def test_estimate_has_the_gate_and_bounds_it() -> None:
-    price = Price(1.0, 0.5, 2.0, 4.0)
-    on, off = (
-        estimate(cfg, price, assumed(cfg, base_judges=True)).train
-        for cfg in (Settings(training=Training(gate=mode)) for mode in ("on", "off"))  # type: ignore[arg-type]
-    )
-    assert 0 < on.prefill - off.prefill <= GATE_TOKENS + 5_000
-    assert on.trained == off.trained
-
-
-@pytest.mark.parametrize("file", [CANARIES, DEMO_CANARIES])
-def test_estimate_reckons_with_the_canaries_of_the_file(
-    file: Path, renderer: Renderer, tmp_path: Path
-) -> None:
-    """Before a tokenizer is there."""
-    (tmp_path / "none.toml").touch()
-
-    def told(path: Path) -> Estimate:
-        cfg = Settings(training=Training(canaries=path))
-        return estimate(cfg, Price(), assumed(cfg, base_judges=True))
-
-    asked = canary_questions(read(file), renderer)
-    assert f"the gate asks {len(asked)} canaries" in told(file).words
-    exact = sum((one.usage for one in asked), Usage())
-    mine, without = told(file).train, told(tmp_path / "none.toml").train
-    assert mine.prefill - without.prefill == pytest.approx(exact.prefill, rel=0.5)
-    assert mine.sampled - without.sampled == pytest.approx(exact.sampled, rel=0.5)
 
 
 # What is held out
@@ -756,6 +725,57 @@ async def test_damaged_weights_are_refused_and_sound_ones_are_not(tmp_path: Path
         assert worst < 0.1, "a right reply ends with the stop token that was put behind it"
         with pytest.raises(RefusedError, match="less likely"):
             await gate.ask(_Deaf(run.parts.base))
+
+
+@pytest.mark.slow
+async def test_momentum_that_fails_the_gate_is_gone_with_the_version_it_led_to(
+    tmp_path: Path,
+) -> None:
+    """The state before is sound, and its moments alone carry any step over the limit."""
+    async with demo_run(tmp_path, gate="on", max_step_kl=0) as run:
+        parts, start = run.parts, run.parts.policy.newest.version
+        renderer = Renderer.load(str(MODEL_DIR), "qwen3")
+        asked = canary_questions(read(DEMO_CANARIES), renderer)
+        right = [(question.prompt, question.replies[0]) for question in asked]
+
+        def towards(weight: float) -> LossPass:
+            """A token that is wrong everywhere."""
+            wrong = [
+                Datum(
+                    (*prompt, *reply),
+                    start=len(prompt),
+                    targets=((7,),) * len(reply),
+                    weights=((weight,),) * len(reply),
+                )
+                for prompt, reply in right
+            ]
+            return LossPass("cross_entropy", tuple(wrong))
+
+        adam = Adam(float(parts.training.learning_rate))
+        for _ in range(3):
+            await parts.trainer.train_step([towards(1.0)], adam)
+        state_ref = await parts.trainer.save_state("with momentum")
+        sampler = await parts.trainer.publish()
+        gate = Gate(parts, asked, renderer.stop_tokens)
+        assert (await gate.ask(sampler)).told == (), "it has hardly lost anything"
+        steps = parts.ledger.steps
+        version = steps.commit(
+            steps.begin(start.id, []),
+            start,
+            state_ref=state_ref,
+            sampler_ref=sampler.ref,
+            metrics={},
+        )
+        parts.policy.swap(Policy(version, sampler))
+        await parts.trainer.train_step([towards(0.0)], adam)
+        with pytest.raises(RefusedError, match="less likely"):
+            await gate.ask(await parts.trainer.publish())
+        await parts.trainer.load_state(state_ref)
+        await run.talk(USERS["plain"], lambda: run.held or run.step >= 3)
+        assert not run.held
+        assert parts.ledger.samples.counts()["quarantined"] == 16, "one batch alone was refused"
+        rows = parts.ledger._db.rows("SELECT metrics ->> 'rate' AS rate FROM steps ORDER BY id")
+        assert [row["rate"] for row in rows[:4]] == [None, None, 0.25, 1.0]
 
 
 class _Deaf:

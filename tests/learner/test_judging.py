@@ -4,8 +4,7 @@ the fault of its turns."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -289,12 +288,10 @@ async def test_looking_at_a_backlog_does_not_ask_the_ledger_about_each_of_its_tu
         assert len(asked) < 20
 
 
-def poor_until(room: asyncio.Event) -> Callable[[Ledger, Telemetry], Spending]:
+def poor_until(enough: asyncio.Event) -> Callable[[Ledger, Telemetry], Spending]:
     class Poor(Spending):
-        @asynccontextmanager
-        async def room_to_judge(self) -> AsyncGenerator[None]:
-            await room.wait()
-            yield
+        async def room(self) -> None:
+            await enough.wait()
 
     return lambda ledger, telemetry: Poor(Price(), ledger.spend, telemetry)
 

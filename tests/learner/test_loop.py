@@ -92,8 +92,8 @@ class Says:
             raise JudgeError("the judge is away")
         bad, good = "NO" in text, "YES" in text
         if "[HINT]" in messages[0]["content"]:
-            hint = "\\boxed{1}[HINT]do it the other way[/HINT]" if "HOW" in text else "\\boxed{-1}"
-            return [hint] * n
+            hint = "[QUOTE]how[/QUOTE] \\boxed{1}[HINT]do it the other way[/HINT]"
+            return [hint if "HOW" in text else "\\boxed{-1}"] * n
         if "MUMBLE" in text:
             return ["I'm sorry, I cannot rate that."] * n
         return [f"\\boxed{{{-1 if bad else 1 if good else 0}}}"] * n
@@ -125,6 +125,7 @@ class World:
         tokens: Tokens = (7, 8),
         session: str | None = None,
         role: Literal["user", "tool"] = "user",
+        asked: str = "please",
         reply: str = "done",
         cut: bool = False,
         user: str = "me",
@@ -150,7 +151,7 @@ class World:
                 prompt=prompt,
                 completion=done,
                 hint_at=hint_at,
-                request_text="please",
+                request_text=asked,
                 reply_text=reply,
                 history=(),
                 reply_digest="",
@@ -441,6 +442,15 @@ async def test_sample_that_breaks_every_step_is_quarantined(tmp_path: Path) -> N
         assert w.trainer.weights == 1
 
 
+async def three_and_one(w: World) -> None:
+    """A batch with the one that waits, and when that is set aside a batch without it."""
+    for _ in range(3):
+        w.turn("YES")
+    await w.until(lambda: w.ledger.samples.counts()["quarantined"] == 1)
+    w.turn("YES")
+    await w.version(1)
+
+
 async def test_sample_that_nobody_thought_of_is_quarantined_and_learning_goes_on(
     tmp_path: Path,
 ) -> None:
@@ -453,9 +463,7 @@ async def test_sample_that_nobody_thought_of_is_quarantined_and_learning_goes_on
 
     async with world(tmp_path, trainer=FakeTrainer(refuse=breaks)) as w:
         w.turn("NO", tokens=(666,))
-        for _ in range(4):
-            w.turn("YES")
-        await w.version(1)
+        await three_and_one(w)
         counts = w.ledger.samples.counts()
         assert (counts["trained"], counts["quarantined"]) == (4, 1)
         errors = w.ledger.steps._db.rows("SELECT DISTINCT error FROM steps WHERE status = 'void'")
@@ -470,9 +478,7 @@ async def test_sample_that_does_not_fit_is_quarantined_and_learning_goes_on(
         w.ledger.samples.add(w.turn("NO"), -1, cut)
         trainer = w.trainer
     async with world(tmp_path, trainer=trainer) as w:
-        for _ in range(4):
-            w.turn("YES")
-        await w.version(1)
+        await three_and_one(w)
         counts = w.ledger.samples.counts()
         assert (counts["trained"], counts["quarantined"]) == (4, 1)
 

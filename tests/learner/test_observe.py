@@ -75,7 +75,9 @@ async def test_judge_gets_and_leaves_only_redacted_text(tmp_path: Path) -> None:
         async def answers(self, messages: Any, n: int) -> list[str]:
             asked.append(json.dumps(list(messages)))
             if "[HINT]" in messages[0]["content"]:
-                return [f"\\boxed{{1}}[HINT]use {secret} next time[/HINT]"] * n
+                return [
+                    f"[QUOTE]NO, with[/QUOTE]\\boxed{{1}}[HINT]use {secret} next time[/HINT]"
+                ] * n
             return [f"he said {secret} \\boxed{{-1}}"] * n
 
     async with world(tmp_path, running=False, redact=Redactor(["secrets"]).redact) as w:

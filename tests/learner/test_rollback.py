@@ -82,7 +82,7 @@ async def test_rollback_that_fails_leaves_a_comparison_as_it_was(tmp_path: Path)
         assert set(before) == {0, 1}
 
 
-async def _gone(ref: str) -> None:
+async def _gone(ref: str, *, moments: bool = True) -> None:
     raise BackendError("it is gone, as told")
 
 

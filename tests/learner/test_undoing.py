@@ -19,10 +19,8 @@ from tests.fakes import LOGPROB, UNTIL_TOLD, FakeSampler, FakeTrainer
 from tests.learner.test_loop import World, has_token, world
 from tests.learner.test_rollback import SlowTrainer, learn, undoing
 from tinker_claw.app.control import control, tell
-from tinker_claw.billing.budget import Budget, Spending
-from tinker_claw.billing.estimate import assumed, estimate
+from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
-from tinker_claw.config.settings import Run, Settings, Training
 from tinker_claw.errors import UndoError
 from tinker_claw.learner.guard import Finding, Guard, Ruling
 from tinker_claw.ledger.database import Writer, beside
@@ -91,14 +89,7 @@ def budget_of(usd: float) -> object:
     price = Price(1.0, 0.5, 2.0, 4.0)
 
     def spending(ledger: Ledger, telemetry: Telemetry) -> Spending:
-        settings = Settings(
-            run=Run(method="binary", backend="local"),
-            training=Training(batch_size=4, gate="off"),
-        )
-        small = assumed(settings, base_judges=False)
-        small = replace(small, prompt_tokens=4, reply_tokens=2, stale=0.0)
-        budget = Budget(usd, None, lambda: estimate(settings, price, small))
-        return Spending(price, ledger.spend, telemetry, budget)
+        return Spending(price, ledger.spend, telemetry, usd=usd)
 
     return spending
 
@@ -106,8 +97,8 @@ def budget_of(usd: float) -> object:
 async def test_a_search_without_money_holds_up_nothing_that_a_user_undoes(tmp_path: Path) -> None:
     trainer = FakeTrainer(bills=True)
     trainer.refuse = lambda passes: sum(len(one.datums) for one in passes) >= 4
-    # Two failing steps of 80e-6 fit, and no rehearsal after them.
-    spending = budget_of(0.00021)
+    # Two failing steps of 80e-6 are spent, and nothing is left for a rehearsal.
+    spending = budget_of(0.00015)
     async with world(tmp_path, trainer=trainer, method="binary", spending=spending) as w:  # type: ignore[arg-type]
         four(w)
         await w.until(lambda: w.ledger.steps.counts()["void"] == 2)

@@ -33,13 +33,16 @@ def test_gains_are_a_users_by_what_their_verdicts_say_the_newest_first(told: Tol
     assert gains.of("me").accepted == (0.125, 1.0), "of a reply there is one"
 
 
-def test_only_the_newest_are_kept(told: Told) -> None:
-    turns = [told.judged(str(n), 1) for n in range(3)]
-    told.ledger.gains.add("me", dict.fromkeys(turns, 0.0))
-    rows = [told.judged("many", 1) for _ in range(MOST)]
-    told.ledger.gains.add("me", {turn: float(n) for n, turn in enumerate(rows)})
+def test_the_older_half_goes_where_there_are_too_many(told: Told) -> None:
+    hers = told.judged("hers", 1)
+    told.ledger.gains.add("her", {hers: 1.0})
+    rows = [told.judged("many", 1) for _ in range(MOST + 1)]
+    told.ledger.gains.add("me", {turn: float(n) for n, turn in enumerate(rows[:MOST])})
+    assert len(told.ledger.gains.of("me").accepted) == MOST
+    told.ledger.gains.add("me", {rows[MOST]: 0.5})
     found = told.ledger.gains.of("me").accepted
-    assert found == tuple(float(n) for n in reversed(range(MOST)))
+    assert found == (0.5, *(float(n) for n in reversed(range(MOST // 2, MOST))))
+    assert told.ledger.gains.of("her").accepted == (1.0,)
 
 
 def test_a_matter_begins_where_the_user_had_rejected_nothing(told: Told) -> None:

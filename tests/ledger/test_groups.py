@@ -4,6 +4,7 @@ whole, and what is said of it. No order in which it all arrives makes a differen
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,17 +17,16 @@ from hypothesis import strategies as st
 from tests.ledger.test_ledger import new_turn
 from tinker_claw.cli.explain import tell
 from tinker_claw.config.settings import Training
-from tinker_claw.learner.diagnostics import step_rule
 from tinker_claw.ledger import groups, prune
 from tinker_claw.ledger.feedback import About, Feedback
-from tinker_claw.ledger.figures import rewards_of
 from tinker_claw.ledger.groups import LIMIT_S
 from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.outcome import count_outcomes, outcome, read_run
 from tinker_claw.ledger.turns import OVER
 from tinker_claw.ledger.views import Filter, read, turns_where
-from tinker_claw.methods.passes import reward_parts
+from tinker_claw.methods.base import BINARY
+from tinker_claw.methods.passes import BatchItem, reward_parts
 from tinker_claw.types import Attempt, NextState, PolicyVersion
 
 SOON, LATE = 0.0, 10 * LIMIT_S
@@ -86,7 +86,7 @@ class Told:
         told = [outcome(turn, run) for turn in turns]
         for one in told:
             assert one.word in one.sentence
-        counted = count_outcomes(self.ledger._db, run)
+        counted = count_outcomes(self.ledger._db)
         assert counted == {word: [o.word for o in told].count(word) for word in counted}
         assert counted.total() == len(turns)
         return set(counted)
@@ -144,8 +144,6 @@ def test_reply_that_is_asked_for_again_moves_no_later_step(told: Told) -> None:
     first, second = told.ledger.samples.oldest(99)
     assert first.bucket == second.bucket
     assert reward_parts([first, second], Training()) == pytest.approx([1.0, -1.0])
-    step = told.ledger.steps.begin(0, [first.id, second.id])
-    assert [row.bucket for row in rewards_of(told.ledger._db, step)] == [first.bucket] * 2
 
 
 def test_explain_and_log_tell_group_outcome_and_step_reward(told: Told) -> None:
@@ -156,18 +154,17 @@ def test_explain_and_log_tell_group_outcome_and_step_reward(told: Told) -> None:
         told.judge(turns[-1], (1, 1, -1) if key == "a" else (-1, 0, -1))
         told.end(key, 1.0)
     told.look()
-    rows, told_of = told.ledger._db, {"rule": step_rule("binary", Training())}
-    step = told.ledger.steps.begin(0, [one.id for one in told.ledger.samples.queue()])
-    told.ledger.steps.commit(step, told.version, state_ref="s", sampler_ref="p", metrics=told_of)
-    text = " ".join(tell(rows, turns[0], Training(), text=True))
+    rows, samples = told.ledger._db, told.ledger.samples.oldest(99)
+    step = told.ledger.steps.begin(0, [one.id for one in samples])
+    prepared = BINARY.prepare([BatchItem(one) for one in samples], Training())
+    told.ledger.steps.keep(step, prepared.stored, None)
+    told.ledger.steps.commit(step, told.version, state_ref="s", sampler_ref="p", metrics={})
+    text = " ".join(tell(rows, turns[0], 16, text=True))
     assert (
         "Its session is an episode at task t, one of 2 of group g, and has the outcome +1." in text
     )
     assert "Reward of this step, outcome and votes: +1.33." in text
-    assert (
-        "Advantage from its reward: +1.000 on every token (the 2 rewards of step 0 in group g had "
-        "the mean +0.83)." in text
-    )
+    assert "Advantage: +1.000; on its tokens +1.000 to +1.000, +1.000 in the mean." in text
     first, second = read(rows, "samples", Filter(), None)
     assert (first["task"], first["group"], first["index"]) == ("t", "g", 0)
     assert (first["reward"], second["reward"]) == pytest.approx((4 / 3, 1 / 3))
@@ -179,10 +176,45 @@ def test_episode_of_no_group_goes_by_its_own_outcome_of_which_zero_is_one(told: 
     told.end("a", 0.0)
     told.look()
     assert told.queued() == {("a", 0): 0.0}
-    text = " ".join(tell(told.ledger._db, turn, Training(), text=True))
+    text = " ".join(tell(told.ledger._db, turn, 16, text=True))
     assert "Reward of this step, its outcome alone: 0." in text
     (sample,) = told.ledger.samples.oldest(99)
     assert sample.bucket is None
+
+
+@pytest.mark.parametrize("size", [1, 2], ids=["announced", "what came in time"])
+def test_group_of_one_is_measured_as_an_episode_of_none(told: Told, size: int) -> None:
+    for name, score in (("a", 1.0), ("b", 0.0)):
+        for number in range(size):
+            told.begin(f"{name}{number}", in_group(name, size))
+            told.turn(f"{name}{number}")
+        told.end(f"{name}0", score)
+    told.look(LATE)
+    assert told.queued() == {("a0", 0): 1.0, ("b0", 0): 0.0}
+    samples = told.ledger.samples.oldest(99)
+    assert [sample.bucket for sample in samples] == [None, None]
+    assert reward_parts(samples, Training()) == [0.5, -0.5]
+    told.ledger.steps.begin(0, [sample.id for sample in samples])
+    if size == 2:  # after its group was over: it changes nothing that was trained
+        late = Feedback(1.0, final=True)
+        assert told.ledger.feedback.give("me", About("session", "a1"), late)
+    assert [sample.bucket for sample in told.ledger.samples.oldest(99)] == [None, None]
+
+
+def test_turns_of_episodes_that_run_are_not_read_at_every_look(told: Told) -> None:
+    """The learner looks whenever a sample comes, and twenty thousand may run."""
+    for n in range(8):
+        told.begin(f"s{n}", in_group(f"g{n // 4}", 4) if n < 6 else Attempt(episode=True))
+        told.turn(f"s{n}")
+    told.end("s0", 1.0)
+    asked: list[str] = []
+    told.ledger._db._connection.set_trace_callback(asked.append)
+    looked = told.ledger.groups.release(time.time(), 128)
+    told.ledger._db._connection.set_trace_callback(None)
+    plans = [r["detail"] for q in asked for r in told.ledger._db.rows(f"EXPLAIN QUERY PLAN {q}")]
+    assert plans
+    assert not [plan for plan in plans if "turns" in plan]
+    assert looked.look_at == pytest.approx(time.time() + LIMIT_S, abs=60)
 
 
 def test_task_without_an_episode_changes_nothing(told: Told) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tinker_claw.errors import LedgerError
+from tinker_claw.learner.batch import choose
 from tinker_claw.ledger.codec import (
     pack_floats,
     pack_id_rows,
@@ -487,10 +488,19 @@ def test_what_each_step_asks_takes_no_longer_in_a_long_ledger(
         return rows(database, query, *values)
 
     monkeypatch.setattr(type(ledger._db), "rows", seen)
-    ledger.judgements.lately(64, 0, outcomes=True)
-    ledger.judgements.verdicts(128, 0, outcomes=True)
+    ledger.judgements.lately(64, 0)
+    ledger.judgements.verdicts(128, 0)
     assert not any("TEMP B-TREE" in plan for plan in plans), "all turns would be read and sorted"
+    assert "SCAN sessions USING INDEX sessions_episodes" in plans[1], "and not those of users"
     plans.clear()
     ledger.steps.gated(0, 16)
     assert any("steps USING INDEX" in plan for plan in plans)
     assert not any("AUTOMATIC" in plan for plan in plans), "all metrics would be read"
+
+
+def test_a_sample_without_a_next_state_was_judged_by_no_tool(ledger: Ledger) -> None:
+    """The last turn of an episode, say: a step is chosen among such samples, too."""
+    queue(ledger, 2)
+    waiting = ledger.samples.queue()
+    assert [sample.tool for sample in waiting] == [False, False]
+    assert len(choose(waiting, batch_size=2, most=16, share=0.5, now=0.0).ids) == 2

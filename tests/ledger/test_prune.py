@@ -17,9 +17,10 @@ from tests.gateways import gateway
 from tests.ledger.test_ledger import COMPLETION, new_turn
 from tinker_claw.app.main import once
 from tinker_claw.cli.explain import tell
-from tinker_claw.config.settings import Keeping, Training
+from tinker_claw.config.settings import Keeping
+from tinker_claw.errors import LedgerError
 from tinker_claw.ledger import prune
-from tinker_claw.ledger.database import reading
+from tinker_claw.ledger.database import Writer, reading
 from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.prune import SAFE_STATES, UNFOLLOWED
@@ -65,13 +66,19 @@ def step(ledger: Ledger, parent: PolicyVersion, turns: list[int]) -> PolicyVersi
     marks = ", ".join("?" * len(turns))
     found = ledger._db.rows(f"SELECT id FROM samples WHERE turn_id IN ({marks})", *turns)
     number = ledger.steps.begin(parent.id, [row["id"] for row in found])
+    ledger.steps.keep(number, [(row["id"], -1.0, (-0.5,) * 3) for row in found], None)
     return ledger.steps.commit(
         number, parent, state_ref=f"s{number}", sampler_ref="p", metrics={"samples": len(found)}
     )
 
 
+def beside(ledger: Ledger) -> Writer:
+    """A connection of its own, as old turns are dropped by."""
+    return Writer(ledger.path)
+
+
 def trim(ledger: Ledger, before: float | None = None, most: int | None = None) -> int:
-    return sum(prune.trim(ledger._db, before, most))
+    return sum(prune.trim(beside(ledger), before, most))
 
 
 def full(ledger: Ledger) -> set[int]:
@@ -121,14 +128,15 @@ def test_emptied_turns_are_still_counted_and_told(ledger: Ledger) -> None:
     assert (ledger.samples.counts(), ledger.judgements.counts(), ledger.steps.counts()) == figures
     with reading(ledger.path) as rows, rows.moment():
         view, known = read_turn(rows, turn), read_contents(rows, turn)
-        text = " ".join(tell(rows, turn, Training(), text=True))
+        text = " ".join(tell(rows, turn, 16, text=True))
     assert view is not None
     assert known is not None
     assert (view.prompt_tokens, view.completion_tokens, view.blanked) == (5000, 3, "dropped")
     assert (known.request_text, known.reply_text, known.hints) == ("", "", ("",))
     assert (view.verdict, view.votes) == (-1, (-1, -1, -1))
     assert view.sample is not None
-    assert (view.sample.state, view.sample.reward, known.teacher) == ("trained", -1, None)
+    assert (view.sample.state, view.sample.reward, view.sample.advantage) == ("trained", -1, -1)
+    assert known.advantages == (), "one of each token, whose probabilities were in it"
     assert known.completion.tokens == ()
     assert "answered with 3 tokens" in text
     assert "Its tokens are not in the ledger" in text
@@ -175,11 +183,45 @@ def test_block_that_a_new_turn_shares_with_dropped_ones_is_not_deleted(
         add(ledger, f"x{n}", untrained_because="side")
     add(ledger, "shared", untrained_because="side", prompt=shared)
     new = 0
-    for at, _ in enumerate(prune.trim(ledger._db, time.time() + 1, None)):
+    for at, _ in enumerate(prune.trim(beside(ledger), time.time() + 1, None)):
         if at == when:
             new = add(ledger, "new", prompt=(*shared, 7))
     new = new or add(ledger, "new", prompt=(*shared, 7))
     assert ledger.turns.get(new).prompt == (*shared, 7)
+
+
+def test_a_block_that_was_met_is_sought_again_only_where_others_have_written(
+    ledger: Ledger,
+) -> None:
+    asked = list[str]()
+    shared = tuple(range(3000))
+    add(ledger, "a", prompt=(*shared, 1))
+    ledger._db._connection.set_trace_callback(asked.append)
+    add(ledger, "b", prompt=(*shared, 2))
+    assert not [query for query in asked if "prompt_blocks" in query]
+    assert sum(query.startswith("BEGIN") for query in asked) == 2, "its session and the turn"
+    assert trim(ledger, before=time.time() + 1) == 0
+    for turn in ledger._db.rows("SELECT id FROM turns"):
+        ledger.turns.refuse(turn["id"], "side")
+    assert trim(ledger, before=time.time() + 1) == 2
+    asked.clear()
+    last = add(ledger, "c", prompt=(*shared, 3))
+    assert [query for query in asked if "INSERT INTO prompt_blocks" in query]
+    assert ledger.turns.get(last).prompt == (*shared, 3)
+    ledger.forget(prune.from_turn(last))
+    again = add(ledger, "d", prompt=(*shared, 4))
+    assert ledger.turns.get(again).prompt == (*shared, 4)
+
+
+def test_blocks_of_a_turn_that_could_not_be_written_are_not_remembered(ledger: Ledger) -> None:
+    ledger._db._connection.execute(
+        "CREATE TEMP TRIGGER no AFTER INSERT ON turns BEGIN SELECT RAISE(ABORT, 'disk'); END"
+    )
+    with pytest.raises(LedgerError, match="disk"):
+        add(ledger, "a")
+    ledger._db._connection.execute("DROP TRIGGER no")
+    turn = add(ledger, "a")
+    assert ledger.turns.get(turn).prompt[:3000] == tuple(range(3000))
 
 
 def test_age_is_what_counts_and_only_the_old_go(ledger: Ledger) -> None:
@@ -224,18 +266,18 @@ def test_a_size_out_of_reach_takes_one_pass(ledger: Ledger) -> None:
     """Most of what is there may still be trained, and nothing makes the file small enough."""
     for n in range(600):
         add(ledger, f"x{n}", prompt=(1,), **({"untrained_because": "side"} if n % 10 == 0 else {}))
-    transactions = list(prune.trim(ledger._db, most_bytes=1))
+    transactions = list(prune.trim(beside(ledger), most_bytes=1))
     assert sum(transactions) == 60
     assert len(full(ledger)) == 540
     sweeps = 2 * (2 + 600 // 50)
     assert len(transactions) < 60 + sweeps + 10, "what stays is not looked at again and again"
     ledger._db.rows("PRAGMA wal_checkpoint(TRUNCATE)")
-    assert list(prune.trim(ledger._db, most_bytes=1)) == []
+    assert list(prune.trim(beside(ledger), most_bytes=1)) == []
 
 
 def test_a_turn_that_is_taken_up_again_meanwhile_is_not_dropped(ledger: Ledger) -> None:
     turns = [add(ledger, f"x{n}", untrained_because="side") for n in range(60)]
-    dropping = prune.trim(ledger._db, before=time.time() + 1)
+    dropping = prune.trim(beside(ledger), before=time.time() + 1)
     gone = next(dropping)
     with ledger._db.transaction() as tx:
         tx.execute("UPDATE turns SET settled = 0 WHERE id = ?", (turns[-1],))
@@ -281,7 +323,7 @@ def test_a_transaction_that_takes_long_ends_and_the_next_one_goes_on(
     for n in range(300):
         add(ledger, f"x{n}", untrained_because="side")
     monkeypatch.setattr("tinker_claw.ledger.prune.SLICE_S", -1)  # each row takes all of it
-    dropped = list(prune.trim(ledger._db, time.time() + 1, None))
+    dropped = list(prune.trim(beside(ledger), time.time() + 1, None))
     assert sum(dropped) == 300
     assert max(dropped) == 1
 

@@ -144,6 +144,23 @@ async def test_scores_that_a_device_owes_are_an_outage_and_come_from_a_new_proce
 
 
 @pytest.mark.slow
+async def test_whoever_meets_the_consequence_is_told_the_cause(trainer: Starts) -> None:
+    """A teacher's scores may meet the failure, and the next step what came of it."""
+    async with trainer(ILL[0], well=1, ill=1) as local:
+        ref = await local.save_state("good")
+        await local.train_step(PASSES[:1], ADAM)
+        base = await local.base()
+        with pytest.raises(OutageError, match="illegal memory access"):
+            await base.logprobs((5, 6, 7), start=1)
+        await base.logprobs((5, 6, 7), start=1)
+        for _ in range(2):
+            with pytest.raises(OutageError, match=r"illegal memory access.*load a state first"):
+                await local.train_step(PASSES[:1], ADAM)
+        await local.load_state(ref)
+        await local.train_step(PASSES[:1], ADAM)
+
+
+@pytest.mark.slow
 async def test_a_step_that_failed_is_undone_in_a_new_process(
     trainer: Starts, tmp_path: Path
 ) -> None:

@@ -15,7 +15,8 @@ import torch
 from backends import VOCABULARY
 from families import FAMILIES, REFUSED, Family, tiny_of
 from local_reference import full_logprobs, reference, reference_loss, rl_datum, sequence, warmed
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from local_gpu.config import LocalConfig
@@ -24,9 +25,10 @@ from local_gpu.learn.learning import LearningCore
 from local_gpu.learn.losses import records_of
 from local_gpu.learn.step import LoraOptimizer
 from local_gpu.model.export import export_merged
-from local_gpu.model.files import write_adapter
+from local_gpu.model.files import read_adapter, write_adapter
 from local_gpu.model.load import open_base
 from local_gpu.model.lora import BaseModel, LoraShape, fresh_adapter
+from local_gpu.plan.memory import model_size
 from local_gpu.trainer import LocalTrainer
 from local_gpu.tree.body import Body
 from local_gpu.tree.cuts import cut
@@ -116,10 +118,11 @@ def learns_exactly(model: Path, base: BaseModel, folder: Path, *, checkpointing:
         picked = rows[torch.arange(len(rows)), torch.tensor(datum.tokens[datum.start :])]
         assert torch.allclose(ours.logprobs[:, 0], picked.detach(), atol=1e-4)
     named = dict(peft_model.named_parameters())
+    names = [base.name_in_files(name) for name in learner.adapter()]
     theirs = torch.cat(
         [
             named[f"base_model.model.{name.replace('.weight', '.default.weight')}"].grad.flatten()
-            for name in learner.adapter()
+            for name in names
         ]
     )
     assert float((got - theirs).norm() / theirs.norm()) < 1e-4
@@ -156,28 +159,23 @@ def test_a_family_that_would_be_computed_wrongly_is_refused(
         fresh_adapter(opened(family, tmp_path)[1], SHAPE, seed=0)
 
 
-def quantised(folder: Path, method: str) -> Path:
-    """As a checkpoint says it is; ternary ones (bitnet) transformers reads with nothing more."""
-    model = tiny_of(FAMILIES["Qwen3"], folder)
+@pytest.mark.parametrize("method", ["awq", "mxfp4"])
+def test_weights_that_are_quantised_already_are_refused_before_they_are_loaded(
+    method: str, tmp_path: Path
+) -> None:
+    model = tiny_of(FAMILIES["Qwen3"], tmp_path / "model")
     config = json.loads((model / "config.json").read_text())
     settings = {"quant_method": method, "bits": 4, "group_size": 32}
     (model / "config.json").write_text(json.dumps(config | {"quantization_config": settings}))
-    if method == "bitnet":
-        packed = load_file(model / "model.safetensors")
-        for name in [n for n in packed if n.endswith("proj.weight")]:
-            rows, columns = packed[name].shape
-            packed[name] = torch.zeros(rows // 4, columns, dtype=torch.uint8)
-            packed[name.replace(".weight", ".weight_scale")] = torch.ones(1)
-        save_file(packed, model / "model.safetensors", {"format": "pt"})
-    return model
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
-@pytest.mark.parametrize("method", ["awq", "bitnet"])
-def test_weights_that_are_quantised_already_are_refused(method: str, tmp_path: Path) -> None:
-    model = quantised(tmp_path / "model", method)
-    with pytest.raises(ConfigError, match=r"learns on whole weights.*AWQ.*were made from"):
-        open_base(str(model), device="cpu", dtype="float32", threads=1)
+    (model / "model.safetensors").unlink()
+    told = rf"\({method.upper()}\).* learns on whole weights.*AWQ.*were made from"
+    for refused in (
+        lambda: open_base(str(model), device="cpu", dtype="float32", threads=1),
+        lambda: model_size(str(model)),
+    ):
+        with pytest.raises(ConfigError, match=rf"{told}.*\(gpt-oss\).* a copy in bfloat16"):
+            refused()
+    assert model_size(str(model), learns=False).parameters, "a judge may be"
 
 
 async def test_what_does_not_pack_learns_and_scores_but_is_sampled_elsewhere(
@@ -236,7 +234,23 @@ async def test_experts_and_routers_stay_as_they_are_and_it_is_said(tmp_path: Pat
     assert not written["target_parameters"]
 
 
-HOME = ("Qwen3, tied", "Qwen2.5", "Qwen3-MoE", "Qwen3-Next", "Qwen3.5, eyes")
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_an_adapter_names_each_layer_as_the_checkpoint_does(family: Family, tmp_path: Path) -> None:
+    """Servers load a checkpoint by its own names, and pass over an adapter's other names."""
+    model, base = opened(family, tmp_path)
+    given = adapter_of(base)
+    write_adapter(tmp_path, base, SHAPE, given)
+    with safe_open(model / "model.safetensors", "pt") as file:
+        weights = set(file.keys())
+    written = load_file(tmp_path / "adapter_model.safetensors")
+    layers = {name.partition(".lora_")[0].removeprefix("base_model.model.") for name in written}
+    assert {f"{layer}.weight" for layer in layers} <= weights
+    read = read_adapter(tmp_path, base).tensors
+    assert given.keys() == read.keys()
+    assert all(torch.equal(given[name], read[name]) for name in given)
+
+
+HOME = ("Qwen3, tied", "Qwen2.5", "Qwen3-MoE", "Qwen3-Next", "Qwen3.5, eyes", "Qwen3.5-MoE, eyes")
 
 
 @pytest.mark.parametrize("name", HOME)

@@ -28,12 +28,12 @@ from safetensors.torch import load_file
 from transformers import PretrainedConfig
 
 from local_gpu.config import LocalConfig
-from local_gpu.learn import memory, passes
+from local_gpu.learn import memory
 from local_gpu.learn.learning import LearningCore
 from local_gpu.learn.memory import passes_in_memory
 from local_gpu.model.load import load_base, open_base
 from local_gpu.model.lora import clone
-from local_gpu.plan.memory import ModelSize, counted
+from local_gpu.plan.memory import DEFAULT_TOKENS, ModelSize, counted
 from local_gpu.trainer import LocalTrainer
 from local_gpu.tree import kernels
 from tinker_claw.errors import BackendError, ConfigError, ModelFileError, StepError
@@ -473,6 +473,7 @@ def test_memory_of_a_cpu_bounds_a_pass_before_it_is_tried() -> None:
         keys=192,
         vocabulary=49_152,
         context_tokens=8192,
+        targets=("q_proj",),
     )
 
     def fits(gigabytes: int, context: int, setting: Any = "auto") -> tuple[bool, int]:
@@ -481,7 +482,7 @@ def test_memory_of_a_cpu_bounds_a_pass_before_it_is_tried() -> None:
         )
 
     plenty, checkpoints = fits(1000, 8192), fits(8, 8192)
-    assert plenty == (False, passes.DEFAULT_TOKENS)
+    assert plenty == (False, DEFAULT_TOKENS)
     assert checkpoints[0]
     assert checkpoints[1] > 8192, "the longest sample fits, with one activation per layer"
     saves, tokens = fits(8, 2048)

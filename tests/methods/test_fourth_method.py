@@ -1,4 +1,4 @@
-"""A method that nobody but this file knows goes the whole way: one record is all it takes."""
+"""A method of an installed package goes the whole way: one record, one entry, no more."""
 
 from __future__ import annotations
 
@@ -10,47 +10,26 @@ import pytest
 
 from tests.fakes import LOGPROB
 from tests.learner.test_loop import world
+from tests.plugins.test_plugins import HERE
 from tests.processes import LOCAL
 from tests.stories import run
-from tinker_claw.billing.estimate import JUDGE_PROMPT_TOKENS, assumed, estimate
+from tinker_claw.billing.estimate import forecast
 from tinker_claw.billing.prices import Price
 from tinker_claw.cli import main
 from tinker_claw.config.load import load
-from tinker_claw.config.settings import Run, Settings
+from tinker_claw.config.settings import Run, Settings, Training
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.methods import METHODS
-from tinker_claw.methods.base import Method, Signal, Teaching
 
-NUDGE = Method(
-    name="nudge",
-    learns_from="verdicts, and questions in return",
-    needs=frozenset({Signal.REWARD, Signal.NEXT_STATE}),
-    reward=0.5,
-    distill=2.0,
-    teaching=Teaching(
-        "question",
-        tells=lambda known: (
-            (known.next_state.text,)
-            if known.next_state is not None and "?" in known.next_state.text
-            else ()
-        ),
-        words="\n\n[what they asked in return: {hint}]",
-        tokens=60,
-        most=200,
-    ),
-    admitted=0.5,
-    taught=0.25,
-)
 FLAGS = ("--method", "nudge", "--model-name", "demo", *LOCAL)
 
 
 @pytest.fixture(autouse=True)
-def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(METHODS, "nudge", NUDGE)
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(HERE)
 
 
 def test_the_doctor_knows_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = (*FLAGS, "--data-dir", str(tmp_path / "data"), "--last", "0", "--port", "0")
+    flags = (*FLAGS, "--data-dir", str(tmp_path / "data"), "--port", "0")
     assert main.main(["doctor", *flags]) == 0
     assert "can do all of nudge" in capsys.readouterr().out
     wrong = [flag if flag != "nudge" else "nugde" for flag in flags]
@@ -66,14 +45,13 @@ def test_a_run_by_a_name_that_no_method_has_leaves_nothing(tmp_path: Path) -> No
 
 
 def test_its_estimate_rests_on_its_record() -> None:
-    settings = Settings(run=Run(method="nudge"))
-    habits = assumed(settings, base_judges=True)
-    assert (habits.admitted, habits.hinted) == (0.5, 0.25)
-    assert habits.teacher.prefill == (11_000 + 60 + 300) * (8 + 3) // 8
-    found = estimate(settings, Price(), habits)
-    # One verdict question, two judged turns a sample; a quarter goes through a second pass.
-    assert found.judge.prefill == 2 * 16 * JUDGE_PROMPT_TOKENS
-    assert found.train.trained == 12 * 11_299 + 4 * 2 * 11_299
+    settings = Settings(run=Run(method="nudge"), training=Training(gate="off", max_step_kl=0))
+    step = forecast(settings, Price()).step
+    # One verdict question, two judged turns a sample; a quarter goes through a second pass, of
+    # which every eighth is measured as well; half of the samples are scored again.
+    judge, teacher = 2 * 16 * 1_100, 4 * 11_360 * 11 // 8
+    assert step.prefill == judge + teacher + 8 * 11_300
+    assert step.trained == 12 * 11_299 + 4 * 2 * 11_299
 
 
 def test_it_learns_and_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,12 +62,11 @@ def test_it_learns_and_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[
     told = " ".join(capsys.readouterr().out.split())
     for part in (
         "The teacher was told: | NO, why so?",
-        "Advantage from its verdict: -0.500 on every token",
-        "Advantage from its question: ",
+        "Advantage: -0.500; on its tokens ",
         "It was trained in step 1, with 1 other sample",
     ):
         assert part in told, told
-    assert "hint" not in told
+    assert "Hint, as the user meant it" not in told
     assert main.main(["explain", "3", *where]) == 0
     assert "not trained: neutral verdict, no question." in " ".join(capsys.readouterr().out.split())
     for table in ("turns", "samples", "steps"):

@@ -158,7 +158,7 @@ class TestGroups:
         assert group_advantages([0.1 + 0.2, 0.3, 0.3], [(1, 0)] * 3) == [0.0, 0.0, 0.0]
         items = [BatchItem(sample(n, reward=1.0, bucket=(1, 0))) for n in range(2)]
         items.append(BatchItem(sample(3, reward=-1.0, bucket=(1, 1))))
-        (ppo,) = build("binary").passes(items, CFG)
+        (ppo,) = build("binary").prepare(items, CFG).passes
         (datum,) = ppo.datums
         wanted = [-others(q) / (2 * 3) for q in (-1.0, -2.0)]
         assert datum.advantages == pytest.approx(wanted), "B is the true count"
@@ -211,7 +211,8 @@ class TestCutReplies:
             sample(3, reward=2.0, bucket=(1, 1)),
             sample(4, reward=0.0, bucket=(1, 1), cut=True),
         ]
-        assert reward_parts(samples, CFG) == [0.0, -1.0, 1.0, -1.0]
+        found, _ = build("binary").advantages([BatchItem(one) for one in samples], CFG, None)
+        assert [one.sample for one in found] == [0.0, -1.0, 1.0, -1.0]
 
 
 class TestDistillation:
@@ -289,7 +290,7 @@ class TestStaleSamples:
     def test_stale_token_with_a_large_ratio_is_left_out(self) -> None:
         one = sample(reward=-1)
         now = TokenLogprobs(start=3, logprobs=(-1.0 + 0.8, -2.0))
-        (ppo,) = build("binary").passes([BatchItem(one, current=now)], CFG)
+        (ppo,) = build("binary").prepare([BatchItem(one, current=now)], CFG).passes
         assert ppo.datums[0].advantages == (0.0, pytest.approx(-0.25 / 2 * others(-2.0)))
 
 
@@ -299,7 +300,7 @@ class TestPasses:
             BatchItem(sample(1, reward=1)),
             BatchItem(sample(2, reward=-1, tokens=(9,), logprobs=(-0.5,))),
         ]
-        (ppo,) = build("binary").passes(items, CFG)
+        (ppo,) = build("binary").prepare(items, CFG).passes
         assert ppo.loss == "ppo"
         assert ppo.config == {"clip_low_threshold": 0.8, "clip_high_threshold": 1.28}
         assert ppo.datums[0].advantages == (0.25, 0.25)
@@ -316,13 +317,13 @@ class TestPasses:
             sample(1, reward=1, tokens=(7,) * 9, logprobs=(-1.0,) * 9),
         ):
             items = [BatchItem(longest), BatchItem(short)]
-            (ppo,) = build("binary").passes(items, cfg, reply_tokens=10)
+            (ppo,) = build("binary").prepare(items, cfg, reply_tokens=10).passes
             assert ppo.datums[1].advantages == pytest.approx((-others(-0.5) / (10 * 2),))
             assert set(ppo.datums[0].advantages) == {1 / (10 * 2)}
 
     def test_opd_topk_sends_signed_weights_at_the_students_candidates(self) -> None:
         teacher = hinted((-3.0, -3.0), ((-2.0, -1.0), (-2.0, -3.0)))
-        (ce,) = build("opd").passes([BatchItem(sample(reward=-1, teacher=teacher))], CFG)
+        (ce,) = build("opd").prepare([BatchItem(sample(reward=-1, teacher=teacher))], CFG).passes
         assert ce.loss == "cross_entropy"
         assert ce.datums[0].targets == ((7, 17), (8, 18))
         w = 1 / (1 + math.exp(-1.0))
@@ -338,7 +339,7 @@ class TestPasses:
             topk_logprobs=((-1.0, math.log(0.5)), (math.log(0.1), -2.0)),
         )
         item = BatchItem(sample(teacher=teacher))
-        (ce,) = build("opd").passes([item], CFG)
+        (ce,) = build("opd").prepare([item], CFG).passes
         (datum,) = ce.datums
         assert datum.targets == ((7, 17, 17, 40), (8, 18, 50, 8))
         # The student's last candidates have -2 and -3 nats, the bound is one.
@@ -347,7 +348,7 @@ class TestPasses:
             pytest.approx(list(row)) for row in raised
         ]
         alone = replace(teacher, topk_ids=(), topk_logprobs=())
-        (without,) = build("opd").passes([BatchItem(sample(teacher=alone))], CFG)
+        (without,) = build("opd").prepare([BatchItem(sample(teacher=alone))], CFG).passes
         assert [row[:2] for row in datum.weights] == list(without.datums[0].weights)
 
     @pytest.mark.parametrize(("now", "weight"), [(-1.7, 0.0), (-1.8, 0.25), (-9.0, 0.25)])
@@ -359,14 +360,14 @@ class TestPasses:
         )
         one = sample(tokens=(7,), logprobs=(-1.0,), teacher=teacher)
         current = TokenLogprobs(start=3, logprobs=(-1.0,), targets=((-1.0, -2.0, now),))
-        (ce,) = build("opd").passes([BatchItem(one, current=current)], CFG)
+        (ce,) = build("opd").prepare([BatchItem(one, current=current)], CFG).passes
         # log 1.28 above -2 is -1.75; e^-1.39 is a quarter, 0.61 nats above -2.
         assert ce.datums[0].weights[0][2] == pytest.approx(weight * 0.61, rel=1e-2)
 
     def test_opd_ignores_the_verdict(self) -> None:
         teacher = hinted((-3.0, -3.0), ((-2.0, -1.0), (-2.0, -3.0)))
         good, bad = (
-            build("opd").passes([BatchItem(sample(reward=r, teacher=teacher))], CFG)
+            build("opd").prepare([BatchItem(sample(reward=r, teacher=teacher))], CFG).passes
             for r in (1, -1)
         )
         assert good == bad
@@ -379,12 +380,12 @@ class TestPasses:
             BatchItem(sample(3, reward=None, teacher=teacher)),
         ]
         cfg = CFG.model_copy(update={"w_rl": 2.0, "w_opd": 0.5})
-        ppo, ce = build("combine").passes(items, cfg)
+        ppo, ce = build("combine").prepare(items, cfg).passes
         assert ppo.datums[0].advantages == (2 / 6, 2 / 6)
         wanted = [-2 / 6 * others(q) for q in (-1.0, -2.0)]
         assert ppo.datums[1].advantages == pytest.approx(wanted)
         assert len(ce.datums) == 2
-        halves = build("combine").passes(items, cfg.model_copy(update={"w_opd": 1.0}))[1]
+        halves = build("combine").prepare(items, cfg.model_copy(update={"w_opd": 1.0})).passes[1]
         assert ce.datums[0].weights[0][1] == pytest.approx(halves.datums[0].weights[0][1] / 2)
 
     @pytest.mark.parametrize("topk", [2, 0])
@@ -394,10 +395,10 @@ class TestPasses:
 
         def passes(weight: float) -> list[LossPass]:
             told = sample(reward=-1, teacher=replace(teacher, weight=weight))
-            return build("combine").passes([BatchItem(told)], cfg)
+            return build("combine").prepare([BatchItem(told)], cfg).passes
 
         whole, half, nothing = passes(1.0), passes(0.5), passes(0.0)
-        (plain,) = build("combine").passes([BatchItem(sample(reward=-1))], cfg)
+        (plain,) = build("combine").prepare([BatchItem(sample(reward=-1))], cfg).passes
         assert nothing == [plain], "the reward stays as it was"
         if topk:
             assert half[0] == whole[0] == plain
@@ -411,13 +412,17 @@ class TestPasses:
 
     def test_hint_without_verdict_carries_no_reward(self) -> None:
         teacher = hinted((-3.0, -3.0), ((-2.0, -1.0), (-2.0, -3.0)))
-        passes = build("combine").passes([BatchItem(sample(reward=None, teacher=teacher))], CFG)
+        passes = (
+            build("combine").prepare([BatchItem(sample(reward=None, teacher=teacher))], CFG).passes
+        )
         assert [p.loss for p in passes] == ["cross_entropy"]
 
     def test_combine_in_token_mode_sums_into_one_pass(self) -> None:
         teacher = hinted((-0.5, -9.0), ())
         cfg = CFG.model_copy(update={"opd_topk": 0, "baseline": "none"})
-        (ppo,) = build("combine").passes([BatchItem(sample(reward=-1, teacher=teacher))], cfg)
+        (ppo,) = (
+            build("combine").prepare([BatchItem(sample(reward=-1, teacher=teacher))], cfg).passes
+        )
         # The reward by 1 - p, the teacher's difference as it is: +0.5 and -1 nats.
         wanted = [(-others(-1.0) + 0.5) / 2, (-others(-2.0) - 1.0) / 2]
         assert ppo.datums[0].advantages == pytest.approx(wanted)
@@ -425,20 +430,20 @@ class TestPasses:
     def test_kl_needs_reference_logprobs(self) -> None:
         cfg = CFG.model_copy(update={"kl_beta": 0.1})
         with pytest.raises(AlignmentError, match="no reference"):
-            build("binary").passes([BatchItem(sample(reward=1))], cfg)
+            build("binary").prepare([BatchItem(sample(reward=1))], cfg)
         item = BatchItem(sample(reward=1), reference=(-2.0, -2.0))
-        (ppo,) = build("binary").passes([item], cfg)
+        (ppo,) = build("binary").prepare([item], cfg).passes
         assert ppo.datums[0].advantages == pytest.approx([(0.25 - 0.1) / 2, 0.25 / 2])
 
     def test_teacher_that_missed_a_position_raises(self) -> None:
         teacher = hinted((-3.0, -3.0), ((-2.0, -1.0),))
         with pytest.raises(AlignmentError, match="every position"):
-            build("opd").passes([BatchItem(sample(teacher=teacher))], CFG)
+            build("opd").prepare([BatchItem(sample(teacher=teacher))], CFG)
 
     def test_result_does_not_depend_on_order(self) -> None:
         items = [BatchItem(sample(i, reward=r)) for i, r in enumerate((1, -1, -1))]
-        (forward,) = build("binary").passes(items, CFG)
-        (backward,) = build("binary").passes(items[::-1], CFG)
+        (forward,) = build("binary").prepare(items, CFG).passes
+        (backward,) = build("binary").prepare(items[::-1], CFG).passes
         assert forward.datums == backward.datums[::-1]
 
 
@@ -482,7 +487,7 @@ class TestTeachers:
     def test_only_the_teacher_counts_at_the_students_candidates(self, name: str) -> None:
         # Own logprobs -1, -2 and, of the second candidates, -2, -3. Their weights: 1/(1+1/e), rest.
         teacher = hinted((-3.0, -3.0), ((-1.25, -1.5), (-9.0, -2.5)))
-        (ce,) = build(name).passes([BatchItem(sample(reward=-1, teacher=teacher))], CFG)
+        (ce,) = build(name).prepare([BatchItem(sample(reward=-1, teacher=teacher))], CFG).passes
         assert ce.loss == "cross_entropy"
         assert ce.datums[0].targets == ((7, 17), (8, 18))
         first, second = 0.7310585786300049, 0.2689414213699951
@@ -508,7 +513,7 @@ class TestTeachers:
         )
         scores = hinted((-1.0, -1.0), tuple(tuple(row) for row in teacher.tolist()))
         item = BatchItem(replace(sample(teacher=scores), completion=done))
-        (ce,) = build("sdpo").passes([item], CFG.model_copy(update={"opd_clip": 0.0}))
+        (ce,) = build("sdpo").prepare([item], CFG.model_copy(update={"opd_clip": 0.0})).passes
         weights = torch.tensor(ce.datums[0].weights, dtype=torch.float64)
         (got,) = torch.autograd.grad(-(logits.log_softmax(-1) * weights).sum(), logits)
         torch.testing.assert_close(got, wanted)

@@ -1,22 +1,19 @@
-"""Whether hints teach: gains and intervals by hand, and what follows for the weight."""
+"""Whether hints teach: gains by hand, what is claimed, and what follows for the weight."""
 
 from __future__ import annotations
 
-from statistics import fmean
+from collections.abc import Iterator
+from random import Random
+from statistics import fmean, median
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinker_claw.methods.teachability import (
-    NEWEST,
-    UNKNOWN_WEIGHT,
-    Teachability,
-    reply_gain,
-    teachability,
-)
+from tinker_claw.evidence import Mean
+from tinker_claw.methods.teachability import PAIRS, reply_gain, teachability
 
-GAINS = st.lists(st.floats(-2, 2), min_size=3, max_size=12)
+GAINS = st.lists(st.integers(-512, 512).map(lambda n: n / 256), min_size=3, max_size=12)
 
 
 def test_a_gain_is_per_token_and_bounded_as_distillation_is() -> None:
@@ -26,117 +23,108 @@ def test_a_gain_is_per_token_and_bounded_as_distillation_is() -> None:
     assert reply_gain(told * 2, untold * 2, 1.0) == pytest.approx(0.5), "however long it is"
 
 
-def test_the_difference_is_the_median_of_all_and_the_interval_goes_by_ranks() -> None:
-    # .2 .3 .3 .4 .4 .4 .5 .5 .6: of three and three replies the outermost are 90 %.
-    found = teachability((0.3, 0.1, 0.2), (-0.1, -0.3, -0.2))
+def test_the_difference_is_the_median_over_the_pairs() -> None:
+    found = teachability((0.3, 0.1, 0.2), (-0.1, -0.5, -0.2))  # .4, .6 and .4
     assert found.difference == pytest.approx(0.4)
-    assert found.interval == pytest.approx((0.2, 0.6))
-    # Of 5 and 5 (Wilcoxon's table: 5 of 25 at each end) the fifth from both ends.
-    tens = (0.0, 10.0, 20.0, 30.0, 40.0)
-    differences = sorted(a - b for a in tens for b in (0.0, 1.0, 2.0, 3.0, 4.0))
-    found = teachability(tens, (0.0, 1.0, 2.0, 3.0, 4.0))
-    assert (found.difference, found.interval) == (
-        differences[12],
-        (differences[4], differences[20]),
-    )
 
 
-@pytest.mark.parametrize(
-    ("n", "m", "rank"),
-    [
-        (3, 3, 1),
-        (4, 4, 2),
-        (3, 6, 3),
-        (5, 5, 5),
-        (8, 8, 16),
-        (2, 5, 1),
-        (2, 4, 0),
-        (1, 19, 1),
-        (1, 18, 0),
-    ],
-)
-def test_ranks_are_those_of_the_table(n: int, m: int, rank: int) -> None:
-    """Wilcoxon's, 5 % at each end; of 3 and 3 one of 20 orders, which is 5 % to the digit."""
-    for a, b in ((n, m), (m, n)):
-        grid = [float(1000 * i) for i in range(a)], [float(i) for i in range(b)]
-        found, of = teachability(*grid), sorted(x - y for x in grid[0] for y in grid[1])
-        assert found.interval == ((of[rank - 1], of[-rank]) if rank else None)
+def test_replies_are_compared_in_the_order_in_which_they_came() -> None:
+    """The newest comes first, and what has no partner yet says nothing."""
+    found = teachability((0.0, 0.0, 0.2), (0.0, 0.3, -0.1))
+    wins = Mean()
+    for outcome in (1.0, 0.0, 0.5):
+        wins.add(outcome)
+    assert (found.helps, found.harms) == (wins.e_above, wins.e_below)
+    more = teachability((9.0, 9.0, 0.0, 0.0, 0.2), (0.0, 0.3, -0.1))
+    assert more.evidence == found.evidence
 
 
 def test_a_damaged_reply_hides_no_hint_that_pulls_away() -> None:
-    accepted = (-0.03, -0.02, -0.025, -0.035, -0.022, -0.04, -0.018, -0.03)
-    rejected = (0.005, 0.0, 0.01, 0.002, -0.01, 0.004, -0.002, -0.9)
+    accepted = (-0.03, -0.02, -0.025, -0.035, -0.022, -0.04, -0.018, -0.03) * 2
+    rejected = (0.005, 0.0, 0.01, 0.002, -0.01, 0.004, -0.002, -0.9) * 2
     assert fmean(accepted) > fmean(rejected), "by the means it would teach"
     assert teachability(accepted, rejected).teaches is False
+
+
+def watched(seed: int, effect: float) -> Iterator[bool | None]:
+    """What is said of a user after each of 150 measured replies, of which they accept a share of
+    their own; three in a hundred are damaged."""
+    rng, accepted, rejected = Random(seed), list[float](), list[float]()
+    share = rng.uniform(0.3, 0.7)
+    for _ in range(150):
+        good = rng.random() < share
+        gain = rng.gauss(effect * good, 0.04) - 0.9 * (rng.random() < 0.03)
+        (accepted if good else rejected).insert(0, gain)
+        yield teachability(accepted, rejected).teaches
+
+
+def test_of_hints_that_do_nothing_hardly_anything_is_claimed_however_often_one_looks() -> None:
+    """At most 5 % of users are ever told that theirs help, or that they do not."""
+    assert sum(any(said is not None for said in watched(seed, 0.0)) for seed in range(60)) <= 3
+
+
+@pytest.mark.parametrize("effect", [0.07, -0.07])
+def test_hints_that_do_something_are_found_to_within_so_many_replies(effect: float) -> None:
+    said = [list(watched(seed, effect)) for seed in range(20)]
+    assert median(one.index(effect > 0) if (effect > 0) in one else 150 for one in said) <= 50
+    assert not any((effect < 0) in one for one in said)
 
 
 @pytest.mark.parametrize(
     ("accepted", "rejected", "teaches", "weight"),
     [
-        ((0.3, 0.1, 0.2), (-0.1, -0.3, -0.2), True, 1.0),
-        ((-0.1, -0.3, -0.2), (0.3, 0.1, 0.2), False, 0.0),
-        ((0.3, 0.1, 0.2), (0.3, 0.1, 0.1), None, UNKNOWN_WEIGHT),
-        ((0.0,) * 3, (0.0,) * 3, None, UNKNOWN_WEIGHT),
-        ((9.0,) * 2, (-9.0,) * 4, None, UNKNOWN_WEIGHT),
-        ((), (), None, UNKNOWN_WEIGHT),
+        ((0.3,) * 8, (-0.1,) * 8, True, 1.0),
+        ((-0.1,) * 8, (0.3,) * 8, False, 0.0),
+        ((0.3, 0.1), (0.1, 0.3), None, pytest.approx(0.196, abs=1e-3)),
+        ((0.0,) * 30, (0.0,) * 30, None, 0.25),
+        ((9.0,), (-9.0,) * 40, None, pytest.approx(0.38, abs=1e-2)),
+        ((9.0,) * 3, (-9.0,) * 3, None, pytest.approx(0.63, abs=1e-2)),
+        ((), (), None, 0.25),
     ],
-    ids=["teaches", "pulls away", "undecided", "says nothing", "too few accepted", "none"],
+    ids=["helps", "harms", "one of each", "says nothing", "one pair", "three pairs", "none"],
 )
-def test_the_weight_follows_the_interval(
+def test_the_weight_follows_the_evidence(
     accepted: tuple[float, ...], rejected: tuple[float, ...], teaches: bool | None, weight: float
 ) -> None:
     found = teachability(accepted, rejected)
     assert found.teaches is teaches
     assert found.weight(rewards=True) == weight
-    assert found.weight(rewards=False) == weight
 
 
-@pytest.mark.parametrize(("accepted", "alone"), [(-0.1, 0.0), (0.1, UNKNOWN_WEIGHT)])
+@pytest.mark.parametrize(("accepted", "alone"), [(-0.1, 0.0), (0.1, 0.38)])
 def test_alone_what_rather_pulls_away_counts_for_nothing(accepted: float, alone: float) -> None:
     found = teachability((accepted,), (0.0, 0.01, 0.0))
     assert found.teaches is None
-    assert found.difference == pytest.approx(accepted)
-    assert found.weight(rewards=True) == UNKNOWN_WEIGHT, "rewards keep it small"
-    assert found.weight(rewards=False) == alone
+    assert 0 < found.weight(rewards=True) < 1, "rewards keep it small"
+    assert found.weight(rewards=False) == pytest.approx(alone, abs=0.01)
 
 
-@given(accepted=GAINS, rejected=GAINS, shift=st.floats(-5, 5))
+@given(accepted=GAINS, rejected=GAINS, shift=st.integers(-5, 5))
 def test_what_every_reply_gains_alike_says_nothing(
-    accepted: list[float], rejected: list[float], shift: float
+    accepted: list[float], rejected: list[float], shift: int
 ) -> None:
     """How a text disturbs a prompt, and what the base thinks of it, is in both."""
     found = teachability(accepted, rejected)
     moved = teachability([g + shift for g in accepted], [g + shift for g in rejected])
-    assert found.difference is not None
-    assert moved.difference == pytest.approx(found.difference, abs=1e-6)
-    assert moved.interval == pytest.approx(found.interval, abs=1e-6)
+    assert moved.difference == found.difference
+    assert moved.evidence == found.evidence
     turned = teachability(rejected, accepted)
-    assert turned.difference == pytest.approx(-found.difference)
-
-
-def test_what_is_old_does_not_count() -> None:
-    good, bad = (0.2, 0.3, 0.25), (-0.2, -0.3, -0.25)
-    found = teachability((*good * NEWEST, -99.0), (*bad * NEWEST, 99.0))
-    assert (found.accepted, found.rejected) == (NEWEST, NEWEST)
-    assert found.teaches
+    assert (turned.helps, turned.harms) == pytest.approx((found.harms, found.helps))
 
 
 def test_measuring_goes_on_until_it_would_hardly_change_anything() -> None:
     assert not teachability((), ()).settled
-    assert teachability((0.3, 0.1, 0.2), (-0.1, -0.3, -0.2)).settled
-    even = (0.1, -0.1) * NEWEST
-    assert not teachability(even[:8], even[:8]).settled
-    assert teachability(even, even).settled
+    assert teachability((0.3,) * 8, (-0.1,) * 8).settled
+    even, other = (0.1, -0.1) * PAIRS, (-0.1, 0.1) * PAIRS
+    assert not teachability(even[:8], other[:8]).settled
+    assert teachability(even, other).settled
 
 
 def test_it_is_told_in_words() -> None:
-    assert str(Teachability(1, 9, None, None)) == (
-        "not known yet, of 1 accepted and 9 rejected replies"
+    assert str(teachability((), (0.1,) * 9)) == (
+        "not known yet (0 accepted and 9 rejected replies; evidence 1 to 1)"
     )
-    assert str(teachability((-0.1,), (0.1,))) == (
-        "not known yet: -0.200 nats per token, of 1 accepted and 1 rejected replies"
-    )
-    assert str(teachability((-0.1, -0.3, -0.2), (0.3, 0.1, 0.2))) == (
-        "they teach nothing: -0.400 nats per token (-0.600 to -0.200), of 3 accepted and 3 "
-        "rejected replies"
+    assert str(teachability((-0.1,) * 8, (0.1,) * 8)) == (
+        "they do not help, -0.200 nats a token (8 accepted and 8 rejected replies; evidence 32 "
+        "to 1)"
     )

@@ -22,7 +22,7 @@ from starlette.applications import Starlette
 from tests.ledger.test_ledger import COMPLETION, new_turn
 from tinker_claw.config.settings import Training, User
 from tinker_claw.errors import RequestError, UndoError
-from tinker_claw.gateway.auth import Keys
+from tinker_claw.gateway.auth import FREE, Keys
 from tinker_claw.insight import defined, facts, read_overview
 from tinker_claw.learner.rollback import Rollback
 from tinker_claw.ledger.database import Rows
@@ -30,6 +30,8 @@ from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.versions import REFUSED
+from tinker_claw.methods import BatchItem
+from tinker_claw.methods.base import BINARY
 from tinker_claw.page import access, read, routes
 from tinker_claw.page.charts import Point, curve
 from tinker_claw.types import Attempt, NextState, StopReason, Vote
@@ -130,6 +132,8 @@ async def page(tmp_path: Path, *users: User) -> AsyncIterator[Page]:
     turns = [write(ledger, user, f"{name}{user}") for name in XSS for user in ("anna", "ben")]
     samples = [ledger.samples.add(turn, 1 - turn % 2 * 2, None) for turn in turns[:4]]
     step = ledger.steps.begin(0, samples)
+    taken = [BatchItem(one) for one in ledger.samples.oldest(4)]
+    ledger.steps.keep(step, BINARY.prepare(taken, Training()).stored, None)
     metrics = {"reward_mean": 0.25, "rule": {"method": "binary"}, "moved": 1e-3, "gate": GATE}
     ledger.steps.commit(step, version, state_ref="s1", sampler_ref="p1", metrics=metrics)
     ledger.steps.void(ledger.steps.begin(1, []), f"{REFUSED}: {XSS[3]}")
@@ -219,6 +223,9 @@ async def test_reply_is_coloured_by_the_advantage_of_its_tokens(tmp_path: Path) 
         assert 'class="up-' in up.split("What came next")[0].split("It replied")[1]
         assert re.search(r'class="down-\d" title="-', down)
         assert len(re.findall(r"<span[^>]* title=", up)) == len(COMPLETION.tokens)
+        assert "> [end]</span></pre>" in up, "the stop token, which is no text"
+        assert "taken" in (steps := (await opened.get("/steps")).text)
+        assert "committed" not in steps + (await opened.get("/steps/1")).text
         named = down.split("The strongest:")[1].split("</p>")[0]
         strong = re.findall(r'class="down-\d" title', down)
         assert len(re.findall(r"</code> -[\d.]+", named)) == len(strong) > 0
@@ -276,6 +283,35 @@ async def test_admin_changes_what_answers_by_our_own_forms_alone(tmp_path: Path)
             assert opened.undo.orders[-1] == (what, order)
         refused = await opened.post("/versions/9/pin")
         assert (refused.status_code, "there is no v9" in refused.text) == (409, True)
+
+
+async def test_whoever_loads_without_end_waits_for_themselves(tmp_path: Path) -> None:
+    """150 loops of one user; another one waits for a page or two of theirs."""
+    async with page(tmp_path, *USERS) as opened, asyncio.TaskGroup() as group:
+        await opened.log_in(ANNA)
+        annas = dict(opened.client.cookies)
+        opened.client.cookies.clear()
+        await opened.log_in(ROOT_KEY)
+        made, begun = 0, asyncio.Event()
+
+        async def load() -> None:
+            nonlocal made
+            async with httpx.AsyncClient(
+                transport=httpx.ASGITransport(opened.app), base_url=HOST, cookies=annas
+            ) as browser:
+                while True:
+                    assert (await browser.get("/ui/turns")).status_code == 200
+                    made += 1
+                    begun.set()
+
+        loops = [group.create_task(load()) for _ in range(150)]
+        await begun.wait()
+        for _ in range(3):
+            before = made
+            assert (await opened.get("/versions")).status_code == 200
+            assert made <= before + 2
+        for loop in loops:
+            loop.cancel()
 
 
 @pytest.mark.parametrize(
@@ -406,6 +442,16 @@ async def test_gate_is_told_of_where_one_looks(tmp_path: Path) -> None:
         assert "canaries : nats by which" in overview
 
 
+async def test_newest_version_is_not_offered_for_comparison(tmp_path: Path) -> None:
+    async with page(tmp_path) as opened:
+        for ref in ("p0", "p1"):
+            (tmp_path / "adapters" / ref).mkdir(parents=True)
+        opened.ledger.pin.to(0)
+        shown = (await opened.get("/versions")).text
+        assert "/versions/1/pin" in shown
+        assert "/versions/1/half" not in shown
+
+
 async def test_two_versions_are_compared_with_their_intervals(tmp_path: Path) -> None:
     async with page(tmp_path) as opened:
         assert "Two versions compared" not in told(await opened.get(""))
@@ -420,7 +466,8 @@ async def test_two_versions_are_compared_with_their_intervals(tmp_path: Path) ->
         shown = told(await opened.get(""))
         assert compared["meaning"].startswith("learning helps")
         assert f"Accepted first replies: {compared['meaning']}." in shown
-        assert "v0 9 0 0% 0% to 30%" in shown
+        (arm,) = [one for one in compared["by_versions"] if one["versions"] == "v0"]
+        assert f"v0 9 0 0% {arm['low']:.0%} to {arm['high']:.0%}" in shown
         assert "v0 answers one session in two, which is pinned" in shown
         assert told(await opened.get("/versions")).count("answers") == 2
 
@@ -565,8 +612,8 @@ async def test_guesses_are_slowed_down_and_whoever_logged_in_before_is_not(tmp_p
         assert (await opened.log_in(ANNA)).status_code == 303
         known = dict(opened.client.cookies)
         opened.client.cookies.clear()
-        tried = [(await opened.log_in(f"guess {n}")).status_code for n in range(access.FREE + 2)]
-        assert tried == [401] * access.FREE + [429] * 2
+        tried = [(await opened.log_in(f"guess {n}")).status_code for n in range(FREE + 2)]
+        assert tried == [401] * FREE + [429] * 2
         refused = await opened.log_in(ROOT_KEY)
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
         assert "try again in 1 s" in told(refused)
@@ -592,11 +639,11 @@ def test_tries_are_counted_by_network_and_take_no_more_memory() -> None:
             opened.log_in("wrong", {}, address, secure=False)
         return error.value.status
 
-    many = [f"2001:db8::{n:x}" for n in range(access.FREE)]
+    many = [f"2001:db8::{n:x}" for n in range(FREE)]
     assert {tried(address) for address in many} == {401}
     assert tried("2001:db8::ffff") == 429
     assert tried("2001:db8:0:1::1") == 401
     assert {tried(f"::ffff:10.0.0.{n}") for n in range(20)} == {401}
     for number in range(5000):
         tried(f"10.{number >> 8}.{number & 255}.1")
-    assert len(opened._forgiven) <= 4096
+    assert len(opened._tries._forgiven) <= 4096

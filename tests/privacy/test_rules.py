@@ -349,3 +349,23 @@ def test_errors_that_quote_a_key_are_logged_without_it() -> None:
     first, second = map(json.loads, out.getvalue().splitlines())
     assert (first["error"], first["code"]) == ("401: no such key [redacted: API key]", 401)
     assert "ValueError: [redacted: API key]" in second["exception"]
+
+
+def test_what_stands_in_many_log_lines_is_searched_once() -> None:
+    out, searched = io.StringIO(), list[str]()
+
+    def redact(text: str) -> str:
+        searched.append(text)
+        return SECRETS.redact(text)
+
+    configure(out, redact=redact)
+    try:
+        for turn in range(3):
+            log.info("turn", user="ann", turn=turn, reason=f"sk-{LETTERS}")
+    finally:
+        structlog.reset_defaults()
+    assert sorted(searched) == ["ann", f"sk-{LETTERS}", "turn"]
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert [line["turn"] for line in lines] == [0, 1, 2]
+    assert {line["reason"] for line in lines} == {"[redacted: API key]"}
+    assert all(line["level"] == "info" and line["timestamp"] for line in lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import sys
 from array import array
@@ -17,9 +18,9 @@ from renderers.base import load_tokenizer
 
 from tests.agents import VOLATILE, assistant, openclaw, tool, user
 from tests.captures import load
-from tinker_claw.conversation.openclaw import last_user_index
+from tinker_claw.conversation.attribution import last_asked
 from tinker_claw.errors import RequestError
-from tinker_claw.formats.chat import parse_chat, parse_messages
+from tinker_claw.formats.chat import parse_chat
 from tinker_claw.render.format import Format
 from tinker_claw.render.outside_text import CutTokenizer, Guard
 from tinker_claw.render.prompt_cache import Encoder, Ids, Prompt, PromptLayout
@@ -90,11 +91,15 @@ def full_render(
     return Prompt(tuple(rendered.token_ids), own[-1] if own else None)
 
 
+def parsed(messages: Sequence[Any]) -> Sequence[Message]:
+    return parse_chat(json.dumps({"model": "demo", "messages": messages}).encode()).messages
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_lays_out_what_it_renders(family: str) -> None:
     tokenizer, config = tokenizer_for(family), renderers.config_from_name(family)
     body = openclaw("hello " + LONG, *CONVERSATION)
-    messages = parse_messages(body["messages"])
+    messages = parsed(body["messages"])
     laid = format_of(tokenizer, config)
     assert laid.lays_out
     for end in range(2, len(messages) + 1):
@@ -120,7 +125,7 @@ def test_every_captured_request_is_laid_out_as_it_is_rendered(renderer: Renderer
         except RequestError:
             continue  # an image
         messages, tools = request.messages, request.tools
-        hint = last_user_index(messages)
+        hint = last_asked(messages)
         expected = full_render(hub, config, messages, tools, hint)
         found = renderer.prompt(messages, tools, hint_message=hint)
         assert found == expected, one.name
@@ -152,7 +157,7 @@ def growing(body: dict[str, Any]) -> list[tuple[Message, ...]]:
             history = [head, user("Summary: all is well."), assistant("Good."), *history[-5:]]
         if number == 2:  # a message in the middle is another
             history[4] = user("something else")
-    return [parse_messages(request) for request in requests]
+    return [parsed(request) for request in requests]
 
 
 @pytest.mark.parametrize(
@@ -178,7 +183,7 @@ def test_requests_that_go_on_from_each_other_are_what_they_are_alone(
     known = 0
     for messages in growing(openclaw("hello")):
         users = [i for i, message in enumerate(messages) if message["role"] == "user"]
-        for hint in (last_user_index(messages), None, users[0]):
+        for hint in (last_asked(messages), None, users[0]):
             try:
                 expected = full_render(tokenizer, config, messages, tools, hint)
             except (ValueError, KeyError):
@@ -259,7 +264,7 @@ def test_a_message_of_several_parts_is_known_again(hub: Any) -> None:
     parts = [{"type": "text", "text": text} for text in ("look", "there")]
     history = [{"role": "user", "content": parts}, assistant("Yes."), user("Again?")]
     for known in (False, True):
-        layout = laid.lay_out(parse_messages(history), None, 2)
+        layout = laid.lay_out(parsed(history), None, 2)
         layout.prompt()
         assert known is knows_its_history(layout)
 
@@ -412,12 +417,11 @@ class Counting:
         self.backend_tokenizer = self
         self.asked: list[str] = []
 
-    def encode(self, text: str, add_special_tokens: bool) -> Any:
-        self.asked.append(text)
-        return self._tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
-
     def encode_batch(self, texts: list[str], add_special_tokens: bool) -> list[Any]:
-        return [self.encode(text, add_special_tokens) for text in texts]
+        self.asked += texts
+        return self._tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
+
+    encode_batch_fast = encode_batch
 
 
 async def test_long_text_that_many_bring_at_once_is_encoded_once(

@@ -126,8 +126,8 @@ class Inside:
     def __init__(self, inner: Any) -> None:
         self._inner, self._backend = inner, inner.backend_tokenizer
         self.backend_tokenizer = SimpleNamespace(
-            encode=partial(self._work, self._backend.encode),
             encode_batch=partial(self._work, self._backend.encode_batch),
+            encode_batch_fast=partial(self._work, self._backend.encode_batch_fast),
         )
         self.working = False
 

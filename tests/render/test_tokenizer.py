@@ -8,8 +8,10 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -86,6 +88,31 @@ def test_a_fast_way_to_other_ids_is_not_gone(
     assert load_fast(other) is None
     file.write_text("{}")
     assert load_fast(other) is None
+
+
+def test_others_go_on_while_the_fast_way_is_tried_out(both: tuple[FileTokenizer, Any]) -> None:
+    """It is, beside the event loop, on the texts that were met first: whole system prompts."""
+    tokenizer = load(str(MODEL_DIR))
+    backend, working, rounds = both[0].backend_tokenizer, False, 0
+
+    def encode(*args: Any, **options: Any) -> Any:
+        nonlocal working
+        working = True
+        try:
+            return backend.encode_batch_fast(*args, **options)
+        finally:
+            working = False
+
+    tokenizer.backend_tokenizer = SimpleNamespace(
+        encode_batch_fast=encode, get_added_tokens_decoder=backend.get_added_tokens_decoder
+    )
+    met = ["".join(f"{number:x}-" for number in range(60_000))]
+    trying = threading.Thread(target=load_fast, args=(tokenizer, met))
+    trying.start()
+    while trying.is_alive():
+        time.sleep(0.001)
+        rounds += working
+    assert rounds > 20, "a few come before a thread that keeps all others out has said that it ends"
 
 
 async def test_after_the_first_long_text_the_fast_way_is_gone() -> None:

@@ -75,7 +75,7 @@ class Scripted:
                 Route("/healthz", self.health),
             ]
         )
-        server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", ws="none"))
+        server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, ws="none"))
         began = threading.Event()
         start = server.startup
 

@@ -186,7 +186,9 @@ def test_without_a_sandbox_only_the_shipped_models_have_a_shell(
 
 
 @pytest.mark.parametrize(
-    ("limit", "wanted"), [("-t", "10"), ("-f", "20480"), ("-v", "2097152")], ids=str
+    ("limit", "wanted"),
+    [("-t", "10"), ("-f", "20480"), ("-v", "2097152"), ("-d", "524288"), ("-n", "256")],
+    ids=str,
 )
 async def test_each_process_of_a_command_has_its_limits(
     tmp_path: Path, limit: str, wanted: str

@@ -242,7 +242,7 @@ def served(guesser: Guesser) -> Generator[str]:
         ]
     )
     listening = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None))
     thread = Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     try:

@@ -218,7 +218,8 @@ def test_killed_runner_leaves_no_sandbox_and_goes_on(tmp_path: Path) -> None:
         return (yield from mender(wish, attempt))
 
     def begun() -> bool:
-        return any(temporary.glob("track-*/begun"))
+        """All four: bubblewrap survives its parent until it has set itself up."""
+        return len([*temporary.glob("track-*/begun")]) == 4
 
     temporary = tmp_path / "temporary"
     temporary.mkdir()

@@ -32,19 +32,25 @@ concurrency = 4
 group_size = 4
 groups = 2
 exam_tasks = 2
-max_turns = 2
+max_turns = 4
 max_tokens = 48
 [options]
-taskset = "short_answers"
+taskset = {taskset}
 harness = "{harness}"
 """
 
 
 @contextmanager
 def track(
-    request: pytest.FixtureRequest, folder: Path, harness: str, url: str, model: str = "demo"
+    request: pytest.FixtureRequest,
+    folder: Path,
+    harness: str,
+    url: str,
+    model: str = "demo",
+    taskset: str = '"short_answers"',
 ) -> Generator[subprocess.Popen[bytes]]:
-    (folder / "track.toml").write_text(TRACK.format(harness=harness, model=model))
+    said = TRACK.format(harness=harness, model=model, taskset=taskset)
+    (folder / "track.toml").write_text(said)
     programs = request.config.getoption("verifiers").absolute() / "bin"
     paths = (str(ROOT), str(ROOT / "tests" / "tracks" / "tasksets"))
     command = [programs / "python", "-m", "examples.tracks", "run", folder / "track.toml"]
@@ -52,6 +58,7 @@ def track(
         process = subprocess.Popen(
             [*command, "--url", url, "--out", folder / "out"],
             env=os.environ
+            | {"NLTK_DATA": str(folder / "nltk")}
             | {"PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(paths)},
             stdout=log,
             stderr=log,
@@ -115,6 +122,50 @@ def test_harness_of_verifiers_trains_as_it_is_also_when_it_is_killed(
     report = (tmp_path / "out" / "report.md").read_text()
     assert "2 tasks, 4 tries each: 8 episodes" in report
     assert "| v0 | 2 |" in report
+
+
+@pytest.mark.parametrize(
+    ("taskset", "learns"),
+    [
+        ('"two_sides"', True),
+        ('"with_tools"', True),
+        ('{ id = "textarena", game = "Hangman-v0" }', False),  # the small model guesses no letter
+    ],
+    ids=["several turns and roles", "tools", "textarena"],
+)
+def test_what_a_task_set_declares_is_built_and_learned_from(
+    request: pytest.FixtureRequest, tmp_path: Path, taskset: str, learns: bool
+) -> None:
+    words = tmp_path / "nltk" / "corpora" / "words"  # which textarena would fetch
+    words.mkdir(parents=True)
+    for name in ("en", "en-basic"):
+        (words / name).write_text("apple\nplum\nkite\nlamp\nrope\nstamp\nshell\n")
+    data = tmp_path / "data"
+    with life(data, *FLAGS) as gateway:
+        assert gateway.serves()
+        with track(request, tmp_path, "null", gateway.url, taskset=taskset) as playing:
+            assert playing.wait(timeout=1200) == 0, (tmp_path / "log").read_text()
+        until(lambda: one(data, "SELECT COUNT(*) FROM groups WHERE over = 1") == GROUPS)
+        until(lambda: one(data, "SELECT COUNT(*) FROM samples WHERE state = 'queued'") == 0)
+        assert gateway.stop() == 0
+    log = (tmp_path / "log").read_text()
+    told = stored(tmp_path, "SELECT score FROM episodes WHERE reported")
+    assert len(told) == SIZE * GROUPS
+    assert (None,) not in told, log
+    steps = one(data, "SELECT COUNT(*) FROM steps WHERE status = 'committed'")
+    assert (steps > 0) == learns
+    turns = read(
+        data,
+        "SELECT sessions.key, kind, COUNT(*) AS n FROM turns "
+        "JOIN sessions ON sessions.id = session_id GROUP BY session_id, kind",
+    )
+    main = {row["key"]: row["n"] for row in turns if row["kind"] == "main"}
+    assert len(main) == SIZE * GROUPS, "one role trains"
+    if "two_sides" in taskset:
+        assert set(main.values()) == {3}
+        persons = [row["n"] for row in turns if row["key"] in {f"{key}-person" for key in main}]
+        assert persons == [2] * SIZE * GROUPS, "the other role asks the gateway, too"
+        assert "5 s: waiting for the tool servers of two_sides" in log
 
 
 def test_a_real_model_gets_no_shell_without_a_container(

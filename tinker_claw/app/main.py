@@ -20,13 +20,23 @@ from typing import Final
 
 from tinker_claw.app.control import control
 from tinker_claw.app.reporting import report
-from tinker_claw.app.server import CLOSE_S, DRAIN_S, STEP_S, Server, Stop, listen, url_of
+from tinker_claw.app.server import (
+    CLOSE_S,
+    DRAIN_S,
+    STEP_S,
+    Server,
+    Stop,
+    listen,
+    spare_collector,
+    url_of,
+)
 from tinker_claw.app.wiring import System, wire
 from tinker_claw.backends.local import check_fit
 from tinker_claw.backends.model_files import source
 from tinker_claw.backends.open import check_backend
-from tinker_claw.billing.budget import check_budget, price_in_force
 from tinker_claw.billing.estimate import announce
+from tinker_claw.billing.prices import check_budget, price_in_force
+from tinker_claw.config import own_key
 from tinker_claw.config.settings import Keeping, Settings
 from tinker_claw.errors import ClawError, LearningEndedError, LedgerError, first_cause
 from tinker_claw.files import close_to_others
@@ -83,6 +93,9 @@ async def _start(settings: Settings, stack: AsyncExitStack) -> tuple[System, soc
     arranged = check_fit(settings) if run.backend == "local" else None
     listening = stack.enter_context(listen(settings.gateway.host, settings.gateway.port))
     model = source(settings)
+    if (file := settings.key_file) is not None and settings.gateway.api_key is None:
+        settings = own_key.make(settings, file)
+        log.warning("key.made", file=str(file), because_of=own_key.others())
     ledger = _open_ledger(settings)
     _close_to_others(run.directory)
     stack.callback(ledger.close)
@@ -125,6 +138,7 @@ async def _serve(settings: Settings, system: System, listening: socket, stop: St
                 version=parts.policy.current.version.id,
                 data_dir=str(settings.run.directory),
             )
+            spare_collector()
             await server.serve(sockets=[listening])
             judging.cancel()
             trimming.cancel()

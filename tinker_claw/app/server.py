@@ -1,15 +1,16 @@
 """HTTP servers inside our own TaskGroup: their connections, and the signals that end them.
 
 Rule: a connection is kept for a request that is being answered, and otherwise not for long. Where
-there are too many, the one that has been silent longest makes room, at once and in constant time,
-so that whoever has something to ask gets in. What a client does not take is not kept for ever.
+there are too many, the one that has been silent longest makes room, so that whoever has something
+to ask gets in. What a client does not read is not kept for ever. All else that a server on the open
+network needs is a reverse proxy's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import json
+import gc
 import logging
 import os
 import resource
@@ -18,7 +19,6 @@ import socket
 import struct
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from http import HTTPStatus
 from types import FrameType
 
 import uvicorn
@@ -26,8 +26,7 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from tinker_claw.errors import ConfigError, RequestError
-from tinker_claw.formats.chat import Chat
+from tinker_claw.errors import ConfigError
 from tinker_claw.telemetry import log
 
 HEAD_S = 30.0
@@ -36,7 +35,7 @@ HEAD_BYTES = 65_536
 IDLE_S = 75
 """Between two requests on one connection; longer than clients keep theirs, so that they close."""
 WRITE_S = 60.0
-"""A client that takes nothing of what it was sent for so long has stopped reading."""
+"""What a client may take to read what it was sent, beyond what the kernel holds."""
 MOST = min(512, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
 """Connections at the same time; files and other sockets need descriptors, too."""
 ACCEPTED_AT_ONCE = max(1, min(32, MOST // 8))
@@ -61,8 +60,16 @@ _CURES: dict[int, str] = {
 """What helps, by the error; with others the address itself is wrong."""
 
 
+def spare_collector() -> None:
+    """Keep the garbage collector off all that there is now, which lives as long as the process, and
+    from pausing the event loop often: all objects of a running gateway take it 100 ms and more."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(2_000, 20, 100)
+
+
 class Connections(ServerState):
-    """All of one server's."""
+    """Open connections of one server."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,47 +77,37 @@ class Connections(ServerState):
         """Those without a request, in the order in which they fell silent."""
 
     def make_room(self) -> None:
-        """Cut off the one that has been silent longest, if there are too many."""
+        """Close the one that has been silent longest, if there are too many."""
         if len(self.connections) > MOST and self.silent:
             longest = next(iter(self.silent))
             del self.silent[longest]
             self.connections.discard(longest)
-            longest.cut()
+            longest.transport.abort()
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's, with bounds."""
+    """uvicorn's protocol with a deadline and a size limit for heads, and a deadline for writing."""
 
     server_state: Connections
     _head_bytes = 0
     _head_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
-    _unsent = 0
-    """Bytes, when it was last looked at."""
 
     @property
     def busy(self) -> bool:
         """A request is here and not yet answered."""
         return self.cycle is not None and not self.cycle.response_complete  # pyright: ignore[reportUnnecessaryComparison]
 
-    def cut(self) -> None:
-        """End it now: to close it would be to wait until the client has taken what it was sent."""
-        if self.transport.get_write_buffer_size():
-            end: socket.socket = self.transport.get_extra_info("socket")
-            # Or else the kernel would go on waiting.
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.transport.abort()
-
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
-        transport.set_write_buffer_limits(0)  # told of every byte that the kernel does not take
+        transport.set_write_buffer_limits(0)  # pause_writing comes for every byte not taken
         self._expect_head()
         self.server_state.silent[self] = None
         self.server_state.make_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_came()
-        self._stop_watching()
+        self._written()
         self.server_state.silent.pop(self, None)
         super().connection_lost(exc)
 
@@ -124,7 +121,7 @@ class Connection(HttpToolsProtocol):
         if self.cycle is None or not self.cycle.more_body:  # pyright: ignore[reportUnnecessaryComparison]
             self._head_bytes += len(data)
         if self._head_bytes > HEAD_BYTES:
-            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "The headers are too long.")
+            self.transport.close()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -133,59 +130,33 @@ class Connection(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._watch_writing()
+        self._write_timer = self.loop.call_later(WRITE_S, self._stalled)
 
     def resume_writing(self) -> None:
-        self._stop_watching()
+        self._written()
         super().resume_writing()
 
-    def _watch_writing(self) -> None:
-        self._unsent = self.transport.get_write_buffer_size()
-        self._write_timer = self.loop.call_later(WRITE_S, self._look_at_writing)
+    def _stalled(self) -> None:
+        unsent = self.transport.get_write_buffer_size()
+        log.warning("connection.stalled", unsent_bytes=unsent, seconds=WRITE_S)
+        # Without it the kernel would keep what it holds, and go on waiting.
+        end: socket.socket = self.transport.get_extra_info("socket")
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.transport.abort()
 
-    def _look_at_writing(self) -> None:
-        """Nothing is written while something waits to be sent, so that it gets less or stands."""
-        if self.transport.get_write_buffer_size() < self._unsent:
-            self._watch_writing()
-        else:
-            self._write_timer = None
-            log.warning("connection.stalled", unsent_bytes=self._unsent, seconds=WRITE_S)
-            self.cut()
-
-    def _stop_watching(self) -> None:
+    def _written(self) -> None:
         if self._write_timer is not None:
             self._write_timer.cancel()
-            self._write_timer = None
-
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(HTTPStatus.BAD_REQUEST, msg)
 
     def _expect_head(self) -> None:
         if self._head_timer is None:
-            self._head_timer = self.loop.call_later(HEAD_S, self._give_up)
+            self._head_timer = self.loop.call_later(HEAD_S, self.transport.close)
 
     def _head_came(self) -> None:
         self._head_bytes = 0
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
-
-    def _give_up(self) -> None:
-        self._head_timer = None
-        if not self.busy:
-            self.transport.close()
-
-    def _refuse(self, status: HTTPStatus, message: str) -> None:
-        """Answer in place of the application, which has seen nothing of it: in the shape that most
-        clients read, because nobody knows who this one is."""
-        if not self.busy and not self.transport.is_closing():
-            body = json.dumps(Chat().error(RequestError(message, status=status))).encode()
-            self.transport.write(
-                f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
-                f"content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode()
-                + body
-            )
-        self.transport.close()
 
 
 class Server(uvicorn.Server):

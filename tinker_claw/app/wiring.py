@@ -19,19 +19,18 @@ from tinker_claw.app.server import in_background
 from tinker_claw.backends.local import Arrangement, open_judge
 from tinker_claw.backends.model_files import Source
 from tinker_claw.backends.open import learning_rate, open_trainer
-from tinker_claw.billing.budget import Budget, Spending
+from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.estimate import forecast, measured_every
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.canaries import Canary, in_force
 from tinker_claw.config.settings import JudgeSettings, Settings
 from tinker_claw.conversation.index import IDLE_S, ConversationIndex
-from tinker_claw.formats.chat import Chat
-from tinker_claw.formats.messages import Messages
-from tinker_claw.formats.responses import Responses
+from tinker_claw.formats import spoken
 from tinker_claw.gateway.app import create_app
 from tinker_claw.gateway.auth import Keys
 from tinker_claw.gateway.fallback import lineage
 from tinker_claw.gateway.limits import ComputeRounds
+from tinker_claw.gateway.owners import Owners
 from tinker_claw.gateway.privacy import SessionPrivacy
 from tinker_claw.gateway.request import GatewayDeps, record
 from tinker_claw.judge.endpoints import Endpoint, HttpEndpoint, SamplerEndpoint
@@ -107,6 +106,7 @@ async def wire(
     if settings.training.teacher == "policy":
         log.warning("teacher.policy", risk="a teacher that learns along collapsed when measured")
     health = Health()
+    ledger.watch(health.records_are)
     trainer = await stack.enter_async_context(
         open_trainer(settings, model.weights, arranged, away=health.servers_away)
     )
@@ -126,7 +126,7 @@ async def wire(
     judging = await _judging(common, prompts, arranged, learner.wake, stack)
     versions = Versions(ledger, trainer)
     stack.push_async_callback(versions.aclose)
-    index, formats = ConversationIndex(ledger.turns, IDLE_S), (Chat(), Messages(), Responses())
+    index, formats = ConversationIndex(ledger.turns, IDLE_S), spoken()
     privacy = SessionPrivacy(ledger.turns, common.redactor, ComputeRounds())
     deps = _deps(common, index, privacy, versions, judging.wake)
     app = create_app(deps, formats)
@@ -135,8 +135,8 @@ async def wire(
         index.forget(session_id)
         privacy.forget()
         renderer.forget()
-        for spoken in formats:
-            spoken.forget()
+        for wire_format in formats:
+            wire_format.forget()
 
     rollback = Rollback(parts, learner, forget_session, judging.wake)
     if settings.gateway.page:
@@ -166,9 +166,6 @@ async def _parts(
 ) -> LoopParts:
     """What judging and learner share, with the versions that answered when the run ended."""
     spend = settings.spend
-    budget = Budget(
-        spend.budget_usd, spend.budget_usd_per_day, lambda: forecast(settings, price, ledger)
-    )
     policy = PolicyHolder(
         await restore(ledger, trainer),
         await restore_pin(ledger, trainer),
@@ -183,7 +180,13 @@ async def _parts(
         policy=policy,
         telemetry=telemetry,
         health=health,
-        spending=Spending(price, ledger.spend, telemetry, budget),
+        spending=Spending(
+            price,
+            ledger.spend,
+            telemetry,
+            usd=spend.budget_usd,
+            usd_per_day=spend.budget_usd_per_day,
+        ),
         training=settings.training,
         reply_tokens=settings.gateway.max_reply_tokens,
     )
@@ -275,6 +278,11 @@ def _deps(
         feedback=parts.ledger.feedback,
         index=index,
         privacy=privacy,
+        owners=Owners(
+            parts.ledger.turns,
+            settings.gateway.chats.owners,
+            hears_others=settings.gateway.chats.others_judge,
+        ),
         compute=privacy.compute,
         spending=parts.spending,
         renderer=common.renderer,

@@ -13,6 +13,7 @@ import asyncio
 import os
 import shlex
 import shutil
+import sysconfig
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tinker_claw.backends.model_files import config_folder, judge_folder
-from tinker_claw.config.settings import Settings
+from tinker_claw.config.settings import NEEDS_GPU, Settings
 from tinker_claw.errors import BackendError, ConfigError, OutageError
 from tinker_claw.methods import build
 from tinker_claw.methods.base import student_topk
@@ -121,6 +122,21 @@ def find_vllm() -> Path | None:
     return Path(found).absolute() if found else None
 
 
+def no_compiler(path: str | None = None, headers: Path | None = None) -> str | None:
+    """What is missing here of that with which Triton and vLLM compile kernels; None: nothing.
+
+    Args:
+        path: where programs are looked for; None: PATH.
+        headers: of this Python; None: where it has them.
+    """
+    headers = headers or Path(sysconfig.get_paths()["include"])
+    compiler = any(shutil.which(name, path=path) for name in ("cc", "gcc", "clang"))
+    missing = [] if compiler else ["a C compiler (gcc)"]
+    if not (headers / "Python.h").exists():
+        missing.append(f"Python's headers ({headers / 'Python.h'})")
+    return " and ".join(missing) or None
+
+
 def check_quantization(settings: Settings, vllm: Path) -> None:
     """vLLM has given up bitsandbytes with 0.28: since then that is a package beside it.
 
@@ -162,16 +178,10 @@ async def served_at(url: str, settings: Settings) -> str:
 
 
 def _refuse_without_vllm(settings: Settings) -> None:
-    local = settings.local
-    needs = {
-        "--rollout-gpus (ROLLOUT_GPUS)": local.rollout_gpus is not None,
-        "--rollout-tp": local.rollout_tp > 1,
-        "--prm-gpus (PRM_GPUS)": local.prm_gpus > 0,
-        "--sampler-quantization": local.sampler_quantization is not None,
-    }
-    if named := [flag for flag, given in needs.items() if given]:
+    named = settings.local.given("rollout_gpus", "rollout_tp", "prm_gpus", "sampler_quantization")
+    if named:
         raise ConfigError(
-            f"{', '.join(named)} needs vLLM, and there is none in {_VLLM} or on PATH. {GET_VLLM}"
+            f"{named} needs vLLM, and there is none in {_VLLM} or on PATH. {GET_VLLM}"
         )
 
 
@@ -195,19 +205,11 @@ def _gpus(settings: Settings, *, only_reckon: bool) -> tuple[tuple[Gpu, ...], in
         number = local.device.partition(":")[2]
         first = int(number) if number.isdecimal() else len(seen)
         seen = seen[first : first + 1]
-    wanted = {
-        f"--device {local.device}": local.device != "auto",
-        "--gpus (NUM_GPUS)": local.gpus is not None,
-        "--rollout-gpus (ROLLOUT_GPUS)": local.rollout_gpus is not None,
-        "--prm-gpus (PRM_GPUS)": local.prm_gpus > 0,
-        "--rollout-tp": local.rollout_tp > 1,
-        "--base-quantization 4bit": local.base_quantization != "none",
-    }
-    named = [flag for flag, given in wanted.items() if given]
+    named = local.given("device", *NEEDS_GPU)
     if (not seen and named) or len(seen) < (local.gpus or 0):
         cure = "ask for no more" if seen else "mend the driver, or leave it out to learn on the CPU"
         raise ConfigError(
-            f"{', '.join(named)}: nvidia-smi and CUDA_VISIBLE_DEVICES show {len(seen)} GPUs here; "
+            f"{named}: nvidia-smi and CUDA_VISIBLE_DEVICES show {len(seen)} GPUs here; "
             f"{cure}. (`tinker-claw doctor` also reckons with GPUs that are elsewhere: give it "
             "--gpu-memory-gb)"
         )
@@ -230,7 +232,9 @@ def _demand(settings: Settings, *, embedded: bool) -> Demand:
         nodes=nodes(settings),
         sampler_quantization=local.sampler_quantization,
         embedded_tokens=int(context * _EMBEDDED_CONTEXTS) if embedded else 0,
-        judge=model_size(config_folder(judging, "--judge-model")) if judging else None,
+        judge=(
+            model_size(config_folder(judging, "--judge-model"), learns=False) if judging else None
+        ),
     )
 
 
@@ -385,6 +389,7 @@ def local_config(
         shard="on" if fit.shard else "off",
         handover=None if local.urls else _MEMORY,  # servers of others may not see it
         micro_batch_tokens=fit.micro_batch_tokens,
+        gpu_memory=fit.learner_memory,
     )
 
 
@@ -402,7 +407,9 @@ def _servings(settings: Settings, arranged: Arrangement, folder: str) -> Serving
         context_tokens=arranged.demand.context_tokens,
         rank=settings.training.lora_rank,
         memory=arranged.fit.sampler_memory,
+        cache=arranged.fit.sampler_cache,
         quantization=settings.local.sampler_quantization,
+        targets=arranged.demand.model.targets,
         streams=arranged.fit.streams,
         logprobs=settings.training.opd_topk,
         logs=_logs(settings),

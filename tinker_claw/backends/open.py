@@ -37,11 +37,16 @@ async def check_backend(settings: Settings) -> None:
 
         await offered(settings)
         return
+    check_packages()
+    if settings.local.base_quantization == "4bit" and find_spec("bitsandbytes") is None:
+        raise ConfigError(f"--base-quantization 4bit needs bitsandbytes: {install('local,4bit')}")
+
+
+def check_packages() -> None:
+    """Raise ConfigError where the local backend's packages are missing."""
     missing = [name for name in ("torch", "peft", "safetensors") if find_spec(name) is None]
     if missing:
         raise ConfigError(f"--backend local needs {', '.join(missing)}: {install('local')}")
-    if settings.local.base_quantization == "4bit" and find_spec("bitsandbytes") is None:
-        raise ConfigError(f"--base-quantization 4bit needs bitsandbytes: {install('local,4bit')}")
 
 
 @asynccontextmanager

@@ -6,34 +6,39 @@ The shipped table is configs/prices.toml, which says where each figure comes fro
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Final
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.dataclasses import dataclass
 
 from tinker_claw.config.load import read_toml
+from tinker_claw.config.settings import Settings
 from tinker_claw.errors import ConfigError
 from tinker_claw.shipped import PRICES
 from tinker_claw.types import Usage
 
-_MILLION = 1_000_000
+PROVIDER: Final = "thinkingmachines.dev"
+"""The host whose prices the shipped table holds."""
+_ENTRIES: Final = ConfigDict(extra="forbid", allow_inf_nan=False)
+_Usd = Annotated[float | None, Field(ge=0, strict=True)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=_ENTRIES)
 class Price:
-    """Of one model, in USD per million tokens. None: not known."""
+    """Prices of one model, in USD per million tokens. None: not known."""
 
-    prefill: float | None = None
-    cached: float | None = None
-    sample: float | None = None
-    train: float | None = None
+    prefill: _Usd = None
+    cached: _Usd = None
+    sample: _Usd = None
+    train: _Usd = None
     as_of: date | None = None
     """When the oldest figure of the row was read; None: there is no row."""
-    storage: float | None = None
-    """USD per GB and month of checkpoints, which nobody counts here."""
 
     def usd(self, usage: Usage) -> float | None:
         """What these tokens cost; None where a price that they need is not known."""
@@ -47,7 +52,7 @@ class Price:
             if tokens and price is None:
                 return None
             total += tokens * (price or 0.0)
-        return total / _MILLION
+        return total / 1_000_000
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -57,70 +62,78 @@ class Price:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class PriceTable:
-    """The prices of a service's models."""
+class _File(BaseModel):
+    model_config = _ENTRIES
 
-    path: Path
-    models: Mapping[str, Price]
-
-    def of(self, model: str) -> Price:
-        """The row with exactly this id; without one nothing is known."""
-        return self.models.get(model, Price())
-
-
-class _Entry(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-
-
-class _Row(_Entry):
-    prefill: float | None = Field(default=None, ge=0)
-    cached: float | None = Field(default=None, ge=0)
-    sample: float | None = Field(default=None, ge=0)
-    train: float | None = Field(default=None, ge=0)
-    as_of: date | None = None
-
-
-class _File(_Entry):
     as_of: date
-    cached_share: float | None = Field(default=None, ge=0, le=1)
-    """Of the prefill price, for rows that name no price of cached tokens."""
-    storage_usd_per_gb_month: float | None = Field(default=None, ge=0)
-    models: dict[str, _Row]
+    cached_share: _Usd = None
+    """Price of cached tokens as a share of prefill's, for rows that name none."""
+    models: dict[str, Price]
 
 
-def load(path: Path | None = None) -> PriceTable:
-    """Read a table; None reads the shipped one.
+def load(path: Path | None = None) -> Mapping[str, Price]:
+    """Read the prices of a service's models by their exact ids; None reads the shipped table.
 
     Raises:
         ConfigError: the file cannot be read, or an entry is unknown or out of range, by name.
     """
     path = path or PRICES
     try:
-        content = _File.model_validate(read_toml("--prices", path))
+        file = _File.model_validate(read_toml("--prices", path))
     except ValidationError as error:
-        problems = "; ".join(_problem(e) for e in error.errors(include_input=False))
+        problems = "; ".join(
+            f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_input=False)
+        )
         raise ConfigError(f"--prices {path}: {problems}") from error
-    models = {name: _price(row, content) for name, row in content.models.items()}
-    return PriceTable(path, models)
+    found = dict[str, Price]()
+    for name, row in file.models.items():
+        cached = row.cached
+        if cached is None and row.prefill is not None and file.cached_share is not None:
+            cached = row.prefill * file.cached_share
+        found[name] = replace(row, cached=cached, as_of=row.as_of or file.as_of)
+    return found
 
 
-def _price(row: _Row, content: _File) -> Price:
-    cached = row.cached
-    if cached is None and row.prefill is not None and content.cached_share is not None:
-        cached = row.prefill * content.cached_share
-    return Price(
-        prefill=row.prefill,
-        cached=cached,
-        sample=row.sample,
-        train=row.train,
-        as_of=row.as_of or content.as_of,
-        storage=content.storage_usd_per_gb_month,
+def price_in_force(settings: Settings) -> Price:
+    """The price of the model that is served; nothing is known of a server of one's own.
+
+    Raises:
+        ConfigError: the price table is wrong.
+    """
+    run, given = settings.run, settings.spend.prices
+    host = urlsplit(run.base_url or os.environ.get("TINKER_BASE_URL") or "").hostname
+    own = host is not None and host != PROVIDER and not host.endswith(f".{PROVIDER}")
+    if given is None and (own or run.backend == "local"):
+        return Price()
+    return load(given).get(run.model_name, Price())
+
+
+def unknown(settings: Settings, price: Price) -> str | None:
+    """The sentence where dollars cannot be told; None: they can."""
+    if not price.missing:
+        return None
+    return (
+        f"of {settings.run.model_name} the price per million tokens is not known "
+        f"({', '.join(price.missing)}). Give a table with --prices FILE, in the form of "
+        "configs/prices.toml"
     )
 
 
-def _problem(error: Mapping[str, Any]) -> str:
-    where = ".".join(str(part) for part in error["loc"])
-    if error["type"] == "extra_forbidden":
-        return f"{where}: there is no such entry"
-    return f"{where}: {error['msg']}"
+def check_budget(settings: Settings, price: Price) -> None:
+    """Refuse a budget that cannot be kept.
+
+    Raises:
+        ConfigError: nothing is billed, or a price is not known; says what to do.
+    """
+    spend = settings.spend
+    limits = {"--budget-usd": spend.budget_usd, "--budget-usd-per-day": spend.budget_usd_per_day}
+    for flag, usd in limits.items():
+        if usd is None:
+            continue
+        if settings.run.backend == "local":
+            raise ConfigError(
+                f"{flag} is for a service that bills, and --backend local bills nothing: "
+                "leave it out"
+            )
+        if told := unknown(settings, price):
+            raise ConfigError(f"{flag} {usd:g} cannot be kept: {told}, or leave {flag} out")

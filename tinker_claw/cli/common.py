@@ -385,7 +385,7 @@ def version(value: int | None) -> str | None:
 
 def number(value: float | None) -> str:
     """Three figures; `-` where it is not known."""
-    return "-" if value is None else f"{value:.3g}"
+    return "-" if value is None else f"{value:z.3g}"
 
 
 def apart(metrics: Mapping[str, Any]) -> str:

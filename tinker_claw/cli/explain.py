@@ -1,43 +1,50 @@
 """`tinker-claw explain TURN`: one turn from its request to the version that it helped to make.
 
-Rule: the user's words are shown here, on their own terminal, unless they say --no-text. The
-advantages with which a step trained a sample are told again from what the step recorded, by the
-functions that the methods use, so this cannot say anything else than they did. What hangs on the
-weights of that time (the correction of a stale sample, the pull towards the base) is not known any
-more, and is left out.
+Rule: the user's words are shown here, on their own terminal, unless they say --no-text. Advantages
+are those that the step has stored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
-from typing import Annotated, Any
+from collections.abc import Iterator
+from statistics import fmean
+from typing import Annotated
 
 from pydantic import Field
 
 from tinker_claw.cli.common import (
     LedgerCommand,
-    number,
     wrapped,
     write,
 )
 from tinker_claw.config.flags import WORD
-from tinker_claw.config.settings import Training
 from tinker_claw.errors import LedgerError
-from tinker_claw.insight import read_run_view, trained_by
 from tinker_claw.ledger.database import Rows, reading
-from tinker_claw.ledger.figures import RewardView, rewards_of
-from tinker_claw.ledger.outcome import LOST, RunView, moment, of_episode, outcome, plural, vote
+from tinker_claw.ledger.outcome import (
+    LOST,
+    moment,
+    of_episode,
+    outcome,
+    plural,
+    read_run,
+    vote,
+)
 from tinker_claw.ledger.versions import read_version
 from tinker_claw.ledger.views import Contents, TurnView, read_contents, read_turn
-from tinker_claw.methods import METHODS
-from tinker_claw.methods.advantages import TOOL_SUCCESS, token_advantages
-from tinker_claw.methods.base import Method, Signal
-from tinker_claw.methods.passes import candidate_advantages, reward_parts
-from tinker_claw.types import Completion, HintScores, Vote
+from tinker_claw.types import Vote, Writer
 
 LONGEST = 1500
 """Characters of a text that are shown."""
+_FOLLOWED = {
+    "user": "The owner went on:",
+    "tool": "Its tools returned:",
+    "other": "Others went on, who are not the owner:",
+}
+_BESIDE = {
+    Writer.QUOTATION: "quoted from earlier messages",
+    Writer.MEMBER: "another person's",
+    Writer.EXTERNAL: "a mail's, a hook's or a page's",
+}
 _MEANS = {1: "good", 0: "neutral", -1: "bad"}
 _COST = "Serving, judging and teaching it cost ${:.6f}; steps are not in that."
 
@@ -50,13 +57,15 @@ class Explain(LedgerCommand):
 
     def run(self) -> int:
         with reading(self.ledger) as ledger, ledger.moment():
-            lines = tell(ledger, self.turn, self.settings.training, text=not self.no_text)
+            lines = tell(
+                ledger, self.turn, self.settings.training.batch_size, text=not self.no_text
+            )
         write(lines)
         return 0
 
 
-def tell(rows: Rows, turn_id: int, training: Training, *, text: bool) -> list[str]:
-    """The lines. `training`: settings, for what the ledger does not say.
+def tell(rows: Rows, turn_id: int, batch_size: int, *, text: bool) -> list[str]:
+    """The lines. `batch_size`: samples of a step, where none was taken yet.
 
     Raises:
         LedgerError: there is no such turn.
@@ -64,7 +73,7 @@ def tell(rows: Rows, turn_id: int, training: Training, *, text: bool) -> list[st
     turn, known = read_turn(rows, turn_id), read_contents(rows, turn_id)
     if turn is None or known is None:
         raise LedgerError(f"{rows.path} has no turn {turn_id}; `tinker-claw log turns` lists them")
-    run = read_run_view(rows, training.batch_size)
+    run = read_run(rows, batch_size)
     became = wrapped(outcome(turn, run).sentence)
     if turn.blanked == "forgotten":
         gone = f"Turn {turn.id} of session {turn.session_id} was forgotten: its words are gone."
@@ -72,10 +81,10 @@ def tell(rows: Rows, turn_id: int, training: Training, *, text: bool) -> list[st
     return [
         *_request(turn, known, text=text),
         *_answer(turn, known, text=text),
-        *_judged(turn, known, run, text=text),
+        *_judged(turn, known, text=text),
         *(line for told in of_episode(turn) for line in wrapped(told)),
         *became,
-        *_trained(rows, turn, known, run, training),
+        *_trained(rows, turn, known),
         *([_COST.format(known.usd)] if known.usd else []),
     ]
 
@@ -89,11 +98,19 @@ def _request(turn: TurnView, known: Contents, *, text: bool) -> Iterator[str]:
     yield from wrapped(f"It was taken for a {turn.kind} turn because: {turn.kind_reason}.")
     yield f"It asked, in a prompt of {turn.prompt_tokens} tokens:"
     yield from _quote(known.request_text, text=text)
+    if known.voices:
+        yield from wrapped(f"Who wrote what was new in it: {_voices(known)}.")
     if turn.lost is not None:
         yield from wrapped(
             "No turn got that as its next state, because it is not known what reply it answers: "
             f"{LOST[turn.lost]}."
         )
+
+
+def _voices(known: Contents) -> str:
+    """The writer of each new piece, in order, and how long it is."""
+    told = (f"{who}{f' ({what})' * bool(what)}, {n} characters" for who, what, n in known.voices)
+    return "; ".join(told)
 
 
 def _answer(turn: TurnView, known: Contents, *, text: bool) -> Iterator[str]:
@@ -104,16 +121,18 @@ def _answer(turn: TurnView, known: Contents, *, text: bool) -> Iterator[str]:
         yield "Its tokens are not in the ledger: they held what is not kept, or were dropped."
     if turn.fallback is not None:
         yield from wrapped(f"It was not the current version that answered: {turn.fallback}.")
-    if turn.misfit is not None:
-        yield from wrapped(f"{turn.misfit[0].upper()}{turn.misfit[1:]}.")
 
 
-def _judged(turn: TurnView, known: Contents, run: RunView, *, text: bool) -> Iterator[str]:
+def _judged(turn: TurnView, known: Contents, *, text: bool) -> Iterator[str]:
     if known.next_state is None:
         yield "Nothing has followed it so far."
     else:
-        yield "The user went on:" if known.next_state.role == "user" else "Its tools returned:"
+        yield _FOLLOWED[known.next_state.role]
         yield from _quote(known.next_state.text, text=text)
+        if known.next_state.role == "user":
+            for writer, words in known.next_state.beside:
+                yield f"Beside it stood what is {_BESIDE.get(writer, writer)}:"
+                yield from _quote(words, text=text)
     yield from _outright(known, text=text)
     in_vain = [answer for answer in known.answers if answer["about"] == "in vain"]
     for at, answer in enumerate(in_vain, 1):
@@ -130,11 +149,9 @@ def _judged(turn: TurnView, known: Contents, run: RunView, *, text: bool) -> Ite
         yield f"What its {turn.source} said of it outranks the judge: {meaning}."
     if known.audit is not None:
         yield f"The auditor's verdict is {vote(known.audit)}."
-    method = METHODS.get(run.names.get("method", ""))
-    asked = turn.source == "judge"  # of the others it may not have been asked for one
-    if asked and not known.hints and (method is None or Signal.HINT in method.needs):
+    if not known.hints and any(answer["about"] == "hint" for answer in known.answers):
         yield "The judge found no hint in it."
-    used = known.teacher.hint if known.teacher else None
+    used = known.hint
     for hint in known.hints:
         yield "Hint, as the user meant it" + (", used:" if hint == used else ":")
         yield from _quote(hint, text=text)
@@ -170,93 +187,20 @@ def _verdict(value: Vote | None) -> str:
     return f"the verdict is {vote(value)} ({_MEANS[value]})"
 
 
-def _trained(
-    rows: Rows, turn: TurnView, known: Contents, run: RunView, training: Training
-) -> Iterator[str]:
-    if (by := trained_by(rows, turn, run, training)) is None:
+def _trained(rows: Rows, turn: TurnView, known: Contents) -> Iterator[str]:
+    sample, each, weight = turn.sample, known.advantages, known.weight
+    if turn.trained_in_step is None or sample is None or sample.advantage is None:
         return
-    if not by.recorded:
-        yield "(By today's settings: the step did not record those of its time.)"
-    yield from _by_reward(turn, rewards_of(rows, by.step), by.method, by.cfg)
-    yield from _by_teacher(known.teacher, known.completion, by.method, by.cfg)
-    began_with = read_version(rows, by.parent)
-    age = (began_with.step if began_with else 0) - turn.version_step
-    yield from wrapped(_age(age, by.metrics, by.cfg))
-
-
-def _by_reward(
-    turn: TurnView, rewards: Sequence[RewardView], method: Method, cfg: Training
-) -> Iterator[str]:
-    """`rewards`: of all samples of the step."""
-    at = next(n for n, one in enumerate(rewards) if one.turn_id == turn.id)
-    own, weight = rewards[at], method.weights(cfg).reward
-    if weight and own.reward is not None:
-        advantage = weight * reward_parts(rewards, cfg)[at]
-        yield from wrapped(_compared(advantage, rewards, own, turn, cfg))
-    elif own.reward is None and method.reward:
-        yield "It carried no verdict of +1 or -1, so only its hint counted."
-
-
-def _by_teacher(
-    teacher: HintScores | None, done: Completion, method: Method, cfg: Training
-) -> Iterator[str]:
-    weight = method.weights(cfg).distill
-    if not weight or teacher is None or method.teaching is None:
-        return
-    clip = cfg.opd_clip
-    if cfg.opd_mode == "token":
-        found, own = (teacher.logprobs,), (done.logprobs,)
-        advantages = [token_advantages(teacher.logprobs, done.logprobs, clip)]
-    else:  # of as many candidates a token as were scored
-        found, own = teacher.targets, done.topk_logprobs
-        each = range(len(done.tokens))
-        advantages = [candidate_advantages(done, teacher, at, clip) for at in each]
-    total = sum(abs(a) for row in advantages for a in row)  # before normalisation
-    mean = weight * teacher.weight * total / len(done.tokens)
-    told = f"Advantage from its {method.teaching.what}: {mean:.3f} in the mean over its tokens"
-    told += ", of either sign"
-    if clip:
-        cut = [abs(a - b) > clip for a, b in zip(chain(*found), chain(*own), strict=True)]
-        share = f"{sum(cut) / len(cut):.0%} of the differences between teacher and reply"
-        told += f"; {share} were cut to {clip:g} nat{'s' if clip != 1 else ''}"
-    if teacher.weight != 1:
-        why = "it was not known whether such texts teach"
-        if teacher.weight == 0:
-            why = "such texts were found to teach nothing"
-        told += f"; the weight {teacher.weight:g} is in it, because {why}"
-    yield from wrapped(f"{told}.")
-
-
-def _compared(
-    advantage: float, rewards: Sequence[RewardView], own: RewardView, turn: TurnView, cfg: Training
-) -> str:
-    """The advantage, and what its reward was measured against."""
-    with_it = [one.reward for one in rewards if one.bucket == own.bucket]
-    given = [reward for reward in with_it if reward is not None]
-    mean = f"the mean {sum(given) / len(given):+.2f}"
-    what = "reward" if turn.episode else "verdict"
-    if own.bucket is None:
-        of = f"the {len(given)} {what}s of the step had {mean}; --baseline {cfg.baseline}"
-    else:
-        of = f"the {len(given)} rewards of step {own.bucket[1]} in group {turn.group} had {mean}"
-    if own.tool and (own.reward or 0) > 0 and own.bucket is None:
-        of += f"; a tool's success counts {TOOL_SUCCESS:g}"
-    if own.cut:
-        of += "; cut by its token limit, it is never reinforced"
-    spared = ", times the probability of all others there" if advantage < 0 else ""
-    return f"Advantage from its {what}: {advantage:+.3f} on every token{spared} ({of})."
-
-
-def _age(age: int, metrics: Mapping[str, Any], cfg: Training) -> str:
-    told = "It was fresh: the version that answered was the one that was trained on."
-    if age:
-        told = f"It was {plural(age, 'step')} old by then; how the correction for that changed its "
-        told += "advantages is not recorded."
-    if (clip_share := metrics.get("clip_share")) is not None:
-        told += f" Of all tokens of the step {clip_share:.1%} were beyond the ratio's bounds."
-    if cfg.kl_beta:
-        told += f" A pull towards the base model (--kl-beta {number(cfg.kl_beta)}) came on top."
-    return told
+    told = f"Advantage: {sample.advantage:+z.3f}"
+    if each:
+        told += f"; on its tokens {min(each):+z.3f} to {max(each):+z.3f}"
+        told += f", {fmean(each):+z.3f} in the mean"
+    yield f"{told}."
+    if weight not in (None, 1):
+        yield f"Its teacher's weight was {weight:.2g}, by how likely such texts help."
+    made = read_version(rows, sample.version) if sample.version is not None else None
+    if made is not None and (age := made.step - 1 - turn.version_step):
+        yield f"It was {plural(age, 'step')} old by then; its advantages are corrected for that."
 
 
 def _quote(words: str, *, text: bool) -> Iterator[str]:

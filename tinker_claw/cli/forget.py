@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tinker_claw.cli.common import LedgerCommand, write
+from tinker_claw.cli.common import LedgerCommand, wrapped, write
 from tinker_claw.config.flags import WORD
 from tinker_claw.errors import UndoError
 from tinker_claw.insight import read_kept, usable
 from tinker_claw.ledger.database import Rows, reading
+from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.outcome import plural
 from tinker_claw.ledger.prune import Forgetting, from_turn, in_session
 from tinker_claw.ledger.views import Record
@@ -32,13 +34,14 @@ class Forget(LedgerCommand):
 
     They go from the ledger, its free pages and its log, and from the memory of a gateway that runs,
     which goes on answering. It takes seconds per gigabyte of the file, and is finished later where
-    it is cut short. Copies elsewhere are not found: in OpenClaw, in its memory files and so in
-    later sessions, at services that were asked, in backups.
+    it is cut short. What SQLite may leave between other rows while a gateway runs goes with
+    `forget leftovers`, once that is stopped. Copies elsewhere are not found: in OpenClaw, in its
+    memory files and so in later sessions, at services that were asked, in backups.
     """
 
-    what: Annotated[Literal["session", "turn"], WORD]
+    what: Annotated[Literal["session", "turn", "leftovers"], WORD]
     which: Annotated[str, WORD] = Field(
-        description="its number in the ledger; of a session also the client's name"
+        "", description="its number in the ledger; of a session also the client's name"
     )
     user: str | None = Field(
         None, description="whose session it is, where several have one of that name"
@@ -47,6 +50,11 @@ class Forget(LedgerCommand):
     yes: bool = Field(False, description="do not ask")
 
     def run(self) -> int:
+        if self.what == "leftovers":
+            with closing(Ledger(self.ledger.parent)) as ledger:
+                ledger.vacuum()
+            write(["Nothing is left of what was forgotten."])
+            return 0
         find = self._find()
         with reading(self.ledger) as ledger, ledger.moment():
             forgetting, kept = find(ledger), read_kept(ledger)
@@ -62,8 +70,15 @@ class Forget(LedgerCommand):
                 return EXIT_LEFT
         order = {"do": f"forget {self.what}", self.what: self.which, "user": self.user}
         # There may be more of them by now than were told.
-        gone, _ = self.carry_out(order, lambda ledger: asdict(ledger.forget(find)))
+        gone, running = self.carry_out(order, lambda ledger: asdict(ledger.forget(find)))
         write([f"Forgotten: {_turns(gone['turns'])} of session {gone['session']}."])
+        if running:
+            write(
+                wrapped(
+                    "SQLite may have left copies between other rows, where nothing reads them: "
+                    "`tinker-claw forget leftovers` clears them once the gateway is stopped."
+                )
+            )
         return 0
 
     def _find(self) -> Callable[[Rows], Forgetting]:

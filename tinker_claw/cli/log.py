@@ -1,4 +1,5 @@
-"""`tinker-claw log`: rows of the ledger as a table or as JSON lines, and new ones as they come.
+"""`tinker-claw log`: rows of the ledger as a table or as JSON lines, and new ones as they come; of
+turns also what they mean together.
 
 Rule: no user's words without --full.
 """
@@ -29,10 +30,9 @@ from tinker_claw.cli.common import (
 )
 from tinker_claw.config.flags import WORD
 from tinker_claw.errors import ConfigError
-from tinker_claw.insight import read_run_view
 from tinker_claw.ledger.database import Outside, Rows, reading
-from tinker_claw.ledger.outcome import add_outcomes, moment, vote
-from tinker_claw.ledger.views import Filter, Record, Table, in_full, read
+from tinker_claw.ledger.outcome import add_outcomes, advice, moment, read_run, step_word, vote
+from tinker_claw.ledger.views import Filter, Record, Table, in_full, read, read_turns
 
 ROWS = 50
 """Rows of a table, unless --limit says otherwise."""
@@ -112,6 +112,9 @@ class Log(LedgerCommand):
                 self._show(ledger, records if limit is None else records[-limit:])
             else:
                 note(f"no {self.table} in {ledger.path} fit")
+            if self.table == "turns" and not self.json_lines and self._filter == Filter():
+                for sentence in advice(read_turns(ledger, limit or ROWS)):
+                    note(sentence)
             if limit is not None and len(records) > limit:
                 note(f"earlier {self.table} are left out; --limit N shows more")
         return 0
@@ -176,14 +179,13 @@ def read_log(
     """Records for `COLUMNS`. `batch_size`: samples of a step, where none was taken yet."""
     records = read(rows, name, wanted, limit)
     if name == "turns":
-        add_outcomes(rows, read_run_view(rows, batch_size), records)
+        add_outcomes(rows, read_run(rows, batch_size), records)
     return records
 
 
 # What the tables show
 
 _LONGEST = 40
-_TAKEN = {"committed": "taken", "intent": "under way"}
 
 
 def _version(name: str, of: str) -> Column:
@@ -245,7 +247,7 @@ COLUMNS: dict[Table, tuple[Column, ...]] = {
     "feedback": (
         _ID,
         *_OF_TURN,
-        Column("score", lambda record: f"{record['score']:+.3g}", right=True),
+        Column("score", lambda record: f"{record['score']:+z.3g}", right=True),
         Column("said by", "source"),
         Column("of", lambda record: "session" if record["final"] else "reply", least=7),
         *_TASK,
@@ -259,13 +261,14 @@ COLUMNS: dict[Table, tuple[Column, ...]] = {
         _INDEX,
         Column("reward", lambda r: None if r["reward"] is None else vote(r["reward"])),
         Column("hint", "hinted"),
+        Column("advantage", lambda r: number(r["advantage"]), right=True),
         Column("state", least=7),
         _STEP,
     ),
     "steps": (
         _ID,
         Column("when", lambda record: moment(record["finished_at"] or record["created_at"])),
-        Column("status", lambda record: _TAKEN.get(record["status"], record["status"]), least=9),
+        Column("status", lambda record: step_word(record["status"]), least=9),
         _version("from", "parent"),
         _version("made", "version"),
         Column("samples", right=True),

@@ -1,8 +1,7 @@
 """`tinker-claw openclaw-config`: what OpenClaw needs to know of this gateway, and if it knows it.
 
-Rule: it prints, and changes a file only where one is named with --write, and in it nothing but the
-provider; which model an agent uses is changed only with --primary. A secret stands only where it is
-asked for.
+Rule: OpenClaw's file is OpenClaw's: it is read here, and only its own `openclaw config set` writes
+it. No key stands in a command.
 """
 
 from __future__ import annotations
@@ -10,7 +9,11 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Iterator, Mapping
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
@@ -18,9 +21,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field
 
-from tinker_claw.cli import openclaw_file
 from tinker_claw.cli.common import ANYWHERE, Command, keys, note, url_of, write
-from tinker_claw.cli.openclaw_file import Change, Where, parse, set_values, shown
 from tinker_claw.config.settings import Settings
 from tinker_claw.errors import ConfigError
 from tinker_claw.origin import is_loopback
@@ -28,102 +29,89 @@ from tinker_claw.origin import is_loopback
 if TYPE_CHECKING:
     from tinker_claw.backends.open import Context
 
-SMALLEST_CONTEXT = 16_000
-TOO_FEW = "too few for OpenClaw, whose system prompt and tools alone take about 11,000"
+Where = tuple[str | int, ...]
+"""Keys and indices from the root."""
+SMALLEST_CONTEXT: Final = 32_768
 
 
 class OpenclawConfig(Command):
     """Print the provider block that points OpenClaw at the gateway of a start with the same
-    flags. Nothing is changed without --write."""
+    flags, and the commands by which OpenClaw takes it."""
 
-    MORE: ClassVar[str] = "Exit status: 0 done, 2 a flag, a setting or the file is wrong."
+    MORE: ClassVar[str] = (
+        "Exit status: 0 done, 2 a flag or a setting is wrong, or OpenClaw refuses."
+    )
 
-    write: Path | None = Field(
-        None,
-        title="PATH",
-        description="merge the provider into this file instead, after a backup; OpenClaw's own is "
-        "~/.openclaw/openclaw.json. Comments and everything else in it stay as they are",
+    write: bool = Field(
+        False,
+        description="run the first command: OpenClaw writes its file anew (without the comments "
+        "in it) and keeps the old one as .bak",
     )
     primary: bool = Field(
-        False,
-        description="with --write: also make this the model that your agents use "
-        "(agents.defaults.model.primary)",
-    )
-    show_key: bool = Field(
-        False, description="show the gateway's key instead of a reference to a variable"
-    )
-    user: str | None = Field(
-        None,
-        title="NAME",
-        description="with --show-key: whose key, where users have their own",
+        False, description="with --write: run the second one, too, so that your agents use it"
     )
 
     def run(self) -> int:
         url_of(self.settings)  # the port is known
-        key = self._key() if self.show_key else None
         from tinker_claw.backends.open import context_of  # half a second
 
         context = asyncio.run(context_of(self.settings))
-        _explain(self.settings, context, key)
-        if self.write is not None:
-            self._merge(self.write, context, key)
+        if (refusal := too_small(context.tokens)) is not None:
+            raise ConfigError(f"{refusal}. Now it is {context.tokens:,}: {context.source}")
+        _explain(self.settings, context)
+        ours, used = provider(self.settings, context.tokens), primary(self.settings)
+        commands = [
+            _set("models.providers." + PROVIDER, _json(ours), "--strict-json", "--merge"),
+            _set("agents.defaults.model.primary", used),
+        ]
+        if self.write:
+            _carry_out(commands if self.primary else commands[:1])
             return 0
         block = {
-            "models": {"providers": {PROVIDER: provider(self.settings, context.tokens, key)}},
-            "agents": {"defaults": {"model": {"primary": primary(self.settings)}}},
+            "models": {"providers": {PROVIDER: ours}},
+            "agents": {"defaults": {"model": {"primary": used}}},
         }
-        write([json.dumps(block, indent=2, ensure_ascii=False)])
+        told = json.dumps(block, indent=2, ensure_ascii=False)
+        write([told, "", *map(shlex.join, commands)])
         return 0
 
-    def _key(self) -> str | None:
-        known = keys(self.settings)
-        if self.user is None and len(known) <= 1:
-            return next(iter(known.values()), None)
-        if self.user in known:
-            return known[self.user]
-        if not known:
-            raise ConfigError(f"--user {self.user}: this gateway has no keys")
+
+def too_small(context_tokens: int) -> str | None:
+    """Why OpenClaw cannot be served with such a window, and what helps; None: it can."""
+    if context_tokens >= SMALLEST_CONTEXT:
+        return None
+    return (
+        f"OpenClaw needs a window of {SMALLEST_CONTEXT:,} tokens: in a smaller one it compacts at "
+        "once, at every message, because its system prompt and tools alone take about 11,000. Give "
+        f"--context-tokens {SMALLEST_CONTEXT} or more, or a model whose context is so long"
+    )
+
+
+def _set(place: str, value: str, *flags: str) -> Sequence[str]:
+    return ("openclaw", "config", "set", place, value, *flags)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _carry_out(commands: Sequence[Sequence[str]]) -> None:
+    """Raises ConfigError where there is no OpenClaw, or it refuses."""
+    if (program := shutil.which("openclaw")) is None:
         raise ConfigError(
-            f"--show-key: name one of the users that have a key with --user: {', '.join(known)}"
+            "there is no openclaw on the PATH: run this where OpenClaw is, or without --write, "
+            "which prints its commands"
         )
-
-    def _merge(self, path: Path, context: Context, key: str | None) -> None:
-        """Into the file that is there, or a new one."""
-        found, ours = openclaw_file.read(path), primary(self.settings)
-        before = ConfigView(found.data, self.settings)
-        fixed = before.misfits(PROVIDER, context, key)
-        changes = [change for misfit in fixed for change in misfit.changes]
-        used = before.primary(DEFAULTS)
-        if self.primary and used != ours:
-            place = (*DEFAULTS, "model")
-            if isinstance(_at(found.data, place), dict | None):
-                place = (*place, "primary")
-            changes.append((place, ours))
-        text = set_values(found.text, changes)
-        if not changes:
-            write([f"{found.path}: nothing to change."])
-        elif (backup := openclaw_file.save(found, text)) is None:
-            write([f"{path}: made, with the provider {PROVIDER}."])
-        else:
-            names = ", ".join(shown(place) for place, _ in changes)
-            write([f"{found.path}: set {names}. As it was before: {backup}"])
-        if self.primary:
-            after = ConfigView(parse(text), self.settings)
-            for name, model in after.usual_models().items():
-                if not after.is_ours(model):
-                    write([f"agent {name} has a model of its own, {model}: left alone."])
-        elif used != ours:
-            left = f"left at {used}" if used else "not set"
-            sets = f"--primary sets it to {ours}, so that your agent uses this model"
-            write([f"agents.defaults.model.primary is {left}: {sets}."])
+    for _, *words in commands:
+        if status := subprocess.run([program, *words]).returncode:
+            told = f"`openclaw {' '.join(words[:3])} …` ended with status {status}"
+            raise ConfigError(f"{told}; what it said stands above")
 
 
-def _explain(settings: Settings, context: Context, key: str | None) -> None:
+def _explain(settings: Settings, context: Context) -> None:
     """What a reader of the block should know, beside it."""
     gateway = settings.gateway
     note(f"contextWindow {context.tokens}: {context.source}.")
-    if context.tokens < SMALLEST_CONTEXT:
-        note(f"{context.tokens} tokens are {TOO_FEW}.")
     if gateway.host in ANYWHERE:
         note(
             f"The gateway listens on all addresses; {ANYWHERE[gateway.host]} is right for an "
@@ -131,10 +119,12 @@ def _explain(settings: Settings, context: Context, key: str | None) -> None:
         )
     elif not is_loopback(gateway.host):
         note("Other machines reach it over plain HTTP: use a network that you trust.")
-    if keys(settings) and key is None:
+    if _needs_key(settings):
+        file = settings.key_file
+        whose = "the key" if file is None else f"what stands in {file.absolute()} once it started"
         note(
-            f"apiKey is a reference: give OpenClaw the key in the variable {KEY_VARIABLE} (a line "
-            "in ~/.openclaw/.env will do), or use --show-key to have the key itself here."
+            f"apiKey is a reference: write {KEY_VARIABLE}=<{whose}> as a line of "
+            "~/.openclaw/.env, for OpenClaw to read."
         )
 
 
@@ -152,16 +142,12 @@ KEY_VARIABLE: Final = "CLAW_GATEWAY_KEY"
 """OpenClaw puts its value in the key's place. The gateway's own variables have another prefix."""
 
 
-def provider(settings: Settings, context_tokens: int, key: str | None = None) -> dict[str, Any]:
-    """What belongs under `models.providers.tinker-claw`.
-
-    Args:
-        key: stands in it as it is; None: a reference, where the gateway has keys.
-    """
+def provider(settings: Settings, context_tokens: int) -> dict[str, Any]:
+    """What belongs under `models.providers.tinker-claw`."""
     name = settings.served_name
     return {
         "baseUrl": f"{url_of(settings)}/v1",
-        "apiKey": key or (f"${{{KEY_VARIABLE}}}" if keys(settings) else ANY_KEY),
+        "apiKey": f"${{{KEY_VARIABLE}}}" if _needs_key(settings) else ANY_KEY,
         "api": API,
         "timeoutSeconds": TIMEOUT_S,
         "models": [
@@ -176,26 +162,50 @@ def provider(settings: Settings, context_tokens: int, key: str | None = None) ->
     }
 
 
+def _needs_key(settings: Settings) -> bool:
+    """It has keys, or makes one at its first start."""
+    return bool(keys(settings)) or settings.key_file is not None
+
+
 def primary(settings: Settings) -> str:
     """How `agents.defaults.model.primary` names the model."""
     return f"{PROVIDER}/{settings.served_name}"
 
 
-# Whether OpenClaw's configuration fits this gateway: what the doctor says and what --write sets
-# are the same misfits
+# Whether OpenClaw's configuration fits this gateway, for the doctor
 
 PROVIDERS: Final = ("models", "providers")
 DEFAULTS: Final = ("agents", "defaults")
 
 
-@dataclass(frozen=True, slots=True)
-class Misfit:
-    """A value of a provider that is not as this gateway would have it."""
+def usual_path() -> Path:
+    """Where OpenClaw itself looks."""
+    if named := os.environ.get("OPENCLAW_CONFIG_PATH"):
+        return Path(named).expanduser()
+    state = os.environ.get("OPENCLAW_STATE_DIR") or "~/.openclaw"
+    return Path(state).expanduser() / "openclaw.json"
 
-    changes: list[Change]
-    """What --write sets; nothing: the value is the user's own."""
-    said: str | None = None
-    """What is wrong, without secrets; None: it works as it is."""
+
+def read(path: Path) -> dict[str, Any] | None:
+    """What stands at `path`; None: nothing.
+
+    Raises:
+        ConfigError: it cannot be read, or is more than JSON.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"{path} is no plain JSON, so only OpenClaw can read it: `openclaw config get "
+            "models.providers` shows what it understands"
+        ) from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path} holds no JSON object")
+    return cast("dict[str, Any]", data)
 
 
 _SAID: Final[Mapping[Any, str]] = {
@@ -203,15 +213,15 @@ _SAID: Final[Mapping[Any, str]] = {
     "api": "api is {now!r}, not {value!r}",
     "timeoutSeconds": "timeoutSeconds is {now}: with less than {value} a slow reply is given up",
     "apiKey": "apiKey is no key of this gateway: requests will be refused (HTTP 401)",
-    "contextWindow": "contextWindow is {now}, not the model's {value}: OpenClaw shortens long "
-    "sessions too late, and they are refused",
+    "contextWindow": "contextWindow is {now}, not the model's {value}: with more OpenClaw shortens "
+    f"long sessions too late, and with less than {SMALLEST_CONTEXT} all of them at once",
     **dict.fromkeys(
         COMPAT,
         "compat.{field} does not stand there: with true OpenClaw names the session in every "
         "request, without it some are told apart by their wording alone",
     ),
 }
-"""What is wrong where a field is not as the gateway would have it; all others work."""
+"""What is wrong where a field is not as the gateway would have it."""
 _CHANNELS: Final = ("channels", "modelByChannel")
 
 
@@ -228,56 +238,45 @@ class ConfigView:
         names = map(str, (PROVIDER, *_members(self._at(PROVIDERS))))
         return next((name for name in names if self._leads_to(name) == here), None)
 
-    def misfits(self, name: str, context: Context, key: str | None = None) -> Iterator[Misfit]:
-        """Where the provider `name` does not fit.
-
-        Args:
-            key: to be written as it is; None: a key that stands there is left, as it may work,
-                and a reference to a variable may not.
-        """
-        root, wanted = (*PROVIDERS, name), provider(self.settings, context.tokens, key)
-        if not isinstance(self._at(root), dict):
-            yield Misfit([(root, wanted)])
-            return
+    def misfits(self, name: str, context: Context) -> Iterator[str]:
+        """What is wrong with the provider `name`, without secrets."""
+        root, wanted = (*PROVIDERS, name), provider(self.settings, context.tokens)
         (model,) = wanted.pop("models")
-        models = self._at((*root, "models"))
-        listed = isinstance(models, list)
-        ids = [_at(one, ("id",)) for one in _members(models).values()] if listed else []
+        models = _members(self._at((*root, "models"))).values()
+        ids = [_at(one, ("id",)) for one in models]
         fields: dict[Where, Any] = {(*root, field): value for field, value in wanted.items()}
         if model["id"] in ids:
-            at, compat = (*root, "models", ids.index(model["id"])), model.pop("compat")
-            fields |= {(*at, field): value for field, value in model.items()}
-            fields |= {(*at, "compat", switch): value for switch, value in compat.items()}
-        known = keys(self.settings).values()
+            at = (*root, "models", ids.index(model["id"]))
+            fields[*at, "contextWindow"] = model["contextWindow"]
+            fields |= {(*at, "compat", switch): True for switch in COMPAT}
         for place, value in fields.items():
             field, now = place[-1], self._at(place)
-            if now == value:
-                continue
-            works, own = field not in _SAID, False
-            number = now if isinstance(now, int | float) else math.nan
-            if field == "baseUrl":
-                works = str(now).rstrip("/").endswith(f":{self.settings.gateway.port}/v1")
-            elif field == "timeoutSeconds":
-                works = number > value
-            elif field == "apiKey":
-                # Into a reference to a variable or to a store of secrets nobody can look.
-                reference = now is not None and not (isinstance(now, str) and now[:2] != "${")
-                works = reference or not known or now in known
-                own = key is None and now not in (None, "", ANY_KEY)
-            elif field == "name":
-                own = now is not None
-            elif field == "contextWindow":
-                own = now is not None and not context.certain
-                works = own or number < value
-            elif field in COMPAT:
-                works = own = now is False  # who has set it so has done so on purpose
-            wrong = None if works else _SAID[field].format(field=field, now=now, value=value)
-            yield Misfit([] if own else [(place, value)], wrong and f"its {wrong}")
+            if not self._works(field, now, value, context):
+                yield f"its {_SAID[field].format(field=field, now=now, value=value)}"
         if model["id"] not in ids:
-            change = ((*root, "models", -1), model) if listed else ((*root, "models"), [model])
             others = ", ".join(str(one) for one in ids if one is not None) or "none"
-            serves = f"the gateway serves {model['id']!r} only"
-            yield Misfit([change], f"its models are {others}; {serves}")
+            yield f"its models are {others}; the gateway serves {model['id']!r} only"
+
+    def _works(self, field: str | int, now: Any, value: Any, context: Context) -> bool:
+        """Whether a field may stand as it does."""
+        number = now if isinstance(now, int | float) else math.nan
+        match field:
+            case "baseUrl":
+                return str(now).rstrip("/").endswith(f":{self.settings.gateway.port}/v1")
+            case "timeoutSeconds":
+                return number >= value
+            case "apiKey":
+                # Into a reference to a variable or to a store of secrets nobody can look.
+                known = keys(self.settings).values()
+                reference = now is not None and not (isinstance(now, str) and now[:2] != "${")
+                return reference or not known or now in known
+            case "contextWindow":
+                fits = number <= value or (now is not None and not context.certain)
+                return fits and not number < SMALLEST_CONTEXT
+            case _ if field in COMPAT:
+                return isinstance(now, bool)  # who has set it to false has done so on purpose
+            case _:
+                return now == value
 
     def usual_models(self) -> dict[str, str | None]:
         """The model that each agent uses, its own or the default; None: none is named.
@@ -340,6 +339,12 @@ class ConfigView:
 
 
 # A configuration of any shape
+
+
+def shown(path: Where) -> str:
+    """How a place is named in a sentence: agents.list[2].model."""
+    steps = (f"[{key}]" if isinstance(key, int) else f".{key}" for key in path)
+    return "".join(steps).removeprefix(".")
 
 
 def _members(value: Any) -> dict[str | int, Any]:

@@ -18,7 +18,8 @@ import click
 
 from tinker_claw.cli.common import Command, as_answered, wrapped, write
 from tinker_claw.config.flags import WORD
-from tinker_claw.config.load import VARIABLES, flags
+from tinker_claw.config.load import flags
+from tinker_claw.config.settings import ENV_PREFIX, VARIABLES
 from tinker_claw.errors import ConfigError
 from tinker_claw.ledger.database import is_locked
 
@@ -26,12 +27,14 @@ UNIT = "tinker-claw.service"
 STOP_S = 70
 """A gateway ends after 55 s at the latest."""
 _CARRIED: Final = (
-    *("TINKER_", "HF_", "CUDA_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", *VARIABLES),
+    *("TINKER_", "HF_", "CUDA_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", *VARIABLES.values()),
     *("OTEL_", "WANDB_", "TRACKIO_", "MLFLOW_"),  # of --report-to
 )
 """How variables begin that a start may have gone by, in whatever letters."""
 _TEMPORARY: Final = ("/tmp", "/var/tmp")
 """The service has these for itself, unless something lies there that it needs."""
+_SECRET_URL: Final = re.compile(r"://[^/\s]*@|://\S*\?")
+"""An address with a password, or with a query, in which keys are sent, too."""
 _ESCAPED: Final = re.compile(r'(["\\`$])')
 _BACKSLASH: Final = r"\\\1"
 """Within double quotes, systemd and shells read what stands behind a backslash as it is."""
@@ -163,7 +166,11 @@ def _uninstall() -> Iterator[str]:
 
 
 def _typed(given: Mapping[str, Any]) -> Iterator[str]:
-    """The flags of run.py that were given, as they can be given again."""
+    """The flags of run.py that were given, as they can be given again.
+
+    Raises:
+        ConfigError: one of them holds a password.
+    """
     for flag in flags():
         value = given.get(flag.name or "")
         if value is None or not isinstance(flag, click.Option):
@@ -171,6 +178,12 @@ def _typed(given: Mapping[str, Any]) -> Iterator[str]:
         if isinstance(value, bool):
             yield (flag.opts if value else flag.secondary_opts)[0]
         else:
+            if _SECRET_URL.search(str(value)):
+                raise ConfigError(
+                    f"{flag.opts[0]} holds a password, which others could read in the unit: set "
+                    f"{ENV_PREFIX}{str(flag.name).upper()} to it instead, and install again. "
+                    f"It goes to {_environment_file()}, which only you can read"
+                )
             yield f"{flag.opts[0]}={value}"
 
 

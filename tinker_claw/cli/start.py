@@ -3,7 +3,7 @@
 
 Rule: nothing is written before the last answer, so Ctrl-C leaves nothing behind. What was answered
 becomes a file of settings, without secrets, and the next such start asks nothing. A key goes where
-Tinker's own SDK looks for one; OpenClaw's file is changed by the command that does so. The demo is
+Tinker's own SDK looks for one; OpenClaw's file is changed by OpenClaw. The demo is
 the program examples/demo, which lies in the checkout or in the wheel.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tinker_claw.cli import openclaw_file
+from tinker_claw.cli import openclaw
 from tinker_claw.cli.common import answers_file, note, room_beside, url_of, write
 from tinker_claw.config.load import CONFIG, load_given
 from tinker_claw.config.settings import Settings
@@ -155,16 +156,15 @@ def _local(settings: Settings) -> None:
 
 def _openclaw() -> str | None:
     """What to write of it: `provider`, `primary` or nothing."""
-    path = openclaw_file.usual_path()
-    try:
-        found = openclaw_file.read(path)
-    except ConfigError as error:
-        write(["", f"OpenClaw: {error}"])
+    path = openclaw.usual_path()
+    if not path.exists():
         return None
-    if found.was is None:
+    if shutil.which("openclaw") is None:
+        prints = "so it is left alone: `tinker-claw openclaw-config` prints what belongs there"
+        write(["", f"OpenClaw found at {path}, and no openclaw on the PATH, {prints}."])
         return None
     answer = _choose(
-        f"OpenClaw found at {path}: write its provider? (A backup is made; the rest stays.)",
+        f"OpenClaw found at {path}: let it write this provider? (It keeps a backup, no comments.)",
         {
             "provider": "yes, the provider; your agents keep their model",
             "primary": "yes, and let your agents use it (agents.defaults.model.primary)",
@@ -199,11 +199,10 @@ def _remember(answers: _Answers, file: Path) -> None:
     write([f"Kept your answers in {file}. The same start by hand:"])
     write([f"    tinker-claw --config {file}"])
     if answers.openclaw is not None:
-        from tinker_claw.cli.openclaw import OpenclawConfig
-
-        path, primary = openclaw_file.usual_path(), answers.openclaw == "primary"
+        primary = answers.openclaw == "primary"
         try:
-            OpenclawConfig.of({CONFIG: str(file), "write": path, "primary": primary}).run()
+            asked = {CONFIG: str(file), "write": True, "primary": primary}
+            openclaw.OpenclawConfig.of(asked).run()
         except ConfigError as error:  # OpenClaw's trouble, not the gateway's
             note(str(error))
     write([f"Its page, once it serves: {url_of(settings)}/ui", ""])
@@ -230,7 +229,7 @@ def _written(settings: Settings, file: Path) -> str:
 
 def _can_keep_a_budget(settings: Settings) -> bool:
     """The price is known, which it is not of somebody's own server."""
-    from tinker_claw.billing.budget import check_budget, price_in_force
+    from tinker_claw.billing.prices import check_budget, price_in_force
 
     spend = settings.spend.model_copy(update={"budget_usd": BUDGET_USD})
     wanted = settings.model_copy(update={"spend": spend})

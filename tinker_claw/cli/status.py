@@ -168,7 +168,7 @@ def describe(health: Mapping[str, Any], url: str, now: float) -> list[str]:
             'It tells more to admins: role = "admin" in [[users]], or the key of the gateway.',
         ]
     if "policy_version" not in health:
-        more = "It tells more to who sends a key: name its settings file with --config, or set "
+        more = "It tells more to who sends a key: give the flags of its start, or set "
         return [head, f"{more}{API_KEY}."]
     figures = [
         f"policy v{health['policy_version']}",
@@ -227,9 +227,9 @@ _STEPS = (
 def board(seen: Record) -> list[str]:
     """All of it."""
     sections = {
+        "does it help?": _helps(seen["helps"]),  # first: a small terminal shows no more
         "last steps": table(_STEPS, seen["steps"]),
         "not trained, or not yet": _reasons(seen["not_trained"]),
-        "does it help?": _helps(seen["helps"]),
     }
     lines = [f"{label:<10} {_barred(label, seen)}{printable(told)}" for label, told in facts(seen)]
     for heading, told in sections.items():

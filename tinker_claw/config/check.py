@@ -14,6 +14,8 @@ from typing import Final
 from tinker_claw.config.settings import (
     DEFAULT_USER,
     ENV_PREFIX,
+    NEEDS_GPU,
+    VARIABLES,
     Local,
     Run,
     Settings,
@@ -95,14 +97,8 @@ def _access(settings: Settings) -> Iterator[str]:
 
 def _service(run: Run, local: Local) -> Iterator[str]:
     """Whoever names their GPUs does not mean a service that bills them."""
-    given = {
-        "--gpus": local.gpus is not None,
-        "--actor-gpus": local.actor_gpus is not None,
-        "--rollout-gpus": local.rollout_gpus is not None,
-        "--prm-gpus": local.prm_gpus > 0,
-        "--sampler-urls": local.sampler_urls is not None,
-    }
-    if run.backend == "tinker" and (named := _given(given)):
+    named = local.given(*VARIABLES, "sampler_urls")
+    if run.backend == "tinker" and named:
         yield (
             f"{named}: with --backend tinker, the default, a service trains and samples; add "
             "--backend local, or leave it out"
@@ -117,18 +113,13 @@ def _counts(local: Local) -> Iterator[str]:
         )
     if local.gpus is None:
         return
-    parts = {
-        "--actor-gpus": local.actor_gpus or 0,
-        "--rollout-gpus": local.rollout_gpus or 0,
-        "--prm-gpus": local.prm_gpus,
-    }
-    wanted = sum(parts.values())
+    parts = (local.actor_gpus or 0, local.rollout_gpus or 0, local.prm_gpus)
     alone = local.gpus == 1 and not local.prm_gpus  # trainer and sampler share it
-    if wanted > local.gpus and not (alone and max(parts.values()) == 1):
-        named = " + ".join(f"{flag} {count}" for flag, count in parts.items() if count)
+    if sum(parts) > local.gpus and not (alone and max(parts) == 1):
         yield (
-            f"{named} are {wanted} GPUs, but --gpus (NUM_GPUS) is {local.gpus}; lower one of them, "
-            "or leave them out and the layout goes by --gpus"
+            f"{local.given('actor_gpus', 'rollout_gpus', 'prm_gpus')} are {sum(parts)} GPUs, but "
+            f"--gpus (NUM_GPUS) is {local.gpus}; lower one of them, or leave them out and the "
+            "layout goes by --gpus"
         )
 
 
@@ -173,12 +164,7 @@ def _servers(local: Local) -> Iterator[str]:
     for url in local.urls:
         if not _URL.match(url):
             yield f"--sampler-urls: {url!r} is no address; write http://HOST:PORT"
-    started = {
-        "--rollout-gpus (ROLLOUT_GPUS)": local.rollout_gpus is not None,
-        "--rollout-tp": local.rollout_tp > 1,
-        "--sampler-quantization": local.sampler_quantization is not None,
-    }
-    if unused := _given(started):
+    if unused := local.given("rollout_gpus", "rollout_tp", "sampler_quantization"):
         yield (
             f"{unused} is for samplers that are started here; --sampler-urls names some that run "
             "already: leave one of the two out"
@@ -186,14 +172,7 @@ def _servers(local: Local) -> Iterator[str]:
 
 
 def _demo(run: Run, local: Local) -> Iterator[str]:
-    for_others = {
-        "--gpus": local.gpus is not None,
-        "--rollout-gpus": local.rollout_gpus is not None,
-        "--prm-gpus": local.prm_gpus > 0,
-        "--rollout-tp": local.rollout_tp > 1,
-        "--base-quantization": local.base_quantization != "none",
-    }
-    if run.model_name in MODELS and (named := _given(for_others)):
+    if run.model_name in MODELS and (named := local.given(*NEEDS_GPU)):
         told = "needs no GPU; leave it out, or name another model"
         yield f"{named}: the model {run.model_name} {told}"
 
@@ -201,16 +180,5 @@ def _demo(run: Run, local: Local) -> Iterator[str]:
 def _processor(local: Local) -> Iterator[str]:
     if local.device.startswith("cuda:") and (local.gpus or local.actor_gpus or 1) > 1:
         yield f"--device {local.device} is one GPU; for several give --gpus and --device cuda"
-    needs_gpu = {
-        "--gpus (NUM_GPUS)": local.gpus is not None,
-        "--rollout-gpus (ROLLOUT_GPUS)": local.rollout_gpus is not None,
-        "--prm-gpus (PRM_GPUS)": local.prm_gpus > 0,
-        "--rollout-tp": local.rollout_tp > 1,
-        "--base-quantization 4bit": local.base_quantization == "4bit",
-    }
-    if local.device == "cpu" and (named := _given(needs_gpu)):
+    if local.device == "cpu" and (named := local.given(*NEEDS_GPU)):
         yield f"{named} needs GPUs, but --device is cpu; leave one of the two out"
-
-
-def _given(flags: dict[str, bool]) -> str:
-    return ", ".join(flag for flag, given in flags.items() if given)

@@ -19,27 +19,21 @@ import click
 from pydantic import ValidationError
 from pydantic_settings import EnvSettingsSource, SettingsError
 
-from tinker_claw.config.check import check
+from tinker_claw.config.check import API_KEY, check
 from tinker_claw.config.flags import Completions, parameters
-from tinker_claw.config.settings import ENV_PREFIX, USERS, Settings, sections
+from tinker_claw.config.own_key import with_own_key
+from tinker_claw.config.settings import ENV_PREFIX, USERS, VARIABLES, Settings, sections
 from tinker_claw.errors import ConfigError
 from tinker_claw.shipped import MODELS, config_file, shipped_configs
 
-VARIABLES: Final = {
-    "NUM_GPUS": "gpus",
-    "ACTOR_GPUS": "actor_gpus",
-    "ROLLOUT_GPUS": "rollout_gpus",
-    "PRM_GPUS": "prm_gpus",
-}
-"""OpenClaw-RL's variables, and the fields that they set where nothing else does."""
 CONFIG: Final = "__config"
 """The flag that names a file: of no section."""
 ELSEWHERE: Final = (
     "Every flag can also be set in a TOML file ([section] field = value) or in the environment "
     f"({ENV_PREFIX}<SECTION>__<FIELD>); docs/settings.md says when to change them. Keys are set "
-    f"there alone. {', '.join(VARIABLES)} are honoured for --backend local where nothing else sets "
-    "them. Users with keys of their own are tables [[users]] (name, key) of the file, or a JSON "
-    f"list in {ENV_PREFIX}{USERS.upper()}."
+    f"there alone. {', '.join(VARIABLES.values())} are honoured for --backend local where nothing "
+    "else sets them. Users with keys of their own are tables [[users]] (name, key) of the file, or "
+    f"a JSON list in {ENV_PREFIX}{USERS.upper()}."
 )
 """Where settings can stand but on the command line, for the help."""
 
@@ -77,6 +71,8 @@ def load_given(given: Mapping[str, Any]) -> Settings:
     if _wants_gpus(values.get("run")):
         values = _merge((_read_variables(), values))
     settings = _build(values)
+    if "api_key" not in values.get("gateway", {}):
+        settings = with_own_key(settings)
     check(settings)
     return settings
 
@@ -89,8 +85,14 @@ def flags(completions: Completions | None = None) -> list[click.Parameter]:
         metavar="FILE",
         help="a TOML file of settings, or a shipped one (1x80GB)",
     )
+    keyless = click.Option(
+        ["--api-key", "gateway__api_key"],
+        type=click.Choice(["none"]),
+        help="none: nobody needs a key, although others have accounts on this machine; a key "
+        f"itself stands in {API_KEY}",
+    )
     of_sections = (parameters(model, name, completions) for name, model in sections().items())
-    return [file, *chain.from_iterable(of_sections)]
+    return [file, keyless, *chain.from_iterable(of_sections)]
 
 
 # Sources
@@ -145,7 +147,7 @@ def _wants_gpus(run: Any) -> bool:
 
 def _read_variables() -> dict[str, Any]:
     """OpenClaw-RL's variables. Other programs may know such names, so an empty one is none."""
-    given = {field: os.environ.get(name, "").strip() for name, field in VARIABLES.items()}
+    given = {field: os.environ.get(name, "").strip() for field, name in VARIABLES.items()}
     return {"local": {field: value for field, value in given.items() if value}}
 
 
@@ -173,8 +175,9 @@ def _build(values: Mapping[str, Any]) -> Settings:
 
 def _named(location: tuple[int | str, ...]) -> str:
     dotted = ".".join(str(part) for part in location)
-    variable = next((v for v, field in VARIABLES.items() if dotted == f"local.{field}"), None)
-    return f"{dotted} ({variable})" if variable else dotted
+    section, _, field = dotted.partition(".")
+    known = section == "local" and field in VARIABLES
+    return f"{dotted} ({VARIABLES[field]})" if known else dotted
 
 
 def _reason(problem: Mapping[str, Any]) -> str:

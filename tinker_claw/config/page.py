@@ -11,10 +11,11 @@ from typing import Final
 
 from pydantic import BaseModel
 
-from tinker_claw.config.load import VARIABLES
 from tinker_claw.config.settings import (
     ENV_PREFIX,
     USERS,
+    VARIABLES,
+    Chats,
     Declared,
     SecondJudge,
     User,
@@ -22,7 +23,7 @@ from tinker_claw.config.settings import (
     sections,
 )
 
-_VARIABLES: Final = ", ".join(f"`{variable}`" for variable in VARIABLES)
+_VARIABLES: Final = ", ".join(f"`{variable}`" for variable in VARIABLES.values())
 _HEAD: Final = f"""# Settings
 
 <!-- Written by `python -m tinker_claw.config.page > docs/settings.md`: change the declarations in
@@ -46,7 +47,7 @@ With `--backend local` {_VARIABLES} count, too, where nothing else sets these GP
 _COLUMNS: Final = ("setting", "unit", "default", "bounds", "what it is", "when to change it")
 _CODE: Final = re.compile(
     r"(?<![\w`-])(--[a-z][a-z-]+(?: cpu| local| constant)?|runs/<model>-<method>"
-    r"|\[+(?:users|judge\.[a-z.]+)\]+)"
+    r"|\[+(?:users|(?:judge|gateway)\.[a-z.]+)\]+)"
 )
 """What stands in a declaration as plain text, and would be read as Markdown or HTML."""
 
@@ -58,6 +59,7 @@ def settings_page() -> str:
         told = (model.__doc__ or "").strip()
         rows = [_row(setting) for setting in declared() if setting.section == name]
         parts.append(f"## {name}\n\n{told}.\n\n{_table(_COLUMNS, rows)}")
+    parts.append(_of_file("gateway.chats", Chats, "."))
     variable = f"{ENV_PREFIX}JUDGE__SECOND__API_KEY"
     parts.append(_of_file("judge.second", SecondJudge, f"; `{variable}` sets its key, too."))
     variable = f"{ENV_PREFIX}{USERS.upper()}"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, cast, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
@@ -20,10 +20,17 @@ from tinker_claw.config.flags import has_flag
 from tinker_claw.privacy.rules import KINDS, SECRETS
 
 ENV_PREFIX: Final = "TINKER_CLAW_"
-SINKS: Final = ("tensorboard", "wandb", "trackio", "mlflow", "otel")
-"""What --report-to may name."""
 USERS: Final = "users"
 """The setting that is no section: a list, without flags."""
+VARIABLES: Final = {
+    "gpus": "NUM_GPUS",
+    "actor_gpus": "ACTOR_GPUS",
+    "rollout_gpus": "ROLLOUT_GPUS",
+    "prm_gpus": "PRM_GPUS",
+}
+"""OpenClaw-RL's variables, by the fields of `Local` that they set where nothing else does."""
+NEEDS_GPU: Final = ("gpus", "rollout_gpus", "prm_gpus", "rollout_tp", "base_quantization")
+"""Fields of `Local` that ask for GPUs."""
 DEFAULT_USER: Final = "default"
 """Who calls without a key, or with the gateway's `api_key`."""
 _NAME = r"^[a-z0-9][a-z0-9_-]{0,31}$"
@@ -52,7 +59,7 @@ def _setting(
 
 
 class Section(BaseModel):
-    """A group of settings; its docstring heads the group in --help."""
+    """A group of settings, or a table of the file; the docstring heads a group in --help."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", protected_namespaces=(), hide_input_in_errors=True
@@ -113,8 +120,8 @@ class Run(Section):
     )
     report_to: str | None = _setting(
         None,
-        f"who is told of every step in figures: {', '.join(SINKS)}, with commas between them; otel "
-        "also gets a span of every request (docs/sinks.md)",
+        "who is told of every step in figures: tensorboard, wandb, trackio, mlflow, otel or a "
+        "plug-in, with commas between them; otel also gets a span of every request (docs/sinks.md)",
         when="curves shall stand beside those of other runs, or traces beside those of the agent",
     )
 
@@ -123,25 +130,43 @@ class Run(Section):
     def _accept_rl(cls, value: Any) -> Any:
         return "binary" if value == "rl" else value
 
-    @field_validator("report_to")
-    @classmethod
-    def _known_sinks(cls, value: str | None) -> str | None:
-        unknown = {name.strip() for name in (value or "").split(",")} - {*SINKS, ""}
-        if unknown:
-            raise ValueError(f"{', '.join(sorted(unknown))!r} is none of {', '.join(SINKS)}")
-        return value
-
     @property
     def sinks(self) -> tuple[str, ...]:
         """Those of `report_to`, each once."""
         named = [name.strip() for name in (self.report_to or "").split(",")]
-        return tuple(name for name in SINKS if name in named)
+        return tuple(dict.fromkeys(name for name in named if name))
 
     @property
     def directory(self) -> Path:
         """The data directory in force."""
         name = self.model_name.rstrip("/").rsplit("/", 1)[-1]
         return self.data_dir or Path("runs") / f"{name}-{self.method}"
+
+
+class Chats(Section):
+    """Whose words count in chat services; a table [gateway.chats] of the settings file"""
+
+    owners: tuple[str, ...] = Field(
+        default=(),
+        description="who the agent belongs to, each as channel:sender id (telegram:123456789); "
+        "unless set, whoever writes directly first in a channel, and nobody in a group",
+    )
+    others_judge: bool = Field(
+        default=False,
+        description="what other people, mails and hooks say is a next state, too, which the judge "
+        "reads and which counts like a tool's result; hints come from owners alone",
+    )
+
+    @field_validator("owners")
+    @classmethod
+    def _channel_and_id(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            channel, colon, sender = name.strip().partition(":")
+            if not (channel and colon and sender):
+                raise ValueError(
+                    f"{name!r} names no owner: write channel:sender id, as telegram:123456789"
+                )
+        return names
 
 
 class Gateway(Section):
@@ -156,7 +181,8 @@ class Gateway(Section):
     api_key: SecretStr | None = _setting(
         None,
         "key that clients must send; [[users]] gives each user their own",
-        when="--host is not loopback, or others have accounts on this machine",
+        when="--host is not loopback; where others have accounts on this machine, a new data "
+        "directory gets one of its own, unless this is `none`",
     )
     served_model_name: str | None = _setting(
         None,
@@ -182,12 +208,20 @@ class Gateway(Section):
         ge=1,
         when="samplers are slow under load (lower), or idle while requests wait (higher)",
     )
+    chats: Chats = _setting(
+        Chats(),
+        "whose words count where the agent is in chat services, a table [gateway.chats]",
+        when="the agent is in a group, or several people write to it",
+    )
+
+    @field_validator("api_key", mode="before")
+    @classmethod
+    def _none_is_none(cls, value: Any) -> Any:
+        return None if value == "none" else value
 
 
-class SecondJudge(BaseModel):
+class SecondJudge(Section):
     """Another judge; a table [judge.second] of the settings file"""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     url: str = Field(description="its address, as that of --judge-url")
     role: Literal["fallback", "auditor"] = Field(
@@ -227,11 +261,6 @@ class JudgeSettings(Section):
         unit="tokens",
         ge=16,
         when="`status` says that its answers are cut off",
-    )
-    hints_from: Literal["user", "any"] = _setting(
-        "user",
-        "whose words may become a hint: the user's, or also what tools return",
-        when="no user is there to correct, and everything that the tools read can be trusted",
     )
     judge_url: str | None = _setting(
         None,
@@ -573,6 +602,15 @@ class Local(Section):
         when="cpu for a tiny model, cuda:N for one GPU of several",
     )
 
+    def given(self, *names: str) -> str:
+        """The flags of those of these fields that are set, for a sentence; "" where none is."""
+        fields = type(self).model_fields
+        named = (name for name in names if getattr(self, name) != fields[name].default)
+        return ", ".join(
+            f"--{name}".replace("_", "-") + (f" ({VARIABLES[name]})" if name in VARIABLES else "")
+            for name in named
+        )
+
     @property
     def urls(self) -> tuple[str, ...]:
         """The servers of `sampler_urls`, each without a slash at its end."""
@@ -580,10 +618,8 @@ class Local(Section):
         return tuple(url for url in named if url)
 
 
-class User(BaseModel):
+class User(Section):
     """One who may call; a table [[users]] of the settings file"""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     name: str = Field(
         pattern=_NAME,
@@ -622,6 +658,19 @@ class Settings(BaseSettings):
     local: Local = Local()
     users: tuple[User, ...] = ()
     """Who may call, each with a key of their own; nobody: whoever has the gateway's `api_key`."""
+    _key_file: Path | None = PrivateAttr(None)
+
+    @property
+    def key_file(self) -> Path | None:
+        """Where the key stands that the gateway makes for itself; None: it makes none."""
+        return self._key_file
+
+    def with_key(self, file: Path, key: str | None) -> Settings:
+        """With a key of its own. `key`: None until it is made."""
+        gateway = self.gateway.model_copy(update={"api_key": key and SecretStr(key)})
+        settings = self.model_copy(update={"gateway": gateway})
+        settings._key_file = file
+        return settings
 
     @classmethod
     def settings_customise_sources(

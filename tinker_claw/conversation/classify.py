@@ -11,28 +11,30 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from tinker_claw.conversation.attribution import (
+    asking,
+    last_asked,
+    nudged,
+    read,
+    without_volatile,
+)
+from tinker_claw.conversation.harnesses import HARNESSES, Harness
 from tinker_claw.conversation.openclaw import (
     FLUSH,
     ON_ITS_OWN,
-    SYSTEM_MARKS,
     SYSTEM_OPENING,
     Runtime,
-    automation,
-    is_framed,
-    is_stamped,
-    last_user_index,
-    nudged,
+    Surface,
     reports_event,
     runtime,
-    without_volatile,
-    words,
+    surface,
 )
-from tinker_claw.conversation.outright import only_verdict
+from tinker_claw.conversation.outright import outright
 from tinker_claw.errors import RequestError
-from tinker_claw.formats.base import LARGEST_GROUP, GenerationRequest
+from tinker_claw.formats.base import LARGEST_GROUP, GenerationRequest, parts_of
 from tinker_claw.types import Attempt, Kind, Message
 
 
@@ -61,10 +63,14 @@ class RequestKind(StrEnum):
     """What another session has to say: the result of a subagent, as a rule."""
     AUTOMATED = "automated"
     """A prompt that nobody typed, of no kind that is known here."""
+    NUDGE = "nudge"
+    """The harness urges the model on; nobody has said anything since its last reply."""
+    UNKNOWN = "unknown"
+    """A prompt that looks like a harness's, of a kind that is not known here."""
     INFER = "infer"
     """`openclaw infer model run`: a single question."""
     UTILITY = "utility"
-    """A call of OpenClaw's without tools, of no kind that is known here."""
+    """A single call beside the conversation, as for a commit message."""
 
     @property
     def kind(self) -> Kind:
@@ -115,6 +121,10 @@ class Identity:
     """The client said that the session ends with this turn."""
     attempt: Attempt | None = None
     """Of a main turn, what its session is an attempt at; None: the client has not said."""
+    surface: Surface = field(default_factory=Surface)
+    """Where the conversation takes place."""
+    client: str = ""
+    """The agent's program: its name, or how its User-Agent begins."""
 
     @property
     def named(self) -> bool:
@@ -134,9 +144,9 @@ def identify(request: GenerationRequest, headers: Mapping[str, str]) -> Identity
     """
     trace = _trace(headers)
     value, source = _affinity(request, headers)
-    seen = read(request, headers, trace, value)
-    sign = recognise(seen)
+    seen = gather(request, headers, trace, value)
     explicit, episode = _turn_type(headers)
+    sign = recognise(seen, trusted=explicit is Kind.MAIN)
     kind, why = sign.call.kind, f"{sign.call}: {sign.by}"
     if explicit is Kind.MAIN and kind is Kind.SIDE:
         why = f"{why} (X-Turn-Type says {explicit}, which makes no such call trainable)"
@@ -152,6 +162,8 @@ def identify(request: GenerationRequest, headers: Mapping[str, str]) -> Identity
         by_trace=by_trace,
         done=flagged(headers, "x-session-done"),
         attempt=_attempt(request, headers, episode) if kind is Kind.MAIN else None,
+        surface=surface(seen.line, seen.system),
+        client=_client_name(seen),
     )
     if found.attempt is not None and found.attempt.episode and not found.named:
         raise RequestError(
@@ -197,10 +209,10 @@ class SessionEvidence:
     @property
     def system(self) -> str:
         first = self.request.messages[0]
-        return first["content"].lstrip() if first["role"] == "system" else ""
+        return first["content"] if first["role"] == "system" else ""
 
 
-def read(
+def gather(
     request: GenerationRequest, headers: Mapping[str, str], trace: str | None, affinity: str | None
 ) -> SessionEvidence:
     """Gather the evidence."""
@@ -211,33 +223,82 @@ def read(
     return SessionEvidence(request, headers, trace, affinity, line, opening or line is not None)
 
 
-def recognise(seen: SessionEvidence) -> Sign:
-    """What the request is for."""
-    if not seen.request.tools:
-        sign = _utility(seen)
-        if sign is not None:
-            return sign
-    if not seen.agent:
-        return _client(seen)
-    return _by_session(seen) or _by_prompt(seen) or _main(seen)
+def recognise(seen: SessionEvidence, *, trusted: bool = False) -> Sign:
+    """What the request is for.
+
+    Args:
+        trusted: the client says that its turn is main, so a person or a task asks.
+    """
+    sign = _utility(seen)
+    if sign is not None:
+        return sign
+    if seen.agent:
+        sign = _by_session(seen) or _by_prompt(seen)
+    return sign or _by_words(seen, trusted=trusted) or (_main if seen.agent else _client)(seen)
 
 
 def _utility(seen: SessionEvidence) -> Sign | None:
     """Calls with a system prompt of their own, one question, and neither tools nor agent."""
-    first, *others = [message["role"] for message in seen.request.messages]
-    if seen.agent or first != "system" or {*others} != {"user"}:
+    if seen.agent:
         return None
-    for mark in SYSTEM_MARKS:
+    parts = [part.lstrip() for part in parts_of(seen.system)]
+    single = {message["role"] for message in seen.request.messages[1:]} == {"user"}
+    for call in (call for harness in HARNESSES for call in harness.calls):
         # A compaction belongs to a turn; recaps and titles run beside it, without a trace.
-        if seen.system.startswith(mark.text) and (mark.traced or seen.trace is None):
-            how = "" if mark.traced else " and trace"
-            return Sign(_BY_NAME[mark.what], f"its system prompt, one question, no tools{how}")
+        alone = single and not seen.request.tools
+        if not (call.tools or alone) or not any(part.startswith(call.opens) for part in parts):
+            continue
+        if call.traced or seen.trace is None:
+            how = "" if call.tools else ", one question, no tools"
+            how += "" if call.traced else " and trace"
+            return Sign(_BY_NAME[call.asks], f"its system prompt{how}")
+    return None
+
+
+def _by_words(seen: SessionEvidence, *, trusted: bool) -> Sign | None:
+    """Prompts of a harness's own, and what looks like one."""
+    readings = asking(seen.request.messages)
+    if not trusted and any(reading.unknown for reading in readings):
+        return Sign(
+            RequestKind.UNKNOWN, "it looks like a harness's prompt, of no kind that is known"
+        )
+    for reading in readings:
+        if reading.asks is not None and reading.automation is None:
+            call = _BY_NAME[reading.asks]
+            if call is not RequestKind.NUDGE or not any(reading.said for reading in readings):
+                return Sign(call, "a prompt that its harness writes")
+    return None
+
+
+def _only_verdict(messages: Sequence[Message]) -> bool:
+    """Whether a person's last words are a verdict, and ask for nothing."""
+    at = last_asked(messages)
+    if at is None or (at and messages[at - 1]["role"] == "user"):
+        return False
+    said = outright(read(messages[at]).words)
+    return said is not None and not said.asks
+
+
+def _client_name(seen: SessionEvidence) -> str:
+    """What the agent's program is called."""
+    harness = _harness(seen)
+    if harness is not None:
+        return harness.name
+    agent = seen.headers.get("user-agent", "").split("/", 1)[0].strip()
+    return agent[:40] if agent.isprintable() else ""
+
+
+def _harness(seen: SessionEvidence) -> Harness | None:
+    agent, system = seen.headers.get("user-agent", "").lower(), seen.system.lstrip()
+    for harness in HARNESSES:
+        if agent.startswith(tuple(harness.agents)) or system.startswith(tuple(harness.systems)):
+            return harness
     return None
 
 
 def _client(seen: SessionEvidence) -> Sign:
     request = seen.request
-    if only_verdict(request.messages):
+    if _only_verdict(request.messages):
         return Sign(RequestKind.VERDICT, _ONLY_VERDICT)
     if request.messages[-1]["role"] == "tool":
         return Sign(RequestKind.TOOL, "it ends in the result of a tool")
@@ -262,6 +323,8 @@ def _by_session(seen: SessionEvidence) -> Sign | None:
         return Sign(RequestKind.SUBAGENT, f"its session {key}")
     if area == ["cron"]:
         return Sign(RequestKind.ALONE, f"its session {key}")
+    if area == ["hook"]:
+        return Sign(RequestKind.AUTOMATED, "its session is a hook's")
     if area == ["internal-session-effects"]:
         return Sign(RequestKind.FLUSH, f"its session {key}")
     value = seen.affinity or (seen.line and seen.line.session_id) or ""
@@ -274,14 +337,14 @@ def _by_session(seen: SessionEvidence) -> Sign | None:
 def _by_prompt(seen: SessionEvidence) -> Sign | None:
     """Prompts that OpenClaw writes itself."""
     messages = seen.request.messages
-    at = last_user_index(messages)
+    at = last_asked(messages)
     if at is None:
         return None
-    prompt = messages[at]["content"]
+    prompt = read(messages[at])
     tools = {tool["function"]["name"] for tool in seen.request.tools}
-    if tools and tools <= _FLUSH_TOOLS and words(prompt).startswith(FLUSH):
+    if tools and tools <= _FLUSH_TOOLS and prompt.said.startswith(FLUSH):
         return Sign(RequestKind.FLUSH, "its prompt, and no tools but read and write")
-    found = automation(prompt)
+    found = prompt.automation
     if found is None or found.short:
         # The short form stands in histories only: here somebody typed it.
         return None
@@ -297,20 +360,21 @@ def _by_prompt(seen: SessionEvidence) -> Sign | None:
 def _main(seen: SessionEvidence) -> Sign:
     messages = seen.request.messages
     kept = without_volatile(messages)
-    at = last_user_index(messages)
-    stamped = at is not None and is_stamped(messages[at]["content"])
+    at = last_asked(messages)
+    found = None if at is None else read(messages[at])
+    stamped = found is not None and found.typed
     who = "OpenClaw's agent"
     if not seen.request.tools and not (stamped and seen.trace):
         return Sign(
             RequestKind.UTILITY, f"{who}, but neither tools nor a user's message in a trace"
         )
-    if only_verdict(messages):
+    if _only_verdict(messages):
         return Sign(RequestKind.VERDICT, _ONLY_VERDICT)
     if nudged(messages):
         return Sign(RequestKind.REASK, f"{who} asks again after an empty reply")
     if kept[-1:] and kept[-1]["role"] == "tool":
         return Sign(RequestKind.TOOL, f"{who}, with the result of a tool")
-    if at is not None and is_framed(messages[at]["content"]):
+    if found is not None and found.retry:
         return Sign(RequestKind.RETRY, f"{who}, with the user's message in the frame of a retry")
     what = "a user's message and its timestamp" if stamped else "a message of no automatic kind"
     return Sign(RequestKind.USER, f"{who}, with {what}")
@@ -331,12 +395,12 @@ def _session(
         return (_without_boundary(value, session_id) if ours else value), source, False
     traced = seen.trace is not None
     if call is RequestKind.FLUSH and traced and seen.line is not None:
-        return session_id or seen.line.session_key, "its trace, or the Runtime line", True
+        return seen.line.name, "its trace, or the Runtime line", True
     if seen.line is not None:
-        return session_id or seen.line.session_key, "the Runtime line", False
-    if kind is Kind.SIDE:
+        return seen.line.name, "the Runtime line", False
+    if kind is Kind.SIDE and call is not RequestKind.UNKNOWN:  # that one stands in a conversation
         return _SIDE_KEY, "its trace" if traced else "nothing: none is named", traced
-    return f"{_OPENING}{_opening(seen.request.messages)}", "its first messages", False
+    return f"{_OPENING}{_opening(seen)}", "its first messages", False
 
 
 def _without_boundary(value: str, session_id: str | None) -> str:
@@ -412,14 +476,21 @@ def _attempt(
     return found if found != Attempt() else None
 
 
-def _opening(messages: Sequence[Message]) -> str:
-    """Digest of everything up to the first user message.
+def _opening(seen: SessionEvidence) -> str:
+    """Digest of how a conversation begins: its system prompt, and the first words of a person.
 
-    Conversations that open alike share this; their turns are still told apart by what follows.
+    Conversations that open alike share this; their turns are still told apart by what follows. What
+    a harness writes beside the words changes: dates, lists of files. So does the system prompt of a
+    known harness, whose name stands for it.
     """
-    hasher = hashlib.sha256()
-    for message in messages:
-        hasher.update(f"{message['role']}\0{message['content']}\0".encode())
+    hasher, harness = hashlib.sha256(), _harness(seen)
+    for message in seen.request.messages:
+        text: str = message["content"]
         if message["role"] == "user":
+            text = read(message).said
+        elif harness is not None:
+            text = harness.name
+        hasher.update(f"{message['role']}\0{text}\0".encode())
+        if message["role"] == "user" and text:
             break
     return hasher.hexdigest()[:32]

@@ -10,25 +10,24 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from cachetools import LRUCache
 
-from tinker_claw.conversation.openclaw import (
-    automation,
+from tinker_claw.conversation.attribution import (
     is_nudge,
-    is_silent,
-    is_volatile,
-    last_user_index,
-    queued,
+    last_asked,
+    read,
     without_volatile,
-    words,
+    words_of,
 )
+from tinker_claw.conversation.machinery import about_compaction
+from tinker_claw.conversation.openclaw import is_silent, is_volatile, queued
 from tinker_claw.formats.base import Joined
-from tinker_claw.types import Message, NextState, Reply, noted
+from tinker_claw.types import Message, NextState, Piece, Reply, Writer, noted
 
 _TOOL = "tool "
 """Before the digest of a tool's result."""
@@ -39,22 +38,14 @@ _LONGEST_NAME = 40
 """Agents cut the ids of calls to so many characters, and leave out others than these."""
 
 
-class _Meaning(NamedTuple):
-    """What a message says."""
-
-    digest: str
-    automatic: bool
-    """Nobody wrote it."""
-
-
-_MEANT = LRUCache[Hashable, _Meaning](16_000)
+_MEANT = LRUCache[Hashable, str](16_000)
 """Histories are sent again with every request. By numbers, keyed anew in every process: the words
 of a session that is forgotten, or was private, are not to stay here."""
 
 
 def digest(message: Message) -> str:
     """A short name for what a message says, and for the calls that it makes or answers."""
-    meaning = _meaning(message).digest
+    meaning = _meaning(message)
     if message["role"] == "tool":
         return f"{_TOOL}{meaning}{_CALLS}{_name(message['tool_call_id'])}"
     calls: Sequence[Mapping[str, Any]] = message.get("tool_calls", ())
@@ -83,12 +74,43 @@ class Conversation:
     messages: Sequence[Message]
     digests: tuple[str, ...]
     """Of each."""
+    summarised: int | None = None
+    """How many of the messages stand before the newest summary; None: nothing was compacted."""
 
     @classmethod
     def of(cls, messages: Sequence[Message]) -> Conversation:
-        """What the messages of a request come to; see `exchanged`."""
-        kept = exchanged(messages)
-        return cls(kept, tuple([noted(digest, message) for message in kept]))
+        """Take what user and assistant have said out of the messages of a request.
+
+        What a harness wrote is left out: notes, summaries, the replies that it gives to them
+        itself, what a nudge led to, volatile messages, and automatic prompts to which the assistant
+        said nothing that a user gets to see. OpenClaw looks after itself every half hour, and the
+        user's next words are still about the last thing that they read.
+        """
+        kept: list[Message] = []
+        prompted, summarised = None, None
+        before: Message | None = None
+        answered = nudged = False
+        for message in without_volatile(messages):
+            if message["role"] == "user":
+                if is_volatile(message) or is_nudge(message, before):
+                    continue
+                found = read(message)
+                if found.asks == "nudge" and not found.said:
+                    nudged = nudged or before is None or before["role"] != "user"
+                    continue
+                nudged = nudged and found.note
+                if found.summary:
+                    summarised = len(kept)
+                if found.note:
+                    answered = found.answered
+                    continue
+                if prompted is not None and _unseen(kept[prompted:]):
+                    del kept[prompted:]
+                prompted = len(kept) if found.automation is not None else None
+            before, ours, answered = message, answered, False
+            if not (nudged or (ours and message["role"] == "assistant")):
+                kept.append(message)
+        return cls(kept, tuple([noted(digest, message) for message in kept]), summarised)
 
     @property
     def reply_at(self) -> int | None:
@@ -98,40 +120,17 @@ class Conversation:
         return None if at is None or at + 1 == len(kept) else at
 
 
-def exchanged(messages: Sequence[Message]) -> list[Message]:
-    """The messages of a conversation.
-
-    Without volatile messages, and without automatic prompts to which the assistant said nothing
-    that a user gets to see: OpenClaw looks after itself every half hour, and the user's next words
-    are still about the last thing that they read.
-    """
-    kept: list[Message] = []
-    prompted: int | None = None
-    before: Message | None = None
-    for message in without_volatile(messages):
-        if message["role"] == "user":
-            if is_volatile(message):
-                continue
-            if is_nudge(message, before):
-                continue
-            if prompted is not None and _unseen(kept[prompted:]):
-                del kept[prompted:]
-            prompted = len(kept) if noted(_is_automatic, message) else None
-        kept.append(message)
-        before = message
-    return kept
-
-
 def without_queued(messages: Sequence[Message], asked: Collection[str]) -> Sequence[Message]:
     """The messages as later requests will show them, where the user went on before an answer came.
 
     Args:
         asked: digests of user messages, among which may be the one without an answer.
     """
-    at = last_user_index(messages)
-    if at is None:
+    at = last_asked(messages)
+    framed = None if at is None else read(messages[at]).framed
+    if at is None or framed is None:
         return messages
-    for before, now in queued(messages[at]["content"]):
+    for before, now in queued(framed):
         if digest({"role": "user", "content": before}) in asked:
             said = {**messages[at], "content": now}
             return [*messages[:at], said, *messages[at + 1 :]]
@@ -168,24 +167,50 @@ def ends(known: Sequence[str], tail: Sequence[str]) -> bool:
     return any(whole[-len(end) :] == end for whole, end in pairs)
 
 
-def next_state(new_messages: Sequence[Message], replied: Message | None = None) -> NextState | None:
-    """What the messages behind a turn say about it.
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What the messages behind a turn say about it."""
 
-    The user's own words count before tool results: they have seen both. Results count when all
-    of the turn's calls have one. A prompt that nobody wrote says nothing.
+    state: NextState | None = None
+    """None: nothing."""
+    unknown: bool = False
+    """Something was said, and it is not known by whom: no later message may be taken for it."""
+
+
+def heard(
+    new_messages: Sequence[Message],
+    attribute: Callable[[Message], Sequence[Piece]],
+    replied: Message | None = None,
+    *,
+    others: bool = False,
+) -> Heard:
+    """Find a turn's next state in the messages behind it.
+
+    The owner's own words count before tool results: they have seen both. Results count when all of
+    the turn's calls have one. What a harness writes says nothing.
 
     Args:
         replied: the turn's reply as the client sent it back; names the tools.
+        others: what other people, mails and hooks say is a next state, too.
     """
-    users = [m for m in new_messages if m["role"] == "user" and not _is_automatic(m)]
-    said = [words(m["content"]) for m in users]
+    written = [attribute(m) for m in new_messages if m["role"] == "user"]
+    said = [words_of(pieces, Writer.OWNER) for pieces in written]
+    pieces = [piece for message in written for piece in message]
+    read = {Writer.QUOTATION} | ({Writer.MEMBER, Writer.EXTERNAL} if others else set())
+    beside = tuple((p.writer, p.words) for p in pieces if p.writer in read and p.words)
     if text := "\n\n".join(part for part in said if part):
-        return NextState("user", text)
+        return Heard(NextState("user", text, beside))
+    doubtful = [piece.text for piece in pieces if piece.writer is Writer.UNKNOWN]
+    if doubtful:
+        return Heard(unknown=not any(map(about_compaction, doubtful)))
+    if text := words_of(pieces, Writer.MEMBER, Writer.EXTERNAL) if others else "":
+        return Heard(NextState("other", text, beside))
     results = {m["tool_call_id"]: m["content"] for m in new_messages if m["role"] == "tool"}
     names = _tool_names(replied) if replied else dict.fromkeys(results, "tool")
     if not names or not names.keys() <= results.keys():
-        return None
-    return NextState.of_tools([(name, results[call_id]) for call_id, name in names.items()])
+        return Heard()
+    told = [(name, results[call_id]) for call_id, name in names.items()]
+    return Heard(NextState.of_tools(told))
 
 
 def _tool_names(message: Message) -> Mapping[str, str]:
@@ -210,11 +235,7 @@ def _unseen(exchange: Sequence[Message]) -> bool:
     return len(exchange) == 1 or (last["role"] == "assistant" and is_silent(last))
 
 
-def _is_automatic(message: Message) -> bool:
-    return _meaning(message).automatic
-
-
-def _meaning(message: Message) -> _Meaning:
+def _meaning(message: Message) -> str:
     role: str = message["role"]
     text: str = "" if role == "system" else message["content"]
     calls = tuple(
@@ -225,21 +246,22 @@ def _meaning(message: Message) -> _Meaning:
     key = (role, hash(text), len(text), starts, hash(calls))
     known = _MEANT.get(key)
     if known is None:
-        known = _MEANT[key] = _read(role, text, calls)
+        known = _MEANT[key] = _digest(message, text, calls)
     return known
 
 
-def _read(role: str, text: str, calls: Sequence[tuple[str, str]]) -> _Meaning:
-    automatic = automation(text) if role == "user" else None
-    if automatic is not None and automatic.what in ("heartbeat", "cron"):
-        text = f"[{automatic.what}]"  # it is rewritten once it is history
-    elif role == "user":
-        text = words(text)  # timestamps, and the frame of a retry, come and go
+def _digest(message: Message, text: str, calls: Sequence[tuple[str, str]]) -> str:
+    role = message["role"]
+    if role == "user":
+        found = read(message)
+        if found.automation is not None and found.automation.what in ("heartbeat", "cron"):
+            text = f"[{found.automation.what}]"  # it is rewritten once it is history
+        else:  # timestamps, context, reminders and the frame of a retry come and go
+            text = found.said or text.strip()
     elif role == "assistant":
         text = text.strip()
     meaning = json.dumps([role, text, [[name, _canonical(args)] for name, args in calls]])
-    digest = hashlib.sha256(meaning.encode()).hexdigest()[:32]
-    return _Meaning(digest, automatic is not None)
+    return hashlib.sha256(meaning.encode()).hexdigest()[:32]
 
 
 def _canonical(arguments: str) -> str:

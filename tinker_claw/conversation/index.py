@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from cachetools import LRUCache
 
+from tinker_claw.conversation.attribution import last_asked, read
 from tinker_claw.conversation.classify import Identity, RequestKind
 from tinker_claw.conversation.history import (
     Conversation,
@@ -28,7 +29,7 @@ from tinker_claw.conversation.history import (
     same,
     without_queued,
 )
-from tinker_claw.conversation.openclaw import last_user_index, queued, summary_index
+from tinker_claw.conversation.openclaw import queued
 from tinker_claw.errors import RequestError
 from tinker_claw.ledger.turns import LastTurn, TurnTable
 from tinker_claw.types import Attempt, Kind, Lost, Message, Tool, noted
@@ -49,6 +50,8 @@ FORGOTTEN = 4096
 _SEARCHED = 8
 """Newest turns of a session among which the reply is sought of which no turn was found."""
 
+_LEFT_OUT: Final[Message] = {"role": "assistant", "content": ""}
+"""Stands for a reply that is in the summary only."""
 _OWN_SESSION = frozenset({RequestKind.SUBAGENT, RequestKind.ALONE})
 """They share the trace of a turn of another session."""
 
@@ -195,8 +198,9 @@ class ConversationIndex:
 
     def said(self, session_id: int, messages: Sequence[Message]) -> Sequence[Message]:
         """The messages without one that the user sent before the last, and that got no answer."""
-        at = last_user_index(messages)
-        if at is None or not queued(messages[at]["content"]):
+        at = last_asked(messages)
+        framed = None if at is None else read(messages[at]).framed
+        if framed is None or not queued(framed):
             return messages
         histories = (turn.history for turn in self._turns.latest(session_id))
         return without_queued(messages, {history[-1] for history in histories if history})
@@ -209,9 +213,9 @@ class ConversationIndex:
         Args:
             compacted: where a summary stands for the beginning, what is left behind it will do.
         """
-        at = said.reply_at
-        if at is None:
-            return None
+        at, cut = said.reply_at, said.summarised if compacted else None
+        if at is None or (cut is not None and at < cut):
+            return None if cut is None else self._behind_summary(session_id, said, cut)
         reply, new, chain = said.messages[at], said.messages[at + 1 :], said.digests[: at + 1]
         for page in _pages(session_id, chain):
             if entry := self._pages.get(page):
@@ -221,12 +225,21 @@ class ConversationIndex:
         found = closest([turn.chain for turn in waiting], chain)
         if found is not None:
             turn_id = waiting[found].turn_id
-        elif compacted and (summary := summary_index(said.messages)) is not None:
-            turn_id = self._before_summary(session_id, turns, chain[summary + 1 :])
+        elif cut is not None:
+            turn_id = self._before_summary(session_id, turns, chain[cut:])
         else:
             turn_id = None
         # The ledger does not say which messages the prompt held beyond the history.
         return None if turn_id is None else Continuation(turn_id, reply, new, None)
+
+    def _behind_summary(self, session_id: int, said: Conversation, cut: int) -> Continuation | None:
+        """The session's last turn, where a summary has left nothing of its reply: what stands
+        behind the summary was said since."""
+        last = next(iter(self._turns.latest(session_id, most=1)), None)
+        new = said.messages[cut:]
+        if last is None or last.settled or last.followed or last.history == said.digests:
+            return None
+        return Continuation(last.turn_id, _LEFT_OUT, new, None) if new else None
 
     def after(self, turn_id: int, said: Conversation) -> Continuation | None:
         """What a request adds to this turn, of which it says itself that it goes on from it."""
@@ -249,7 +262,7 @@ class ConversationIndex:
         reply = said.digests[at]
         if any(same([t.reply_digest], [reply]) for t in self._side(session_id)):
             return None
-        if summary_index(said.messages) is not None:
+        if said.summarised is not None:
             return Lost.COMPACTED
         given = any(same([turn.reply_digest], [reply]) for turn in turns)
         return Lost.EDITED if given else Lost.UNKNOWN

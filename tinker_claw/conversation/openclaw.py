@@ -1,23 +1,27 @@
-"""What OpenClaw 2026.9 writes into messages, and how to read it; what Claude Code and Codex write
-beside a user's words is the same to everybody.
+"""What OpenClaw 2026.9 writes into messages, and its grammar.
 
-Rule: this is the one place that knows agents' wording; a new version of one changes this file.
-The marks are visible text that a user could type, so none of them decides alone.
+Rule: a block of context is known by OpenClaw's marker, never by its label, and only where it leads
+a message: behind the first of a person's words everything is theirs, whatever it looks like.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
+from typing import Any, Final, cast
 
 from tinker_claw.formats.base import parts_of
-from tinker_claw.types import Message
+from tinker_claw.types import Message, Piece, Writer
 
 SYSTEM_OPENING = "<!-- openclaw:"
 """How the system prompt of every agentic call begins."""
 FLUSH = "Pre-compaction memory flush."
+MARKER: Final = "⟦openclaw:ctx⟧"
+"""At the end of the header of every block of context."""
 
 _VOLATILE_BEGIN = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>"
 _VOLATILE_END = "<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
@@ -25,13 +29,42 @@ _EVENT = "[Internal task completion event]"
 _INTER_SESSION = "\n[Inter-session message] "
 _NOT_USER = " isUser=false"
 _LINE = "Runtime: agent="
+_BLANKS = re.compile(r"\s*")
+_BLANK_LINES = re.compile(r"(?:[ \t]*\n)*")
 
 # [Sat 2026-11-21 00:19 UTC], before what a user typed
 _STAMP = re.compile(r"\[[A-Z][a-z]{2} \d{4}-\d\d-\d\d \d\d:\d\d[^\]\n]{0,40}\](?: |\Z)")
-# Sender (untrusted metadata): and a block of JSON; channels put it before the user's words.
-_METADATA = re.compile(
-    r"[^\n]{1,80}\((?:untrusted|data, not)[^)\n]{0,80}\):\n```json\n.*?\n```\s*", re.DOTALL
+_HEADER = re.compile(rf"(?P<label>[^\n]{{1,200}}?) {MARKER}[ \t]*(?:\n|\Z)")
+_FENCED = re.compile(r"```json[ \t]*\n(?P<json>.*?)\n```[ \t]*(?:\n|\Z)", re.DOTALL)
+_LINES = re.compile(r"(?:[^\n]*\S[^\n]*(?:\n|\Z))+")
+# Behind blocks of context only: a goal, how replies are delivered, what a Telegram message replies
+# to, and the numbers of several messages that were sent while the agent was busy.
+_BEHIND_CONTEXT = re.compile(
+    r"Active goal: [^\n]* — advance; keep active [^\n]*(?:\n|\Z)"
+    r"|Delivery: [^\n]*`message` tool[^\n]*(?:\n|\Z)"
+    r"|Current message:\n\[Replying to: (?P<quote>\"(?:[^\"\\\n]|\\.)*\")\](?:\n#[^\n: ]+:)? ?"
+    r"|Room context:\n|Treat this message as observed room activity[^\n]*(?:\n|\Z)"
 )
+_QUEUED_CONTEXT = re.compile(r"Queued #\d+ context:\n")
+_COLLECTED = re.compile(r"\[Queued messages while agent was busy\]\n*")
+_QUEUED = re.compile(r"^(?:\n*---\n)Queued #\d+(?: \(from [^\n]*\))?\n", re.MULTILINE)
+_ROOM = re.compile(r"\[OpenClaw room event\]\n*")
+_MEMORY = re.compile(
+    r"Context:\n<active_memory_plugin>\n.*?\n</active_memory_plugin>\n*", re.DOTALL
+)
+_JOB = re.compile(r"(?:Job ID: [^\n]*|Received: [^\n]*)\n\n(?=SECURITY NOTICE: )")
+_NOTICE = re.compile(r"SECURITY NOTICE: .*?\n\n+(?=<<<EXTERNAL_UNTRUSTED_CONTENT )", re.DOTALL)
+_EXTERNAL = re.compile(
+    r"<<<EXTERNAL_UNTRUSTED_CONTENT id=\"(?P<id>[^\"\n]{1,80})\">>>.*?"
+    r"<<<END_EXTERNAL_UNTRUSTED_CONTENT id=\"(?P=id)\">>>\n*",
+    re.DOTALL,
+)
+_FOREIGN: Final = "<<<EXTERNAL_UNTRUSTED_CONTENT "
+_SEPARATOR: Final = "---\nQueued #"
+# (Long texts are looked at for these first, which takes a tenth of what a pattern takes.)
+_FENCES = re.compile(r"<<<(?:END_)?EXTERNAL_UNTRUSTED_CONTENT id=\"[^\"\n]*\">>>")
+_CONTEXT_LINE = re.compile(rf"^Context: {MARKER}[ \t]*$", re.MULTILINE)
+_HISTORY_LINE = re.compile(r"^(?:#\S+ )?(?:\S+ ){0,6}?[^:\n]{1,80}: ")
 # The clock at the end of prompts that nobody typed.
 _CLOCK = re.compile(r"\nReference UTC: \d{4}-\d\d-\d\d \d\d:\d\d UTC\s*")
 # What OpenClaw puts before a message that got no complete answer. Behind that message and a blank
@@ -39,37 +72,27 @@ _CLOCK = re.compile(r"\nReference UTC: \d{4}-\d\d-\d\d \d\d:\d\d UTC\s*")
 _FRAME = re.compile(r"\[Queued user message from a previous active turn[^\]]*\]\n")
 _AGAIN = "\n\nContinue the current task from the existing transcript"
 _MOST_SPLITS = 32
-# What Claude Code and Codex tell the model of the date, of files and of themselves: a part of a
-# user's message, or all of one, which nobody typed.
-_NOTE = re.compile(
-    r"\s*<(?P<kind>system-reminder|environment_context)>.*</(?P=kind)>\s*", re.DOTALL
-)
 _NUDGE = "The previous attempt did not produce a user-visible answer."
 """How OpenClaw asks again after an empty reply; the message is gone from later requests."""
-_SUMMARY = "The conversation history before this point was compacted into the following summary:"
-
-
-@dataclass(frozen=True, slots=True)
-class SystemMark:
-    """How the system prompt of a call that is no agent's begins."""
-
-    text: str
-    what: str
-    traced: bool
-    """It belongs to a turn, and shares its trace."""
-
-
-SYSTEM_MARKS = (
-    SystemMark("Write an Activity recap", "recap", traced=False),
-    SystemMark("Generate a concise session title", "title", traced=False),
-    SystemMark("You are a title generator.", "title", traced=False),  # opencode's
-    SystemMark("You are a context summarization assistant", "compaction", traced=True),
+_META: Final = '"openclaw.inbound_meta.v2"'
+LABELS: Final = frozenset(
+    {
+        *("Conversation info:", "Thread starter:", "Reply target of current user message:"),
+        *("Reply chain of current user message (nearest first):", "Forwarded message context:"),
+        *("Location:", "Chat history since last reply:", "Recent chat history:", "Context:"),
+    }
 )
+"""Labels of context that are named as they are; a channel may write any other."""
 ON_ITS_OWN = (
     (re.compile(r"openclaw-cron-[0-9a-f]+"), "isolated cron"),
     (re.compile(r"slug-generator-[-0-9a-f]+(?::\d+)?"), "utility"),
 )
 """Names of sessions without a conversation."""
+NOBODYS: Final = frozenset({"hook", "cron", "subagent", "internal-session-effects"})
+"""Areas of sessions in which no person writes."""
+_GROUPS: Final = frozenset({"group", "channel", "room", "thread"})
+_KINDS: Final = _GROUPS | {"direct"}
+"""Kinds of conversation; in a session's key the id of a person or group follows."""
 
 _PROMPTS = (
     ("Follow the heartbeat monitor scratch context", "heartbeat"),
@@ -89,6 +112,42 @@ class Runtime:
     session_id: str | None
     """None in an isolated cron job."""
 
+    @property
+    def name(self) -> str:
+        """What the session is called here: by its id, and never by that of a person."""
+        if self.session_id is not None:
+            return self.session_id
+        area = surface(self, "")
+        if area.channel is None and area.area not in _KINDS:
+            return self.session_key
+        return f"{area.area}:{hashlib.sha256(self.session_key.encode()).hexdigest()[:32]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Surface:
+    """Where a conversation takes place."""
+
+    area: str = ""
+    """Area of OpenClaw's session: main, explicit, hook, cron, telegram ...; "": not known."""
+    channel: str | None = None
+    """The chat service; None: not known, or none."""
+    group: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """Who wrote a channel's message, as OpenClaw says."""
+
+    id: str | None
+    """Within its channel; None: not told."""
+    in_channel: bool
+    """The message came by a chat service, and not from whoever runs OpenClaw."""
+    channel: str | None = None
+    group: bool = False
+    bot: bool = False
+    mixed: bool = False
+    """Words of several senders may stand in the message."""
+
 
 @dataclass(frozen=True, slots=True)
 class Automation:
@@ -102,15 +161,16 @@ class Automation:
 
 
 def runtime(messages: Sequence[Message], *, in_user_message: bool) -> Runtime | None:
-    """The Runtime line: the last line of the first user message or of a part of it, or else one of
-    the system prompt.
+    """Find the Runtime line: the last line of the first user message or of a part of it, or else
+    one of the system prompt.
 
     Args:
         in_user_message: whether such a line of a user message can be OpenClaw's.
     """
     user = next((m["content"] for m in messages if m["role"] == "user"), None)
     if in_user_message and user is not None:
-        lines = [part[at:] for part in parts_of(user) if (at := _line_at(part)) is not None]
+        ends = ((part, runtime_at(part)) for part in parts_of(user))
+        lines = [part[end:].lstrip() for part, end in ends if end < len(part)]
         if lines:
             return _fields(lines[-1])
     if messages[0]["role"] == "system":
@@ -121,20 +181,12 @@ def runtime(messages: Sequence[Message], *, in_user_message: bool) -> Runtime | 
     return None
 
 
-def _line_at(text: str) -> int | None:
-    """Where the line begins that ends `text`."""
+def runtime_at(text: str) -> int:
+    """Where the words end before the Runtime line that ends `text`; its length: there is none."""
     at = text.rfind(_LINE)
     if at < 0 or (at and text[at - 1] != "\n") or "\n" in text[at:].rstrip():
-        return None
-    return at if " | session=" in text[at:] else None
-
-
-def _without_line(text: str) -> str:
-    """A user message without Runtime lines and notes; what its parts say stands on lines of its
-    own."""
-    parts = [part for part in parts_of(text) if not _NOTE.fullmatch(part)]
-    kept = [part if (at := _line_at(part)) is None else part[:at] for part in parts]
-    return kept[0] if len(parts) == 1 else "\n".join(part for part in kept if part.strip())
+        return len(text)
+    return len(text[:at].rstrip("\n")) if " | session=" in text[at:] else len(text)
 
 
 def _fields(line: str) -> Runtime | None:
@@ -145,17 +197,236 @@ def _fields(line: str) -> Runtime | None:
     return Runtime(fields["session"], fields.get("sessionId") or None)
 
 
-def is_stamped(text: str) -> bool:
-    """A user message with the timestamp that OpenClaw puts before what a user typed."""
+def surface(line: Runtime | None, system: str) -> Surface:
+    """Tell where a conversation takes place: by the session's key, and where that names no channel,
+    by what OpenClaw says of the channel in its system prompt."""
+    rest = line.session_key.split(":") if line else [""]
+    rest = rest[2:] if rest[0] == "agent" else rest
+    area = rest[0] if rest else ""
+    kinds = rest[:3] if area not in ("main", "explicit", "dashboard") else []
+    at = next((n for n, kind in enumerate(kinds) if kind in _KINDS), None)
+    channel = rest[0] if at else None
+    group = at is not None and rest[at] in _GROUPS
+    told = _inbound_meta(system)
+    if channel is None and isinstance(told.get("channel"), str):
+        channel = told["channel"]
+    return Surface(area, channel, group or told.get("chat_type", "direct") != "direct")
+
+
+def _inbound_meta(system: str) -> dict[str, Any]:
+    """What the system prompt says of the newest message; {}: nothing, or more than one thing."""
+    at = system.find(_META)
+    if at < 0 or system.find(_META, at + 1) >= 0:
+        return {}
+    begin, end = system.rfind("```json\n", 0, at), system.find("\n```", at)
+    return _object(system[begin + 8 : end]) if 0 <= begin < end else {}
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+
+
+@dataclass(slots=True)
+class Head:
+    """What leads a user message, read from its beginning, one piece at a time."""
+
+    body: str
+    typed: bool = field(default=False, init=False)
+    """A timestamp or context that only OpenClaw writes shows that somebody wrote the rest."""
+    sender: Sender | None = field(default=None, init=False)
+    framed: bool = field(default=False, init=False)
+    """The words stand in the frame around a message that got no complete answer."""
+    _context: bool = field(default=False, init=False)
+    _mixed: bool = field(default=False, init=False)
+
+    def take(self, at: int) -> Piece | None:
+        """The piece that begins at `at`, with the blanks before it; None: the words begin here."""
+        start = _matched(_BLANKS, self.body, at)
+        piece = self._taken(at, start)
+        if piece is not None and self.sender is not None and self._mixed:
+            self.sender = replace(self.sender, mixed=True)
+        return piece
+
+    def _taken(self, at: int, start: int) -> Piece | None:
+        body = self.body
+        if found := _STAMP.match(body, start):
+            self.typed = True
+            return self._piece(at, found.end(), "timestamp")
+        if found := _HEADER.match(body, start):
+            return self._block(at, found)
+        if body.startswith(_VOLATILE_BEGIN, start) and (end := body.find(_VOLATILE_END, start)) > 0:
+            return self._piece(at, end + len(_VOLATILE_END), "internal context")
+        if found := _FRAME.match(body, start):
+            self.framed = True
+            self._mixed |= _AGAIN not in body
+            return self._piece(at, found.end(), "frame of a queued message")
+        if found := _ROOM.match(body, start):
+            self._context = self.typed = self._mixed = True
+            self.sender = Sender(None, in_channel=True, group=True, mixed=True)
+            return self._piece(at, found.end(), "room event")
+        if found := _COLLECTED.match(body, start):
+            self._mixed = self._mixed or (self.sender is not None and self.sender.group)
+            return self._piece(at, found.end(), "queue")
+        if (found := _QUEUED_CONTEXT.match(body, start)) and _HEADER.match(body, found.end()):
+            return self._piece(at, found.end(), "queue")
+        if found := _MEMORY.match(body, start):
+            return self._piece(at, found.end(), "memory")
+        if found := _JOB.match(body, start) or _NOTICE.match(body, start):
+            return self._piece(at, found.end(), "security notice")
+        if self._context and (found := _BEHIND_CONTEXT.match(body, start)):
+            quote = found["quote"]
+            if quote is None:
+                return self._piece(at, found.end(), "context")
+            said = _string(quote)
+            return Piece(Writer.QUOTATION, body[at : found.end()], "reply target", said)
+        return None
+
+    def _piece(self, at: int, end: int, what: str) -> Piece:
+        return Piece(Writer.HARNESS, self.body[at:end], what)
+
+    def _block(self, at: int, header: re.Match[str]) -> Piece:
+        """A block of context: its header, and JSON in a fence or lines up to a blank one."""
+        body, label = self.body, header["label"].strip()
+        if fenced := _FENCED.match(body, header.end()):
+            end, told = fenced.end(), _parsed(fenced["json"])
+        else:
+            end = _foreign_end(body, header.end())
+            if end == header.end():
+                end = _matched(_LINES, body, end)
+            told = body[header.end() : end]
+        end = _matched(_BLANK_LINES, body, end)
+        first, self._context, self.typed = not self._context, True, True
+        text = body[at:end]
+        if label == "Conversation info:" and self.sender is None and first:
+            self.sender = _sender(told)
+            return Piece(Writer.HARNESS, text, label)
+        if label == "Location:":
+            return Piece(Writer.HARNESS, text, label)
+        writer = Writer.EXTERNAL if label == "Context:" else Writer.QUOTATION
+        return Piece(writer, text, label if label in LABELS else "other context", _bodies(told))
+
+
+def _matched(pattern: re.Pattern[str], text: str, at: int) -> int:
+    """Where a match ends that begins here; `at`: there is none."""
+    found = pattern.match(text, at)
+    return found.end() if found else at
+
+
+def _foreign_end(body: str, at: int) -> int:
+    """Where notices and external content end that begin here."""
+    while True:
+        start = _matched(_BLANKS, body, at)
+        end = _matched(_EXTERNAL, body, _matched(_NOTICE, body, start))
+        if end == start:
+            return at
+        at = end
+
+
+def _sender(told: Any) -> Sender:
+    told = cast("dict[str, Any]", told) if isinstance(told, dict) else {}
+    said: Any = told.get("sender")
+    who = cast("dict[str, Any]", said) if isinstance(said, dict) else {}
+    id = who.get("id")
+    return Sender(
+        id=str(id) if isinstance(id, str | int) else None,
+        in_channel="sender" in told or "chat_id" in told,
+        group=told.get("is_group_chat") is True or "group_subject" in told,
+        bot=who.get("is_bot") is True,
+    )
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+
+
+def _string(quoted: str) -> str:
+    found = _parsed(quoted)
+    return found if isinstance(found, str) else ""
+
+
+def _bodies(told: Any) -> str:
+    """The words in a block, without who said them and when."""
+    if isinstance(told, str):
+        lines = (
+            _HISTORY_LINE.sub("", line, count=1) for line in _FENCES.sub("", told).splitlines()
+        )
+        return "\n".join(line for line in lines if line.strip()).strip()
+    found, stack = list[str](), [told]
+    while stack:
+        one = stack.pop()
+        if isinstance(one, dict):
+            for name, value in cast("dict[str, Any]", one).items():
+                if name in ("body", "text", "caption") and isinstance(value, str):
+                    found.append(value)
+                else:
+                    stack.append(value)
+        elif isinstance(one, list):
+            stack.extend(reversed(cast("list[Any]", one)))
+    return "\n".join(found)
+
+
+def person(words: str, *, framed: bool) -> Iterator[Piece]:
+    """What follows the head of a message: a person's words, and what stands between them.
+
+    Args:
+        framed: in the frame around a message that got no complete answer.
+    """
+    if not framed:
+        yield from _said(words)
+    elif _AGAIN in words:
+        inner, again, rest = words.rpartition(_AGAIN)
+        yield from _said(inner)
+        yield Piece(Writer.HARNESS, again + rest, "retry")
+    else:
+        before, blank, now = words.partition("\n\n")
+        if blank:  # what they said before was asked already
+            yield Piece(Writer.QUOTATION, before + blank, "earlier message", "")
+        now, at = now if blank else words, 0
+        head = Head(now)  # who it is of nobody can tell
+        while (piece := head.take(at)) is not None:
+            yield piece
+            at += len(piece.text)
+        yield from _said(now[at:])
+
+
+def _said(words: str) -> Iterator[Piece]:
+    """A person's words, without numbers of a queue and without what others wrote."""
+    cut = _CONTEXT_LINE.search(words) if MARKER in words else None
+    rest = "" if cut is None else words[cut.start() :]
+    words = words if cut is None else words[: cut.start()]
     at = 0
-    while found := _METADATA.match(text, at):
+    for found in _QUEUED.finditer(words) if _SEPARATOR in words else ():
+        yield from external(words[at : found.start()], Writer.OWNER)
+        yield Piece(Writer.HARNESS, found[0], "queue")
         at = found.end()
-    return _STAMP.match(text, at) is not None
+    yield from external(words[at:], Writer.OWNER)
+    if rest:
+        yield Piece(Writer.EXTERNAL, rest, "Context:", _bodies(rest))
+
+
+def external(text: str, writer: Writer) -> Iterator[Piece]:
+    """A text by this writer, and the external content that is wrapped in it."""
+    at = 0
+    for found in _EXTERNAL.finditer(text) if _FOREIGN in text else ():
+        if before := text[at : found.start()]:
+            yield Piece(writer, before)
+        inner = _FENCES.sub("", found[0]).strip()
+        yield Piece(Writer.EXTERNAL, found[0], "external content", inner)
+        at = found.end()
+    if at < len(text):
+        yield Piece(writer, text[at:])
 
 
 def automation(text: str) -> Automation | None:
     """Whether a user message is a prompt of OpenClaw's own, by more than one sign."""
-    text = _without_line(text).rstrip()
+    text = "\n".join(part[: runtime_at(part)] for part in parts_of(text)).rstrip()
     if _STAMP.match(text) is None:
         clock = text.rfind("\nReference UTC: ")
         if clock >= 0 and _CLOCK.fullmatch(text, clock):
@@ -170,60 +441,29 @@ def automation(text: str) -> Automation | None:
     return None
 
 
-def summary_index(messages: Sequence[Message]) -> int | None:
-    """Index of the summary that stands for compacted messages; None: nothing was compacted.
-
-    It comes first, and without the timestamp of what a user typed.
-    """
-    first = next((at for at, m in enumerate(messages) if m["role"] == "user"), None)
-    if first is None or not messages[first]["content"].startswith(_SUMMARY):
-        return None
-    return first
-
-
 def is_silent(reply: Message) -> bool:
-    """A reply that no user gets to see."""
+    """Whether no user gets to see a reply."""
     return not reply.get("tool_calls") and reply["content"].strip() in _SILENCE
 
 
-def is_framed(text: str) -> bool:
-    """A user message in the frame of a retry."""
-    framed = _framed(_unwrapped(text))
-    return framed is not None and _AGAIN in framed
-
-
-def queued(text: str) -> list[tuple[str, str]]:
-    """What a user message may be made of, where the user went on before they were answered:
+def queued(framed: str) -> list[tuple[str, str]]:
+    """What the words in a frame may be made of, where the user went on before they were answered:
     what they said then, and what they say now. A blank line stands between them, and in either
     others may."""
-    framed = _framed(_unwrapped(_without_line(text)))
-    if framed is None or _AGAIN in framed:
+    if _AGAIN in framed:
         return []
     cuts = islice(re.finditer("\n\n", framed), _MOST_SPLITS)
     return [(framed[: cut.start()].strip(), framed[cut.end() :].strip()) for cut in cuts]
 
 
-def sayings(text: str) -> list[str]:
-    """All that the user's words in a message may begin with: those, too, that got no answer."""
-    framed = _framed(_unwrapped(_without_line(text)))
-    if framed is None:
-        return [words(text)]
-    return [_unwrapped(part) for part in framed.split("\n\n")]
-
-
-def is_nudge(message: Message, before: Message | None) -> bool:
-    """A demand for the visible answer that an empty reply was not.
-
-    The empty reply is in no history: what a user types comes after an assistant's message.
-    """
-    if message["role"] != "user" or before is None or before["role"] not in ("user", "tool"):
-        return False
-    return _unwrapped(message["content"]).startswith(_NUDGE)
+def is_nudge(words: str) -> bool:
+    """Whether words behind an empty reply demand the visible answer that it was not."""
+    return words.startswith(_NUDGE)
 
 
 def is_volatile(message: Message) -> bool:
-    """Of running processes and the like: gone with the next request, or with the user's next
-    words."""
+    """Whether a message tells of running processes and the like: gone with the next request, or
+    with the user's next words."""
     if message["role"] != "user":
         return False
     text = message["content"].strip()
@@ -237,66 +477,14 @@ def _volatile_from(messages: Sequence[Message]) -> int:
     return end
 
 
+def without_volatile(messages: Sequence[Message]) -> Sequence[Message]:
+    """The messages but those at the end that are gone with the next request."""
+    return messages[: _volatile_from(messages)]
+
+
 def reports_event(messages: Sequence[Message]) -> bool:
-    """OpenClaw's last message tells of a task that has ended, or of another session."""
+    """Whether OpenClaw's last message tells of a task that has ended, or of another session."""
     return any(
         _EVENT in m["content"] or _INTER_SESSION[1:] in m["content"]
         for m in messages[_volatile_from(messages) :]
     )
-
-
-def nudged(messages: Sequence[Message]) -> bool:
-    """The request asks again after an empty reply."""
-    end = _volatile_from(messages)
-    return end > 1 and is_nudge(messages[end - 1], messages[end - 2])
-
-
-def without_volatile(messages: Sequence[Message]) -> Sequence[Message]:
-    """The messages that will be in later requests too.
-
-    OpenClaw ends every request with a message about running processes, and drops it afterwards; on
-    some wires it stays where it is until the user goes on, see `is_volatile`.
-    """
-    end = _volatile_from(messages)
-    while end > 1 and is_nudge(messages[end - 1], messages[end - 2]):
-        end -= 1
-    return messages[:end]
-
-
-def last_user_index(messages: Sequence[Message]) -> int | None:
-    """Index of the last message that the user himself wrote."""
-    for at in range(len(without_volatile(messages)) - 1, -1, -1):
-        if messages[at]["role"] == "user" and not is_volatile(messages[at]):
-            return at
-    return None
-
-
-def last_user_words(messages: Sequence[Message]) -> str:
-    """What the user wrote last; "" when they wrote nothing."""
-    at = last_user_index(messages)
-    return "" if at is None else words(messages[at]["content"])
-
-
-def words(text: str) -> str:
-    """A user message without what OpenClaw adds to it."""
-    text = _unwrapped(_without_line(text))
-    framed = _framed(text)
-    if framed is None:
-        return text
-    if _AGAIN in framed:
-        return _unwrapped(framed.rpartition(_AGAIN)[0])
-    return _unwrapped(framed.partition("\n\n")[2] or framed)
-
-
-def _framed(text: str) -> str | None:
-    """What stands in the frame around a message that was not answered; None: there is no frame."""
-    frame = _FRAME.match(text)
-    return text[frame.end() :] if frame else None
-
-
-def _unwrapped(text: str) -> str:
-    """Without timestamp and metadata, in whatever order they stand before the words."""
-    text, at = text.strip(), 0
-    while found := _STAMP.match(text, at) or _METADATA.match(text, at):
-        at = found.end()
-    return text[at:].strip()

@@ -7,11 +7,7 @@ and the judge reads it; what follows /good and /bad is the reason.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
-
-from tinker_claw.conversation.openclaw import last_user_index, words
-from tinker_claw.types import Message
 
 # Skin tones, and selectors of how an emoji is drawn; keyboards write neither, one or both.
 _LOOKS = "[\U0001f3fb-\U0001f3ff\ufe0e\ufe0f]*"
@@ -37,11 +33,7 @@ class Outright:
 
 
 def outright(text: str) -> Outright | None:
-    """The verdict that a user's words are; None: they say something else, or more.
-
-    Args:
-        text: without what OpenClaw adds to it.
-    """
+    """The verdict that a person's own words are; None: they say something else, or more."""
     text = text.strip()
     for score, thumbs in _THUMBS.items():
         if thumbs.fullmatch(text):
@@ -49,12 +41,3 @@ def outright(text: str) -> Outright | None:
     if found := _COMMAND.match(text):
         return Outright(1 if found[1] else -1, found[2].strip())
     return None
-
-
-def only_verdict(messages: Sequence[Message]) -> bool:
-    """The user's last words are a verdict, and ask for nothing."""
-    at = last_user_index(messages)
-    if at is None or (at and messages[at - 1]["role"] == "user"):
-        return False
-    said = outright(words(messages[at]["content"]))
-    return said is not None and not said.asks

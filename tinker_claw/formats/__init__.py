@@ -3,3 +3,30 @@
 Rule: what cannot be honoured is refused with a sentence that names the field; nothing is dropped
 in silence. No I/O.
 """
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tinker_claw import plugins
+from tinker_claw.formats.base import Format
+from tinker_claw.formats.chat import Chat
+from tinker_claw.formats.messages import Messages
+from tinker_claw.formats.responses import Responses
+
+FORMATS: dict[str, Callable[[], Format]] = {
+    "chat": Chat,
+    "messages": Messages,
+    "responses": Responses,
+}
+"""Built-in formats, by name."""
+
+
+def spoken() -> tuple[Format, ...]:
+    """One of every format: the built-in ones, then those of installed packages.
+
+    Raises:
+        ConfigError: a plug-in cannot be loaded.
+    """
+    added = [plugins.load(entry) for entry in plugins.added("format").values()]
+    return tuple(make() for make in (*FORMATS.values(), *added))

@@ -7,6 +7,7 @@ I/O and know nothing of the model: what depends on that is judged behind them.
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,9 @@ from tinker_claw.errors import RequestError
 from tinker_claw.types import Attempt, Delta, Message, Reply, Tool
 
 Json = dict[str, Any]
+to_string = json.encoder.encode_basestring
+"""JSON of a text, faster than by `to_json`."""
+to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 Finish = Literal["stop", "stop string", "length", "calls"]
 """Why a reply ended: the model ended it, the request's stop string did, there was no room for more,
@@ -216,6 +220,8 @@ class Format(ABC):
     routes: Sequence[Route]
     media_type = "text/event-stream"
     """Of a streamed reply."""
+    body_types: Sequence[str] = ()
+    """Content types of bodies that are read besides JSON: what clients send that name none."""
     key_place = "Authorization: Bearer"
     """Where clients put their key, for a sentence."""
 
@@ -264,6 +270,11 @@ class Format(ABC):
     def model(self, name: str, since: int) -> Json:
         """The answer of a MODEL route."""
         raise NotImplementedError
+
+
+def event(kind: str, **fields: Any) -> bytes:
+    """A server-sent event whose data are a JSON object of its type."""
+    return f"event: {kind}\ndata: {to_json({'type': kind} | fields)}\n\n".encode()
 
 
 def bearer(headers: Mapping[str, str]) -> str:

@@ -5,8 +5,10 @@ Rule: what depends on the model's chat template is read here and judged behind.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msgspec import Raw
 
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import (
@@ -20,21 +22,20 @@ from tinker_claw.formats.base import (
 )
 from tinker_claw.formats.body import (
     INT64,
-    KnownPieces,
-    Unread,
+    Known,
+    Read,
+    anew,
     flag,
     integer,
     items,
-    items_of,
     load_body,
-    load_piece,
     members,
     number,
-    pieces_of,
+    raw_items,
     shown,
     string,
 )
-from tinker_claw.formats.chat_reply import ChatReply, error_body, model_list, model_object
+from tinker_claw.formats.chat_reply import ChatReply, error_body
 from tinker_claw.formats.fields import (
     MOST_CHOICES,
     MOST_LOGPROBS,
@@ -60,42 +61,16 @@ _UNTEMPERED = "replies are drawn from the model's own distribution"
 _TOOLS = "use tools and tool_choice"
 
 FIELDS = Fields(
-    honoured=frozenset(
-        {
-            "model",
-            "messages",
-            "tools",
-            "tool_choice",
-            "parallel_tool_calls",
-            "stream",
-            "stream_options",
-            "max_tokens",
-            "max_completion_tokens",
-            "temperature",
-            "top_p",
-            "top_k",
-            "seed",
-            "stop",
-            "n",
-            "logprobs",
-            "top_logprobs",
-            "response_format",
-            "reasoning_effort",
-            "chat_template_kwargs",
-            "prompt_cache_key",
-            "metadata",
-        }
+    honoured=(
+        "model messages tools tool_choice parallel_tool_calls stream stream_options "
+        "max_tokens max_completion_tokens temperature top_p top_k seed stop n logprobs "
+        "top_logprobs response_format reasoning_effort chat_template_kwargs prompt_cache_key "
+        "metadata"
     ),
-    ignored=frozenset(
-        {
-            "user",
-            "safety_identifier",
-            "store",  # the ledger keeps every turn anyway
-            "service_tier",
-            "prompt_cache_retention",
-            "prompt_cache_options",
-            "prediction",  # makes a reply faster where it is used, never another one
-        }
+    # The ledger keeps every turn anyway (store); a prediction makes a reply faster, never another.
+    ignored=(
+        "user safety_identifier store service_tier prompt_cache_retention "
+        "prompt_cache_options prediction"
     ),
     neutral={
         "logit_bias": Neutral(({},), _UNTEMPERED),
@@ -113,16 +88,22 @@ FIELDS = Fields(
     },
 )
 
-_ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
-_COMMON = frozenset({"role", "content", "name"})
-_OWN: Mapping[str, frozenset[str]] = {
-    "assistant": frozenset({"tool_calls", "reasoning_content", "refusal"}),
-    "tool": frozenset({"tool_call_id"}),
-}
+_STREAM = Fields(
+    "include_usage", neutral={"include_obfuscation": Neutral((False,), "no padding is sent")}
+)
 # What OpenAI's clients send back of an earlier reply without meaning by it.
-_EMPTY = frozenset({"refusal", "annotations", "audio", "function_call"})
-# Of a part of text. Hints to a cache change no reply.
-_PART = frozenset({"type", "text", "cache_control", "prompt_cache_breakpoint"})
+_EMPTY: Mapping[str, Neutral] = dict.fromkeys(
+    ("refusal", "annotations", "audio", "function_call"),
+    Neutral(("", [], {}), "it is nobody's but the assistant's, and is not read"),
+)
+_OTHERS = Fields("role content name", neutral=_EMPTY)
+_MESSAGES = {
+    **dict.fromkeys(("system", "developer", "user"), _OTHERS),
+    "assistant": Fields("role content name tool_calls reasoning_content refusal", neutral=_EMPTY),
+    "tool": Fields("role content name tool_call_id", neutral=_EMPTY),
+}
+# Hints to a cache change no reply.
+_PART = Fields("type text", "cache_control prompt_cache_breakpoint")
 
 
 class Chat(Format):
@@ -139,42 +120,14 @@ class Chat(Format):
     )
 
     def __init__(self) -> None:
-        self._known = KnownPieces()
+        self._known = Known()
 
     def parse(self, body: bytes, route: Route, user: str) -> GenerationRequest:
-        try:
-            return self._parse_new(body, user)
-        except (Unread, RequestError):  # read as a whole, it is told what is wrong with it
-            return parse_chat(body)
-
-    def _parse_new(self, body: bytes, user: str) -> GenerationRequest:
-        """Of messages and tools, only those are read that this user has not sent before.
-
-        Raises:
-            Unread, RequestError: something in it is not as it usually is.
-        """
-        pieces = pieces_of(body)
-        said, offered = items_of(pieces.pop("messages", b"")), pieces.pop("tools", None)
-        messages_are_objects = all(piece.startswith(b"{") for piece in said)
-        tools_are_a_list = offered is None or offered.startswith(b"[")
-        # Else what is known as tools might be taken for a message.
-        if not (said and messages_are_objects and tools_are_a_list):
-            raise Unread
-        made = self._known.of(user, said if offered is None else [*said, offered])
-        new: dict[bytes, Any] = {}
-        for at, piece in enumerate(said):
-            if piece not in made:
-                message = _message(load_piece(piece), f"messages[{at}]")
-                made[piece] = new[piece] = KnownMessage(message)
-        if offered is not None and offered not in made:
-            made[offered] = new[offered] = KnownTools(parse_tools(load_piece(offered)))
-        fields = {name: load_piece(piece) for name, piece in pieces.items()}
-        messages = tuple(made[piece] for piece in said)
-        tools = () if offered is None else made[offered]
-        return _request(fields, lambda: messages, lambda: tools, new)
+        new: dict[Any, Any] = {}
+        return parse_chat(body, self._known.reader(user, new), new)
 
     def remember(self, request: GenerationRequest, user: str) -> None:
-        self._known.learn(user, request.own)
+        self._known.learn(request.own)
 
     def forget(self) -> None:
         self._known.clear()
@@ -186,42 +139,30 @@ class Chat(Format):
         return error_body(error)
 
     def models(self, names: Sequence[str], since: int) -> Json:
-        return model_list(names, since)
+        return {"object": "list", "data": [self.model(name, since) for name in names]}
 
     def model(self, name: str, since: int) -> Json:
-        return model_object(name, since)
+        return {"id": name, "object": "model", "created": since, "owned_by": "tinker-claw"}
 
 
-def parse_chat(body: bytes) -> GenerationRequest:
+def parse_chat(
+    body: bytes, read: Read = anew, own: Mapping[Any, Any] | None = None
+) -> GenerationRequest:
     """Read the body of POST /v1/chat/completions.
+
+    Args:
+        own: what the format needs again later.
 
     Raises:
         RequestError: names the first field that is malformed or cannot be honoured.
     """
-    fields = load_body(body)
-    return _request(
-        fields,
-        lambda: parse_messages(fields.get("messages")),
-        lambda: parse_tools(fields.get("tools")),
-        {},
-    )
-
-
-def _request(
-    fields: Mapping[str, Any],
-    messages: Callable[[], tuple[Message, ...]],
-    tools: Callable[[], tuple[Tool, ...]],
-    new: Mapping[bytes, Any],
-) -> GenerationRequest:
-    """
-    Args:
-        new: what was made of those pieces of the body that are worth remembering.
-    """
+    fields = load_body(body, raw=("messages", "tools"))
     FIELDS.refuse_unknown(fields)
-    calls = openai_calls(fields.get("tool_choice", "auto"), tools(), nested=True)
+    tools = read(_tools, fields["tools"], "tools") if "tools" in fields else ()
+    calls = openai_calls(fields.get("tool_choice", "auto"), tools, nested=True)
     return GenerationRequest(
         model=model_name(fields),
-        messages=messages(),
+        messages=_messages(fields.get("messages"), read),
         tools=calls.tools,
         may_call=calls.may,
         must_call=calls.must,
@@ -241,21 +182,13 @@ def _request(
         reasoning_effort=effort_level(fields.get("reasoning_effort"), "reasoning_effort"),
         session=cache_session(fields),
         attempt=attempt_in(fields.get("metadata")),
-        own=new,
+        own=own or {},
     )
 
 
 def _include_usage(fields: Mapping[str, Any]) -> bool:
-    name = "stream_options"
-    options = members(fields.get(name), name)
-    for option in options:
-        if option not in ("include_usage", "include_obfuscation"):
-            where = f"{name}.{shown(option)}"
-            raise RequestError(f"{where} is not supported.", param=where)
-    if flag(options.get("include_obfuscation"), f"{name}.include_obfuscation"):
-        where = f"{name}.include_obfuscation"
-        raise RequestError(f"{where} is not supported: no padding is sent.", param=where)
-    return flag(options.get("include_usage"), f"{name}.include_usage")
+    options = _STREAM.members(fields.get("stream_options"), "stream_options")
+    return flag(options.get("include_usage"), "stream_options.include_usage")
 
 
 def _top_logprobs(fields: Mapping[str, Any]) -> int | None:
@@ -302,68 +235,45 @@ def _top_k(fields: Mapping[str, Any]) -> int | None:
     return integer(value, "top_k", 1, INT64)
 
 
-def parse_tools(raw: Any) -> tuple[Tool, ...]:
-    """Check the shape of `tools`. Schemas go into the prompt as they came, and bind no reply: where
-    a strict tool is called otherwise, the turn says so (formats.schema).
-
-    Raises:
-        RequestError: names the tool and the field.
-    """
-    if raw is None:
-        return ()
-    listed = items(raw, "tools")
-    tools = tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(listed))
+def _tools(raw: Any, at: str) -> KnownTools:
+    """Check the shape of tools. Schemas go into the prompt as they came, and bind no reply."""
+    listed = items(raw, at)
+    tools = KnownTools([_tool(tool, f"{at}[{i}]") for i, tool in enumerate(listed)])
     refuse_deep(listed)
     return tools
 
 
 def _tool(raw: Any, at: str) -> Tool:
-    if not isinstance(raw, dict) or cast("dict[str, Any]", raw).get("type") != "function":
+    tool = members(raw, at)
+    if tool.get("type") != "function":
         raise RequestError(f"{at} must be an object of type function.", param=at)
-    tool = cast("dict[str, Any]", raw)
-    function = tool.get("function")
-    if not isinstance(function, dict):
-        raise RequestError(f"{at}.function must be an object.", param=f"{at}.function")
-    check_function(cast("dict[str, Any]", function), f"{at}.function")
-    return tool
+    check_function(members(tool.get("function"), f"{at}.function"), f"{at}.function")
+    return raw
 
 
-def parse_messages(raw: Any) -> tuple[Message, ...]:
+def _messages(raw: Raw | None, read: Read) -> tuple[Message, ...]:
     """Check `messages`. Content leaves here as one string, which knows its parts; what this model
     cannot read (images, audio, files) is never skipped.
 
     Raises:
         RequestError: names the message and the field.
     """
-    if not isinstance(raw, list) or not raw:
+    messages = raw_items(raw, "messages")
+    if not messages:
         raise RequestError("messages must be a list of at least one message.", param="messages")
-    messages = cast("list[Any]", raw)
-    return tuple(_message(message, f"messages[{i}]") for i, message in enumerate(messages))
+    return tuple([read(_message, said, f"messages[{i}]") for i, said in enumerate(messages)])
 
 
-def _message(raw: Any, at: str) -> Message:
-    if not isinstance(raw, dict):
-        raise RequestError(f"{at} must be an object.", param=at)
-    given = {k: v for k, v in cast("dict[str, Any]", raw).items() if v is not None}
+def _message(raw: Any, at: str) -> KnownMessage:
+    given = members(raw, at)
     role = given.get("role")
-    if not isinstance(role, str) or role not in _ROLES:
-        raise RequestError(
-            f"{at}.role must be one of {', '.join(sorted(_ROLES))}.", param=f"{at}.role"
-        )
-    _refuse_foreign(given, role, at)
+    if not isinstance(role, str) or role not in _MESSAGES:
+        raise RequestError(f"{at}.role must be one of {', '.join(_MESSAGES)}.", param=f"{at}.role")
+    _MESSAGES[role].refuse_unknown(given, f"{at}.")
     message = _assistant(given, at) if role == "assistant" else _other(given, role, at)
     if "name" in given:
         message["name"] = string(given["name"], f"{at}.name")
-    return message
-
-
-def _refuse_foreign(given: dict[str, Any], role: str, at: str) -> None:
-    known = _COMMON | _OWN.get(role, frozenset())
-    for name, value in given.items():
-        if name in known or (name in _EMPTY and not value):
-            continue
-        where = f"{at}.{shown(name)}"
-        raise RequestError(f"{where} is not supported for role {role}.", param=where)
+    return KnownMessage(message)
 
 
 def _other(given: dict[str, Any], role: str, at: str) -> dict[str, Any]:
@@ -401,15 +311,10 @@ def _assistant(given: dict[str, Any], at: str) -> dict[str, Any]:
 
 
 def _call(raw: Any, at: str) -> dict[str, Any]:
-    if not isinstance(raw, dict):
-        raise RequestError(f"{at} must be an object.", param=at)
-    call = cast("dict[str, Any]", raw)
+    call = members(raw, at)
     if call.get("type", "function") != "function":
         raise RequestError(f"{at}.type must be function.", param=f"{at}.type")
-    function = call.get("function")
-    if not isinstance(function, dict):
-        raise RequestError(f"{at}.function must be an object.", param=f"{at}.function")
-    function = cast("dict[str, Any]", function)
+    function = members(call.get("function"), f"{at}.function")
     return function_call(
         string(call.get("id"), f"{at}.id"),
         string(function.get("name"), f"{at}.function.name"),
@@ -418,16 +323,11 @@ def _call(raw: Any, at: str) -> dict[str, Any]:
 
 
 def _part(raw: Any, at: str) -> str:
-    if not isinstance(raw, dict):
-        raise RequestError(f"{at} must be an object.", param=at)
-    part = cast("dict[str, Any]", raw)
+    part = members(raw, at)
     kind = part.get("type")
     if kind == "refusal":
         return string(part.get("refusal"), f"{at}.refusal", empty=True)
     if kind != "text":
         raise unreadable(kind, at)
-    for name, value in part.items():
-        if name not in _PART and value is not None:
-            where = f"{at}.{shown(name)}"
-            raise RequestError(f"{where} is not supported.", param=where)
+    _PART.refuse_unknown(part, f"{at}.")
     return string(part.get("text"), f"{at}.text", empty=True)

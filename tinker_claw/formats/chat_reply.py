@@ -1,4 +1,4 @@
-"""What goes back to a client of OpenAI's chat completions: replies, errors, models.
+"""What goes back to a client of OpenAI's chat completions: replies and errors.
 
 Rule: shapes are OpenAI's; the one addition is `reasoning_content`, as reasoning servers send it.
 What all chunks of a reply have in common is written once; a chunk costs its own text.
@@ -6,7 +6,6 @@ What all chunks of a reply have in common is written once; a chunk costs its own
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -21,6 +20,8 @@ from tinker_claw.formats.base import (
     ReplyHead,
     TokenCounts,
     TokenLogprob,
+    to_json,
+    to_string,
 )
 from tinker_claw.types import Delta, ToolCall
 
@@ -33,9 +34,6 @@ _FINISH: Mapping[Finish, str] = {
 }
 
 _UNFINISHED = "\ufffd"
-
-_string = json.encoder.encode_basestring  # what _json() comes to for a text
-_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 class ChatReply:
@@ -68,21 +66,21 @@ class ChatReply:
         return self._chunk("{}")
 
     def end(self, done: FinishedReply) -> bytes:
-        logprobs = None if done.logprobs is None else _json(_logprobs(done.logprobs))
-        last = self._chunk("{}", _json(_FINISH[done.finish]), logprobs)
+        logprobs = None if done.logprobs is None else to_json(_logprobs(done.logprobs))
+        last = self._chunk("{}", to_json(_FINISH[done.finish]), logprobs)
         if self._wants_usage:
-            usage = _json(_usage([done.tokens]))
+            usage = to_json(_usage([done.tokens]))
             last += (self._opening + ',"choices":[],"usage":' + usage + "}\n\n").encode()
         return last + _DONE
 
     def error(self, error: RequestError) -> bytes:
         # No finish_reason follows.
-        return f"data: {_json(error_body(error))}\n\n".encode()
+        return f"data: {to_json(error_body(error))}\n\n".encode()
 
     def _answers(self, version: int) -> None:
         """The chunks from here on are this version's."""
         self._version = version
-        self._opening = "data: " + _json(self._fields("chat.completion.chunk", version))[:-1]
+        self._opening = "data: " + to_json(self._fields("chat.completion.chunk", version))[:-1]
         self._start = self._opening + ',"choices":[{"index":0,"delta":'
 
     def _fields(self, kind: str, version: int) -> Json:
@@ -98,9 +96,9 @@ class ChatReply:
     def _delta(self, delta: Delta) -> str:
         if delta.call is not None:
             self._calls += 1
-            return _json({"tool_calls": [{"index": self._calls - 1, **_call(delta.call)}]})
+            return to_json({"tool_calls": [{"index": self._calls - 1, **_call(delta.call)}]})
         name = "reasoning_content" if delta.kind == "reasoning" else "content"
-        return f'{{"{name}":{_string(delta.text)}}}'
+        return f'{{"{name}":{to_string(delta.text)}}}'
 
     def _chunk(self, delta: str, finish_reason: str = "null", logprobs: str | None = None) -> bytes:
         told = "" if logprobs is None else ',"logprobs":' + logprobs
@@ -169,13 +167,3 @@ def error_body(error: RequestError) -> Json:
     }.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
     told: dict[str, Any] = {"message": str(error), "type": kind}
     return {"error": told | {"param": error.param, "code": error.code}}
-
-
-def model_object(name: str, created: int) -> Json:
-    """The answer to GET /v1/models/NAME."""
-    return {"id": name, "object": "model", "created": created, "owned_by": "tinker-claw"}
-
-
-def model_list(names: Sequence[str], created: int) -> Json:
-    """The answer to GET /v1/models."""
-    return {"object": "list", "data": [model_object(name, created) for name in names]}

@@ -40,13 +40,25 @@ class Neutral:
     """Why no other value can be honoured."""
 
 
-@dataclass(frozen=True, slots=True)
 class Fields:
     """What becomes of every field of an object."""
 
-    honoured: frozenset[str]
-    ignored: frozenset[str]
-    neutral: Mapping[str, Neutral]
+    def __init__(
+        self, honoured: str, ignored: str = "", neutral: Mapping[str, Neutral] | None = None
+    ) -> None:
+        """`honoured`, `ignored`: names with blanks between them."""
+        self.honoured, self.ignored = frozenset(honoured.split()), frozenset(ignored.split())
+        self.neutral = neutral or {}
+
+    def members(self, value: Any, at: str) -> dict[str, Any]:
+        """The non-null members of an object that may have these fields; None means absent.
+
+        Raises:
+            RequestError: names the first one that cannot be honoured.
+        """
+        given = members(value, at)
+        self.refuse_unknown(given, f"{at}.")
+        return given
 
     def refuse_unknown(self, given: Mapping[str, Any], at: str = "") -> None:
         """

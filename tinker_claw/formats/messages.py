@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, cast
 
 from tinker_claw.errors import RequestError
@@ -45,43 +46,20 @@ from tinker_claw.formats.fields import (
 from tinker_claw.formats.messages_reply import (
     MessagesReply,
     error_body,
-    model_list,
-    model_object,
 )
-from tinker_claw.types import Message, Tool
+from tinker_claw.types import KnownMessage, KnownTools, Message, Tool
 
 _RUNS_NOTHING = "this server runs no tools itself; offer your own"
 
 FIELDS = Fields(
-    honoured=frozenset(
-        {
-            "model",
-            "messages",
-            "system",
-            "max_tokens",
-            "metadata",
-            "stop_sequences",
-            "stream",
-            "temperature",
-            "top_p",
-            "top_k",
-            "thinking",
-            "output_config",
-            "tools",
-            "tool_choice",
-            "context_management",
-        }
+    honoured=(
+        "model messages system max_tokens metadata stop_sequences stream temperature top_p "
+        "top_k thinking output_config tools tool_choice context_management"
     ),
-    ignored=frozenset(
-        {
-            "cache_control",  # what was computed is used again without being asked
-            "service_tier",
-            "speed",
-            "user_profile_id",
-            "workspace_id",
-            "billing_policy",
-            "fallback_credit_token",
-        }
+    # What was computed is used again without being asked (cache_control).
+    ignored=(
+        "cache_control service_tier speed user_profile_id workspace_id billing_policy "
+        "fallback_credit_token"
     ),
     neutral={
         "container": Neutral((), _RUNS_NOTHING),
@@ -94,36 +72,31 @@ FIELDS = Fields(
     },
 )
 
-_HINTS = frozenset({"cache_control"})
-"""To a cache; they change no reply."""
 _EFFORT = "output_config.effort"
 _USUAL = "high"
 """The effort that says as much as none."""
 
 _TOOL = Fields(
-    honoured=frozenset({"type", "name", "description", "input_schema", "strict"}),
-    ignored=_HINTS | {"eager_input_streaming"},  # a call comes when it is complete
+    honoured="type name description input_schema strict",
+    ignored="cache_control eager_input_streaming",  # a call comes when it is complete
     neutral={
         "defer_loading": Neutral((False,), "all tools are shown to the model"),
         "allowed_callers": Neutral((["direct"],), _RUNS_NOTHING),
         "input_examples": Neutral(([],), "write them into the description"),
     },
 )
-_METADATA = Fields(frozenset({"user_id"}), frozenset(), {})
-_THINKING = Fields(frozenset({"type", "budget_tokens", "display"}), frozenset(), {})
-_OUTPUT = Fields(frozenset({"effort", "format"}), frozenset(), {})
-_MANAGEMENT = Fields(frozenset({"edits"}), frozenset(), {})
-_CHOICE = Fields(frozenset({"type", "name", "disable_parallel_tool_use"}), frozenset(), {})
-_MESSAGE = Fields(frozenset({"role", "content"}), frozenset(), {})
-_BLOCKS: Mapping[str, Fields] = {
-    kind: Fields(frozenset({"type"} | set(own.split())), _HINTS | set(ignored.split()), {})
-    for kind, own, ignored in (
-        ("text", "text", "citations"),
-        ("thinking", "thinking", "signature"),
-        ("redacted_thinking", "", "data"),
-        ("tool_use", "id name input", "caller"),
-        ("tool_result", "tool_use_id content is_error", ""),
-    )
+_METADATA = Fields("user_id")
+_THINKING = Fields("type budget_tokens display")
+_OUTPUT = Fields("effort format")
+_MANAGEMENT = Fields("edits")
+_CHOICE = Fields("type name disable_parallel_tool_use")
+_MESSAGE = Fields("role content")
+_BLOCKS = {
+    "text": Fields("type text", "cache_control citations"),
+    "thinking": Fields("type thinking", "cache_control signature"),
+    "redacted_thinking": Fields("type", "cache_control data"),
+    "tool_use": Fields("type id name input", "cache_control caller"),
+    "tool_result": Fields("type tool_use_id content is_error", "cache_control"),
 }
 _BY: Mapping[str, frozenset[str]] = {
     "user": frozenset({"text", "tool_result"}),
@@ -165,10 +138,11 @@ class Messages(Format):
         _check_edits(fields)
         most = fields.get("max_tokens")
         top_k = fields.get("top_k")
+        said = [*_system(fields.get("system")), *_conversation(fields.get("messages"))]
         return GenerationRequest(
             model=model_name(fields),
-            messages=(*_system(fields.get("system")), *_conversation(fields.get("messages"))),
-            tools=calls.tools,
+            messages=tuple(map(KnownMessage, said)),
+            tools=KnownTools(calls.tools),
             may_call=calls.may,
             must_call=calls.must,
             one_call=one_call,
@@ -194,21 +168,23 @@ class Messages(Format):
     def error(self, error: RequestError) -> Json:
         return error_body(error)
 
-    def counted(self, tokens: int) -> Json:
-        return {"input_tokens": tokens}
-
     def models(self, names: Sequence[str], since: int) -> Json:
-        return model_list(names, since)
+        ends = {"first_id": names[0], "last_id": names[-1], "has_more": False}
+        return {"data": [self.model(name, since) for name in names]} | ends
 
     def model(self, name: str, since: int) -> Json:
-        return model_object(name, since)
+        created = datetime.fromtimestamp(since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        known = {"type": "model", "id": name, "display_name": name}
+        return known | {"created_at": created, "lifecycle": "active"}
+
+    def counted(self, tokens: int) -> Json:
+        return {"input_tokens": tokens}
 
 
 def _session(fields: Mapping[str, Any]) -> tuple[str, str] | None:
     """Of `metadata.user_id`, which names a user, and with some clients their session, too."""
-    given = members(fields.get("metadata"), "metadata")
+    given = _METADATA.members(fields.get("metadata"), "metadata")
     where = "metadata.user_id"
-    _METADATA.refuse_unknown(given, "metadata.")
     if "user_id" not in given:
         return None
     user = string(given["user_id"], where, empty=True)
@@ -224,16 +200,14 @@ def _session(fields: Mapping[str, Any]) -> tuple[str, str] | None:
 
 def _thinking(fields: Mapping[str, Any]) -> tuple[str | None, str, bool]:
     """The effort, the field that says so, and whether thinking is shown."""
-    config = members(fields.get("output_config"), "output_config")
-    _OUTPUT.refuse_unknown(config, "output_config.")
+    config = _OUTPUT.members(fields.get("output_config"), "output_config")
     effort = effort_level(config.get("effort"), _EFFORT)
-    given = members(fields.get("thinking"), "thinking")
+    given = _THINKING.members(fields.get("thinking"), "thinking")
     kind = given.get("type")
     if kind not in ("enabled", "disabled", "adaptive", None) or (given and kind is None):
         raise RequestError(
             "thinking.type must be enabled, disabled or adaptive.", param="thinking.type"
         )
-    _THINKING.refuse_unknown(given, "thinking.")
     if "budget_tokens" in given:  # of how many it uses, no client may rely on more than the most
         integer(given["budget_tokens"], "thinking.budget_tokens", 1, INT64)
     display = given.get("display", "summarized")
@@ -252,8 +226,7 @@ def _thinking(fields: Mapping[str, Any]) -> tuple[str | None, str, bool]:
 def _check_edits(fields: Mapping[str, Any]) -> None:
     """Which thinking of earlier replies is shown again, the chat template says; nothing else of a
     history is taken out."""
-    management = members(fields.get("context_management"), "context_management")
-    _MANAGEMENT.refuse_unknown(management, "context_management.")
+    management = _MANAGEMENT.members(fields.get("context_management"), "context_management")
     for i, edit in enumerate(items(management.get("edits", []), "context_management.edits")):
         at = f"context_management.edits[{i}]"
         kind = members(edit, at).get("type")
@@ -268,8 +241,7 @@ def _calls(fields: Mapping[str, Any]) -> tuple[Calls, bool]:
     raw = items(fields.get("tools", []), "tools")
     tools = tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(raw))
     refuse_deep(raw)
-    choice = members(fields.get("tool_choice"), "tool_choice")
-    _CHOICE.refuse_unknown(choice, "tool_choice.")
+    choice = _CHOICE.members(fields.get("tool_choice"), "tool_choice")
     at = "tool_choice.disable_parallel_tool_use"
     one_call = flag(choice.get("disable_parallel_tool_use"), at)
     kind = choice.get("type", "auto")

@@ -1,4 +1,4 @@
-"""What goes back to a client of Anthropic's Messages: replies, errors, models.
+"""What goes back to a client of Anthropic's Messages: replies and errors.
 
 Rule: shapes are Anthropic's. A stream is a row of blocks, one open at a time; a block begins with
 the first piece of its kind and ends with the first of another.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
 from uuid import uuid4
@@ -21,6 +20,9 @@ from tinker_claw.formats.base import (
     Json,
     ReplyHead,
     TokenCounts,
+    event,
+    to_json,
+    to_string,
 )
 from tinker_claw.types import Delta, ToolCall
 
@@ -43,8 +45,6 @@ _TOO_LONG = "prompt is too long: "
 _SIGNATURE = "dW5zaWduZWQ="
 """Of thinking, which nobody checks here; clients drop thinking without one."""
 
-_string = json.encoder.encode_basestring  # what _json() comes to for a text
-_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
@@ -80,7 +80,7 @@ class MessagesReply:
         usage = _usage(TokenCounts(self._prompt_tokens, 0, 0))
         ending = {"stop_reason": None, "stop_sequence": None}
         message = self._message([]) | ending | {"usage": usage}
-        return _event("message_start", message=message) + _PING
+        return event("message_start", message=message) + _PING
 
     def deltas(self, deltas: Sequence[Delta], version: int) -> bytes:
         return b"".join([self._delta(delta) for delta in deltas])
@@ -93,12 +93,12 @@ class MessagesReply:
         if self._silent:
             last += self._begin("text") + self._close()
         ending = {"stop_reason": _FINISH[done.finish], "stop_sequence": done.stop_string}
-        last += _event("message_delta", delta=ending, usage=_usage(done.tokens))
-        return last + _event("message_stop")
+        last += event("message_delta", delta=ending, usage=_usage(done.tokens))
+        return last + event("message_stop")
 
     def error(self, error: RequestError) -> bytes:
         # No message_stop follows.
-        return f"event: error\ndata: {_json(error_body(error))}\n\n".encode()
+        return f"event: error\ndata: {to_json(error_body(error))}\n\n".encode()
 
     def _message(self, content: list[Json]) -> Json:
         common = {"id": self.id, "type": "message", "role": "assistant", "model": self._model}
@@ -129,12 +129,12 @@ class MessagesReply:
             block = {"type": "thinking", "thinking": "", "signature": ""}
         elif call is not None:
             block = _call(call, {})
-        return _event("content_block_start", index=self._blocks - 1, content_block=block)
+        return event("content_block_start", index=self._blocks - 1, content_block=block)
 
     def _piece(self, kind: str, name: str, text: str) -> bytes:
         return (
             'event: content_block_delta\ndata: {"type":"content_block_delta","index":'
-            f'{self._blocks - 1},"delta":{{"type":"{kind}","{name}":{_string(text)}}}}}\n\n'
+            f'{self._blocks - 1},"delta":{{"type":"{kind}","{name}":{to_string(text)}}}}}\n\n'
         ).encode()
 
     def _close(self) -> bytes:
@@ -144,7 +144,7 @@ class MessagesReply:
         signed = b""
         if was == "thinking":
             signed = self._piece("signature_delta", "signature", _SIGNATURE)
-        return signed + _event("content_block_stop", index=self._blocks - 1)
+        return signed + event("content_block_stop", index=self._blocks - 1)
 
 
 def _call(call: ToolCall, arguments: Any) -> Json:
@@ -161,26 +161,9 @@ def _usage(tokens: TokenCounts) -> Json:
     }
 
 
-def _event(kind: str, **fields: Any) -> bytes:
-    return f"event: {kind}\ndata: {_json({'type': kind} | fields)}\n\n".encode()
-
-
 def error_body(error: RequestError) -> Json:
     """Anthropic's error object."""
     usual = "api_error" if error.status >= 500 else "invalid_request_error"
     kind = _KINDS.get(error.status, usual)
     told = f"{_TOO_LONG if error.code == 'context_length_exceeded' else ''}{error}"
     return {"type": "error", "error": {"type": kind, "message": told}}
-
-
-def model_object(name: str, since: int) -> Json:
-    """The answer to GET /v1/models/NAME."""
-    created = datetime.fromtimestamp(since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    known = {"type": "model", "id": name, "display_name": name}
-    return known | {"created_at": created, "lifecycle": "active"}
-
-
-def model_list(names: Sequence[str], since: int) -> Json:
-    """The answer to GET /v1/models."""
-    ends = {"first_id": names[0], "last_id": names[-1], "has_more": False}
-    return {"data": [model_object(name, since) for name in names]} | ends

@@ -54,45 +54,20 @@ from tinker_claw.formats.fields import (
     unreadable,
 )
 from tinker_claw.formats.responses_reply import Names, ResponsesReply
-from tinker_claw.types import Message, Reply, Tool
+from tinker_claw.types import KnownMessage, KnownTools, Message, Reply, Tool
 
 _RUNS_NOTHING = "this server runs no tools itself; offer functions"
 _KEEPS_NOTHING = "nothing is kept here for clients but their last replies; send the input itself"
 
 FIELDS = Fields(
-    honoured=frozenset(
-        {
-            "model",
-            "input",
-            "instructions",
-            "previous_response_id",
-            "store",
-            "tools",
-            "tool_choice",
-            "parallel_tool_calls",
-            "stream",
-            "stream_options",
-            "max_output_tokens",
-            "temperature",
-            "top_p",
-            "reasoning",
-            "text",
-            "include",
-            "top_logprobs",
-            "prompt_cache_key",
-            "metadata",
-        }
+    honoured=(
+        "model input instructions previous_response_id store tools tool_choice "
+        "parallel_tool_calls stream stream_options max_output_tokens temperature top_p "
+        "reasoning text include top_logprobs prompt_cache_key metadata"
     ),
-    ignored=frozenset(
-        {
-            "user",
-            "safety_identifier",
-            "client_metadata",
-            "access_programs",
-            "service_tier",
-            "prompt_cache_retention",
-            "prompt_cache_options",
-        }
+    ignored=(
+        "user safety_identifier client_metadata access_programs service_tier "
+        "prompt_cache_retention prompt_cache_options"
     ),
     neutral={
         "background": Neutral((False,), "a reply comes to the client that waits for it"),
@@ -108,56 +83,45 @@ FIELDS = Fields(
 )
 
 _REASONING = Fields(
-    honoured=frozenset({"effort"}),
-    ignored=frozenset({"summary", "generate_summary"}),  # reasoning goes out as it was sampled
+    honoured="effort",
+    ignored="summary generate_summary",  # reasoning goes out as it was sampled
     neutral={
         "context": Neutral(("auto",), "the chat template says which reasoning is shown again"),
         "mode": Neutral(("standard",), "there is one mode"),
     },
 )
 _TEXT = Fields(
-    honoured=frozenset({"format"}),
-    ignored=frozenset(),
-    neutral={
-        "verbosity": Neutral(("medium",), "ask for it in the prompt"),
-    },
+    honoured="format",
+    neutral={"verbosity": Neutral(("medium",), "ask for it in the prompt")},
 )
 _LOGPROBS = "message.output_text.logprobs"
 _INCLUDED = (_LOGPROBS, "reasoning.encrypted_content")
 """The second asks for reasoning that comes back with the next request; it is sent in clear anyway.
 """
-_STREAM = Fields(
-    honoured=frozenset(),
-    ignored=frozenset(),
-    neutral={"include_obfuscation": Neutral((False,), "no padding is sent")},
-)
+_STREAM = Fields("", neutral={"include_obfuscation": Neutral((False,), "no padding is sent")})
 _FUNCTION = Fields(
-    honoured=frozenset({"type", "name", "description", "parameters", "strict"}),
-    ignored=frozenset({"output_schema"}),
+    honoured="type name description parameters strict",
+    ignored="output_schema",
     neutral={
         "async": Neutral((False,), "an agent goes on once all its calls have results"),
         "defer_loading": Neutral((False,), "all tools are shown to the model"),
         "allowed_callers": Neutral((["direct"],), _RUNS_NOTHING),
     },
 )
-_NAMESPACE = Fields(frozenset({"type", "name", "description", "tools"}), frozenset(), {})
+_NAMESPACE = Fields("type name description tools")
 
 
-def _table(own: str, ignored: str) -> Fields:
-    return Fields(frozenset({"type", *own.split()}), frozenset(ignored.split()), {})
-
-
-_ITEMS: Mapping[str, Fields] = {
-    "message": _table("role content", "id status phase"),
-    "reasoning": _table("content", "id status summary encrypted_content"),
-    "function_call": _table("call_id name namespace arguments", "id status caller async"),
-    "function_call_output": _table("call_id output", "id status caller name namespace"),
+_ITEMS = {
+    "message": Fields("type role content", "id status phase"),
+    "reasoning": Fields("type content", "id status summary encrypted_content"),
+    "function_call": Fields("type call_id name namespace arguments", "id status caller async"),
+    "function_call_output": Fields("type call_id output", "id status caller name namespace"),
 }
-_PARTS: Mapping[str, Fields] = {
-    "input_text": _table("text", "prompt_cache_breakpoint"),
-    "output_text": _table("text", "annotations logprobs"),
-    "refusal": _table("refusal", ""),
-    "reasoning_text": _table("text", ""),
+_PARTS = {
+    "input_text": Fields("type text", "prompt_cache_breakpoint"),
+    "output_text": Fields("type text", "annotations logprobs"),
+    "refusal": Fields("type refusal"),
+    "reasoning_text": Fields("type text"),
 }
 _ROLES = ("user", "assistant", "system", "developer")
 _ROOM = 64_000_000
@@ -201,8 +165,8 @@ class Responses(Format):
         _check_extras(fields)
         return GenerationRequest(
             model=model_name(fields),
-            messages=_with_one_head(head, said),
-            tools=calls.tools,
+            messages=tuple(map(KnownMessage, _with_one_head(head, said))),
+            tools=KnownTools(calls.tools),
             may_call=calls.may,
             must_call=calls.must,
             one_call=not flag(fields.get("parallel_tool_calls"), "parallel_tool_calls", True),
@@ -304,8 +268,7 @@ def _metadata(fields: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _effort(fields: Mapping[str, Any]) -> str | None:
-    given = members(fields.get("reasoning"), "reasoning")
-    _REASONING.refuse_unknown(given, "reasoning.")
+    given = _REASONING.members(fields.get("reasoning"), "reasoning")
     return effort_level(given.get("effort"), "reasoning.effort")
 
 
@@ -316,10 +279,8 @@ def _top_logprobs(fields: Mapping[str, Any]) -> int | None:
 
 
 def _check_extras(fields: Mapping[str, Any]) -> None:
-    _TEXT.refuse_unknown(members(fields.get("text"), "text"), "text.")
-    _STREAM.refuse_unknown(
-        members(fields.get("stream_options"), "stream_options"), "stream_options."
-    )
+    _TEXT.members(fields.get("text"), "text")
+    _STREAM.members(fields.get("stream_options"), "stream_options")
     for i, one in enumerate(items(fields.get("include", []), "include")):
         if one not in _INCLUDED:
             raise RequestError(f"include[{i}] is not supported.", param=f"include[{i}]")

@@ -6,21 +6,25 @@ first piece of its kind, and stands whole in the event that ends it and in the r
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
 from tinker_claw.errors import RequestError
-from tinker_claw.formats.base import FinishedReply, Json, ReplyHead, TokenCounts
+from tinker_claw.formats.base import (
+    FinishedReply,
+    Json,
+    ReplyHead,
+    TokenCounts,
+    event,
+    to_string,
+)
 from tinker_claw.formats.chat_reply import token_logprobs
 from tinker_claw.types import Delta, Reply, ToolCall
 
 Names = dict[str, tuple[str, str]]
 """Namespace and name of a function, by what the model calls it."""
 
-_string = json.encoder.encode_basestring  # what _json() comes to for a text
-_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 _PARTS = {"reasoning": "reasoning_text", "text": "output_text"}
 _ECHOED: Mapping[str, Any] = {
@@ -157,7 +161,7 @@ class ResponsesReply:
         return (
             f'event: response.{kind}.delta\ndata: {{"type":"response.{kind}.delta",'
             f'"sequence_number":{number},"item_id":"{self._item}","output_index":'
-            f'{len(self._output)},"content_index":0,"delta":{_string(text)}{logprobs}}}\n\n'
+            f'{len(self._output)},"content_index":0,"delta":{to_string(text)}{logprobs}}}\n\n'
         ).encode()
 
     def _close(self, logprobs: Sequence[Json] = ()) -> bytes:
@@ -209,8 +213,7 @@ class ResponsesReply:
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         number, self._events = self._events, self._events + 1
-        told = {"type": kind, "sequence_number": number} | fields
-        return f"event: {kind}\ndata: {_json(told)}\n\n".encode()
+        return event(kind, sequence_number=number, **fields)
 
 
 def _id(kind: str) -> str:

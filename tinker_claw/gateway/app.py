@@ -21,7 +21,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route as Path
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from tinker_claw.conversation.classify import is_episode
 from tinker_claw.errors import ClawError, RequestError
@@ -50,8 +50,8 @@ def create_app(deps: GatewayDeps, formats: Sequence[Format]) -> FastAPI:
 
     async def turn(call: _Call) -> Response:
         refuse_pages(call.headers, local=local)
-        who = keys.principal(call.wire.key(call.headers), call.wire.key_place)
-        refuse_forms(call.headers)
+        who = keys.caller(call.wire.key(call.headers), _address(call.scope), call.wire.key_place)
+        refuse_forms(call.headers, *call.wire.body_types)
         with ExitStack() as held:
             place = limits.place(who.name, who.cache_salt, episode=is_episode(call.headers))
             caller = held.enter_context(place)
@@ -75,7 +75,7 @@ def create_app(deps: GatewayDeps, formats: Sequence[Format]) -> FastAPI:
 
     async def models(call: _Call) -> Response:
         refuse_pages(call.headers, local=local)
-        keys.principal(call.wire.key(call.headers), call.wire.key_place)
+        keys.caller(call.wire.key(call.headers), _address(call.scope), call.wire.key_place)
         if call.route.purpose is Purpose.MODELS:
             return JSONResponse(call.wire.models([deps.served_name], since))
         name = call.scope["path_params"]["name"]
@@ -83,20 +83,16 @@ def create_app(deps: GatewayDeps, formats: Sequence[Format]) -> FastAPI:
             raise not_served(deps, name)
         return JSONResponse(call.wire.model(name, since))
 
-    endpoints = {
-        (route.method, route.path): _Endpoint(
+    for route in dict.fromkeys(route for wire in formats for route in wire.routes):
+        endpoint = _Endpoint(
             turn if route.purpose in (Purpose.TURN, Purpose.COUNT) else models,
             route,
             [wire for wire in formats if route in wire.routes],
         )
-        for route in (route for wire in formats for route in wire.routes)
-    }
-    for (method, path), endpoint in endpoints.items():
         # Not FastAPI's own way, which looks for parameters to fill in with every request.
-        routed = Path(path, endpoint)
-        routed.methods = {method}
+        routed = Path(route.path, endpoint)
+        routed.methods = {route.method}
         app.router.routes.append(routed)
-    app.add_middleware(_Straight, endpoints=endpoints)
 
     _add_feedback(app, deps, keys, limits, local=local)
     _add_probes(app, deps, formats, keys, limits, local=local)
@@ -112,7 +108,7 @@ def _add_feedback(
     async def said(request: Request) -> Response:
         headers = dict(reversed(request.headers.items()))  # of those sent twice, the first
         refuse_pages(headers, local=local)
-        who = keys.principal(bearer(headers))
+        who = keys.caller(bearer(headers), _address(request.scope))
         refuse_forms(headers)
         with limits.place(who.name, who.cache_salt) as caller:
             try:
@@ -155,7 +151,7 @@ def _add_probes(
         health = {**deps.health(), "private_near_misses": deps.privacy.near_misses}
         well = {"status": health["status"]}
         try:
-            who = keys.principal(bearer(request.headers))
+            who = keys.caller(bearer(request.headers), _address(request.scope))
         except RequestError:
             return JSONResponse(well)  # a probe without a key learns whether all is well
         if not who.admin:
@@ -166,7 +162,7 @@ def _add_probes(
     @app.get("/metrics", response_model=None)
     async def metrics(request: Request) -> Response:
         refuse_pages(request.headers, local=local)
-        if not keys.principal(bearer(request.headers)).admin:
+        if not keys.caller(bearer(request.headers), _address(request.scope)).admin:
             raise RequestError(
                 "These are the figures of all users: they are for admins. /healthz shows yours.",
                 status=HTTPStatus.FORBIDDEN,
@@ -187,6 +183,12 @@ class _Call:
     """Names in lower case; of those that were sent twice, the first."""
     wire: Format
     route: Route
+
+
+def _address(scope: Scope) -> str:
+    """Where a request comes from; behind a proxy that is the proxy."""
+    client = scope.get("client")
+    return client[0] if client else ""
 
 
 class _Endpoint:
@@ -214,18 +216,3 @@ class _Endpoint:
         except ClawError as error:
             answer = errors.answer(wire, error)
         await answer(scope, receive, send)
-
-
-class _Straight:
-    """Middleware past the router and its layers, which cost as much as reading a request does."""
-
-    def __init__(self, app: ASGIApp, endpoints: Mapping[tuple[str, str], _Endpoint]) -> None:
-        """`endpoints`: by method and path; a path with parameters is none of a request's."""
-        self._app = app
-        self._endpoints = endpoints
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app = self._app
-        if scope["type"] == "http":
-            app = self._endpoints.get((scope["method"], scope["path"]), app)
-        await app(scope, receive, send)

@@ -1,22 +1,33 @@
 """Who is calling: a key names a user, and no key is needed where nobody has one.
 
 Rule: what was sent is compared with every user's key, whole and in constant time; how long an
-answer takes says neither whose key is nearly right, nor how long it is. Whoever holds the settings'
-own key, or calls from this machine where no key is needed, runs this gateway and is an admin.
+answer takes says neither whose key is nearly right, nor how long it is. From one address only so
+many wrong ones are looked at. Whoever holds the settings' own key, or calls from this machine where
+no key is needed, runs this gateway and is an admin.
 """
 
 from __future__ import annotations
 
 import hmac
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
+from ipaddress import IPv6Address, ip_address
 from secrets import token_bytes
+from time import monotonic
+from typing import Final
 
+from cachetools import LRUCache, TTLCache
 from pydantic import SecretStr
 
 from tinker_claw.config.settings import DEFAULT_USER, User
 from tinker_claw.errors import RequestError
+
+FREE: Final = 10
+"""Wrong keys in a row; from then on one a second may be tried."""
+_TRIED: Final = 4096
+"""Who tries, and is remembered; one more forgets one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +41,32 @@ class Principal:
     """Of the group; nobody else can guess it. None: there is one group only."""
 
 
+class Tries:
+    """Wrong keys, by who tries."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._forgiven = TTLCache[str, float](_TRIED, FREE + 1, timer=clock)
+        """When all their wrong keys are forgiven."""
+
+    def check(self, who: str) -> None:
+        """Raise RequestError, 429, where `who` has to wait before another key is looked at."""
+        if (wait_s := self._until(who) + 1 - self._clock() - FREE) > 0:
+            raise RequestError(
+                f"Too many wrong keys were tried: try again in {math.ceil(wait_s)} s.",
+                status=HTTPStatus.TOO_MANY_REQUESTS,
+                headers={"retry-after": str(math.ceil(wait_s))},
+            )
+
+    def wrong(self, who: str) -> None:
+        """Count one."""
+        self._forgiven[who] = self._until(who) + 1
+
+    def _until(self, who: str) -> float:
+        now = self._clock()
+        return max(self._forgiven.get(who, now), now)
+
+
 class Keys:
     """The keys of all users, as digests under a secret of this process."""
 
@@ -39,6 +76,10 @@ class Keys:
         if api_key is not None:
             everybody.append(User(name=DEFAULT_USER, key=api_key, role="admin", group=None))
         self._secret = token_bytes(32)
+        self._tries = Tries()
+        self._tried = LRUCache[tuple[str, bytes], Principal | None](_TRIED)
+        """Whose key it is that came from an address, by its digest; None: nobody's. So a client
+        that works goes on beside one that guesses, and one that is set up wrongly guesses once."""
         groups = {(user.group, user.group or user.name) for user in everybody}
         self._principals = [
             (
@@ -64,6 +105,26 @@ class Keys:
     def users(self) -> Sequence[str]:
         """All who may call."""
         return [one.name for one, _ in self._principals] or [DEFAULT_USER]
+
+    def caller(self, key: str, address: str, place: str = "Authorization: Bearer") -> Principal:
+        """The user whose key comes from this address, from which so many wrong ones may come.
+
+        Raises:
+            RequestError: as `principal`; or 429, it was not looked at.
+        """
+        if not self.needed or not key:
+            return self.principal(key, place)
+        who, digest = network(address), self._digest(key)
+        if (who, digest) in self._tried:
+            return self._tried[who, digest] or self.principal(key, place)
+        self._tries.check(who)
+        self._tried[who, digest] = None
+        try:
+            found = self._tried[who, digest] = self.principal(key, place)
+        except RequestError:
+            self._tries.wrong(who)
+            raise
+        return found
 
     def principal(self, key: str, place: str = "Authorization: Bearer") -> Principal:
         """The user whose key it is.
@@ -93,3 +154,14 @@ class Keys:
 
     def _digest(self, key: str) -> bytes:
         return hmac.digest(self._secret, key.encode(), "sha256")
+
+
+def network(address: str) -> str:
+    """Who an address stands for: whoever has one of IPv6 has 2^64."""
+    try:
+        found = ip_address(address)
+    except ValueError:
+        return address
+    if isinstance(found, IPv6Address):
+        return found.exploded[:19] if found.ipv4_mapped is None else str(found.ipv4_mapped)
+    return address

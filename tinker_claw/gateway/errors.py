@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
+from typing import Final
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
@@ -19,6 +20,8 @@ from tinker_claw.telemetry import log
 
 RETRY_AFTER_S = 30
 """For clients that wait as they are told: the request was tried again here for long enough."""
+_PASSING: Final = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
+"""Refusals after which the same request may be served."""
 
 
 def told(error: ClawError) -> RequestError:
@@ -51,7 +54,10 @@ def _internal() -> RequestError:
 def answer(wire: Format, error: ClawError) -> JSONResponse:
     """The whole answer for an error."""
     problem = told(error)
-    return JSONResponse(wire.error(problem), problem.status, headers=problem.headers)
+    headers = dict(problem.headers or {})
+    if problem.status < HTTPStatus.INTERNAL_SERVER_ERROR and problem.status not in _PASSING:
+        headers["x-should-retry"] = "false"  # the clients of OpenAI and Anthropic go by it
+    return JSONResponse(wire.error(problem), problem.status, headers=headers)
 
 
 def what(formats: Sequence[Format]) -> str:

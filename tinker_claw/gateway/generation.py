@@ -12,11 +12,10 @@ from bisect import bisect_left
 from collections.abc import Awaitable, Callable
 
 from tinker_claw.billing.meter import Account, charged
+from tinker_claw.conversation.attribution import last_words, without_volatile
 from tinker_claw.conversation.history import reply_digest
 from tinker_claw.conversation.index import Stream, exact_digest
-from tinker_claw.conversation.openclaw import last_user_words, without_volatile
 from tinker_claw.formats.base import Finish, FinishedReply, TokenCounts, TokenLogprob
-from tinker_claw.formats.schema import misfits
 from tinker_claw.gateway.request import GatewayDeps, Job
 from tinker_claw.gateway.sampling import Sampling
 from tinker_claw.ledger.turns import NewTurn
@@ -208,8 +207,6 @@ class Generation:
             )
             return
         history, answer = job.conversation.digests, reply_digest(reply)
-        calls = reply.tool_calls
-        misfit = misfits(job.request.tools, calls) if calls else None
         bill = deps.spending.bill("serve", self._account.usage)
         self._completion = completion
         turn_id = self._turn = deps.turns.add(
@@ -221,7 +218,7 @@ class Generation:
                 prompt=job.prompt.tokens,
                 completion=completion,
                 hint_at=job.prompt.hint_at,
-                request_text=deps.privacy.redact(last_user_words(job.said)),
+                request_text=deps.privacy.redact(last_words(job.said)),
                 reply_text=deps.privacy.redact(_as_text(reply)),
                 history=history,
                 reply_digest=answer,
@@ -230,10 +227,12 @@ class Generation:
                 trace=job.identity.trace,
                 response_id=job.response_id,
                 fallback=self.sampling.fallback,
-                misfit=misfit,
                 packed_prompt=job.prompt.packed,
                 keeps_tokens=keeps,
                 lost=job.lost,
+                client=job.identity.client,
+                asked_by=job.asked_by,
+                voices=tuple((p.writer, p.what, len(p.words or p.text)) for p in job.voices),
             ),
             bill,
         )
@@ -259,7 +258,6 @@ class Generation:
             episode=job.caller.episode,
             usd=bill.usd if bill else None,
             lost=job.lost,
-            misfit=misfit is not None,
         )
 
     def _keeps(self, completion: Completion) -> bool | None:

@@ -358,6 +358,17 @@ def _too_long(limit: int) -> RequestError:
     )
 
 
+def no_room(context_tokens: int) -> RequestError:
+    """No history is short enough. Agents that are told of a length compact, and ask again for ever,
+    so this has none of the words by which they would."""
+    return RequestError(
+        "System prompt and tools alone do not fit this model's window of "
+        f"{context_tokens} tokens, so a new or a shorter conversation does not help: give the "
+        "agent fewer tools, or serve with more --context-tokens, or another model.",
+        code="window_too_small",
+    )
+
+
 def hopeless(context_tokens: int) -> RequestError:
     """As for any prompt that does not fit, so that agents compact their history."""
     return RequestError(

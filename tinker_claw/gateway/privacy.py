@@ -7,17 +7,18 @@ that holds a secret is not kept as tokens either: tokens are text in another for
 from __future__ import annotations
 
 import marshal
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from cachetools import LRUCache
 
+from tinker_claw.conversation.attribution import last_words, read
 from tinker_claw.conversation.classify import Identity, RequestKind, flagged
-from tinker_claw.conversation.openclaw import last_user_words, sayings
 from tinker_claw.formats.base import GenerationRequest, parts_of
 from tinker_claw.gateway.limits import ComputeRounds
-from tinker_claw.ledger.turns import TurnTable
+from tinker_claw.ledger.turns import TurnTable, hidden
 from tinker_claw.privacy.marker import NEAR_MISS, Privacy, marked, may_mark, mentioned
 from tinker_claw.privacy.redact import Redactor
 from tinker_claw.telemetry import log
@@ -69,7 +70,7 @@ class SessionPrivacy:
                 log.warning("private.near_miss", user=user, meaning=NEAR_MISS)
         if identity.kind is Kind.SIDE and (
             found
-            or mentioned(part for m in messages for part in parts_of(m["content"]))
+            or any(noted(_mentions, message) for message in messages)
             # What it is given may be of any session of its user, and the marker long summarised.
             or (not _names_its_session(identity) and any(user == of for of, _ in self._sessions))
         ):
@@ -82,7 +83,7 @@ class SessionPrivacy:
     async def look_at(self, request: GenerationRequest) -> None:
         """Search what is long and new in a thread; from then on it is known what it holds."""
         texts = [text for message in request.messages for text in noted(_long_texts, message)]
-        await self._search([*texts, last_user_words(request.messages)])
+        await self._search([*texts, last_words(request.messages)])
 
     async def redact_any(self, text: str) -> str:
         """A text, however long, as it may be kept."""
@@ -106,7 +107,7 @@ class SessionPrivacy:
 
         for key, (what, left) in zip(new, await self.compute.aside(search), strict=True):
             self._held[key] = what
-            if what and _size(left) <= REDACTED_BYTES // 8:  # one must not drive out all others
+            if what and _size(left) <= REDACTED_BYTES // 2:  # that of a whole body
                 self._redacted[key] = left
 
     def holds(self, request: GenerationRequest) -> str | None:
@@ -153,7 +154,7 @@ class SessionPrivacy:
         return known or None
 
     def _known(self, user: str, identity: Identity) -> Privacy:
-        by_key = self._sessions.get((user, identity.key), Privacy.OPEN)
+        by_key = self._sessions.get((user, hidden(user, identity.key)), Privacy.OPEN)
         if by_key is Privacy.OPEN and identity.trace is not None:
             return self._traces.get((user, identity.trace), Privacy.OPEN)
         return by_key
@@ -161,10 +162,11 @@ class SessionPrivacy:
     def _remember(self, user: str, identity: Identity, found: Privacy, known: Privacy) -> None:
         if identity.trace is not None:
             self._traces[user, identity.trace] = found
-        if identity.named and self._sessions.get((user, identity.key)) is not found:
+        name = (user, hidden(user, identity.key))
+        if identity.named and self._sessions.get(name) is not found:
             # Kept: a restart or a compaction must not make it forget, and it says nothing else.
             self._turns.mark_private(user, identity.key, found)
-            self._sessions[user, identity.key] = found
+            self._sessions[name] = found
 
 
 def _names_its_session(identity: Identity) -> bool:
@@ -173,8 +175,8 @@ def _names_its_session(identity: Identity) -> bool:
 
 
 def _size(left: str) -> int:
-    """Bytes that a text and its entry take at most."""
-    return 500 + 4 * len(left)
+    """Bytes that a text and its entry take."""
+    return 500 + sys.getsizeof(left)
 
 
 def _key(text: str) -> _Key:
@@ -204,9 +206,13 @@ def _said(messages: Sequence[Message]) -> Iterator[str]:
     return (said for marking in users for said in marking)
 
 
+def _mentions(message: Message) -> bool:
+    """Whether a transcript that a side call was given may hold the marker; asked once of each."""
+    return mentioned(parts_of(message["content"]))
+
+
 def _marking(message: Message) -> list[str]:
-    text: str = message["content"]
-    return sayings(text) if may_mark(text) else []
+    return read(message).sayings if may_mark(message["content"]) else []
 
 
 def _strings(value: Any) -> Iterator[str]:

@@ -12,22 +12,23 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from http import HTTPStatus
 from typing import Any
 
 from tinker_claw.billing.budget import Spending
 from tinker_claw.config.settings import Gateway, User
+from tinker_claw.conversation.attribution import asked_by, attribute, last_asked
 from tinker_claw.conversation.classify import Identity, RequestKind, identify
-from tinker_claw.conversation.history import Conversation, next_state
+from tinker_claw.conversation.history import Conversation, heard
 from tinker_claw.conversation.index import Continuation, ConversationIndex, exact_digest
-from tinker_claw.conversation.openclaw import last_user_index, without_volatile
 from tinker_claw.conversation.outright import outright
 from tinker_claw.errors import ContextLengthError, OutageError, RequestError
 from tinker_claw.formats.base import Format, GenerationRequest, ReplyHead, ReplyWriter, Route
 from tinker_claw.formats.body import shown
 from tinker_claw.gateway.fallback import RETRIES, STAND_IN_S, WAITS, StandIns, nobody
-from tinker_claw.gateway.limits import Caller, ComputeRounds, hopeless
+from tinker_claw.gateway.limits import Caller, ComputeRounds, hopeless, no_room
+from tinker_claw.gateway.owners import Owners
 from tinker_claw.gateway.privacy import AFTERWARDS, SessionPrivacy
 from tinker_claw.ledger.feedback import ENDED, LONGEST_TEXT, About, Feedback, FeedbackTable, Given
 from tinker_claw.ledger.turns import TurnTable
@@ -39,7 +40,7 @@ from tinker_claw.render.prompt_cache import Prompt
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import Telemetry
-from tinker_claw.types import Kind, Lost, Message, SamplingParams
+from tinker_claw.types import Kind, Lost, Message, Piece, SamplingParams, Writer
 
 _LARGE = 200_000
 """Bytes of a body that is read in a thread: on the event loop it would take 5 ms."""
@@ -67,6 +68,7 @@ class GatewayDeps:
     feedback: FeedbackTable
     index: ConversationIndex
     privacy: SessionPrivacy
+    owners: Owners
     compute: ComputeRounds
     """For what requests compute."""
     spending: Spending
@@ -123,6 +125,11 @@ class Job:
     """What they come to; None: of a private request nothing is kept."""
     lost: Lost | None
     """Why what the user said is the next state of no turn, although one waits for it."""
+    voices: tuple[Piece, ...]
+    """What is new in the request since the last reply, each piece with its writer; () of a private
+    one."""
+    asked_by: Writer
+    """Who wrote the request."""
     context: Mapping[str, str]
     """The trace that it is a part of, as headers; empty where nobody traces."""
     choice: int = 0
@@ -199,6 +206,8 @@ async def admit(
     privacy = deps.privacy.privacy(caller.user, identity, headers, request)
     session_id, holds, said = _NOWHERE, None, request.messages
     conversation, link, lost = None, None, None
+    is_owner = partial(deps.owners.has, caller.user)
+    named = partial(attribute, surface=identity.surface, is_owner=is_owner)
     if privacy is not Privacy.PRIVATE:
         if privacy is Privacy.OPEN:
             wire.remember(request, caller.user)
@@ -214,7 +223,7 @@ async def admit(
             version, sampler = answers.version.id, answers.sampler
         said = deps.index.said(session_id, said)
         conversation = Conversation.of(said)
-        if identity.kind is Kind.MAIN:
+        if identity.kind is Kind.MAIN or identity.call is RequestKind.UNKNOWN:
             # What was said in private is not known, and might be taken for something else.
             known = privacy is Privacy.OPEN
             if parent is None:
@@ -225,12 +234,20 @@ async def admit(
                 lost = deps.index.lost(session_id, conversation)
     if link is not None:
         # Before the prompt: what the user said counts even when it does not fit the context.
-        await _attach(deps, link, caller.user, session_id, started)
+        await _attach(deps, link, named, caller.user, session_id, started)
     if privacy is Privacy.AFTER:
         deps.privacy.forget()
     prompt = await _prompt(deps, request, body, link, forget=privacy is not Privacy.OPEN)
+    voices, writer = tuple[Piece, ...](), Writer.OWNER
+    if privacy is not Privacy.PRIVATE:
+        voices = tuple(piece for message in _new(request.messages) for piece in named(message))
+        writer = asked_by(said, identity.surface, is_owner)
     head = ReplyHead(version, len(prompt.tokens), int(time.time()))
-    params = _params(deps, request, prompt)
+    try:
+        params = _params(deps, request, prompt)
+    except ContextLengthError:
+        _refuse_without_room(deps, request)
+        raise
     fit = identity.kind is Kind.MAIN and params.unfit_because() is None
     keeps_topk = deps.student_topk if fit else 0
     return Job(
@@ -250,6 +267,8 @@ async def admit(
         said=said,
         conversation=conversation,
         lost=lost,
+        voices=voices,
+        asked_by=writer,
         context={n: headers[n] for n in _CONTEXT if n in headers} if deps.telemetry.traces else {},
     )
 
@@ -374,25 +393,43 @@ async def _choose(deps: GatewayDeps, model: str) -> tuple[int, Sampler, bool]:
 
 def not_served(deps: GatewayDeps, model: str) -> RequestError:
     """What to answer to a request for another model."""
-    newest = deps.policy.newest.version.id
+    newest, versions = deps.policy.newest.version.id, f"{deps.served_name}@v0"
+    if newest:
+        versions = f"one of its versions, {versions} to {deps.served_name}@v{newest}"
     return RequestError(
-        f"The model {shown(model)!r} is not served here; ask for {deps.served_name!r}, or for one "
-        f"of its versions, {deps.served_name}@v0 to {deps.served_name}@v{newest}.",
+        f"The model {shown(model)!r} is not served here; ask for {deps.served_name!r}, or for "
+        f"{versions}.",
         status=HTTPStatus.NOT_FOUND,
         code="model_not_found",
         param="model",
     )
 
 
+def _new(messages: Sequence[Message]) -> Sequence[Message]:
+    """The messages since the last reply."""
+    at = next((n for n, m in enumerate(reversed(messages)) if m["role"] == "assistant"), None)
+    return messages if at is None else messages[len(messages) - at :]
+
+
 async def _attach(
-    deps: GatewayDeps, link: Continuation, user: str, session_id: int, started: float
+    deps: GatewayDeps,
+    link: Continuation,
+    named: Callable[[Message], Sequence[Piece]],
+    user: str,
+    session_id: int,
+    started: float,
 ) -> None:
-    """What the request says of the turn before it."""
-    state = next_state(link.new, link.reply)
+    """Record what the request says of the turn before it."""
+    found = heard(link.new, named, link.reply, others=deps.owners.hears_others)
+    if found.unknown:
+        deps.turns.stop_waiting(link.turn_id)
+    state = found.state
     if state is None:
         return
     said = outright(state.text) if state.role == "user" else None
-    state = replace(state, text=await deps.privacy.redact_any(state.text))
+    redact = deps.privacy.redact_any
+    beside = [(writer, await redact(text)) for writer, text in state.beside]
+    state = replace(state, text=await redact(state.text), beside=tuple(beside))
     reason = await deps.privacy.redact_any(said.reason[:LONGEST_TEXT]) if said else ""
     if deps.index.has_forgotten(session_id, started):  # while its words were searched
         return
@@ -496,7 +533,7 @@ async def _asked(
     layout = deps.renderer.lay_out(
         request.messages,
         request.tools,
-        hint_message=last_user_index(request.messages),
+        hint_message=last_asked(request.messages),
         switches=request.switches,
     )
     with layout.forgetting() if forget else nullcontext():
@@ -508,14 +545,27 @@ async def _asked(
 async def _refuse_what_cannot_fit(deps: GatewayDeps, request: GenerationRequest) -> None:
     """What is far too long is refused before it is encoded, which would take seconds."""
     # What was said in replies may be left out of the prompt, and tools have a form of their own.
-    texts = [m["content"] for m in request.messages if m["role"] != "assistant"]
+    said = [m for m in request.messages if m["role"] != "assistant"]
+    first = [m for m in said if m["role"] == "system"]
 
-    def fewest() -> int:
-        return sum(deps.renderer.fewest_tokens(text) for text in texts)
+    def too_many(messages: Sequence[Message]) -> bool:
+        fewest = sum(deps.renderer.fewest_tokens(m["content"]) for m in messages)
+        return fewest > deps.context_tokens
 
-    far_too_long = sum(map(len, texts)) > _CHARACTERS_PER_TOKEN * deps.context_tokens
-    if far_too_long and await deps.compute.aside(fewest) > deps.context_tokens:
-        raise hopeless(deps.context_tokens)
+    far_too_long = (
+        sum(len(m["content"]) for m in said) > _CHARACTERS_PER_TOKEN * deps.context_tokens
+    )
+    if far_too_long and await deps.compute.aside(lambda: too_many(said)):
+        raise (no_room if too_many(first) else hopeless)(deps.context_tokens)
+
+
+def _refuse_without_room(deps: GatewayDeps, request: GenerationRequest) -> None:
+    """Raise RequestError where what comes with every request leaves no room for a conversation."""
+    first = [m for m in request.messages if m["role"] == "system"]
+    nothing: Message = {"role": "user", "content": ""}
+    layout = deps.renderer.lay_out([*first, nothing], request.tools, switches=request.switches)
+    if len(layout.prompt().tokens) >= deps.context_tokens:
+        raise no_room(deps.context_tokens)
 
 
 def _extended(
@@ -525,11 +575,10 @@ def _extended(
     if link is None or link.stream is None:
         return None
     messages, tools, switches = request.messages, request.tools, request.switches
-    reply_at = len(without_volatile(messages)) - len(link.new) - 1
-    if exact_digest(messages[:reply_at], tools, switches) != link.stream.exact:
+    first_new = len(messages) - len(_new(messages))
+    if exact_digest(messages[: first_new - 1], tools, switches) != link.stream.exact:
         return None
-    first_new = reply_at + 1
-    at = last_user_index(messages)
+    at = last_asked(messages)
     said_since = at is not None and at >= first_new
     extended = deps.renderer.extend(
         link.stream.prompt,

@@ -159,7 +159,8 @@ class Sampling:
         """What is left to be sampled: the prompt, and what is allowed behind it."""
         prompt, sampled = self._job.prompt.tokens, len(self._tokens)
         # Not in the job's own params, which are kept with the turn.
-        params = replace(self._job.params, cache_salt=self._job.caller.cache_salt)
+        caller = self._job.caller
+        params = replace(self._job.params, cache_salt=caller.cache_salt, person=not caller.episode)
         if not sampled:
             return prompt, params
         # The seed has been used for the first tokens; the same draws again would not be random.

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import zlib
 from collections.abc import Sequence
 from dataclasses import asdict
 from types import TracebackType
@@ -44,8 +43,6 @@ _TOKEN_BYTES: Final = 64
 """Of an answer, per token that it may have: escaped text and the thinking beside it fit."""
 _SECRET: Final = re.compile(r"(?<=://)[^/]*@|\?.*")
 """Parts of an address that may hold a key: no error and no event has them."""
-_GZIP_OR_ZLIB: Final = 47
-"""zlib's word for either header."""
 
 
 class Endpoint(Protocol):
@@ -207,31 +204,13 @@ class HttpEndpoint:
         return texts
 
     async def _content(self, response: httpx.Response, most: int) -> bytes:
-        """The body, plain; `most` bounds it before and after it is unpacked."""
+        """The body, of which `most` bytes are read."""
         content = bytearray()
-        # Not by `aiter_bytes`: it unpacks a piece before anybody can look how much that makes.
-        async for piece in response.aiter_raw():
+        async for piece in response.aiter_bytes():
             content += piece
             if len(content) > most:
                 raise self._too_long(most)
-        packed = response.headers.get("content-encoding", "identity").strip().lower()
-        if packed in ("", "identity"):
-            return bytes(content)
-        if packed not in ("gzip", "x-gzip", "deflate"):
-            raise JudgeError(
-                f"the judge at {self._url} packs its answers ({packed[:20]}) although it was asked "
-                "not to"
-            )
-        unpacking = zlib.decompressobj(_GZIP_OR_ZLIB)
-        try:
-            plain = unpacking.decompress(bytes(content), most + 1)
-        except zlib.error as error:
-            raise JudgeError(
-                f"the judge at {self._url} sent what cannot be unpacked as {packed}"
-            ) from error
-        if len(plain) > most:
-            raise self._too_long(most)
-        return plain
+        return bytes(content)
 
     def _too_long(self, most: int) -> JudgeError:
         return JudgeError(

@@ -28,7 +28,7 @@ from tinker_claw.judge.prompts import (
     verdict_messages,
 )
 from tinker_claw.telemetry import log
-from tinker_claw.types import Message, NextState, Verdict, Vote
+from tinker_claw.types import Message, NextState, Verdict, Vote, Writer
 
 REST_S: Final = 60.0
 """So long a judge that did not answer is not asked, where there is a fallback: each try may last as
@@ -108,7 +108,6 @@ class Judge:
         self._m = settings.prm_m
         self._hint_candidates = hint_candidates
         self._prompts, self._asked = prompts, prompts.version
-        self._hints_from = settings.hints_from
         self._fallback = second.endpoint if second and second.role == "fallback" else None
         self._auditor = second if second and second.role == "auditor" else None
         self._draw = draw
@@ -120,22 +119,30 @@ class Judge:
         return self._m * (2 if self._hint_candidates else 1)
 
     async def judge(
-        self, request: str, reply: str, state: NextState, *, hints: bool = True
+        self,
+        request: str,
+        reply: str,
+        state: NextState,
+        *,
+        hints: bool = True,
+        asked_by: Writer = Writer.OWNER,
     ) -> Judgement:
-        """Ask about one turn. What was accepted needs no hint, and what tools return gives none
-        unless the settings say so: whoever can write a web page could write one.
+        """Ask about one turn. What was accepted needs no hint, and only the owner's own words give
+        one: whoever can write a web page could write one.
 
         Args:
             hints: whether any are of use.
+            asked_by: who wrote the request.
 
         Raises:
             JudgeError: no endpoint could be asked; nothing is concluded from that.
             OutageError: the service is away; nothing is concluded from that either.
         """
-        verdict_prompt = verdict_messages(request, reply, state, self._prompts)
-        hears = hints and (state.role == "user" or self._hints_from == "any")
-        hears = hears and self._hint_candidates > 0
-        hint_prompt = hint_messages(request, reply, state, self._prompts) if hears else None
+        verdict_prompt = verdict_messages(request, reply, state, self._prompts, asked_by)
+        hears = hints and state.role == "user" and self._hint_candidates > 0
+        hint_prompt = None
+        if hears:
+            hint_prompt = hint_messages(request, reply, state, self._prompts, asked_by)
         try:
             async with asyncio.TaskGroup() as group:
                 judging = group.create_task(self._ask_either(verdict_prompt, hint_prompt))
@@ -143,7 +150,7 @@ class Judge:
         except ExceptionGroup as failed:
             raise first_cause(failed) from failed
         (verdict_answers, hint_answers, by_second), audited = judging.result(), auditing.result()
-        found = [parse_hint(answer) for answer in hint_answers]
+        found = [parse_hint(answer, state.text) for answer in hint_answers]
         read = sum(parse_hint_vote(answer) is not None for answer in hint_answers)
         return Judgement(
             verdict=_verdict(verdict_answers),

@@ -20,7 +20,7 @@ from typing import Any, Final, cast
 from tinker_claw.config.load import read_toml
 from tinker_claw.errors import ConfigError
 from tinker_claw.judge.fence import TOLD, Part, fence, shares, shorten
-from tinker_claw.types import Message, NextState, Verdict, Vote
+from tinker_claw.types import Message, NextState, Verdict, Vote, Writer
 
 CUT: Final = "\n[cut off before its end]"
 """Stands behind an answer that its token limit or a filter has cut. No rating is read past it."""
@@ -30,14 +30,16 @@ SCHEMA: Final[Mapping[str, Any]] = {
     "properties": {
         "reasoning": {"type": "string"},
         "rating": {"type": "integer", "enum": [-1, 0, 1]},
+        "quote": {"type": "string"},
         "hint": {"type": "string"},
     },
-    "required": ["reasoning", "rating", "hint"],
+    "required": ["reasoning", "rating", "quote", "hint"],
     "additionalProperties": False,
 }
 """Of an answer in JSON, to either question."""
 
 _OPEN, _CLOSE = "[HINT]", "[/HINT]"
+_QUOTE: Final = re.compile(r"\[QUOTE\](.*?)\[/QUOTE\]", re.DOTALL)
 _BOX: Final = re.compile(
     r"\\boxed\s*\{\s*(?P<wrap>\\(?:text|textbf|mathrm|mathbf)\s*\{\s*)?"
     r"(?P<sign>[-+−–‐‑﹣－]?)\s*(?P<digit>[01])(?:\.0*)?\s*(?(wrap)\}\s*)\}"
@@ -53,6 +55,9 @@ MIN_HINT_CHARS = 11
 MAX_HINT_CHARS = 2000
 """A longer one is not the one to three sentences that were asked for, and would crowd the prompt of
 the teacher."""
+MOST_BESIDE: Final = 1500
+"""Characters of each text beside the user's words."""
+MIN_QUOTE_CHARS: Final = 3
 _NAME_CHARS: Final = 64
 _ODD: Final = re.compile(r"[^A-Za-z0-9_.:/-]+")
 """What no tool's name needs to hold."""
@@ -72,7 +77,7 @@ failed because of how it was made. Rate 0 if the next state does not tell."""
 _VERDICT_FORM: Final = """\
 Think in a few sentences. End with the rating in a box: \\boxed{1}, \\boxed{0} or \\boxed{-1}.
 Write nothing after it. Where your answer has to be a JSON object, put your thoughts into
-"reasoning" and the rating into "rating", and leave "hint" empty."""
+"reasoning" and the rating into "rating", and leave "quote" and "hint" empty."""
 
 _HINT: Final = """\
 You look for hindsight: whether what came after a reply tells how the reply should have been
@@ -85,10 +90,12 @@ about this kind of request, saying what to do rather than what went wrong. What 
 could reveal is no hindsight: the assistant could not have known it. A user who is content,
 moves on, or only says "again" gives no hint."""
 _HINT_FORM: Final = """\
-Think in a few sentences. If there is a hint, end with \\boxed{1} and then the hint between the
-marks [HINT] and [/HINT]. If there is none, end with \\boxed{-1}. Write nothing after that. Where
-your answer has to be a JSON object, put your thoughts into "reasoning", 1 or -1 into "rating", and
-the hint, or nothing, into "hint"."""
+Think in a few sentences. If there is a hint, copy the user's own words that ask for it, letter for
+letter from the text that the user wrote, between the marks [QUOTE] and [/QUOTE]; then write
+\\boxed{1}, and the hint between the marks [HINT] and [/HINT]. If there is none, end with
+\\boxed{-1}. Write nothing after that. Where your answer has to be a JSON object, put your thoughts
+into "reasoning", 1 or -1 into "rating", the user's words into "quote" and the hint into "hint", or
+nothing into either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,17 +136,25 @@ INCLUDED: Final = Prompts()
 
 
 def verdict_messages(
-    request: str, reply: str, state: NextState, prompts: Prompts = INCLUDED
+    request: str,
+    reply: str,
+    state: NextState,
+    prompts: Prompts = INCLUDED,
+    asked_by: Writer = Writer.OWNER,
 ) -> list[Message]:
     """The prompt for one verdict vote."""
-    return _messages(prompts.verdict, _VERDICT_FORM, request, reply, state)
+    return _messages(prompts.verdict, _VERDICT_FORM, request, reply, state, asked_by=asked_by)
 
 
 def hint_messages(
-    request: str, reply: str, state: NextState, prompts: Prompts = INCLUDED
+    request: str,
+    reply: str,
+    state: NextState,
+    prompts: Prompts = INCLUDED,
+    asked_by: Writer = Writer.OWNER,
 ) -> list[Message]:
     """The prompt for one hint vote."""
-    return _messages(prompts.hint, _HINT_FORM, request, reply, state)
+    return _messages(prompts.hint, _HINT_FORM, request, reply, state, asked_by=asked_by)
 
 
 def _messages(
@@ -149,9 +164,10 @@ def _messages(
     reply: str,
     state: NextState,
     draw: Callable[[int], str] = token_hex,
+    asked_by: Writer = Writer.OWNER,
 ) -> list[Message]:
     parts = [
-        Part("request", "written by the user", shorten(request)),
+        Part("request", _WRITTEN.get(asked_by, _BY_USER), shorten(request)),
         Part("reply", "written by the assistant", shorten(reply)),
         *_came_next(state),
     ]
@@ -161,8 +177,11 @@ def _messages(
 
 
 def _came_next(state: NextState) -> Iterable[Part]:
+    what = "next state" if state.role == "other" else "beside the next state"
+    for writer, text in state.beside:
+        yield Part(what, _WRITTEN[writer], shorten(text, MOST_BESIDE))
     if state.role == "user":
-        yield Part("next state", "written by the user", shorten(state.text))
+        yield Part("next state", _BY_USER, shorten(state.text))
         return
     results = state.results
     given = shares([len(text) for _, text in results])
@@ -170,6 +189,15 @@ def _came_next(state: NextState) -> Iterable[Part]:
         tool = _ODD.sub(" ", name)[:_NAME_CHARS]
         source = f"result {n} of {len(results)}, returned by the tool {tool}"
         yield Part("next state", source, shorten(text, most))
+
+
+_BY_USER: Final = "written by the user"
+_WRITTEN: Final[Mapping[Writer, str]] = {
+    Writer.QUOTATION: "quoted from earlier messages, whoever wrote those",
+    Writer.MEMBER: "written by another person in the chat, who is not the user",
+    Writer.EXTERNAL: "from a mail, a hook or the web, and not written by the user",
+}
+"""Who wrote what is not the owner's, in our words."""
 
 
 def _is_text(value: Any) -> bool:
@@ -194,30 +222,45 @@ def parse_hint_vote(answer: str) -> Vote | None:
     return _hint_of(answer)[0]
 
 
-def parse_hint(answer: str) -> str | None:
+def parse_hint(answer: str, owner: str) -> str | None:
     """The hint of an answer that rates it 1; None when there is none worth following.
 
-    What stands in marks before the box may be a quotation of what somebody else wrote.
+    What stands in marks before the box may be a quotation of what somebody else wrote: the words
+    that ask for the hint must stand in what the owner said.
+
+    Args:
+        owner: the owner's own words.
     """
-    rating, said = _hint_of(answer)
+    rating, said, quote = _hint_of(answer)
+    if rating != 1 or not _stands_in(quote, owner):
+        return None
     # JSON can name halves of characters, which are no text that can be written down.
     hint = " ".join(said.encode(errors="replace").decode().split())
-    return hint if rating == 1 and MIN_HINT_CHARS <= len(hint) <= MAX_HINT_CHARS else None
+    return hint if MIN_HINT_CHARS <= len(hint) <= MAX_HINT_CHARS else None
 
 
-def _hint_of(answer: str) -> tuple[Vote | None, str]:
-    """The rating, and the words that are given as the hint."""
+def _stands_in(quote: str, owner: str) -> bool:
+    """Whether words stand in others to the letter, but for blanks, capitals and their own marks."""
+    words = " ".join(quote.casefold().split()).strip("\"'“”„«»‘’ ")
+    return len(words) >= MIN_QUOTE_CHARS and words in " ".join(owner.casefold().split())
+
+
+def _hint_of(answer: str) -> tuple[Vote | None, str, str]:
+    """The rating, the words that are given as the hint, and those that are to ask for it."""
     said = _said(answer)
     if _BEGUN_JSON.match(said):
         given = _object(said)
-        hint = given.get("hint")
-        return _rating(given), hint if isinstance(hint, str) else ""
+        hint, quote = (
+            value if isinstance(value, str) else "" for value in map(given.get, ("hint", "quote"))
+        )
+        return _rating(given), hint, quote
     # By its last marks: a pattern would look through the rest of a long answer for each of many.
     before, closed, behind = said.rpartition(_CLOSE)
     begun, opened, hint = before.rpartition(_OPEN)
     if opened and _HINTED.fullmatch(closed + behind):
-        return _boxed(begun), hint
-    return _boxed(said), ""
+        quotes = _QUOTE.findall(begun)
+        return _boxed(begun), hint, quotes[-1] if quotes else ""
+    return _boxed(said), "", ""
 
 
 def _said(answer: str) -> str:

@@ -1,9 +1,11 @@
 """Which of the waiting samples the next step takes.
 
-Rule: pure, and the order in which samples are given makes no difference. The oldest come first, and
-a group is taken whole or not at all. No session, no user and no tools fill more than their share of
+Rule: pure, and the order in which samples are given makes no difference. The newest come first:
+where more arrive than a step takes, the oldest would all be several versions behind. A group is
+taken whole or not at all. No session, no user and no tools fill more than their share of
 a batch while there is enough of others; what is over a share waits for them, for a time, and then
-fills up: a step of few voices is better than none. A user who is alone waits for no other session,
+fills up: a step of few voices is better than none. A group that is larger than a share makes the
+batch larger, and leaves the others theirs. A user who is alone waits for no other session,
 only with the turns that tools have judged.
 """
 
@@ -54,7 +56,7 @@ def choose(
 ) -> Choice:
     """Whole groups and single samples until there are at least `batch_size`.
 
-    A group that finds no room beside older samples, which are no batch without it, goes first; with
+    A group that finds no room beside newer samples, which are no batch without it, goes first; with
     it a batch may be smaller than `batch_size`, where the next group would make it too large.
 
     Args:
@@ -80,28 +82,32 @@ def _take(
     """The samples that are taken, and the units for which there was no room."""
     taken, crowded, over = list[int](), list[_Unit](), list[_Unit]()
     counts = Counter[Hashable]()
+    room = batch_size
 
-    def take(unit: _Unit) -> None:
+    def take(unit: _Unit, fills: int) -> None:
+        nonlocal room
         if taken and len(taken) + len(unit.ids) > most:
             crowded.append(unit)
-        elif len(taken) < batch_size:
+        elif room > 0:
             taken.extend(unit.ids)
             counts.update(dict.fromkeys(unit.origins, len(unit.ids)))
+            room -= fills
 
     for unit in units:
         if any(counts[origin] >= limit for origin in unit.origins):
             over.append(unit)
         else:
-            take(unit)
+            take(unit, min(len(unit.ids), limit) if unit.origins else len(unit.ids))
+    room = batch_size - len(taken)
     for unit in over:
         too_many_tools = _TOOLS in unit.origins and counts[_TOOLS] >= limit
         if (unit.alone and not too_many_tools) or now >= unit.since + FILL_S:
-            take(unit)
+            take(unit, len(unit.ids))
     return taken, crowded
 
 
 def _units(waiting: Sequence[Waiting]) -> list[_Unit]:
-    """The oldest first."""
+    """The newest first."""
     together = defaultdict[Hashable, list[Waiting]](list)
     for sample in waiting:
         together[sample.id if sample.group is None else ("group", sample.group)].append(sample)
@@ -115,4 +121,4 @@ def _units(waiting: Sequence[Waiting]) -> list[_Unit]:
         ids = tuple(sorted(sample.id for sample in samples))
         since = max(sample.queued_at for sample in samples)
         units.append(_Unit(ids, since, tuple(origins), alone))
-    return sorted(units, key=lambda unit: unit.ids)
+    return sorted(units, key=lambda unit: unit.ids[-1], reverse=True)

@@ -21,16 +21,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from statistics import fmean
 from typing import Any
 
-from tinker_claw.config.settings import Training
 from tinker_claw.errors import DisagreementError
 from tinker_claw.learner.health import Health
-from tinker_claw.methods.passes import BatchItem
+from tinker_claw.methods.passes import Prepared
 from tinker_claw.telemetry import log
-from tinker_claw.types import LossPass, StepReport
+from tinker_claw.types import StepReport
 
 FAR_RATIOS = (0.9, 1.1)
 """Ratios outside count as far."""
@@ -49,12 +48,6 @@ _BOUND = 1.0
 by the spread that they bring, hide one."""
 _LARGEST = 50.0
 """Nats, before exp: the figures stay finite, whatever a broken sampler reports."""
-_RULE = {
-    *("w_rl", "w_opd", "opd_topk", "opd_clip"),
-    *("baseline", "norm", "clip_low", "clip_high", "kl_beta", "batch_size"),
-}
-"""Settings that later runs may change, and without which advantages and batches cannot be told
-again: a step over whole groups has more samples than `batch_size`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +59,7 @@ class Agreement:
     mean: float
     sd: float
     """Around the mean."""
-    largest: float
+    max: float
     """The largest |d|."""
     outside: float
     """Share of ratios exp(d) outside `FAR_RATIOS`."""
@@ -90,14 +83,12 @@ class Agreement:
         )
 
 
-def agreement(
-    items: Sequence[BatchItem], passes: Sequence[LossPass], report: StepReport, version: int
-) -> Agreement | None:
+def agreement(prepared: Prepared, report: StepReport, version: int) -> Agreement | None:
     """Compare what `version` said when it sampled with what its trainer says.
 
     None: no token of it has a gradient, so there is nothing to compare.
     """
-    gaps = list(_gaps(items, passes, report, version))
+    gaps = list(_gaps(prepared, report, version))
     return compare(gaps) if gaps else None
 
 
@@ -110,7 +101,7 @@ def compare(gaps: Sequence[float]) -> Agreement:
         tokens=len(gaps),
         mean=fmean(gaps),
         sd=_sd(gaps),
-        largest=max(map(abs, gaps)),
+        max=max(map(abs, gaps)),
         outside=fmean(not low <= ratio <= high for ratio in ratios),
         k3=fmean(map(_k3, gaps)),
         ratio=fmean(ratios),
@@ -120,16 +111,9 @@ def compare(gaps: Sequence[float]) -> Agreement:
 
 def figures(found: Agreement | None) -> dict[str, Any]:
     """For the metrics of a step. None: there was nothing to compare."""
-    return {
-        "fresh_tokens": found.tokens if found else 0,
-        "agreement_mean": found and found.mean,
-        "agreement_sd": found and found.sd,
-        "agreement_max": found and found.largest,
-        "agreement_outside": found and found.outside,
-        "agreement_k3": found and found.k3,
-        "agreement_ratio": found and found.ratio,
-        "agrees": found and found.agrees,
-    }
+    named = {one.name: getattr(found, one.name, None) for one in fields(Agreement)}
+    told = {"fresh_tokens": named.pop("tokens") or 0, "agrees": named.pop("agrees")}
+    return told | {f"agreement_{name}": value for name, value in named.items()}
 
 
 def _agrees(gaps: Sequence[float]) -> bool | None:
@@ -162,16 +146,14 @@ def _finite(d: float) -> float:
     return -_LARGEST if math.isnan(d) else max(-_LARGEST, min(_LARGEST, d))
 
 
-def _gaps(
-    items: Sequence[BatchItem], passes: Sequence[LossPass], report: StepReport, version: int
-) -> Iterator[float]:
+def _gaps(prepared: Prepared, report: StepReport, version: int) -> Iterator[float]:
     """d of each fresh token, once however many passes it goes through."""
     scored = {
         (datum.tokens, datum.start): row
-        for one_pass, rows in zip(passes, report.logprobs, strict=True)
+        for one_pass, rows in zip(prepared.passes, report.logprobs, strict=True)
         for datum, row in zip(one_pass.datums, rows, strict=True)
     }
-    for item in items:
+    for item in prepared.items:
         sample = item.sample
         if sample.policy_version != version:
             continue
@@ -181,55 +163,41 @@ def _gaps(
                 yield z - q
 
 
-def step_rule(method: str, cfg: Training) -> dict[str, Any]:
-    """By which rule the samples of a step got their advantages."""
-    return {"method": method, **cfg.model_dump(include=_RULE)}
-
-
 def step_metrics(
-    items: Sequence[BatchItem],
-    passes: Sequence[LossPass],
-    report: StepReport,
-    current_step: int,
-    agreed: Agreement | None,
+    prepared: Prepared, report: StepReport, current_step: int, agreed: Agreement | None
 ) -> dict[str, Any]:
     """What a reader of the log wants to know of a step.
 
     `clip_share` is the share of the ppo tokens whose gradient the ratio's bounds cut off; None
     without such tokens. `agreed`: trainer against sampler, over tokens of fresh samples.
     """
-    rewards = [item.sample.reward for item in items if item.sample.reward is not None]
-    staleness = [current_step - item.sample.policy_step for item in items]
+    samples = [item.sample for item in prepared.items]
+    rewards = [sample.reward for sample in samples if sample.reward is not None]
+    staleness = [current_step - sample.policy_step for sample in samples]
     return {
-        "samples": len(items),
-        "hinted": sum(item.sample.teacher is not None for item in items),
-        "reward_mean": sum(rewards) / len(rewards) if rewards else None,
-        "staleness_mean": sum(staleness) / len(items),
+        "samples": len(samples),
+        "hinted": sum(sample.teacher is not None for sample in samples),
+        "reward_mean": fmean(rewards) if rewards else None,
+        "staleness_mean": fmean(staleness),
         "losses": list(report.losses),
         "grad_norm": report.grad_norm,
         "tokens": report.tokens,
-        "clip_share": _clip_share(passes, report),
+        "clip_share": _clip_share(prepared, report),
         **figures(agreed),
     }
 
 
-def _clip_share(passes: Sequence[LossPass], report: StepReport) -> float | None:
-    cut = list(_cut(passes, report))
-    return sum(cut) / len(cut) if cut else None
-
-
-def _cut(passes: Sequence[LossPass], report: StepReport) -> Iterator[bool]:
-    """Of each ppo token whether the clipped objective has no gradient there."""
-    for one_pass, rows in zip(passes, report.logprobs, strict=True):
-        if one_pass.loss != "ppo":
-            continue
-        low = one_pass.config["clip_low_threshold"]
-        high = one_pass.config["clip_high_threshold"]
+def _clip_share(prepared: Prepared, report: StepReport) -> float | None:
+    cut = list[bool]()
+    for one_pass, rows in zip(prepared.passes, report.logprobs, strict=True):
         for datum, row in zip(one_pass.datums, rows, strict=True):
-            for advantage, now, then in zip(datum.advantages, row, datum.logprobs, strict=True):
-                if advantage:
-                    ratio = math.exp(_finite(now - then))
-                    yield ratio > high if advantage > 0 else ratio < low
+            # A datum of another loss has no advantages.
+            for a, now, then in zip(datum.advantages, row, datum.logprobs, strict=False):
+                ratio = math.exp(_finite(now - then))
+                if a:
+                    low, high = one_pass.config.values()
+                    cut.append(ratio > high if a > 0 else ratio < low)
+    return fmean(cut) if cut else None
 
 
 class Alarm:

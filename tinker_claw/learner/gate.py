@@ -8,8 +8,10 @@ that of the version that serves, question by question: what it has lost must mat
 chance, by resampling the questions. Small losses in a row pass that, so the canaries are compared
 with the best version of the last sixteen, too; of replies to the user, `guard` does the same.
 
-A version that is refused never was: its step is void, its batch is set aside, and the one before
-goes on serving. Where two batches in a row end so, learning is held.
+A refused version is never published: its step is void, its batch is set aside, and the one before
+goes on serving. The next step starts from it without the optimizer's moments, which may be what
+carried the refused one too far, and at a quarter of the rate. Where two batches in a row are
+refused from such a state, learning is held.
 
 Rule: figures go in and findings come out, both pure; `Gate` asks, and what was answered stands in
 the ledger, so that a restart forgets nothing. A gate that cannot ask keeps nobody out, and says so.
@@ -388,7 +390,8 @@ def best(versions: Sequence[Answers]) -> Answers | None:
 # In a run
 
 REFUSALS = 2
-"""In a row, each over a batch of its own: learning is held."""
+"""In a row, each over a batch of its own and without momentum from steps before: learning is held.
+"""
 _HELD = "the gate refused two versions in a row"
 SECONDS = 120.0
 """So long the questions may take."""
@@ -455,16 +458,6 @@ class Gate:
         self._answered: tuple[int, dict[str, Answer]] = (-1, {})
         """The version that serves, and what it was asked because no step had."""
 
-    @property
-    def expected(self) -> Usage:
-        """What asking the next version will be billed, at the most."""
-        questions, known = self.questions(), self._known()
-        if len(questions) < FEWEST:
-            return Usage()
-        return sum(
-            (q.usage for q in questions + [q for q in questions if q.key not in known]), Usage()
-        )
-
     async def ask(self, candidate: Sampler) -> Asked:
         """Let the candidate answer, and the version that serves what it was never asked.
 
@@ -524,7 +517,8 @@ class Gate:
         steps, newest = self._parts.ledger.steps, self._parts.policy.newest.version.id
         if errors := steps.void_lately(REFUSED):
             last = errors[-1].removeprefix(f"{REFUSED}: ")
-            if len(errors) >= REFUSALS:
+            carried = self._parts.policy.newest.version.step > 0  # moments, to the first of them
+            if len(errors) - carried >= REFUSALS:
                 told = f"{_HELD}, over two batches, the last because {last}"
                 return [Finding("gate", Ruling.ROLL_BACK, told)]
             told = f"{REFUSED} after v{newest} because {last}; its batch is set aside"

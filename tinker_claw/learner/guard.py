@@ -26,9 +26,9 @@ from statistics import fmean
 from typing import Any
 
 from tinker_claw.errors import TooFarError
+from tinker_claw.evidence import Rate
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.scoring import score_all
-from tinker_claw.ledger.figures import Share
 from tinker_claw.ledger.judgements import JudgedReply
 from tinker_claw.ledger.versions import TOO_FAR
 from tinker_claw.methods.base import HINT
@@ -69,6 +69,8 @@ RATES = (1.0, 0.5, 0.25)
 """Shares of the learning rate at which a step is tried, one after the other."""
 ONE_SIDED = 0.25
 """The largest share of the rate for a batch in which nothing stands against anything else."""
+AFTER_REFUSAL = 0.25
+"""Share of the rate for a step whose optimizer starts anew: Adam's first step is its largest."""
 _IMPOSSIBLE = -50.0
 """Nats, in place of what is less likely: no figure is infinite."""
 _CERTAIN = 1e-9
@@ -145,12 +147,8 @@ REJECTED = (64, 128)
 UNTOLD = (32, 64)
 """The same where nobody has ever said in them what would be better: who accepts one reply in ten
 rejects the next 64 once in 850 times."""
-FEWEST_OPINIONS = 10
-"""The interval does the rest: of ten, six against the judge hold. One who is wrong in one of ten is
-held by chance once in 1,700 times over 64 opinions; with at least 20 it were once in 14,000, but
-the demo's flipped judge had four steps then."""
 AGAINST = (0.1, 0.25)
-"""Share of verdicts that another judge or the user contradicts, at the least (95 %): warn, hold."""
+"""Share of verdicts that another judge or the user contradicts, at the least: warn, hold."""
 _NEVER = math.inf
 _ENDS = 80
 """Characters of a reply's beginning and end that are looked at."""
@@ -180,7 +178,8 @@ class Form:
     """Share that called tools."""
     alike: float
     """Share with the text of a reply to something else, of a call of tools to `CALLS` other things.
-    Tries at one task may well agree."""
+    Replies of episodes are none of them: many tasks may have one right answer, and nobody praises
+    it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +193,7 @@ class Replies:
     """Share of them."""
     praised: float
     """How many more of the accepted replies than of the rejected ones have the text of a reply to
-    something else, as shares; those that call tools are left out."""
+    something else, as shares; calls of tools and episodes are left out."""
     since: int
     """The oldest one's turn."""
 
@@ -208,7 +207,7 @@ class Replies:
             all=_form(judged),
             accepted=_form(good) if len(good) >= FEWEST_ACCEPTED else None,
             good=len(good) / len(judged),
-            praised=_praised([reply for reply in judged if not reply.called_tools]),
+            praised=_praised([r for r in judged if not (r.called_tools or r.episode)]),
             since=min(reply.turn_id for reply in judged),
         )
 
@@ -235,7 +234,9 @@ def _form(judged: Sequence[JudgedReply]) -> Form:
         refusals=fmean(_REFUSES.match(reply.text[:_ENDS]) is not None for reply in judged),
         questions=fmean(_QUESTION.search(reply.text[-_ENDS:]) is not None for reply in judged),
         tools=fmean(reply.called_tools for reply in judged),
-        alike=fmean(often[r.text] > (CALLS if r.called_tools else 1) for r in judged),
+        alike=fmean(
+            not r.episode and often[r.text] > (CALLS if r.called_tools else 1) for r in judged
+        ),
     )
 
 
@@ -378,7 +379,7 @@ def praise(now: Replies) -> list[Finding]:
 
 
 def rejection(verdicts: Sequence[Heard]) -> list[Finding]:
-    """Whether nothing is accepted any more. `verdicts`: the newest first."""
+    """Whether users accept nothing any more. `verdicts`: the newest first."""
     row = next((n for n, (verdict, _) in enumerate(verdicts) if verdict >= 0), len(verdicts))
     untold = next((n for n, (_, hinted) in enumerate(verdicts[:row]) if hinted), row)
     told = f"the last {row} judged replies were all rejected, and that does not say what is wanted"
@@ -397,10 +398,8 @@ outright; only behind a turn."""
 
 def contradiction(opinions: Sequence[Opinion]) -> list[Finding]:
     """Whether the judge's verdicts can be trusted."""
-    both = [(own, other) for own, other in opinions if own and other]
-    if len(both) < FEWEST_OPINIONS:
-        return []
-    share = Share(0, 0, sum(own * other < 0 for own, other in both), len(both))
+    against = [own * other < 0 for own, other in opinions if own * other]
+    share = Rate(sum(against), len(against))
     told = f"{share.good} of {share.of} verdicts are contradicted by the auditor or the user"
     ruling = _ruling(share.interval[0], (*AGAINST, _NEVER))
     return [Finding("verdicts", ruling, told)] if ruling else []
@@ -428,8 +427,6 @@ class Guard:
         self._most = parts.training.max_step_kl
         self._every = every
         self._opinions = opinions or partial(parts.ledger.judgements.opinions, WINDOW)
-        self._outcomes = parts.training.episode_reward == "outcome"
-        """Of episodes stand for the verdicts that no judge is asked for."""
         self._told = frozenset[tuple[str, Ruling]]()
         """What was logged, so that it is not logged again."""
 
@@ -457,7 +454,7 @@ class Guard:
         """What the newest replies are like."""
         ledger = self._parts.ledger
         after = ledger.hold.guarded_from
-        return Replies.of(ledger.judgements.lately(WINDOW, after, outcomes=self._outcomes))
+        return Replies.of(ledger.judgements.lately(WINDOW, after))
 
     def noted(self) -> dict[str, Any]:
         """For the metrics of a step, which are the memory of the alarms: what replies are like, and
@@ -498,7 +495,7 @@ class Guard:
     def _findings(self) -> list[Finding]:
         ledger = self._parts.ledger
         after = ledger.hold.guarded_from
-        heard = ledger.judgements.verdicts(REJECTED[1], after, outcomes=self._outcomes)
+        heard = ledger.judgements.verdicts(REJECTED[1], after)
         if self._parts.method.teaching not in (None, HINT):  # what follows a reply teaches
             heard = [(verdict, True) for verdict, _ in heard]
         found = rejection(heard)

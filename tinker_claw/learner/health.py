@@ -49,9 +49,10 @@ class Health:
     has ended: by accident, and then it starts again; or because going on would do harm.
     `agreement` is between sampler and trainer, as far as anything has shown: `ok` or `alarm`.
     `servers`, where others than this process sample: `ok`, or `away` for those that are out of the
-    rotation. `upkeep` drops what is not to be kept any longer. `guard` is `ok`, or `warns` of what
-    becomes of the replies; where that is grave the learner is `held` until a rollback says from
-    which version to go on.
+    rotation. `records` is the ledger: `failing` from a refusal until it takes a write. `upkeep`
+    drops what is not to be kept any longer. `guard` is `ok`, or `warns` of what becomes of the
+    replies; where that is grave the learner is `held` until a rollback says from which version to
+    go on.
     """
 
     def __init__(self) -> None:
@@ -59,6 +60,7 @@ class Health:
         self.judge = PartHealth()
         self.agreement = PartHealth()
         self.servers = PartHealth()
+        self.records = PartHealth()
         self.upkeep = PartHealth()
         self.guard = PartHealth()
         self.backend = Outages()
@@ -91,6 +93,17 @@ class Health:
         """Which inference servers are not asked, and why; () when all are."""
         self.servers.enter("away" if sentences else "ok", " ".join(sentences) or None)
 
+    def records_are(self, error: str | None) -> None:
+        """What the ledger has just refused, and why; None: it took a write."""
+        if error is None and self.records.state == "ok":
+            return  # after each write but the first
+        if error is None:
+            log.info("ledger.back")
+        elif self.records.state == "ok":
+            log.error("ledger.failing", error=error)
+        self.records.enter("failing" if error else "ok", error)
+        self.last_error = error or self.last_error
+
     def learner_stalls(self, error: OutageError, next_try_s: float) -> None:
         """The service is away; the learner asks again in so many seconds."""
         self.learner.enter("stalled", str(error), next_try_s=next_try_s)
@@ -104,6 +117,7 @@ class Health:
             "judge": self.judge,
             "agreement": self.agreement,
             "servers": self.servers,
+            "records": self.records,
             "upkeep": self.upkeep,
             "guard": self.guard,
         }
@@ -122,6 +136,7 @@ class Health:
                 judge=self.judge.state,
                 agreement=self.agreement.state,
                 servers=self.servers.state,
+                records=self.records.state,
                 upkeep=self.upkeep.state,
                 learning_ended=self.learner.ended,
             ),
@@ -152,6 +167,7 @@ def meaning(
     judge: str,
     agreement: str,
     servers: str = "ok",
+    records: str = "ok",
     upkeep: str = "ok",
     learning_ended: bool = False,
 ) -> str:
@@ -167,7 +183,11 @@ def meaning(
         None if upkeep == "ok" else "what is too old or too much is kept for now",
     )
     troubles = [told for told in found if told]
-    if "serving" in away:
+    if records != "ok":
+        replies = (
+            "Requests are refused until they can be recorded again: see whether the disk is full"
+        )
+    elif "serving" in away:
         replies = (
             "Replies wait for the service, which is asked again and again; a request that it does "
             "not answer in time gets an error"

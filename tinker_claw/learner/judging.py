@@ -20,7 +20,6 @@ from dataclasses import replace
 from functools import partial
 from random import Random
 
-from tinker_claw.billing.estimate import teacher_usage
 from tinker_claw.errors import (
     AlignmentError,
     BackendError,
@@ -38,7 +37,7 @@ from tinker_claw.ledger.samples import TEACHES_NOTHING
 from tinker_claw.methods.base import Evidence, Signal, reward_of, step_reward
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import Judged, log
-from tinker_claw.types import HintScores, NextState, Turn, Usage, Verdict, Vote
+from tinker_claw.types import HintScores, NextState, Turn, Verdict, Vote
 
 WAITS = Backoff(first_s=5.0, longest_s=600.0, jitter=0.25)
 """Between attempts while the judge fails as a whole, the service is away, or the ledger refuses."""
@@ -394,10 +393,10 @@ class Judging:
         not in time, holds nothing up."""
         if (state := self._parts.ledger.turns.next_state(turn.id)) is None:
             return  # pressed before anything followed
-        if self._heard.trouble or not self._parts.spending.has_room_to_judge:
+        if self._heard.trouble or self._parts.spending.paused():
             return  # that is left to turns that need an answer
         with suppress(TimeoutError, JudgeError, BackendError, RequestError):
-            async with asyncio.timeout(CHECK_S), self._parts.spending.room_to_judge():
+            async with asyncio.timeout(CHECK_S):
                 self._record(turn.id, await self._answered(turn, state, hints=False))
 
     async def _ask(self, turn: Turn) -> Verdict:
@@ -406,10 +405,10 @@ class Judging:
             return _NONE
         if turn.episode and self._by_outcome:
             return _NONE
-        async with self._parts.spending.room_to_judge():
-            if (said := self._parts.ledger.judgements.verdict(turn.id)) is not None:
-                return said  # outright, while there was no room
-            judgement = await self._answered(turn, state)
+        await self._parts.spending.room()
+        if (said := self._parts.ledger.judgements.verdict(turn.id)) is not None:
+            return said  # outright, while there was no room
+        judgement = await self._answered(turn, state)
         if judgement.unread is not None:
             self._accept(turn, judgement, judgement.unread)
         self._record(turn.id, judgement)
@@ -432,8 +431,13 @@ class Judging:
             judgement = await self._judge.judge(
                 redact(turn.request_text),
                 redact(turn.reply_text),
-                replace(state, text=redact(state.text)),
+                replace(
+                    state,
+                    text=redact(state.text),
+                    beside=tuple((writer, redact(text)) for writer, text in state.beside),
+                ),
                 hints=hints,
+                asked_by=turn.asked_by,
             )
         if (traces := self._parts.telemetry.traces) is not None:
             said, seconds = judgement.verdict, time.time() - began
@@ -514,14 +518,13 @@ class Judging:
         return teacher, None if teacher else TEACHES_NOTHING
 
     async def _score(self, lesson: Lesson) -> HintScores | None:
-        spending, method = self._parts.spending, self._parts.method
-        usage = sum((teacher_usage(method, tokens, 1) for tokens in lesson.passes), Usage())
-        async with spending.room_to_teach(usage):
-            with (
-                self._parts.health.backend.watching("teaching"),
-                spending.paying("teacher", turn_id=lesson.turn.id),
-            ):
-                return await self._scorer.teach(lesson, self._parts.policy.current)
+        spending = self._parts.spending
+        await spending.room()
+        with (
+            self._parts.health.backend.watching("teaching"),
+            spending.paying("teacher", turn_id=lesson.turn.id),
+        ):
+            return await self._scorer.teach(lesson, self._parts.policy.current)
 
     def _check(self, turn_id: int) -> None:
         """Raises where the turn was forgotten while somebody was asked about it."""

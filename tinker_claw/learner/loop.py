@@ -23,11 +23,11 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
-from tinker_claw.billing.estimate import step_usage
 from tinker_claw.errors import (
     BackendError,
     ClawError,
@@ -40,9 +40,9 @@ from tinker_claw.errors import (
     TooFarError,
 )
 from tinker_claw.learner.batch import GROUPED, choose
-from tinker_claw.learner.diagnostics import Alarm, agreement, step_metrics, step_rule
+from tinker_claw.learner.diagnostics import Alarm, agreement, step_metrics
 from tinker_claw.learner.gate import Asked, Gate
-from tinker_claw.learner.guard import ONE_SIDED, RATES, Guard, Ruling, one_sided
+from tinker_claw.learner.guard import AFTER_REFUSAL, ONE_SIDED, RATES, Guard, Ruling, one_sided
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.recovery import (
     FAILURES,
@@ -51,16 +51,17 @@ from tinker_claw.learner.recovery import (
     Recovery,
     accidents_are_failures,
     as_outage,
+    refusals,
     waiting_for_the_ledger,
 )
 from tinker_claw.learner.scoring import batch_items
 from tinker_claw.ledger.samples import NO_GRADIENT
 from tinker_claw.ledger.versions import LEFT_OPEN
-from tinker_claw.methods.passes import BatchItem
-from tinker_claw.policy import Policy, Sampler
+from tinker_claw.methods.passes import Prepared
+from tinker_claw.policy import Policy
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import log
-from tinker_claw.types import Adam, LossPass, PolicyVersion, Sample, StepReport, Usage
+from tinker_claw.types import Adam, PolicyVersion, Sample, StepReport
 
 
 class Learner:
@@ -271,12 +272,13 @@ class Learner:
         if self.recovery.suspect:
             await self.recovery.after(None)
             return
-        holds = self._holds
+        holds, prepared = self._holds, dict[int, Prepared]()
         for rate in RATES:
-            async with self._room(batch), self._one_step:
+            await self._parts.spending.room()
+            async with self._one_step:
                 if not self._is_still_due(batch, holds):
                     return
-                failed = await self._step(batch, rate)
+                failed = await self._step(batch, rate, prepared)
             if failed is None:
                 return
             step_id, error = failed
@@ -309,15 +311,14 @@ class Learner:
         ledger.steps.void_unfinished(LEFT_OPEN)  # what was said during it takes samples out
         return ledger.samples.still_queued(batch)
 
-    def _room(self, samples: Sequence[Sample]) -> AbstractAsyncContextManager[None]:
-        """Wait until the budget has room for a step over these samples."""
-        parts, newest = self._parts, self._parts.policy.newest.version
-        measured = self._guard.measures(newest.step + 1)
-        usage = step_usage(samples, newest.id, parts.method, parts.training, measured=measured)
-        return parts.spending.room_to_step(usage + (self._gate.expected if self._gate else Usage()))
+    async def _step(
+        self, batch: Sequence[Sample], rate: float, prepared: dict[int, Prepared]
+    ) -> tuple[int, ClawError] | None:
+        """One step, or a void one, with its failure, after which the same samples are queued.
 
-    async def _step(self, batch: Sequence[Sample], rate: float) -> tuple[int, ClawError] | None:
-        """One step, or a void one, with its failure, after which the same samples are queued."""
+        Args:
+            prepared: the batch as earlier tries trained it, by the version that they began with.
+        """
         parts, self.stepping = self._parts, True
         if not parts.health.backend.attempts("learning"):  # else it is the outage's next attempt
             parts.health.learner_is("training")
@@ -329,7 +330,7 @@ class Learner:
                 accidents_are_failures(),
             ):
                 step_id = parts.ledger.steps.begin(parts.policy.newest.version.id, ids)
-                await self._train_and_swap(step_id, batch, rate)
+                await self._train_and_swap(step_id, batch, rate, prepared)
         except asyncio.CancelledError:
             self._void(step_id, "the gateway was stopped", outage=True)
             raise
@@ -341,13 +342,10 @@ class Learner:
             with suppress(LedgerError):  # the next attempt does it
                 parts.ledger.samples.expire_these(ids, NO_GRADIENT)
                 parts.telemetry.sample("expired", count=len(ids))
-        except TooFarError as error:
+        except (TooFarError, RefusedError) as error:
             self._void(step_id, str(error), outage=True)
-            log.warning("step.too_far", step_id=step_id, rate=rate, error=str(error))
-            return step_id, error
-        except RefusedError as error:
-            self._void(step_id, str(error), outage=True)
-            log.warning("gate.refused", step_id=step_id, error=str(error))
+            what = "gate.refused" if isinstance(error, RefusedError) else "step.too_far"
+            log.warning(what, step_id=step_id, rate=rate, error=str(error))
             return step_id, error
         except FAILURES as error:
             self._void(step_id, str(error), outage=isinstance(error, OutageError))
@@ -356,24 +354,36 @@ class Learner:
             self.stepping = False
         return None
 
-    async def _train_and_swap(self, step_id: int, batch: Sequence[Sample], rate: float) -> None:
+    async def _train_and_swap(
+        self, step_id: int, batch: Sequence[Sample], rate: float, prepared: dict[int, Prepared]
+    ) -> None:
         """The step itself: train, publish, measure, save, commit, swap."""
         parts, parent, started = self._parts, self._parts.policy.newest, time.monotonic()
+        rate *= AFTER_REFUSAL if refusals(parts.ledger) else 1.0
         rate *= ONE_SIDED if one_sided(batch) else 1.0
-        items, passes, report, usage = await self._train(step_id, batch, rate)
-        agreed = agreement(items, passes, report, parent.version.id)
+        with parts.spending.paying("train", step_id=step_id) as training:
+            version = parent.version.id
+            if version not in prepared:
+                state = parts.ledger.steps.method_state(version)
+                prepared[version] = await self._prepare(batch, state)
+            known = prepared[version]
+            parts.ledger.steps.keep(step_id, known.stored, known.state)
+            report = await self._train(known, rate)
+        agreed = agreement(known, report, version)
         self._alarm.admit(agreed)
         step, publishing = parent.version.step + 1, time.monotonic()
         sampler = await parts.trainer.publish()
         try:
-            moved, scoring = await self._measure(step_id, step, items, sampler)
-            asked, asking = await self._ask(step_id, sampler)
+            measured = self._guard.measures(step)
+            with parts.spending.paying("train", step_id=step_id) as asking:
+                moved = await self._guard.admit(known.items, sampler) if measured else None
+                asked = await self._gate.ask(sampler) if self._gate else Asked()
             save = step % parts.training.save_interval == 0
             state_ref = await parts.trainer.save_state(f"step-{step_id:08d}") if save else None
-            metrics = step_metrics(items, passes, report, parent.version.step, agreed)
+            metrics = step_metrics(known, report, parent.version.step, agreed)
             metrics |= {"rate": rate, "moved": moved} | asked.figures
-            metrics |= parts.spending.figures(usage + scoring + asking)
-            rule = {"rule": step_rule(parts.method.name, parts.training)}
+            metrics |= parts.spending.figures(training.usage + asking.usage)
+            rule = {"rule": {"method": parts.method.name, **parts.training.model_dump()}}
             version = parts.ledger.steps.commit(
                 step_id,
                 parent.version,
@@ -393,53 +403,27 @@ class Learner:
         )
         parts.telemetry.publish(version=version.id, step=step, seconds=now - publishing)
 
-    async def _train(
-        self, step_id: int, samples: Sequence[Sample], rate: float = 1.0
-    ) -> tuple[list[BatchItem], list[LossPass], StepReport, Usage]:
-        """Score what is only known now, and take an optimizer step; both are charged to the step.
+    async def _prepare(self, samples: Sequence[Sample], state: Any) -> Prepared:
+        """Score what is only known now, and compute the advantages, from the method's state."""
+        parts, policy, cfg = self._parts, self._parts.policy.newest, self._parts.training
+        items = await batch_items(samples, policy, parts.base, cfg, score_fresh=self._score_fresh)
+        return parts.method.prepare(items, cfg, state, parts.reply_tokens)
+
+    async def _train(self, prepared: Prepared, rate: float = 1.0) -> StepReport:
+        """Take an optimizer step.
 
         Raises:
             EmptyStepError: no sample carries a gradient.
             StepError: what came of it is not a number.
         """
-        parts, policy, cfg = self._parts, self._parts.policy.newest, self._parts.training
-        with parts.spending.paying("train", step_id=step_id) as account:
-            items = await batch_items(
-                samples, policy, parts.base, cfg, score_fresh=self._score_fresh
-            )
-            passes = parts.method.passes(items, cfg, parts.reply_tokens)
-            if not passes:
-                raise EmptyStepError("no sample of the batch carries a gradient")
-            self.recovery.suspect = True
-            adam = replace(self._adam, learning_rate=rate * self._adam.learning_rate)
-            report = await parts.trainer.train_step(passes, adam)
-            if not all(map(math.isfinite, (*report.losses, report.grad_norm or 0.0))):
-                raise StepError("the loss or its gradient is not a number")
-        return items, passes, report, account.usage
-
-    async def _measure(
-        self, step_id: int, step: int, items: Sequence[BatchItem], candidate: Sampler
-    ) -> tuple[float | None, Usage]:
-        """How far the candidate has moved, and what that cost; None: this step is not measured.
-
-        Raises:
-            TooFarError: it is not to answer anybody.
-        """
-        if not self._guard.measures(step):
-            return None, Usage()
-        with self._parts.spending.paying("train", step_id=step_id) as account:
-            return await self._guard.admit(items, candidate), account.usage
-
-    async def _ask(self, step_id: int, candidate: Sampler) -> tuple[Asked, Usage]:
-        """What the gate finds of the candidate, and what that cost.
-
-        Raises:
-            RefusedError: it is not to answer anybody.
-        """
-        if self._gate is None:
-            return Asked(), Usage()
-        with self._parts.spending.paying("train", step_id=step_id) as account:
-            return await self._gate.ask(candidate), account.usage
+        if not prepared.passes:
+            raise EmptyStepError("no sample of the batch carries a gradient")
+        self.recovery.suspect = True
+        adam = replace(self._adam, learning_rate=rate * self._adam.learning_rate)
+        report = await self._parts.trainer.train_step(prepared.passes, adam)
+        if not all(map(math.isfinite, (*report.losses, report.grad_norm or 0.0))):
+            raise StepError("the loss or its gradient is not a number")
+        return report
 
     async def _rehearse(
         self, step_id: int, batch: Sequence[Sample], holds: int, samples: Sequence[Sample]
@@ -449,11 +433,16 @@ class Learner:
         Raises:
             NotDueError: somebody came between, so that the batch is to be taken anew.
         """
-        async with self._room(samples), self._one_step:
+        await self._parts.spending.room()
+        async with self._one_step:
             if not self._is_still_due(batch, holds):
                 raise NotDueError
-            with suppress(EmptyStepError), accidents_are_failures():  # an empty one does not fail
-                await self._train(step_id, samples)
+            with (
+                suppress(EmptyStepError),  # an empty one does not fail
+                accidents_are_failures(),
+                self._parts.spending.paying("train", step_id=step_id),
+            ):
+                await self._train(await self._prepare(samples, None))
 
     def _void(self, step_id: int, error: str, *, outage: bool) -> None:
         with suppress(LedgerError):  # the next step or start does it

@@ -31,6 +31,7 @@ from tinker_claw.errors import (
 )
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.versions import REFUSED
 from tinker_claw.policy import Policy, Trainer
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import log
@@ -62,6 +63,19 @@ class NotDueError(ClawError):
     """Somebody came between: a rollback, or one of the samples is not queued any more."""
 
 
+def refusals(ledger: Ledger) -> int:
+    """Versions in a row that the gate refused since the one that serves."""
+    return len(ledger.steps.void_lately(REFUSED))
+
+
+async def load(ledger: Ledger, trainer: Trainer, state_ref: str) -> None:
+    """Load a state, without the optimizer's moments where the gate refused what they led to.
+
+    Momentum alone can carry the next step over the same limit, whatever its batch holds.
+    """
+    await trainer.load_state(state_ref, moments=not refusals(ledger))
+
+
 async def restore(ledger: Ledger, trainer: Trainer) -> Policy:
     """Void what was never committed, load the newest saved state, and open its sampler.
 
@@ -79,7 +93,7 @@ async def restore(ledger: Ledger, trainer: Trainer) -> Policy:
         sampler = await trainer.publish()
         version = ledger.steps.add_first_version(state_ref=state_ref, sampler_ref=sampler.ref)
         return Policy(version, sampler)
-    await trainer.load_state(saved.state_ref)
+    await load(ledger, trainer, saved.state_ref)
     lost, published_anew = ledger.steps.unsaved(saved), False
     try:
         sampler = await trainer.open(saved.sampler_ref)
@@ -266,7 +280,7 @@ class Recovery:
         saved = self._ledger.steps.newest_saved_version()
         if saved is None or saved.state_ref is None:
             raise StepError("there is no committed state to go back to")
-        await self._parts.trainer.load_state(saved.state_ref)
+        await load(self._ledger, self._parts.trainer, saved.state_ref)
         if saved.id != self._parts.policy.newest.version.id:
             await self._go_back_to(saved)
 

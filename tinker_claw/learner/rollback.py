@@ -45,10 +45,12 @@ class Rollback:
         on.
 
         Raises:
-            UndoError: there is none, or its weights cannot be had.
+            UndoError: there is none, or its weights cannot be had; or half of the newest.
         """
         async with self._one:
             version = self._version(version_id)
+            if half:
+                self._ledger.pin.check_half(version_id)
             sampler = await self._opened(version)
             self._ledger.pin.to(version_id, half=half)
             self._answer_with(Policy(version, sampler), half=half)

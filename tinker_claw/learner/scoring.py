@@ -51,17 +51,6 @@ class Lesson:
     free: frozenset[int]
     """Turns whose own logprobs are the untold teacher's: the base sampled them."""
 
-    @property
-    def passes(self) -> list[int]:
-        """Tokens of every pass over a reply, without those of the texts."""
-        found = [_length(self.turn)] * len(self.told)
-        if self.own and self.turn.id not in self.free:
-            found.append(_length(self.turn))
-        if (reply := self.accepted) is not None:
-            again = len(self.told) if self.told_then is None else 1
-            found += [_length(reply)] * (again + (reply.id not in self.free))
-        return found
-
 
 _T = TypeVar("_T")
 
@@ -78,6 +67,7 @@ class HintScorer:
         self._teaching = parts.method.teaching or HINT
         self._context_tokens = context_tokens
         self._cfg = parts.training
+        self._rewards = parts.method.reward > 0
         self._in_hand = set[int]()
         """Accepted replies that are being scored."""
 
@@ -101,9 +91,9 @@ class HintScorer:
         own, found = False, None
         if many or not known.settled or turn.id % EVERY == 0:
             own = rejected and gains.opening(turn.id) == turn.id
-            own = own and (many or known.rejected <= 2 * known.accepted + _AHEAD)
+            own = own and (many or known.rejected <= known.accepted + _AHEAD)
             found = gains.accepted(user, again=many)
-        if self.weight(known) == 0 and not own and found is None:
+        if known.weight(rewards=self._rewards) == 0 and not own and found is None:
             return TEACHES_NOTHING
         if found is None or found.turn_id in self._in_hand:
             return Lesson(turn, user, texts, own, None, None, self._sampled_by_base(turn))
@@ -118,10 +108,6 @@ class HintScorer:
         """How well what is told of a user's turns teaches."""
         gains = self._parts.ledger.gains.of(user)
         return teachability(gains.accepted, gains.rejected)
-
-    def weight(self, known: Teachability) -> float:
-        """Of distillation, by this run's method."""
-        return known.weight(rewards=self._parts.method.reward > 0)
 
     async def teach(self, lesson: Lesson, policy: Policy) -> HintScores | None:
         """Scores under the text that teaches best, as far as that is measured; None: such texts
@@ -149,11 +135,11 @@ class HintScorer:
         if gains:
             self._parts.ledger.gains.add(lesson.user, gains)
         after = self.known(lesson.user)
-        weight = self.weight(after)
-        if weight != self.weight(before):
+        weight = after.weight(rewards=self._rewards)
+        if after.teaches != before.teaches:
             log.info("teachability", user=lesson.user, weight=weight, known=str(after))
-            rewards = self._parts.method.reward > 0
-            self._parts.ledger.samples.weigh(lesson.user, weight, rewards_count=rewards)
+        if weight != before.weight(rewards=self._rewards):
+            self._parts.ledger.samples.weigh(lesson.user, weight, rewards_count=self._rewards)
         return replace(scored[best], weight=weight) if weight else None
 
     async def under(self, turn: Turn, texts: Sequence[str], policy: Policy) -> list[HintScores]:

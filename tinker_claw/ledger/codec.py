@@ -113,25 +113,29 @@ def _rows(flat: tuple[_Number, ...], k: int) -> tuple[tuple[_Number, ...], ...]:
     return tuple(flat[i : i + k] for i in range(0, len(flat), k))
 
 
-def store(tx: sqlite3.Connection, raw: bytes) -> tuple[bytes, bytes]:
+def store(tx: sqlite3.Connection, raw: bytes, known: dict[bytes, int]) -> tuple[bytes, bytes]:
     """The columns `blocks` and `prompt` for a prompt, its blocks written where they are new.
 
     Args:
         raw: the prompt's ids as little-endian int32.
+        known: rows of blocks that were met, by their ids; gets those of this prompt.
     """
     end = len(raw) - len(raw) % _BLOCK_BYTES
     blocks = [raw[at : at + _BLOCK_BYTES] for at in range(0, end, _BLOCK_BYTES)]
-    digests = [blake2b(block, digest_size=16).digest() for block in blocks]
-    marks = ", ".join("?" * len(digests))
-    rows = tx.execute(f"SELECT digest, id FROM prompt_blocks WHERE digest IN ({marks})", digests)
-    known: dict[bytes, int] = {row[0]: row[1] for row in rows}
-    for digest, block in zip(digests, blocks, strict=True):
-        if digest not in known:
-            cursor = tx.execute(
-                "INSERT INTO prompt_blocks (digest, ids) VALUES (?, ?)", (digest, pack_raw(block))
-            )
-            known[digest] = int(cursor.lastrowid or 0)
-    return raw_ids([known[digest] for digest in digests]), pack_raw(raw[end:])
+    for block in blocks:
+        if block not in known:
+            known[block] = _block(tx, block)
+    return raw_ids([known[block] for block in blocks]), pack_raw(raw[end:])
+
+
+def _block(tx: sqlite3.Connection, ids: bytes) -> int:
+    """The row of a block, made where it is new."""
+    digest = blake2b(ids, digest_size=16).digest()
+    row = tx.execute("SELECT id FROM prompt_blocks WHERE digest = ?", (digest,)).fetchone()
+    if row is not None:
+        return int(row["id"])
+    query = "INSERT INTO prompt_blocks (digest, ids) VALUES (?, ?)"
+    return int(tx.execute(query, (digest, pack_raw(ids))).lastrowid or 0)
 
 
 def load(database: Rows, row: sqlite3.Row) -> tuple[int, ...]:

@@ -123,8 +123,8 @@ def _check_version(path: Path, version: int) -> None:
     copied = f"; what it was before is in {before}" if before.exists() else ""
     raise LedgerError(
         f"{path} was written by a newer release (its schema is version {version}, this program "
-        f"knows {SCHEMA_VERSION}), and was left as it is; get that release with "
-        f"`pip install --upgrade tinker-claw`, or use another --data-dir{copied}"
+        f"knows {SCHEMA_VERSION}), and was left as it is; get that release, or use another "
+        f"--data-dir{copied}"
     )
 
 
@@ -136,6 +136,8 @@ class Writer(Rows):
             path, timeout=_BUSY_MS / 1e3, isolation_level=None, cached_statements=_STATEMENTS
         )
         super().__init__(path, connection)
+        self.on_write: Callable[[str | None], None] = lambda error: None
+        """Called with None after each write, and with the error after each refusal."""
         self._connection.execute("PRAGMA secure_delete = ON")
         self._connection.execute("PRAGMA synchronous = NORMAL")
         self._connection.execute("PRAGMA foreign_keys = ON")
@@ -158,14 +160,15 @@ class Writer(Rows):
                     self._connection.execute("ROLLBACK")
                 raise
         except sqlite3.Error as error:
-            raise LedgerError(f"{self.path} cannot be written: {error}") from error
+            raise self._refused(f"{self.path} cannot be written: {error}") from error
+        self.on_write(None)
 
     def rows(self, query: str, *values: Any) -> list[sqlite3.Row]:
-        with self._reading():
+        with self._refusing():
             return super().rows(query, *values)
 
     def row(self, query: str, *values: Any) -> sqlite3.Row | None:
-        with self._reading():
+        with self._refusing():
             return super().row(query, *values)
 
     def pragma(self, name: str) -> int:
@@ -173,9 +176,14 @@ class Writer(Rows):
 
     def give_back(self, pages: int) -> None:
         """Make the file shorter by so many free pages, where it was made for that."""
-        with self._reading():
+        with self._refusing():
             # Not execute(): that takes the first step of this statement, which is one page.
             self._connection.executescript(f"PRAGMA incremental_vacuum({pages})")
+
+    def vacuum(self) -> None:
+        """Write the file anew, for which its disk needs the room once more."""
+        with self._refusing("written anew"):
+            self._connection.execute("VACUUM")
 
     def empty_log(self) -> bool:
         """Move the log into the file, and make it empty. False: somebody is reading it."""
@@ -187,11 +195,15 @@ class Writer(Rows):
             self.rows(f"PRAGMA busy_timeout = {_BUSY_MS}")
 
     @contextmanager
-    def _reading(self) -> Generator[None]:
+    def _refusing(self, what: str = "read") -> Generator[None]:
         try:
             yield
         except sqlite3.Error as error:
-            raise LedgerError(f"{self.path} cannot be read: {error}") from error
+            raise self._refused(f"{self.path} cannot be {what}: {error}") from error
+
+    def _refused(self, why: str) -> LedgerError:
+        self.on_write(why)
+        return LedgerError(why)
 
     def close(self) -> None:
         self._connection.close()
@@ -208,21 +220,19 @@ class Database(Writer):
         """
         path = directory / FILE
         self._lock = _lock(directory)
-        self.file = -1
-        """Open for as long as any connection is: closing it drops the locks that they have."""
         try:
             _check(path)
-            self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            path.touch(0o600)
             super().__init__(path)
             self._prepare()
         except (OSError, sqlite3.Error) as error:
-            self._release()
+            os.close(self._lock)
             cure = _cure(error) or "move it away"
             raise LedgerError(
                 f"{path} cannot be used as a ledger ({error}); {cure} or choose another --data-dir"
             ) from error
         except LedgerError:
-            self._release()
+            os.close(self._lock)
             raise
 
     def _prepare(self) -> None:
@@ -242,11 +252,6 @@ class Database(Writer):
 
     def close(self) -> None:
         super().close()
-        self._release()
-
-    def _release(self) -> None:
-        if self.file >= 0:
-            os.close(self.file)
         os.close(self._lock)
 
 

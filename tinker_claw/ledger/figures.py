@@ -6,73 +6,37 @@ are wide, is read for that.
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Callable, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from typing import Any
 
+from tinker_claw.evidence import CLAIM, Rate, TwoRates, odds
 from tinker_claw.ledger.database import Rows
 from tinker_claw.ledger.outcome import RunView, count_outcomes
-from tinker_claw.ledger.samples import BY_TOOLS
-from tinker_claw.ledger.turns import OUTCOME, STEP
+from tinker_claw.ledger.turns import OUTCOME
 from tinker_claw.ledger.versions import compared_from, gate_of, held, pinned, read_line
 from tinker_claw.ledger.views import Filter, Record, read
-from tinker_claw.types import StopReason
 
-
-def read_step(rows: Rows, step_id: int) -> tuple[int, dict[str, Any]] | None:
-    """The version that a step began with, and its metrics, by whose rule it trained included; None:
-    there is no such step."""
-    row = rows.row("SELECT parent, metrics FROM steps WHERE id = ?", step_id)
-    return None if row is None else (row["parent"], json.loads(row["metrics"] or "{}"))
-
-
-@dataclass(frozen=True, slots=True)
-class RewardView:
-    """What decided the advantage of a step's sample; see `Sample`."""
-
-    turn_id: int
-    reward: float | None
-    bucket: tuple[int, int] | None
-    tool: bool
-    cut: bool
-
-
-def rewards_of(rows: Rows, step_id: int) -> tuple[RewardView, ...]:
-    """Of all samples that a step was begun with."""
-    found = rows.rows(
-        f"SELECT turns.id, reward, group_id, {STEP} AS step, {BY_TOOLS} AS tool, "
-        "stop_reason = ? AS cut FROM step_samples JOIN samples ON samples.id = sample_id "
-        "JOIN turns ON turns.id = samples.turn_id JOIN sessions ON sessions.id = session_id "
-        "LEFT JOIN next_states ON next_states.turn_id = turns.id "
-        "WHERE step_samples.step_id = ? ORDER BY samples.id",
-        *(StopReason.LENGTH, step_id),
-    )
-    return tuple(
-        RewardView(
-            turn_id=row["id"],
-            reward=row["reward"],
-            bucket=None if row["group_id"] is None else (row["group_id"], row["step"]),
-            tool=bool(row["tool"]),
-            cut=bool(row["cut"]),
-        )
-        for row in found
-    )
-
-
+# First replies are the first main turns of their sessions. An episode has its outcome: what solved
+# the task has no next state, so its other replies are rejected ones.
 _BY_VERSION = """
-SELECT policy_version AS version, COUNT(*) AS judged, COUNT(value) AS voted,
-  COUNT(*) FILTER (WHERE value = 1) AS good, COUNT(*) FILTER (WHERE value = -1) AS bad,
-  COUNT(*) FILTER (WHERE idx = 0 AND value IS NOT NULL) AS firsts,
+SELECT policy_version AS version, COUNT(*) AS voted, COUNT(*) FILTER (WHERE value = 1) AS good,
+  COUNT(*) FILTER (WHERE idx = 0) AS firsts,
   COUNT(*) FILTER (WHERE idx = 0 AND value >= 0) AS accepted
-FROM turns CROSS JOIN verdicts ON verdicts.turn_id = turns.id WHERE kind = 'main'
-GROUP BY policy_version
+FROM turns CROSS JOIN verdicts ON verdicts.turn_id = turns.id
+CROSS JOIN sessions ON sessions.id = session_id
+WHERE kind = 'main' AND value IS NOT NULL AND episode = 0
+GROUP BY policy_version ORDER BY policy_version
 """
-_EPISODES = """
-SELECT COUNT(*) FILTER (WHERE episode = 1) AS running, COUNT(*) FILTER (WHERE episode = 2) AS over
-FROM sessions WHERE episode <> 0
+_VERDICTS = """
+SELECT COUNT(*) FILTER (WHERE value = 1) AS good, COUNT(*) FILTER (WHERE value = 0) AS neutral,
+  COUNT(*) FILTER (WHERE value = -1) AS bad, COUNT(*) FILTER (WHERE value IS NULL) AS none
+FROM verdicts
+"""
+_EPISODES = f"""
+SELECT COUNT(*) FILTER (WHERE running) AS running, COUNT(*) FILTER (WHERE NOT running) AS over
+FROM (SELECT episode = 1 AND ({OUTCOME}) IS NULL AS running FROM sessions WHERE episode <> 0)
 """
 _OUTRIGHT = """
 SELECT COUNT(DISTINCT CASE WHEN final = 0 THEN turn_id END) AS replies,
@@ -85,34 +49,14 @@ SELECT COUNT(*) AS audited, COUNT(*) FILTER (WHERE judged = audit) AS agree,
   COUNT(*) FILTER (WHERE judged * audit = -1) AS opposed
 FROM verdicts WHERE audit IS NOT NULL AND judged IS NOT NULL
 """
+# The newest: 0 points for an outcome of -1, 1 for +1.
 _ENDED = f"""
-SELECT (SELECT policy_version FROM turns WHERE session_id = sessions.id AND kind = 'main'
+SELECT version, COUNT(*) AS ended, SUM(score + 1) / 2 AS points
+FROM (SELECT (SELECT policy_version FROM turns WHERE session_id = sessions.id AND kind = 'main'
     ORDER BY idx LIMIT 1) AS version, ({OUTCOME}) AS score
-FROM sessions WHERE episode <> 0 ORDER BY id DESC LIMIT 5000
+  FROM sessions WHERE episode <> 0 ORDER BY id DESC LIMIT 5000)
+WHERE score IS NOT NULL AND version IS NOT NULL GROUP BY version ORDER BY version
 """
-_LATELY = 1000
-"""Rows of a table among which the newest is sought: the last one, unless a clock was set back."""
-_TIMES = ("turns", "next_states", "verdicts", "feedback", "samples", "steps", "versions", "spend")
-
-
-@dataclass(frozen=True, slots=True)
-class VersionFigures:
-    """What was said of the replies that one policy version gave."""
-
-    version: int
-    judged: int
-    voted: int
-    """Judged turns with a verdict; the others had no valid vote."""
-    good: int
-    bad: int
-    firsts: int
-    """First main turns of their sessions, with a verdict."""
-    accepted: int
-    """Those of them whose verdict is not -1."""
-    ended: int = 0
-    """Episodes that began with it, of the newest, which have their outcome."""
-    points: float = 0.0
-    """Of these: 0 for an outcome of -1, 1 for +1."""
 
 
 def read_figures(rows: Rows, run: RunView, steps: int) -> Record:
@@ -121,16 +65,6 @@ def read_figures(rows: Rows, run: RunView, steps: int) -> Record:
     spend = rows.rows(
         "SELECT purpose, TOTAL(usd) AS usd, COUNT(*) - COUNT(usd) AS unpriced FROM spend "
         "GROUP BY purpose"
-    )
-    untrained = rows.rows(
-        "SELECT id FROM versions WHERE step = 0 AND id < "
-        "(SELECT COALESCE(MIN(id), 1e18) FROM versions WHERE step > 0)"
-    )
-    versions = _versions(rows)
-    live = read_line(rows).live
-    compared = measures(
-        [version for version in versions if version.version in live],
-        frozenset(row["id"] for row in untrained),
     )
     return {
         "run": run.names,
@@ -148,13 +82,14 @@ def read_figures(rows: Rows, run: RunView, steps: int) -> Record:
         "sessions": rows.one("SELECT COUNT(*) FROM sessions"),
         # Of them, those of which nothing is recorded now.
         "private_sessions": rows.one("SELECT COUNT(*) FROM sessions WHERE private = 1"),
-        # Of them, those whose outcome, or that of their group, is to come, and those that are over.
+        # Of them, those whose outcome is to come, and those that are over.
         "episodes": dict(rows.rows(_EPISODES)[0]),
         "turns": {
             kind: rows.one("SELECT COUNT(*) FROM turns WHERE kind = ?", kind)
             for kind in ("main", "side")
         },
-        "verdicts": _verdicts(versions),
+        # Judged turns by what was said of them; `none`: no vote was valid.
+        "verdicts": dict(rows.rows(_VERDICTS)[0]),
         # Of how many verdicts the auditor gave one, too, and how often it was the same, or the
         # opposite.
         "auditor": dict(rows.rows(_AUDITED)[0]),
@@ -167,36 +102,17 @@ def read_figures(rows: Rows, run: RunView, steps: int) -> Record:
         "steps": (taken := read(rows, "steps", Filter(), steps)),
         # What the gate said of their versions, the newest first.
         "gate": [said for step in reversed(taken) if (said := gate_of(step))],
-        "not_trained": dict(count_outcomes(rows, run).most_common()),
+        "not_trained": dict(count_outcomes(rows).most_common()),
         "lost_next_states": lost_of(rows),
+        "not_understood": _counts(
+            rows, "SELECT client, COUNT(*) FROM turns WHERE call = 'unknown' GROUP BY client"
+        ),
+        "strangers": _strangers(rows),
         # By purpose, as far as prices were known; empty: nothing was billed.
         "usd": {row["purpose"]: row["usd"] for row in spend},
         "bills_without_price": sum(row["unpriced"] for row in spend),
-        "helps": {measure.name: measure.record for measure in compared},
+        "helps": read_helps(rows),
     }
-
-
-def _versions(rows: Rows) -> list[VersionFigures]:
-    ended = {
-        row["version"]: row
-        for row in rows.rows(
-            "SELECT version, COUNT(*) AS ended, SUM(score + 1) / 2 AS points "
-            f"FROM ({_ENDED}) WHERE score IS NOT NULL AND version IS NOT NULL GROUP BY 1"
-        )
-    }
-    judged = {row["version"]: dict(row) for row in rows.rows(_BY_VERSION)}
-    none = dict.fromkeys(("judged", "voted", "good", "bad", "firsts", "accepted"), 0)
-    return [
-        VersionFigures(**(judged.get(version) or none) | dict(ended.get(version) or {}))
-        for version in sorted({*judged, *ended})
-    ]
-
-
-def _verdicts(versions: Sequence[VersionFigures]) -> dict[str, int]:
-    """Judged turns by what was said of them; `none`: no vote was valid."""
-    good, bad = sum(v.good for v in versions), sum(v.bad for v in versions)
-    voted, judged = sum(v.voted for v in versions), sum(v.judged for v in versions)
-    return {"good": good, "neutral": voted - good - bad, "bad": bad, "none": judged - voted}
 
 
 def lost_of(rows: Rows) -> dict[str, int]:
@@ -204,48 +120,34 @@ def lost_of(rows: Rows) -> dict[str, int]:
     return _counts(rows, "SELECT lost, COUNT(*) FROM turns WHERE lost IS NOT NULL GROUP BY lost")
 
 
-def newest_at(rows: Rows) -> float | None:
-    """When the newest row was written, seconds since 1970; None: there is none."""
-    newest = " UNION ALL ".join(
-        "SELECT MAX(created_at) AS at FROM "
-        f"(SELECT created_at FROM {name} ORDER BY rowid DESC LIMIT {_LATELY})"
-        for name in _TIMES
-    )
-    return rows.one(f"SELECT MAX(at) FROM ({newest})")
+def _strangers(rows: Rows) -> dict[str, list[str]]:
+    """Chat services in which others than the owner wrote: `direct`, and in `groups`."""
+    found = rows.rows("SELECT DISTINCT channel, strangers, groups FROM channels ORDER BY channel")
+    return {
+        "direct": [row["channel"] for row in found if row["strangers"]],
+        "groups": [row["channel"] for row in found if row["groups"]],
+    }
 
 
 def _counts(rows: Rows, query: str) -> dict[str, Any]:
     return {row[0]: row[1] for row in rows.rows(query)}
 
 
-# Whether learning helps on this user's own traffic, as far as their turns can tell. A share never
-# stands without its interval, and where intervals overlap nothing is claimed.
+# Whether learning helps on this user's own traffic, as far as their turns can tell. People look at
+# these figures after every session, so what is claimed goes by evidence.py.
 
 FEWEST = 30
 """Verdicts below which versions are taken together with their neighbours."""
 MOST_GROUPS = 5
-"""Groups of versions with learning; more say less."""
-_Z = 1.959964
-"""Of the normal distribution: 95 % lie within."""
+"""Groups of versions; more say less."""
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
-    """Of the replies of some successive versions."""
+@dataclass(slots=True)
+class Share(Rate):
+    """A rate over the replies of some successive versions."""
 
-    first: int
-    last: int
-    good: float
-    of: int
-
-    @property
-    def value(self) -> float:
-        return self.good / self.of
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """Of 95 %."""
-        return _interval(self.good, self.of)
+    first: int = 0
+    last: int = 0
 
     @property
     def versions(self) -> str:
@@ -254,142 +156,101 @@ class Share:
     @property
     def record(self) -> Record:
         low, high = self.interval
-        counted = {"versions": self.versions, **asdict(self)}
-        return {**counted, "low": low, "high": high, "share": self.value}
+        ends = {"low": low, "high": high, "share": self.value}
+        return {"versions": self.versions, **asdict(self), **ends}
 
     def __str__(self) -> str:
         low, high = self.interval
         return f"{self.value:.0%} ({low:.0%} to {high:.0%}) by {self.versions}"
 
 
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """One question to the record, and its answer by groups of versions."""
-
-    name: str
-    shares: tuple[Share, ...]
-    of: str = "verdicts"
-    """What was counted."""
-
-    @property
-    def meaning(self) -> str:
-        """What the first and the last group say together."""
-        if not self.shares:
-            return "no verdicts yet"
-        first, last = self.shares[0], self.shares[-1]
-        if len(self.shares) == 1:
-            return f"nothing to compare yet: {first.of} {self.of}, all in one group"
-        told = f"{last}, {first}"
-        if last.interval[0] > first.interval[1]:
-            return f"better than at first: {told}"
-        if last.interval[1] < first.interval[0]:
-            return f"worse than at first: {told}"
-        return f"not enough turns to tell: {told}, and the intervals overlap"
-
-    @property
-    def record(self) -> Record:
-        return {"meaning": self.meaning, "by_versions": [share.record for share in self.shares]}
+def compare(
+    old: Share | None, new: Share | None, better: str, worse: str, evidence: float = 0
+) -> Record:
+    """Whether two shares differ: in words, one of which is claimed, and the evidence."""
+    if not old or not new:
+        return {"meaning": "nothing to compare yet", "evidence": None}
+    found, said = evidence or TwoRates(old, new).e_value, "not enough verdicts to tell"
+    if found >= CLAIM:
+        said = better if new.value > old.value else worse
+    return {"meaning": f"{said}: {new}, {old}; {odds(found)}", "evidence": found}
 
 
-def _interval(good: float, of: int) -> tuple[float, float]:
-    """The 95 % score interval of a share (Wilson 1927, J. Am. Stat. Assoc. 22:209-212). Of points
-    between 0 and 1 it is too wide, and never too narrow: no figure in these bounds varies more than
-    one that is either."""
-    if not of:
-        return 0.0, 1.0
-    p, z2 = good / of, _Z * _Z / of
-    middle = (p + z2 / 2) / (1 + z2)
-    half = _Z / (1 + z2) * math.sqrt(p * (1 - p) / of + z2 / (4 * of))
-    return max(0.0, middle - half), min(1.0, middle + half)
+def trend(shares: Sequence[Share]) -> Record:
+    """Whether any version began a change for the better or the worse. Each may have; the e-value of
+    the n-th counts 1 / (n (n + 1)), and of such weights, whose sum is 1, the sum is an e-value."""
+    before, since = accumulate(shares, _join), accumulate(reversed(shares), _join)
+    splits = list(zip(before, list(since)[-2::-1], strict=False))
+    if not splits:
+        return compare(None, None, "", "")
+    found = [TwoRates(*split).e_value for split in splits]
+    weighed = sum(e / (n * n + n) for n, e in enumerate(found, 1))
+    return compare(*splits[found.index(max(found))], "better", "worse", weighed)
 
 
-def measures(
-    versions: Sequence[VersionFigures], untrained: AbstractSet[int]
-) -> tuple[Measure, ...]:
-    """Good verdicts, accepted first replies, and the outcomes of episodes, where there are any.
-
-    Args:
-        versions: by id.
-        untrained: ids of versions that no step has made.
-    """
-    outcomes = groups(versions, untrained, lambda v: (v.points, v.ended))
-    return (
-        Measure("good_verdicts", groups(versions, untrained, lambda v: (v.good, v.voted))),
-        Measure(
-            "accepted_first_replies", groups(versions, untrained, lambda v: (v.accepted, v.firsts))
-        ),
-        *([Measure("episode_outcomes", outcomes, "episodes")] if outcomes else []),
-    )
+def read_helps(rows: Rows) -> dict[str, Record]:
+    """Good verdicts, accepted first replies, and the outcomes of episodes, where there are any."""
+    judged, ended = rows.rows(_BY_VERSION), rows.rows(_ENDED)
+    live, found = read_line(rows).live, dict[str, Record]()
+    for name, some, good, of in (
+        ("good_verdicts", judged, "good", "voted"),
+        ("accepted_first_replies", judged, "accepted", "firsts"),
+        ("episode_outcomes", ended, "points", "ended"),
+    ):
+        own = [row for row in some if row[of] and row["version"] in live]
+        shares = [Share(row[good], row[of], row["version"], row["version"]) for row in own]
+        if shares or some is judged:
+            found[name] = trend(shares)
+            found[name]["by_versions"] = [share.record for share in groups(shares)]
+    return found
 
 
-def groups(
-    versions: Sequence[VersionFigures],
-    untrained: AbstractSet[int],
-    count: Callable[[VersionFigures], tuple[float, int]],
-) -> tuple[Share, ...]:
-    """Successive versions together, so that each group has enough verdicts to say something.
+def groups(shares: Sequence[Share]) -> tuple[Share, ...]:
+    """Successive versions together, at most `MOST_GROUPS` times about as many verdicts, of which
+    each has some `FEWEST`."""
+    total = sum(share.of for share in shares)
+    parts, passed, gathered = max(1, min(MOST_GROUPS, total // FEWEST)), 0, dict[int, Share]()
+    for share in shares:
+        at = int((passed + share.of / 2) * parts / total)
+        passed += share.of
+        gathered[at] = _join(gathered[at], share) if at in gathered else share
+    return tuple(gathered.values())
 
-    Versions before any step stay apart from later ones if they have enough; later ones make at
-    most `MOST_GROUPS` groups. A small rest at the end belongs to the last group.
-    """
-    counted = [Share(v.version, v.version, *count(v)) for v in versions if count(v)[1]]
-    before = [share for share in counted if share.first in untrained]
-    if sum(share.of for share in before) < FEWEST:
-        before = []
-    after = [share for share in counted if share not in before]
-    least = max(FEWEST, math.ceil(sum(share.of for share in after) / MOST_GROUPS))
-    gathered = list[Share]()
-    for share in after:
-        if gathered and gathered[-1].of < least:
-            gathered[-1] = _together([gathered[-1], share])
-        else:
-            gathered.append(share)
-    if len(gathered) > 1 and gathered[-1].of < max(FEWEST, least / 2):
-        gathered[-2:] = [_together(gathered[-2:])]
-    return (*([_together(before)] if before else []), *gathered)
+
+def _join(one: Share, other: Share) -> Share:
+    first, last = min(one.first, other.first), max(one.last, other.last)
+    return Share(one.good + other.good, one.of + other.of, first, last)
 
 
 # Two versions that answer one session in two each
 
 
+_ARMS = f"""
+SELECT policy_version = ?1 AS pinned, MIN(policy_version) AS first, MAX(policy_version) AS last,
+  COUNT(*) AS sessions, SUM(good) AS good, MAX(episode) AS episodes
+FROM (SELECT policy_version, episode > 0 AS episode, CASE episode
+    WHEN 0 THEN (SELECT value >= 0 FROM verdicts WHERE turn_id = turns.id)
+    ELSE (({OUTCOME}) + 1) / 2 END AS good
+  FROM turns CROSS JOIN sessions ON sessions.id = session_id
+  WHERE kind = 'main' AND idx = 0 AND turns.id > ?2)
+WHERE good IS NOT NULL GROUP BY 1
+"""
+
+
 def read_compared(rows: Rows) -> Record | None:
-    """First replies since then, one a session and drawn, so that they can be compared; None: one
-    version answers all."""
+    """First replies since then, and episodes by their outcomes, one a session and drawn, so that
+    they can be compared; None: one version answers all."""
     since, pin = compared_from(rows), pinned(rows)
     if since is None or pin is None:
         return None
-    arms = {True: Share(pin, pin, 0, 0), False: Share(pin, pin, 0, 0)}
-    for row in rows.rows(
-        "SELECT policy_version = ?1 AS pinned, MIN(policy_version) AS first, "
-        "MAX(policy_version) AS last, COUNT(*) AS sessions, SUM(value >= 0) AS good "
-        "FROM turns CROSS JOIN verdicts ON verdicts.turn_id = turns.id WHERE kind = 'main' "
-        "AND idx = 0 AND turns.id > ?2 AND value IS NOT NULL GROUP BY 1",
-        *(pin, since),
-    ):
-        arms[bool(row["pinned"])] = Share(row["first"], row["last"], row["good"], row["sessions"])
-    return {
-        "meaning": against(arms[False], arms[True]),
-        "by_versions": [arm.record for arm in arms.values() if arm.of],
+    found = rows.rows(_ARMS, pin, since)
+    arms = {
+        bool(row["pinned"]): Share(row["good"], row["sessions"], row["first"], row["last"])
+        for row in found
     }
-
-
-def against(newer: Share, pinned: Share) -> str:
-    """What a comparison says. The interval of the difference is Newcombe's hybrid score interval
-    (1998, Stat. Med. 17:873-890, method 10), of 95 %."""
-    if not newer.of or not pinned.of:
-        return "no verdicts of both yet"
-    gain = newer.value - pinned.value
-    (low, high), (low_of, high_of) = newer.interval, pinned.interval
-    least = gain - math.hypot(newer.value - low, high_of - pinned.value)
-    most = gain + math.hypot(high - newer.value, pinned.value - low_of)
-    told = f"{newer}, {pinned}: {gain:+.0%} ({least:+.0%} to {most:+.0%})"
-    if least > 0:
-        return f"learning helps: {told}"
-    if most < 0:
-        return f"learning does harm: {told}"
-    return f"not enough sessions to tell: {told}"
-
-
-def _together(some: Sequence[Share]) -> Share:
-    good, of = sum(share.good for share in some), sum(share.of for share in some)
-    return Share(some[0].first, some[-1].last, good, of)
+    episodes = any(row["episodes"] for row in found)
+    return {
+        "of": "accepted first replies" + episodes * ", and outcomes of episodes",
+        **compare(arms.get(True), arms.get(False), "learning helps", "learning does harm"),
+        "by_versions": [arm.record for arm in arms.values()],
+    }

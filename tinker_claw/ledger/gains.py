@@ -15,7 +15,8 @@ from tinker_claw.ledger.database import Database, Rows
 RECENT = 2000
 """Newest turns among which accepted replies are sought."""
 MOST = 256
-"""Gains of a user that are kept."""
+"""Gains of a user that are kept; then the older half goes, since wishes and policies change. (Were
+it one at a time, each would pair all others anew, which is a fresh chance to be wrong.)"""
 _TRIES = 16
 """Turns of a session among which the first try is sought."""
 
@@ -49,7 +50,7 @@ class GainTable:
         return self._db.one("SELECT user FROM sessions WHERE id = ?", session_id)
 
     def add(self, user: str, gains: Mapping[int, float]) -> None:
-        """Write gains by turn; the oldest of the user give way."""
+        """Write gains by turn; the older half of a user's give way."""
         with self._db.transaction() as tx:
             tx.executemany(
                 "INSERT OR REPLACE INTO gains (turn_id, user, gain) "
@@ -58,8 +59,9 @@ class GainTable:
                 [(user, gain, turn_id) for turn_id, gain in gains.items()],
             )
             tx.execute(
-                "DELETE FROM gains WHERE user = ?1 AND turn_id <= (SELECT turn_id FROM gains "
-                "WHERE user = ?1 ORDER BY turn_id DESC LIMIT 1 OFFSET ?2)",
+                "DELETE FROM gains WHERE user = ?1 AND turn_id IN (SELECT turn_id FROM gains "
+                "WHERE user = ?1 ORDER BY turn_id LIMIT ?2 / 2) AND ?2 < "
+                "(SELECT COUNT(*) FROM gains WHERE user = ?1)",
                 (user, MOST),
             )
 

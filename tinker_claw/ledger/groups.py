@@ -10,7 +10,6 @@ A missing outcome is none; it is never taken for 0.
 from __future__ import annotations
 
 import sqlite3
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -26,19 +25,32 @@ TOO_LARGE = "its group has more samples than a step may take, eight times --batc
 MATE_TOO_OLD = "another sample of its group had grown too old"
 PASSED = "its episode ended without going on from it"
 """Why samples or turns of an episode are not trained."""
+COMPARED = """
+CASE WHEN EXISTS (SELECT 1 FROM sessions AS mate JOIN feedback ON feedback.session_id = mate.id
+  WHERE mate.group_id = sessions.group_id AND mate.id <> sessions.id
+    AND final = 1 AND unused IS NULL) THEN group_id END
+"""
+"""Of a row of `sessions`, the group in which its steps are compared with others; NULL: there is
+none, or it alone has an outcome there."""
 _SAME = 1e-6
 """Rewards that differ by less are equal, but for how they were rounded."""
 
-_RUNNING = f"""
-SELECT id, group_id, (SELECT size FROM groups WHERE groups.id = group_id) AS size,
-  ({OUTCOME}) AS outcome,
+_RUNNING = """
+SELECT COALESCE(group_id, -id) AS together, MAX(created_at) AS begun, COUNT(*) AS n,
+  COALESCE((SELECT size FROM groups WHERE groups.id = group_id), 1) AS size,
+  SUM(EXISTS (SELECT 1 FROM feedback WHERE feedback.session_id = sessions.id AND final = 1)) AS done
+FROM sessions WHERE episode = 1 GROUP BY 1
+"""
+"""Groups, and as groups of their own the episodes of none, without a look at their turns."""
+_SESSIONS = f"""
+SELECT id, group_id, ({OUTCOME}) AS outcome,
   EXISTS (SELECT 1 FROM turns WHERE turns.session_id = sessions.id AND kind = 'main'
     AND settled = 0 AND {JUDGEABLE}) AS judging,
   MAX(created_at, COALESCE((SELECT created_at FROM turns WHERE turns.session_id = sessions.id
       ORDER BY turns.id DESC LIMIT 1), 0),
     COALESCE((SELECT MAX(created_at) FROM feedback WHERE feedback.session_id = sessions.id
       AND final = 1), 0)) AS heard
-FROM sessions WHERE episode = 1 ORDER BY id
+FROM sessions WHERE episode = 1 AND (group_id = ?1 OR id = -?1) ORDER BY id
 """
 _OF = "turn_id IN (SELECT id FROM turns WHERE session_id = ?)"
 
@@ -51,7 +63,7 @@ class Released:
     """Samples."""
     expired: int
     look_at: float | None
-    """When a time limit ends, seconds since 1970; None: nothing waits for one."""
+    """When the next time limit may end, seconds since 1970; None: nothing waits for one."""
 
 
 class GroupTable:
@@ -61,20 +73,24 @@ class GroupTable:
         self._db = database
 
     def release(self, now: float, most: int) -> Released:
-        """Queue what is whole, end what has waited for too long.
+        """Queue what is whole, with all that the client has announced, and all that have come; end
+        what has waited for too long.
 
         Args:
             now: seconds since 1970.
             most: samples that a step may take; a group with more never fits into one.
         """
-        together = defaultdict[tuple[bool, int], list[sqlite3.Row]](list)
-        for session in self._db.rows(_RUNNING):
-            alone = session["group_id"] is None
-            together[alone, session["id"] if alone else session["group_id"]].append(session)
         queued, expired, limits = 0, 0, list[float]()
-        for sessions in together.values():
+        for group in self._db.rows(_RUNNING):
+            whole = group["done"] == group["n"] >= group["size"]
+            limit = group["begun"] + LIMIT_S
+            if not whole and now < limit:
+                limits.append(limit)
+                continue
+            sessions = self._db.rows(_SESSIONS, group["together"])
             limit = max(session["heard"] for session in sessions) + LIMIT_S
-            if _whole(sessions) or (now >= limit and not any(s["judging"] for s in sessions)):
+            judging = any(session["judging"] for session in sessions)
+            if not judging and (whole or now >= limit):
                 some, others = self._end(sessions, most)
                 queued, expired = queued + some, expired + others
             elif now < limit:
@@ -127,12 +143,6 @@ def expire_mates(tx: sqlite3.Connection) -> int:
             _refuse(tx, session, MATE_TOO_OLD)
         _close(tx, [session for (session,) in found], group)
     return expired
-
-
-def _whole(sessions: Sequence[sqlite3.Row]) -> bool:
-    """Whether all that the client has announced, and all that have come, are there."""
-    done = sum(s["outcome"] is not None and not s["judging"] for s in sessions)
-    return done == len(sessions) and done >= (sessions[0]["size"] or 1)
 
 
 def _expire_agreed(tx: sqlite3.Connection, group: int) -> int:

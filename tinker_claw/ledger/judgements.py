@@ -7,7 +7,6 @@ before it.
 from __future__ import annotations
 
 import json
-import sqlite3
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,12 +31,11 @@ WHERE (said.role = 'user' OR given.score IS NOT NULL)
 ORDER BY later.idx LIMIT 1
 """
 """The reply of `JudgementTable.demonstration`, for a row of `turns`."""
-_LATELY = (
+_REPLY = (
     "turns.id, request_text, reply_text, completion_tokens, logprobs, stop_reason, "
-    "(SELECT role FROM next_states WHERE turn_id = turns.id) AS role",
-    # "+": from the newest on until there are enough, and not from an index over all of that kind.
-    "AND +kind = 'main' AND blanked IS NULL AND LENGTH(tokens) > 1",
+    "(SELECT role FROM next_states WHERE turn_id = turns.id) AS role"
 )
+_WHOLE = "blanked IS NULL AND LENGTH(tokens) > 1"
 _SET_ASIDE = """
 SELECT turns.id FROM turns JOIN next_states ON turn_id = turns.id
 WHERE untrained_because = ? AND LENGTH(tokens) > 1 AND text <> '' ORDER BY turns.id
@@ -46,7 +44,7 @@ WHERE untrained_because = ? AND LENGTH(tokens) > 1 AND text <> '' ORDER BY turns
 
 @dataclass(frozen=True, slots=True)
 class JudgedReply:
-    """What a guard looks at of a main turn with a verdict."""
+    """What a guard looks at of a main turn with a verdict, or of an episode with its outcome."""
 
     turn_id: int
     asked: str
@@ -59,6 +57,8 @@ class JudgedReply:
     """Its limit of tokens ended it."""
     called_tools: bool
     verdict: float
+    """Of an episode's reply, the episode's outcome."""
+    episode: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,13 +204,27 @@ class JudgementTable:
         said = "SELECT 1 FROM verdicts WHERE turn_id = ? AND prompt IS NOT NULL"
         return self._db.row(said, turn_id) is not None
 
-    def lately(self, most: int, after: int, *, outcomes: bool = False) -> list[JudgedReply]:
-        """The newest main turns with a verdict, newest first; only those behind turn `after`.
-
-        Args:
-            outcomes: the steps of episodes of which no judge is asked have those as their verdicts.
+    def lately(self, most: int, after: int) -> list[JudgedReply]:
+        """The newest main turns with a verdict, newest first; only those behind turn `after`. The
+        verdict of each reply of an episode is the episode's outcome, whatever a judge said of it.
         """
-        found = self._rows(_LATELY, most, after, outcomes)
+        found = self._db.rows(
+            f"SELECT {_REPLY}, value, 0 AS episode FROM verdicts "
+            "CROSS JOIN turns ON turns.id = turn_id "
+            "CROSS JOIN sessions ON sessions.id = session_id "
+            # "+": from the newest on until there are enough, and not from an index over all.
+            "WHERE turn_id > ? AND value IS NOT NULL AND +kind = 'main' AND +episode = 0 "
+            f"AND {_WHOLE} ORDER BY turn_id DESC LIMIT ?",
+            *(after, most),
+        )
+        found += self._db.rows(
+            f"SELECT {_REPLY}, ({OUTCOME}) AS value, 1 AS episode FROM sessions "
+            "CROSS JOIN turns ON session_id = sessions.id "
+            "WHERE episode > 0 AND value IS NOT NULL AND kind = 'main' AND turns.id > ? "
+            f"AND {_WHOLE} ORDER BY sessions.id DESC, idx DESC LIMIT ?",
+            *(after, most),
+        )
+        found.sort(key=lambda row: row["id"], reverse=True)
         return [
             JudgedReply(
                 turn_id=row["id"],
@@ -221,46 +235,27 @@ class JudgementTable:
                 cut=row["stop_reason"] == StopReason.LENGTH,
                 called_tools=row["role"] == "tool",
                 verdict=row["value"],
+                episode=bool(row["episode"]),
             )
-            for row in found
+            for row in found[:most]
         ]
 
-    def verdicts(
-        self, most: int, after: int, *, outcomes: bool = False
-    ) -> list[tuple[float, bool]]:
-        """The newest, newest first, those without a valid vote left out; only behind turn `after`.
-        With each whether there is a hint, or no user who could have given one.
-        `outcomes`: as for `lately`."""
-        told = (
-            "EXISTS (SELECT 1 FROM hints WHERE hints.turn_id = turns.id) OR NOT EXISTS "
-            "(SELECT 1 FROM next_states WHERE turn_id = turns.id AND role = 'user') AS told"
-        )
-        found = self._rows((f"turns.id, {told}", ""), most, after, outcomes)
-        return [(row["value"], bool(row["told"])) for row in found]
+    def verdicts(self, most: int, after: int) -> list[tuple[float, bool]]:
+        """The newest of conversations, newest first, those without a valid vote left out; only
+        behind turn `after`. With each whether there is a hint, or no user who could have given one.
 
-    def _rows(
-        self, what: tuple[str, str], most: int, after: int, outcomes: bool
-    ) -> list[sqlite3.Row]:
-        """Columns of what has a verdict, with it as `value`, under a condition."""
-        columns, condition = what
+        Those of episodes say little: a reply that solved the task has no next state to be judged
+        by."""
         found = self._db.rows(
-            f"SELECT {columns}, value FROM verdicts CROSS JOIN turns ON turns.id = turn_id "
-            "WHERE turn_id > ? AND value IS NOT NULL "
-            f"{condition} ORDER BY turn_id DESC LIMIT ?",
+            "SELECT value, EXISTS (SELECT 1 FROM hints WHERE hints.turn_id = turns.id) "
+            "OR NOT EXISTS (SELECT 1 FROM next_states WHERE turn_id = turns.id AND role = 'user') "
+            "AS told FROM verdicts CROSS JOIN turns ON turns.id = turn_id "
+            "CROSS JOIN sessions ON sessions.id = session_id "
+            "WHERE turn_id > ? AND value IS NOT NULL AND +episode = 0 "
+            "ORDER BY turn_id DESC LIMIT ?",
             *(after, most),
         )
-        if outcomes:
-            found += self._db.rows(
-                f"SELECT {columns}, ({OUTCOME}) AS value FROM turns CROSS JOIN sessions "
-                "ON sessions.id = session_id WHERE turns.id > ? AND episode > 0 "
-                "AND value IS NOT NULL AND EXISTS "
-                "(SELECT 1 FROM next_states WHERE turn_id = turns.id) AND NOT EXISTS "
-                "(SELECT 1 FROM verdicts WHERE turn_id = turns.id) "
-                f"{condition} ORDER BY turns.id DESC LIMIT ?",
-                *(after, most),
-            )
-            found.sort(key=lambda row: row["id"], reverse=True)
-        return found[:most]
+        return [(row["value"], bool(row["told"])) for row in found]
 
     def opinions(self, most: int, after: int) -> list[tuple[float, float]]:
         """What the judge found, and what the user or else the auditor did, of the newest turns of

@@ -7,11 +7,12 @@ restart picks up where the last process stopped.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 from tinker_claw.errors import LedgerError
-from tinker_claw.ledger.database import Database, Rows, Writer, beside, drop_copy
+from tinker_claw.ledger.database import Database, Rows, Writer, beside
 from tinker_claw.ledger.feedback import FeedbackTable
 from tinker_claw.ledger.gains import GainTable
 from tinker_claw.ledger.groups import GroupTable
@@ -20,14 +21,14 @@ from tinker_claw.ledger.judgements import JudgementTable
 from tinker_claw.ledger.prune import (
     Forgetting,
     begin,
+    emptied_log,
     finish,
     is_begun,
     live_bytes,
-    overwritten,
     trim,
 )
 from tinker_claw.ledger.samples import SampleTable
-from tinker_claw.ledger.spend import Means, SpendTable, read_means
+from tinker_claw.ledger.spend import SpendTable
 from tinker_claw.ledger.turns import TurnTable
 from tinker_claw.ledger.versions import Hold, Pin, StepTable
 
@@ -57,13 +58,17 @@ class Ledger:
         from tinker_claw.telemetry import log  # commands that write one row need none of it
 
         try:
-            log.info("forgotten.late", turns=sum(finish(self._db, self._db.file)))
+            log.info("forgotten.late", turns=sum(finish(self._db)))
         except LedgerError as error:
             log.warning("ledger.unforgotten", error=str(error))
 
     @property
     def path(self) -> Path:
         return self._db.path
+
+    def watch(self, on_write: Callable[[str | None], None]) -> None:
+        """Call this with None after each write, and with the error after each refusal."""
+        self._db.on_write = on_write
 
     def bind(self, run: dict[str, str]) -> bool:
         """Tie the ledger to a run's model and method. True: it held that run already.
@@ -92,11 +97,22 @@ class Ledger:
         return found(self._db)
 
     def forget(self, found: Callable[[Rows], Forgetting]) -> Forgetting:
-        """Forget it at once; returns what it was."""
+        """Forget it at once, and leave nothing of it in the file; returns what it was.
+
+        For whoever has the ledger for himself: nobody else can write for seconds per gigabyte.
+        """
         forgetting = self.begin_to_forget(found)
-        for _ in finish(self._db, self._db.file):
-            pass
+        with closing(Writer(self.path)) as writer:  # `turns` sees what others have deleted
+            for _ in finish(writer):
+                pass
+        self.vacuum()
         return forgetting
+
+    def vacuum(self) -> None:
+        """Write the file anew, without what SQLite left of deleted rows between others."""
+        self._db.vacuum()
+        for _ in emptied_log(self._db):
+            pass
 
     def begin_to_forget(self, found: Callable[[Rows], Forgetting]) -> Forgetting:
         """Say that it is to be forgotten, which `finish_forgetting` then does."""
@@ -106,30 +122,15 @@ class Ledger:
         """Forget what is to be forgotten, beside all else."""
         async with self._forgetting:
             if is_begun(self._db):
-                await beside(self.path, lambda writer: finish(writer, self._db.file))
+                await beside(self.path, finish)
 
     async def trim(self, before: float | None, most_bytes: int | None) -> int:
         """One round of retention, beside all else; returns how many turns were dropped."""
-
-        def work(writer: Writer) -> Iterator[int]:
-            dropped = 0
-            for some in trim(writer, before, most_bytes):
-                if some:  # before a pause, in which it may be stopped
-                    drop_copy(self.path)
-                dropped += some
-                yield some
-            if dropped:
-                yield from overwritten(self.path, self._db.file)
-
-        return await beside(self.path, work)
+        return await beside(self.path, lambda writer: trim(writer, before, most_bytes))
 
     def live_bytes(self) -> int:
         """What the file holds, without its free pages."""
         return live_bytes(self._db)
-
-    def means(self) -> Means:
-        """What turns were like so far, for estimates."""
-        return read_means(self._db)
 
     def close(self) -> None:
         self._db.close()

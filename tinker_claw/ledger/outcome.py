@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -32,10 +32,10 @@ _SIDE = "side turn"
 _NEXT = "waits for a next state"
 _IDLE = "waits for a next state in an idle session"
 _PASSED = "waits for a next state, and may wait for ever"
+_STEPS = {"committed": "taken", "intent": "under way"}
 _OUTCOME = "waits for its outcome"
 _GROUP = "waits for its group"
 _JUDGE = "waits for the judge"
-_TEACHER = "waits for the teacher"
 _QUEUE = "waits to be queued"
 _STEP = "waits for its step"
 _TRAINING = "being trained right now"
@@ -62,8 +62,6 @@ class RunView:
     """Samples that wait for a step just now."""
     batch: int
     """Samples of a step."""
-    told: Callable[[TurnView], str | None]
-    """What the teacher is told of a judged turn, in a word; None: it is not asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +73,7 @@ class Outcome:
     sentence: str
 
 
-def read_run(
-    rows: Rows, batch_size: int, told: Callable[[TurnView], str | None] = lambda _: None
-) -> RunView:
+def read_run(rows: Rows, batch_size: int) -> RunView:
     """`batch_size`: samples of a step, where none was taken yet."""
     metrics = rows.one(
         "SELECT metrics FROM steps WHERE status = 'committed' ORDER BY id DESC LIMIT 1"
@@ -88,8 +84,12 @@ def read_run(
         step=rows.one("SELECT step FROM versions ORDER BY id DESC LIMIT 1") or 0,
         queued=rows.one("SELECT COUNT(*) FROM samples WHERE state = 'queued'"),
         batch=(known.get("rule") or {}).get("batch_size") or known.get("samples") or batch_size,
-        told=told,
     )
+
+
+def step_word(status: str) -> str:
+    """What became of a step."""
+    return _STEPS.get(status, status)
 
 
 def outcome(turn: TurnView, run: RunView) -> Outcome:
@@ -112,10 +112,8 @@ def _became(turn: TurnView, run: RunView) -> Outcome:
         return Outcome(_GOING, f"It is {_GOING}.")
     if not turn.judged:
         return _unfollowed(turn) if turn.next_role is None else _unjudged(turn)
-    if told := run.told(turn):
-        who = f"It was judged, and {_TEACHER}, who scores the reply under the {told}."
-        return Outcome(_TEACHER, who)
-    return Outcome(_QUEUE, f"It was judged, and {_QUEUE} as a sample, which takes a moment.")
+    longer = "which takes a moment, or longer where a teacher scores it first"
+    return Outcome(_QUEUE, f"It was judged, and {_QUEUE}, {longer}.")
 
 
 def add_outcomes(rows: Rows, run: RunView, turns: Sequence[Record]) -> None:
@@ -234,17 +232,16 @@ def _trained(sample: SampleView) -> Outcome:
 def _queued(sample: SampleView, run: RunView) -> Outcome:
     if sample.begun and sample.begun[-1].status == "intent":
         return Outcome(_TRAINING, f"It is {_TRAINING}, in step {sample.begun[-1].id}.")
-    place = f"as sample {sample.place} of {run.queued} in the queue"
     missing = run.batch - run.queued
+    rest = (
+        f"A step takes {run.batch} at a time or whole groups, the newest first, and not too many "
+        "of one session, user or tool (--max-share)."
+    )
     if missing > 0:
         are = "is" if missing == 1 else "are"
-        rest = f"; a step takes {run.batch}, so {missing} {are} missing"
-    else:
-        rest = (
-            f", from which steps take {run.batch} at a time or whole groups, the oldest first, and "
-            "not too many of one session, user or tool (--max-share)"
-        )
-    return Outcome(_STEP, f"It {_STEP} {place}{rest}.")
+        rest = f"A step takes {run.batch}, so {missing} {are} missing."
+    queued = f"{plural(run.queued, 'sample')} {'is' if run.queued == 1 else 'are'} queued"
+    return Outcome(_STEP, f"It {_STEP}; {queued}. {rest}")
 
 
 def _why_aside(sample: SampleView) -> str:
@@ -280,7 +277,7 @@ def plural(count: int, noun: str) -> str:
 
 def vote(value: float | None) -> str:
     """+1, 0 or -1, or a reward between; `none` where no vote was valid."""
-    return "none" if value is None else f"{value:+.3g}" if value else "0"
+    return "none" if value is None else f"{value:+z.3g}" if value else "0"
 
 
 # Episodes
@@ -393,7 +390,7 @@ def advice(turns: Sequence[TurnView]) -> Iterator[str]:
     if count := sum(turn.fallback is not None for turn in turns):
         yield (
             f"{count} of {len(turns)} replies (marked *) came from another version than the "
-            "current one, because that one failed; --reasons says why."
+            "current one, because that one failed; `tinker-claw explain` says why."
         )
 
 
@@ -406,7 +403,7 @@ def _of_side_turns(turns: Sequence[TurnView], side: Sequence[TurnView]) -> Itera
         f"of {times}: {reason}. Recaps, titles, compaction, heartbeat and cron are "
         "meant to be side turns. If these were your own messages, the client sends something that "
         "marks them: look for a header X-Turn-Type, for a model name with @v, and for another "
-        "proxy in between; --reasons shows the reason of each."
+        "proxy in between; `tinker-claw explain` shows the reason of each."
     )
     if len(side) == len(turns):
         yield "There is no main turn among them: nothing can be learned from these requests."
@@ -439,8 +436,8 @@ FROM samples CROSS JOIN turns ON turns.id = turn_id JOIN sessions ON sessions.id
 WHERE state = 'held' GROUP BY 1, 2
 """
 _JUDGED = (
-    "WHERE turns.id IN (SELECT turns.id FROM turns CROSS JOIN verdicts "
-    "ON verdicts.turn_id = turns.id WHERE settled = 0)"
+    "SELECT COUNT(*) FROM turns CROSS JOIN verdicts ON verdicts.turn_id = turns.id "
+    "WHERE settled = 0"
 )
 _IN_HAND = (
     "SELECT COUNT(*) FROM step_samples JOIN steps ON steps.id = step_samples.step_id JOIN samples "
@@ -449,7 +446,7 @@ _IN_HAND = (
 )
 
 
-def count_outcomes(rows: Rows, run: RunView) -> Counter[str]:
+def count_outcomes(rows: Rows) -> Counter[str]:
     """How many turns have each outcome but a step that trained them, by the word for it.
 
     However long a ledger is, no row of `turns` is read but those that are open or held.
@@ -479,7 +476,7 @@ def count_outcomes(rows: Rows, run: RunView) -> Counter[str]:
         if row["running"] is not None:
             waits = _OUTCOME if row["running"] else _QUEUE
         counts[_JUDGE if row["followed"] else _PASSED if row["passed"] else waits] += row["n"]
-    counts.update(outcome(turn, run).word for turn in turns_where(rows, _JUDGED))
+    counts[_QUEUE] += rows.one(_JUDGED)
     everyone = rows.one("SELECT COUNT(*) FROM turns")
     counts[_GOING] = everyone - trained - counts.total()
     return +counts

@@ -6,31 +6,25 @@ serves both: its row stays as numbers, and the room that it had is given back. A
 few milliseconds, and between two of them the gateway writes. What was begun is finished, at the
 next start if need be.
 
-What is forgotten leaves the file itself, free pages and write-ahead log included; nobody judges it,
-trains on it or adds to it from the moment it is asked for. SQLite overwrites what it deletes
-(secure_delete), but where it shares rows out anew among pages, copies of rows that moved stay on a
-page between its list of cells and its first cell, where nothing is read and what comes next is
-written. Such a gap is overwritten with zeros, in the file itself, while this process has the
-ledger's write lock and its log is empty: nobody else writes then, no reader looks there, and a
-power cut leaves zeros or what was there. The format is https://www.sqlite.org/fileformat2.html.
+Nobody judges, trains on or adds to what is forgotten from the moment it is asked for. SQLite
+overwrites what it deletes (secure_delete), free pages are given back, and the log is emptied. Where
+SQLite moved rows between pages, copies may stay between a page's cells; VACUUM, which needs the
+file for itself, writes every page anew without them.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, Literal
 
 from tinker_claw.errors import LedgerError, UndoError
 from tinker_claw.ledger.codec import unraw_ids
 from tinker_claw.ledger.database import Rows, Writer, drop_copy
-from tinker_claw.ledger.turns import BEGUN
+from tinker_claw.ledger.turns import BEGUN, mark_private
 from tinker_claw.ledger.versions import read_line, withdraw_from_step
 
 UNFOLLOWED = "nothing followed it before it was dropped for its age or the ledger's size"
@@ -48,14 +42,6 @@ _PAGES = 64
 """Pages given back at a time."""
 _SPARE = 256
 """Free pages that stay for what comes next."""
-_BATCH: Final = 256
-"""Pages looked at before others have a turn."""
-_PENDING_BYTE: Final = 0x4000_0000
-"""The page that holds it is no page."""
-_TREE: Final = {1, 5}
-"""Kinds, in the map of pages, of those that hold cells."""
-_HEADER: Final = {2: 12, 5: 12, 10: 8, 13: 8}
-"""Bytes before the list of cells, by the kind of page."""
 _PATIENCE_S: Final = 60.0
 """How long is waited for readers to let go of the log."""
 _RETRY_S: Final = 0.05
@@ -63,12 +49,13 @@ _RETRY_S: Final = 0.05
 # Blanking
 
 _SAID = {
-    "next_states": "text = ''",
+    "next_states": "text = '', beside = '[]'",
     "votes": "answer = ''",
     "hints": "text = ''",
     "feedback": "text = '', key = NULL",
     "samples": "hint = CASE WHEN hint IS NOT NULL THEN '' END, untaught = NULL, "
-    "teacher_logprobs = NULL, teacher_targets = NULL, teacher_ids = NULL, teacher_own = NULL",
+    "teacher_logprobs = NULL, teacher_targets = NULL, teacher_ids = NULL, teacher_own = NULL, "
+    "advantages = NULL",
 }
 """What was said after a turn, and what was made of that."""
 _NOTHING = "x'00'"
@@ -80,7 +67,8 @@ _ASKED = (
     f"topk_ids = {_NOTHING}, topk_logprobs = {_NOTHING}"
 )
 _NAMES = (
-    "kind_reason = '', call = '', trace = NULL, response_id = NULL, fallback = NULL, misfit = NULL"
+    "kind_reason = '', call = '', trace = NULL, response_id = NULL, fallback = NULL, "
+    "client = '', voices = '[]'"
 )
 """What may quote a client, or name it."""
 
@@ -142,11 +130,19 @@ def trim(
         before: drop turns captured earlier, seconds since 1970.
         most_bytes: drop while the file holds more.
     """
+    wanted: list[Callable[[sqlite3.Row], bool]] = []
     if before is not None:
-        yield from _drop(database, lambda turn: turn["created_at"] < before)
+        wanted.append(lambda turn: turn["created_at"] < before)
     if most_bytes is not None:
-        yield from _drop(database, lambda _: live_bytes(database) > most_bytes)
+        wanted.append(lambda _: live_bytes(database) > most_bytes)
+    dropped = 0
+    for one in wanted:
+        for some in _drop(database, one):
+            dropped += some
+            yield some
     yield from give_back(database)
+    if dropped:
+        yield from emptied_log(database)
 
 
 def _drop(database: Writer, wanted: Callable[[sqlite3.Row], bool]) -> Iterator[int]:
@@ -164,6 +160,8 @@ def _drop(database: Writer, wanted: Callable[[sqlite3.Row], bool]) -> Iterator[i
                     break
                 at = turn["id"] + 1
                 dropped += _drop_turn(tx, turn["id"])
+        if dropped:  # before a pause, in which it may be stopped
+            drop_copy(database.path)
         yield dropped
         unswept += dropped
         if unswept >= some:
@@ -419,10 +417,7 @@ def _take_name(tx: sqlite3.Connection, session: int) -> None:
         (FORGOTTEN, session),
     )
     if said["private"]:
-        tx.execute(
-            "INSERT INTO sessions (user, key, created_at, private) VALUES (?, ?, ?, ?)",
-            (said["user"], said["key"], time.time(), said["private"]),
-        )
+        mark_private(tx, said["user"], said["key"], said["private"])
 
 
 def is_begun(rows: Rows) -> bool:
@@ -430,15 +425,13 @@ def is_begun(rows: Rows) -> bool:
     return rows.row("SELECT 1 FROM meta WHERE key = ?", BEGUN) is not None
 
 
-def finish(database: Writer, file: int) -> Iterator[int]:
+def finish(database: Writer) -> Iterator[int]:
     """Forget what is to be forgotten; yields turns, after each transaction, the newest first.
-
-    Args:
-        file: as in `overwritten`.
 
     Raises:
         LedgerError: it could not be finished; the next start goes on with it.
     """
+    drop_copy(database.path)
     begun = _begun(database)
     for session, first, last in begun:
         turns = [
@@ -458,7 +451,7 @@ def finish(database: Writer, file: int) -> Iterator[int]:
             yield gone
     yield from sweep(database)
     yield from give_back(database)
-    yield from overwritten(database.path, file)
+    yield from emptied_log(database)
     with database.transaction() as tx:
         _write_begun(tx, [one for one in _begun(database) if one not in begun])
 
@@ -495,7 +488,7 @@ def _withdraw(tx: sqlite3.Connection, turn: int) -> bool:
     return False
 
 
-# Overwriting what is left of rows that are gone
+# The log
 
 
 def emptied_log(writer: Writer) -> Iterator[int]:
@@ -514,73 +507,3 @@ def emptied_log(writer: Writer) -> Iterator[int]:
             )
         time.sleep(_RETRY_S)
         yield 0
-
-
-def overwritten(path: Path, file: int) -> Iterator[int]:
-    """Overwrite what pages hold of rows that are gone, a few pages at a time.
-
-    A copy from before an upgrade, which still has those rows, goes whole. All else on a connection
-    of its own, which remembers no page of earlier; others forget theirs once they see that
-    something was written.
-
-    Args:
-        file: the ledger open for reading and writing, as long as any connection to it: closing it
-            would drop the locks that SQLite has on the file.
-    """
-    drop_copy(path)
-    with closing(Writer(path)) as writer:
-        yield from emptied_log(writer)
-        for suspects in _suspects(writer, file):
-            while suspects and not _overwrite(writer, file, suspects):
-                yield from emptied_log(writer)
-            yield 0
-        yield from emptied_log(writer)
-
-
-def _suspects(writer: Writer, file: int) -> Iterator[list[int]]:
-    """Pages that may have something to overwrite, as the file shows them, batch by batch."""
-    size, pages = writer.pragma("page_size"), writer.pragma("page_count")
-    for first in range(2, pages + 1, _BATCH):
-        batch = range(first, min(first + _BATCH, pages + 1))
-        yield [page for page in batch if _gap(file, page, size)]
-
-
-def _overwrite(writer: Writer, file: int, suspects: Sequence[int]) -> bool:
-    """Do it. False: something is in the log, so that the file is not what it will be."""
-    log = writer.path.with_name(f"{writer.path.name}-wal")
-    with writer.transaction() as tx:
-        if log.stat().st_size:
-            return False
-        size = writer.pragma("page_size")
-        for page in suspects:
-            if found := _gap(file, page, size):
-                start, end = found
-                os.pwrite(file, bytes(end - start), (page - 1) * size + start)
-        os.fsync(file)
-        # Written, so that other connections drop the pages that they remember.
-        tx.execute(f"PRAGMA user_version = {writer.pragma('user_version')}")
-    return True
-
-
-def _gap(file: int, page: int, size: int) -> tuple[int, int] | None:
-    """Where a page of cells holds something between their list and the first of them."""
-    if not _is_tree(file, page, size):
-        return None
-    data = os.pread(file, size, (page - 1) * size)
-    if len(data) < size or data[0] not in _HEADER:
-        return None
-    start = _HEADER[data[0]] + 2 * int.from_bytes(data[3:5])
-    end = int.from_bytes(data[5:7]) or 65_536
-    return (start, end) if start < end <= size and any(data[start:end]) else None
-
-
-def _is_tree(file: int, page: int, size: int) -> bool:
-    """What the map says that stands before every so many pages: five bytes for each."""
-    mapped = size // 5 + 1
-    at = (page - 2) // mapped * mapped + 2
-    if at == _PENDING_BYTE // size + 1:
-        at += 1
-    if page <= at:
-        return False
-    kind = os.pread(file, 1, (at - 1) * size + 5 * (page - at - 1))
-    return len(kind) == 1 and kind[0] in _TREE

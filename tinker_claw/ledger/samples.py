@@ -23,7 +23,7 @@ from tinker_claw.ledger.codec import (
     unpack_id_rows,
 )
 from tinker_claw.ledger.database import Database
-from tinker_claw.ledger.groups import expire_mates
+from tinker_claw.ledger.groups import COMPARED, expire_mates
 from tinker_claw.ledger.turns import OVER, STEP, completion_of
 from tinker_claw.ledger.versions import expire_left_behind, read_line
 from tinker_claw.types import HintScores, Sample
@@ -60,11 +60,11 @@ class Waiting:
 NO_GRADIENT = "nothing in its batch said what is better than the rest"
 """Why its samples expire."""
 BY_TOOLS = (
-    "(role IS 'tool' AND NOT EXISTS (SELECT 1 FROM verdicts WHERE verdicts.turn_id = turns.id "
-    "AND score IS NOT NULL))"
+    "(COALESCE(role, '') IN ('tool', 'other') AND NOT EXISTS (SELECT 1 FROM verdicts "
+    "WHERE verdicts.turn_id = turns.id AND score IS NOT NULL))"
 )
-"""Of a turn with its next state, whether the results of tools have judged it: what was said of it
-outright is no tool's."""
+"""Whether a turn with its next state was judged by the results of tools, or by others than its
+owner, who count as much: what was said of it outright is no tool's."""
 _QUEUED = """
 FROM samples CROSS JOIN turns ON turns.id = samples.turn_id
   JOIN sessions ON sessions.id = turns.session_id
@@ -178,21 +178,11 @@ class SampleTable:
     def queue(self) -> list[Waiting]:
         """All that are queued, oldest first, without their tokens."""
         rows = self._db.rows(
-            f"SELECT samples.id, session_id, user, {BY_TOOLS} AS tool, group_id, "
-            f"samples.created_at {_QUEUED}",
+            f"SELECT samples.id, session_id AS session, user, {BY_TOOLS} AS tool, "
+            f'group_id AS "group", samples.created_at AS queued_at {_QUEUED}',
             None,
         )
-        return [
-            Waiting(
-                id=row["id"],
-                session=row["session_id"],
-                user=row["user"],
-                tool=bool(row["tool"]),
-                group=row["group_id"],
-                queued_at=row["created_at"],
-            )
-            for row in rows
-        ]
+        return [Waiting(**dict(row)) for row in rows]
 
     def oldest(self, count: int, among: Iterable[int] | None = None) -> list[Sample]:
         """The `count` oldest queued samples, of these ids or of all; fewer if there are fewer. They
@@ -202,7 +192,8 @@ class SampleTable:
             "SELECT samples.id AS sample_id, samples.reward, samples.hint, "
             "samples.teacher_logprobs, samples.teacher_targets, samples.teacher_ids, "
             "samples.teacher_own, samples.overlap, samples.weight, "
-            f"versions.step AS policy_step, group_id, {STEP} AS step, {BY_TOOLS} AS tool, "
+            f"versions.step AS policy_step, {COMPARED} AS compared, "
+            f"{STEP} AS step, {BY_TOOLS} AS tool, sessions.user, "
             f"turns.* {_QUEUED} "
             "LIMIT ?2",
             *(ids, count),
@@ -249,14 +240,14 @@ def _sample(row: sqlite3.Row, prompt: tuple[int, ...]) -> Sample:
         prompt=prompt,
         completion=completion_of(row),
         reward=row["reward"],
-        teacher=teacher_of(row),
-        bucket=None if row["group_id"] is None else (row["group_id"], row["step"]),
+        teacher=_teacher(row),
+        bucket=None if row["compared"] is None else (row["compared"], row["step"]),
         tool=bool(row["tool"]),
+        user=row["user"],
     )
 
 
-def teacher_of(row: sqlite3.Row) -> HintScores | None:
-    """What the teacher said, from the columns of a sample and `topk` of its turn."""
+def _teacher(row: sqlite3.Row) -> HintScores | None:
     if row["teacher_logprobs"] is None:  # there was no hint, or it was dropped for its age
         return None
     return HintScores(

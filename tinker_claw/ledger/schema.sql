@@ -20,6 +20,7 @@ CREATE TABLE sessions (
 ) STRICT;
 CREATE INDEX sessions_by_group ON sessions (group_id) WHERE group_id IS NOT NULL;
 CREATE INDEX sessions_running ON sessions (id) WHERE episode = 1;
+CREATE INDEX sessions_episodes ON sessions (id) WHERE episode > 0;
 
 -- Sessions that try the same task, to be compared with one another.
 CREATE TABLE groups (
@@ -69,12 +70,14 @@ CREATE TABLE turns (
   kind_reason       TEXT NOT NULL,
   fallback          TEXT,                -- why another than the current version answered; NULL: it did not
   lost              TEXT,                -- why no turn got this request as its next state, though one waits; NULL: one did, or none does
-  misfit            TEXT,                -- how a call breaks the schema of a strict tool; NULL: none does
   trace             TEXT,                -- the client's trace id, where it sent one
+  client            TEXT NOT NULL DEFAULT '', -- the agent's program
+  voices            TEXT NOT NULL DEFAULT '[]', -- JSON: writer, name and characters of each piece that was new
   response_id       TEXT,                -- the reply's name for its client
   params            TEXT NOT NULL,       -- JSON of SamplingParams
   reply_digest      TEXT NOT NULL,
   history           TEXT NOT NULL,       -- JSON: digests of the messages that will come back
+  asked_by          TEXT NOT NULL DEFAULT 'owner', -- who wrote the request
   request_text      TEXT NOT NULL,
   reply_text        TEXT NOT NULL,
   blocks            BLOB NOT NULL DEFAULT x'', -- int32 ids of prompt_blocks, in order
@@ -87,16 +90,28 @@ CREATE TABLE turns (
 CREATE INDEX turns_by_session ON turns (session_id, kind, idx);
 CREATE INDEX turns_open ON turns (id, session_id) WHERE settled = 0;
 -- For sums over all turns, whose rows are too wide to be read for that.
-CREATE INDEX turns_by_version ON turns (kind, policy_version, idx);
+CREATE INDEX turns_by_version ON turns (kind, policy_version, idx, session_id);
 CREATE INDEX turns_untrained ON turns (untrained_because) WHERE untrained_because IS NOT NULL;
 CREATE INDEX turns_lost ON turns (lost) WHERE lost IS NOT NULL;
+CREATE INDEX turns_unknown ON turns (client) WHERE call = 'unknown';
 CREATE INDEX turns_by_response ON turns (response_id) WHERE response_id IS NOT NULL;
 
 CREATE TABLE next_states (
   turn_id    INTEGER PRIMARY KEY REFERENCES turns (id),
-  role       TEXT NOT NULL,
+  role       TEXT NOT NULL,              -- user: the owner's words; tool; other: what other people, mails or hooks say
   text       TEXT NOT NULL,
+  beside     TEXT NOT NULL DEFAULT '[]', -- JSON: writer and words of what stands beside the owner's words
   created_at REAL NOT NULL
+) STRICT;
+
+-- Who wrote first in a chat service, as a keyed digest, and whether anybody else has.
+CREATE TABLE channels (
+  user      TEXT NOT NULL,
+  channel   TEXT NOT NULL,
+  first     BLOB,                        -- of who wrote directly first; NULL: nobody did
+  strangers INTEGER NOT NULL DEFAULT 0,  -- 1: others wrote directly, too
+  groups    INTEGER NOT NULL DEFAULT 0,  -- 1: somebody wrote in a group
+  PRIMARY KEY (user, channel)
 ) STRICT;
 
 CREATE TABLE votes (
@@ -169,6 +184,8 @@ CREATE TABLE samples (
   teacher_ids      BLOB,                 -- the teacher's own candidates, and below what it gives them
   teacher_own      BLOB,
   overlap          INTEGER,
+  advantage        REAL,                 -- of the reply, in the newest step that took it; NULL: none has
+  advantages       BLOB,                 -- of its tokens, before normalisation
   state            TEXT NOT NULL,        -- held (for an outcome), queued, trained, expired, quarantined
   expired_because  TEXT,                 -- NULL: of its age, or it has not expired
   step_id          INTEGER REFERENCES steps (id),
@@ -185,6 +202,7 @@ CREATE TABLE steps (
   created_at  REAL NOT NULL,
   finished_at REAL,
   metrics     TEXT,                      -- JSON
+  method_state TEXT,                     -- JSON: what the method goes on from after it; NULL: nothing
   error       TEXT,
   outage      INTEGER NOT NULL DEFAULT 0 -- 1: void by no fault of one of its samples, as when the service was away
 ) STRICT;

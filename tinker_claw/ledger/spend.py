@@ -1,16 +1,16 @@
-"""What a service billed, and what turns were like so far, for estimates.
+"""What a service billed, and the sums of that.
 
 Rule: what serving a turn cost is written in the turn's own transaction. What judging, the teacher
-or a step cost is written when it ends, however it ends: a void step has cost its money, too. Means
-are of what was counted; where nothing was, they are None.
+or a step cost is written when it ends, however it ends: a void step has cost its money, too.
 """
 
 from __future__ import annotations
 
+import math
 import sqlite3
 import time
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from tinker_claw.ledger.database import Database
 from tinker_claw.types import Usage
@@ -18,9 +18,6 @@ from tinker_claw.types import Usage
 Purpose = Literal["serve", "judge", "teacher", "train"]
 NOTHING = Usage()
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
-NEWEST = 200
-"""Main turns that means rest on: an agent's prompts grow and shrink with its set-up, and a budget
-asks before each judgement, however large the ledger is."""
 _KINDS = ("prefill", "cached", "sampled", "trained")
 
 
@@ -75,120 +72,36 @@ class SpendTable:
         with self._db.transaction() as tx:
             write(tx, bill, turn_id=turn_id, step_id=step_id)
 
-    def total(self, since: float = 0.0) -> Spent:
-        """Everything billed, from a time on (seconds since 1970)."""
-        return self._sum("created_at >= ?", since)
-
-    def by_purpose(self, since: float = 0.0) -> dict[Purpose, Spent]:
-        return {
-            purpose: self._sum("created_at >= ? AND purpose = ?", since, purpose)
-            for purpose in PURPOSES
-        }
-
-    def of_turn(self, turn_id: int) -> Spent:
-        """What serving, judging and teaching one turn cost."""
-        return self._sum("turn_id = ?", turn_id)
-
-    def of_step(self, step_id: int) -> Spent:
-        """What one step cost, the scores that it needed included."""
-        return self._sum("step_id = ?", step_id)
-
-    def _sum(self, where: str, *values: Any) -> Spent:
-        row = self._db.row(
-            "SELECT TOTAL(usd) AS usd, "
-            + ", ".join(
-                f"COALESCE(SUM({name}), 0) AS {name}, "
-                f"COALESCE(SUM({name} * (usd IS NULL)), 0) AS unpriced_{name}"
-                for name in _KINDS
-            )
-            + f" FROM spend WHERE {where}",
-            *values,
+    def total(
+        self, since: float = 0.0, until: float = math.inf, purpose: Purpose | None = None
+    ) -> Spent:
+        """Everything billed in a time (seconds since 1970), or for one purpose."""
+        sums = (
+            f"COALESCE(SUM({name}), 0) AS {name}, "
+            f"COALESCE(SUM({name} * (usd IS NULL)), 0) AS unpriced_{name}"
+            for name in _KINDS
         )
-        if row is None:
-            return Spent()
+        (row,) = self._db.rows(
+            f"SELECT TOTAL(usd) AS usd, {', '.join(sums)} FROM spend "
+            "WHERE created_at >= ?1 AND created_at < ?2 AND (?3 IS NULL OR purpose = ?3)",
+            *(since, until, purpose),
+        )
         return Spent(
             usage=Usage(**{name: row[name] for name in _KINDS}),
             usd=row["usd"],
             unpriced=Usage(**{name: row[f"unpriced_{name}"] for name in _KINDS}),
         )
 
-
-# Means
-
-
-@dataclass(frozen=True, slots=True)
-class Means:
-    """Means over the newest turns of this ledger; None: nothing to average yet."""
-
-    turns: int
-    """Main turns that they rest on."""
-    prompt_tokens: float | None
-    reply_tokens: float | None
-    serve: Usage | None
-    """Billed per main turn; failed attempts and side turns included."""
-    judge: Usage | None
-    """Billed per judged turn."""
-    teacher: Usage | None
-    """Billed per turn that the teacher scored."""
-    unaccepted: float | None
-    """Share of the judged turns whose verdict is not +1."""
-    admitted: float | None
-    """Samples per judged turn."""
-    hinted: float | None
-    """Share of the samples that carry a hint."""
-    stale: float | None
-    """Share of the trained samples that an older version had sampled."""
-
-
-def read_means(database: Database) -> Means:
-    lengths = database.row(
-        "SELECT COUNT(*) AS n, MIN(id) AS oldest, AVG(prompt_tokens) AS prompt, "
-        "AVG(completion_tokens) AS reply FROM (SELECT id, prompt_tokens, completion_tokens "
-        "FROM turns WHERE kind = 'main' ORDER BY id DESC LIMIT ?)",
-        NEWEST,
-    )
-    since = None if lengths is None else lengths["oldest"]
-    counts = database.row(
-        "SELECT (SELECT COUNT(*) FROM verdicts WHERE turn_id >= ?1) AS judged, "
-        "(SELECT COUNT(*) FROM verdicts WHERE turn_id >= ?1 AND value IS NOT 1) AS unaccepted, "
-        "COUNT(*) AS samples, SUM(hint IS NOT NULL) AS hinted, SUM(state = 'trained') AS trained, "
-        "(SELECT COUNT(*) FROM samples JOIN steps ON steps.id = samples.step_id "
-        "JOIN turns ON turns.id = samples.turn_id WHERE turn_id >= ?1 "
-        "AND samples.state = 'trained' AND turns.policy_version <> steps.parent) AS stale "
-        "FROM samples WHERE turn_id >= ?1",
-        since,
-    )
-    bills = database.one("SELECT MIN(id) FROM spend WHERE turn_id >= ?", since)
-    if lengths is None or counts is None:
-        raise AssertionError("an aggregate has a row")
-    return Means(
-        turns=lengths["n"],
-        prompt_tokens=lengths["prompt"],
-        reply_tokens=lengths["reply"],
-        serve=_per_turn(database, "serve", bills),
-        judge=_per_turn(database, "judge", bills),
-        teacher=_per_turn(database, "teacher", bills),
-        unaccepted=_share(counts["unaccepted"], counts["judged"]),
-        admitted=_share(counts["samples"], counts["judged"]),
-        hinted=_share(counts["hinted"], counts["samples"]),
-        stale=_share(counts["stale"], counts["trained"]),
-    )
-
-
-def _share(part: int | None, whole: int | None) -> float | None:
-    return min(1.0, (part or 0) / whole) if whole else None
-
-
-def _per_turn(database: Database, purpose: Purpose, since: int | None) -> Usage | None:
-    """`since`: the first bill that counts. Of serving, those of attempts that failed do, too, which
-    name no turn; of all else only those of turns that were forgotten name none."""
-    sums = ", ".join(f"SUM({name}) AS {name}" for name in _KINDS)
-    row = database.row(
-        f"SELECT {sums}, (SELECT COUNT(DISTINCT turn_id) FROM spend JOIN turns "
-        "ON turns.id = turn_id WHERE spend.id >= ?2 AND purpose = ?1 AND kind = 'main') AS turns "
-        "FROM spend WHERE id >= ?2 AND purpose = ?1 AND (turn_id IS NOT NULL OR ?1 = 'serve')",
-        *(purpose, since),
-    )
-    if row is None or not row["turns"]:
-        return None
-    return Usage(**{name: round(row[name] / row["turns"]) for name in _KINDS})
+    def of_newest_steps(self, most: int) -> tuple[int, Usage, Usage]:
+        """Samples of the newest committed steps, and what was billed for learning and for serving
+        from the end of the step before them to the end of the last, void steps included."""
+        steps = self._db.rows(
+            "SELECT finished_at, (SELECT COUNT(*) FROM step_samples WHERE step_id = id) AS samples "
+            "FROM steps WHERE status = 'committed' ORDER BY id DESC LIMIT ?",
+            most + 1,
+        )
+        if not steps:
+            return 0, NOTHING, NOTHING
+        since = steps[most]["finished_at"] if len(steps) > most else 0.0
+        billed = [self.total(since, steps[0]["finished_at"], one).usage for one in PURPOSES]
+        return sum(step["samples"] for step in steps[:most]), sum(billed[1:], NOTHING), billed[0]

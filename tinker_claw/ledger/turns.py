@@ -5,7 +5,10 @@ Rule: a turn, its blocks and its bill are one transaction.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
+import secrets
 import sqlite3
 import time
 from collections.abc import Sequence
@@ -37,6 +40,7 @@ from tinker_claw.types import (
     SamplingParams,
     StopReason,
     Turn,
+    Writer,
 )
 
 
@@ -66,14 +70,18 @@ class NewTurn:
     """The reply's name for its client."""
     fallback: str | None = None
     """Why another than the current version answered; None: it did not."""
-    misfit: str | None = None
-    """How a call breaks the schema of a strict tool; None: none does."""
     packed_prompt: bytes | None = field(default=None, repr=False)
     """The prompt as little-endian int32, where it is at hand."""
     keeps_tokens: bool = True
     """False: they are counted and not kept, and neither are the digests of the texts."""
     lost: Lost | None = None
     """Why no earlier turn got this request as its next state, although one waits for it."""
+    asked_by: Writer = Writer.OWNER
+    """Who wrote the request."""
+    client: str = ""
+    """The agent's program."""
+    voices: tuple[tuple[Writer, str, int], ...] = ()
+    """Writer, name and characters of each piece that was new in the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +103,8 @@ class LastTurn:
 
 _NO_TOKENS = dict.fromkeys(("tokens", "logprobs", "topk_ids", "topk_logprobs"), ())
 OVER = "it came after its episode had its outcome, or its group was over"
+"""Why such a turn is not trained."""
+NOT_UNDERSTOOD = "what followed it looks like a harness's text, of a kind that is not known"
 """Why such a turn is not trained."""
 OUTCOME = (
     "SELECT score FROM feedback WHERE feedback.session_id = sessions.id AND final = 1 "
@@ -128,7 +138,8 @@ EXISTS (SELECT 1 FROM meta, json_each(meta.value) AS begun WHERE meta.key = '{BE
 _COLUMNS = (
     *("session_id", "kind", "policy_version", "created_at", "settled", "untrained_because"),
     *("prompt_tokens", "completion_tokens", "cached_tokens", "topk", "hint_at", "stop_reason"),
-    *("call", "kind_reason", "fallback", "lost", "misfit", "trace", "response_id", "params"),
+    *("call", "kind_reason", "fallback", "lost", "trace", "response_id", "params"),
+    *("client", "voices", "asked_by"),
     *("reply_digest", "history", "request_text", "reply_text", "blocks", "prompt", "tokens"),
     *("logprobs", "topk_ids", "topk_logprobs"),
 )
@@ -137,10 +148,32 @@ _INSERT = (
     f"FROM turns WHERE session_id = :session_id AND kind = :kind), "
     f"{', '.join(f':{name}' for name in _COLUMNS)})"
 )
+_HIDDEN = re.compile(r"private-[0-9a-f]{32}")
 _LATELY = 4
 """Newest turns of a session among which the one before a request is sought."""
+_MOST_BLOCKS = 4096
+"""That are remembered, in 17 MB."""
 _RECENT_TURNS = 1000
 """Newest turns of all sessions among which those of a run are sought."""
+
+
+def hidden(user: str, key: str) -> str:
+    """The name under which a private session is remembered: a digest of its own."""
+    if _HIDDEN.fullmatch(key):
+        return key
+    return f"private-{hashlib.sha256(f'{user} {key}'.encode()).hexdigest()[:32]}"
+
+
+def mark_private(tx: sqlite3.Connection, user: str, key: str, private: int) -> None:
+    known = tx.execute(
+        "UPDATE sessions SET private = ? WHERE user = ? AND key = ?", (private, user, key)
+    )
+    if not known.rowcount:
+        tx.execute(
+            "INSERT INTO sessions (user, key, created_at, private) VALUES (?, ?, ?, ?) "
+            "ON CONFLICT (user, key) DO UPDATE SET private = excluded.private",
+            (user, hidden(user, key), time.time(), private),
+        )
 
 
 class TurnTable:
@@ -148,6 +181,10 @@ class TurnTable:
 
     def __init__(self, database: Database) -> None:
         self._db = database
+        self._blocks: dict[bytes, int] = {}
+        """Blocks of prompts that were met, as of `_changes`: what others wrote may have been that
+        some were deleted."""
+        self._changes = 0
 
     def session(self, user: str, key: str) -> int:
         """The id of this session, made when it is new, and open from now on."""
@@ -214,19 +251,61 @@ class TurnTable:
                 {"to": session_id, "unfiled": unfiled_id, "trace": trace},
             )
 
-    def private_sessions(self) -> dict[tuple[str, str], Privacy]:
-        """Those that are or once were private, by user and key."""
-        rows = self._db.rows("SELECT user, key, private FROM sessions WHERE private <> 0")
-        return {(row["user"], row["key"]): Privacy(row["private"]) for row in rows}
+    @property
+    def secret(self) -> bytes:
+        """The key of digests, of this ledger alone."""
+        row = self._db.row("SELECT value FROM meta WHERE key = 'secret'")
+        if row is None:
+            with self._db.transaction() as tx:
+                tx.execute(
+                    "INSERT OR IGNORE INTO meta (key, value) VALUES ('secret', ?)",
+                    (secrets.token_hex(32),),
+                )
+            return self.secret
+        return bytes.fromhex(row["value"])
 
-    def mark_private(self, user: str, key: str, privacy: Privacy) -> None:
-        """A session is private from now on, or no longer; made when it is new."""
+    def first_sender(self, user: str, channel: str, digest: bytes) -> bytes:
+        """Digest of who wrote directly first in a channel: this one, where nobody did before."""
+        with self._db.transaction() as tx:
+            row = tx.execute(
+                "INSERT INTO channels (user, channel, first) VALUES (?, ?, ?) ON CONFLICT "
+                "(user, channel) DO UPDATE SET first = COALESCE(first, excluded.first) "
+                "RETURNING first",
+                (user, channel, digest),
+            ).fetchone()
+        return bytes(row["first"])
+
+    def forget_channels(self) -> None:
+        """Forget who wrote first where: the settings name the owners."""
+        with self._db.transaction() as tx:
+            tx.execute("DELETE FROM channels")
+
+    def saw_stranger(self, user: str, channel: str, *, group: bool) -> None:
+        """Somebody wrote in a channel who is no owner."""
+        row = self._db.row(
+            "SELECT strangers, groups FROM channels WHERE user = ? AND channel = ?", user, channel
+        )
+        if row is not None and row["groups" if group else "strangers"]:
+            return
         with self._db.transaction() as tx:
             tx.execute(
-                "INSERT INTO sessions (user, key, created_at, private) VALUES (?, ?, ?, ?) "
-                "ON CONFLICT (user, key) DO UPDATE SET private = excluded.private",
-                (user, key, time.time(), int(privacy)),
+                "INSERT INTO channels (user, channel, strangers, groups) VALUES (?, ?, ?, ?) "
+                "ON CONFLICT (user, channel) DO UPDATE SET "
+                "strangers = MAX(strangers, excluded.strangers), "
+                "groups = MAX(groups, excluded.groups)",
+                (user, channel, not group, group),
             )
+
+    def private_sessions(self) -> dict[tuple[str, str], Privacy]:
+        """Those that are or once were private, by user and hidden name."""
+        rows = self._db.rows("SELECT user, key, private FROM sessions WHERE private <> 0")
+        return {(user, hidden(user, key)): Privacy(private) for user, key, private in rows}
+
+    def mark_private(self, user: str, key: str, privacy: Privacy) -> None:
+        """A session is private from now on, or no longer. One of which nothing was recorded so far
+        is kept without its name."""
+        with self._db.transaction() as tx:
+            mark_private(tx, user, key, int(privacy))
 
     def close(self, session_ids: Sequence[int]) -> None:
         """These sessions are over, until they are asked for again."""
@@ -245,8 +324,10 @@ class TurnTable:
             **{"session_id": turn.session_id, "kind": turn.kind, "kind_reason": turn.kind_reason},
             **{"policy_version": turn.policy_version, "created_at": time.time()},
             **{"call": turn.call, "trace": turn.trace, "fallback": turn.fallback},
-            **{"response_id": turn.response_id, "lost": turn.lost, "misfit": turn.misfit},
+            **{"response_id": turn.response_id, "lost": turn.lost},
             **{"request_text": turn.request_text, "reply_text": turn.reply_text},
+            "asked_by": turn.asked_by,
+            **{"client": turn.client, "voices": json.dumps(turn.voices, ensure_ascii=False)},
             "hint_at": turn.hint_at,
             "prompt_tokens": len(turn.prompt),
             "completion_tokens": len(done.tokens),
@@ -261,13 +342,18 @@ class TurnTable:
             "topk_ids": pack_id_rows(kept.topk_ids),
             "topk_logprobs": pack_float_rows(kept.topk_logprobs),
         }
+        known, self._blocks = self._blocks, {}  # of a transaction that fails none was written
         with self._db.transaction() as tx:
+            changes = int(tx.execute("PRAGMA data_version").fetchone()[0])
+            if changes != self._changes or len(known) > _MOST_BLOCKS:
+                known.clear()
             because = turn.untrained_because or _over(tx, turn)
             values |= {"untrained_because": because, "settled": because is not None}
-            values["blocks"], values["prompt"] = store(tx, raw if keeps else b"")
+            values["blocks"], values["prompt"] = store(tx, raw if keeps else b"", known)
             turn_id = int(tx.execute(_INSERT, values).lastrowid or 0)
             if bill is not None:
                 write(tx, bill, turn_id=turn_id)
+        self._blocks, self._changes = known, changes
         return turn_id
 
     def latest(
@@ -300,10 +386,13 @@ class TurnTable:
         words are gone, or are to go."""
         with self._db.transaction() as tx:
             cursor = tx.execute(
-                "INSERT OR IGNORE INTO next_states (turn_id, role, text, created_at) "
-                "SELECT id, ?, ?, ? FROM turns WHERE id = ? AND blanked IS NULL "
-                f"AND NOT {IS_BEING_FORGOTTEN}",
-                (state.role, state.text, time.time(), turn_id),
+                "INSERT OR IGNORE INTO next_states (turn_id, role, text, beside, created_at) "
+                "SELECT id, ?, ?, ?, ? FROM turns WHERE id = ? AND blanked IS NULL "
+                f"AND untrained_because IS NOT ? AND NOT {IS_BEING_FORGOTTEN}",
+                (
+                    *(state.role, state.text, json.dumps(state.beside), time.time()),
+                    *(turn_id, NOT_UNDERSTOOD),
+                ),
             )
         return cursor.rowcount == 1
 
@@ -328,8 +417,8 @@ class TurnTable:
         return None if row is None else (row["id"], row["key"])
 
     def next_state(self, turn_id: int) -> NextState | None:
-        row = self._db.row("SELECT role, text FROM next_states WHERE turn_id = ?", turn_id)
-        return NextState(role=row["role"], text=row["text"]) if row else None
+        row = self._db.row("SELECT role, text, beside FROM next_states WHERE turn_id = ?", turn_id)
+        return state_of(row) if row else None
 
     def judgeable(self) -> list[int]:
         """Turns with a next state, or judged without one, or ended by the outcome of their episode,
@@ -344,6 +433,17 @@ class TurnTable:
         """Whether there is such a turn, and it is neither a sample nor refused yet."""
         return self._db.row("SELECT 1 FROM turns WHERE id = ? AND settled = 0", turn_id) is not None
 
+    def stop_waiting(self, turn_id: int) -> None:
+        """Refuse a turn behind which nobody knows who spoke, where nothing was said of it before:
+        no later message is about it any more."""
+        with self._db.transaction() as tx:
+            tx.execute(
+                "UPDATE turns SET settled = 1, untrained_because = ? WHERE id = ? AND settled = 0 "
+                "AND NOT EXISTS (SELECT 1 FROM next_states WHERE turn_id = turns.id) "
+                "AND NOT EXISTS (SELECT 1 FROM verdicts WHERE turn_id = turns.id)",
+                (NOT_UNDERSTOOD, turn_id),
+            )
+
     def refuse(self, turn_id: int, reason: str) -> None:
         """This turn will not be trained, and why."""
         with self._db.transaction() as tx:
@@ -351,6 +451,12 @@ class TurnTable:
                 "UPDATE turns SET settled = 1, untrained_because = ? WHERE id = ?",
                 (reason, turn_id),
             )
+
+
+def state_of(row: sqlite3.Row) -> NextState:
+    """The next state in a row with `role`, `text` and `beside`."""
+    beside = tuple((Writer(writer), words) for writer, words in json.loads(row["beside"]))
+    return NextState(row["role"], row["text"], beside)
 
 
 def _over(tx: sqlite3.Connection, turn: NewTurn) -> str | None:
@@ -391,6 +497,7 @@ def _turn(row: sqlite3.Row, prompt: tuple[int, ...]) -> Turn:
         completion=completion_of(row),
         hint_at=row["hint_at"],
         request_text=row["request_text"],
+        asked_by=Writer(row["asked_by"]),
         reply_text=row["reply_text"],
         episode=row["episode"] > 0,
     )

@@ -1,8 +1,9 @@
 """Steps, the policy versions that they make, and the line that these stand in.
 
-The protocol of one step: intent row; train; publish; save state; one transaction that commits the
-step, the samples it consumed and the new version. A step without that transaction never happened:
-`begin` or `void_unfinished` says so, whichever comes first, and its samples are still queued.
+The protocol of one step: intent row; advantages; train; publish; save state; one transaction that
+commits the step, the samples it consumed and the new version. A step without that transaction never
+happened: `begin` or `void_unfinished` says so, whichever comes first, its samples are still queued,
+and its method goes on from the state that it had before.
 
 Rule: versions are never taken back, and ids only grow. What was trained in versions that a rollback
 has left behind stays trained there; what they sampled and nobody has trained on yet expires, for
@@ -14,11 +15,12 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tinker_claw.errors import LedgerError, WithdrawnError
+from tinker_claw.errors import LedgerError, UndoError, WithdrawnError
+from tinker_claw.ledger.codec import pack_floats
 from tinker_claw.ledger.database import Database, Rows
 from tinker_claw.ledger.turns import reopen
 from tinker_claw.types import PolicyVersion
@@ -133,7 +135,7 @@ def read_versions(rows: Rows) -> list[dict[str, Any]]:
     """All versions of a run, oldest first, and what each is to the run.
 
     `samples`: that the step trained on which made it; `made_by_step` is None where a start or a
-    rollback did. `live`: the newest version descends from it, or is it. `serving`: it answers, if
+    rollback did. `live`: `newest` descends from it, or is it. `serving`: it answers, if
     only one session in two, or will when the gateway runs.
     """
     found = rows.rows(
@@ -151,6 +153,7 @@ def read_versions(rows: Rows) -> list[dict[str, Any]]:
         {
             **dict(row),
             "live": row["id"] in live,
+            "newest": row["id"] == newest,
             "pinned": row["id"] == pin,
             "serving": row["id"] in serving,
         }
@@ -180,7 +183,24 @@ class Pin:
         """It answers one session in two only."""
         return compared_from(self._db) is not None
 
+    def check_half(self, version_id: int) -> None:
+        """
+        Raises:
+            UndoError: it is the newest version, which answers the other sessions.
+        """
+        if version_id == max(read_line(self._db).live, default=None):
+            raise UndoError(
+                f"v{version_id} is the newest version, so it would be compared with itself: name "
+                "an earlier one"
+            )
+
     def to(self, version_id: int, *, half: bool = False) -> None:
+        """
+        Raises:
+            UndoError: half, and it is the newest version.
+        """
+        if half:
+            self.check_half(version_id)
         with self._db.transaction() as tx:
             _end_pin(tx)
             tx.execute("INSERT INTO meta VALUES (?, ?)", (_PINNED, str(version_id)))
@@ -302,6 +322,37 @@ class StepTable:
                 [(step_id, sample_id) for sample_id in sample_ids],
             )
         return step_id
+
+    def keep(
+        self,
+        step_id: int,
+        advantages: Iterable[tuple[int, float, Sequence[float]]],
+        state: str | None,
+    ) -> None:
+        """Write what a step trains: of each sample its id, its advantage and those of its tokens.
+
+        Args:
+            state: JSON of the method's after the step, which counts once that is committed.
+        """
+        rows = [(one, pack_floats(each), sample) for sample, one, each in advantages]
+        with self._db.transaction() as tx:
+            tx.executemany(
+                "UPDATE samples SET advantage = ?, advantages = ? "
+                "WHERE id = ? AND state = 'queued'",  # else it was forgotten meanwhile
+                rows,
+            )
+            tx.execute("UPDATE steps SET method_state = ? WHERE id = ?", (state, step_id))
+
+    def method_state(self, version: int) -> Any:
+        """What the newest step in the line of `version` has left for its method; None: nothing."""
+        found = self._db.one(
+            "WITH RECURSIVE line (id) AS (VALUES (?) UNION ALL SELECT parent FROM versions "
+            "JOIN line USING (id) WHERE parent IS NOT NULL) SELECT method_state FROM line "
+            "JOIN steps ON steps.version = line.id WHERE status = 'committed' "
+            "ORDER BY line.id DESC LIMIT 1",
+            version,
+        )
+        return None if found is None else json.loads(found)
 
     def commit(
         self,

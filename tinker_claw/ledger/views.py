@@ -12,13 +12,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-from tinker_claw.ledger.codec import load
+from tinker_claw.ledger.codec import load, unpack_floats
 from tinker_claw.ledger.database import Outside, Rows
-from tinker_claw.ledger.judgements import DEMONSTRATION
-from tinker_claw.ledger.samples import teacher_of
-from tinker_claw.ledger.turns import OUTCOME, completion_of
+from tinker_claw.ledger.turns import OUTCOME, completion_of, state_of
 from tinker_claw.ledger.versions import Line, read_line
-from tinker_claw.types import Completion, HintScores, Kind, Lost, NextState, Source, Vote
+from tinker_claw.types import Completion, Kind, Lost, NextState, Source, Vote, Writer
 
 Record = dict[str, Any]
 
@@ -33,7 +31,7 @@ SELECT turns.id, turns.session_id, sessions.key AS session_key, sessions.user,
   closed_at IS NOT NULL AS session_closed, turns.idx AS "index", turns.kind, turns.kind_reason,
   turns.call, turns.policy_version, versions.step AS version_step, turns.created_at,
   turns.prompt_tokens, turns.completion_tokens, turns.hint_at IS NOT NULL AS has_hint_place,
-  turns.fallback, turns.misfit, turns.lost, turns.settled, turns.untrained_because, turns.blanked,
+  turns.fallback, turns.lost, turns.settled, turns.untrained_because, turns.blanked,
   next_states.role AS next_role, passing.id AS passed_by, passing.lost AS passed_lost,
   verdicts.created_at AS judged_at, value AS verdict, verdicts.source, verdicts.judged AS found,
   (SELECT json_array(score, source, unused) FROM feedback WHERE feedback.turn_id = turns.id
@@ -42,12 +40,10 @@ SELECT turns.id, turns.session_id, sessions.key AS session_key, sessions.user,
     WHERE votes.turn_id = turns.id AND about = 'verdict' ORDER BY n)) AS votes,
   (SELECT COUNT(*) FROM votes WHERE votes.turn_id = turns.id AND about = 'in vain') AS tries,
   (SELECT COUNT(*) FROM hints WHERE hints.turn_id = turns.id) AS hints,
-  CASE WHEN turns.settled = 0 AND value = -1 THEN ({DEMONSTRATION}) END IS NOT NULL AS demonstrated,
-  samples.id AS sample_id, samples.created_at AS sampled_at, state, reward, expired_because,
+  samples.id AS sample_id, samples.created_at AS sampled_at, state, reward, advantage,
+  expired_because,
   hint IS NOT NULL AS hinted, samples.step_id, steps.version AS step_version, steps.finished_at,
   (SELECT COUNT(*) FROM step_samples WHERE step_samples.step_id = samples.step_id) AS together,
-  CASE state WHEN 'queued' THEN (SELECT COUNT(*) FROM samples AS older
-    WHERE older.state = 'queued' AND older.id <= samples.id) END AS place,
   (SELECT json_group_array(json_array(id, status, error)) FROM (SELECT begun.* FROM step_samples
     JOIN steps AS begun ON begun.id = step_samples.step_id
     WHERE sample_id = samples.id ORDER BY begun.id)) AS begun
@@ -63,7 +59,7 @@ FROM turns JOIN sessions ON sessions.id = turns.session_id
       (SELECT id FROM turns AS later WHERE later.session_id = turns.session_id
         AND later.kind = 'main' AND later.idx > turns.idx ORDER BY later.idx LIMIT 1) END
 """
-_FLAGS = ("private", "session_closed", "has_hint_place", "settled", "demonstrated")
+_FLAGS = ("private", "session_closed", "has_hint_place", "settled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +84,8 @@ class SampleView:
     """None: of its age, or it has not expired."""
     reward: float | None
     """Of an episode's step with its outcome, once that is there."""
+    advantage: float | None
+    """The reply's, in the newest step that took it; None: none has."""
     hinted: bool
     step: int | None
     """That trained it."""
@@ -98,8 +96,6 @@ class SampleView:
     """Samples of that step."""
     left_behind: bool
     """A rollback went back behind that version."""
-    place: int | None
-    """In the queue, from 1 on; None: it is not queued."""
     begun: tuple[Begun, ...]
     """Oldest first."""
 
@@ -147,7 +143,6 @@ class TurnView:
     completion_tokens: int
     has_hint_place: bool
     fallback: str | None
-    misfit: str | None
     lost: Lost | None
     """Why the request could not be tied to the turn that it answers."""
     settled: bool
@@ -174,8 +169,6 @@ class TurnView:
     tries: int
     """To judge it, in vain."""
     hints: int
-    demonstrated: bool
-    """While it waits for the teacher: the user has accepted a later reply."""
     sample: SampleView | None
     left_behind: bool
     """A rollback went back behind the version that answered."""
@@ -190,6 +183,7 @@ class TurnView:
 
 
 _READ = (*_FLAGS, "kind", "lost", "passed_lost", "said", "votes", "sample", "left_behind")
+_OF_SAMPLE = (*("state", "expired_because", "reward", "advantage", "finished_at", "together"),)
 _AS_IT_IS = tuple(field.name for field in fields(TurnView) if field.name not in _READ)
 
 
@@ -231,18 +225,13 @@ def _turn(row: Record, line: Line) -> TurnView:
 def _sample(row: Record, line: Line) -> SampleView:
     version = row["step_version"]
     return SampleView(
+        **{name: row[name] for name in _OF_SAMPLE},
         id=row["sample_id"],
         created_at=row["sampled_at"],
-        state=row["state"],
-        expired_because=row["expired_because"],
-        reward=row["reward"],
         hinted=bool(row["hinted"]),
         step=row["step_id"],
         version=version,
-        finished_at=row["finished_at"],
-        together=row["together"],
         left_behind=version is not None and not line.leads_on(version),
-        place=row["place"],
         begun=tuple(Begun(*begun) for begun in json.loads(row["begun"])),
     )
 
@@ -255,6 +244,8 @@ class Contents:
     """What a `TurnView` leaves out."""
 
     request_text: str
+    voices: tuple[tuple[Writer, str, int], ...]
+    """Writer, name and characters of each piece that was new in the request."""
     reply_text: str
     completion: Completion
     params: Mapping[str, Any]
@@ -276,17 +267,25 @@ class Contents:
     untaught: str | None
     """Why the teacher was not asked, though there was something to tell."""
     overlap: int | None
-    teacher: HintScores | None
+    weight: float | None
+    """The teacher's; None: none was heard."""
+    advantages: tuple[float, ...]
+    """Each sampled token's, in the newest step that took it; (): none has, or they are gone."""
     usd: float | None
     """What serving, judging and teaching it cost; None: no price was known."""
+
+
+_UNREAD = (
+    *("request_text", "reply_text", "trace", "asked", "audit"),
+    *("hint", "untaught", "overlap", "weight"),
+)
 
 
 def read_contents(rows: Rows, turn_id: int) -> Contents | None:
     """None: there is no such turn any more."""
     row = rows.row(
-        "SELECT turns.*, role, text, samples.hint, untaught, weight, teacher_logprobs, "
-        "teacher_targets, teacher_ids, teacher_own, overlap, verdicts.prompt AS asked, by_second, "
-        "audit "
+        "SELECT turns.*, role, text, beside, samples.hint, untaught, weight, overlap, "
+        "advantages, verdicts.prompt AS asked, by_second, audit "
         "FROM turns LEFT JOIN next_states ON next_states.turn_id = turns.id "
         "LEFT JOIN verdicts ON verdicts.turn_id = turns.id "
         "LEFT JOIN samples ON samples.turn_id = turns.id WHERE turns.id = ?",
@@ -302,22 +301,16 @@ def read_contents(rows: Rows, turn_id: int) -> Contents | None:
         f"SELECT {_FEEDBACK}, feedback.text FROM feedback WHERE turn_id = ? ORDER BY id", turn_id
     )
     return Contents(
-        request_text=row["request_text"],
-        reply_text=row["reply_text"],
+        **{name: row[name] for name in _UNREAD},
+        voices=tuple((Writer(w), what, size) for w, what, size in json.loads(row["voices"])),
         completion=completion_of(row),
         params=json.loads(row["params"]),
-        trace=row["trace"],
-        next_state=None if row["role"] is None else NextState(row["role"], row["text"]),
+        next_state=None if row["role"] is None else state_of(row),
         answers=tuple(dict(answer) for answer in answers),
         feedback=tuple(dict(said) | {"final": bool(said["final"])} for said in feedback),
-        asked=row["asked"],
         by_second=bool(row["by_second"]),
-        audit=row["audit"],
         hints=tuple(hint["text"] for hint in hints),
-        hint=row["hint"],
-        untaught=row["untaught"],
-        overlap=row["overlap"],
-        teacher=teacher_of(row),
+        advantages=unpack_floats(row["advantages"]) if row["advantages"] else (),
         usd=rows.one("SELECT SUM(usd) FROM spend WHERE turn_id = ?", turn_id),
     )
 
@@ -359,7 +352,7 @@ def _exported(rows: Rows, turn: TurnView, *, tokens: bool) -> Record:
         **{"task": turn.task, "group": turn.group, "session_outcome": turn.session_outcome},
         **{"policy_version": turn.policy_version, "created_at": turn.created_at},
         **{"request": known.request_text, "reply": known.reply_text},
-        "next_state": _state(known.next_state),
+        **{"next_state": _state(known.next_state), "voices": [list(v) for v in known.voices]},
         **{"judged": turn.judged, "verdict": turn.verdict, "verdict_by": turn.source},
         **{"feedback": list(known.feedback), "hints": list(known.hints)},
         "sample": turn.sample.state if turn.sample else None,
@@ -373,7 +366,9 @@ def _exported(rows: Rows, turn: TurnView, *, tokens: bool) -> Record:
 
 
 def _state(state: NextState | None) -> Record | None:
-    return None if state is None else {"role": state.role, "text": state.text}
+    if state is None:
+        return None
+    return {"role": state.role, "text": state.text, "beside": [list(one) for one in state.beside]}
 
 
 # Rows of a table, filtered, the newest at the end
@@ -410,7 +405,7 @@ _FEEDBACK = (
 _FIELDS: Mapping[Table, str] = {
     "turns": 'turns.id, session_id AS session, sessions.user, idx AS "index", '
     f"{_ATTEMPT}, turns.kind, "
-    "kind_reason AS reason, call, policy_version, fallback, misfit, prompt_tokens, "
+    "kind_reason AS reason, call, policy_version, fallback, prompt_tokens, "
     "completion_tokens, turns.created_at, role AS next_role, "
     "verdicts.turn_id IS NOT NULL AS judged, value AS verdict, verdicts.source AS verdict_by, "
     f"{_HINTS}, state AS sample, "
@@ -420,7 +415,7 @@ _FIELDS: Mapping[Table, str] = {
     "(SELECT json_group_array(value) FROM (SELECT value FROM votes WHERE votes.turn_id = turns.id "
     f"AND about = 'verdict' ORDER BY n)) AS votes, {_HINTS}",
     "feedback": f"feedback.id, {_OF_TURN}, {_FEEDBACK}",
-    "samples": f"samples.id, {_OF_TURN}, samples.created_at, state, reward, "
+    "samples": f"samples.id, {_OF_TURN}, samples.created_at, state, reward, advantage, "
     f'hint IS NOT NULL AS hinted, {_ATTEMPT}, idx AS "index", step_id AS step',
     "steps": "id, status, parent, version, created_at, finished_at, "
     "(SELECT COUNT(*) FROM step_samples WHERE step_id = steps.id) AS samples, "
@@ -611,14 +606,9 @@ def _said(known: Contents) -> Record:
 
 
 def _full_sample(known: Contents) -> Record:
-    scores = known.teacher
     return {
         **{"hint": known.hint, "untaught": known.untaught, "overlap": known.overlap},
-        "weight": scores.weight if scores else None,
-        "teacher_logprobs": scores.logprobs if scores else None,
-        "teacher_targets": scores.targets if scores else None,
-        "teacher_ids": scores.topk_ids if scores else None,
-        "teacher_own": scores.topk_logprobs if scores else None,
+        **{"weight": known.weight, "advantages": known.advantages},
     }
 
 

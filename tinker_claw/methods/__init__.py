@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
+
+from tinker_claw import plugins
 from tinker_claw.errors import ConfigError
 from tinker_claw.methods.base import (
     BINARY,
@@ -28,6 +31,7 @@ __all__ = [
     "Signal",
     "Teaching",
     "build",
+    "known",
     "require",
     "reward_of",
     "step_reward",
@@ -35,15 +39,26 @@ __all__ = [
 ]
 
 METHODS: dict[str, Method] = {m.name: m for m in (COMBINE, BINARY, OPD, SDPO, SDFT)}
-"""The registry: whoever is in it can be run, estimated, checked and explained."""
+"""Built-in methods, by name."""
 
 
 def build(name: str) -> Method:
-    """The record of a method.
+    """The record of a method, built in or from an installed package.
 
     Raises:
         ConfigError: there is no such method; it names those that there are.
     """
-    if name not in METHODS:
-        raise ConfigError(f"run.method: there is no method {name!r}; choose {', '.join(METHODS)}")
-    return METHODS[name]
+    return METHODS.get(name) or _added(name)
+
+
+def known(name: str) -> Method | None:
+    """The record of a method; None where no name is known, or its package is gone."""
+    try:
+        return build(name) if name else None
+    except ConfigError:
+        return None
+
+
+@cache
+def _added(name: str) -> Method:
+    return plugins.load(plugins.find("method", name, METHODS))

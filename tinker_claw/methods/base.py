@@ -1,19 +1,31 @@
 """What a method is: a record that says what it weighs, what its teacher is told, what that costs.
 
-Rule: a method is data. Everybody else asks the record; nobody else knows a method by its name.
+Rule: a method is a record, and pure. It computes the advantages of a batch once; training, retries
+and whoever tells of them read what it returned. Nobody else knows a method by its name.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from tinker_claw.config.settings import Gateway, Training
 from tinker_claw.errors import ConfigError
 from tinker_claw.methods.advantages import may_push
-from tinker_claw.methods.passes import BatchItem, Weights, build_passes
-from tinker_claw.types import HINT_TEMPLATE, Capabilities, LossPass, NextState, Verdict
+from tinker_claw.methods.passes import (
+    Advantages,
+    BatchItem,
+    Prepared,
+    corrected,
+    loss_passes,
+    reward_parts,
+    sampled_advantages,
+    spread,
+)
+from tinker_claw.types import HINT_TEMPLATE, Capabilities, NextState, Sample, Verdict
 
 CUT = "cut by its token limit, and not rejected"
 """Why such a turn is not trained."""
@@ -65,7 +77,8 @@ class Teaching:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One way to learn. Adding one: a file here, and its name in the registry."""
+    """One way to learn. Adding one: a file here, and its name in the registry. One that estimates
+    otherwise is a subclass with `rewards`, or with `advantages`, of its own."""
 
     name: str
     learns_from: str
@@ -110,19 +123,44 @@ class Method:
             reasons.append(f"no {self.teaching.what}")
         return ", ".join(reasons)
 
-    def weights(self, cfg: Training) -> Weights:
-        """How much verdicts and the teacher count."""
-        return Weights(reward=self.reward * cfg.w_rl, distill=self.distill * cfg.w_opd)
+    def rewards(
+        self, samples: Sequence[Sample], cfg: Training, state: Any
+    ) -> tuple[list[float], Any]:
+        """One advantage per sample, from its reward, and the state after the step.
 
-    def passes(
+        Args:
+            samples: oldest first.
+            state: what the newest version's step returned, read back from JSON; None at first.
+        """
+        return reward_parts(samples, cfg), None
+
+    def advantages(
+        self, items: Sequence[BatchItem], cfg: Training, state: Any
+    ) -> tuple[list[Advantages], Any]:
+        """All advantages of a batch, and the state after the step; see `rewards`. A reply that was
+        cut is never pushed up."""
+        samples = [item.sample for item in items]
+        found, state = self.rewards(samples, cfg, state)
+        reward, distill = self.reward * cfg.w_rl, self.distill * cfg.w_opd
+        return [
+            spread(sample, reward * a if may_push(a, cut=sample.cut) else 0.0, distill, cfg)
+            for sample, a in zip(samples, found, strict=True)
+        ], state
+
+    def prepare(
         self,
         items: Sequence[BatchItem],
         cfg: Training,
+        state: Any = None,
         reply_tokens: int = Gateway().max_reply_tokens,
-    ) -> list[LossPass]:
-        """The loss passes of one optimizer step over the whole batch. `reply_tokens`: what a reply
-        may have at most."""
-        return build_passes(items, self.weights(cfg), cfg, reply_tokens)
+    ) -> Prepared:
+        """A batch as one optimizer step trains it. `reply_tokens`: most tokens of a reply."""
+        found, state = self.advantages(items, cfg, state)
+        found = [corrected(item, one, cfg) for item, one in zip(items, found, strict=True)]
+        each = [(item.sample, one) for item, one in zip(items, found, strict=True)]
+        stored = [(sample.id, one.sample, sampled_advantages(sample, one)) for sample, one in each]
+        passes = loss_passes(items, found, cfg, reply_tokens)
+        return Prepared(items, stored, passes, None if state is None else json.dumps(state))
 
 
 def reward_of(verdict: Verdict) -> float | None:

@@ -1,4 +1,4 @@
-"""From samples to loss passes: where advantages, weights and normalisation meet.
+"""From advantages to loss passes: what the weights of the moment change, and normalisation.
 
 Rule: every loss of a backend is a sum over tokens and datums, so all normalisation is put into the
 advantages here, and the result does not depend on how a backend splits the batch.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from tinker_claw.config.settings import Training
 from tinker_claw.errors import AlignmentError
@@ -18,7 +17,6 @@ from tinker_claw.methods.advantages import (
     group_advantages,
     keep_bounded,
     kl_advantages,
-    may_push,
     reward_advantages,
     spread_reward,
     stale_weight,
@@ -26,20 +24,7 @@ from tinker_claw.methods.advantages import (
     topk_advantages,
     unproposed_advantages,
 )
-from tinker_claw.types import Completion, Datum, HintScores, LossPass, Sample, TokenLogprobs
-
-
-class Rewarded(Protocol):
-    """What of a sample decides its advantage: see `Sample`."""
-
-    @property
-    def reward(self) -> float | None: ...
-    @property
-    def bucket(self) -> tuple[int, int] | None: ...
-    @property
-    def tool(self) -> bool: ...
-    @property
-    def cut(self) -> bool: ...
+from tinker_claw.types import Datum, LossPass, Sample, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,45 +39,45 @@ class BatchItem:
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
-    """How much the two signals count. 0 leaves one out."""
+class Advantages:
+    """What moves one reply in a step, before normalisation."""
 
-    reward: float
-    distill: float
-
-
-def build_passes(
-    items: Sequence[BatchItem], weights: Weights, cfg: Training, reply_tokens: int
-) -> list[LossPass]:
-    """The passes of one step. `reply_tokens`: what a reply may have at most, for norm = constant.
-
-    Reward, token distillation and KL go as one ppo pass with summed advantages. Top-k distillation
-    goes as a cross_entropy pass with signed weights. A datum that carries no gradient is left out.
-    """
-    topk = cfg.opd_mode == "topk" and weights.distill > 0
-    scales = _scales(items, cfg, reply_tokens)
-    rewards = reward_parts([item.sample for item in items], cfg)
-    ppo: list[Datum] = []
-    cross_entropy: list[Datum] = []
-    for item, reward, scale in zip(items, rewards, scales, strict=True):
-        advantages = _summed(item, weights.reward * reward, 0.0 if topk else weights.distill, cfg)
-        if any(advantages):
-            ppo.append(_ppo_datum(item.sample, [a * scale for a in advantages]))
-        if topk and (teacher := item.sample.teacher) is not None and teacher.weight > 0:
-            distill = weights.distill * teacher.weight
-            cross_entropy.append(_topk_datum(item, distill * scale, cfg))
-    passes: list[LossPass] = []
-    if ppo:
-        bounds = {"clip_low_threshold": cfg.clip_low, "clip_high_threshold": cfg.clip_high}
-        passes.append(LossPass("ppo", tuple(ppo), bounds))
-    if cross_entropy:
-        passes.append(LossPass("cross_entropy", tuple(cross_entropy)))
-    return passes
+    sample: float
+    """The whole reply's, from its reward."""
+    tokens: Sequence[float]
+    """(T,) each sampled token's, in the ppo pass."""
+    candidates: Sequence[Sequence[float]] = ()
+    """[T, K] weights of the ids that `candidates` names, in the cross_entropy pass; (): it has no
+    part in it."""
 
 
-def reward_parts(samples: Sequence[Rewarded], cfg: Training) -> list[float]:
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A batch with its advantages, computed once: what is trained and stored."""
+
+    items: Sequence[BatchItem]
+    stored: Sequence[tuple[int, float, Sequence[float]]]
+    """Each sample's id, its advantage, and (T,) its `sampled_advantages`."""
+    passes: Sequence[LossPass]
+    state: str | None
+    """JSON from which the method goes on after this step; None: it has no state."""
+
+
+def sampled_advantages(sample: Sample, found: Advantages) -> Sequence[float]:
+    """(T,) advantages of the sampled tokens, with what the cross_entropy pass adds where a token is
+    one of its own candidates."""
+    if not found.candidates:
+        return found.tokens
+    rows = zip(candidates(sample), found.candidates, strict=True)
+    return [
+        a + sum(w for v, w in zip(*row, strict=True) if v == token)
+        for token, a, row in zip(sample.completion.tokens, found.tokens, rows, strict=True)
+    ]
+
+
+def reward_parts(samples: Sequence[Sample], cfg: Training) -> list[float]:
     """(B,) advantages of a batch from its rewards: those of groups within their groups, the others
-    against one another; none pushes a reply up that was cut."""
+    against one another."""
     alone = [at for at, sample in enumerate(samples) if sample.bucket is None]
     grouped = [at for at, sample in enumerate(samples) if sample.bucket is not None]
     of_alone = reward_advantages(
@@ -104,50 +89,38 @@ def reward_parts(samples: Sequence[Rewarded], cfg: Training) -> list[float]:
         [samples[at].reward for at in grouped], [samples[at].bucket for at in grouped]
     )
     found = dict(zip((*alone, *grouped), (*of_alone, *of_grouped), strict=True))
-    return [
-        found[at] if may_push(found[at], cut=sample.cut) else 0.0
-        for at, sample in enumerate(samples)
-    ]
+    return [found[at] for at in range(len(samples))]
 
 
-def _tool_success(sample: Rewarded) -> bool:
+def _tool_success(sample: Sample) -> bool:
     return sample.tool and sample.reward is not None and sample.reward > 0
 
 
-def _scales(items: Sequence[BatchItem], cfg: Training, reply_tokens: int) -> list[float]:
-    """1 / (T_i B), or 1 / (T_max B) with norm = constant (Dr. GRPO, arXiv 2503.20783), where T_max
-    is the same for every batch."""
-    lengths = [len(item.sample.completion.tokens) for item in items]
-    per_sample = cfg.norm == "sample"
-    return [1.0 / ((n if per_sample else reply_tokens) * len(items)) for n in lengths]
+def spread(sample: Sample, reward: float, distill: float, cfg: Training) -> Advantages:
+    """An advantage on every token of its reply, and the teacher's beside it.
 
-
-def _summed(item: BatchItem, reward: float, distill: float, cfg: Training) -> list[float]:
-    """(T,) advantages of the ppo pass, before normalisation."""
-    sample = item.sample
-    own = sample.completion.logprobs
-    total = spread_reward(reward, own)
-    if distill and sample.teacher is not None:
-        hinted = token_advantages(sample.teacher.logprobs, own, cfg.opd_clip)
-        weight = distill * sample.teacher.weight
-        total = [a + weight * h for a, h in zip(total, hinted, strict=True)]
-    if cfg.kl_beta > 0:
-        if item.reference is None:
-            raise AlignmentError(f"sample {sample.id}: no reference logprobs for the KL term")
-        pull = kl_advantages(item.reference, own, cfg.kl_beta)
-        total = [a + p for a, p in zip(total, pull, strict=True)]
-    if item.current is not None:
-        total = keep_bounded(total, item.current.logprobs, own)
-    return total
-
-
-def _ppo_datum(sample: Sample, advantages: Sequence[float]) -> Datum:
-    return Datum(
-        tokens=sample.prompt + sample.completion.tokens,
-        start=len(sample.prompt),
-        logprobs=sample.completion.logprobs,
-        advantages=tuple(advantages),
-    )
+    Args:
+        distill: weight of the teacher.
+    """
+    done, teacher = sample.completion, sample.teacher
+    tokens = spread_reward(reward, done.logprobs)
+    weight = distill * teacher.weight if teacher else 0.0
+    if not weight or teacher is None:
+        return Advantages(reward, tokens)
+    if cfg.opd_mode == "token":
+        hinted = token_advantages(teacher.logprobs, done.logprobs, cfg.opd_clip)
+        return Advantages(reward, [a + weight * h for a, h in zip(tokens, hinted, strict=True)])
+    if len(teacher.targets) != len(done.topk_logprobs):
+        raise AlignmentError(f"sample {sample.id}: the teacher did not score every position")
+    table = list[list[float]]()
+    for at, own in enumerate(done.topk_logprobs):
+        row = topk_advantages(teacher.targets[at], own, cfg.opd_clip)
+        if teacher.topk_ids:  # one of the teacher's that stands already has 0
+            new = unproposed_advantages(teacher.topk_logprobs[at], min(own), cfg.opd_clip)
+            named = zip(teacher.topk_ids[at], new, strict=True)
+            row += [0.0 if v in done.topk_ids[at] else a for v, a in named]
+        table.append([weight * a for a in row])
+    return Advantages(reward, tokens, table)
 
 
 def candidates(sample: Sample) -> tuple[tuple[int, ...], ...]:
@@ -158,49 +131,61 @@ def candidates(sample: Sample) -> tuple[tuple[int, ...], ...]:
     return tuple(a + b for a, b in zip(own, told, strict=True)) if told else own
 
 
-def _topk_datum(item: BatchItem, scale: float, cfg: Training) -> Datum:
-    """Targets are the candidates [T, K]; weights their scaled advantages."""
-    sample = item.sample
-    done, teacher = sample.completion, sample.teacher
-    if teacher is None or len(teacher.targets) != len(done.topk_logprobs):
-        raise AlignmentError(f"sample {sample.id}: the teacher did not score every position")
-    return Datum(
-        tokens=sample.prompt + done.tokens,
-        start=len(sample.prompt),
-        targets=candidates(sample),
-        weights=tuple(
-            tuple(scale * a for a in _weights(item, teacher, position, cfg))
-            for position in range(len(done.tokens))
-        ),
-    )
+def corrected(item: BatchItem, found: Advantages, cfg: Training) -> Advantages:
+    """The advantages of any method, with the pull towards the base, and bounded where the newest
+    policy did not sample the reply."""
+    own, tokens, table = item.sample.completion.logprobs, found.tokens, found.candidates
+    if cfg.kl_beta > 0:
+        if item.reference is None:
+            raise AlignmentError(f"sample {item.sample.id}: no reference logprobs for the KL term")
+        pull = kl_advantages(item.reference, own, cfg.kl_beta)
+        tokens = [a + p for a, p in zip(tokens, pull, strict=True)]
+    if item.current is not None:
+        tokens = keep_bounded(tokens, item.current.logprobs, own)
+        table = [_bounded(item, item.current, at, row, cfg) for at, row in enumerate(table)]
+    return Advantages(found.sample, tokens, table)
 
 
-def candidate_advantages(
-    done: Completion, teacher: HintScores, position: int, clip: float
+def _bounded(
+    item: BatchItem, current: TokenLogprobs, at: int, row: Sequence[float], cfg: Training
 ) -> list[float]:
-    """(K,) of the candidates at one position; 0 for one of the teacher's that stands already."""
-    own, proposed = done.topk_logprobs[position], set(done.topk_ids[position])
-    found = topk_advantages(teacher.targets[position], own, clip)
-    if teacher.topk_ids:
-        new = unproposed_advantages(teacher.topk_logprobs[position], min(own), clip)
-        ids = teacher.topk_ids[position]
-        found += [0.0 if v in proposed else a for v, a in zip(ids, new, strict=True)]
-    return found
-
-
-def _weights(item: BatchItem, teacher: HintScores, position: int, cfg: Training) -> list[float]:
-    """(K,) the same for a sample that may be stale."""
-    done = item.sample.completion
-    found = candidate_advantages(done, teacher, position, cfg.opd_clip)
-    if item.current is None:
-        return found
-    own, now = done.topk_logprobs[position], item.current.targets[position]
+    """(K,) of the candidates at one position of a stale sample."""
+    own, now = item.sample.completion.topk_logprobs[at], current.targets[at]
     low, high = cfg.clip_low, cfg.clip_high
     weights = [
         stale_weight(a, c, b, clip_low=low, clip_high=high)
-        for a, c, b in zip(found, now, own, strict=False)
+        for a, c, b in zip(row, now, own, strict=False)
     ]
     # What the student gave the teacher's is not known: there is no ratio, but a bound all the same.
     most = min(own) + math.log(high)
-    new = zip(found[len(own) :], now[len(own) :], strict=True)
+    new = zip(row[len(own) :], now[len(own) :], strict=True)
     return weights + [a if c <= most else 0.0 for a, c in new]
+
+
+def loss_passes(
+    items: Sequence[BatchItem], advantages: Sequence[Advantages], cfg: Training, reply_tokens: int
+) -> list[LossPass]:
+    """The passes of one step; a datum that carries no gradient is left out.
+
+    Each sample is divided by T_i B, or by T_max B with norm = constant (Dr. GRPO, arXiv
+    2503.20783).
+
+    Args:
+        reply_tokens: T_max, what a reply may have at most, the same for every batch.
+    """
+    ppo, cross_entropy = list[Datum](), list[Datum]()
+    for item, found in zip(items, advantages, strict=True):
+        sample, done = item.sample, item.sample.completion
+        tokens, start = sample.prompt + done.tokens, len(sample.prompt)
+        length = len(done.tokens) if cfg.norm == "sample" else reply_tokens
+        scale = 1.0 / (length * len(items))
+        if any(found.tokens):
+            moved = tuple(scale * a for a in found.tokens)
+            ppo.append(Datum(tokens, start, logprobs=done.logprobs, advantages=moved))
+        if found.candidates:
+            weights = tuple(tuple(scale * a for a in row) for row in found.candidates)
+            targets = candidates(sample)
+            cross_entropy.append(Datum(tokens, start, targets=targets, weights=weights))
+    bounds = {"clip_low_threshold": cfg.clip_low, "clip_high_threshold": cfg.clip_high}
+    found = [LossPass("ppo", tuple(ppo), bounds), LossPass("cross_entropy", tuple(cross_entropy))]
+    return [one for one in found if one.datums]

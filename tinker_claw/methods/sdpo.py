@@ -19,9 +19,10 @@ from tinker_claw.methods.base import HINTED, Evidence, Method, Signal, Teaching
 
 
 def _correction(known: Evidence) -> tuple[str, ...]:
-    if known.verdict.value != -1 or known.next_state is None:
+    state = known.next_state
+    if known.verdict.value != -1 or state is None or state.role == "other":
         return ()
-    return (known.next_state.text,)
+    return (state.text,)
 
 
 SDPO = Method(

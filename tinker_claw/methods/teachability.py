@@ -15,19 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from statistics import fmean, median
 
+from tinker_claw.evidence import CLAIM, Mean, odds
 from tinker_claw.methods.advantages import token_advantages
 
-NEWEST = 32
-"""Replies of each kind that count: a policy changes, and so does what a user wants."""
-UNKNOWN_WEIGHT = 0.25
-"""Of distillation, until it is known whether it teaches."""
+PAIRS = 32
+"""Of replies, after which nothing being known counts as an answer."""
 EVERY = 8
 """Once it is known, so many taught turns pass between two that are measured."""
-_TAIL = 0.05
-"""Of chance, at each end of the interval."""
 
 
 def reply_gain(told_T: Sequence[float], untold_T: Sequence[float], clip: float) -> float:
@@ -49,21 +45,23 @@ class Teachability:
     """Replies that were measured."""
     rejected: int
     difference: float | None
-    """Nats per token: the median of all differences of an accepted and a rejected one, which a few
-    damaged replies do not move (Hodges and Lehmann 1963, Ann. Math. Stat. 34:598-611); None: of one
-    kind there are none."""
-    interval: tuple[float, float] | None
-    """90 %, by the ranks of those differences; None: of so few replies it would be endless."""
+    """Nats per token, the median over the pairs, which a few damaged replies do not move; None: of
+    one kind there are none."""
+    helps: float
+    """E-value that the accepted reply of a pair gains more."""
+    harms: float
+    """E-value that it gains less."""
+    evidence: float
+    """Of either."""
 
     @property
     def teaches(self) -> bool | None:
         """None: not known."""
-        if self.interval is None or self.interval[0] <= 0 <= self.interval[1]:
-            return None
-        return self.interval[0] > 0
+        return None if self.evidence < CLAIM else self.helps > self.harms
 
     def weight(self, *, rewards: bool) -> float:
-        """What distillation is multiplied by.
+        """What distillation is multiplied by: the probability that what is told helps, where a
+        quarter of all texts do, a quarter harm, and the others do neither.
 
         Args:
             rewards: they count beside it. Alone a small weight moves the policy as far as a large
@@ -72,49 +70,33 @@ class Teachability:
         """
         if self.teaches is not None:
             return float(self.teaches)
-        pulls = self.difference is not None and self.difference < 0
-        return UNKNOWN_WEIGHT if rewards or not pulls else 0.0
+        if self.harms > self.helps and not rewards:
+            return 0.0
+        return self.helps / (self.helps + self.harms + 2)
 
     @property
     def settled(self) -> bool:
         """Measuring more would hardly change it."""
-        return self.teaches is not None or min(self.accepted, self.rejected) >= NEWEST
+        return self.teaches is not None or min(self.accepted, self.rejected) >= PAIRS
 
     def __str__(self) -> str:
+        words = {True: "they help", False: "they do not help", None: "not known yet"}
         of = f"{self.accepted} accepted and {self.rejected} rejected replies"
-        word = {True: "they teach", False: "they teach nothing", None: "not known yet"}
-        told = word[self.teaches]
-        if self.difference is not None:
-            told += f": {self.difference:+.3f} nats per token"
-        if self.interval is not None:
-            told += f" ({self.interval[0]:+.3f} to {self.interval[1]:+.3f})"
-        return f"{told}, of {of}"
+        gain = "" if self.difference is None else f", {self.difference:+z.3f} nats a token"
+        return f"{words[self.teaches]}{gain} ({of}; {odds(self.evidence)})"
 
 
 def teachability(accepted: Sequence[float], rejected: Sequence[float]) -> Teachability:
-    """From the gains of replies, the newest first; those beyond `NEWEST` do not count."""
-    good, bad = accepted[:NEWEST], rejected[:NEWEST]
-    n, m = len(good), len(bad)
-    differences, rank = sorted(a - b for a in good for b in bad), _outer(n, m)
-    interval = (differences[rank - 1], differences[-rank]) if rank else None
-    return Teachability(n, m, median(differences) if differences else None, interval)
+    """From the gains of replies, the newest first.
 
-
-@lru_cache(maxsize=NEWEST * NEWEST)
-def _outer(n: int, m: int) -> int:
-    """How far from both ends of n m sorted differences the interval ends; 0: of so few replies even
-    the outermost say nothing, as of 2 and 4.
-
-    Exact: if nothing made a difference, the number of differences below 0 would be spread as the
-    coefficients of the Gaussian binomial of n + m over n (Mann and Whitney 1947).
+    The first accepted reply is compared with the first rejected one, and so on. What changes the
+    gains of both alike, as training does, hardly shows in pairs, and one damaged reply is one pair.
     """
-    spread = [1] + [0] * (n * m)
-    for i in range(1, n + 1):
-        for u in range(n * m, m + i - 1, -1):
-            spread[u] -= spread[u - m - i]
-        for u in range(i, n * m + 1):
-            spread[u] += spread[u - i]
-    total, rank, below = sum(spread), 0, 0
-    while n * m and (below := below + spread[rank]) <= _TAIL * total:
-        rank += 1
-    return rank
+    pairs = zip(reversed(accepted), reversed(rejected), strict=False)
+    differences, wins = [good - bad for good, bad in pairs], Mean()
+    for one in differences:
+        wins.add((1 + (one > 0) - (one < 0)) / 2)
+    middle = median(differences) if differences else None
+    return Teachability(
+        len(accepted), len(rejected), middle, wins.e_above, wins.e_below, wins.e_value
+    )

@@ -11,13 +11,11 @@ logged in, for this user.
 from __future__ import annotations
 
 import hmac
-import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
-from ipaddress import IPv6Address, ip_address
 from secrets import token_bytes, token_urlsafe
 from time import monotonic
 from typing import Final
@@ -25,17 +23,13 @@ from typing import Final
 from cachetools import TTLCache
 
 from tinker_claw.errors import RequestError
-from tinker_claw.gateway.auth import Keys, Principal
+from tinker_claw.gateway.auth import Keys, Principal, Tries, network
 
 LASTS_S: Final = 12 * 3600
 """A login."""
 MOST: Final = 32
 """Logins of a user at the same time; one more ends the one that was unused for longest."""
-FREE: Final = 10
-"""Wrong keys in a row; from then on one a second may be tried."""
 _KNOWN_S: Final = 90 * 24 * 3600
-_TRIED: Final = 4096
-"""Users and addresses of which tries are remembered; one more forgets one."""
 _LOCAL: Final = "local"
 
 
@@ -65,9 +59,7 @@ class Access:
             lambda: TTLCache(MOST, LASTS_S, timer=clock)
         )
         """By user, and by the cookie's value."""
-        self._clock = clock
-        self._forgiven = TTLCache[str, float](_TRIED, FREE + 1, timer=clock)
-        """By who tries, when all their wrong keys are forgiven."""
+        self._tries = Tries(clock)
 
     @property
     def needed(self) -> bool:
@@ -99,18 +91,12 @@ class Access:
         Raises:
             RequestError: 401, it is nobody's key; 429, it was not looked at.
         """
-        who_tries, now = self._known(headers) or _network(address), self._clock()
-        forgiven = max(self._forgiven.get(who_tries, now), now)
-        if (wait_s := forgiven + 1 - now - FREE) > 0:
-            raise RequestError(
-                f"Too many wrong keys were tried: try again in {math.ceil(wait_s)} s.",
-                status=HTTPStatus.TOO_MANY_REQUESTS,
-                headers={"retry-after": str(math.ceil(wait_s))},
-            )
+        who_tries = self._known(headers) or network(address)
+        self._tries.check(who_tries)
         try:
             who = self._keys.principal(key, "the key of a user")
         except RequestError as error:
-            self._forgiven[who_tries] = forgiven + 1
+            self._tries.wrong(who_tries)
             raise RequestError("That is nobody's key.", status=error.status) from error
         token = token_urlsafe(32)
         self._logins[who.name][token] = who
@@ -166,14 +152,3 @@ def _sent(headers: Mapping[str, str], name: str) -> str:
         return ""
     value = "" if sent is None else sent.value
     return value if value.isascii() else ""
-
-
-def _network(address: str) -> str:
-    """Whoever has one address of IPv6 has 2^64."""
-    try:
-        found = ip_address(address)
-    except ValueError:
-        return address
-    if isinstance(found, IPv6Address):
-        return found.exploded[:19] if found.ipv4_mapped is None else str(found.ipv4_mapped)
-    return address

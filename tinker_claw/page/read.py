@@ -15,13 +15,10 @@ from typing import Any, Final
 from tinker_claw.config.settings import Training
 from tinker_claw.errors import RequestError
 from tinker_claw.insight import (
-    advantages,
     defined,
     facts,
     overview,
     read_kept,
-    read_run_view,
-    trained_by,
 )
 from tinker_claw.learner.gate import FIGURES
 from tinker_claw.ledger.database import Rows
@@ -30,6 +27,7 @@ from tinker_claw.ledger.outcome import (
     episodes,
     of_episode,
     outcome,
+    read_run,
     rewards_by_step,
 )
 from tinker_claw.ledger.versions import gate_of
@@ -44,7 +42,7 @@ from tinker_claw.ledger.views import (
     turns_where,
 )
 from tinker_claw.page.charts import Point, curve
-from tinker_claw.types import Tokens
+from tinker_claw.types import StopReason, Tokens
 
 ROWS: Final = 50
 """Of a table."""
@@ -147,7 +145,7 @@ def read_turns(rows: Rows, wanted: Filter, training: Training) -> tuple[list[Rec
     found = read(rows, "turns", wanted, ROWS + 1)
     more = len(found) > ROWS
     found = found[-ROWS:]
-    add_outcomes(rows, read_run_view(rows, training.batch_size), found)
+    add_outcomes(rows, read_run(rows, training.batch_size), found)
     return found[::-1], found[0]["id"] if more else None
 
 
@@ -165,10 +163,9 @@ def read_one(
     turn, known = read_turn(rows, turn_id), read_contents(rows, turn_id)
     if turn is None or known is None or (user is not None and turn.user != user):
         raise missing("turn")
-    run = read_run_view(rows, training.batch_size)
-    by = trained_by(rows, turn, run, training)
-    found = () if by is None else advantages(rows, turn, known, by)
-    pieces = list(_pieces(known, found, decode)) if found else []
+    run = read_run(rows, training.batch_size)
+    trained = turn.trained_in_step is not None and known.advantages
+    pieces = list(_pieces(known, decode)) if trained else []
     return {
         "turn": turn,
         "known": _cut(known),
@@ -212,10 +209,12 @@ def _neighbours(rows: Rows, turn: TurnView) -> tuple[int | None, int | None]:
     return before, after
 
 
-def _pieces(known: Contents, found: Sequence[float], decode: Decode) -> Iterator[Piece]:
+def _pieces(known: Contents, decode: Decode) -> Iterator[Piece]:
     """Tokens with their advantages; those of one character that is cut in two, together."""
     waiting, values = list[int](), list[float]()
-    for token, advantage in zip(known.completion.tokens[:LONGEST], found, strict=False):
+    tokens, found = known.completion.tokens, known.advantages
+    ended = known.completion.stop_reason == StopReason.STOP  # by the last one, which is no text
+    for token, advantage in zip(tokens[: -1 if ended else None][:LONGEST], found, strict=False):
         waiting.append(token)
         values.append(advantage)
         text = decode(tuple(waiting))
@@ -225,6 +224,8 @@ def _pieces(known: Contents, found: Sequence[float], decode: Decode) -> Iterator
         waiting, values = [], []
     if waiting:
         yield _piece(decode(tuple(waiting)), values)
+    if ended and len(tokens) <= min(LONGEST, len(found)):
+        yield _piece(" [end]", found[len(tokens) - 1 :][:1])
 
 
 def _piece(text: str, values: Sequence[float]) -> Piece:
@@ -293,7 +294,7 @@ def read_step(rows: Rows, step_id: int) -> Record:
         "ON samples.id = sample_id WHERE step_samples.step_id = ?) ORDER BY turns.id LIMIT 200",
         step_id,
     )
-    run = read_run_view(rows, 1)
+    run = read_run(rows, 1)
     return {
         "step": step,
         "gate": gate_of(step),

@@ -7,6 +7,7 @@ it; what is changed goes the way that commands and /v1/feedback go.
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -28,7 +29,7 @@ from tinker_claw.gateway.limits import BODY_S, read_body
 from tinker_claw.learner.rollback import Rollback
 from tinker_claw.ledger.database import Rows, reading
 from tinker_claw.ledger.feedback import About, Feedback, Given
-from tinker_claw.ledger.outcome import moment
+from tinker_claw.ledger.outcome import moment, step_word
 from tinker_claw.ledger.views import Filter, Record
 from tinker_claw.origin import refuse_pages
 from tinker_claw.page import read
@@ -136,6 +137,7 @@ class _Page:
     def __init__(self, deps: PageDeps) -> None:
         self._deps = deps
         self._one_page = asyncio.Lock()
+        self._of_user = defaultdict[str, asyncio.Lock](asyncio.Lock)
         self._next_at = 0.0
         """When another page may be made."""
         self._seen: tuple[float, Record | None] = 0.0, None
@@ -147,7 +149,12 @@ class _Page:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._templates.filters |= {"moment": moment, "signed": _signed, "share": _share}
+        self._templates.filters |= {
+            "moment": moment,
+            "signed": _signed,
+            "share": _share,
+            "step_word": step_word,
+        }
 
     # Around every address
 
@@ -166,16 +173,16 @@ class _Page:
                         code="forbidden",
                     )
                 if request.method == "GET":
-                    return await self._in_turn(lambda: serve(request, visitor))
+                    return await self._in_turn(visitor.who.name, lambda: serve(request, visitor))
                 return await serve(request, visitor)
             except ClawError as error:
                 return self._failed(error, visitor)
 
         return Route(ROOT + key[1], answered, methods=[key[0]])
 
-    async def _in_turn(self, make: Callable[[], Awaitable[Response]]) -> Response:
-        """One page after the other, and a pause that each has earned."""
-        async with self._one_page:
+    async def _in_turn(self, user: str, make: Callable[[], Awaitable[Response]]) -> Response:
+        """One page after the other, users in turn, and a pause that each has earned."""
+        async with self._of_user[user], self._one_page:
             await asyncio.sleep(self._next_at - monotonic())
             began = monotonic()
             try:
@@ -429,7 +436,7 @@ def _to(where: str, headers: Mapping[str, str] = {}) -> Response:
 
 
 def _signed(value: float | None) -> str:
-    return "–" if value is None else f"{value:+.3g}"
+    return "–" if value is None else f"{value:+z.3g}"
 
 
 def _share(value: float) -> str:

@@ -11,6 +11,7 @@ import re
 import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from enum import IntEnum
 from typing import Final
 
@@ -41,6 +42,10 @@ _COMMAND = re.compile(
     r"(?<![a-z0-9.~/\\])(?P<slash>[/\\]{1,3} {0,3})(?P<word>[a-z]{6,8})"
     r"(?![a-z0-9/\\]|[._-][a-z0-9])"  # a path, a file or a longer name goes on
 )
+_LIKE = 0.85
+"""From here on two words of some seven letters differ by one slip: a letter too many, one too few,
+another one, or two that changed places."""
+_NAME = re.compile(r"@\S+")
 _WORDS = re.compile(r"[^\W_]+")
 _NUMBER = re.compile(r"\d{1,3}[.)]")
 """Of a list."""
@@ -51,21 +56,6 @@ _BEFORE = frozenset(
     )
 )
 _AFTER = frozenset(_WORDS.findall("chat from here mode now off on please pls session start thanks"))
-
-
-def _typos(word: str) -> frozenset[str]:
-    """A word, and what a slip of one key makes of it."""
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    cuts = [(word[:n], word[n:]) for n in range(len(word) + 1)]
-    dropped = {a + b[1:] for a, b in cuts if b}
-    swapped = {a + b[1] + b[0] + b[2:] for a, b in cuts if len(b) > 1}
-    wrong = {a + c + b[1:] for a, b in cuts if b for c in letters}
-    added = {a + c + b for a, b in cuts for c in letters}
-    return frozenset(dropped | swapped | wrong | added)
-
-
-_WORD: Final = LINE[1:]
-_TYPOS: Final = _typos(_WORD)
 
 
 class Privacy(IntEnum):
@@ -107,7 +97,7 @@ def may_mark(text: str) -> bool:
 def mentioned(texts: Iterable[str]) -> bool:
     """A transcript that was handed to a side call holds the marker, however it is laid out."""
     return any(
-        found["slash"] == "/" and found["word"] in _TYPOS
+        found["slash"] == "/" and _is_like(found["word"])
         for text in texts
         if may_mark(text)
         for found in _COMMAND.finditer(_plain(text.replace("\\n", "\n")))
@@ -144,25 +134,26 @@ def _near(text: str, *, alone: bool = False) -> bool:
 
 
 def _means(line: str, found: re.Match[str], *, alone: bool) -> bool:
-    before, after = line[: found.start()], line[found.end() :]
+    before, after, exact = line[: found.start()], line[found.end() :], found["word"] == LINE[1:]
     begins = not re.search(r"[a-z0-9]", _NUMBER.sub("", before, count=1))
     ends = "?" not in after and set(_WORDS.findall(after)) <= _AFTER
     if found["slash"] != "/":
-        return alone and begins and ends and found["word"] == _WORD
-    if found["word"] != _WORD:
-        return begins and ends and found["word"] in _TYPOS
+        return alone and begins and ends and exact
+    if not exact:
+        return begins and ends and _is_like(found["word"])
     return begins or (ends and _leads(before))
 
 
 def _leads(before: str) -> bool:
-    """Whether words before the command do no more than lead to it."""
-    words = _WORDS.findall(before)
+    """Whether words before the command do no more than lead to it: `please`, `Claw,`, `@claw`."""
     gap = re.split(r"\w", before)[-1]
-    if set(words) <= _BEFORE or any(c in ".!;…" for c in gap):
-        return True
-    if len(words) <= 2 and any(c in ",:" for c in gap):
-        return True  # the agent is addressed: `Claw, /private`
-    return before.strip().startswith("@") and len(before.split()) == 1
+    said = set(_WORDS.findall(_NAME.sub("", before)))
+    return said <= _BEFORE or any(sign in ".!;…,:" for sign in gap)
+
+
+def _is_like(word: str) -> bool:
+    """Whether it is the command's word, but for a slip of one key."""
+    return SequenceMatcher(None, word, LINE[1:]).ratio() > _LIKE
 
 
 def _plain(text: str) -> str:

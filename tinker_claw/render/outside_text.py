@@ -26,8 +26,6 @@ and `CutTokenizer` leaves it out."""
 
 _TOOL_SETS = 32
 """Sets of tools that are remembered: one for each surface of each agent."""
-_LONG = 8_000
-"""Characters of a text whose encoding others should not wait for."""
 # Of a tool's schema, which formats look up by name.
 _STRUCTURE = frozenset(
     {"type", "function", "name", "description", "parameters", "properties", "required", "items"}
@@ -227,12 +225,10 @@ class CutTokenizer:
             return ids[1:] if before else ids, None
         if self._fast is not None and not with_starts and not before:
             return self._fast(text), None
-        # What the tokenizer's own encode() calls, without what it does around it.
+        # Not encode(), which holds the interpreter's lock all the time.
         backend = self._tokenizer.backend_tokenizer
-        if len(text) < _LONG:
-            found = backend.encode(before + text, add_special_tokens=False)
-        else:  # of a single text it keeps the interpreter's lock, for seconds
-            (found,) = backend.encode_batch([before + text], add_special_tokens=False)
+        encode = backend.encode_batch if with_starts else backend.encode_batch_fast
+        (found,) = encode([before + text], add_special_tokens=False)
         skip, ids = bool(before), found.ids
         if not with_starts:  # for a long prompt the starts alone take milliseconds
             return ids[skip:], None

@@ -14,6 +14,7 @@ a conversation those of all messages up to a place from which it may go on.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import sys
 import threading
@@ -443,6 +444,8 @@ class Encoder:
     def _quicken(self, met: Sequence[str]) -> None:
         _after_the_event_loop()
         self._tokenizer.quicken(met)
+        with suppress(AttributeError):  # where C's library has no such function
+            ctypes.CDLL(None).malloc_trim(0)  # to read the vocabulary has taken much, and freed it
 
     def _arrived(self, coming: asyncio.Future[dict[str, Encoded]]) -> None:
         self._coming = {want: future for want, future in self._coming.items() if future != coming}

@@ -17,6 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from tinker_claw import plugins
 from tinker_claw.errors import ConfigError
 from tinker_claw.ledger.database import Rows
 from tinker_claw.shipped import install
@@ -25,14 +26,15 @@ FOLDER: Final = "sinks"
 """In the data directory: what sinks keep there, and what their libraries print."""
 PROJECT: Final = "tinker-claw"
 """Of runs of ours, where a tracker's own variable names no other."""
-PACKAGES: Final = {
+SINKS: Final = {
     "tensorboard": "tensorboard",
     "wandb": "wandb",
     "trackio": "trackio",
     "mlflow": "mlflow-skinny",  # a part of mlflow, and enough for a server elsewhere
     "otel": "opentelemetry-exporter-otlp-proto-http",
 }
-"""By sink, the package that it cannot do without."""
+"""Built-in sinks, each the class `Opened` of the module of its name. With each the package that it
+cannot do without."""
 PAGE: Final = 100
 """Steps that are read at once."""
 
@@ -64,7 +66,8 @@ class Report:
 
 
 class Sink(Protocol):
-    """One tracker. Made with a `Run` in a process of its own, where it may fail or hang."""
+    """One tracker. Made with a `Run` in a process of its own, where it may fail or hang; a plug-in
+    names its class."""
 
     last: int | None
     """The newest step that it had when it was made; 0: none. None: it cannot tell."""
@@ -77,18 +80,24 @@ class Sink(Protocol):
 
 
 def sink(name: str, run: Run) -> Sink:
-    """The sink of that name, which is that of its module, too."""
-    return import_module(f"tinker_claw.sinks.{name}").Opened(run)
+    """Open the sink of that name."""
+    if name in SINKS:
+        return import_module(f"tinker_claw.sinks.{name}").Opened(run)
+    return plugins.load(plugins.find("sink", name, SINKS))(run)
 
 
 def check_installed(names: tuple[str, ...]) -> None:
-    """
+    """Check that all of these sinks can be opened, without an import of theirs.
+
     Raises:
-        ConfigError: the package of one of these sinks is missing.
+        ConfigError: there is no such sink, or its package is missing.
     """
     for name in names:
+        if name not in SINKS:
+            plugins.find("sink", name, SINKS)
+            continue
         try:
-            version(PACKAGES[name])
+            version(SINKS[name])
         except PackageNotFoundError as error:
             raise ConfigError(
                 f"--report-to {name} needs a package that is not installed: {install(name)}"

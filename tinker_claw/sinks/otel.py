@@ -61,8 +61,6 @@ class Traces:
 
         # Of every attempt that fails it has a line; that nothing was sent is an error.
         logging.getLogger("opentelemetry.exporter").setLevel(logging.ERROR)
-        # It would repeat what a client has sent as tracestate.
-        logging.getLogger("opentelemetry.trace").setLevel(logging.ERROR)
         resource, place = _resource(), urlsplit(url)
         self._where = {"server.address": place.hostname or "", "server.port": place.port or 80}
         self._spans: LRUCache[int, SpanContext] = LRUCache(REMEMBERED)
@@ -112,7 +110,8 @@ class Traces:
             common["error.type"] = served.error
         span = self._tracer.start_span(
             f"chat {served.model}",
-            self._sender.extract(served.context),
+            # Without tracestate, whose values are whatever a client writes.
+            self._sender.extract({k: v for k, v in served.context.items() if k == "traceparent"}),
             SpanKind.SERVER,
             common | _attributes(served),
             start_time=_ns(served.began_at),

@@ -24,6 +24,7 @@ from local_gpu.plan.memory import (
 )
 from tests.backends import tiny_model
 from tinker_claw.backends.local import arrange, why_not
+from tinker_claw.cli.openclaw import too_small
 from tinker_claw.config.load import load
 from tinker_claw.errors import ModelFileError
 from tinker_claw.shipped import MODEL_DIR
@@ -34,6 +35,13 @@ FOR_GPUS = sorted(
 )
 
 SHAPES: dict[str, dict[str, Any]] = {
+    "Qwen/Qwen3-1.7B": {
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "tie_word_embeddings": True,
+    },
     "Qwen/Qwen3-4B": {
         "hidden_size": 2560,
         "intermediate_size": 9728,
@@ -74,7 +82,7 @@ def model_folders(root: Path) -> dict[str, str]:
     return folders
 
 
-def table_of(file: Path, gib: int, folders: Mapping[str, str]) -> list[str]:
+def table_of(file: Path, gib: float, folders: Mapping[str, str]) -> list[str]:
     """What the doctor prints for a settings file, and that it fits."""
     named = load(["--config", str(file)])
     flags = ["--config", str(file), "--gpu-memory-gb", str(gib)]
@@ -147,24 +155,29 @@ def test_memory_per_token(sizes: dict[str, ModelSize]) -> None:
     assert without == pytest.approx(6.2e6 + 1.5 * 172_032, rel=0.01)
 
 
-def test_the_formula_of_a_layer_is_what_a_layer_saves(tmp_path: Path) -> None:
+@pytest.mark.parametrize("experts", [0, 4])
+def test_the_formula_of_a_layer_is_what_a_layer_saves(tmp_path: Path, experts: int) -> None:
     """A real layer with LoRA in bfloat16: what autograd keeps of a token."""
     import torch
     from peft import LoraConfig, inject_adapter_in_model
-    from transformers import Qwen3ForCausalLM
+    from transformers import Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-    shape = Qwen3Config(
-        vocab_size=64,
-        hidden_size=256,
-        intermediate_size=768,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=128,
-    )
+    settings: dict[str, Any] = {
+        **{"vocab_size": 64, "hidden_size": 256, "intermediate_size": 768},
+        **{"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1},
+        "head_dim": 128,
+    }
+    if experts:
+        settings |= {"num_experts": 16, "num_experts_per_tok": experts}
+        shape: Any = Qwen3MoeConfig(**settings, moe_intermediate_size=128)
+        module: Any = Qwen3MoeForCausalLM._from_config(shape, experts_implementation="grouped_mm")
+    else:
+        shape = Qwen3Config(**settings)
+        module = Qwen3ForCausalLM(shape)
     shape.save_pretrained(tmp_path)
-    module: Any = Qwen3ForCausalLM(shape).to(torch.bfloat16).requires_grad_(False)
-    lora = LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")
+    module = module.to(torch.bfloat16).requires_grad_(False)
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj"] if experts else "all-linear"
+    lora = LoraConfig(r=2, target_modules=targets, task_type="CAUSAL_LM")
     inject_adapter_in_model(lora, module)
     for name, parameter in module.named_parameters():
         if "lora_" in name:
@@ -186,7 +199,7 @@ def test_the_formula_of_a_layer_is_what_a_layer_saves(tmp_path: Path) -> None:
         module.model.layers[0](rows, position_embeddings=angles, attention_mask=None)
     saved = sum(storage.nbytes() for storage in kept.values()) / tokens
     reckoned = layer_bytes(model_size(str(tmp_path)))
-    assert reckoned <= saved <= 1.3 * reckoned, "and 1.5 times that is what is set aside"
+    assert 0.97 * reckoned <= saved <= 1.3 * reckoned, "and 1.5 times that is what is set aside"
 
 
 def test_four_bits(sizes: dict[str, ModelSize]) -> None:
@@ -200,7 +213,8 @@ def test_four_bits(sizes: dict[str, ModelSize]) -> None:
 @pytest.mark.parametrize("gib", [80, 140])
 def test_8b_on_one_gpu_learns_and_samples(sizes: dict[str, ModelSize], gib: float) -> None:
     fit = fitted(demand(sizes["8B"]), gpus(1, gib))
-    assert fit.micro_batch_tokens >= 40_960
+    assert fit.micro_batch_tokens == 32_768
+    assert any("activations: 40,960 tokens" in line for line in fit.lines()), "a whole sample fits"
     assert kv_tokens(fit) >= 40_960
     (share,) = fit.shares
     assert 0 <= left(fit) < 0.02 * gib * GIB, "what is there is used"
@@ -208,6 +222,10 @@ def test_8b_on_one_gpu_learns_and_samples(sizes: dict[str, ModelSize], gib: floa
     assert fit.sampler_memory is not None
     assert sampler == pytest.approx(fit.sampler_memory * gib * GIB, rel=1e-3)
     assert kv_tokens(fit) * sizes["8B"].kv_bytes == pytest.approx(share.parts[-1].size, rel=1e-6)
+    assert fit.sampler_cache == share.parts[-1].size, "a server takes no more, whatever it finds"
+    learner = sum(p.size for p in share.parts) - sampler
+    assert fit.learner_memory == pytest.approx(learner / (gib * GIB), abs=0.01)
+    assert fit.learner_memory + fit.sampler_memory <= 1
 
 
 def test_8b_on_eight_gpus(sizes: dict[str, ModelSize]) -> None:
@@ -220,10 +238,14 @@ def test_8b_on_eight_gpus(sizes: dict[str, ModelSize]) -> None:
     fit = reckon(layout, gpus(8, 80), demand(sizes["8B"]))
     assert fit.short == ()
     assert (fit.shard, fit.sampler_memory) == (False, 0.9)
+    assert (fit.sampler_cache, fit.learner_memory) == (None, None), "nobody else is on their GPUs"
     fixed = 2 * sizes["8B"].parameters + 4 * 2 * 87_293_952 + 2.5 * GIB
     fixed += 2048 * 110_592 + 128 * 151_936 * 16
     assert kv_tokens(fit) == int((0.9 * 80 * GIB - fixed) / 147_456)
-    assert fit.micro_batch_tokens > 100_000
+    assert fit.micro_batch_tokens == 32_768, "more at once is no faster"
+    (room,) = (part for part in fit.shares[0].parts if part.what.startswith("activations"))
+    token = token_bytes(sizes["8B"], checkpointing=True)
+    assert room.size == pytest.approx(1.1 * 40_960 * token), "one sample, and a tenth of margin"
     assert any("11.8 contexts of 32k" in line for line in fit.lines())
 
 
@@ -248,8 +270,8 @@ def test_32b_is_split_and_sampled_by_pairs(sizes: dict[str, ModelSize]) -> None:
 def test_4b_on_24_gib_needs_four_bits_on_both_sides(sizes: dict[str, ModelSize]) -> None:
     four, one = sizes["4B"], gpus(1, 24)
     shared = Layout((0,), ((0,),))
-    assert reckon(shared, one, demand(four, context_tokens=20_480)).short
-    half = demand(four, context_tokens=20_480, quantization="4bit")
+    assert reckon(shared, one, demand(four, context_tokens=19_456)).short
+    half = demand(four, context_tokens=19_456, quantization="4bit")
     assert reckon(shared, one, half).short
     both = replace(half, sampler_quantization="bitsandbytes")
     assert reckon(shared, one, both).short == ()
@@ -304,11 +326,17 @@ def test_the_figures_in_a_settings_file_are_what_is_reckoned(
     file: Path, folders: dict[str, str]
 ) -> None:
     text = file.read_text()
-    command = re.search(r"`python run\.py doctor --config (\S+) --gpu-memory-gb (\d+)`", text)
+    command = re.search(r"`python run\.py doctor --config (\S+) --gpu-memory-gb ([\d.]+)`", text)
     assert command, file
     assert command[1] == f"configs/{file.name}"
-    told = table_of(file, int(command[2]), folders)
+    told = table_of(file, float(command[2]), folders)
     assert "\n".join(f"#   {line}".rstrip() for line in told) in text
+
+
+@pytest.mark.parametrize("file", FOR_GPUS, ids=lambda file: file.stem)
+def test_openclaw_can_be_served_from_every_settings_file(file: Path) -> None:
+    context = load(["--config", str(file)]).run.context_tokens
+    assert context is None or too_small(context) is None
 
 
 def test_there_is_a_file_for_every_usual_machine() -> None:

@@ -54,7 +54,7 @@ DATUM = Datum(tuple(range(41)), 1, ROW, ROW, tuple((i, 2**40) for i in range(40)
         Command("score", (Path("/a"), (ScoreAsk((1, 2, 3), 1, ((4,), (5,)), 2),))),
         RankAnswer(StepReport((1.0,), (((-0.5,),), (ROW,)), None, 7)),
         RankAnswer([TokenLogprobs(1, ROW, WIDE, ((1,),), ((-0.1,),))]),
-        RankLost(2, "no", 3, outage=True),
+        RankLost(2, "no", outage=True),
         LoraShape(4, 8),
     ],
     ids=lambda said: type(said).__name__,

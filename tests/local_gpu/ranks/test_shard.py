@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import shutil
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,17 +27,16 @@ from rank_checks import (
     weights,
     write_warm,
 )
-from rank_runs import config
+from rank_runs import HERE, config, rank_pids
 from safetensors.torch import load_file
 from torch.distributed.fsdp import FSDPModule
 
 from local_gpu.learn.learning import LearningCore
-from local_gpu.learn.world import OutOfStep
 from local_gpu.model.load import open_base
 from local_gpu.model.lora import LoraShape, fresh_adapter, with_lora
 from local_gpu.ranks.distributed import Distributed
 from local_gpu.ranks.remote import RankedLearning
-from local_gpu.ranks.shard import Lockstep, Shards
+from local_gpu.ranks.shard import Shards
 from tinker_claw.errors import BackendError, RequestError, StepError
 from tinker_claw.types import Datum, LossPass
 
@@ -213,45 +214,33 @@ def _cut(module: Any) -> int:
     return sum(isinstance(layer, FSDPModule) for layer in module.base_model.layers)
 
 
-def nothing() -> None: ...
-
-
-def test_lockstep_goes_through_every_pass_whatever_fails_in_one() -> None:
-    entered: list[object] = []
-
-    def compute(indices: object) -> list[int]:
-        entered.append(indices)
-        if indices == [1]:
-            raise StepError("no")
-        return [0]
-
-    def idle() -> None:
-        entered.append("idle")
-
-    with pytest.raises(StepError, match=r"^no$"):
-        Lockstep(64).run([[0], [1], [2]], compute, sequences=[], undo=nothing, idle=idle, most=5)
-    assert entered == [[0], [1], [2], "idle", "idle"]
-
-
-@pytest.mark.parametrize(
-    ("indices", "error", "halve"),
-    [
-        ([0, 1], RuntimeError("DefaultCPUAllocator: can't allocate memory"), 14),
-        ([0], RuntimeError("DefaultCPUAllocator: can't allocate memory"), None),
-        ([0, 1], IndexError("out of range"), None),
-    ],
-)
-def test_a_pass_left_in_the_middle_ends_the_ranks(
-    indices: list[int], error: Exception, halve: int | None
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["forward", "backward", "gather"])
+def test_a_rank_whose_memory_is_full_computes_its_pass_in_halves_and_none_ends(
+    one: LearningCore, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    """With fewer tokens at once where that can help."""
-
-    def compute(_indices: object) -> list[int]:
-        raise error
-
-    sequences = [torch.arange(9), torch.arange(20, 25)]  # 14 tokens
-    with pytest.raises(OutOfStep) as told:
-        Lockstep(64).run(
-            [indices], compute, sequences=sequences, undo=nothing, idle=nothing, most=1
-        )
-    assert told.value.halve == halve
+    path = (str(HERE), os.environ.get("PYTHONPATH", ""))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+    monkeypatch.setenv("FULL", where)
+    settings: dict[str, Any] = {"shard": "on", "checkpointing": "on", "micro_batch_tokens": 400}
+    wanted = config(tmp_path / "ranks", 2, model=str(model), **settings)
+    many = RankedLearning(wanted, module="rank_full")
+    try:
+        many.read_state(model / "warm")
+        pids = rank_pids(tmp_path / "ranks")
+        for _ in range(2):
+            same_report(many.step(PASSES, ADAM), one.step(PASSES, ADAM))
+            assert apart(weights(many, tmp_path / "a"), weights(one, tmp_path / "b")) < 1e-5
+            for name in "ab":
+                shutil.rmtree(tmp_path / name)
+        log = (tmp_path / "ranks" / "logs" / "ranks.log").read_text()
+        assert f"rank 1 is full, {where}" in log
+        before = weights(many, tmp_path / "before")
+        long = LossPass("ppo", (rl_datum(200, 9, 3),))  # that no rank has room for
+        with pytest.raises(StepError, match="One sample alone does not fit in the memory"):
+            many.step((long,), ADAM)
+        assert apart(weights(many, tmp_path / "after"), before) == 0
+        same_report(many.step(PASSES, ADAM), one.step(PASSES, ADAM))
+        assert rank_pids(tmp_path / "ranks") == pids, "nobody has ended"
+    finally:
+        many.close()

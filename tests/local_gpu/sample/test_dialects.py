@@ -30,7 +30,7 @@ from tinker_claw.errors import (
     RequestError,
     SamplerError,
 )
-from tinker_claw.formats.chat_reply import model_list
+from tinker_claw.formats.chat import Chat
 from tinker_claw.types import Completion, SamplingParams, StopReason, TokenChunk
 
 FOLDER = Path("/adapters/v1")
@@ -187,7 +187,7 @@ async def test_vllm_is_told_every_setting_and_its_tokens_come_one_by_one(
 ) -> None:
     script.replies["/v1/completions"] = streamed(*THREE)
     shape = {"temperature": 0.7, "top_p": 0.9, "top_k": 40}
-    params = replace(PARAMS, **shape, stop_tokens=(7, 8), cache_salt="anna's")
+    params = replace(PARAMS, **shape, stop_tokens=(7, 8), cache_salt="anna's", person=True)
     chunks = await drained(vllm, params)
     assert [chunk.tokens for chunk in chunks] == [(23,), (43,), (43,)]
     assert [chunk.logprobs for chunk in chunks] == [
@@ -224,6 +224,7 @@ async def test_vllm_is_told_every_setting_and_its_tokens_come_one_by_one(
         "stream": True,
         "stream_options": {"include_usage": True},
         "cache_salt": "anna's",
+        "priority": 0,
     }
 
 
@@ -246,6 +247,7 @@ async def test_vllm_is_asked_for_the_base_by_its_own_name_and_all_tokens_by_0(
     await drained(vllm, SamplingParams(max_tokens=3), name=None)
     body = script.asked[-1][1]
     assert (body["model"], body["top_k"], body["seed"], body["logprobs"]) == ("base", 0, None, 0)
+    assert body["priority"] > 0, "nobody sits before it: a person goes first"
 
 
 async def test_completions_of_one_request_are_told_apart(
@@ -585,7 +587,7 @@ async def test_sglang_may_tell_all_along_or_what_is_new(
     script: Scripted, sglang: HttpServer, events: list[dict[str, Any]]
 ) -> None:
     script.replies["/generate"] = streamed(*events)
-    params = replace(PARAMS, max_tokens=4, stop_tokens=(3,), cache_salt="anna's")
+    params = replace(PARAMS, max_tokens=4, stop_tokens=(3,), cache_salt="anna's", person=True)
     chunks = await drained(sglang, params)
     assert [chunk.tokens for chunk in chunks] == [(7,), (8, 9), (10,)]
     assert [chunk.logprobs for chunk in chunks] == [(-7.0,), (-8.0, -9.0), (-10.0,)]
@@ -603,6 +605,7 @@ async def test_sglang_may_tell_all_along_or_what_is_new(
             "top_logprobs_num": 2,
             "return_text_in_logprobs": False,
             "extra_key": "anna's",
+            "priority": 100,
             "stream": True,
             "sampling_params": {
                 "max_new_tokens": 4,
@@ -711,6 +714,20 @@ async def test_sglang_is_none_the_worse_for_what_is_done_already_and_says_what_c
         await sglang.unload("v1")
 
 
+async def test_layers_that_sglang_has_no_lora_for_are_named(
+    script: Scripted, sglang: HttpServer, tmp_path: Path
+) -> None:
+    refusal = "LoRA adapter v2 with rank 4 is incompatible with the current LoRA memory pool"
+    script.replies["/load_lora_adapter"] = said({"success": False, "error_message": refusal}, 400)
+    targets = ["q_proj", "in_proj_z", "out_proj", "in_proj_qkv"]  # as Qwen3.5 has them
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"target_modules": targets}))
+    with pytest.raises(BackendError, match=r"no LoRA for in_proj_qkv, in_proj_z: let vLLM"):
+        await sglang.load("v2", tmp_path)
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"target_modules": ["q_proj"]}))
+    with pytest.raises(BackendError, match=r"incompatible.*memory pool\.$"):
+        await sglang.load("v2", tmp_path)
+
+
 # Which of the two
 
 
@@ -763,7 +780,7 @@ async def test_what_is_neither_must_be_named(script: Scripted, reply: Reply) -> 
 
 
 async def test_a_gateway_of_ours_is_told_from_an_inference_server(script: Scripted) -> None:
-    script.replies["/v1/models"] = said(model_list(["demo"], created=0))
+    script.replies["/v1/models"] = said(Chat().models(["demo"], 0))
     with pytest.raises(ConfigError, match="is a gateway of this project"):
         await connect(script.url)
 

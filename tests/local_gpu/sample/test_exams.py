@@ -12,13 +12,14 @@ import pytest
 import torch
 from backends import tiny_model
 from inference_servers import InferenceServer, inference_servers
-from pools import FAST, Site, Trainer, eventually, facts_of, site, tiny_base
+from pools import FAST, Probes, Site, Trainer, eventually, facts_of, make_adapter, site, tiny_base
 
 from local_gpu.halves import BASE_REF
 from local_gpu.model.load import load_base
-from local_gpu.sample.exam import PLACES, Exam, ExamResult, ExamSample, judge, tempered
+from local_gpu.model.lora import clone
+from local_gpu.sample.exam import PLACES, Exam, ExamResult, ExamSample, judge, moved, tempered
 from local_gpu.sample.pool import PoolOptions
-from local_gpu.sample.serving import PoolServing
+from local_gpu.sample.serving import Examiner, PoolServing
 from local_gpu.sample.vllm import VllmServer
 from tinker_claw.errors import BackendError, ConfigError
 from tinker_claw.types import SamplingParams
@@ -121,11 +122,85 @@ async def test_a_server_that_comes_back_wrong_stays_away(tmp_path: Path) -> None
 
 
 async def start(
-    *servers: InferenceServer, folder: Path, options: PoolOptions = FAST
+    *servers: InferenceServer,
+    folder: Path,
+    options: PoolOptions = FAST,
+    probes: Probes | None = None,
 ) -> PoolServing:
     connected = [VllmServer(server.url) for server in servers]
-    trainer = Trainer(tiny_base(), folder)
-    return await PoolServing.start(connected, facts_of(tiny_base()), trainer.score, options)
+    trainer, write = Trainer(tiny_base(), folder), probes and probes.write
+    return await PoolServing.start(connected, facts_of(tiny_base()), trainer.score, options, write)
+
+
+async def test_a_server_that_applies_no_adapters_is_refused_before_anything_is_learned(
+    tmp_path: Path,
+) -> None:
+    """Its logprobs are those of the base: with a first version they would be too near to tell."""
+    probes = Probes(tiny_base(), tmp_path)
+    with inference_servers(tiny_base(), 1) as (server,):
+        pool = await start(server, folder=tmp_path, probes=probes)
+        assert not server.adapters, "the probe is gone"
+        await pool.aclose()
+        server.faults.ignores_adapters = True
+        with pytest.raises(ConfigError, match=r"what tells 'probe-\d' from 'base'.*applies them"):
+            await start(server, folder=tmp_path, probes=probes)
+
+
+async def test_a_server_that_forgets_to_apply_adapters_does_not_come_back(tmp_path: Path) -> None:
+    with inference_servers(tiny_base(), 2) as (one, two):
+        pool = await start(one, two, folder=tmp_path, probes=Probes(tiny_base(), tmp_path))
+        sampler = await pool.open("v1", make_adapter(tmp_path / "v1", tiny_base(), change=0.05))
+        one.faults.ignores_adapters = True
+        one.restart()
+        for salt in range(8):
+            await sampler.sample(prompt(30, salt), SamplingParams(max_tokens=2))
+        await eventually(lambda: any("what tells 'probe-1'" in why for _, why in pool.away()))
+        await pool.aclose()
+
+
+@pytest.mark.parametrize(("noise", "passes"), [(0.05, True), (0.2, True), (3.0, False)])
+def test_a_decisive_exam_is_not_passed_where_nothing_can_be_told(
+    noise: float, passes: bool
+) -> None:
+    chance = random.Random(4)
+    paper = replace(exam(chance, 1.0), decisive=True)
+    assert moved(paper.right, paper.wrong[BASE_REF]) == pytest.approx(1.0, rel=0.2)
+    right, wrong = drawn(chance, paper.right, 0.05), drawn(chance, paper.wrong[BASE_REF], 0.05)
+    assert (verdict(paper, right, noise)[1] is None) == passes
+    assert verdict(paper, wrong, noise)[1] is not None
+    same = replace(paper, wrong={BASE_REF: paper.right})
+    assert "cannot be told" in str(verdict(same, right, noise)[1]), "equal logprobs do not pass"
+
+
+async def test_the_probe_is_as_large_as_it_takes(tmp_path: Path) -> None:
+    probes, trainer = Probes(tiny_base(), tmp_path), Trainer(tiny_base(), tmp_path)
+    examiner = Examiner(facts_of(tiny_base()), trainer.score, FAST)
+    base, _ = await examiner.base()
+    found = await examiner.probe(probes.write, base)
+    assert 0.4 <= moved(found.exam.right, base.right) <= 4.0
+    deaf = Probes(tiny_base(), tmp_path / "deaf")
+
+    async def nothing(size: float) -> tuple[str, Path]:
+        deaf.sizes.append(size)
+        return BASE_REF, tmp_path
+
+    with pytest.raises(BackendError, match="Adapters change nothing"):
+        await examiner.probe(nothing, base)
+    assert deaf.sizes == sorted(deaf.sizes)
+
+
+async def test_a_model_that_finds_all_tokens_alike_is_moved_as_far_as_it_goes(
+    tmp_path: Path,
+) -> None:
+    module = clone(tiny_base().module)
+    head = module.get_output_embeddings()
+    head.weight = torch.nn.Parameter(head.weight / 500, requires_grad=False)
+    flat = replace(tiny_base(), module=module)
+    examiner = Examiner(facts_of(flat), Trainer(flat, tmp_path).score, FAST)
+    base, _ = await examiner.base()
+    found = await examiner.probe(Probes(flat, tmp_path).write, base)
+    assert 1e-3 < moved(found.exam.right, base.right) < 0.4
+    assert not found.exam.decisive
 
 
 async def test_logprobs_before_temperature_are_refused_with_the_flag_that_helps(

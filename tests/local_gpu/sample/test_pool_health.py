@@ -251,7 +251,7 @@ async def test_a_version_that_no_server_loads_is_refused_and_the_old_one_goes_on
 async def test_a_request_that_fails_everywhere_spares_the_last_servers(tmp_path: Path) -> None:
     async with site(tmp_path, 4, options=SLOW_TO_RETURN) as place:
         sampler = await place.pool.base()
-        await eventually(lambda: all((MODEL, (0,)) in s.log.warmed for s in place.servers))
+        await eventually(lambda: all((MODEL, (0, 0)) in s.log.warmed for s in place.servers))
         for server in place.servers:  # which have been looked at
             server.faults.status = 500
         with pytest.raises(OutageError, match="HTTP 500"):

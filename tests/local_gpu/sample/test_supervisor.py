@@ -54,7 +54,9 @@ def launches(vllm: Path, model: Path, *groups: tuple[int, ...]) -> list[Launch]:
         context_tokens=4096,
         rank=20,
         memory=0.45,
+        cache=1 << 30,
         quantization="bitsandbytes",
+        targets=("o_proj", "q_proj"),
         streams=48,
         logprobs=24,
         logs=model.parent / "logs",
@@ -128,6 +130,9 @@ async def test_servers_start_together_see_their_gpus_only_and_end_with_their_pro
             assert "a-key-that-is-none-of-its-business" not in str(environment)
             assert command[:2] == ["serve", str(model)]
             flags = dict(pairwise(command))
+            targets = command.index("--lora-target-modules")
+            assert command[targets + 1 : targets + 3] == ["o_proj", "q_proj"]
+            assert command[targets + 3].startswith("--"), "no others, of experts say"
             assert flags["--logprobs-mode"] == "processed_logprobs"
             assert flags["--max-num-batched-tokens"] == "2048", "no long prompt stops the streams"
             assert flags["--max-num-seqs"] == "48"
@@ -137,6 +142,7 @@ async def test_servers_start_together_see_their_gpus_only_and_end_with_their_pro
             assert flags["--generation-config"] == "vllm"
             assert "--disable-uvicorn-access-log" in command
             assert flags["--quantization"] == "bitsandbytes"
+            assert flags["--kv-cache-memory-bytes"] == str(1 << 30)
         parallel = seen["2,3"]["command"]
         assert parallel[parallel.index("--tensor-parallel-size") + 1] == "2"
         assert json.loads((model / "asked.json").read_text())["max_tokens"] == 1, "warmed up"

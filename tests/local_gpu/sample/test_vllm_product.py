@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 from callers import Callers
-from real_vllm import serving
+from real_vllm import Numbers, serving
 
 from tests.processes import product
 from tests.talk import learn, rows
@@ -20,11 +20,13 @@ pytestmark = pytest.mark.vllm
 FLAGS = ("--learning-rate", "3e-3", "--lora-rank", "8", "--batch-size", "4")
 
 
-def test_it_learns_and_no_request_fails(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_it_learns_and_no_request_fails(
+    request: pytest.FixtureRequest, numbers: Numbers, tmp_path: Path
+) -> None:
     environment = Path(request.config.getoption("vllm")).absolute()
     data = tmp_path / "data"
     with (
-        serving(environment, MODEL_DIR, tmp_path / "vllm.log") as url,
+        serving(environment, MODEL_DIR, tmp_path / "vllm.log", dtype=numbers.dtype) as url,
         product(data, *FLAGS, "--sampler-urls", url) as running,
     ):
         with Callers(running, 2) as callers:

@@ -174,6 +174,29 @@ def test_flags_of_the_halves_are_settings_of_the_local_backend(tmp_path: Path) -
     assert (local.sampler_urls, local.student_topk) == (("http://a", "http://b"), 5)
 
 
+def test_keys_come_from_a_file_or_the_environment_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def keys(*words: str) -> tuple[str | None, str | None]:
+        flags = vars(parser().parse_args([*words, "--root", str(tmp_path)]))
+        del flags["host"], flags["port"]
+        config = _config(flags)
+        return config.api_key, config.local.sampler_api_key
+
+    (tmp_path / "key").write_text("tml-from-a-file\n")
+    file = f"@{tmp_path / 'key'}"
+    urls = ("--sampler-urls", "http://a")
+    assert keys() == (None, None)
+    assert keys("--api-key", file, "--sampler-api-key", file, *urls) == ("tml-from-a-file",) * 2
+    monkeypatch.setenv("TINKER_SERVER_API_KEY", "tml-of-the-environment")
+    monkeypatch.setenv("TINKER_SERVER_SAMPLER_API_KEY", "another")
+    assert keys(*urls) == ("tml-of-the-environment", "another")
+    assert keys("--api-key", file, *urls) == ("tml-from-a-file", "another")
+    assert "tml-of-the-environment" not in parser().format_help()
+    assert main(["--api-key", "@/nowhere/key", "--port", "0"]) == 2
+    assert "--api-key @/nowhere/key: the file cannot be read" in capsys.readouterr().err
+
+
 def test_a_port_in_use_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert main(["--port", str(taken.getsockname()[1])]) == 2

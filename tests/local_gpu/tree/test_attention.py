@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch._dynamo.exc import FailOnRecompileLimitHit
-from torch.nn.attention.flex_attention import create_block_mask
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from local_gpu.tree.choice import Heads, Setting, choose
 from local_gpu.tree.fused import FlexKernel, VarlenKernel, block_mask, compiled, layout_of, spelt
@@ -180,7 +180,7 @@ def test_flex_attention_forward_is_the_reference(heads: tuple[int, int]) -> None
     sequences = [[0, 1, 2], [0, 1, 1, 2], [0, 1, 1, 0, 0], [2]]
     tree = grow(tensors(sequences, 60))
     query, key, value = random_rows(tree, heads, torch.float32, width=16)
-    got = FlexKernel(compiled=False).prepare(tree, CPU)(query, key, value, 0.3)
+    got = FlexKernel(flex_attention).prepare(tree, CPU)(query, key, value, 0.3)
     expected = SdpaKernel().prepare(tree, CPU)(query, key, value, 0.3)
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
 
@@ -208,6 +208,17 @@ def test_flex_attention_is_compiled_for_rows_of_any_number_and_else_raises() -> 
         pytest.raises(FailOnRecompileLimitHit),
     ):
         attend_over(500, torch.bfloat16)
+
+
+def test_past_the_last_variant_of_flex_attention_the_merged_kernel_goes_on() -> None:
+    def used_up(*_: object, **__: object) -> Tensor:
+        raise FailOnRecompileLimitHit("recompile_limit reached with fullgraph=True")
+
+    tree = grow([torch.arange(300), torch.arange(150)])
+    query, key, value = random_rows(tree, (4, 2), torch.float32, width=16)
+    got = FlexKernel(used_up).prepare(tree, CPU)(query, key, value, 0.3)
+    right = SdpaKernel().prepare(tree, CPU)(query, key, value, 0.3)
+    torch.testing.assert_close(got, right, rtol=0, atol=1e-5)
 
 
 # The choice of a kernel

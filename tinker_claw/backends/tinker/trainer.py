@@ -175,13 +175,13 @@ class TinkerTrainer:
         await self._states.add(client.model_id, saved.path)
         return saved.path
 
-    async def load_state(self, ref: str) -> None:
-        """Go on from a saved state, optimizer included, in a new session.
+    async def load_state(self, ref: str, *, moments: bool = True) -> None:
+        """Go on from a saved state in a new session.
 
         The old session is finished only when the new one has the weights.
         """
         try:
-            fresh, client = await self._loaded_in_new_session(ref)
+            fresh, client = await self._loaded_in_new_session(ref, moments)
         except Exception as error:
             if fault_of(error) in (Fault.AWAY, Fault.BROKE):
                 raise outage("loading a saved state", reason(error)) from error
@@ -191,19 +191,23 @@ class TinkerTrainer:
         await old.aclose()
 
     async def _loaded_in_new_session(
-        self, ref: str, *, again: bool = True
+        self, ref: str, moments: bool, *, again: bool = True
     ) -> tuple[ServiceSession, tinker.TrainingClient]:
         """Once more if the new session is lost as well: a service that restarts forgets it."""
         fresh = ServiceSession(self._where, "training")
         try:
             client = await fresh.ask(
-                lambda service: service.create_training_client_from_state_with_optimizer(ref),
+                lambda service: (
+                    service.create_training_client_from_state_with_optimizer(ref)
+                    if moments
+                    else service.create_training_client_from_state(ref)
+                ),
                 self._limits.save_timeout_s,
             )
         except Exception as error:
             await fresh.aclose()
             if again and fault_of(error) is Fault.LOST:
-                return await self._loaded_in_new_session(ref, again=False)
+                return await self._loaded_in_new_session(ref, moments, again=False)
             raise
         return fresh, client
 

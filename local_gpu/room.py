@@ -1,0 +1,121 @@
+"""Persons who wait for a reply in this process, and how whatever else computes in it makes room.
+
+Rule: what is computed never changes, only when. Whoever makes room goes on in a time that is known
+beforehand, however many persons come.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+LONGER: Final = 0.5
+"""By so much of its time learning may take longer for persons."""
+
+
+class Room:
+    """Who waits. Used from several threads."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._replies: dict[object, object] = {}
+        """That persons wait for, and who computes them."""
+        self._silent: set[object] = set()
+        """Those of which there is no token yet."""
+        self._taken = False
+        """A sampler computes a pass."""
+        self._queue: list[object] = []
+        """Samplers that would compute one, in the order in which they came."""
+        self._persons_until = 0.0
+
+    @property
+    def silent(self) -> bool:
+        """Somebody waits for the first token of a reply."""
+        return bool(self._silent)
+
+    def enter(self, reply: object, whose: object) -> None:
+        """A person waits for this reply."""
+        with self._changed:
+            self._replies[reply] = whose
+            self._silent.add(reply)
+            self._changed.notify_all()
+
+    def begin(self, reply: object) -> None:
+        """It has a token. Whatever never entered is no error, here and below."""
+        with self._changed:
+            self._silent.discard(reply)
+            self._changed.notify_all()
+
+    def leave(self, reply: object) -> None:
+        """Nobody waits for it any more."""
+        with self._changed:
+            self._replies.pop(reply, None)
+            self._silent.discard(reply)
+            self._changed.notify_all()
+
+    def take_turn(self, whose: object) -> None:
+        """Wait until no other pass of a sampler is computed, nor one that goes before.
+
+        Who computes for no person also waits until persons have had as long as the last pass that
+        was not theirs took.
+        """
+        with self._changed:
+            self._queue.append(whose)
+            while (wait := self._wait_s(whose)) > 0:
+                self._changed.wait(min(wait, threading.TIMEOUT_MAX))
+            self._queue.remove(whose)
+            self._taken = True
+
+    def end_turn(self, others_s: float) -> None:
+        """`others_s`: how long the pass took, if it was for no person."""
+        with self._changed:
+            self._taken = False
+            self._persons_until = max(self._persons_until, time.monotonic() + others_s)
+            self._changed.notify_all()
+
+    def _wait_s(self, whose: object) -> float:
+        serving = self._replies.values()
+        first = next((other for other in self._queue if other in serving), self._queue[0])
+        if self._taken or first is not whose:
+            return math.inf
+        if not self._replies or whose in serving:
+            return 0.0
+        return self._persons_until - time.monotonic()
+
+    def pause(self, seconds: float) -> None:
+        """Wait until every reply has its first token, but no longer than that."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._silent, seconds)
+
+
+class Breaks(TorchDispatchMode):
+    """Pauses this thread between two of torch's operations while somebody waits for a first token.
+
+    Fine enough for models of any size, and nothing is cut otherwise than without: the numbers are
+    the same, bit for bit.
+    """
+
+    def __init__(self, room: Room) -> None:
+        super().__init__()
+        self._room = room
+        self._began = time.perf_counter()
+        self._paused_s = 0.0
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if self._room.silent:
+            now = time.perf_counter()
+            worked_s = now - self._began - self._paused_s
+            self._room.pause(max(0.0, LONGER * worked_s - self._paused_s))
+            self._paused_s += time.perf_counter() - now
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,139 @@
+"""Where others have accounts on the machine, a gateway on loopback asks for a key that it made."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.lives import Fate, Life, life
+from tinker_claw.cli import main
+from tinker_claw.config import own_key
+from tinker_claw.config.load import load
+
+DEMO = ("--model-name", "demo", "--backend", "local")
+NAMED = "TINKER_CLAW_GATEWAY__API_KEY"
+UNSET = {NAMED: ""}
+BODY = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+
+
+def account(name: str, uid: int, shell: str) -> pwd.struct_passwd:
+    return pwd.struct_passwd((name, "x", uid, uid, "", f"/home/{name}", shell))
+
+
+ME = account("me", os.getuid(), "/bin/bash")
+DAEMONS = (account("www", 33, "/bin/sh"), account("nobody", 65534, "/usr/sbin/nologin"))
+LOCKED = account("locked", 1001, "/bin/false")
+ANNA = account("anna", 4321, "")
+
+
+def alone() -> Sequence[pwd.struct_passwd]:
+    return [ME, *DAEMONS, LOCKED]
+
+
+def with_anna() -> Sequence[pwd.struct_passwd]:
+    return [*alone(), ANNA]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(NAMED, raising=False)
+
+
+def among(accounts: object) -> Fate:
+    return Fate(constants={"tinker_claw.config.own_key:accounts": accounts})
+
+
+def asks(running: Life, key: str | None) -> int:
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    url = f"{running.url}/chat/completions"
+    return httpx.post(url, json=BODY, headers=headers, timeout=240).status_code
+
+
+def test_a_key_is_made_with_a_new_data_directory_and_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "data"
+    flags = (*DEMO, "--data-dir", str(data))
+    monkeypatch.setattr(own_key, "accounts", with_anna)
+    with life(data, fate=among(with_anna), env=UNSET) as running:
+        assert running.serves()
+        (made,) = running.events("key.made")
+        file = data / "api-key"
+        assert made["file"] == str(file)
+        assert made["because_of"] == ["anna"]
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        key = file.read_text().strip()
+        assert key not in running.said()
+        assert [asks(running, sent) for sent in (None, "wrong", key)] == [401, 401, 200]
+        assert list(running.health()) == ["status"], "strangers learn no more"
+        port = running.url.removesuffix("/v1").rpartition(":")[2]
+        assert main.main(["status", *flags, "--port", port]) == 0
+        assert "policy v0" in capsys.readouterr().out, "commands find the key"
+        assert running.stop() == 0
+    with life(data, fate=among(alone), env=UNSET) as again:
+        assert again.serves()
+        assert again.events("key.made") == []
+        assert [asks(again, sent) for sent in (None, key)] == [401, 200], "it is asked for still"
+        assert again.stop() == 0
+    with life(data, "--api-key", "none", fate=among(with_anna), env=UNSET) as keyless:
+        assert keyless.serves()
+        assert asks(keyless, None) == 200
+        assert keyless.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "accounts", "before"),
+    [
+        (("--api-key", "none"), with_anna, False),
+        ((), alone, False),
+        ((), with_anna, True),
+    ],
+    ids=["refused", "nobody else", "a directory of before"],
+)
+def test_elsewhere_nothing_changes(
+    tmp_path: Path, flags: Sequence[str], accounts: object, before: bool
+) -> None:
+    data = tmp_path / "data"
+    if before:
+        data.mkdir()
+        (data / "metrics.jsonl").touch()
+    with life(data, *flags, fate=among(accounts), env=UNSET) as running:
+        assert running.serves()
+        assert running.events("key.made") == []
+        assert not (data / "api-key").exists()
+        assert asks(running, None) == 200
+        assert running.stop() == 0
+
+
+def test_the_provider_block_says_where_the_key_comes_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_key, "accounts", with_anna)
+    command = ["openclaw-config", *DEMO, "--data-dir", str(tmp_path / "data")]
+    assert main.main(command) == 0
+    told = capsys.readouterr()
+    assert '"apiKey": "${CLAW_GATEWAY_KEY}"' in told.out
+    assert f"CLAW_GATEWAY_KEY=<what stands in {tmp_path}/data/api-key once it started>" in told.err
+    assert main.main([*command, "--api-key", "none"]) == 0
+    assert '"apiKey": "anything"' in capsys.readouterr().out
+
+
+def test_a_key_that_was_given_is_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = [*DEMO, "--data-dir", str(tmp_path)]
+    (tmp_path / "api-key").write_text("a-key-of-the-gateway-itself\n")
+
+    def key() -> str | None:
+        found = load(flags).gateway.api_key
+        return found and found.get_secret_value()
+
+    assert key() == "a-key-of-the-gateway-itself"
+    monkeypatch.setenv(NAMED, "a-key-that-somebody-gave")
+    assert key() == "a-key-that-somebody-gave"
+    monkeypatch.setenv(NAMED, "none")
+    assert key() is None

@@ -1,0 +1,440 @@
+"""What a harness itself puts into requests, and what its user says: real clients against the
+gateway. Compactions, titles, memory and nudges are nobody's turns and nobody's next words.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.coding_agents import Aider, ClaudeCode, Cline, Codex, OpenCode, QwenCode, Typist
+from tests.gateway.test_openclaw import Listener
+from tests.gateways import World, gateway, spell
+from tests.npm import npm
+from tinker_claw.conversation import attribution, classify
+from tinker_claw.conversation.harnesses import HARNESSES, Harness
+from tinker_claw.render.renderer import Renderer
+from tinker_claw.types import Kind, NextState, Turn
+
+pytestmark = [
+    pytest.mark.agents,
+    pytest.mark.slow,
+    pytest.mark.skipif(npm() is None, reason="npm is not installed: no agent can be run"),
+]
+
+KEY = "sk-key-of-a-user-123"
+WINDOW = 200_000
+NOTE = "The number in the note is forty-two."
+HELLO, ASKED = "Hello, who are you?", "What is forty plus two?"
+CORRECTED, PRAISED = "No, it is forty-two!", "That is what I wanted."
+READ = "Please read notes.txt."
+TALK = HELLO, ASKED, CORRECTED, PRAISED
+REPLIES = {
+    HELLO: "I am Claw.",
+    ASKED: "It is forty-three.",
+    CORRECTED: "Forty-two, of course.",
+    PRAISED: "You are welcome.",
+}
+LONG = " ".join(["It is forty-three, as far as I can see."] * 150)
+SUMMARY = "They asked for forty plus two."
+MEMORY = "There is nothing to save."
+ASKED_TO_SUM_UP = {
+    # What is said last in a request that sums a conversation up, by its opening.
+    "CRITICAL: Respond with TEXT ONLY": f"<analysis>Well.</analysis>\n<summary>{SUMMARY}</summary>",
+    "You are performing a CONTEXT CHECKPOINT": SUMMARY,
+    "Here is the conversation so far:": SUMMARY,
+    "You are the component that summarizes": (
+        f"<analysis>Well.</analysis>\n<state_snapshot>{SUMMARY}</state_snapshot>"
+    ),
+    "Summarize this session for continuation.": SUMMARY,
+}
+ASKED_FOR_MEMORY = {"Managed memory has TWO directories.": MEMORY}
+GOES_ON = {"Continue if you have next steps": "There are none."}
+"""What opencode asks by itself when it has summed up."""
+
+
+@pytest.mark.parametrize("kind", [ClaudeCode, Codex, OpenCode])
+async def test_words_after_a_compaction_answer_the_turn_before_it(
+    tmp_path: Path, renderer: Renderer, kind: Any
+) -> None:
+    """Sums up in the middle of a talk, because the user says so. (qwen-code names no session, and
+    nothing that is left of the talk tells it.)"""
+    sampler = listens(renderer, ASKED_TO_SUM_UP | ASKED_FOR_MEMORY | REPLIES)
+    async with started(tmp_path, renderer, sampler) as world:
+        agent = kind.create(tmp_path / "home", world.url, "demo", KEY)
+        for message in (HELLO, ASKED):
+            assert await asyncio.to_thread(agent.say, message) == REPLIES[message]
+        await asyncio.to_thread(agent.compact)
+        for message in (CORRECTED, PRAISED):
+            assert await asyncio.to_thread(agent.say, message) == REPLIES[message]
+
+        assert any(SUMMARY in turn.reply_text for turn in world.turns()), "it was summed up"
+        assert_only_words_count(world, TALK)
+
+
+async def test_opencode_sums_up_by_itself_and_asks_itself_to_go_on(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    sampler = listens(renderer, ASKED_TO_SUM_UP | GOES_ON | REPLIES | {ASKED: LONG})
+    async with started(tmp_path, renderer, sampler) as world:
+        agent = OpenCode.create(tmp_path / "home", world.url, "demo", KEY)
+        await asyncio.to_thread(agent.say, HELLO)
+        # Room for the first turns, but not for the long reply besides what it may say next.
+        agent.shrink(len(world.turns()[-1].prompt) + 4096 + len(spell(renderer, LONG)) // 2)
+        await asyncio.to_thread(agent.say, ASKED)
+        agent.shrink(WINDOW)
+        for message in (CORRECTED, PRAISED):
+            await asyncio.to_thread(agent.say, message)
+
+        replies = [turn.reply_text for turn in world.turns()]
+        assert SUMMARY in replies
+        assert "There are none." in replies
+        assert_only_words_count(world, TALK)
+
+
+CALLS = {
+    ClaudeCode: '{"name": "Bash", "arguments": {"command": "cat notes.txt", "description": "R"}}',
+    Codex: '{"name": "exec_command", "arguments": {"cmd": "cat notes.txt"}}',
+}
+
+
+@pytest.mark.parametrize("kind", [ClaudeCode, Codex])
+async def test_compaction_between_a_call_and_the_reply_is_no_turn(
+    tmp_path: Path, renderer: Renderer, kind: Any
+) -> None:
+    """It is asked for behind the result of a tool."""
+    call = f"{LONG}\n<tool_call>\n{CALLS[kind]}\n</tool_call>"
+    found = "It says forty-one."
+    behind = {NOTE: found, "Another language model started": found}
+    sampler = listens(renderer, ASKED_TO_SUM_UP | REPLIES | {READ: call} | behind)
+    async with started(tmp_path, renderer, sampler) as world:
+        agent = kind.create(tmp_path / "home", world.url, "demo", KEY)
+        (agent.workspace / "notes.txt").write_text(NOTE)
+        await asyncio.to_thread(agent.say, HELLO)
+        # Room for what was said so far, but not for the long reply with the call.
+        room = len(world.turns()[-1].prompt) + len(spell(renderer, LONG)) // 2
+        if isinstance(agent, ClaudeCode):
+            agent.window = room + 33_000  # so much it keeps free
+        else:
+            agent.compacts_at = room
+        await asyncio.to_thread(agent.say, READ)
+        if isinstance(agent, ClaudeCode):
+            agent.window = None
+        for message in (CORRECTED, PRAISED):
+            assert await asyncio.to_thread(agent.say, message) == REPLIES[message]
+
+        assert any(SUMMARY in turn.reply_text for turn in world.turns()), "it was summed up"
+        turns = trainable(world)
+        asked = [turn.request_text for turn in turns]
+        assert [*asked[:2], *asked[3:]] == [HELLO, READ, CORRECTED, PRAISED]
+        assert asked[2] in (READ, ""), "a summary may be all that is left of it"
+        assert turns[2].reply_text == found
+        said = {HELLO, READ, CORRECTED, PRAISED}
+        assert of_users(world) <= said
+        after = [next_state(world, turn) for turn in turns]
+        assert [state and state.text for state in (after[0], *after[2:])] == [
+            *(READ, CORRECTED, PRAISED, None),
+        ]
+        assert after[1] is None or (after[1].role == "tool" and NOTE in after[1].text)
+        assert len({turn.session_id for turn in turns}) == 1
+
+
+MENTIONED = "What is in @notes.txt here?"
+
+
+@pytest.mark.parametrize("kind", [ClaudeCode, Codex, OpenCode, QwenCode])
+async def test_what_stands_beside_the_words_is_not_said(
+    tmp_path: Path, renderer: Renderer, kind: Any
+) -> None:
+    """Instructions of a project, a file that is mentioned, a mode that changes."""
+    sampler = listens(
+        renderer, ASKED_FOR_MEMORY | REPLIES | {MENTIONED: "It says forty-one.", NOTE: "Well."}
+    )
+    async with started(tmp_path, renderer, sampler) as world:
+        agent = kind.create(tmp_path / "home", world.url, "demo", KEY)
+        (agent.workspace / "notes.txt").write_text(NOTE)
+        for name in ("AGENTS.md", "CLAUDE.md", "QWEN.md"):
+            (agent.workspace / name).write_text("Always speak plainly.\n")
+        if isinstance(agent, OpenCode):
+            agent.mode = "plan"
+        await asyncio.to_thread(agent.say, HELLO)
+        if isinstance(agent, OpenCode):
+            agent.mode = "build"
+        for message in (MENTIONED, CORRECTED, PRAISED):
+            await asyncio.to_thread(agent.say, message)
+
+        assert_only_words_count(world, (HELLO, MENTIONED, CORRECTED, PRAISED))
+
+
+async def test_qwen_code_keeps_its_session_although_its_date_moves_and_trains_no_memory(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    """Its memory agent has the whole talk before it, and calls tools of its own."""
+    looks = '{"name": "glob", "arguments": {"pattern": "*.txt"}}'
+    memory = [f"I look.\n<tool_call>\n{looks}\n</tool_call>", MEMORY]
+    replies = REPLIES | {"No files found": MEMORY}
+    sampler = listens(renderer, replies, dict.fromkeys(ASKED_FOR_MEMORY, memory))
+    async with started(tmp_path, renderer, sampler) as world:
+        agent = QwenCode.create(tmp_path / "home", world.url, "demo", KEY)
+        for message in TALK:
+            assert await asyncio.to_thread(agent.say, message) == REPLIES[message]
+
+        assert MEMORY in [turn.reply_text for turn in world.turns()]
+        assert_only_words_count(world, TALK)
+
+
+RUN = '{"name": "run_commands", "arguments": {"commands": ["cat notes.txt"]}}'
+SUMS_UP = '"summary": "I have read the note, and it says forty-two.", "verified": true'
+END = f'{{"name": "submit_and_exit", "arguments": {{{SUMS_UP}}}}}'
+WORK = [
+    f"I will look.\n<tool_call>\n{RUN}\n</tool_call>",
+    "It says forty-two.",
+    "It says forty-two, as I said.",
+    f"I end.\n<tool_call>\n{END}\n</tool_call>",
+]
+
+
+async def test_nudges_of_cline_are_nobodys_words(tmp_path: Path, renderer: Renderer) -> None:
+    """The first stands behind the user's own words; one more follows every reply without a call."""
+    sampler = listens(renderer, {}, {"": WORK})
+    async with started(tmp_path, renderer, sampler) as world:
+        agent = Cline.create(tmp_path / "home", world.url, "demo", KEY)
+        (agent.workspace / "notes.txt").write_text(NOTE)
+        await asyncio.to_thread(agent.say, READ)
+
+        turns = world.turns()
+        assert len(turns) == 4
+        assert [turn.request_text for turn in turns[:2]] == [READ, READ]
+        assert [turn.id for turn in trainable(world)] == [turn.id for turn in turns[:2]]
+        states = [next_state(world, turn) for turn in turns]
+        assert states[0] is not None
+        assert states[0].role == "tool"
+        assert NOTE in states[0].text
+        assert [state for state in states[1:] if state and state.role == "user"] == []
+
+
+TITLE = '{"title": "A sum"}'
+
+
+async def test_titles_that_claude_code_asks_for_on_a_terminal_are_no_turns(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    """It asks for one beside every turn, with the user's words in it, that fits a schema."""
+    sampler = listens(renderer, {"<session>": TITLE} | ASKED_TO_SUM_UP | REPLIES)
+    async with started(tmp_path, renderer, sampler, constrains=True) as world:
+        agent = ClaudeCode.create(tmp_path / "home", world.url, "demo", KEY)
+        agent.asks_for_titles = True
+        talk = (HELLO, ASKED, "/compact", CORRECTED, PRAISED)
+        with agent.at_a_terminal() as typist:
+            await asyncio.to_thread(type_all, typist, world, sampler, talk)
+
+        replies = [turn.reply_text for turn in world.turns()]
+        assert TITLE in replies
+        assert any(SUMMARY in reply for reply in replies), "it was summed up"
+        assert_only_words_count(world, TALK)
+
+
+async def test_summary_of_cline_on_a_terminal_is_nobodys_word(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    """It names no session, so the talk behind a summary is another one."""
+    sampler = listens(renderer, ASKED_TO_SUM_UP | REPLIES)
+    async with started(tmp_path, renderer, sampler) as world:
+        agent = Cline.create(tmp_path / "home", world.url, "demo", KEY)
+        talk = (HELLO, ASKED, "/compact", CORRECTED, PRAISED)
+        with agent.at_a_terminal() as typist:
+            await asyncio.to_thread(type_all, typist, world, sampler, talk)
+
+        assert SUMMARY in [turn.reply_text for turn in world.turns()]
+        assert [turn.request_text for turn in trainable(world)] == [*TALK]
+        assert of_users(world) <= {*TALK}
+
+
+DONE = f"notes.txt\n```\n{NOTE}\n```"
+CHANGE = "Please change the number."
+
+
+ASIDES = {"# Diffs:": "Set the number", "# ASSISTANT": "I asked you to set the number."}
+"""What aider asks for besides: a message for its commit, and what was said before."""
+
+
+@pytest.mark.parametrize("kept", [None, 20])
+async def test_words_to_aider_are_told_from_files_reminders_and_side_calls(
+    tmp_path: Path, renderer: Renderer, kept: int | None
+) -> None:
+    """It edits and commits; files stand between the turns, and a summary where it keeps few."""
+    sampler = listens(renderer, ASIDES | REPLIES | {CHANGE: f"I change it.\n\n{DONE}\n"})
+    async with started(tmp_path, renderer, sampler) as world:
+        agent = Aider.create(tmp_path / "home", world.url, "demo", KEY)
+        (agent.workspace / "notes.txt").write_text(NOTE.replace("two", "one"))
+        talk = HELLO, CHANGE, CORRECTED, PRAISED
+        options = {} if kept is None else {"max_chat_history_tokens": kept}
+        await asyncio.to_thread(lambda: agent.talk(*talk, files=["notes.txt"], **options))
+        assert (agent.workspace / "notes.txt").read_text().strip() == NOTE
+
+        replies = {turn.reply_text for turn in world.turns()}
+        assert [said in replies for said in ASIDES.values()] == [True, kept is not None]
+        assert_only_words_count(world, talk)
+
+
+async def test_what_aider_says_of_an_edit_that_failed_is_not_said_by_its_user(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    bad = "notes.txt\n```\n<<<<<<< SEARCH\nNothing like it.\n=======\nIt.\n>>>>>>> REPLACE\n```\n"
+    failed = {"failed to match!": "I cannot."}
+    sampler = listens(renderer, ASIDES | failed | REPLIES | {CHANGE: f"I change it.\n\n{bad}"})
+    async with started(tmp_path, renderer, sampler) as world:
+        agent = Aider.create(tmp_path / "home", world.url, "demo", KEY)
+        (agent.workspace / "notes.txt").write_text(NOTE)
+        talk = HELLO, CHANGE, PRAISED
+        await asyncio.to_thread(lambda: agent.talk(*talk, files=["notes.txt"], edit_format="diff"))
+
+        assert "I cannot." in [turn.reply_text for turn in world.turns()]
+        assert of_users(world) <= {*talk}
+        asked = [turn.request_text for turn in trainable(world)]
+        assert [text for text in asked if text in talk] == list(talk)
+        assert not any("failed to match" in text for text in asked)
+
+
+def compacts(agent: Any) -> None:
+    """A talk with a file that is mentioned and a summary in its middle."""
+    for message in (HELLO, MENTIONED):
+        agent.say(message)
+    agent.compact()
+    for message in (CORRECTED, PRAISED):
+        agent.say(message)
+
+
+def works(agent: Any) -> None:
+    agent.say(READ)
+
+
+def edits(agent: Any) -> None:
+    agent.talk(HELLO, CHANGE, CORRECTED, PRAISED, files=["notes.txt"], max_chat_history_tokens=20)
+
+
+_, CLAUDE_CODE, CODEX, OPENCODE, CLINE, QWEN_CODE, AIDER = HARNESSES
+STRANGERS = [
+    (CLAUDE_CODE, ClaudeCode, compacts),
+    (CODEX, Codex, compacts),
+    (OPENCODE, OpenCode, compacts),
+    (CLINE, Cline, works),
+    (QWEN_CODE, QwenCode, compacts),
+    (AIDER, Aider, edits),
+]
+
+
+@pytest.mark.parametrize(("table", "kind", "talks"), STRANGERS, ids=[t.name for t, *_ in STRANGERS])
+async def test_four_in_five_texts_of_a_harness_without_a_table_teach_nothing(
+    tmp_path: Path,
+    renderer: Renderer,
+    monkeypatch: pytest.MonkeyPatch,
+    table: Harness,
+    kind: Any,
+    talks: Callable[[Any], None],
+) -> None:
+    """They are nobody's next words, and in no request of a turn that is trained."""
+    known = [harness for harness in HARNESSES if harness is not table]
+    monkeypatch.setattr(classify, "HARNESSES", known)
+    monkeypatch.setattr(
+        attribution, "_BLOCKS", tuple(block for harness in known for block in harness.blocks)
+    )
+    made = {MENTIONED: "It says forty-one.", CHANGE: f"I change it.\n\n{DONE}\n"}
+    replies = ASIDES | ASKED_TO_SUM_UP | ASKED_FOR_MEMORY | GOES_ON | REPLIES | made
+    if kind is Cline:  # it goes on until it says that it is done
+        replies = {}
+    sampler = listens(renderer, replies, {"": WORK})
+    async with started(tmp_path, renderer, sampler) as world:
+        agent = kind.create(tmp_path / "home", world.url, "demo", KEY)
+        (agent.workspace / "notes.txt").write_text(NOTE.replace("two", "one"))
+        for name in ("AGENTS.md", "CLAUDE.md", "QWEN.md"):
+            (agent.workspace / name).write_text("Always speak plainly.\n")
+        await asyncio.to_thread(talks, agent)
+
+        taught = "\n".join([*of_users(world), *(turn.request_text for turn in trainable(world))])
+        texts = {text for prompt in sampler.prompts for text in around(renderer, prompt)}
+        teaching = sorted(text for text in texts if text[:60] in taught)
+        print(f"{table.name}: {len(teaching)} of {len(texts)} texts teach: {teaching}")
+        assert texts
+        assert len(teaching) <= len(texts) / 5, teaching
+
+
+def around(renderer: Renderer, prompt: Sequence[int]) -> set[str]:
+    """What stands in the user messages of a prompt besides the words of its user."""
+    parts = renderer.decode(prompt).split("<|im_start|>user\n")[1:]
+    found = set[str]()
+    for part in parts:
+        text = part.partition("<|im_end|>")[0]
+        for said in (*TALK, MENTIONED, CHANGE, READ):
+            text = text.replace(said, "\0")
+        found |= {piece.strip() for piece in text.split("\0")}
+    return {text for text in found if text and not text.startswith("<tool_response>")}
+
+
+def listens(
+    renderer: Renderer, replies: dict[str, str], scripts: dict[str, list[str]] | None = None
+) -> Listener:
+    """A model that replies to what was said last, to each saying always or in order."""
+    answers = {said: [text] for said, text in replies.items()} | (scripts or {})
+    return Listener(
+        renderer, {said: [spell(renderer, text) for text in a] for said, a in answers.items()}
+    )
+
+
+def type_all(typist: Typist, world: World, sampler: Listener, talk: Sequence[str]) -> None:
+    """Type these, each when the one before has its reply."""
+    for message in talk:
+        marks = ASKED_TO_SUM_UP if message.startswith("/") else (message,)
+        typist.types(message, replied(world, sampler, marks))
+
+
+def replied(world: World, sampler: Listener, marks: Collection[str]) -> Callable[[], bool]:
+    """Whether something with one of these was asked from now on, but for a title, and all that was
+    asked is answered."""
+    before = len(sampler.heard)
+
+    def done() -> bool:
+        heard = [text for text in sampler.heard[before:] if "<session>" not in text]
+        asked = any(mark in text for text in heard for mark in marks)
+        return asked and len(world.observer.seen) == len(sampler.heard)
+
+    return done
+
+
+def started(tmp_path: Path, renderer: Renderer, sampler: Listener, **more: Any) -> Any:
+    data = tmp_path / "data"
+    return gateway(data, renderer, sampler, api_key=KEY, context_tokens=WINDOW, **more)
+
+
+def assert_only_words_count(world: World, talk: Sequence[str]) -> None:
+    """One session, in which each of the user's sayings has a turn, and the next one is what was
+    said about it; no other turn is trained, and nothing else is anybody's next words."""
+    turns = trainable(world)
+    assert [turn.request_text for turn in turns] == list(talk)
+    assert len({turn.session_id for turn in turns}) == 1
+    states = [next_state(world, turn) for turn in turns]
+    assert [state and (state.role, state.text) for state in states] == [
+        *(("user", said) for said in talk[1:]),
+        None,
+    ]
+    assert of_users(world) == {*talk[1:]}
+
+
+def trainable(world: World) -> list[Turn]:
+    because = world.column("untrained_because")
+    turns = zip(world.turns(), because, strict=True)
+    return [turn for turn, why in turns if turn.kind is Kind.MAIN and why is None]
+
+
+def next_state(world: World, turn: Turn) -> NextState | None:
+    return world.ledger.turns.next_state(turn.id)
+
+
+def of_users(world: World) -> set[str]:
+    """All that is anybody's next state and is taken for words of a user."""
+    states = world.next_states().values()
+    return {state.text for state in states if state is not None and state.role == "user"}

@@ -1,0 +1,184 @@
+"""Real servers and models whose text half learns: vLLM applies its adapters, SGLang refuses some.
+
+Not in the default suite: `make vllm` installs it, `make test-vllm` runs this. SGLang is read, not
+run: its wheel, which pip keeps, has no build for CPUs.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from families import EYES_ON_VLLM, FAMILIES, tiny_of
+from local_reference import sequence
+from real_vllm import Numbers, serving
+from safetensors.torch import load_file, save_file
+
+from local_gpu.config import LocalConfig
+from local_gpu.model.files import write_adapter
+from local_gpu.model.load import open_base
+from local_gpu.model.lora import LoraShape, fresh_adapter, lora_targets
+from local_gpu.plan.memory import model_size
+from local_gpu.sample.sglang import without_lora
+from local_gpu.trainer import LocalTrainer
+from tinker_claw.errors import BackendError
+from tinker_claw.types import Adam, Datum, LossPass, SamplingParams
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning"),
+]
+SHAPE = LoraShape(4, 8)
+SGLANG = "0.5.23"
+NUMBERS = Numbers.of("bfloat16")
+"""Linear attention on CPU knows no other."""
+
+
+@pytest.fixture(scope="module")
+def environment(request: pytest.FixtureRequest) -> Path:
+    return request.config.getoption("vllm").absolute()
+
+
+@pytest.fixture(scope="module")
+def eyes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_of(EYES_ON_VLLM, tmp_path_factory.mktemp("eyes") / "model")
+
+
+@pytest.fixture(scope="module")
+def url(environment: Path, eyes: Path) -> Iterator[str]:
+    blind = ("--limit-mm-per-prompt", '{"image": 0, "video": 0}')
+    room = ("--lora-target-modules", *model_size(str(eyes)).targets)
+    log = eyes.with_name("vllm.log")
+    with serving(environment, eyes, log, *blind, *room, dtype=NUMBERS.dtype) as url:
+        yield url
+
+
+async def trainer_of(eyes: Path, url: str, root: Path) -> LocalTrainer:
+    config = LocalConfig(
+        model=str(eyes),
+        root=root,
+        rank=SHAPE.rank,
+        alpha=SHAPE.alpha,
+        threads=1,
+        sampler_urls=(url,),
+        dtype=NUMBERS.dtype,
+    )
+    return await LocalTrainer.start(config)
+
+
+async def test_vllm_applies_a_version_and_answers_with_it(
+    eyes: Path, url: str, tmp_path: Path
+) -> None:
+    trainer = await trainer_of(eyes, url, tmp_path / "run")
+    datum = Datum(tuple(sequence(40, 1)), 10, weights=((1.0,),) * 30)
+    await trainer.train_step([LossPass("cross_entropy", (datum,))], Adam(0.1))
+    version, base = await trainer.publish(), await trainer.base()
+    prompt = sequence(30, 3)
+    (drawn,) = await version.sample(prompt, SamplingParams(max_tokens=40, seed=5))
+    tokens = (*prompt, *drawn.tokens)
+    told = (await version.logprobs(tokens, start=30)).logprobs
+    plain = (await base.logprobs(tokens, start=30)).logprobs
+    assert max(abs(a - b) for a, b in zip(told, drawn.logprobs, strict=True)) < NUMBERS.tolerance
+    assert max(abs(a - b) for a, b in zip(plain, drawn.logprobs, strict=True)) > 1
+    (agreement,) = trainer._backend.serving.agreements(version.ref)
+    assert agreement.applied == pytest.approx(1, abs=0.1)
+    await trainer.aclose()
+
+
+async def test_under_the_names_of_the_text_half_alone_vllm_applies_nothing_and_that_is_found(
+    eyes: Path, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "run"
+    trainer = await trainer_of(eyes, url, root)
+    datum = Datum(tuple(sequence(40, 1)), 10, weights=((1.0,),) * 30)
+    await trainer.train_step([LossPass("cross_entropy", (datum,))], Adam(0.1))
+    ref = (await trainer.publish()).ref
+    misnamed = root / "adapters" / "misnamed"
+    misnamed.mkdir()
+    weights = load_file(root / "adapters" / ref / "adapter_model.safetensors")
+    half = {name.replace(".language_model.", "."): value for name, value in weights.items()}
+    save_file(half, misnamed / "adapter_model.safetensors", {"format": "pt"})
+    settings = (root / "adapters" / ref / "adapter_config.json").read_text()
+    (misnamed / "adapter_config.json").write_text(settings)
+    with pytest.raises(BackendError, match="what tells 'misnamed' from 'base'"):
+        await trainer.open("misnamed")
+    await trainer.aclose()
+
+
+MAPPED = """
+import json, sys
+from vllm.lora.utils import parse_fine_tuned_lora_name
+from vllm.model_executor.models import qwen3_5
+kind, *names = json.load(sys.stdin)
+mapper = getattr(qwen3_5, kind).hf_to_vllm_mapper.get_rename_mapper()
+print(json.dumps([parse_fine_tuned_lora_name(name, mapper)[0] for name in names]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("Qwen3.5, eyes", "language_model.model.layers."),
+        ("Qwen3.5-MoE, eyes", "language_model.model.layers."),
+        ("Qwen3.5, text", "model.layers."),
+    ],
+)
+def test_vllms_own_mapper_finds_every_layer(
+    name: str, module: str, environment: Path, tmp_path: Path
+) -> None:
+    model = tiny_of(FAMILIES[name], tmp_path / "model")
+    kind = json.loads((model / "config.json").read_text())["architectures"][0]
+    base = open_base(str(model), device="cpu", dtype="float32", threads=1)
+    write_adapter(tmp_path, base, SHAPE, fresh_adapter(base, SHAPE, 0))
+    names = list(load_file(tmp_path / "adapter_model.safetensors"))
+    done = subprocess.run(
+        [environment / "bin" / "python", "-c", MAPPED],
+        input=json.dumps([kind, *names]),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert all(layer.startswith(module) for layer in found), found
+
+
+def test_what_sglang_refuses_is_what_we_name(environment: Path, tmp_path: Path) -> None:
+    pip = [environment / "bin" / "python", "-m", "pip", "download", "--quiet", "--no-deps"]
+    subprocess.run([*pip, "--dest", tmp_path, f"sglang=={SGLANG}"], check=True, capture_output=True)
+    with zipfile.ZipFile(next(tmp_path.glob("sglang-*.whl"))) as wheel:
+        lora = ast.parse(wheel.read("sglang/srt/lora/utils.py"))
+        model = ast.parse(wheel.read("sglang/srt/models/qwen3_5.py"))
+    known: dict[str, Any] = {}
+    wanted = {"DSA_INDEXER_LORA_NAMES", "_KNOWN_LORA_TARGET_MODULES"}
+    kept = [
+        node
+        for node in lora.body
+        if (isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in wanted)
+        or getattr(node, "name", "") == "get_normalized_target_modules"
+    ]
+    header = ast.parse("from typing import Iterable, Union").body
+    exec(compile(ast.Module([*header, *kept], []), "sglang", "exec"), known)
+    (offered,) = (
+        ast.literal_eval(node.value)
+        for body in model.body
+        if isinstance(body, ast.ClassDef) and body.name == "Qwen3_5ForCausalLM"
+        for node in body.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "supported_lora_modules"
+    )
+    served = known["_KNOWN_LORA_TARGET_MODULES"] & set(offered)
+    made = tiny_of(FAMILIES["Qwen3.5, eyes"], tmp_path / "model")
+    base = open_base(str(made), device="cpu", dtype="float32", threads=1)
+    write_adapter(tmp_path, base, SHAPE, fresh_adapter(base, SHAPE, 0))
+    refused = [
+        name
+        for name in lora_targets(base.module, SHAPE)
+        if not known["get_normalized_target_modules"]([name]) <= served
+    ]
+    assert refused == without_lora(tmp_path)
+    assert refused == ["in_proj_a", "in_proj_b", "in_proj_qkv", "in_proj_z"]

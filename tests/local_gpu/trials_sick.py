@@ -1,0 +1,47 @@
+"""Trials of kernels of which some break what they run in; run in the place of the product's."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import torch
+
+from local_gpu.tree.kernels import Attend, MergedKernel, SdpaKernel
+from local_gpu.tree.prefix_tree import PrefixTree
+from local_gpu.tree.trials import main
+
+
+class Kills(SdpaKernel):
+    """As a driver's fault in native code does."""
+
+    name = "kills"
+
+    def prepare(self, tree: PrefixTree, device: torch.device) -> Attend:
+        os.kill(os.getpid(), signal.SIGSEGV)
+        raise AssertionError
+
+
+class Breaks(SdpaKernel):
+    """Its device answers nobody any more."""
+
+    name = "breaks"
+
+    def prepare(self, tree: PrefixTree, device: torch.device) -> Attend:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+
+class Raises(SdpaKernel):
+    name = "raises"
+
+    def prepare(self, tree: PrefixTree, device: torch.device) -> Attend:
+        raise ValueError("not for this machine")
+
+
+if __name__ == "__main__":
+    with Path(os.environ["TRIALS"]).open("a") as file:
+        file.write(f"{os.getpid()}\n")
+    print("a library says hello")
+    works = [MergedKernel()] if "NONE_WORKS" not in os.environ else []
+    main([Kills(), Raises(), Breaks(), *works])

@@ -1,0 +1,26 @@
+"""A method of no use to anybody: the teacher is told what the user asked in return."""
+
+from __future__ import annotations
+
+from tinker_claw.methods.base import Method, Signal, Teaching
+
+NUDGE = Method(
+    name="nudge",
+    learns_from="verdicts, and questions in return",
+    needs=frozenset({Signal.REWARD, Signal.NEXT_STATE}),
+    reward=0.5,
+    distill=2.0,
+    teaching=Teaching(
+        "question",
+        tells=lambda known: (
+            (known.next_state.text,)
+            if known.next_state is not None and "?" in known.next_state.text
+            else ()
+        ),
+        words="\n\n[what they asked in return: {hint}]",
+        tokens=60,
+        most=200,
+    ),
+    admitted=0.5,
+    taught=0.25,
+)

@@ -1,0 +1,151 @@
+"""Plug-ins of an installed package: one file and one entry each, and no fork.
+
+The package lies in a folder beside this file, as an installer leaves it; a path is all that is set.
+(Not beside it: pytest puts the folders of tests on the path.)
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from examples.tracks import TrackError, environments
+from examples.tracks.track import Track
+from tests.formats.test_third_format import CALLING
+from tests.gateways import MODEL, gateway
+from tests.lives import ROOT
+from tests.processes import product
+from tests.stories import Told
+from tests.talk import HELLO, learn
+from tinker_claw import plugins
+from tinker_claw.errors import ConfigError
+from tinker_claw.methods import build, known
+from tinker_claw.render.renderer import Renderer
+from tinker_claw.sinks.base import check_installed
+from tinker_claw.types import NextState
+
+HERE = Path(__file__).parent / "installed"
+INSTALLED = {"PYTHONPATH": str(HERE)}
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(HERE)
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_unknown_name_is_told_all_that_there_are() -> None:
+    with pytest.raises(
+        ConfigError, match=r"no method 'sft'; choose combine, .*, sdft, nudge, running-mean$"
+    ):
+        build("sft")
+    with pytest.raises(ConfigError, match=r"no sink 'visdom'; choose tensorboard, .*, otel, csv$"):
+        check_installed(("csv", "visdom"))
+
+
+def test_a_method_whose_package_is_gone_is_none() -> None:
+    assert known("surely-nobody-has-this") is None
+
+
+def test_a_plug_in_that_cannot_be_loaded_is_an_error_that_names_it() -> None:
+    broken = plugins.EntryPoint("broken", "claw_nowhere:NO", "tinker_claw.methods")
+    with pytest.raises(ConfigError, match=r"broken \(claw_nowhere:NO\) cannot be loaded: Module"):
+        plugins.load(broken)
+
+
+def figures(data: Path) -> dict[tuple[int, str], float]:
+    """What the CSV sink has, each figure once."""
+    with (data / "sinks" / "steps.csv").open(newline="") as file:
+        rows = [(int(step), name, float(value)) for step, name, value in csv.reader(file)]
+    found = {(step, name): value for step, name, value in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+def test_a_sink_without_a_package_gets_every_step_once(tmp_path: Path) -> None:
+    told = Told(tmp_path)
+    for name in ("a", "b"):
+        told.step(told.sampled(name, 1)[1])
+        subprocess.run(
+            [sys.executable, "-m", "tinker_claw.sinks.follow", "csv", str(tmp_path)],
+            cwd=ROOT,
+            env=os.environ | INSTALLED,
+            stdin=subprocess.DEVNULL,
+            check=True,
+        )
+    found = figures(tmp_path)
+    assert {step for step, _ in found} == {1, 2}
+    assert found[2, "step/version"] == 2.0
+    told.ledger.close()
+
+
+@pytest.mark.usefixtures("installed")
+async def test_ollamas_users_are_answered(tmp_path: Path, renderer: Renderer) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        url = world.url.removesuffix("/v1")
+        assert (await world.http.get(f"{url}/api/tags")).json()["models"][0]["name"] == MODEL
+        tools = [{"type": "function", "function": {"name": "ls", "parameters": {}}}]
+        asked = {"model": MODEL, "messages": [{"role": "user", "content": "look"}], "tools": tools}
+        world.say(CALLING, "Two files.", "fine")
+        streamed = await world.http.post(f"{url}/api/chat", content=json.dumps(asked))
+        assert "content-type" not in streamed.request.headers
+        assert streamed.headers["content-type"].startswith("application/x-ndjson")
+        *pieces, last = map(json.loads, streamed.text.splitlines())
+        said = "".join(piece["message"]["content"] for piece in pieces)
+        assert said.strip() == "Let me see."
+        assert (last["done"], last["done_reason"]) == (True, "stop")
+        assert last["eval_count"] == len(world.turns()[0].completion.tokens)
+
+        calls = pieces[-1]["message"]["tool_calls"]
+        assert calls == [{"function": {"name": "ls", "arguments": {}}}]
+        asked["messages"] += [
+            {"role": "assistant", "content": said, "thinking": "hm", "tool_calls": calls},
+            {"role": "tool", "tool_name": "ls", "content": "a b"},
+        ]
+        form = {"content-type": "application/x-www-form-urlencoded"}  # what curl -d says
+        body = json.dumps(asked | {"stream": False})
+        whole = await world.http.post(f"{url}/api/chat", content=body, headers=form)
+        assert whole.json()["message"] == {"role": "assistant", "content": "Two files."}
+        assert len({turn.session_id for turn in world.turns()}) == 1
+        assert world.next_states()[1] == NextState("tool", "[result 1 of 1, ls]\na b")
+
+        page = form | {"origin": "http://evil.example"}
+        refused = await world.http.post(f"{url}/api/chat", content=body, headers=page)
+        assert (refused.status_code, "Origin" in refused.json()["error"]) == (403, True)
+        told = await world.http.post(f"{url}/api/chat", json=asked | {"loudness": 11})
+        assert told.json() == {"error": "loudness is not a field that this server knows."}
+        for path in ("/chat/completions", "/messages"):
+            assert (await world.http.post(path, content=body, headers=form)).status_code == 415
+
+
+@pytest.mark.usefixtures("installed")
+async def test_a_track_has_its_environment() -> None:
+    with pytest.raises(TrackError, match=r"no environment 'chess'; .*, verifiers, doubles\.$"):
+        environments.environment(Track(environment="chess"))
+    async with environments.prepared(Track(environment="doubles")) as doubles:
+        task = doubles.task(7)
+        assert not isinstance(task, environments.Program)
+        async with task.attempt() as attempt:
+            assert await attempt.solved("It is 14.")
+
+
+@pytest.mark.slow
+def test_a_real_run_uses_method_format_and_sink(
+    tmp_path: Path,
+) -> None:
+    data = tmp_path / "data"
+    flags = ("--method", "nudge", "--report-to", "csv", "--batch-size", "4")
+    with product(data, *flags, env=INSTALLED, python=sys.executable) as running:
+        learn(running, 1, range(0, 40))
+        asked = {"model": "demo", "messages": [HELLO], "stream": False}
+        told = httpx.post(running.url.removesuffix("/v1") + "/api/chat", json=asked, timeout=240)
+        assert told.json()["done"]
+        assert running.stop() == 0
+    assert figures(data)[1, "step/version"] == 1.0

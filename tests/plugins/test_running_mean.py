@@ -1,0 +1,233 @@
+"""A method with an estimator and a state of its own, of an installed package: its advantages are
+computed once a step, and all who train on them or tell of them have the same numbers.
+
+Rule: the numbers wanted are computed here by hand, from the rewards that the ledger holds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import sqlite3
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.fakes import LOGPROB, FakeTrainer
+from tests.learner.test_guard import FarTrainer
+from tests.learner.test_loop import World, has_token, world
+from tests.learner.test_rollback import undoing
+from tests.lives import Fate, Life, life, until
+from tests.plugins.test_plugins import HERE
+from tests.talkers import talking
+from tinker_claw.cli import main
+from tinker_claw.learner.recovery import restore
+from tinker_claw.ledger.codec import unpack_floats
+
+NAME = "running-mean"
+LINE = """
+WITH RECURSIVE line (id) AS (SELECT MAX(id) FROM versions UNION ALL
+  SELECT parent FROM versions JOIN line USING (id) WHERE parent IS NOT NULL)
+SELECT samples.id, turn_id, user, reward, advantage, advantages, logprobs, steps.id AS step,
+  method_state FROM line JOIN steps ON steps.version = line.id
+JOIN step_samples ON step_samples.step_id = steps.id JOIN samples ON samples.id = sample_id
+JOIN turns ON turns.id = turn_id JOIN sessions ON sessions.id = session_id
+WHERE steps.status = 'committed' ORDER BY steps.id, samples.id
+"""
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(HERE)
+
+
+def checked(data: Path) -> list[sqlite3.Row]:
+    """What the line of the newest version was trained on, with every number found right."""
+    with closing(sqlite3.connect(data / "ledger.sqlite3")) as connection:
+        connection.row_factory = sqlite3.Row
+        found = connection.execute(LINE).fetchall()
+    means, states = dict[str, float](), dict[int, Any]()
+    for row in found:
+        mean = means.get(row["user"], 0.0)
+        advantage = row["reward"] - mean
+        means[row["user"]] = 0.9 * mean + 0.1 * row["reward"]
+        states[row["step"]] = dict(means)
+        assert row["advantage"] == pytest.approx(advantage)
+        down = advantage < 0  # then times the probability of all others
+        each = [
+            advantage * ((1 - math.exp(q)) if down else 1) for q in unpack_floats(row["logprobs"])
+        ]
+        assert unpack_floats(row["advantages"]) == pytest.approx(each)
+    for row in found:
+        assert json.loads(row["method_state"]) == pytest.approx(states[row["step"]])
+    return found
+
+
+async def batch(w: World, to: int, *said: str) -> None:
+    """Replies of two users, until version `to` is the newest."""
+    for number, what in enumerate(said):
+        w.turn(what, user=("anna", "ben")[number % 2])
+    await w.until(lambda: w.policy.newest.version.id >= to)
+
+
+async def test_retry_at_a_smaller_rate_trains_on_the_same_numbers_and_counts_once(
+    tmp_path: Path,
+) -> None:
+    trainer = FarTrainer(1.0)
+    async with world(tmp_path, method=NAME, trainer=trainer, max_step_kl=0.05) as w:
+        await batch(w, 1, "NO", "NO", "YES", "YES")
+        assert trainer.rates == [1.0, 0.5, 0.25]
+        assert trainer.steps[0] == trainer.steps[1] == trainer.steps[2]
+        await batch(w, 2, "NO", "YES", "NO", "YES")
+        found = checked(tmp_path)
+        assert [row["step"] for row in found] == [3] * 4 + [6] * 4
+        # anna: -1, then 1 - -.1; ben likewise. Over two tokens and four samples.
+        by_token = [-1 * (1 - math.exp(LOGPROB)), 1.1]
+        for (ppo,) in trainer.steps[:3]:
+            moved = sorted(datum.advantages for datum in ppo.datums)
+            assert moved == [pytest.approx([a / 8] * 2) for a in by_token for _ in range(2)]
+
+
+async def test_batch_that_came_to_nothing_leaves_the_state_as_it_was(tmp_path: Path) -> None:
+    trainer = FarTrainer(4.0, until=3)
+    async with world(tmp_path, method=NAME, trainer=trainer, max_step_kl=0.05) as w:
+        await batch(w, 0, "NO", "NO", "YES", "YES")
+        await w.until(lambda: w.ledger.samples.counts()["quarantined"] == 4)
+        assert w.ledger.steps.method_state(0) is None
+        await batch(w, 1, "NO", "YES", "NO", "YES")
+        assert [row["advantage"] for row in checked(tmp_path)][:2] == [-1.0, 1.0]
+
+
+async def test_search_for_a_bad_sample_counts_nothing(tmp_path: Path) -> None:
+    trainer = FakeTrainer(refuse=has_token(666))
+    async with world(tmp_path, method=NAME, trainer=trainer) as w:
+        await batch(w, 1, "NO", "NO", "YES", "YES")
+        then = w.ledger.steps.method_state(1)
+        w.turn("NO", user="ben", tokens=(666, 7))
+        await batch(w, 1, "NO", "YES", "YES")
+        await w.until(lambda: w.ledger.samples.counts()["quarantined"] == 1)
+        assert len(trainer.steps) > 1, "good halves were tried"
+        assert w.ledger.steps.method_state(w.policy.newest.version.id) == then
+        w.turn("NO", user="ben")
+        await w.version(2)
+        assert len(checked(tmp_path)) == 8
+
+
+async def test_rollback_goes_on_from_the_state_of_its_version(tmp_path: Path) -> None:
+    async with world(tmp_path, method=NAME) as w:
+        await batch(w, 1, "NO", "NO", "YES", "YES")
+        then = w.ledger.steps.method_state(1)
+        await batch(w, 2, "NO", "NO", "NO", "YES")
+        assert w.ledger.steps.method_state(2) != then
+        await undoing(w).pin(1)
+        assert w.ledger.steps.method_state(w.policy.newest.version.id) != then, "a pin learns on"
+        await undoing(w).roll_back(1)
+        assert w.ledger.steps.method_state(3) == then
+        await batch(w, 4, "YES", "NO", "YES", "NO")
+        assert {row["step"] for row in checked(tmp_path)} == {1, 3}
+
+
+async def test_unsaved_steps_take_their_state_with_them(tmp_path: Path) -> None:
+    async with world(tmp_path, method=NAME, save_interval=3) as w:
+        await batch(w, 1, "NO", "NO", "YES", "YES")
+        await batch(w, 2, "NO", "NO", "NO", "YES")
+        await restore(w.ledger, w.trainer)
+        newest = w.ledger.steps.newest_version()
+        assert newest is not None
+        assert newest.step == 0
+        assert w.ledger.steps.method_state(newest.id) is None
+
+
+async def test_state_that_is_no_json_fails_the_step_before_it_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from claw_extras.running_mean import RUNNING_MEAN  # type: ignore[import-not-found]
+
+    class Bytes(type(RUNNING_MEAN)):
+        def rewards(self, *args: Any) -> Any:
+            return super().rewards(*args)[0], b"raw"
+
+    method = Bytes(NAME, "verdicts", RUNNING_MEAN.needs, reward=1.0)
+    async with world(tmp_path) as w:
+        object.__setattr__(w.parts, "method", method)
+        await batch(w, 0, "NO", "NO", "YES", "YES")
+        await w.until(lambda: w.ledger.steps.counts()["void"] > 0)
+        (why,) = w.ledger._db.rows("SELECT error FROM steps LIMIT 1")[0]
+        assert "not JSON serializable" in why
+        assert w.trainer.steps == []
+
+
+# The product
+
+
+FLAGS = ("--method", NAME, "--batch-size", "4", "--lora-rank", "4", "--learning-rate", "1e-3")
+FLAGS += ("--gate", "off")
+
+
+def learns(running: Life, version: int) -> None:
+    """Talk to it until it serves this version, or dies."""
+
+    def done() -> bool:
+        with suppress(httpx.TransportError):
+            return running.health()["policy_version"] >= version
+        return running.ended is not None
+
+    with talking(running.url) as who:
+        assert running.serves()
+        who.wanted.set()
+        until(done)
+        who.over.set()
+
+
+@pytest.mark.slow
+def test_page_explain_and_log_tell_the_numbers_after_a_retry_and_a_kill(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, other = tmp_path / "data", tmp_path / "other"
+    with life(data, *FLAGS, fate=Fate("intent")) as first:
+        learns(first, 1)
+    shutil.copytree(data, other)
+    with life(other, *FLAGS, "--max-step-kl", "1e6") as free:
+        learns(free, 1)
+    wanted = {row["id"]: row["advantage"] for row in checked(other)}
+    with closing(sqlite3.connect(other / "ledger.sqlite3")) as ledger:
+        (moved,) = ledger.execute(
+            "SELECT json_extract(metrics, '$.moved') FROM steps WHERE version = 1"
+        ).fetchone()
+    # The same batch moves as far again at the same rate, and a quarter as far at half of it. Then
+    # it is killed, its state saved and nothing committed.
+    bound = ("--max-step-kl", str(moved / 2))
+    with life(data, *FLAGS, *bound, fate=Fate("saved")) as second:
+        learns(second, 1)
+        assert second.ended == -9
+    with closing(sqlite3.connect(data / "ledger.sqlite3")) as ledger:
+        steps = ledger.execute("SELECT status, error, method_state FROM steps ORDER BY id")
+        (_, (before, why, again), (status, _, state)) = steps.fetchall()
+        kept = dict(ledger.execute("SELECT id, advantage FROM samples WHERE advantage IS NOT NULL"))
+    assert (before, status, again) == ("void", "intent", state)
+    assert why.startswith("the step moved the policy too far")
+    assert kept == wanted
+    with life(data, *FLAGS, "--max-step-kl", "0") as third:
+        learns(third, 3)
+        found = checked(data)
+        row = min(found[1:], key=lambda one: one["advantage"])
+        assert row["advantage"] != row["reward"], "it was measured from a mean"
+        page = f"{third.url.removesuffix('/v1')}/ui/turns/{row['turn_id']}"
+        shown = re.findall(r'title="([^"]+)"', httpx.get(page, timeout=240).text)
+        assert third.stop() == 0
+    each = unpack_floats(row["advantages"])
+    assert set(shown) == {f"{a:+z.3g}" for a in each}
+    where = ("--data-dir", str(data))
+    assert main.main(["explain", str(row["turn_id"]), *where]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"Advantage: {row['advantage']:+z.3f}; on its tokens {min(each):+z.3f} to" in told
+    assert main.main(["log", "samples", "--json", "--full", *where]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    (logged,) = [line for line in lines if line["id"] == row["id"]]
+    assert logged["advantage"] == row["advantage"]
+    assert logged["advantages"] == pytest.approx(each)

@@ -1,0 +1,75 @@
+"""Ranks whose memory is full beyond so many rows; run in the place of `local_gpu.ranks`.
+
+`FULL` says where it shows: in the forward pass of the second layer, in its backward pass, or while
+its weights are gathered. Rank 1 has less room than rank 0.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from local_gpu.config import LocalConfig
+from local_gpu.learn.learning import LearningCore
+from local_gpu.learn.world import World
+from local_gpu.ranks import shard
+from local_gpu.ranks.__main__ import build
+from local_gpu.ranks.rank import live
+
+ROOM = (150, 60)
+"""Rows, by rank."""
+
+
+class _Backward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rank: int) -> Tensor:
+        ctx.rank = rank
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        check("backward", ctx.rank, grad.shape[1])
+        return grad, None
+
+
+def check(where: str, rank: int, rows: int) -> None:
+    if rows > ROOM[rank]:
+        print(f"rank {rank} is full, {where}: {rows} rows", flush=True)
+        raise torch.OutOfMemoryError("CUDA out of memory, say")
+
+
+def build_full(config: LocalConfig, world: World) -> LearningCore:
+    """What learns, with little room."""
+    built, where = build(config, world), os.environ["FULL"]
+    layer: Any = built._models["policy"].module.base_model.layers[1]
+    rows = 0
+
+    def look(_: Any, args: tuple[Tensor, ...]) -> Any:
+        nonlocal rows
+        rows = args[0].shape[1]
+        if where == "forward":
+            check(where, world.rank, rows)
+        if where == "backward" and args[0].requires_grad:
+            return (_Backward.apply(args[0], world.rank), *args[1:])
+        return None
+
+    layer.mlp.register_forward_pre_hook(look)
+    if where == "gather":
+        gather = shard._Gathers.__call__
+
+        def gathered(self: Any, *args: Any, **kwargs: Any) -> Any:
+            done = gather(self, *args, **kwargs)
+            if self.count % 4 == 3 and not self.skip:
+                check(where, world.rank, rows)
+            return done
+
+        shard._Gathers.__call__ = gathered
+    return built
+
+
+if __name__ == "__main__":
+    sys.exit(live(build_full))

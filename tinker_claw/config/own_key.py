@@ -1,0 +1,81 @@
+"""The key that a gateway makes for itself where others have accounts on its machine.
+
+Rule: loopback keeps other machines out, and nobody who is logged in on this one. So a gateway that
+nobody gave a key makes one with its new data directory, for its owner alone to read; whoever says
+`--api-key none` wants none.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import secrets
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from tinker_claw.config.settings import Settings
+from tinker_claw.errors import ConfigError, LedgerError
+from tinker_claw.origin import is_loopback
+
+KEY_FILE: Final = "api-key"
+"""Its name in the data directory."""
+_PERSONS: Final = range(1000, 65534)
+_NO_LOGIN: Final = ("nologin", "false")
+
+
+def accounts() -> Iterable[pwd.struct_passwd]:
+    """All accounts of this machine."""
+    return pwd.getpwall()
+
+
+def others() -> list[str]:
+    """Names of those who can log in here, without the account that runs this."""
+    return [
+        one.pw_name
+        for one in accounts()
+        if one.pw_uid in _PERSONS
+        and one.pw_uid != os.getuid()
+        and Path(one.pw_shell).name not in _NO_LOGIN
+    ]
+
+
+def with_own_key(settings: Settings) -> Settings:
+    """These settings, in which nobody has given or refused a key, with the gateway's own.
+
+    It is one that was made at an earlier start, or its file is named for the next one.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    directory = settings.run.directory
+    file = directory / KEY_FILE
+    if settings.users or not is_loopback(settings.gateway.host):
+        return settings
+    try:
+        key = file.read_text().strip()
+    except (FileNotFoundError, NotADirectoryError):
+        new = not directory.exists() or (directory.is_dir() and not any(directory.iterdir()))
+        return settings.with_key(file, None) if new and others() else settings
+    except OSError as error:
+        raise ConfigError(f"{file}, the gateway's key, cannot be read: {error.strerror}") from error
+    return settings.with_key(file, key)
+
+
+def make(settings: Settings, file: Path) -> Settings:
+    """Write a new key to `file`; returns the settings with it.
+
+    Raises:
+        LedgerError: it cannot be written.
+    """
+    key = secrets.token_urlsafe(32)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
+            out.write(f"{key}\n")
+    except OSError as error:
+        raise LedgerError(
+            f"the data directory {file.parent} cannot be written ({error.strerror}); "
+            "choose another with --data-dir"
+        ) from error
+    return settings.with_key(file, key)

@@ -1,0 +1,315 @@
+"""Who wrote what: every piece of a message gets a writer.
+
+Rule: this is the one place that tells a person's words from what an agent's harness writes around
+them. Feedback, judge, hints, privacy, session names and histories read its pieces; none of them
+parses a text by itself. Pure: the same text gives the same pieces, and together they are the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from tinker_claw.conversation import openclaw
+from tinker_claw.conversation.harnesses import HARNESSES, OPENCLAW, Block, Harness
+from tinker_claw.conversation.machinery import looks_like_machinery
+from tinker_claw.conversation.openclaw import Automation, Sender, Surface
+from tinker_claw.formats.base import parts_of
+from tinker_claw.types import Message, Piece, Writer, noted
+
+PERSONS: Final = frozenset({Writer.OWNER, Writer.MEMBER})
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a user message consists of, before it is known who the person is."""
+
+    pieces: tuple[Piece, ...]
+    """A person's words are the owner's here; `attribute` knows better."""
+    sender: Sender | None = None
+    """Who wrote, as the first leading `Conversation info` says; None: there is none."""
+    typed: bool = False
+    """Something that only the harness writes shows that a person wrote it."""
+    automation: Automation | None = None
+    """OpenClaw's prompt that this is; None: it is none."""
+    asks: str | None = None
+    """What the harness asks for with it, in the words of `RequestKind`; None: nothing."""
+    summary: bool = False
+    """It stands for messages that were compacted."""
+    answered: bool = False
+    """The harness wrote the reply to it, too."""
+    framed: str | None = None
+    """What stands in OpenClaw's frame around a message that got no complete answer; None: there is
+    no frame."""
+    retry: bool = False
+    """The frame asks for the same again."""
+
+    @property
+    def words(self) -> str:
+        """The person's own words, without blanks around them; "" where a harness wrote it all."""
+        return _joined(self.pieces, PERSONS)
+
+    @property
+    def unknown(self) -> bool:
+        """It looks like a harness's text, of a kind that no table has."""
+        return any(piece.writer is Writer.UNKNOWN for piece in self.pieces)
+
+    @property
+    def said(self) -> str:
+        """What was said to the agent by whomever: a history is compared by it."""
+        return _joined(self.pieces, PERSONS | {Writer.EXTERNAL, Writer.UNKNOWN})
+
+    @property
+    def note(self) -> bool:
+        """Nobody said anything with it, and nothing is asked."""
+        return self.asks is None and not self.said
+
+    @property
+    def sayings(self) -> list[str]:
+        """Everything that a person's words in it may begin with: those, too, that got no answer."""
+        if self.framed is not None:
+            return self.framed.split("\n\n")
+        return [piece.words for piece in self.pieces if piece.words]
+
+
+def read(message: Message) -> Reading:
+    """Take a user message apart; of known messages this is remembered."""
+    return noted(_read, message)
+
+
+def attribute(
+    message: Message, surface: Surface, is_owner: Callable[[Sender], bool]
+) -> tuple[Piece, ...]:
+    """Give every piece of a message its writer.
+
+    Args:
+        surface: where the conversation takes place.
+        is_owner: whether the sender of a channel's message is an owner of this gateway.
+    """
+    role = message["role"]
+    if role == "assistant":
+        return (Piece(Writer.AGENT, message["content"]),)
+    if role == "tool":
+        return tuple(openclaw.external(message["content"], Writer.TOOL))
+    if role != "user":
+        return (Piece(Writer.HARNESS, message["content"], "instructions"),)
+    found = read(message)
+    writer = _person(found, surface, is_owner)
+    if writer is Writer.OWNER:
+        return found.pieces
+    return tuple(
+        replace(piece, writer=writer) if piece.writer is Writer.OWNER else piece
+        for piece in found.pieces
+    )
+
+
+def _person(found: Reading, surface: Surface, is_owner: Callable[[Sender], bool]) -> Writer:
+    """Who the person behind a user message is."""
+    if surface.area in openclaw.NOBODYS:
+        return Writer.HARNESS
+    sender = found.sender
+    if sender is None:
+        # A chat service's session in which nobody is named: a stranger as well as the owner.
+        named = surface.channel is not None and surface.channel == surface.area
+        return Writer.MEMBER if surface.group or named else Writer.OWNER
+    if not (sender.in_channel or surface.group):
+        return Writer.OWNER  # the Control UI and the like: whoever has the key
+    sender = replace(sender, channel=surface.channel, group=sender.group or surface.group)
+    return Writer.OWNER if is_owner(sender) else Writer.MEMBER
+
+
+def words_of(pieces: Sequence[Piece], *writers: Writer) -> str:
+    """What these writers wrote, one piece below another."""
+    return _joined(pieces, frozenset(writers))
+
+
+def _joined(pieces: Sequence[Piece], writers: frozenset[Writer]) -> str:
+    said = (piece.words for piece in pieces if piece.writer in writers)
+    return "\n".join(part for part in said if part)
+
+
+def _read(message: Message) -> Reading:
+    return read_text(message["content"])
+
+
+def read_text(text: str, harnesses: Sequence[Harness] = HARNESSES) -> Reading:
+    """Take the text of a user message apart.
+
+    Args:
+        harnesses: whose tables are known.
+    """
+    automatic = openclaw.automation(text) if OPENCLAW in harnesses else None
+    if automatic is not None:
+        whole = Piece(Writer.HARNESS, text, automatic.what)
+        return Reading((whole,), automation=automatic, asks=automatic.what)
+    reader = _Reader(harnesses)
+    pieces = [piece for part in parts_of(text) for piece in reader.part(part)]
+    if not reader.typed:
+        foreign = any(piece.writer is Writer.EXTERNAL for piece in pieces)
+        pieces = [_doubted(piece, foreign=foreign) for piece in pieces]
+    return Reading(
+        tuple(pieces),
+        sender=reader.sender,
+        typed=reader.typed,
+        asks=reader.asks,
+        summary=reader.summary,
+        answered=reader.answered,
+        framed=reader.framed,
+        retry=any(piece.what == "retry" for piece in pieces),
+    )
+
+
+def _doubted(piece: Piece, *, foreign: bool) -> Piece:
+    """Words of which nothing shows that a person typed them."""
+    if piece.writer is not Writer.OWNER or not piece.words:
+        return piece
+    if foreign:  # what stands beside a mail was written by what delivers it
+        return replace(piece, writer=Writer.HARNESS, what="delivery")
+    if looks_like_machinery(piece.text):
+        return replace(piece, writer=Writer.UNKNOWN)
+    return piece
+
+
+def _blocks(harnesses: Sequence[Harness]) -> tuple[Block, ...]:
+    return tuple(block for harness in harnesses for block in harness.blocks)
+
+
+_BLOCKS: Final = _blocks(HARNESSES)
+
+
+class _Reader:
+    """Reads the parts of one message, and keeps what they say of the whole."""
+
+    def __init__(self, harnesses: Sequence[Harness]) -> None:
+        self._blocks = _BLOCKS if harnesses is HARNESSES else _blocks(harnesses)
+        self._openclaw = OPENCLAW in harnesses
+        self.sender: Sender | None = None
+        self.typed = self.summary = self.answered = False
+        self.asks: str | None = None
+        self.framed: str | None = None
+        self._open: Block | None = None
+        """A block that has not ended in its part."""
+
+    def part(self, part: str) -> Iterator[Piece]:
+        """What leads, the words, what trails."""
+        if self._open is not None:
+            yield Piece(Writer.HARNESS, part, self._open.what)
+            if self._open.closes is None or self._open.closes in part:
+                self._open = None
+            return
+        end = openclaw.runtime_at(part)
+        line = Piece(Writer.HARNESS, part[end:], "runtime") if end < len(part) else None
+        body, at = part[:end], 0
+        head = openclaw.Head(body)
+        while at < len(body):
+            piece = head.take(at) if self._openclaw else None
+            if piece is None and not (self.typed or head.typed):  # what was typed is a person's
+                piece = self._block(body, at)
+            if piece is None:
+                break
+            yield piece
+            at += len(piece.text)
+        self.typed |= head.typed
+        self.sender = self.sender or head.sender
+        if head.framed:
+            self.framed = body[at:].strip()
+        words, tail = (body[at:], None) if self.typed else self._trailing(body[at:])
+        if words:
+            yield from openclaw.person(words, framed=head.framed)
+        if tail is not None:
+            yield tail
+        if line is not None:
+            yield line
+
+    def _block(self, body: str, at: int) -> Piece | None:
+        """The block of a table that begins here, behind blanks."""
+        start = at + len(body[at:]) - len(body[at:].lstrip())
+        for block in self._blocks:
+            end = block.end(body, start)
+            if end is not None:
+                self.asks = block.asks or self.asks
+                self.summary |= block.summary
+                self.answered |= block.answered
+                if block.spans and block.closes is not None and block.closes not in body[start:]:
+                    self._open = block
+                return Piece(Writer.HARNESS, body[at:end], block.what)
+        return None
+
+    def _trailing(self, words: str) -> tuple[str, Piece | None]:
+        """The words, and the block that follows them."""
+        for block in self._blocks:
+            if block.trails and (at := words.find(block.opens)) >= 0:
+                self.summary |= block.summary
+                self.answered |= block.answered
+                if block.summary:  # it says of all before it what that is
+                    return "", Piece(Writer.HARNESS, words, block.what)
+                return words[:at], Piece(Writer.HARNESS, words[at:], block.what)
+        return words, None
+
+
+def last_asked(messages: Sequence[Message]) -> int | None:
+    """Index of the newest user message by which something is asked of the model: a person's words
+    or a harness's prompt, and no note beside them."""
+    kept = without_volatile(messages)
+    users = (at for at in range(len(kept) - 1, -1, -1) if kept[at]["role"] == "user")
+    return next((at for at in users if not read(kept[at]).note), None)
+
+
+def asking(messages: Sequence[Message]) -> list[Reading]:
+    """What asks for the reply: the user messages since the last reply, but for notes; in a tool's
+    loop those that it began with."""
+    found = list[Reading]()
+    for message in reversed(without_volatile(messages)):
+        if message["role"] == "assistant" and found:
+            break
+        if message["role"] == "user" and not (reading := read(message)).note:
+            found.append(reading)
+    return found
+
+
+def asked_by(
+    messages: Sequence[Message], surface: Surface, is_owner: Callable[[Sender], bool]
+) -> Writer:
+    """Who said what was said to the agent last."""
+    for message in reversed(without_volatile(messages)):
+        if message["role"] == "user" and read(message).said:
+            writers = {piece.writer for piece in attribute(message, surface, is_owner)}
+            said = (Writer.OWNER, Writer.MEMBER, Writer.EXTERNAL, Writer.UNKNOWN)
+            return next((writer for writer in said if writer in writers), Writer.HARNESS)
+    return Writer.OWNER
+
+
+def last_words(messages: Sequence[Message]) -> str:
+    """What somebody said last; "": nobody said anything."""
+    users = (read(m) for m in reversed(without_volatile(messages)) if m["role"] == "user")
+    return next((found.said for found in users if found.said), "")
+
+
+def is_nudge(message: Message, before: Message | None) -> bool:
+    """Whether a message demands the visible answer that an empty reply was not.
+
+    The empty reply is in no history: what a user types comes after an assistant's message.
+    """
+    if message["role"] != "user" or before is None or before["role"] not in ("user", "tool"):
+        return False
+    return openclaw.is_nudge(read(message).said)
+
+
+def nudged(messages: Sequence[Message]) -> bool:
+    """Whether the request asks again after an empty reply."""
+    kept = openclaw.without_volatile(messages)
+    return len(kept) > 1 and is_nudge(kept[-1], kept[-2])
+
+
+def without_volatile(messages: Sequence[Message]) -> Sequence[Message]:
+    """The messages that will be in later requests too.
+
+    OpenClaw ends every request with a message about running processes, and drops it afterwards; on
+    some wires it stays where it is until the user goes on, see `openclaw.is_volatile`.
+    """
+    kept = openclaw.without_volatile(messages)
+    end = len(kept)
+    while end > 1 and is_nudge(kept[end - 1], kept[end - 2]):
+        end -= 1
+    return kept[:end]

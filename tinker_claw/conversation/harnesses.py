@@ -1,0 +1,89 @@
+"""What agent harnesses are known by: the tables in harnesses.toml, which says what they are for."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any, Final, Literal
+
+Asks = Literal["compaction", "memory flush", "nudge", "title"]
+"""What the model is asked for, in the words of `classify.RequestKind`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A text in a user message that the harness wrote."""
+
+    what: str
+    """Name of the text, for people."""
+    opens: str
+    """How it begins."""
+    closes: str | None = None
+    """How it ends; None: it goes on to the end of the part."""
+    asks: Asks | None = None
+    """None: a note beside the person's words, which asks for nothing."""
+    whole: bool = False
+    """`opens` is all of the text."""
+    spans: bool = False
+    """It may end in a later part."""
+    trails: bool = False
+    """It follows a person's words, from `opens` to the end of the part."""
+    summary: bool = False
+    """It stands for messages that were compacted."""
+    answered: bool = False
+    """The harness writes the assistant's reply to it, too."""
+
+    def end(self, text: str, at: int) -> int | None:
+        """Where the block ends, blanks behind it included; None: it does not begin here."""
+        if self.trails or not text.startswith(self.opens, at):
+            return None
+        end = len(text)
+        if self.closes is not None:
+            end = text.find(self.closes, at) + len(self.closes)
+            if end < len(self.closes):
+                return len(text) if self.spans else None
+            end += len(text[end:]) - len(text[end:].lstrip())
+        return None if self.whole and text[at:].rstrip() != self.opens else end
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request with a system prompt of its own."""
+
+    opens: str
+    """How the system prompt begins, or a part of it."""
+    asks: str
+    """Its `classify.RequestKind`."""
+    traced: bool = True
+    """It may belong to a turn and share its trace; False: it has none."""
+    tools: bool = False
+    """The request may have tools."""
+
+
+@dataclass(frozen=True, slots=True)
+class Harness:
+    """Everything that one harness is known by."""
+
+    name: str
+    blocks: Sequence[Block] = ()
+    calls: Sequence[Call] = ()
+    agents: Sequence[str] = ()
+    """How the User-Agent header of its requests begins, in lower case."""
+    systems: Sequence[str] = ()
+    """How the system prompt of its main requests begins."""
+
+
+def _read(table: dict[str, Any]) -> Harness:
+    blocks: list[Block] = []
+    for one in table.pop("blocks"):
+        blocks += [Block(tag, f"<{tag}", f"</{tag}>") for tag in one.pop("tags", ())]
+        blocks += [Block(opens=opens, **one) for opens in one.pop("opens", ())]
+    calls = [Call(**one) for one in table.pop("calls", ())]
+    return Harness(blocks=blocks, calls=calls, **table)
+
+
+_FILE = files("tinker_claw.conversation").joinpath("harnesses.toml").read_text(encoding="utf-8")
+HARNESSES: Final = tuple(map(_read, tomllib.loads(_FILE)["harness"]))
+OPENCLAW: Final = HARNESSES[0]

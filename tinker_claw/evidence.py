@@ -1,0 +1,131 @@
+"""Tests and intervals that stay valid however often one looks.
+
+An e-value is the capital of somebody who started with 1 and bet against "no difference" at fair
+odds. If there is none, the capital ever reaches 20 with a probability of at most 1/20, however
+often one looks and whenever one stops (Ville 1939; Ramdas, Grünwald, Vovk and Shafer 2023, Stat.
+Sci. 38:576-601), and 1/e is a p-value at any time. So a claim needs `CLAIM`, and no sample size has
+to be fixed. Outcomes lie between 0 and 1; given those before, each has the same mean.
+
+Rule: the fields of a test are all its state, a few numbers; a new object starts from nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from statistics import fmean
+
+CLAIM = 20.0
+"""The e-value from which on a difference is claimed: 1 / 0.05."""
+_MOST = 600.0
+"""Largest logarithm of an e-value; beyond it a float ends."""
+_NONE = 1e-300
+"""Stands for 0 in a logarithm."""
+_BETS = (0.125, 0.25, 0.5, 0.75, 0.9375, -0.125, -0.25, -0.5, -0.75, -0.9375)
+"""Shares of their capital that bettors on a mean stake, on one side and the other."""
+
+
+@dataclass(slots=True)
+class Rate:
+    """The share of outcomes that were good."""
+
+    good: float = 0.0
+    of: int = 0
+
+    def add(self, outcome: float) -> None:
+        self.good, self.of = self.good + outcome, self.of + 1
+
+    @property
+    def value(self) -> float:
+        return self.good / max(self.of, 1)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % confidence sequence: all rates against which a mixture of Bernoulli likelihood
+        ratios by Beta(1/2, 1/2) has not reached `CLAIM` (Robbins 1970, Ann. Math. Stat. 41:1397).
+        Outcomes between 0 and 1 make it wider, never too narrow: a ** x is convex in x."""
+        least = _mixed(self, 0.5) - math.log(math.pi * CLAIM)
+        return _edge(self, least, 0.0), _edge(self, least, 1.0)
+
+
+@dataclass(slots=True)
+class TwoRates:
+    """Whether two rates differ, of outcomes that arrive in any order and in any proportion."""
+
+    a: Rate
+    b: Rate
+
+    @property
+    def e_value(self) -> float:
+        """A Bayes mixture over both rates, divided by the largest likelihood of one common rate:
+        universal inference (Wasserman, Ramdas and Balakrishnan 2020, PNAS 117:16880-16890, sec. 8).
+        The prior density 6 (a - b) ** 2 looks for large differences first. (The e-variables of
+        Turner, Ly and Grünwald 2024, J. Stat. Plan. Inference 230:106116, need blocks of fixed
+        composition; in pairs they took as many sessions.)"""
+        both = self.a, self.b
+        common = Rate(self.a.good + self.b.good, self.a.of + self.b.of)
+        mixed = sum(_mixed(rate, 1) for rate in both) - _log_likelihood(common, common.value)
+        a, b = ((rate.good + 1) / (rate.of + 2) for rate in both)  # means of the posterior
+        squares = [(rate.good + 2) / (rate.of + 3) for rate in both]
+        apart = 6 * (a * squares[0] - 2 * a * b + b * squares[1])
+        return math.exp(min(mixed + math.log(apart), _MOST))
+
+
+@dataclass(slots=True)
+class Mean:
+    """Whether the mean of outcomes lies above or below a value: the capital of bettors, each with a
+    constant stake (Waudby-Smith and Ramdas 2024, J. R. Stat. Soc. B 86:1-27, sec. 4)."""
+
+    null: float = 0.5
+    logs: list[float] = field(default_factory=lambda: [0.0] * len(_BETS))
+    """Logarithms of their capital; the first half bet on a mean above `null`."""
+
+    def add(self, outcome: float) -> None:
+        gain = outcome - self.null
+        for n, bet in enumerate(_BETS):
+            self.logs[n] += math.log1p(bet * gain / (self.null if bet > 0 else 1 - self.null))
+
+    @property
+    def e_above(self) -> float:
+        return _capital(self.logs[: len(_BETS) // 2])
+
+    @property
+    def e_below(self) -> float:
+        return _capital(self.logs[len(_BETS) // 2 :])
+
+    @property
+    def e_value(self) -> float:
+        """Of a mean on either side."""
+        return _capital(self.logs)
+
+
+def odds(e_value: float) -> str:
+    """An e-value in words."""
+    return f"evidence {min(e_value, 1e6):,.0f} to 1"
+
+
+def _capital(logs: list[float]) -> float:
+    return fmean(math.exp(min(log, _MOST)) for log in logs)
+
+
+def _mixed(rate: Rate, prior: float) -> float:
+    """Logarithm of the outcomes' likelihood, integrated over Beta(prior, prior) times its norm."""
+    good, bad = rate.good + prior, rate.of - rate.good + prior
+    return math.lgamma(good) + math.lgamma(bad) - math.lgamma(good + bad)
+
+
+def _log_likelihood(found: Rate, at: float) -> float:
+    counts = ((found.good, at), (found.of - found.good, 1 - at))
+    return sum(n * math.log(max(p, _NONE)) for n, p in counts)
+
+
+def _edge(found: Rate, least: float, end: float) -> float:
+    """Where, from its value to an end, the likelihood falls to `least`."""
+    inside = found.value
+    for _ in range(40):
+        middle = (inside + end) / 2
+        if _log_likelihood(found, middle) > least:
+            inside = middle
+        else:
+            end = middle
+    return end
