@@ -61,6 +61,8 @@ class Prepared:
     passes: Sequence[LossPass]
     state: str | None
     """JSON from which the method goes on after this step; None: it has no state."""
+    check: Sequence[Datum] = ()
+    """Of `passes`, a fresh reply that moves nothing, for trainer and sampler to be compared."""
 
 
 def sampled_advantages(sample: Sample, found: Advantages) -> Sequence[float]:
@@ -186,6 +188,11 @@ def loss_passes(
             weights = tuple(tuple(scale * a for a in row) for row in found.candidates)
             targets = candidates(sample)
             cross_entropy.append(Datum(tokens, start, targets=targets, weights=weights))
-    bounds = {"clip_low_threshold": cfg.clip_low, "clip_high_threshold": cfg.clip_high}
-    found = [LossPass("ppo", tuple(ppo), bounds), LossPass("cross_entropy", tuple(cross_entropy))]
+    found = [ppo_pass(ppo, cfg), LossPass("cross_entropy", tuple(cross_entropy))]
     return [one for one in found if one.datums]
+
+
+def ppo_pass(datums: Sequence[Datum], cfg: Training) -> LossPass:
+    """The pass over advantages of sampled tokens, with the ratio's bounds."""
+    bounds = {"clip_low_threshold": cfg.clip_low, "clip_high_threshold": cfg.clip_high}
+    return LossPass("ppo", tuple(datums), bounds)
