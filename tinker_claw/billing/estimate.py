@@ -94,7 +94,7 @@ def _assumed(settings: Settings, price: Price) -> Estimate:
         judge = f"{m} votes on each verdict"
         judge += f", and on a hint for {UNACCEPTED:.0%} of the turns" if hints else ""
     if method.teaching is not None:
-        texts = cfg.hint_candidates if hints else 1
+        texts = cfg.hints_scored if hints else 1
         passes = texts + (texts + 2) * (1 if texts > 1 else 1 / EVERY)
         step += _scored(length + method.teaching.tokens, taught * passes)
     topk = method.distill > 0 and cfg.opd_mode == "topk"

@@ -82,11 +82,12 @@ def reward_parts(samples: Sequence[Sample], cfg: Training) -> list[float]:
     against one another."""
     alone = [at for at, sample in enumerate(samples) if sample.bucket is None]
     grouped = [at for at, sample in enumerate(samples) if sample.bucket is not None]
-    of_alone = reward_advantages(
-        [samples[at].reward for at in alone],
-        cfg.baseline,
-        [TOOL_SUCCESS if _tool_success(samples[at]) else 1.0 for at in alone],
-    )
+    rewards = [samples[at].reward for at in alone]
+    if cfg.recipe == "paper":
+        of_alone = [reward or 0.0 for reward in rewards]
+    else:
+        tools = [TOOL_SUCCESS if _tool_success(samples[at]) else 1.0 for at in alone]
+        of_alone = reward_advantages(rewards, tools)
     of_grouped = group_advantages(
         [samples[at].reward for at in grouped], [samples[at].bucket for at in grouped]
     )
@@ -105,7 +106,8 @@ def spread(sample: Sample, reward: float, distill: float, cfg: Training) -> Adva
         distill: weight of the teacher.
     """
     done, teacher = sample.completion, sample.teacher
-    tokens = spread_reward(reward, done.logprobs)
+    paper = cfg.recipe == "paper"
+    tokens = [reward] * len(done.tokens) if paper else spread_reward(reward, done.logprobs)
     weight = distill * teacher.weight if teacher else 0.0
     if not weight or teacher is None:
         return Advantages(reward, tokens)
