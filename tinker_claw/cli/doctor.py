@@ -352,24 +352,25 @@ class Checks:
         if settings.gateway.port == 0:
             return Finding("--port 0 lets the gateway choose: nothing can point at it yet", "-")
         mends = f"{_PRINTS}, --write puts it there"
-        view = openclaw.ConfigView(found, settings)
-        if (name := view.provider()) is None:
+        names = openclaw.pointing(found, settings)
+        if not names:
             nobody = f"no provider in {path} points at {common.url_of(settings)}/v1"
             return Finding(nobody, "warn", mends)
+        name = openclaw.PROVIDER if openclaw.PROVIDER in names else names[0]
         assert self.offers is not None
         provider = f"the provider {name} in {path}"
         if (refusal := openclaw.too_small(self.offers.tokens)) is not None:
             raise ConfigError(f"{provider} leads here. {refusal}")
-        if wrong := [*view.misfits(name, self.offers)]:
+        if wrong := [*openclaw.misfits(found, name, settings, self.offers)]:
             mends += f" as {openclaw.PROVIDER}" if name != openclaw.PROVIDER else ""
             return Finding("\n".join([f"{provider}:", *wrong, mends]), "warn")
-        usual = view.usual_models()
-        ours = [name for name, used in usual.items() if view.is_ours(used)]
-        named = f"agents that use it: {', '.join(ours) or 'none'}"
-        told = f"{provider} fits; {'agents use it' if len(ours) == len(usual) else named}"
-        if other := [*view.elsewhere()]:
+        ours, others = openclaw.models_by_use(found, settings)
+        told = f"{provider} fits, and is used: {', '.join(ours)}"
+        if not ours:
+            told = f"{provider} fits, and no agent uses it (openclaw-config --write --primary)"
+        if others:
             note = "what is said elsewhere is neither recorded nor learned from:"
-            told = "\n".join([told, note, *other])
+            told = "\n".join([told, note, *others])
         return Finding(told)
 
 

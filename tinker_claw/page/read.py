@@ -139,14 +139,21 @@ def _at(metrics: Mapping[str, Any], path: Sequence[str]) -> float | None:
     return float(found) if isinstance(found, int | float) else None
 
 
-def read_turns(rows: Rows, wanted: Filter, training: Training) -> tuple[list[Record], int | None]:
-    """The newest turns that are wanted, newest first, and where the next page begins; None: there
-    is none."""
-    found = read(rows, "turns", wanted, ROWS + 1)
-    more = len(found) > ROWS
-    found = found[-ROWS:]
-    add_outcomes(rows, read_run(rows, training.batch_size), found)
-    return found[::-1], found[0]["id"] if more else None
+def read_turns(rows: Rows, wanted: Filter, training: Training) -> Record:
+    """The newest turns that are wanted, newest first."""
+    found = read(rows, "turns", wanted, ROWS + 1)[::-1]
+    shown = _first_rows("turns", found, "id")
+    add_outcomes(rows, read_run(rows, training.batch_size), shown["turns"])
+    return shown
+
+
+def _first_rows(name: str, found: Sequence[Record], key: str) -> Record:
+    """The rows of a page, and `rest`: before which row the next page begins; None: there is none.
+
+    Args:
+        found: one more than a page has, where there is one.
+    """
+    return {name: found[:ROWS], "rest": found[ROWS - 1][key] if len(found) > ROWS else None}
 
 
 def read_one(
@@ -235,16 +242,14 @@ def _piece(text: str, values: Sequence[float]) -> Piece:
     return Piece(text, mean, f"{side}-{strength}" if strength else "")
 
 
-def read_episodes(
-    rows: Rows, user: str | None, before: int | None
-) -> tuple[list[Record], int | None]:
-    """The newest episodes, newest first, and where the next page begins; None: there is none.
+def read_episodes(rows: Rows, user: str | None, before: int | None) -> Record:
+    """The newest episodes, newest first.
 
     Args:
         user: whose; None: everybody's.
     """
     found = episodes(rows, ROWS + 1, user=user, group=None, before=before)
-    return found[:ROWS], found[ROWS - 1]["session"] if len(found) > ROWS else None
+    return _first_rows("episodes", found, "session")
 
 
 def read_group(rows: Rows, number: int, user: str | None) -> Record:
@@ -273,9 +278,9 @@ def read_group(rows: Rows, number: int, user: str | None) -> Record:
     return {"group": dict(group), "episodes": tried, "steps": steps, "means": means}
 
 
-def read_steps(rows: Rows) -> list[Record]:
+def read_steps(rows: Rows) -> Record:
     """The newest first."""
-    return read(rows, "steps", Filter(), ROWS)[::-1]
+    return {"steps": read(rows, "steps", Filter(), ROWS)[::-1]}
 
 
 def read_step(rows: Rows, step_id: int) -> Record:
@@ -334,13 +339,12 @@ def _answered(rows: Rows, version: int) -> list[Record]:
     ]
 
 
-def read_versions(
-    rows: Rows, before: int | None = None
-) -> tuple[list[tuple[int, Record]], int | None]:
-    """The newest versions as a tree, each with how deep it stands: a line goes on at its depth, and
-    what a rollback has left stands one deeper. `gate`: what it said of the version; `refused`: of
-    those that would have come after it, the newest first. Then where the next page begins; None:
-    there is none.
+def read_versions(rows: Rows, before: int | None = None) -> Record:
+    """The newest versions as a tree.
+
+    `depth`: a line goes on at its depth, and what a rollback has left stands one deeper. `gate`:
+    what it said of the version; `refused`: of those that would have come after it, the newest
+    first.
 
     Args:
         before: only versions of lower numbers.
@@ -354,10 +358,28 @@ def read_versions(
             kept[step["parent"]]["refused"].append(said)
         elif said is not None:
             kept[step["version"]]["gate"] = said
-    depth = dict[int, int]()
-    for number, one in kept.items():
-        above = depth.get(one["parent"], 0)
-        depth[number] = above + (not one["live"] and kept.get(one["parent"], one)["live"])
-    found = [number for number in reversed(kept) if before is None or number < before]
-    rest = found[ROWS - 1] if len(found) > ROWS else None
-    return [(depth[number], kept[number]) for number in found[:ROWS]], rest
+    for one in kept.values():
+        above = kept.get(one["parent"], {"depth": 0, "live": one["live"]})
+        one["depth"] = above["depth"] + (above["live"] and not one["live"])
+    found = [one for one in reversed(kept.values()) if before is None or one["id"] < before]
+    return _first_rows("versions", found, "id")
+
+
+def read_version(rows: Rows, number: int) -> Record:
+    """One version, as in the tree.
+
+    Raises:
+        RequestError: 404, there is none.
+    """
+    newest = read_versions(rows, number + 1)["versions"][:1]
+    if not newest or newest[0]["id"] != number:
+        raise missing("version")
+    return {"version": newest[0]}
+
+
+def owner(rows: Rows, turn_id: int) -> str | None:
+    """Whose turn it is; None: there is no such turn."""
+    return rows.one(
+        "SELECT user FROM turns JOIN sessions ON sessions.id = session_id WHERE turns.id = ?",
+        turn_id,
+    )
