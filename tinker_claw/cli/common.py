@@ -89,31 +89,20 @@ def nothing_said(given: Mapping[str, Any]) -> bool:
 
 def as_answered(given: Mapping[str, Any]) -> Mapping[str, Any]:
     """These flags; where none is typed, what was answered on a terminal at the first start."""
-    if not nothing_said(given):
-        return given
-    try:
-        file, answered = answers_file()
-    except ConfigError:  # whoever has no home has answered nothing
-        return given
-    return {**given, CONFIG: str(file)} if answered else given
+    file = answers_file()
+    if nothing_said(given) and os.path.isfile(file):
+        return {**given, CONFIG: str(file)}
+    return given
 
 
-def answers_file() -> tuple[Path, bool]:
-    """Where the answers are kept, and whether there are any.
+def answers_file() -> Path:
+    """Where the answers are kept, once there are any."""
+    return config_folder() / "tinker-claw" / "start.toml"
 
-    Raises:
-        ConfigError: there is no home, or it cannot be looked into.
-    """
-    folder = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
-    try:
-        file = Path(folder).expanduser() / "tinker-claw" / "start.toml"
-        return file, file.is_file()
-    except (OSError, RuntimeError) as error:
-        reason = getattr(error, "strerror", None) or str(error).rstrip(".")
-        raise ConfigError(
-            f"answers cannot be kept in {folder} ({reason}): mend HOME or XDG_CONFIG_HOME, or say "
-            "what to run with flags (tinker-claw --help)"
-        ) from error
+
+def config_folder() -> Path:
+    """Where the user's programs keep their settings."""
+    return Path(os.path.expanduser(os.environ.get("XDG_CONFIG_HOME") or "~/.config"))
 
 
 def _shown(model: type[BaseModel], name: str | int) -> str:
@@ -285,22 +274,18 @@ WIDTH = 100
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: its heading, and what it shows of a record."""
+    """One column: its heading, and what it shows of a record. Numbers stand to the right."""
 
     name: str
     of: str | Callable[[Any], Any] | None = None
     """The record's field, or a function of the record; None: the field of the column's name."""
-    right: bool = False
     least: int = 0
     """Least width, so that lines that come later fit."""
     wraps: bool = False
     """Over several lines, where the table has a width."""
 
-    def cell(self, record: Any) -> str:
-        value = self.of(record) if callable(self.of) else record[self.of or self.name]
-        if value is True:
-            return "yes"
-        return "-" if value in (None, "") or value is False else str(value)
+    def value(self, record: Any) -> Any:
+        return self.of(record) if callable(self.of) else record[self.of or self.name]
 
 
 def table(
@@ -319,21 +304,31 @@ def table(
     from rich.text import Text
 
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=heading)
-    for column in columns:
+    cells = [[column.value(record) for column in columns] for record in records]
+    for column, *values in zip(columns, *cells, strict=True):
+        numbers = any(type(one) in (int, float) for one in values)
         grid.add_column(
             column.name,
-            justify="right" if column.right else "left",
+            justify="right" if numbers else "left",
             min_width=max(column.least, len(column.name)),
             no_wrap=not column.wraps,
             ratio=1 if column.wraps else None,
         )
-    for record in records:
-        grid.add_row(*(Text(printable(column.cell(record))) for column in columns))
+    for row in cells:
+        grid.add_row(*(Text(printable(_cell(value))) for value in row))
     terminal = sys.stdout.isatty()
     console = Console(width=width, force_terminal=terminal, color_system=None, highlight=False)
     with console.capture() as printed:
         console.print(grid)
     return [line.rstrip() for line in printed.get().splitlines()]
+
+
+def _cell(value: Any) -> str:
+    if value is None or value is False or value == "":
+        return "-"
+    if value is True:
+        return "yes"
+    return number(value) if isinstance(value, float) else str(value)
 
 
 def write(lines: Iterable[str]) -> None:
@@ -386,8 +381,3 @@ def version(value: int | None) -> str | None:
 def number(value: float | None) -> str:
     """Three figures; `-` where it is not known."""
     return "-" if value is None else f"{value:z.3g}"
-
-
-def apart(metrics: Mapping[str, Any]) -> str:
-    """Sampler and trainer, standard deviation in nats; marked where it is more than rounding."""
-    return number(metrics.get("agreement_sd")) + "!" * (metrics.get("agrees") is False)

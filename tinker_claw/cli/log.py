@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 from pydantic import BeforeValidator, Field
 
 from tinker_claw.cli.common import (
     Column,
     LedgerCommand,
-    apart,
     note,
     number,
     short,
@@ -200,7 +199,13 @@ def _judged(record: Record) -> str | None:
 
 
 def _metric(name: str, of: str) -> Column:
-    return Column(name, lambda record: number(record["metrics"].get(of)), right=True)
+    return Column(name, lambda record: record["metrics"].get(of))
+
+
+def _apart(metrics: Mapping[str, Any]) -> float | str | None:
+    """Sampler and trainer, standard deviation in nats; marked where it is more than rounding."""
+    apart = metrics.get("agreement_sd")
+    return f"{number(apart)}!" if metrics.get("agrees") is False else apart
 
 
 def _usd(record: Record) -> str | None:
@@ -209,16 +214,16 @@ def _usd(record: Record) -> str | None:
 
 
 WHEN = Column("when", lambda record: moment(record["created_at"]))
-_ID = Column("id", right=True, least=4)
+_ID = Column("id", least=4)
 _BY = _version("by", "policy_version")
-_INDEX = Column("index", right=True)
+_INDEX = Column("index")
 _TASK = (Column("task"), Column("group"))
-_STEP = Column("step", right=True)
+_STEP = Column("step")
 _OF_TURN = (
-    Column("turn", right=True),
+    Column("turn"),
     WHEN,
     Column("user", lambda record: short(record["user"], 14)),
-    Column("session", right=True),
+    Column("session"),
 )
 
 COLUMNS: dict[Table, tuple[Column, ...]] = {
@@ -229,8 +234,8 @@ COLUMNS: dict[Table, tuple[Column, ...]] = {
         Column("kind"),
         Column("for", lambda record: short(record["call"], 16)),
         Column("by", lambda r: f"v{r['policy_version']}" + "*" * (r["fallback"] is not None)),
-        Column("prompt", "prompt_tokens", right=True),
-        Column("reply", "completion_tokens", right=True),
+        Column("prompt", "prompt_tokens"),
+        Column("reply", "completion_tokens"),
         Column("next", "next_role"),
         Column("verdict", _judged),
         Column("outcome", least=20, wraps=True),
@@ -240,14 +245,14 @@ COLUMNS: dict[Table, tuple[Column, ...]] = {
         _BY,
         Column("verdict", lambda record: vote(record["verdict"])),
         Column("said by", "verdict_by"),
-        Column("score", lambda record: number(record["score"]), right=True),
+        Column("score"),
         Column("votes", lambda record: " ".join(map(vote, record["votes"])), least=8),
-        Column("hints", right=True),
+        Column("hints"),
     ),
     "feedback": (
         _ID,
         *_OF_TURN,
-        Column("score", lambda record: f"{record['score']:+z.3g}", right=True),
+        Column("score", lambda record: f"{record['score']:+z.3g}"),
         Column("said by", "source"),
         Column("of", lambda record: "session" if record["final"] else "reply", least=7),
         *_TASK,
@@ -261,7 +266,7 @@ COLUMNS: dict[Table, tuple[Column, ...]] = {
         _INDEX,
         Column("reward", lambda r: None if r["reward"] is None else vote(r["reward"])),
         Column("hint", "hinted"),
-        Column("advantage", lambda r: number(r["advantage"]), right=True),
+        Column("advantage"),
         Column("state", least=7),
         _STEP,
     ),
@@ -271,14 +276,14 @@ COLUMNS: dict[Table, tuple[Column, ...]] = {
         Column("status", lambda record: step_word(record["status"]), least=9),
         _version("from", "parent"),
         _version("made", "version"),
-        Column("samples", right=True),
+        Column("samples"),
         _metric("hinted", "hinted"),
         Column("losses", lambda r: " ".join(map(number, r["metrics"].get("losses", ()))), least=12),
         _metric("gradient", "grad_norm"),
         _metric("reward", "reward_mean"),
         _metric("clipped", "clip_share"),
         _metric("moved", "moved"),
-        Column("apart", lambda record: apart(record["metrics"]), right=True),
+        Column("apart", lambda record: _apart(record["metrics"])),
         Column("cost", _usd),
         Column("error", lambda record: short(record["error"] or "", _LONGEST)),
     ),
@@ -288,7 +293,7 @@ COLUMNS: dict[Table, tuple[Column, ...]] = {
         _version("from", "parent"),
         _STEP,
         Column("saved"),
-        Column("made by step", "made_by_step", right=True),
-        Column("replies", "main_turns", right=True),
+        Column("made by step", "made_by_step"),
+        Column("replies", "main_turns"),
     ),
 }

@@ -63,7 +63,7 @@ def begin(serve: Callable[[Mapping[str, Any]], int]) -> int:
     Raises:
         ConfigError: what was answered cannot be kept, or started.
     """
-    file, _ = answers_file()
+    file = answers_file()
     try:
         answers = _ask()
     except EOFError:  # Ctrl-D

@@ -168,8 +168,11 @@ def describe(health: Mapping[str, Any], url: str, now: float) -> list[str]:
             'It tells more to admins: role = "admin" in [[users]], or the key of the gateway.',
         ]
     if "policy_version" not in health:
-        more = "It tells more to who sends a key: give the flags of its start, or set "
-        return [head, f"{more}{API_KEY}."]
+        return [
+            head,
+            "It tells more to who sends its key: give the flags of its start, or --data-dir, where "
+            f"the key is that it made; or set {API_KEY}.",
+        ]
     figures = [
         f"policy v{health['policy_version']}",
         f"{health['samples_waiting']}/{health['batch_size']} samples waiting",
@@ -219,7 +222,7 @@ BAR = 24
 _MOST_REASONS = 8
 _LEFT_OUT = ("id", "from", "samples", "hinted", "cost")
 _STEPS = (
-    Column("step", "id", right=True),
+    Column("step", "id"),
     *(column for column in COLUMNS["steps"] if column.name not in _LEFT_OUT),
 )
 

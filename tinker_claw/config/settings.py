@@ -7,16 +7,13 @@ machine to read. Which settings exclude one another is said in `config.check`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, cast, get_args
+from typing import Any, Final, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, field_validator
-from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from tinker_claw.config.flags import has_flag
 from tinker_claw.privacy.rules import KINDS, SECRETS
 
 ENV_PREFIX: Final = "TINKER_CLAW_"
@@ -690,71 +687,6 @@ class Settings(BaseSettings):
         return self.gateway.served_model_name or self.run.model_name
 
 
-@dataclass(frozen=True, slots=True)
-class Declared:
-    """One setting of a section, as it was declared."""
-
-    section: str
-    name: str
-    field: FieldInfo
-
-    @property
-    def key(self) -> str:
-        """Where it stands in a settings file."""
-        return f"{self.section}.{self.name}"
-
-    @property
-    def variable(self) -> str:
-        """What sets it in the environment."""
-        return f"{ENV_PREFIX}{self.section}__{self.name}".upper()
-
-    @property
-    def flag(self) -> str | None:
-        """None for a secret, and for a table."""
-        return f"--{self.name.replace('_', '-')}" if has_flag(self.field) else None
-
-    @property
-    def switch(self) -> bool:
-        """Its flag takes no value."""
-        return self.field.annotation is bool
-
-    @property
-    def choices(self) -> tuple[str, ...]:
-        """The only values it may have; () for any."""
-        words = get_args(self.field.annotation)
-        return words if words and all(isinstance(word, str) for word in words) else ()
-
-    @property
-    def told(self) -> str:
-        """What it is."""
-        return self.field.description or ""
-
-    @property
-    def unit(self) -> str:
-        """What its number counts; "" where it counts nothing."""
-        return self._extra("unit")
-
-    @property
-    def when(self) -> str:
-        """When to change it."""
-        return self._extra("when")
-
-    @property
-    def bounds(self) -> str:
-        """What its number may be, e.g. ">= 1, <= 512"; "" for any."""
-        signs = {"ge": ">=", "gt": ">", "le": "<="}
-        found = [
-            f"{sign} {getattr(rule, name)}"
-            for rule in self.field.metadata
-            for name, sign in signs.items()
-            if hasattr(rule, name)
-        ]
-        return ", ".join(found)
-
-    def _extra(self, name: str) -> str:
-        return cast("dict[str, str]", self.field.json_schema_extra)[name]
-
-
 def sections() -> dict[str, type[Section]]:
     """The groups of settings by name."""
     return {
@@ -762,10 +694,3 @@ def sections() -> dict[str, type[Section]]:
         for name, field in Settings.model_fields.items()
         if name != USERS
     }
-
-
-def declared() -> Iterator[Declared]:
-    """Every setting of every section, in order."""
-    for section, model in sections().items():
-        for name, field in model.model_fields.items():
-            yield Declared(section, name, field)
