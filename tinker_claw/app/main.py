@@ -14,7 +14,6 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from pathlib import Path
 from socket import socket
 from typing import Final
 
@@ -39,7 +38,7 @@ from tinker_claw.billing.prices import check_budget, price_in_force
 from tinker_claw.config import own_key
 from tinker_claw.config.settings import Keeping, Settings
 from tinker_claw.errors import ClawError, LearningEndedError, LedgerError, first_cause
-from tinker_claw.files import close_to_others
+from tinker_claw.files import close_to_others, open_to_others
 from tinker_claw.learner.health import PartHealth
 from tinker_claw.learner.loop import Learner
 from tinker_claw.ledger.ledger import Ledger
@@ -97,7 +96,10 @@ async def _start(settings: Settings, stack: AsyncExitStack) -> tuple[System, soc
         settings = own_key.make(settings, file)
         log.warning("key.made", file=str(file), because_of=own_key.others())
     ledger = _open_ledger(settings)
-    _close_to_others(run.directory)
+    if closed := close_to_others(run.directory):
+        log.warning("data_dir.closed", files=len(closed), first=str(closed[0]))
+    if left := open_to_others(run.directory):
+        log.warning("data_dir.open", files=len(left), first=str(left[0]), cure="chmod -R go= it")
     stack.callback(ledger.close)
     announce(settings, price, ledger)
     traces = None
@@ -227,12 +229,3 @@ def _open_ledger(settings: Settings) -> Ledger:
         ledger.close()
         raise
     return ledger
-
-
-def _close_to_others(directory: Path) -> None:
-    """A directory of before may be open to all who use this machine."""
-    closed, left = close_to_others(directory)
-    if closed:
-        log.warning("data_dir.closed", files=len(closed), first=str(closed[0]))
-    if left:
-        log.warning("data_dir.open", files=len(left), first=str(left[0]), cure="chmod -R go= it")

@@ -18,13 +18,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
-from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 
 from tinker_claw.config.flags import WORD
 from tinker_claw.config.load import CONFIG, load_given
-from tinker_claw.config.settings import DEFAULT_USER, ENV_PREFIX, Settings
+from tinker_claw.config.settings import ENV_PREFIX, Settings
 from tinker_claw.errors import ConfigError, LedgerError
 from tinker_claw.ledger.database import FILE, is_locked
 from tinker_claw.ledger.ledger import Ledger
@@ -193,14 +192,11 @@ def url_of(settings: Settings) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def keys(settings: Settings) -> dict[str, str]:
-    """Every key that the gateway takes, by the user whom it names, admins first; none: it takes
-    any."""
-    default = settings.gateway.api_key
-    found = {} if default is None else {DEFAULT_USER: default}
+def keys(settings: Settings) -> list[str]:
+    """Every key that the gateway takes, those of admins first; none: it takes any."""
     admins_first = sorted(settings.users, key=lambda user: user.role != "admin")
-    found |= {user.name: user.key for user in admins_first}
-    return {name: key.get_secret_value() for name, key in found.items()}
+    given = [settings.gateway.api_key, *(user.key for user in admins_first)]
+    return [key.get_secret_value() for key in given if key is not None]
 
 
 def ask(settings: Settings) -> dict[str, Any]:
@@ -224,22 +220,23 @@ def served_models(settings: Settings) -> list[str] | None:
 
 
 def _get(settings: Settings, path: str) -> Any:
-    """JSON over plain HTTP from a machine that was named: no proxy, no certificates."""
-    from http.client import HTTPConnection, HTTPException  # most commands ask nobody
+    """JSON over plain HTTP from a machine that was named: no proxy."""
+    from http.client import HTTPException
+    from urllib.error import HTTPError
+    from urllib.request import ProxyHandler, Request, build_opener  # most commands ask nobody
 
-    # The key of an admin, where there is one.
-    key, place = next(iter(keys(settings).values()), None), urlsplit(url_of(settings))
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    asked = Request(url_of(settings) + path)
+    for key in keys(settings)[:1]:  # that of an admin, where there is one
+        asked.add_header("Authorization", f"Bearer {key}")
     try:
-        with closing(HTTPConnection(place.hostname or "", place.port, timeout=TIMEOUT_S)) as there:
-            there.request("GET", path, headers=headers)
-            return json.loads(there.getresponse().read())
+        with build_opener(ProxyHandler({})).open(asked, timeout=TIMEOUT_S) as answer:
+            return json.loads(answer.read())
     except TimeoutError as error:
         raise GatewayUnreachable(f"nothing came back within {TIMEOUT_S:g} s") from error
-    except (OSError, UnicodeError) as error:
-        raise GatewayUnreachable(str(error) or type(error).__name__) from error
-    except (HTTPException, ValueError) as error:
+    except (HTTPError, HTTPException, ValueError) as error:
         raise GatewayUnreachable("what answers there is no tinker-claw") from error
+    except OSError as error:
+        raise GatewayUnreachable(str(getattr(error, "reason", error))) from error
 
 
 def _waits() -> None:

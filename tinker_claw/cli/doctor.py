@@ -14,7 +14,7 @@ import re
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, cast
+from typing import ClassVar, Literal
 
 from tinker_claw.app.server import listen
 from tinker_claw.backends import local
@@ -31,7 +31,7 @@ from tinker_claw.billing.estimate import forecast
 from tinker_claw.billing.prices import check_budget, price_in_force, unknown
 from tinker_claw.cli import common, openclaw
 from tinker_claw.cli.common import Command, as_answered, write
-from tinker_claw.config.load import CONFIG, read_toml
+from tinker_claw.config.load import CONFIG
 from tinker_claw.config.settings import JudgeSettings, Settings
 from tinker_claw.errors import ClawError, ConfigError, RequestError
 from tinker_claw.files import open_to_others, readable_by_others
@@ -86,27 +86,18 @@ class Finding:
         write([f"{self.state:<5}{name:<11}{more}"])
 
 
+_KEYS = re.compile(
+    r"""key\s*=\s*["'](?!none["'])|^\s*\[.*headers\]|headers\s*=|://[^/\s"']*@""", re.MULTILINE
+)
+"""Keys, headers, or addresses with a password, in a file of settings."""
+
+
 def _of_the_file(told: str, file: Path) -> Finding:
     """The settings, and whether others may read the keys in their file."""
-    if not (readable_by_others(file) and _holds_keys(read_toml("--config", file))):
+    if not (readable_by_others(file) and _KEYS.search(file.read_text())):
         return Finding(told)
     danger = f"{told}. Others on this machine may read {file}, and it holds keys"
     return Finding(danger, "warn", f"chmod go= {file}, and make new ones")
-
-
-def _holds_keys(table: Any) -> bool:
-    """Keys, headers or addresses with a password."""
-    if isinstance(table, list):
-        return any(map(_holds_keys, cast("list[Any]", table)))
-    if isinstance(table, dict):
-        members = cast("dict[str, Any]", table).items()
-        return any(
-            (name == "headers" and value)
-            or (name.endswith("key") and value != "none")
-            or _holds_keys(value)
-            for name, value in members
-        )
-    return isinstance(table, str) and re.search(r"://[^/\s]*@", table) is not None
 
 
 _LOW_DISK_GB = 2.0

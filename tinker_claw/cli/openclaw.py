@@ -225,12 +225,12 @@ def pointing(config: Config, settings: Settings) -> list[str]:
 
 def misfits(config: Config, name: str, settings: Settings, context: Context) -> Iterator[str]:
     """What is wrong with the provider of that name, without secrets."""
-    root, wanted, known = (*_PROVIDERS, name), provider(settings, context.tokens), keys(settings)
+    root, known = (*_PROVIDERS, name), keys(settings)
     url, api, timeout_s, key = (
         config.get((*root, field)) for field in ("baseUrl", "api", "timeoutSeconds", "apiKey")
     )
     if not str(url).rstrip("/").endswith(f":{settings.gateway.port}/v1"):
-        yield f"its baseUrl is {url}, not {wanted['baseUrl']}"
+        yield f"its baseUrl is {url}, not {url_of(settings)}/v1"
     if api != API:
         yield f"its api is {api!r}, not {API!r}"
     if not isinstance(timeout_s, int | float) or timeout_s < TIMEOUT_S:
@@ -240,7 +240,7 @@ def misfits(config: Config, name: str, settings: Settings, context: Context) -> 
         )
     # Into a reference to a variable or to a store of secrets nobody can look.
     plain = key is None or (isinstance(key, str) and not key.startswith("${"))
-    if known and plain and key not in known.values():
+    if known and plain and key not in known:
         yield "its apiKey is no key of this gateway: requests will be refused (HTTP 401)"
     ids = {
         place[:-1]: value

@@ -5,13 +5,11 @@ Rule: what is wrong, since when, and what that means to the user, before any fig
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -135,23 +133,14 @@ def _watch(look: Callable[[], _Look]) -> None:
     from rich.panel import Panel
     from rich.text import Text
 
-    # An exception could be swallowed by whoever is at work; and a handler that sets an Event waits
-    # for ever where it interrupts the Event's own wait.
-    left = SimpleQueue[None]()
-    before = signal.signal(signal.SIGINT, lambda number, frame: left.put(None))
-    try:
-        with Live(auto_refresh=False) as live:
-            while left.empty():
-                seen = look()
-                style = "green" if seen.exit_status == EXIT_WELL else "bold red"
-                head = Text("\n".join([*seen.said, *seen.notes]), style=style)
-                figures = Text.from_ansi("\n".join(seen.figures))
-                live.update(Group(Panel(head, title="tinker-claw"), figures), refresh=True)
-                with suppress(Empty):
-                    left.get(timeout=EVERY_S)
-                    return
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with suppress(KeyboardInterrupt), Live(auto_refresh=False) as live:
+        while True:
+            seen = look()
+            style = "green" if seen.exit_status == EXIT_WELL else "bold red"
+            head = Text("\n".join([*seen.said, *seen.notes]), style=style)
+            figures = Text.from_ansi("\n".join(seen.figures))
+            live.update(Group(Panel(head, title="tinker-claw"), figures), refresh=True)
+            time.sleep(EVERY_S)
 
 
 # What /healthz says

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from pydantic_settings import EnvSettingsSource, SettingsError
 
 from tinker_claw.config.check import API_KEY, check
-from tinker_claw.config.flags import Completions, parameters
+from tinker_claw.config.flags import parameters
 from tinker_claw.config.own_key import with_own_key
 from tinker_claw.config.settings import ENV_PREFIX, USERS, VARIABLES, Settings, sections
 from tinker_claw.errors import ConfigError
@@ -77,7 +77,7 @@ def load_given(given: Mapping[str, Any]) -> Settings:
     return settings
 
 
-def flags(completions: Completions | None = None) -> list[click.Parameter]:
+def flags() -> list[click.Parameter]:
     """The one that names a file, and those of all sections."""
     file = click.Option(
         ["--config", CONFIG],
@@ -91,7 +91,7 @@ def flags(completions: Completions | None = None) -> list[click.Parameter]:
         help="none: nobody needs a key, although others have accounts on this machine; a key "
         f"itself stands in {API_KEY}",
     )
-    of_sections = (parameters(model, name, completions) for name, model in sections().items())
+    of_sections = (parameters(model, name) for name, model in sections().items())
     return [file, keyless, *chain.from_iterable(of_sections)]
 
 
@@ -126,7 +126,8 @@ def _read_environment() -> dict[str, Any]:
                 f"environment: {name} names no setting (tinker-claw --help-all lists them)"
             )
     try:
-        return EnvSettingsSource(Settings)()
+        tree = cast("Any", Settings)  # it takes any model, and is declared for one of its own
+        return EnvSettingsSource(tree, env_prefix=ENV_PREFIX, env_nested_delimiter="__")()
     except SettingsError as error:
         if f'"{USERS}"' not in str(error):
             raise ConfigError(

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, field_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from tinker_claw.privacy.rules import KINDS, SECRETS
 
@@ -634,17 +633,8 @@ class User(Section):
     )
 
 
-class Settings(BaseSettings):
+class Settings(Section):
     """The whole tree."""
-
-    model_config = SettingsConfigDict(
-        frozen=True,
-        extra="forbid",
-        env_prefix=ENV_PREFIX,
-        env_nested_delimiter="__",
-        nested_model_default_partial_update=True,
-        hide_input_in_errors=True,
-    )
 
     run: Run = Run()
     gateway: Gateway = Gateway()
@@ -668,18 +658,6 @@ class Settings(BaseSettings):
         settings = self.model_copy(update={"gateway": gateway})
         settings._key_file = file
         return settings
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """The caller merges command line and file; nothing is read behind its back."""
-        return (init_settings,)
 
     @property
     def served_name(self) -> str:
