@@ -276,13 +276,16 @@ class Column:
     name: str
     of: str | Callable[[Any], Any] | None = None
     """The record's field, or a function of the record; None: the field of the column's name."""
+    show: Callable[[Any], Any] | None = None
+    """What is made of that; None: it is shown as it is."""
     least: int = 0
     """Least width, so that lines that come later fit."""
     wraps: bool = False
     """Over several lines, where the table has a width."""
 
     def value(self, record: Any) -> Any:
-        return self.of(record) if callable(self.of) else record[self.of or self.name]
+        value = self.of(record) if callable(self.of) else record[self.of or self.name]
+        return value if self.show is None else self.show(value)
 
 
 def table(
@@ -357,8 +360,9 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text)
 
 
-def short(text: str, length: int) -> str:
+def short(length: int, text: str | None) -> str:
     """At most so many characters."""
+    text = text or ""
     return text if len(text) <= length else text[: length - 1] + "…"
 
 

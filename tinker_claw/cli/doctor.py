@@ -213,18 +213,15 @@ class Checks:
         told = [f"chat format {renderer.family}, from {self.source.tokenizer}"]
         try:
             switches(renderer.config, {}, "none")
-            told.append("thinking can be switched by the request")
         except RequestError:
             told.append("thinking cannot be switched")
         if isinstance(renderer.stream(prompt.tokens), BufferedStream):
             told.append("replies are parsed when they are complete, so agents see them late")
         elif renderer.family == "default":
             told.append("its own template was tried out, and text is streamed")
-        else:
-            told.append("text and tool calls are streamed")
-        no_place = "no place for a hint is known: hints teach nothing here, verdicts still do"
-        told.append(no_place if prompt.hint_at is None else "hints have their place")
         warns = prompt.hint_at is None and build(self.settings.run.method).teaching
+        if prompt.hint_at is None:
+            told.append("no place for a hint is known: hints teach nothing here, verdicts still do")
         return Finding("; ".join([*told, *renderer.refusals]), "warn" if warns else "ok")
 
     async def method(self) -> Finding:

@@ -78,7 +78,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         note(f"{told} ({path} --help says more)")
     except ClawError as error:
         note(str(error))
-    except KeyboardInterrupt:  # before serving; from then on Ctrl-C is a signal that serve handles
+    except (
+        KeyboardInterrupt,
+        click.Abort,
+    ):  # before serving; from then on Ctrl-C is a signal that serve handles
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # whoever read the output has left
         # Else Python writes the rest once more at its end, and says that it could not.

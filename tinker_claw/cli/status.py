@@ -247,7 +247,7 @@ def _reasons(untrained: Mapping[str, int]) -> Iterator[str]:
         yield "none: every turn was trained"
     most, reasons = max(untrained.values(), default=0), list(untrained.items())
     for reason, turns in reasons[:_MOST_REASONS]:
-        told = printable(short(reason, WIDTH - BAR - 11))
+        told = printable(short(WIDTH - BAR - 11, reason))
         yield f"{turns:>7} {_bar(turns, most).rstrip('.'):<{BAR}} {told}"
     if rest := reasons[_MOST_REASONS:]:
         yield f"{sum(turns for _, turns in rest):>7} {'':<{BAR}} {len(rest)} other reasons"

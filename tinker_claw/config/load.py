@@ -13,10 +13,10 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
 import click
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_settings import EnvSettingsSource, SettingsError
 
 from tinker_claw.config.check import API_KEY, check
@@ -26,6 +26,7 @@ from tinker_claw.config.settings import ENV_PREFIX, USERS, VARIABLES, Settings, 
 from tinker_claw.errors import ConfigError
 from tinker_claw.shipped import MODELS, config_file, shipped_configs
 
+M = TypeVar("M", bound=BaseModel)
 CONFIG: Final = "__config"
 """The flag that names a file: of no section."""
 ELSEWHERE: Final = (
@@ -115,6 +116,19 @@ def read_toml(flag: str, path: Path) -> dict[str, Any]:
         raise ConfigError(f"{flag} {path} is not valid TOML: {error}") from error
     except RecursionError as error:
         raise ConfigError(f"{flag} {path} cannot be read: it is nested too deeply") from error
+
+
+def read_as(model: type[M], flag: str, path: Path) -> M:
+    """The file that a flag names, as this model has it.
+
+    Raises:
+        ConfigError: as `read_toml`, or an entry is wrong; names all that are.
+    """
+    try:
+        return model.model_validate(read_toml(flag, path))
+    except ValidationError as error:
+        wrong = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        raise ConfigError(f"{flag} {path}: {'; '.join(wrong)}") from error
 
 
 def _read_environment() -> dict[str, Any]:

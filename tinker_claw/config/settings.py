@@ -32,26 +32,23 @@ DEFAULT_USER: Final = "default"
 _NAME = r"^[a-z0-9][a-z0-9_-]{0,31}$"
 
 
-def _setting(
-    default: Any,
-    told: str,
-    *,
-    when: str,
-    unit: str = "",
-    ge: float | None = None,
-    gt: float | None = None,
-    le: float | None = None,
-) -> Any:
+def _setting(default: Any, told: str, *, when: str, unit: str = "", **bounds: float) -> Any:
     """One declaration.
 
     Args:
         told: what it is, as --help says it.
         when: when to change it, as the settings page says it.
         unit: what its number counts.
-        ge, gt, le: what its number may be, as pydantic has it.
+        bounds: what its number may be, as pydantic has it (ge, gt, le).
     """
-    extra: dict[str, Any] = {"when": when, "unit": unit}
-    return Field(default=default, description=told, json_schema_extra=extra, ge=ge, gt=gt, le=le)
+    told_of: Any = {"description": told, "json_schema_extra": {"when": when, "unit": unit}}
+    return Field(default=default, **told_of, **bounds)
+
+
+def _listed(text: str | None) -> tuple[str, ...]:
+    """What stands between commas, each once."""
+    named = (name.strip() for name in (text or "").split(","))
+    return tuple(dict.fromkeys(name for name in named if name))
 
 
 class Section(BaseModel):
@@ -129,8 +126,7 @@ class Run(Section):
     @property
     def sinks(self) -> tuple[str, ...]:
         """Those of `report_to`, each once."""
-        named = [name.strip() for name in (self.report_to or "").split(",")]
-        return tuple(dict.fromkeys(name for name in named if name))
+        return _listed(self.report_to)
 
     @property
     def directory(self) -> Path:
@@ -482,7 +478,7 @@ class Keeping(Section):
     @field_validator("redact")
     @classmethod
     def _known_kinds(cls, value: str) -> str:
-        unknown = {kind.strip() for kind in value.split(",")} - {*KINDS, "all", "none"}
+        unknown = {*_listed(value)} - {*KINDS, "all", "none"}
         if unknown:
             raise ValueError(f"{', '.join(sorted(unknown))!r} is none of {', '.join(KINDS)}")
         return value
@@ -490,8 +486,8 @@ class Keeping(Section):
     @property
     def kinds(self) -> frozenset[str]:
         """The kinds that are redacted."""
-        named = {kind.strip() for kind in self.redact.split(",")}
-        return frozenset(KINDS) if "all" in named else frozenset(named) - {"none"}
+        named = frozenset(_listed(self.redact))
+        return frozenset(KINDS) if "all" in named else named - {"none"}
 
 
 class Spend(Section):
@@ -610,8 +606,7 @@ class Local(Section):
     @property
     def urls(self) -> tuple[str, ...]:
         """The servers of `sampler_urls`, each without a slash at its end."""
-        named = (url.strip().rstrip("/") for url in (self.sampler_urls or "").split(","))
-        return tuple(url for url in named if url)
+        return tuple(url.rstrip("/") for url in _listed(self.sampler_urls))
 
 
 class User(Section):

@@ -13,9 +13,10 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, cast
 
 from tinker_claw.config.load import read_toml
 from tinker_claw.errors import ConfigError
@@ -97,6 +98,8 @@ letter from the text that the user wrote, between the marks [QUOTE] and [/QUOTE]
 into "reasoning", 1 or -1 into "rating", the user's words into "quote" and the hint into "hint", or
 nothing into either."""
 
+_FORMS: Final = {"verdict": _VERDICT_FORM, "hint": _HINT_FORM}
+
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
@@ -126,54 +129,39 @@ class Prompts:
     @property
     def version(self) -> str:
         """A digest of everything that is asked and added, so that equal ones were asked alike."""
-        asks = ((self.verdict, _VERDICT_FORM), (self.hint, _HINT_FORM))
-        states = (NextState("user", ""), NextState("tool", ""))
-        asked = [_messages(*ask, "", "", state, lambda _: "M") for ask in asks for state in states]
+        asked = [
+            ask("", "", NextState(role, ""), self, draw=lambda _: "M")
+            for ask in (verdict_messages, hint_messages)
+            for role in ("user", "tool")
+        ]
         return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:12]
 
 
 INCLUDED: Final = Prompts()
 
 
-def verdict_messages(
-    request: str,
-    reply: str,
-    state: NextState,
-    prompts: Prompts = INCLUDED,
-    asked_by: Writer = Writer.OWNER,
-) -> list[Message]:
-    """The prompt for one verdict vote."""
-    return _messages(prompts.verdict, _VERDICT_FORM, request, reply, state, asked_by=asked_by)
-
-
-def hint_messages(
-    request: str,
-    reply: str,
-    state: NextState,
-    prompts: Prompts = INCLUDED,
-    asked_by: Writer = Writer.OWNER,
-) -> list[Message]:
-    """The prompt for one hint vote."""
-    return _messages(prompts.hint, _HINT_FORM, request, reply, state, asked_by=asked_by)
-
-
 def _messages(
-    asks: str,
-    form: str,
+    asks: Literal["verdict", "hint"],
     request: str,
     reply: str,
     state: NextState,
-    draw: Callable[[int], str] = token_hex,
+    prompts: Prompts = INCLUDED,
     asked_by: Writer = Writer.OWNER,
+    draw: Callable[[int], str] = token_hex,
 ) -> list[Message]:
+    """The prompt for one vote."""
     parts = [
         Part("request", _WRITTEN.get(asked_by, _BY_USER), shorten(request)),
         Part("reply", "written by the assistant", shorten(reply)),
         *_came_next(state),
     ]
     case, mark = fence(parts, draw)
-    system = "\n\n".join([asks, form, TOLD.format(mark=mark)])
+    system = "\n\n".join([getattr(prompts, asks), _FORMS[asks], TOLD.format(mark=mark)])
     return [{"role": "system", "content": system}, {"role": "user", "content": case}]
+
+
+verdict_messages = partial(_messages, "verdict")
+hint_messages = partial(_messages, "hint")
 
 
 def _came_next(state: NextState) -> Iterable[Part]:

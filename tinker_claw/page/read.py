@@ -57,21 +57,21 @@ _STRONG: Final = (0.05, 0.3, 1.0)
 _STRONGEST: Final = 6
 """Tokens whose advantages are named, too: a title is seen by nobody without a mouse."""
 _CURVES: Final = (
-    ("accepted replies", "of the newest judged ones", ("replies", "good"), 0.0, 1.0),
-    ("mean reward", "of a step's samples", ("reward_mean",), None, None),
-    ("length", "mean tokens of the newest judged replies", ("replies", "all", "tokens"), 0.0, None),
-    ("change", "nats per token by which a step moved the policy", ("moved",), 0.0, None),
+    ("accepted replies", "of the newest judged ones", "replies good", 0.0, 1.0),
+    ("mean reward", "of a step's samples", "reward mean", None, None),
+    ("length", "mean tokens of the newest judged replies", "replies all tokens", 0.0, None),
+    ("change", "nats per token by which a step moved the policy", "moved", 0.0, None),
     (
         "agreement",
         "sd of sampler against trainer, in nats per token",
-        ("agreement_sd",),
+        "agreement sd",
         0.0,
         None,
     ),
     (
         "canaries",
         "nats by which right replies are less likely than before the step",
-        ("gate", "losses", "canaries"),
+        "gate losses canaries",
         None,
         None,
     ),
@@ -85,7 +85,7 @@ Decode = Callable[[Tokens], str]
 class Curve:
     name: str
     about: str
-    svg: str
+    curve: Mapping[str, Any]
     table: Sequence[tuple[str, str]]
     """The same for whoever reads no pictures: the newest figures."""
 
@@ -111,32 +111,25 @@ def read_overview(rows: Rows, training: Training) -> Record:
     figures = overview(rows, training.batch_size)
     steps = [s for s in read(rows, "steps", Filter(), STEPS) if s["status"] == "committed"]
     helps = [
-        {"name": name.replace("_", " "), **found, "svg": _shares(found["by_versions"])}
+        {"name": name.replace("_", " "), **found, "curve": _shares(found["by_versions"])}
         for name, found in figures["helps"].items()
     ]
     shown = {"facts": list(facts(figures)), "defined": defined(figures["helps"])}
     return {**figures, **shown, "helps": helps, "curves": list(_curves(steps))}
 
 
-def _shares(groups: Sequence[Record]) -> str:
+def _shares(groups: Sequence[Record]) -> Mapping[str, Any]:
     points = [Point(g["last"], g["share"], g["low"], g["high"]) for g in groups]
     return curve(points, low=0.0, high=1.0)
 
 
 def _curves(steps: Sequence[Record]) -> Iterator[Curve]:
-    for name, about, at, low, high in _CURVES:
-        found = [(step["id"], _at(step["metrics"], at)) for step in steps]
-        points = [Point(number, value) for number, value in found if value is not None]
+    found = [(step["id"], dict(_flat(step["metrics"]))) for step in steps]
+    for name, about, figure, low, high in _CURVES:
+        points = [Point(number, known[figure]) for number, known in found if figure in known]
         if points:
             table = [(f"step {p.at:g}", f"{p.value:.3g}") for p in points[-2:]]
             yield Curve(name, about, curve(points, low=low, high=high), table)
-
-
-def _at(metrics: Mapping[str, Any], path: Sequence[str]) -> float | None:
-    found: Any = metrics
-    for name in path:
-        found = found.get(name) if isinstance(found, dict) else None
-    return float(found) if isinstance(found, int | float) else None
 
 
 def read_turns(rows: Rows, wanted: Filter, training: Training) -> Record:
@@ -205,15 +198,13 @@ def _when(said: Record) -> float:
 
 def _neighbours(rows: Rows, turn: TurnView) -> tuple[int | None, int | None]:
     """Turns of the session before and after it."""
-    before, after = (
-        rows.one(
-            f"SELECT {which}(id) FROM turns WHERE session_id = ? AND id {side} ?",
-            turn.session_id,
-            turn.id,
-        )
-        for which, side in (("MAX", "<"), ("MIN", ">"))
+    (found,) = rows.rows(
+        "SELECT MAX(id) FILTER (WHERE id < ?2), MIN(id) FILTER (WHERE id > ?2) FROM turns "
+        "WHERE session_id = ?1",
+        turn.session_id,
+        turn.id,
     )
-    return before, after
+    return found[0], found[1]
 
 
 def _pieces(known: Contents, decode: Decode) -> Iterator[Piece]:
@@ -269,11 +260,10 @@ def read_group(rows: Rows, number: int, user: str | None) -> Record:
     tried = episodes(rows, ROWS, user=None, group=number, before=None)[::-1]
     rewards = rewards_by_step(rows, number)
     steps = range(1 + max((one["step"] for one in rewards), default=-1))[:_STEPS]
+    by_step = [[one for one in rewards if one["step"] == step] for step in steps]
     for one in tried:
-        own = [reward for reward in rewards if reward["session"] == one["session"]]
-        one["steps"] = [[reward for reward in own if reward["step"] == step] for step in steps]
-    of_step = [[one["reward"] for one in rewards if one["step"] == step] for step in steps]
-    given = [[reward for reward in some if reward is not None] for some in of_step]
+        one["steps"] = [[r for r in some if r["session"] == one["session"]] for some in by_step]
+    given = [[r["reward"] for r in some if r["reward"] is not None] for some in by_step]
     means = [fmean(some) if some else None for some in given]
     return {"group": dict(group), "episodes": tried, "steps": steps, "means": means}
 
@@ -304,19 +294,24 @@ def read_step(rows: Rows, step_id: int) -> Record:
         "step": step,
         "gate": gate_of(step),
         "figures": FIGURES,
-        "metrics": sorted(_flat({k: v for k, v in step["metrics"].items() if k != "gate"})),
+        "metrics": sorted(
+            (name, _figure(value))
+            for name, value in _flat(step["metrics"])
+            if not name.startswith("gate ")
+        ),
         "turns": [(turn, outcome(turn, run).word) for turn in turns],
         "before": _answered(rows, step["parent"]),
         "after": [] if step["version"] is None else _answered(rows, step["version"]),
     }
 
 
-def _flat(metrics: Mapping[str, Any], of: str = "") -> Iterator[tuple[str, str]]:
+def _flat(metrics: Mapping[str, Any], of: str = "") -> Iterator[tuple[str, Any]]:
+    """Metrics by their names in words, those within others behind the name of these."""
     for name, value in metrics.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{of}{name} ")
         elif value is not None:
-            yield f"{of}{name}".replace("_", " "), _figure(value)
+            yield f"{of}{name}".replace("_", " "), value
 
 
 def _figure(value: Any) -> str:
