@@ -240,40 +240,34 @@ class Telemetry:
         self,
         *,
         kind: str,
-        prompt_tokens: int,
-        cached_tokens: int,
-        completion_tokens: int,
         seconds: float,
         first_token_s: float | None,
         waited_s: float = 0.0,
         episode: bool = False,
         lost: str | None = None,
-        **more: Any,
+        **event: Any,
     ) -> None:
         """
         Args:
             waited_s: for a slot to be sampled in.
             episode: nobody sat before it.
             lost: why it is the next state of no turn, although one waits for it.
-            more: of the event alone; what is None is left out.
+            event: `prompt_tokens`, `cached_tokens` and `completion_tokens`, and what else the event
+                says; what is None is left out.
         """
         if lost is not None:
             self._count("lost_next_states", lost)
         self._count("turns", kind)
-        self._count("tokens", "prompt", by=prompt_tokens)
-        self._count("tokens", "cached", by=cached_tokens)
-        self._count("tokens", "sampled", by=completion_tokens)
+        for what, tokens in (("prompt", "prompt"), ("cached", "cached"), ("sampled", "completion")):
+            self._count("tokens", what, by=event[f"{tokens}_tokens"])
         self._figures["turn_seconds"].observe(seconds)
         if first_token_s is not None:
             self._figures["first_token_seconds"].observe(first_token_s)
         who = "episode" if episode else "person"
         self._figures["slot_wait_seconds"].labels(who).observe(waited_s)
         fields = {
-            **more,
+            **event,
             "kind": kind,
-            "prompt_tokens": prompt_tokens,
-            "cached_tokens": cached_tokens,
-            "completion_tokens": completion_tokens,
             "seconds": round(seconds, 3),
             "first_token_s": first_token_s and round(first_token_s, 3),
             "waited_s": round(waited_s, 3) or None,
@@ -341,9 +335,10 @@ class Telemetry:
         for field, (name, figure) in named.items():
             value = fields.get(field)
             figures[name].labels(figure).set(math.nan if value is None else value)
-        for field, name in (("moved", "step_kl"), ("agrees", "agreement_alarm")):
-            if (value := fields.get(field)) is not None:
-                figures[name].set(not value if field == "agrees" else value)
+        if fields.get("moved") is not None:
+            figures["step_kl"].set(fields["moved"])
+        if fields.get("agrees") is not None:
+            figures["agreement_alarm"].set(not fields["agrees"])
         log.info("step", seconds=round(seconds, 3), **fields)
         self._write({"event": "step", "seconds": seconds, **fields})
 

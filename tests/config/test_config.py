@@ -8,10 +8,10 @@ from typing import cast
 import pytest
 from pydantic.fields import FieldInfo
 
+from docs.settings_page import settings_page
 from tinker_claw.config.check import API_KEY
 from tinker_claw.config.flags import has_flag
 from tinker_claw.config.load import flags, load
-from tinker_claw.config.page import settings_page
 from tinker_claw.config.settings import sections
 from tinker_claw.errors import ConfigError
 
@@ -241,7 +241,7 @@ def test_every_setting_is_declared_whole() -> None:
 
 def test_the_settings_page_is_what_the_declarations_say() -> None:
     page = Path(__file__).parents[2] / "docs" / "settings.md"
-    renew = "python -m tinker_claw.config.page > docs/settings.md"
+    renew = "python -m docs.settings_page > docs/settings.md"
     assert page.read_text() == settings_page(), f"renew it: {renew}"
     for section, name, field in declared():
         row = next(line for line in page.read_text().splitlines() if f"`{section}.{name}`" in line)

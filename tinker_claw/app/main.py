@@ -196,10 +196,10 @@ async def upkeep(ledger: Ledger, cfg: Keeping) -> None:
 
 async def once(ledger: Ledger, cfg: Keeping) -> int:
     """One pass; returns how many turns were emptied."""
-    if cfg.keep_days is None and cfg.keep_gb is None:
+    before = cfg.keep_days and time.time() - cfg.keep_days * DAY_S
+    most = cfg.keep_gb and round(cfg.keep_gb * 1e9)
+    if before is None and most is None:
         return 0
-    before = None if cfg.keep_days is None else time.time() - cfg.keep_days * DAY_S
-    most = None if cfg.keep_gb is None else round(cfg.keep_gb * 1e9)
     dropped = await ledger.trim(before, most)
     if dropped:
         log.info("ledger.trimmed", turns=dropped, bytes=ledger.live_bytes())

@@ -229,7 +229,7 @@ def misfits(config: Config, name: str, settings: Settings, context: Context) -> 
     url, api, timeout_s, key = (
         config.get((*root, field)) for field in ("baseUrl", "api", "timeoutSeconds", "apiKey")
     )
-    if not str(url).rstrip("/").endswith(f":{settings.gateway.port}/v1"):
+    if not str(url).rstrip("/").endswith("/v1"):
         yield f"its baseUrl is {url}, not {url_of(settings)}/v1"
     if api != API:
         yield f"its api is {api!r}, not {API!r}"

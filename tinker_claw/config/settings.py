@@ -32,7 +32,7 @@ DEFAULT_USER: Final = "default"
 _NAME = r"^[a-z0-9][a-z0-9_-]{0,31}$"
 
 
-def _setting(default: Any, told: str, *, when: str, unit: str = "", **bounds: float) -> Any:
+def _setting(default: Any, told: str, *, when: str, unit: str = "", **bounds: Any) -> Any:
     """One declaration.
 
     Args:

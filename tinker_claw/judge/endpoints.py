@@ -127,21 +127,15 @@ class HttpEndpoint(AbstractAsyncContextManager["HttpEndpoint"]):
             judge.asked_model, messages, judge.prm_temperature, judge.prm_max_tokens
         )
         answers: list[str] = []
-        while len(answers) < n:  # a server may honour n only in part, or not at all
-            left = n - len(answers)
-            if self._dialect.many:
-                answers += await self._insist(question, left)
-            else:
-                answers += await self._one_by_one(question, left)
+        while (left := n - len(answers)) > 0:  # a server may honour n in part, or not at all
+            sizes = [left] if self._dialect.many else [1] * left
+            try:
+                async with asyncio.TaskGroup() as group:
+                    asked = [group.create_task(self._insist(question, size)) for size in sizes]
+            except ExceptionGroup as failed:
+                raise first_cause(failed) from failed
+            answers += [text for one in asked for text in one.result()]
         return answers[:n]
-
-    async def _one_by_one(self, question: Question, n: int) -> list[str]:
-        try:
-            async with asyncio.TaskGroup() as group:
-                asked = [group.create_task(self._insist(question, 1)) for _ in range(n)]
-        except ExceptionGroup as failed:
-            raise first_cause(failed) from failed
-        return [text for one in asked for text in one.result()]
 
     async def _insist(self, question: Question, n: int) -> list[str]:
         try:

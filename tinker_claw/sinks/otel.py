@@ -199,8 +199,6 @@ def _ns(at: float) -> int:
 class Opened:
     """Spans of steps. Their ids follow from run and step: one that is sent again is the same."""
 
-    last = None
-
     def __init__(self, run: Run) -> None:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace import TracerProvider

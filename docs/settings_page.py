@@ -1,6 +1,6 @@
 """The settings page, docs/settings.md: every setting, of its declaration.
 
-`python -m tinker_claw.config.page > docs/settings.md` renews it.
+`python -m docs.settings_page > docs/settings.md` renews it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tinker_claw.config.settings import (
 _VARIABLES: Final = ", ".join(f"`{variable}`" for variable in VARIABLES.values())
 _HEAD: Final = f"""# Settings
 
-<!-- Written by `python -m tinker_claw.config.page > docs/settings.md`: change the declarations in
+<!-- Written by `python -m docs.settings_page > docs/settings.md`: change the declarations in
 tinker_claw/config/settings.py, and run it again. -->
 
 A setting is a flag of `run.py`, an environment variable, and a key of a TOML file that
