@@ -126,7 +126,8 @@ async def test_a_sink_that_fails_is_a_line_in_the_log_and_goes_on(
         task = asyncio.create_task(reporting.report("tensorboard", tmp_path))
         await asyncio.to_thread(until, lambda: logs)
         assert (logs[0]["event"], logs[0]["log_level"]) == ("sink.failed", "warning")
-        assert "FileExistsError" in logs[0]["error"]
+        assert "ended with status 1" in logs[0]["error"]
+        assert "FileExistsError" in Path(logs[0]["log"]).read_text()
         in_the_way.unlink()
         await asyncio.to_thread(until, lambda: steps(tmp_path) == [1])
         learn(told, "b")
@@ -134,16 +135,6 @@ async def test_a_sink_that_fails_is_a_line_in_the_log_and_goes_on(
         await asyncio.wait([task])
     assert steps(tmp_path) == [1, 2], "it was told at the end of what was left"
     told.ledger.close()
-
-
-def test_of_what_a_library_has_printed_the_end_is_read_alone(tmp_path: Path) -> None:
-    output = tmp_path / "log"
-    output.touch()
-    assert reporting._last_line(output) == ""
-    with output.open("r+b") as printed:
-        printed.seek(1 << 40)  # no memory holds that
-        printed.write(b"\nOSError: the disk is full\n")
-    assert reporting._last_line(output) == "OSError: the disk is full"
 
 
 async def test_a_sink_that_hangs_is_killed_at_the_end(

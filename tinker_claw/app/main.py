@@ -95,12 +95,20 @@ async def _start(settings: Settings, stack: AsyncExitStack) -> tuple[System, soc
     if (file := settings.key_file) is not None and settings.gateway.api_key is None:
         settings = own_key.make(settings, file)
         log.warning("key.made", file=str(file), because_of=own_key.others())
-    ledger = _open_ledger(settings)
+    ledger = Ledger(run.directory)
+    stack.callback(ledger.close)
+    ledger.bind(
+        {
+            "model": run.model_name,
+            "method": run.method,
+            "backend": run.backend,
+            "lora_rank": str(settings.training.lora_rank),
+        }
+    )
     if closed := close_to_others(run.directory):
         log.warning("data_dir.closed", files=len(closed), first=str(closed[0]))
     if left := open_to_others(run.directory):
         log.warning("data_dir.open", files=len(left), first=str(left[0]), cure="chmod -R go= it")
-    stack.callback(ledger.close)
     announce(settings, price, ledger)
     traces = None
     if "otel" in run.sinks:
@@ -197,7 +205,7 @@ async def upkeep(ledger: Ledger, cfg: Keeping) -> None:
 async def once(ledger: Ledger, cfg: Keeping) -> int:
     """One pass; returns how many turns were emptied."""
     before = cfg.keep_days and time.time() - cfg.keep_days * DAY_S
-    most = cfg.keep_gb and round(cfg.keep_gb * 1e9)
+    most = None if cfg.keep_gb is None else round(cfg.keep_gb * 1e9)
     if before is None and most is None:
         return 0
     dropped = await ledger.trim(before, most)
@@ -212,20 +220,3 @@ async def _save(learner: Learner) -> None:
             await learner.save()
     except (ClawError, TimeoutError) as error:
         log.warning("state.unsaved", error=str(error) or "it took too long")
-
-
-def _open_ledger(settings: Settings) -> Ledger:
-    ledger = Ledger(settings.run.directory)
-    try:
-        ledger.bind(
-            {
-                "model": settings.run.model_name,
-                "method": settings.run.method,
-                "backend": settings.run.backend,
-                "lora_rank": str(settings.training.lora_rank),
-            }
-        )
-    except BaseException:
-        ledger.close()
-        raise
-    return ledger

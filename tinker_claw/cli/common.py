@@ -280,25 +280,14 @@ class Column:
     """What is made of that; None: it is shown as it is."""
     least: int = 0
     """Least width, so that lines that come later fit."""
-    wraps: bool = False
-    """Over several lines, where the table has a width."""
 
     def value(self, record: Any) -> Any:
         value = self.of(record) if callable(self.of) else record[self.of or self.name]
         return value if self.show is None else self.show(value)
 
 
-def table(
-    columns: Sequence[Column],
-    records: Iterable[Any],
-    *,
-    heading: bool = True,
-    width: int = 100_000,
-) -> list[str]:
-    """The heading, bold on a terminal, and one line a record, or more where a column wraps.
-
-    `width`: unless given more than any table has: lines are the reader's to cut.
-    """
+def table(columns: Sequence[Column], records: Iterable[Any], *, heading: bool = True) -> list[str]:
+    """The heading, bold on a terminal, and one line a record: long ones are the reader's to cut."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -311,13 +300,12 @@ def table(
             column.name,
             justify="right" if numbers else "left",
             min_width=max(column.least, len(column.name)),
-            no_wrap=not column.wraps,
-            ratio=1 if column.wraps else None,
+            no_wrap=True,
         )
     for row in cells:
         grid.add_row(*(Text(printable(_cell(value))) for value in row))
     terminal = sys.stdout.isatty()
-    console = Console(width=width, force_terminal=terminal, color_system=None, highlight=False)
+    console = Console(width=100_000, force_terminal=terminal, color_system=None, highlight=False)
     with console.capture() as printed:
         console.print(grid)
     return [line.rstrip() for line in printed.get().splitlines()]

@@ -138,13 +138,6 @@ class Checks:
     def ledger(self) -> Path:
         return self.settings.run.directory / FILE
 
-    @property
-    def service(self) -> str:
-        """Tinker's address."""
-        from tinker_claw.backends.tinker.access import address  # imports the SDK
-
-        return address(self.settings.run.base_url).base_url
-
     async def examine(self) -> bool:
         """Make all checks; True: none failed."""
         for name, needs in _CHECKS.items():
@@ -166,7 +159,10 @@ class Checks:
         check_installed(self.settings.run.sinks)
         await check_backend(self.settings)
         if self.remote:
-            return Finding(f"tinker {SDK_VERSION}; {self.service} takes the key and has the model")
+            from tinker_claw.backends.tinker.access import address  # imports the SDK
+
+            service = address(self.settings.run.base_url).base_url
+            return Finding(f"tinker {SDK_VERSION}; {service} takes the key and has the model")
         return Finding("torch, peft and safetensors are installed")
 
     async def memory(self) -> Finding:

@@ -243,7 +243,7 @@ COLUMNS: dict[Table, tuple[Column, ...]] = {
         Column("reply", "completion_tokens"),
         Column("next", "next_role"),
         Column("verdict", _judged),
-        Column("outcome", least=20, wraps=True),
+        Column("outcome", least=20),
     ),
     "verdicts": (
         *_OF_TURN,
@@ -261,7 +261,7 @@ COLUMNS: dict[Table, tuple[Column, ...]] = {
         Column("said by", "source"),
         Column("of", "final", lambda final: "session" if final else "reply", least=7),
         *_TASK,
-        Column("not trained because", "unused", wraps=True),
+        Column("not trained because", "unused"),
     ),
     "samples": (
         _ID,

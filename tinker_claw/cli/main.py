@@ -32,6 +32,8 @@ COMMON = (
     *("gateway__port", "training__observe", "spend__budget_usd"),
 )
 """What most starts set; --help shows these, --help-all every flag."""
+_SENTENCE = 1000
+"""More characters than the first sentence of any help."""
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 EXIT_UNREAD = 141
@@ -225,7 +227,10 @@ class Program(_Helped, click.Group):
         """The commands, and what most starts set, or with --help-all everything."""
         groups = dict.fromkeys(group for group, _ in COMMANDS.values())
         rows = [(g, ", ".join(n for n, (of, _) in COMMANDS.items() if of == g)) for g in groups]
-        if not self.whole:
+        if self.whole:
+            found = {name: self.get_command(ctx, name) for name in COMMANDS}
+            rows = [(n, one.get_short_help_str(_SENTENCE)) for n, one in found.items() if one]
+        else:
             with formatter.section("flags (--help-all shows every one)"):
                 known = {p.name: p.get_help_record(ctx) or ("", "") for p in self.params}
                 shown = [known[name] for name in COMMON]

@@ -61,7 +61,12 @@ class OpenclawConfig(Command):
         _explain(self.settings, context)
         ours, used = provider(self.settings, context.tokens), primary(self.settings)
         commands = [
-            _set("models.providers." + PROVIDER, _json(ours), "--strict-json", "--merge"),
+            _set(
+                "models.providers." + PROVIDER,
+                json.dumps(ours, ensure_ascii=False, separators=(",", ":")),
+                "--strict-json",
+                "--merge",
+            ),
             _set("agents.defaults.model.primary", used),
         ]
         if self.write:
@@ -89,10 +94,6 @@ def too_small(context_tokens: int) -> str | None:
 
 def _set(place: str, value: str, *flags: str) -> Sequence[str]:
     return ("openclaw", "config", "set", place, value, *flags)
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def _carry_out(commands: Sequence[Sequence[str]]) -> None:

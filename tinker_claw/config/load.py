@@ -112,10 +112,8 @@ def read_toml(flag: str, path: Path) -> dict[str, Any]:
         if flag == "--config":
             cure += f"; shipped files go by their names alone: {', '.join(shipped_configs())}"
         raise ConfigError(f"{flag} {path} cannot be read ({error.strerror}): {cure}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{flag} {path} is not valid TOML: {error}") from error
-    except RecursionError as error:
-        raise ConfigError(f"{flag} {path} cannot be read: it is nested too deeply") from error
 
 
 def read_as(model: type[M], flag: str, path: Path) -> M:

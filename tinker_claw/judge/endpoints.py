@@ -151,17 +151,14 @@ class HttpEndpoint(AbstractAsyncContextManager["HttpEndpoint"]):
             status, content = await self._post(question, n, asked)
             if 200 <= status < 300:
                 texts = self._read(content)
-                self._remember(asked)
+                if asked != self._dialect:
+                    self._dialect = asked
+                    log.info("judge.adapted", url=self._url, **asdict(asked))
                 return texts
             rest = asked.without(content) if status in REFUSALS else None
             if rest is None:
                 raise JudgeError(refused(status, content, self._url))
             asked = rest
-
-    def _remember(self, asked: Dialect) -> None:
-        if (known := self._dialect.and_(asked)) != self._dialect:
-            self._dialect = known
-            log.info("judge.adapted", url=self._url, **asdict(known))
 
     async def _post(self, question: Question, n: int, asked: Dialect) -> tuple[int, bytes]:
         most = _ENVELOPE_BYTES + n * question.max_tokens * _TOKEN_BYTES

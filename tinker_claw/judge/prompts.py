@@ -12,14 +12,14 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, Final, Literal, cast
+from typing import Annotated, Any, Final, Literal, cast
 
-from tinker_claw.config.load import read_toml
-from tinker_claw.errors import ConfigError
+from pydantic import BaseModel, ConfigDict, StringConstraints
+
+from tinker_claw.config.load import read_as
 from tinker_claw.judge.fence import TOLD, Part, fence, shares, shorten
 from tinker_claw.types import Message, NextState, Verdict, Vote, Writer
 
@@ -101,30 +101,25 @@ nothing into either."""
 _FORMS: Final = {"verdict": _VERDICT_FORM, "hint": _HINT_FORM}
 
 
-@dataclass(frozen=True, slots=True)
-class Prompts:
+_Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+
+
+class Prompts(BaseModel):
     """What the two questions mean. Fences and the form of an answer are added to either."""
 
-    verdict: str = _VERDICT
-    hint: str = _HINT
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    verdict: _Text = _VERDICT
+    hint: _Text = _HINT
 
     @classmethod
     def read(cls, path: Path) -> Prompts:
-        """Of a TOML file with the texts `verdict` and `hint`, or one of them.
+        """A TOML file with the texts `verdict` and `hint`, or one of them.
 
         Raises:
             ConfigError: it cannot be read, or holds anything else.
         """
-        given = read_toml("--judge-prompts", path)
-        known = {field.name for field in fields(cls)}
-        if unknown := sorted(given.keys() - known):
-            raise ConfigError(
-                f"--judge-prompts {path}: {unknown[0]} is no question; it may hold the texts "
-                "verdict and hint"
-            )
-        if empty := [name for name, text in given.items() if not _is_text(text)]:
-            raise ConfigError(f"--judge-prompts {path}: {empty[0]} must be a text that asks")
-        return cls(**{name: text.strip() for name, text in given.items()})
+        return read_as(cls, "--judge-prompts", path)
 
     @property
     def version(self) -> str:
@@ -186,10 +181,6 @@ _WRITTEN: Final[Mapping[Writer, str]] = {
     Writer.EXTERNAL: "from a mail, a hook or the web, and not written by the user",
 }
 """Who wrote what is not the owner's, in our words."""
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and bool(value.strip())
 
 
 # Reading

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
 from tinker_claw.judge.prompts import CUT, SCHEMA
@@ -54,11 +54,6 @@ class Dialect:
         if not named and self.schema:
             named = {"schema": False}
         return replace(self, **named) if named else None
-
-    def and_(self, other: Dialect) -> Dialect:
-        """What both have left."""
-        names = [field.name for field in fields(self)]
-        return Dialect(**{n: getattr(self, n) and getattr(other, n) for n in names})
 
 
 def _param(refusal: str) -> str | None:

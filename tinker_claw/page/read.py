@@ -7,8 +7,9 @@ tool wrote goes out as it is: the templates escape all of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from http import HTTPStatus
+from operator import itemgetter
 from statistics import fmean
 from typing import Any, Final
 
@@ -168,7 +169,7 @@ def read_one(
     pieces = list(_pieces(known, decode)) if trained else []
     return {
         "turn": turn,
-        "known": _cut(known),
+        "known": known,
         "outcome": outcome(turn, run),
         "episode": list(of_episode(turn)),
         "forgotten": turn.blanked == "forgotten",
@@ -176,24 +177,13 @@ def read_one(
         "strongest": sorted(
             (one for one in pieces if one.shade), key=lambda one: -abs(one.advantage)
         )[:_STRONGEST],
-        "given": max((n for n in known.feedback if not n["final"]), key=_when, default=None),
+        "given": max(
+            (n for n in known.feedback if not n["final"]),
+            key=itemgetter("created_at"),
+            default=None,
+        ),
         "neighbours": _neighbours(rows, turn),
     }
-
-
-def _cut(known: Contents) -> Contents:
-    """What is shown of it: a tool's result may have millions of characters."""
-    then = known.next_state
-    return replace(
-        known,
-        request_text=known.request_text[:LONGEST],
-        reply_text=known.reply_text[:LONGEST],
-        next_state=then and replace(then, text=then.text[:LONGEST]),
-    )
-
-
-def _when(said: Record) -> float:
-    return said["created_at"]
 
 
 def _neighbours(rows: Rows, turn: TurnView) -> tuple[int | None, int | None]:
@@ -328,10 +318,7 @@ def _answered(rows: Rows, version: int) -> list[Record]:
         "AND policy_version = ? AND idx = 0 AND blanked IS NULL ORDER BY turns.id LIMIT 3",
         version,
     )
-    return [
-        dict(row) | {name: row[name][:1000] for name in ("request_text", "reply_text")}
-        for row in found
-    ]
+    return [dict(row) for row in found]
 
 
 def read_versions(rows: Rows, before: int | None = None) -> Record:

@@ -170,7 +170,7 @@ class _Page:
         self._templates.filters |= {
             "moment": moment,
             "signed": _signed,
-            "share": _share,
+            "share": "{:.0%}".format,
             "step_word": step_word,
         }
 
@@ -382,7 +382,3 @@ def _to(where: str, headers: Mapping[str, str] = {}) -> Response:
 
 def _signed(value: float | None) -> str:
     return "–" if value is None else f"{value:+z.3g}"
-
-
-def _share(value: float) -> str:
-    return f"{value:.0%}"
