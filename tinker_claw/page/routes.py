@@ -344,9 +344,8 @@ class _Page:
         if score is None:
             raise RequestError("This is no form of this page.")
         owner = await self._read(lambda rows: read.owner(rows, number))
-        if owner is None or visitor.user not in (None, owner):
-            raise read.missing("turn")
-        if self._deps.say(owner, About("turn", number), Feedback(score)) is None:
+        mine, place = visitor.user in (None, owner), About("turn", number)
+        if owner is None or not mine or self._deps.say(owner, place, Feedback(score)) is None:
             raise read.missing("turn")
         return _to(f"/turns/{number}")
 
