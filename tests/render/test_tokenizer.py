@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,13 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from renderers.base import load_tokenizer
 
-from tests import captures
 from tests.agents import assistant, tool, user
 from tests.processes import ROOT, product
 from tests.wire_servers import wire_process
 from tinker_claw.render.outside_text import CutTokenizer
-from tinker_claw.render.prompt_cache import Encoder
-from tinker_claw.render.tokenizer import FileTokenizer, load, load_fast
+from tinker_claw.render.tokenizer import FileTokenizer, load
 from tinker_claw.shipped import MODEL_DIR
 
 MARKS = list(load_tokenizer(str(MODEL_DIR)).get_added_vocab())
@@ -49,84 +42,6 @@ def both() -> tuple[FileTokenizer, Any]:
     return ours, load_tokenizer(str(MODEL_DIR))
 
 
-@pytest.fixture(scope="module")
-def fast(both: tuple[FileTokenizer, Any]) -> Callable[[str], list[int]]:
-    found = load_fast(both[0])
-    assert found is not None, "it passes the try-out"
-    return found
-
-
-@given(pieces=st.lists(st.one_of(st.sampled_from(MARKS), st.text()), max_size=6))
-def test_the_fast_way_gives_the_same_ids(
-    both: tuple[FileTokenizer, Any], fast: Callable[[str], list[int]], pieces: list[str]
-) -> None:
-    text = "".join(pieces)
-    assert fast(text) == both[0].encode(text, add_special_tokens=False)
-
-
-def test_the_fast_way_gives_the_same_ids_on_what_agents_send(
-    both: tuple[FileTokenizer, Any], fast: Callable[[str], list[int]]
-) -> None:
-    texts = [str(m.get("content")) for c in captures.load(None) for m in c.body.get("messages", ())]
-    assert max(map(len, texts)) > 8_000
-    for text in texts:
-        assert fast(text) == both[0].encode(text, add_special_tokens=False)
-
-
-def test_a_fast_way_to_other_ids_is_not_gone(
-    both: tuple[FileTokenizer, Any], tmp_path: Path
-) -> None:
-    """Its file is another one than that which was read: merges are missing."""
-    ours = both[0]
-    shutil.copytree(MODEL_DIR, tmp_path / "model")
-    file = tmp_path / "model" / "tokenizer.json"
-    content = json.loads(file.read_text())
-    del content["model"]["merges"][:100]
-    file.write_text(json.dumps(content))
-    other = load(str(tmp_path / "model"))
-    other.backend_tokenizer = ours.backend_tokenizer
-    assert load_fast(other) is None
-    file.write_text("{}")
-    assert load_fast(other) is None
-
-
-def test_others_go_on_while_the_fast_way_is_tried_out(both: tuple[FileTokenizer, Any]) -> None:
-    """It is, beside the event loop, on the texts that were met first: whole system prompts."""
-    tokenizer = load(str(MODEL_DIR))
-    backend, working, rounds = both[0].backend_tokenizer, False, 0
-
-    def encode(*args: Any, **options: Any) -> Any:
-        nonlocal working
-        working = True
-        try:
-            return backend.encode_batch_fast(*args, **options)
-        finally:
-            working = False
-
-    tokenizer.backend_tokenizer = SimpleNamespace(
-        encode_batch_fast=encode, get_added_tokens_decoder=backend.get_added_tokens_decoder
-    )
-    met = ["".join(f"{number:x}-" for number in range(60_000))]
-    trying = threading.Thread(target=load_fast, args=(tokenizer, met))
-    trying.start()
-    while trying.is_alive():
-        time.sleep(0.001)
-        rounds += working
-    assert rounds > 20, "a few come before a thread that keeps all others out has said that it ends"
-
-
-async def test_after_the_first_long_text_the_fast_way_is_gone() -> None:
-    tokenizer = CutTokenizer(load(str(MODEL_DIR)))
-    encoder = Encoder(tokenizer)
-    long = "What is long, and said once, is said again. " * 300
-    ready = await encoder.prepare([long])
-    for thread in threading.enumerate():
-        if thread.name == "fast tokenizer":
-            await asyncio.to_thread(thread.join)
-    assert tokenizer._fast is not None
-    assert encoder._encode(long) == ready[long]
-
-
 @given(pieces=st.lists(st.one_of(st.sampled_from(MARKS), st.text()), max_size=6))
 def test_text_to_ids_and_back_is_as_transformers_has_it(
     both: tuple[FileTokenizer, Any], pieces: list[str]
@@ -136,8 +51,8 @@ def test_text_to_ids_and_back_is_as_transformers_has_it(
     given: dict[str, Any] = {"add_special_tokens": False}
     assert ours.encode(text, **given) == theirs.encode(text, **given)
     given["return_offsets_mapping"] = True
-    mine, other = ours(text, **given), theirs(text, **given)
-    assert {name: list(mine[name]) for name in mine} == {name: list(other[name]) for name in mine}
+    mine, other = CutTokenizer(ours)(text, **given), theirs(text, **given)
+    assert mine == {name: list(other[name]) for name in mine}
     for skip in (False, True):
         ids = ours.encode(text, add_special_tokens=False)
         assert ours.decode(ids, skip_special_tokens=skip) == theirs.decode(

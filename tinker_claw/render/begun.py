@@ -125,7 +125,7 @@ class Beginnings:
         for n in range(1, min(len(rest), _LONGEST) + 1):
             text = self._text(rest[:n])
             if text.startswith(begun):
-                return [*self._tokenizer.encoded(text[len(begun) :])[0], *rest[n:]]
+                return [*self._tokenizer.encode(text[len(begun) :]), *rest[n:]]
             if not begun.startswith(text):
                 return None
         return None

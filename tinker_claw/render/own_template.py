@@ -67,9 +67,10 @@ class OwnTemplate:
         at = None
         if hint is not None and not self.no_hints:
             at = self._end_of(hint, messages, tools, text)
-        ids, starts = self._tokenizer.encoded(text, with_starts=at is not None)
-        if at is None or starts is None:
-            return Prompt(tuple(ids), None)
+        if at is None:
+            return Prompt(tuple(self._tokenizer.encode(text)), None)
+        found = self._tokenizer(text)
+        ids, starts = found["input_ids"], [start for start, _ in found["offset_mapping"]]
         place = bisect_left(starts, at)
         if at < len(text) and (place == len(ids) or starts[place] > at):
             # A token reaches over the end of the message: a hint goes before it if it is a blank.
@@ -148,16 +149,16 @@ class OwnTemplate:
 
     def _first_added(self, text: str) -> tuple[int, ...]:
         """The added token that a text begins with, behind blanks; () where there is none."""
-        ids = self._tokenizer.encoded(text)[0]
+        ids = self._tokenizer.encode(text)
         blanks = takewhile(lambda i: i not in self._added and not self._decoded([i]).strip(), ids)
         found = next(iter(ids[len([*blanks]) :]), None)
         return (found,) if found in self._added else ()
 
     def _context(self) -> list[int]:
         """Ids to decode a part behind, where a decoder takes the blank from the first word."""
-        word = self._tokenizer.encoded("a b")[0]
+        word = self._tokenizer.encode("a b")
         apart = self._decoded(word[:1]) + "".join(self._decoded([i]) for i in word[1:])
-        return [] if apart == self._decoded(word) else self._tokenizer.encoded("a")[0]
+        return [] if apart == self._decoded(word) else self._tokenizer.encode("a")
 
     # Reading the template
 

@@ -7,11 +7,16 @@ where a hint goes, and keeps hints from forging markers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, lru_cache, partial
 from typing import Any, cast
 
 import renderers
-from cachetools import LRUCache
 from renderers.base import MODEL_RENDERER_MAP
 from renderers.reasoning import prompt_ends_in_reasoning
 from tokenizers.models import BPE
@@ -19,13 +24,12 @@ from tokenizers.models import BPE
 from tinker_claw.errors import ConfigError, RequestError
 from tinker_claw.render.format import Format, Switches, Tools, first_line
 from tinker_claw.render.outside_text import CutTokenizer, Guard
-from tinker_claw.render.prompt_cache import Encoder, Prompt, PromptLayout
+from tinker_claw.render.prompt_cache import Prompt, PromptCache
 from tinker_claw.render.stream import (
     BufferedStream,
     MarkedStream,
     Markers,
     ReplyStream,
-    only_call,
     tool_call,
 )
 from tinker_claw.render.tokenizer import load
@@ -36,6 +40,8 @@ from tinker_claw.types import HINT_TEMPLATE, Message, Reply, Tokens, ToolCall
 _MARKED = frozenset({"qwen3", "qwen3.5", "qwen3.6", "qwen3.8"})
 
 
+_ASIDE = 8_000
+"""Bytes of text from which on rendering is worth the way to another thread: some milliseconds."""
 _DECODED_AT_ONCE = 2000
 """Ids: between two such parts other threads have their turn."""
 _FORMATS = 16
@@ -81,10 +87,10 @@ class Renderer:
         """`config`: a config of the `renderers` package, or None to go by the tokenizer's name."""
         self._tokenizer = CutTokenizer(tokenizer)
         self._guard = Guard(tokenizer.get_added_vocab())
-        self._encoder = Encoder(self._tokenizer)
-        first = Format(self._tokenizer, self._guard, self._encoder, config)
-        self._formats = LRUCache[Switches, Format](_FORMATS)
-        self._formats[()] = first
+        self._cache = PromptCache()
+        self._thread = ThreadPoolExecutor(1, "render", initializer=_after_the_event_loop)
+        self._format = lru_cache(_FORMATS)(partial(self._new_format, config))
+        first = self._format(())
         self._base = first.plain
         self._own = first.own
         self.config: Any = cast("Any", self._base).config
@@ -94,13 +100,11 @@ class Renderer:
         self.stop_tokens = tuple(dict.fromkeys(stops))
         self.refusals = self._own.refusals if self._own else ()
         """What the model's own chat template was tried out for in vain, each with its reason."""
-        self._tails = LRUCache[tuple[int, ...], bool](_TAILS)
-        self._begun = LRUCache[tuple[Switches, tuple[str, ...]], tuple[int, ...] | None](
-            _BEGINNINGS
-        )
-        self._alone: dict[int, str] = {}
-        """Texts of single ids: samplers that stream give one at a time. No more than there are ids,
-        some 10 MB."""
+        self._opens_thinking = lru_cache(_TAILS)(self._ends_in_thinking)
+        self._begin = lru_cache(_BEGINNINGS)(self._beginning)
+        self._decode_one: Callable[[int], str] = cache(lambda token: self._decoded([token]))
+        """Samplers that stream give one id at a time. No more texts than there are ids, some 10 MB.
+        """
         self._words_a_token: int | None = None
         self._markers = self._find_markers()
 
@@ -141,26 +145,38 @@ class Renderer:
         hint_message: int | None = None,
         switches: Switches = (),
     ) -> Prompt:
-        """Render a request, ready for sampling; see `lay_out`."""
-        return self.lay_out(messages, tools, hint_message=hint_message, switches=switches).prompt()
+        """Render a request, ready for sampling.
 
-    def lay_out(
+        Args:
+            hint_message: index of the user's message at whose end a hint would go.
+
+        Raises:
+            RequestError: the model's chat template refuses these messages.
+        """
+        return self._format(switches).prompt(messages, tools, hint_message)
+
+    async def prompt_aside(
         self,
         messages: Sequence[Message],
         tools: Tools | None = None,
         *,
         hint_message: int | None = None,
         switches: Switches = (),
-    ) -> PromptLayout:
-        """The prompt, before what is new in it is encoded.
+        remembers: bool = True,
+    ) -> Prompt:
+        """As `prompt`; long text that is new is rendered in a thread, one request at a time, so
+        that the event loop goes on and what several requests bring is rendered once.
 
         Args:
-            hint_message: index of the message at whose end a hint would go.
-
-        Raises:
-            RequestError: the model's chat template refuses these messages.
+            remembers: False keeps nothing of the request in memory.
         """
-        return self._format(switches).lay_out(messages, tools, hint_message)
+        found = self._format(switches)
+        plan = found.plan(messages, tools)
+        if plan.size < _ASIDE:
+            return found.render(plan, hint_message, remembers=remembers)
+        # It is looked up again there, behind the requests that came before.
+        render = partial(found.prompt, messages, tools, hint_message, remembers=remembers)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, render)
 
     def extend(
         self,
@@ -240,30 +256,24 @@ class Renderer:
         Args:
             names: at least one.
         """
-        key = switches, (min(names), max(names))
-        if len(key[1][0]) > _LONGEST_NAME or len(key[1][1]) > _LONGEST_NAME:
-            return None
-        if key not in self._begun:
-            found = self._format(switches)
-            begun = None if found.own else found.beginnings.of_call(key[1], self._read_back)
-            self._begun[key] = begun
-        return self._begun[key]
+        ends = min(names), max(names)
+        return self._begin(ends, switches) if max(map(len, ends)) <= _LONGEST_NAME else None
+
+    def begin_text(self, switches: Switches = ()) -> tuple[int, ...] | None:
+        """Ids with which a reply begins that is text at once, () where there is nothing to begin;
+        None: this chat format is not known to have such replies."""
+        return self._begin((), switches)
+
+    def _beginning(self, names: tuple[str, ...], switches: Switches) -> tuple[int, ...] | None:
+        found = self._format(switches)
+        if not names:
+            return found.beginnings.of_text(self.parse)
+        return None if found.own else found.beginnings.of_call(names, self.parse)
 
     @property
     def tells_text(self) -> bool:
         """A reply's text is known token by token."""
         return self._markers is not None
-
-    def begin_text(self, switches: Switches = ()) -> tuple[int, ...] | None:
-        """Ids with which a reply begins that is text at once, () where there is nothing to begin;
-        None: this chat format is not known to have such replies."""
-        key = switches, ()
-        if key not in self._begun:
-            self._begun[key] = self._format(switches).beginnings.of_text(self._read_back)
-        return self._begun[key]
-
-    def _read_back(self, tokens: Tokens, prompt: Tokens, tools: Tools) -> Reply:
-        return self.parse(tokens, prompt, tools)
 
     def fewest_tokens(self, text: str) -> int:
         """How many tokens a text takes at the least, found without encoding it; 0: not known.
@@ -276,28 +286,21 @@ class Renderer:
         return len(text.split()) // self._words_a_token if self._words_a_token else 0
 
     def forget(self) -> None:
-        """Keep no text of earlier requests in memory."""
-        self._encoder.clear()
+        """Keep nothing of earlier requests in memory."""
+        self._cache.clear()
 
     def decode(self, tokens: Tokens) -> str:
         """Text of ids, control tokens spelled out."""
-        if len(tokens) != 1:
-            return self._tokenizer.decode(list(tokens), skip_special_tokens=False)
-        text = self._alone.get(tokens[0])
-        if text is None:
-            text = self._tokenizer.decode(list(tokens), skip_special_tokens=False)
-            self._alone[tokens[0]] = text
-        return text
+        return self._decode_one(tokens[0]) if len(tokens) == 1 else self._decoded(tokens)
+
+    def _decoded(self, tokens: Tokens) -> str:
+        return self._tokenizer.decode(list(tokens), skip_special_tokens=False)
 
     def _encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        return self._tokenizer.encode(text)
 
-    def _format(self, switches: Switches) -> Format:
-        if switches not in self._formats:
-            self._formats[switches] = Format(
-                self._tokenizer, self._guard, self._encoder, self.config, dict(switches)
-            )
-        return self._formats[switches]
+    def _new_format(self, config: Any, switches: Switches) -> Format:
+        return Format(self._tokenizer, self._guard, self._cache, config, dict(switches))
 
     def _find_markers(self) -> Markers | None:
         """None where replies can only be read when they are complete."""
@@ -312,15 +315,13 @@ class Renderer:
         think, think_end, call, call_end = (i[0] for i in ids)
         return Markers(think, think_end, call, call_end, frozenset(self.stop_tokens))
 
-    def _opens_thinking(self, tail: tuple[int, ...]) -> bool:
+    def _ends_in_thinking(self, tail: tuple[int, ...]) -> bool:
         """Whether a prompt that ends so has opened the thinking block; nearly all end alike."""
         if self._own is not None and self._own.marks_no_thinking:
             return False
-        if tail not in self._tails:
-            self._tails[tail] = prompt_ends_in_reasoning(
-                cast("Any", self._tokenizer), list(tail), stop_ids=set(self.stop_tokens)
-            )
-        return self._tails[tail]
+        return prompt_ends_in_reasoning(
+            cast("Any", self._tokenizer), list(tail), stop_ids=set(self.stop_tokens)
+        )
 
     def _parse_call(self, block: Sequence[int], tools: Tools | None) -> ToolCall | None:
         """One call, markers included."""
@@ -328,7 +329,8 @@ class Renderer:
             parsed = self._base.parse_response(list(block), tools=_specs(tools))
         except (ValueError, RecursionError):  # numbers of thousands of digits, endless nesting
             return None
-        return only_call(parsed.tool_calls)
+        calls = parsed.tool_calls
+        return tool_call(calls[0]) if len(calls) == 1 else None
 
     def _parse_complete(
         self, tokens: Tokens, prompt: Tokens, tools: Tools | None, may_call: bool
@@ -349,6 +351,12 @@ class Renderer:
             else:
                 text += self.decode(ids[slice(*attempt.token_span)])
         return Reply(text.strip(), parsed.reasoning_content, tuple(calls))
+
+
+def _after_the_event_loop() -> None:
+    """Where both want the same processor, requests that are served go before one that begins."""
+    if sys.platform == "linux":  # elsewhere threads have no priority of their own
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
 
 
 def _specs(tools: Tools | None) -> Any:
