@@ -13,10 +13,12 @@ from __future__ import annotations
 import hashlib
 import marshal
 import os
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice, product
-from typing import Any, TypeAlias, cast
+from itertools import count, islice, product
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import renderers
 from renderers.base import merge_chat_template_kwargs
@@ -150,6 +152,7 @@ before a call in front of them, and an answer to the user behind them."""
 _MOVED = "[System message]\n\n"
 """Before the words of a system message that a user's message holds, as its format knows none where
 it stands."""
+_NUMBERS = count(-1, -1)
 _BACK = 8
 """Places at which a conversation may have gone on that are looked at, the last ones."""
 
@@ -161,6 +164,8 @@ class Plan:
     messages: Sequence[Message]
     """As the format takes them."""
     tools: Tools | None
+    hint: int | None
+    """Index of the message at whose end a hint would go."""
     head: int
     """So many system messages stand in front."""
     front: bytes | None
@@ -170,8 +175,6 @@ class Plan:
     places: Sequence[tuple[int, bytes]]
     """Where the conversation may be divided: a message's index, and the name of all between the
     front and it."""
-    known_as: bytes | None
-    """The last of these names that is known."""
     start: int
     """The first message whose ids are not known."""
     known: Known
@@ -208,6 +211,7 @@ class Format:
         self.plain = renderers.create_renderer(
             cast("Any", tokenizer), config, chat_template_kwargs=switches
         )
+        self._tokenizer = tokenizer
         self._cache = cache
         self._salted = hashlib.sha256(os.urandom(32))
         name: str = cast("Any", self.plain).config.name
@@ -217,14 +221,23 @@ class Format:
         """The tokenizer's own template, where the package has no format for the model."""
         self._divides: frozenset[tuple[str, str]] = frozenset()
         self._stands_in = False
+        self._texts = _Texts(tokenizer)
+        self._frames: dict[str, list[int]] = {}
+        """Texts that were met in the try-outs, most of which formats write again and again."""
+        self._ends_texts = True
+        """What a user says stands at the end of a text that is encoded as a whole."""
+        self._of_texts: renderers.Renderer | None = None
         if name == "default":
             self.own = OwnTemplate(tokenizer, config, switches)
         else:
-            by_text = renderers.create_renderer(
-                cast("Any", _ByText(tokenizer)), config, chat_template_kwargs=switches
+            self._of_texts = renderers.create_renderer(
+                cast("Any", self._texts), config, chat_template_kwargs=switches
             )
-            self._divides = _tried_to_divide(by_text)
-            self._stands_in = _tried_stand_ins(by_text)
+            if self._tried_out():
+                self._divides = self._tried_to_divide()
+                self._stands_in = self._tried_stand_ins()
+            else:
+                self._of_texts = None
         self._moves_system = self._fits(_ASKED, _SAID, _THANKED) and not self._fits(
             *(_ASKED, _SAID, _SYSTEM, _THANKED)
         )
@@ -246,12 +259,13 @@ class Format:
         Raises:
             RequestError: the format refuses these messages.
         """
-        return self.render(self.plan(messages, tools), hint, remembers=remembers)
+        return self.render(self.plan(messages, tools, hint), remembers=remembers)
 
-    def plan(self, messages: Sequence[Message], tools: Tools | None) -> Plan:
+    def plan(self, messages: Sequence[Message], tools: Tools | None, hint: int | None) -> Plan:
         """Look up what is known of a request's prompt."""
         head = _head(messages)
         messages = self._placed(messages, head)
+        hint = hint if self._tokenizer.tells_starts else None
         kinds, last = _kinds(messages), _last_question(messages)
         front, in_front = None, None
         places: list[tuple[int, bytes]] = []
@@ -269,63 +283,58 @@ class Format:
                 digest.update(_digests(messages[done:end]))
                 places.append((end, digest.digest()))
                 done = end
-        start, known_as, known = head, None, NOTHING
+        start, known = head, NOTHING
         for end, name in reversed(places):
-            if (found := self._cache.get(name)) is not None:
-                start, known_as, known = end, name, found
+            found = self._cache.get(name)
+            if found is not None and (hint not in range(end) or hint in found.hints):
+                start, known = end, found
                 break
-        return Plan(messages, tools, head, front, in_front, places, known_as, start, known)
+        return Plan(messages, tools, hint, head, front, in_front, places, start, known)
 
-    def render(self, plan: Plan, hint: int | None, *, remembers: bool = True) -> Prompt:
+    def render(self, plan: Plan, *, remembers: bool = True) -> Prompt:
         """Render what is new, and put it behind what is known; see `prompt`."""
         try:
             if self.own is not None:
-                return self.own.prompt(*self._guarded(plan.messages, plan.tools), hint)
-            return self._render(plan, hint, remembers)
+                return self.own.prompt(*self._guarded(plan.messages, plan.tools), plan.hint)
+            return self._render(plan, remembers)
         except UNFIT as error:
             raise RequestError(
                 f"The model's chat format does not take these messages: {first_line(error)}.",
                 param="messages",
             ) from error
 
-    def _render(self, plan: Plan, hint: int | None, remembers: bool) -> Prompt:
-        first, tools, start = plan.messages[: plan.head], plan.tools, plan.start
-        front = plan.in_front
+    def _render(self, plan: Plan, remembers: bool) -> Prompt:
+        first, tools, front = plan.messages[: plan.head], plan.tools, plan.in_front
         if plan.front is not None:
             if front is None:
-                alone = self._rendered([*first, _THANKED], tools)
-                end = _first_of(alone.message_indices, plan.head)
-                front = Known(Ids.of(alone.token_ids[:end]), {})
+                alone = self._rendered([*first, _THANKED], tools, None)
+                end = _first_of(alone.messages, plan.head)
+                front = Known(Ids.of(alone.ids[:end]), {})
                 if remembers:
                     self._cache.keep(plan.front, front)
             first, tools = _stand_ins(first, tools)
-        rendered = self._rendered([*first, *plan.messages[start:]], tools)
-        ids, indices = rendered.token_ids, rendered.message_indices
-        cut = _first_of(indices, plan.head)
-        before = Ids.of(ids[:cut]) if front is None else front.ids
-        left_out, moved = start - plan.head, len(plan.known.ids.tokens) - cut
-        ends = {
-            **plan.known.ends,
-            **{
-                at + left_out: end + moved
-                for at, end in _ends(rendered, cut).items()
-                if at >= plan.head
-            },
-        }
-        if remembers and plan.places and plan.places[-1][0] > start:
+        hint, left_out = plan.hint, plan.start - plan.head
+        asked = hint - left_out if hint is not None and hint >= plan.start else None
+        new = self._rendered([*first, *plan.messages[plan.start :]], tools, asked)
+        cut = _first_of(new.messages, plan.head)
+        before = Ids.of(new.ids[:cut]) if front is None else front.ids
+        hints = dict(plan.known.hints)
+        if hint is not None and asked is not None:
+            moved = len(plan.known.ids.tokens) - cut
+            hints[hint] = None if new.hint_at is None else new.hint_at + moved
+        known = plan.known.ids
+        if remembers and plan.places and plan.places[-1][0] > plan.start:
             until, name = plan.places[-1]
-            end = _first_of(indices, until - left_out)
-            known = Known(
-                Ids.joined([plan.known.ids, Ids.of(ids[cut:end])]),
-                {at: place for at, place in ends.items() if at < until},
-            )
-            self._cache.keep(name, known, plan.known_as)
-            parts = [before, known.ids, Ids.of(ids[end:])]
-        else:
-            parts = [before, plan.known.ids, Ids.of(ids[cut:])]
-        whole = Ids.joined(parts)
-        hint_at = len(before.tokens) + ends[hint] if hint in ends else None
-        return Prompt(whole.tokens, hint_at, whole.packed)
+            end = _first_of(new.messages, until - left_out)
+            known, cut = Ids.joined([known, Ids.of(new.ids[cut:end])]), end
+            kept = {at: place for at, place in hints.items() if at < until}
+            instead_of = dict(plan.places).get(plan.start)
+            self._cache.keep(name, Known(known, kept), instead_of)
+        ids = Ids.joined([before, known, Ids.of(new.ids[cut:])])
+        hint_at = None if hint is None else hints[hint]
+        return Prompt(
+            ids.tokens, None if hint_at is None else len(before.tokens) + hint_at, ids.packed
+        )
 
     def extend(
         self,
@@ -346,8 +355,7 @@ class Format:
             return None
         if rendered is None:
             return None
-        ends = _ends(rendered, len(prompt))
-        return Prompt(tuple(rendered.token_ids), None if hint is None else ends.get(hint))
+        return Prompt(tuple(rendered.token_ids), _content_end(rendered, hint))
 
     def _placed(self, messages: Sequence[Message], head: int) -> Sequence[Message]:
         """The messages as the format takes them: where it knows no system message behind the first
@@ -367,7 +375,7 @@ class Format:
             if self.own is not None:
                 self.own.prompt(messages, None, None)
             else:
-                self._rendered(messages, None)
+                self._rendered(messages, None, None)
         except UNFIT:
             return False
         return True
@@ -378,103 +386,187 @@ class Format:
         return self._guard.messages(messages), self._guard.tools(tools) if tools else None
 
     def _rendered(
-        self, messages: Sequence[Message], tools: Tools | None
-    ) -> renderers.RenderedTokens:
+        self, messages: Sequence[Message], tools: Tools | None, hint: int | None
+    ) -> _Rendered:
         said, offered = self._guarded(messages, tools)
-        return self.plain.render(
-            cast("Any", said), tools=cast("Any", offered), add_generation_prompt=True
-        )
+        found = self._by_text(said, offered, hint) if self._of_texts is not None else None
+        return found or _plainly(self.plain, said, offered, hint)
+
+    def _by_text(
+        self, said: Sequence[Message], tools: Tools | None, hint: int | None
+    ) -> _Rendered | None:
+        """Encode text by text, which costs far less than what the package does for each id.
+
+        None: only the plain way can tell where the hint goes.
+        """
+        content: str = "" if hint is None else said[hint]["content"]
+        with self._texts.noting() as texts:
+            rendered = _render(self._of_texts, said, tools)
+        ids, messages, ends = list[int](), list[int](), list[int]()
+        for entry, at in zip(rendered.token_ids, rendered.message_indices, strict=True):
+            text = texts.get(entry)
+            if text is None:
+                new = [entry]
+                if entry < 0:  # the format keeps ids between renders
+                    self._of_texts = None
+                    return None
+            else:
+                new = self._frames.get(text) or self._tokenizer.encode(text)
+            ids += new
+            messages += [at] * len(new)
+            # Some formats strip it. Where several texts end so, it is not known which is meant.
+            if text and at == hint and text.endswith((content, content.strip())):
+                ends.append(len(ids))
+        if hint is not None and not (content.strip() and len(ends) == 1 and self._ends_texts):
+            return None
+        return _Rendered(ids, messages, ends[0] if ends else None)
+
+    def _tried_out(self) -> bool:
+        """Whether text by text gives what a plain render gives, wherever the format takes it.
+
+        Finds out, too, whether what a user says ends a text.
+        """
+        agreed = False
+        for messages, tools in _DIVIDED:
+            hint, said = _last_question(messages), self._guarded(messages, tools)
+            try:
+                expected = _plainly(self.plain, *said, hint)
+            except UNFIT:
+                continue
+            try:
+                found, hinted = self._by_text(*said, None), self._by_text(*said, hint)
+            except (*UNFIT, AssertionError):
+                return False
+            if found is None or found.ids != expected.ids:
+                return False
+            agreed = True
+            if hinted is None or hinted.hint_at != expected.hint_at:
+                self._ends_texts = False
+        return agreed
+
+    def _tried_to_divide(self) -> frozenset[tuple[str, str]]:
+        """Kinds of neighbours between which a conversation may be divided.
+
+        That is where the ids of all before are those that they were when a question stood there,
+        and the ids of all behind are those that they are without what was before.
+        """
+        good, bad = set[tuple[str, str]](), set[tuple[str, str]]()
+        for messages, tools in _DIVIDED:
+            head, kinds = _head(messages), _kinds(messages)
+            try:
+                whole = self._attributed(messages, tools, range(len(messages)))
+            except UNFIT:
+                return frozenset()
+            for at in range(head + 1, (_last_question(messages) or 0) + 1):
+                if kinds[at] == "tool":  # it belongs to the call
+                    continue
+                try:
+                    asked = [*messages[:at], _THANKED]
+                    before = self._attributed(asked, tools, range(len(asked)))
+                    places = [*range(head), *range(at, len(messages))]
+                    behind = self._attributed([messages[i] for i in places], tools, places)
+                except UNFIT:
+                    before = behind = []
+                begin, end = (_first_of([i for i, *_ in before], place) for place in (head, at))
+                cut = _first_of([i for i, *_ in behind], at)
+                same = [*behind[:cut], *before[begin:end], *behind[cut:]] == whole
+                (good if same else bad).add((kinds[at - 1], kinds[at]))
+        return frozenset(good - bad)
+
+    def _tried_stand_ins(self) -> bool:
+        """Whether system messages and tools change nothing behind them but by being there, and
+        nothing behind changes them."""
+
+        def cut(head: Sequence[Message], said: Sequence[Message], tools: Tools) -> list[Any]:
+            found = self._attributed([*head, *said], tools, range(len(head) + len(said)))
+            at = _first_of([place for place, *_ in found], len(head))
+            return [found[:at], found[at:]]
+
+        heads: tuple[list[dict[str, Any]], ...] = ([], [_SYSTEM], [_SYSTEM, _SYSTEM])
+        tried = 0
+        for head, tools, said in product(heads, ([], [_TOOL]), (_TALKED, _WORKED, [_ASKED])):
+            try:
+                front, behind = cut(head, said, tools)
+            except UNFIT:
+                continue
+            try:
+                short, few = _stand_ins(head, tools)
+                if cut(head, [_THANKED], tools)[0] != front or cut(short, said, few)[1] != behind:
+                    return False
+            except UNFIT:
+                return False
+            tried += 1
+        return tried > 0
+
+    def _attributed(
+        self, messages: Sequence[Message], tools: Tools, places: Sequence[int]
+    ) -> list[tuple[int, int | str, bool]]:
+        """For each id or text the message's place, what it is, and whether it is content."""
+        with self._texts.noting() as texts:
+            rendered = _render(self._of_texts, messages, tools)
+        self._frames |= {text: self._tokenizer.encode(text) for text in texts.values()}
+        return [
+            (places[at] if at >= 0 else at, texts.get(entry, entry), content)
+            for at, entry, content in zip(
+                rendered.message_indices,
+                rendered.token_ids,
+                rendered.is_content or [False] * len(rendered.token_ids),
+                strict=True,
+            )
+        ]
 
 
-# What a format is tried out for, with one number for each text that it has encoded
-
-
-class _ByText:
-    """A tokenizer with one number for each text, so that what is encoded together is seen."""
+class _Texts(threading.local):
+    """A tokenizer that notes the texts it is asked to encode, and hands out a negative number
+    instead of their ids, none of them twice. Each thread has notes of its own."""
 
     def __init__(self, tokenizer: CutTokenizer) -> None:
         self._tokenizer = tokenizer
-        self._numbers: dict[str, int] = {}
+        self._notes: dict[int, str] | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tokenizer, name)
 
+    @contextmanager
+    def noting(self) -> Generator[Mapping[int, str]]:
+        """Take notes, and yield them by number."""
+        self._notes = {}
+        try:
+            yield self._notes
+        finally:
+            self._notes = None
+
     def encode(self, text: str, **options: Any) -> list[int]:
-        return [self._numbers.setdefault(text, -1 - len(self._numbers))] if text else []
+        if self._notes is None:
+            return self._tokenizer.encode(text)
+        number = next(_NUMBERS)
+        self._notes[number] = text
+        return [number] if text else []
 
     def __call__(self, text: str, **options: Any) -> dict[str, Any]:
         return {"input_ids": self.encode(text), "offset_mapping": [(0, len(text))]}
 
 
-def _tried_to_divide(chat: renderers.Renderer) -> frozenset[tuple[str, str]]:
-    """Kinds of neighbours between which a conversation may be divided.
+class _Rendered(NamedTuple):
+    """Ids of a prompt, for each the index of its message, and where a hint goes."""
 
-    That is where the ids of all before are those that they were when a question stood there, and
-    the ids of all behind are those that they are without what was before.
-    """
-    good, bad = set[tuple[str, str]](), set[tuple[str, str]]()
-    for messages, tools in _DIVIDED:
-        head, kinds = _head(messages), _kinds(messages)
-        try:
-            whole = _attributed(chat, messages, tools, range(len(messages)))
-        except UNFIT:
-            return frozenset()
-        for at in range(head + 1, (_last_question(messages) or 0) + 1):
-            if kinds[at] == "tool":  # it belongs to the call
-                continue
-            try:
-                asked = [*messages[:at], _THANKED]
-                before = _attributed(chat, asked, tools, range(len(asked)))
-                places = [*range(head), *range(at, len(messages))]
-                behind = _attributed(chat, [messages[i] for i in places], tools, places)
-            except UNFIT:
-                before = behind = []
-            begin, end = (_first_of([i for i, *_ in before], place) for place in (head, at))
-            cut = _first_of([i for i, *_ in behind], at)
-            same = [*behind[:cut], *before[begin:end], *behind[cut:]] == whole
-            (good if same else bad).add((kinds[at - 1], kinds[at]))
-    return frozenset(good - bad)
+    ids: Sequence[int]
+    messages: Sequence[int]
+    hint_at: int | None
 
 
-def _tried_stand_ins(chat: renderers.Renderer) -> bool:
-    """Whether system messages and tools change nothing behind them but by being there, and nothing
-    behind changes them."""
-
-    def cut(head: Sequence[Message], said: Sequence[Message], tools: Tools | None) -> list[Any]:
-        found = _attributed(chat, [*head, *said], tools or [], range(len(head) + len(said)))
-        at = _first_of([place for place, *_ in found], len(head))
-        return [found[:at], found[at:]]
-
-    heads: tuple[list[dict[str, Any]], ...] = ([], [_SYSTEM], [_SYSTEM, _SYSTEM])
-    tried = 0
-    for head, tools, said in product(heads, ([], [_TOOL]), (_TALKED, _WORKED, [_ASKED])):
-        try:
-            front, behind = cut(head, said, tools)
-        except UNFIT:
-            continue
-        try:
-            short, few = _stand_ins(head, tools)
-            if cut(head, [_THANKED], tools)[0] != front or cut(short, said, few)[1] != behind:
-                return False
-        except UNFIT:
-            return False
-        tried += 1
-    return tried > 0
+def _plainly(
+    chat: renderers.Renderer, said: Sequence[Message], tools: Tools | None, hint: int | None
+) -> _Rendered:
+    found = _render(chat, said, tools)
+    return _Rendered(found.token_ids, found.message_indices, _content_end(found, hint))
 
 
-def _attributed(
-    chat: renderers.Renderer, messages: Sequence[Message], tools: Tools, places: Sequence[int]
-) -> list[tuple[int, int, bool]]:
-    """For each id the message's place, the id, and whether it is content."""
-    rendered = chat.render(
-        cast("Any", messages), add_generation_prompt=True, tools=cast("Any", tools)
-    )
-    return [
-        (places[at] if at >= 0 else at, entry, content)
-        for at, entry, content in zip(
-            rendered.message_indices, rendered.token_ids, rendered.is_content, strict=True
-        )
-    ]
+def _render(
+    chat: renderers.Renderer | None, said: Sequence[Message], tools: Tools | None
+) -> renderers.RenderedTokens:
+    assert chat is not None
+    return chat.render(cast("Any", said), tools=cast("Any", tools), add_generation_prompt=True)
 
 
 def _digests(messages: Sequence[Message]) -> bytes:
@@ -530,11 +622,14 @@ def _first_of(messages: Sequence[int], message: int) -> int:
     return next((i for i, at in enumerate(messages) if at >= message), len(messages))
 
 
-def _ends(rendered: renderers.RenderedTokens, start: int) -> dict[int, int]:
-    """By a message's index, the index behind its last content token from `start` on; those without
-    any, and all where the format does not tell exactly, are left out."""
-    told = zip(rendered.message_indices[start:], rendered.is_content[start:], strict=False)
-    return {at: place for place, (at, content) in enumerate(told, start + 1) if content}
+def _content_end(rendered: renderers.RenderedTokens, message: int | None) -> int | None:
+    """Index behind the last content token of a message; None without exact attribution."""
+    if message is None or not rendered.is_content:
+        return None
+    for at in range(len(rendered.token_ids) - 1, -1, -1):
+        if rendered.message_indices[at] == message and rendered.is_content[at]:
+            return at + 1
+    return None
 
 
 def first_line(error: BaseException) -> str:

@@ -72,8 +72,9 @@ class Known(NamedTuple):
     """The ids of messages in a row."""
 
     ids: Ids
-    ends: Mapping[int, int]
-    """By a message's index in its conversation: the index behind its content in these ids."""
+    hints: Mapping[int, int | None]
+    """By the index of a message at whose end a hint may go: the place behind its content in these
+    ids; None: not known."""
 
 
 NOTHING = Known(Ids.of(()), {})

@@ -8,11 +8,13 @@ where a hint goes, and keeps hints from forging markers.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache, lru_cache, partial
 from typing import Any, cast
 
@@ -88,7 +90,9 @@ class Renderer:
         self._tokenizer = CutTokenizer(tokenizer)
         self._guard = Guard(tokenizer.get_added_vocab())
         self._cache = PromptCache()
+        # One thread: more of them would only take the processor from the event loop.
         self._thread = ThreadPoolExecutor(1, "render", initializer=_after_the_event_loop)
+        self._quickening = False
         self._format = lru_cache(_FORMATS)(partial(self._new_format, config))
         first = self._format(())
         self._base = first.plain
@@ -171,12 +175,23 @@ class Renderer:
             remembers: False keeps nothing of the request in memory.
         """
         found = self._format(switches)
-        plan = found.plan(messages, tools)
+        plan = found.plan(messages, tools, hint_message)
         if plan.size < _ASIDE:
-            return found.render(plan, hint_message, remembers=remembers)
+            return found.render(plan, remembers=remembers)
+        if not self._quickening:  # whoever sends long texts once will do so again
+            self._quickening = True
+            met = [str(message["content"]) for message in messages]
+            # No daemon: an interpreter that ends under native code is aborted.
+            threading.Thread(target=self._quicken, args=(met,), name="fast tokenizer").start()
         # It is looked up again there, behind the requests that came before.
         render = partial(found.prompt, messages, tools, hint_message, remembers=remembers)
         return await asyncio.get_running_loop().run_in_executor(self._thread, render)
+
+    def _quicken(self, met: Sequence[str]) -> None:
+        _after_the_event_loop()
+        self._tokenizer.quicken(met)
+        with suppress(AttributeError):  # where C's library has no such function
+            ctypes.CDLL(None).malloc_trim(0)  # to read the vocabulary has taken much, and freed it
 
     def extend(
         self,
