@@ -183,12 +183,9 @@ class Plan:
     @property
     def size(self) -> int:
         """How much is new, in bytes of text."""
-        new = sum(noted(_digest, message)[1] for message in self.messages[self.start :])
-        if self.in_front is None:
-            first = self.messages[: self.head]
-            new += sum(noted(_digest, message)[1] for message in first)
-            new += noted(_digest_of_tools, self.tools or ())[1]
-        return new
+        first = () if self.in_front else self.messages[: self.head]
+        new = sum(noted(_digest, said)[1] for said in (*first, *self.messages[self.start :]))
+        return new if self.in_front else new + noted(_digest_of_tools, self.tools or ())[1]
 
 
 class Format:
@@ -238,6 +235,7 @@ class Format:
                 self._stands_in = self._tried_stand_ins()
             else:
                 self._of_texts = None
+        self._moves_system = False
         self._moves_system = self._fits(_ASKED, _SAID, _THANKED) and not self._fits(
             *(_ASKED, _SAID, _SYSTEM, _THANKED)
         )
@@ -261,7 +259,9 @@ class Format:
         """
         return self.render(self.plan(messages, tools, hint), remembers=remembers)
 
-    def plan(self, messages: Sequence[Message], tools: Tools | None, hint: int | None) -> Plan:
+    def plan(
+        self, messages: Sequence[Message], tools: Tools | None, hint: int | None = None
+    ) -> Plan:
         """Look up what is known of a request's prompt."""
         head = _head(messages)
         messages = self._placed(messages, head)
@@ -286,7 +286,7 @@ class Format:
         start, known = head, NOTHING
         for end, name in reversed(places):
             found = self._cache.get(name)
-            if found is not None and (hint not in range(end) or hint in found.hints):
+            if found is not None and (hint not in range(end) or hint == found.hint):
                 start, known = end, found
                 break
         return Plan(messages, tools, hint, head, front, in_front, places, start, known)
@@ -309,32 +309,28 @@ class Format:
             if front is None:
                 alone = self._rendered([*first, _THANKED], tools, None)
                 end = _first_of(alone.messages, plan.head)
-                front = Known(Ids.of(alone.ids[:end]), {})
+                front = Known(Ids.of(alone.ids[:end]))
                 if remembers:
                     self._cache.keep(plan.front, front)
             first, tools = _stand_ins(first, tools)
-        hint, left_out = plan.hint, plan.start - plan.head
+        hint, known, left_out = plan.hint, plan.known, plan.start - plan.head
         asked = hint - left_out if hint is not None and hint >= plan.start else None
         new = self._rendered([*first, *plan.messages[plan.start :]], tools, asked)
         cut = _first_of(new.messages, plan.head)
         before = Ids.of(new.ids[:cut]) if front is None else front.ids
-        hints = dict(plan.known.hints)
-        if hint is not None and asked is not None:
-            moved = len(plan.known.ids.tokens) - cut
-            hints[hint] = None if new.hint_at is None else new.hint_at + moved
-        known = plan.known.ids
+        hint_at = known.hint_at if hint == known.hint else None
+        if new.hint_at is not None:
+            hint_at = new.hint_at + len(known.ids.tokens) - cut
         if remembers and plan.places and plan.places[-1][0] > plan.start:
-            until, name = plan.places[-1]
+            (until, name), instead_of = plan.places[-1], dict(plan.places).get(plan.start)
             end = _first_of(new.messages, until - left_out)
-            known, cut = Ids.joined([known, Ids.of(new.ids[cut:end])]), end
-            kept = {at: place for at, place in hints.items() if at < until}
-            instead_of = dict(plan.places).get(plan.start)
-            self._cache.keep(name, Known(known, kept), instead_of)
-        ids = Ids.joined([before, known, Ids.of(new.ids[cut:])])
-        hint_at = None if hint is None else hints[hint]
-        return Prompt(
-            ids.tokens, None if hint_at is None else len(before.tokens) + hint_at, ids.packed
-        )
+            ids, cut = Ids.joined([known.ids, Ids.of(new.ids[cut:end])]), end
+            known = Known(ids, hint, hint_at) if hint in range(until) else Known(ids)
+            self._cache.keep(name, known, instead_of)
+        whole = Ids.joined([before, known.ids, Ids.of(new.ids[cut:])])
+        if hint_at is not None:
+            hint_at += len(before.tokens)
+        return Prompt(whole.tokens, hint_at, whole.packed)
 
     def extend(
         self,
@@ -372,11 +368,8 @@ class Format:
     def _fits(self, *messages: Message) -> bool:
         """Whether the format takes these messages."""
         try:
-            if self.own is not None:
-                self.own.prompt(messages, None, None)
-            else:
-                self._rendered(messages, None, None)
-        except UNFIT:
+            self.prompt(messages, None, None, remembers=False)
+        except RequestError:
             return False
         return True
 
@@ -454,65 +447,67 @@ class Format:
         for messages, tools in _DIVIDED:
             head, kinds = _head(messages), _kinds(messages)
             try:
-                whole = self._attributed(messages, tools, range(len(messages)))
+                whole = self._seen(messages, tools)
             except UNFIT:
                 return frozenset()
             for at in range(head + 1, (_last_question(messages) or 0) + 1):
                 if kinds[at] == "tool":  # it belongs to the call
                     continue
                 try:
-                    asked = [*messages[:at], _THANKED]
-                    before = self._attributed(asked, tools, range(len(asked)))
-                    places = [*range(head), *range(at, len(messages))]
-                    behind = self._attributed([messages[i] for i in places], tools, places)
+                    before = self._seen([*messages[:at], _THANKED], tools)
+                    rest = [*messages[:head], *messages[at:]]
+                    behind = self._seen(rest, tools, head, left_out=at - head)
                 except UNFIT:
                     before = behind = []
-                begin, end = (_first_of([i for i, *_ in before], place) for place in (head, at))
-                cut = _first_of([i for i, *_ in behind], at)
-                same = [*behind[:cut], *before[begin:end], *behind[cut:]] == whole
+                cut = _cut(behind, at)
+                between = before[_cut(before, head) : _cut(before, at)]
+                same = [*behind[:cut], *between, *behind[cut:]] == whole
                 (good if same else bad).add((kinds[at - 1], kinds[at]))
         return frozenset(good - bad)
 
     def _tried_stand_ins(self) -> bool:
         """Whether system messages and tools change nothing behind them but by being there, and
         nothing behind changes them."""
-
-        def cut(head: Sequence[Message], said: Sequence[Message], tools: Tools) -> list[Any]:
-            found = self._attributed([*head, *said], tools, range(len(head) + len(said)))
-            at = _first_of([place for place, *_ in found], len(head))
-            return [found[:at], found[at:]]
-
         heads: tuple[list[dict[str, Any]], ...] = ([], [_SYSTEM], [_SYSTEM, _SYSTEM])
         tried = 0
         for head, tools, said in product(heads, ([], [_TOOL]), (_TALKED, _WORKED, [_ASKED])):
             try:
-                front, behind = cut(head, said, tools)
+                whole = self._seen([*head, *said], tools)
             except UNFIT:
                 continue
+            short, few = _stand_ins(head, tools)
             try:
-                short, few = _stand_ins(head, tools)
-                if cut(head, [_THANKED], tools)[0] != front or cut(short, said, few)[1] != behind:
-                    return False
+                front, behind = (
+                    self._seen([*head, _THANKED], tools),
+                    self._seen([*short, *said], few),
+                )
             except UNFIT:
+                return False
+            at = len(head)
+            if [*front[: _cut(front, at)], *behind[_cut(behind, at) :]] != whole:
                 return False
             tried += 1
         return tried > 0
 
-    def _attributed(
-        self, messages: Sequence[Message], tools: Tools, places: Sequence[int]
-    ) -> list[tuple[int, int | str, bool]]:
-        """For each id or text the message's place, what it is, and whether it is content."""
+    def _seen(
+        self,
+        messages: Sequence[Message],
+        tools: Tools | None,
+        head: int = 0,
+        *,
+        left_out: int = 0,
+    ) -> list[tuple[int, int | str]]:
+        """What is rendered, ids and texts, and the index of the message that each belongs to.
+
+        Args:
+            left_out: so many messages would stand behind the first `head` ones.
+        """
         with self._texts.noting() as texts:
             rendered = _render(self._of_texts, messages, tools)
         self._frames |= {text: self._tokenizer.encode(text) for text in texts.values()}
         return [
-            (places[at] if at >= 0 else at, texts.get(entry, entry), content)
-            for at, entry, content in zip(
-                rendered.message_indices,
-                rendered.token_ids,
-                rendered.is_content or [False] * len(rendered.token_ids),
-                strict=True,
-            )
+            (at + left_out if at >= head else at, texts.get(entry, entry))
+            for at, entry in zip(rendered.message_indices, rendered.token_ids, strict=True)
         ]
 
 
@@ -615,6 +610,10 @@ def _last_question(messages: Sequence[Message]) -> int | None:
         if messages[at]["role"] == "user" and messages[at]["content"].strip():
             return at
     return None
+
+
+def _cut(seen: Sequence[tuple[int, int | str]], message: int) -> int:
+    return _first_of([at for at, _ in seen], message)
 
 
 def _first_of(messages: Sequence[int], message: int) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Lock
@@ -72,12 +72,13 @@ class Known(NamedTuple):
     """The ids of messages in a row."""
 
     ids: Ids
-    hints: Mapping[int, int | None]
-    """By the index of a message at whose end a hint may go: the place behind its content in these
-    ids; None: not known."""
+    hint: int | None = None
+    """Index of the message among them at whose end a hint would go; None: nobody has asked."""
+    hint_at: int | None = None
+    """Index behind the content of that message in these ids; None: not known."""
 
 
-NOTHING = Known(Ids.of(()), {})
+NOTHING = Known(Ids.of(()))
 
 
 class PromptCache:

@@ -12,7 +12,7 @@ import ctypes
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache, lru_cache, partial
@@ -44,8 +44,6 @@ _MARKED = frozenset({"qwen3", "qwen3.5", "qwen3.6", "qwen3.8"})
 
 _ASIDE = 8_000
 """Bytes of text from which on rendering is worth the way to another thread: some milliseconds."""
-_DECODED_AT_ONCE = 2000
-"""Ids: between two such parts other threads have their turn."""
 _FORMATS = 16
 """Kept at a time: a switch may be any text, a date or a name."""
 _LONGEST_NAME = 256
@@ -106,7 +104,7 @@ class Renderer:
         """What the model's own chat template was tried out for in vain, each with its reason."""
         self._opens_thinking = lru_cache(_TAILS)(self._ends_in_thinking)
         self._begin = lru_cache(_BEGINNINGS)(self._beginning)
-        self._decode_one: Callable[[int], str] = cache(lambda token: self._decoded([token]))
+        self._decode_one = cache(self._decoded)
         """Samplers that stream give one id at a time. No more texts than there are ids, some 10 MB.
         """
         self._words_a_token: int | None = None
@@ -281,9 +279,7 @@ class Renderer:
 
     def _beginning(self, names: tuple[str, ...], switches: Switches) -> tuple[int, ...] | None:
         found = self._format(switches)
-        if not names:
-            return found.beginnings.of_text(self.parse)
-        return None if found.own else found.beginnings.of_call(names, self.parse)
+        return None if found.own and names else found.beginnings.ids(names, self.parse)
 
     @property
     def tells_text(self) -> bool:
@@ -306,9 +302,9 @@ class Renderer:
 
     def decode(self, tokens: Tokens) -> str:
         """Text of ids, control tokens spelled out."""
-        return self._decode_one(tokens[0]) if len(tokens) == 1 else self._decoded(tokens)
+        return self._decode_one(*tokens) if len(tokens) == 1 else self._decoded(*tokens)
 
-    def _decoded(self, tokens: Tokens) -> str:
+    def _decoded(self, *tokens: int) -> str:
         return self._tokenizer.decode(list(tokens), skip_special_tokens=False)
 
     def _encode(self, text: str) -> list[int]:
@@ -324,11 +320,10 @@ class Renderer:
         if self.family not in _MARKED:
             return None
         names = ("<think>", "</think>", "<tool_call>", "</tool_call>")
-        ids = [self._encode(name) for name in names]
-        if any(len(i) != 1 for i in ids):
+        added: dict[str, int] = self._tokenizer.get_added_vocab()
+        if not added.keys() >= {*names}:
             return None
-        think, think_end, call, call_end = (i[0] for i in ids)
-        return Markers(think, think_end, call, call_end, frozenset(self.stop_tokens))
+        return Markers(*(added[name] for name in names), stop=frozenset(self.stop_tokens))
 
     def _ends_in_thinking(self, tail: tuple[int, ...]) -> bool:
         """Whether a prompt that ends so has opened the thinking block; nearly all end alike."""
@@ -341,7 +336,7 @@ class Renderer:
     def _parse_call(self, block: Sequence[int], tools: Tools | None) -> ToolCall | None:
         """One call, markers included."""
         try:
-            parsed = self._base.parse_response(list(block), tools=_specs(tools))
+            parsed = self._base.parse_response(list(block), tools=cast("Any", tools))
         except (ValueError, RecursionError):  # numbers of thousands of digits, endless nesting
             return None
         calls = parsed.tool_calls
@@ -352,7 +347,9 @@ class Renderer:
     ) -> Reply:
         ids = list(tokens)
         try:
-            parsed = self._base.parse_response(ids, tools=_specs(tools), prompt_ids=list(prompt))
+            parsed = self._base.parse_response(
+                ids, tools=cast("Any", tools), prompt_ids=list(prompt)
+            )
         except (ValueError, RecursionError):
             end = next((i for i, t in enumerate(ids) if t in self.stop_tokens), len(ids))
             return Reply(text=self.decode(ids[:end]).strip())
@@ -374,15 +371,9 @@ def _after_the_event_loop() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
 
 
-def _specs(tools: Tools | None) -> Any:
-    return list(tools) if tools else None
-
-
 def _behind_last(tokens: Tokens, stops: frozenset[int]) -> tuple[int, ...]:
     """What follows the last stop token."""
-    at = len(tokens)
-    while at and tokens[at - 1] not in stops:
-        at -= 1
+    at = next((at for at in range(len(tokens), 0, -1) if tokens[at - 1] in stops), 0)
     return tuple(tokens[at:])
 
 
@@ -392,9 +383,5 @@ def _words_a_token(tokenizer: Any) -> int:
     model = getattr(backend, "model", None)
     if not isinstance(model, BPE) or model.unk_token is not None:
         return 0
-    size, most = backend.get_vocab_size(with_added_tokens=True), 0
-    for first in range(0, size, _DECODED_AT_ONCE):
-        ids = range(first, min(first + _DECODED_AT_ONCE, size))
-        texts = backend.decode_batch([[i] for i in ids], skip_special_tokens=False)
-        most = max(most, *(len(text.split()) for text in texts))
-    return most
+    size: int = backend.get_vocab_size(with_added_tokens=True)
+    return max(len(backend.decode([i], skip_special_tokens=False).split()) for i in range(size))

@@ -18,7 +18,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 from uuid import uuid4
 
 from renderers import ParsedToolCall, ToolCallParseStatus
@@ -36,35 +36,24 @@ _EXECUTABLE = frozenset(
 
 
 def tool_call(attempt: ParsedToolCall) -> ToolCall | None:
-    """The call, with an id that agents keep as it is, or None when it is malformed."""
-    if attempt.status not in _EXECUTABLE or not attempt.name:
+    """The call, with an id that agents keep as it is, or None when it is malformed.
+
+    Its arguments become compact JSON, written as JavaScript writes it.
+    """
+    if attempt.status not in _EXECUTABLE:
         return None
-    arguments = _compact(attempt.arguments)
-    if arguments is None or not _is_text(attempt.name):
-        return None
-    return ToolCall(id=f"call{uuid4().hex}", name=attempt.name, arguments=arguments)
-
-
-def _is_text(name: Any) -> bool:
-    """Half a surrogate pair is none: it can neither be sent nor stored."""
+    name, said = cast("Any", attempt.name), cast("Any", attempt.arguments)
     try:
-        return isinstance(name, str) and bool(name.encode())
-    except UnicodeEncodeError:
-        return False
-
-
-def _compact(arguments: Any) -> str | None:
-    """Compact JSON of an object, written as JavaScript writes it; None when it is no object."""
-    try:
-        value = json.loads(arguments) if isinstance(arguments, str) else arguments
+        value = json.loads(said) if isinstance(said, str) else said
         value = {} if value is None else value
-        if not isinstance(value, dict):
-            return None
         text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    except (ValueError, RecursionError):
+        # Half a surrogate pair in a name can neither be sent nor stored; escaped it can.
+        if not name.encode() or not isinstance(value, dict):
+            return None
+    except (AttributeError, ValueError, RecursionError):
         return None
-    # Half a surrogate pair cannot be sent as it is; escaped it can.
-    return text.encode(errors="backslashreplace").decode()
+    arguments = text.encode(errors="backslashreplace").decode()
+    return ToolCall(id=f"call{uuid4().hex}", name=name, arguments=arguments)
 
 
 class CutStream:
@@ -74,17 +63,14 @@ class CutStream:
         self, inner: ReplyStream, stop: Sequence[str] = (), *, one_call: bool = False
     ) -> None:
         self._inner = inner
+        self.text_at = inner.text_at
+        """See `ReplyStream`."""
         self._may_end_early = bool(stop) or one_call
         self._search = StopSearch(stop)
         self._one_call = one_call
         self._shown: list[Delta] = []
         self.cut_because: str | None = None
         """Set when the reply has ended: there is no use in sampling on."""
-
-    @property
-    def text_at(self) -> Sequence[int]:
-        """See `ReplyStream`."""
-        return self._inner.text_at
 
     @property
     def stop_string(self) -> str | None:
@@ -98,7 +84,7 @@ class CutStream:
         rest, reply = self._inner.finish()
         rest = [] if self.cut_because else self._pass(rest)
         if not self.cut_because:
-            held = self._search.flush()
+            held = self._search.held
             return [*rest, Delta("text", held)] if held else rest, reply
         return rest, replace(
             reply,
@@ -133,37 +119,24 @@ class StopSearch:
     def __init__(self, stop: Sequence[str]) -> None:
         self._stop = tuple(stop)
         self._longest = max(map(len, stop), default=0)
-        self._held = ""
+        self.held = ""
+        """What may be the beginning of a stop string."""
         self.found: str | None = None
 
     def feed(self, text: str) -> str:
         """What can be shown for certain: a beginning of a stop string is held back."""
-        if self.found:
-            return ""
-        text = self._held + text
-        starts = {stop: text.find(stop) for stop in self._stop}
+        text = self.held + text
         # The one that ends first, as a reader of single characters would find it; of two that end
         # together the longer one.
-        ends = [(at + len(stop), at, stop) for stop, at in starts.items() if at >= 0]
-        if ends:
-            _, at, self.found = min(ends)
-            self._held = ""
+        found = [(at + len(stop), at, stop) for stop in self._stop if (at := text.find(stop)) >= 0]
+        if found:
+            _, at, self.found = min(found)
+            self.held = ""
             return text[:at]
-        self._held = self._beginning(text)
-        return text[: len(text) - len(self._held)]
-
-    def flush(self) -> str:
-        """What was held back, now that nothing follows."""
-        held, self._held = self._held, ""
-        return held
-
-    def _beginning(self, text: str) -> str:
-        """The longest end of `text` that some stop string begins with."""
-        for length in range(min(len(text), self._longest - 1), 0, -1):
-            end = text[-length:]
-            if any(stop.startswith(end) for stop in self._stop):
-                return end
-        return ""
+        ends = (text[-n:] for n in range(min(len(text), self._longest - 1), 0, -1))
+        begun = (end for end in ends if any(stop.startswith(end) for stop in self._stop))
+        self.held = next(begun, "")
+        return text[: len(text) - len(self.held)]
 
 
 Decode = Callable[[Sequence[int]], str]
