@@ -234,10 +234,10 @@ async def test_nothing_private_stays_in_memory(world: World) -> None:
         places = (histories._MEANT, chat._known._made.items())
         return [MARK in str(list(place)) for place in places]
 
-    rendered = len(world.renderer._cache)
+    rendered = world.renderer._cache._known.currsize
     await world.ask(f"/private\nI am {MARK} {'and more ' * 2000}")
     assert remembered() == [False, False]
-    assert len(world.renderer._cache) == rendered
+    assert world.renderer._cache._known.currsize == rendered
     kept = f"/private\nI am {MARK}", "fine", "/private off\nthanks"
     await world.ask(*kept)
     assert remembered() == [False, False], "nor when it is over, and in the history"

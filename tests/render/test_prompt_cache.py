@@ -129,7 +129,7 @@ def test_every_captured_request_is_what_the_package_renders(renderer: Renderer, 
         assert found.packed == array("i", found.tokens).tobytes()
         compared += found.hint_at is not None
     assert compared == 59
-    assert len(renderer._cache)
+    assert renderer._cache._known.currsize
 
 
 def growing(body: dict[str, Any]) -> list[tuple[Message, ...]]:
@@ -266,7 +266,7 @@ def test_a_private_request_leaves_nothing(hub: Any) -> None:
     chat = format_of(hub, config, cache)
     history = [user("look"), assistant("Yes."), user("Again?")]
     chat.prompt(history, None, None)
-    before = len(cache)
+    before = cache._known.currsize
     for longer in (
         [*history, assistant("No."), user("And now?")],
         [{"role": "system", "content": "Be brief."}, *history],
@@ -274,7 +274,7 @@ def test_a_private_request_leaves_nothing(hub: Any) -> None:
         at = len(longer) - 1
         prompt = chat.prompt(longer, None, at, remembers=False)
         assert prompt == full_render(hub, config, longer, [], at)
-        assert len(cache) == before
+        assert cache._known.currsize == before
 
 
 def test_what_is_remembered_is_bounded_in_bytes(hub: Any) -> None:
@@ -291,12 +291,12 @@ def test_what_is_remembered_is_bounded_in_bytes(hub: Any) -> None:
     for number in range(1, 60):
         assert not ask(number)
         assert ask(0), "what is in use stays"
-    assert 12_000 < len(cache) <= 20_000
+    assert 12_000 < cache._known.currsize <= 20_000
     held = [known.ids for known in cache._known.values()]
     bytes_ = sum(sys.getsizeof(ids.packed) + sys.getsizeof(ids.tokens) for ids in held)
-    assert bytes_ <= len(cache) <= 1.3 * bytes_
+    assert bytes_ <= cache._known.currsize <= 1.3 * bytes_
     cache.clear()
-    assert len(cache) == 0
+    assert cache._known.currsize == 0
 
 
 def test_more_than_there_is_room_for_is_rendered_all_the_same(hub: Any) -> None:
@@ -417,9 +417,9 @@ def test_what_a_format_trips_over_is_refused(family: str) -> None:
 
 def test_everything_remembered_can_be_forgotten(renderer: Renderer) -> None:
     renderer.prompt([user("look"), assistant("a secret"), user("of some length")])
-    assert len(renderer._cache) > 0
+    assert renderer._cache._known.currsize > 0
     renderer.forget()
-    assert len(renderer._cache) == 0
+    assert renderer._cache._known.currsize == 0
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -142,7 +142,8 @@ _SOUGHT = {
 }
 _TALKED = [_ASKED, _SOUGHT, _FOUND[0], _THANKED, _ASKED, _GUESSED, _SAID, _CALLED, *_FOUND, _SAID]
 _WORKED = [_ASKED, *[_SOUGHT, _FOUND[0], _THANKED] * 2, *[_SOUGHT, _FOUND[0]] * 2, _SAID, _THANKED]
-_DIVIDED: tuple[tuple[list[dict[str, Any]], list[dict[str, Any]]], ...] = (
+_PROBES: tuple[tuple[list[dict[str, Any]], list[dict[str, Any]]], ...] = (
+    ([_ASKED], []),
     ([_SYSTEM, *_TALKED, _ASKED, _SAID], [_TOOL]),
     ([_SYSTEM, *_WORKED, _SOUGHT, _FOUND[0], _THANKED], [_TOOL]),
     (_WORKED, []),
@@ -419,8 +420,8 @@ class Format:
 
         Finds out, too, whether what a user says ends a text.
         """
-        agreed = False
-        for messages, tools in _DIVIDED:
+        told = list[bool]()
+        for messages, tools in _PROBES:
             hint, said = _last_question(messages), self._guarded(messages, tools)
             try:
                 expected = _plainly(self.plain, *said, hint)
@@ -432,10 +433,10 @@ class Format:
                 return False
             if found is None or found.ids != expected.ids:
                 return False
-            agreed = True
-            if hinted is None or hinted.hint_at != expected.hint_at:
-                self._ends_texts = False
-        return agreed
+            if hinted is not None:
+                told.append(hinted.hint_at == expected.hint_at)
+        self._ends_texts = bool(told) and all(told)
+        return True
 
     def _tried_to_divide(self) -> frozenset[tuple[str, str]]:
         """Kinds of neighbours between which a conversation may be divided.
@@ -444,7 +445,7 @@ class Format:
         and the ids of all behind are those that they are without what was before.
         """
         good, bad = set[tuple[str, str]](), set[tuple[str, str]]()
-        for messages, tools in _DIVIDED:
+        for messages, tools in _PROBES:
             head, kinds = _head(messages), _kinds(messages)
             try:
                 whole = self._seen(messages, tools)
@@ -469,7 +470,6 @@ class Format:
         """Whether system messages and tools change nothing behind them but by being there, and
         nothing behind changes them."""
         heads: tuple[list[dict[str, Any]], ...] = ([], [_SYSTEM], [_SYSTEM, _SYSTEM])
-        tried = 0
         for head, tools, said in product(heads, ([], [_TOOL]), (_TALKED, _WORKED, [_ASKED])):
             try:
                 whole = self._seen([*head, *said], tools)
@@ -486,8 +486,7 @@ class Format:
             at = len(head)
             if [*front[: _cut(front, at)], *behind[_cut(behind, at) :]] != whole:
                 return False
-            tried += 1
-        return tried > 0
+        return True
 
     def _seen(
         self,

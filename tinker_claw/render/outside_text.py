@@ -82,10 +82,7 @@ class Guard:
 
         An agent sends the same schemas with every request: what is returned must not be changed.
         """
-        return noted(self._tools, tools)
-
-    def _tools(self, tools: Sequence[Tool]) -> list[dict[str, Any]]:
-        return [self._value(tool) for tool in tools]
+        return noted(self._value, tools)
 
     def _value(self, value: Any, key: str = "") -> Any:
         if isinstance(value, str):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from itertools import takewhile
 from typing import Any, cast
 
 import renderers
@@ -18,16 +17,13 @@ from jinja2 import TemplateError
 
 from tinker_claw.render.outside_text import CutTokenizer
 from tinker_claw.render.prompt_cache import Prompt
-from tinker_claw.render.stream import Markers
 
 UNFIT = (ValueError, TypeError, LookupError, AttributeError, RecursionError, TemplateError)
 """What formats raise for messages that they do not take."""
 _MARK = "\udc01"
 """Half a surrogate pair, which requests cannot hold; not the one that cuts (outside_text.py)."""
-_NO_ID = -1
-"""Of a marker that the tokenizer does not have."""
 _UNFINISHED = "\ufffd"
-_THINK = ("<think>", "</think>")
+THINK = ("<think>", "</think>")
 _ASKED = {"role": "user", "content": "Look there,\nand here."}
 _SAID = {"role": "assistant", "content": "Nothing there"}
 _THANKED = {"role": "user", "content": "Thanks"}
@@ -81,22 +77,16 @@ class OwnTemplate:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of a part of a reply, without control tokens that are none of its marks."""
-        kept = [i for i in ids if self._added.get(i, "") in ("", *_THINK)]
+        kept = [i for i in ids if self._added.get(i, "") in ("", *THINK)]
         text = self._decoded([*self._behind, *kept])
         text = text[len(self._decoded(self._behind)) :] if self._behind else text
         whole = text.rstrip(_UNFINISHED)  # some decoders show one sign for each byte of a letter
         return whole if whole == text else whole + _UNFINISHED
 
-    def markers(self, stop: Sequence[int]) -> Markers:
-        """What gives a reply its structure, as ids. Calls of tools are text: their form is not
-        known."""
-        think, think_end = (self._tokenizer.get_added_vocab().get(m, _NO_ID) for m in _THINK)
-        return Markers(think, think_end, _NO_ID, _NO_ID, frozenset(stop))
-
     @property
     def marks_no_thinking(self) -> bool:
         """There are no tokens for it: what looks like a mark is text."""
-        return not {*_THINK} <= {*self._added.values()}
+        return not {*THINK} <= {*self._added.values()}
 
     @property
     def refusals(self) -> tuple[str, ...]:
@@ -136,13 +126,13 @@ class OwnTemplate:
             return "its chat template does not show a reply as it is"
         self.stop_tokens = self._first_added(behind)
         between = before.removeprefix(asked)
-        for mark in _THINK:
+        for mark in THINK:
             between = between.replace(mark, "")
-        if not before.startswith(asked.rstrip()) and not any(mark in asked for mark in _THINK):
+        if not before.startswith(asked.rstrip()) and not any(mark in asked for mark in THINK):
             return "its chat template begins a reply otherwise than it shows one"
         if before.startswith(asked) and between.strip():
             return f"a reply begins with {between.strip()!r}, which is no part of its text"
-        written = _THINK[0] in asked + str(self._tokenizer.chat_template)
+        written = THINK[0] in asked + str(self._tokenizer.chat_template)
         if written and self.marks_no_thinking:
             return "it thinks between marks that are no tokens"
         return None
@@ -150,8 +140,7 @@ class OwnTemplate:
     def _first_added(self, text: str) -> tuple[int, ...]:
         """The added token that a text begins with, behind blanks; () where there is none."""
         ids = self._tokenizer.encode(text)
-        blanks = takewhile(lambda i: i not in self._added and not self._decoded([i]).strip(), ids)
-        found = next(iter(ids[len([*blanks]) :]), None)
+        found = next((i for i in ids if i in self._added or self._decoded([i]).strip()), None)
         return (found,) if found in self._added else ()
 
     def _context(self) -> list[int]:

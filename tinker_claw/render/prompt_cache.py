@@ -89,10 +89,6 @@ class PromptCache:
         self._known = LRUCache[bytes, Known](capacity, getsizeof=_held)
         self._lock = Lock()
 
-    def __len__(self) -> int:
-        """What it holds, in bytes."""
-        return int(self._known.currsize)
-
     def get(self, name: bytes) -> Known | None:
         """What was kept under this name, if it is still there."""
         with self._lock:

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import cache, lru_cache, partial
+from functools import cache, cached_property, lru_cache, partial
 from typing import Any, cast
 
 import renderers
@@ -26,6 +26,7 @@ from tokenizers.models import BPE
 from tinker_claw.errors import ConfigError, RequestError
 from tinker_claw.render.format import Format, Switches, Tools, first_line
 from tinker_claw.render.outside_text import CutTokenizer, Guard
+from tinker_claw.render.own_template import THINK
 from tinker_claw.render.prompt_cache import Prompt, PromptCache
 from tinker_claw.render.stream import (
     BufferedStream,
@@ -42,6 +43,9 @@ from tinker_claw.types import HINT_TEMPLATE, Message, Reply, Tokens, ToolCall
 _MARKED = frozenset({"qwen3", "qwen3.5", "qwen3.6", "qwen3.8"})
 
 
+_CALL = ("<tool_call>", "</tool_call>")
+_NO_ID = -1
+"""Of a marker that the tokenizer does not have."""
 _ASIDE = 8_000
 """Bytes of text from which on rendering is worth the way to another thread: some milliseconds."""
 _FORMATS = 16
@@ -107,7 +111,6 @@ class Renderer:
         self._decode_one = cache(self._decoded)
         """Samplers that stream give one id at a time. No more texts than there are ids, some 10 MB.
         """
-        self._words_a_token: int | None = None
         self._markers = self._find_markers()
 
     @classmethod
@@ -292,9 +295,17 @@ class Renderer:
         A word begins in one of its tokens, and no token holds the beginnings of more words than
         the fullest of the vocabulary.
         """
-        if self._words_a_token is None:
-            self._words_a_token = _words_a_token(self._tokenizer)
         return len(text.split()) // self._words_a_token if self._words_a_token else 0
+
+    @cached_property
+    def _words_a_token(self) -> int:
+        """How many words begin in one token at the most; 0 where a token may stand for any text."""
+        backend: Any = getattr(self._tokenizer, "backend_tokenizer", None)
+        model = getattr(backend, "model", None)
+        if not isinstance(model, BPE) or model.unk_token is not None:
+            return 0
+        ids = range(backend.get_vocab_size(with_added_tokens=True))
+        return max(len(self._decoded(i).split()) for i in ids)
 
     def forget(self) -> None:
         """Keep nothing of earlier requests in memory."""
@@ -315,15 +326,14 @@ class Renderer:
 
     def _find_markers(self) -> Markers | None:
         """None where replies can only be read when they are complete."""
-        if self._own is not None:
-            return None if self._own.no_streaming else self._own.markers(self.stop_tokens)
-        if self.family not in _MARKED:
-            return None
-        names = ("<think>", "</think>", "<tool_call>", "</tool_call>")
         added: dict[str, int] = self._tokenizer.get_added_vocab()
-        if not added.keys() >= {*names}:
-            return None
-        return Markers(*(added[name] for name in names), stop=frozenset(self.stop_tokens))
+        think, think_end, call, call_end = (added.get(mark, _NO_ID) for mark in (*THINK, *_CALL))
+        if self._own is not None:  # calls of tools are text: their form is not known
+            call, call_end, known = _NO_ID, _NO_ID, not self._own.no_streaming
+        else:
+            known = self.family in _MARKED and _NO_ID not in (think, think_end, call, call_end)
+        stop = frozenset(self.stop_tokens)
+        return Markers(think, think_end, call, call_end, stop) if known else None
 
     def _ends_in_thinking(self, tail: tuple[int, ...]) -> bool:
         """Whether a prompt that ends so has opened the thinking block; nearly all end alike."""
@@ -375,13 +385,3 @@ def _behind_last(tokens: Tokens, stops: frozenset[int]) -> tuple[int, ...]:
     """What follows the last stop token."""
     at = next((at for at in range(len(tokens), 0, -1) if tokens[at - 1] in stops), 0)
     return tuple(tokens[at:])
-
-
-def _words_a_token(tokenizer: Any) -> int:
-    """How many words begin in one token at the most; 0 where a token may stand for any text."""
-    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
-    model = getattr(backend, "model", None)
-    if not isinstance(model, BPE) or model.unk_token is not None:
-        return 0
-    size: int = backend.get_vocab_size(with_added_tokens=True)
-    return max(len(backend.decode([i], skip_special_tokens=False).split()) for i in range(size))
