@@ -237,9 +237,8 @@ class Format:
             else:
                 self._of_texts = None
         self._moves_system = False
-        self._moves_system = self._fits(_ASKED, _SAID, _THANKED) and not self._fits(
-            *(_ASKED, _SAID, _SYSTEM, _THANKED)
-        )
+        fits = self._fits(_ASKED, _SAID, _THANKED)
+        self._moves_system = fits and not self._fits(_ASKED, _SAID, _SYSTEM, _THANKED)
 
     def prompt(
         self,

@@ -42,7 +42,7 @@ class Guard:
     def __init__(self, added: Iterable[str]) -> None:
         """`added`: the added tokens' texts."""
         marks = {token for token in added if len(token) > 1 and token.strip(" \t\r\n▁")}
-        self._mark = re.compile(_shortest_of(marks)) if marks else None
+        self._mark = re.compile(_shortest_of(marks) if marks else "(?!)")
         # Some formats put a key of a schema between brackets.
         self._bracketed = {t.strip("<>").removeprefix("/") for t in marks if t[0] + t[-1] == "<>"}
         self._bracketed |= {f"/{key}" for key in self._bracketed}
@@ -56,9 +56,7 @@ class Guard:
         """
         if CUT in text:
             raise ValueError("half a surrogate pair is no text")
-        found = self._mark.search(text) if self._mark else None
-        if self._mark is None or found is None:
-            return text
+        found = self._mark.search(text)
         pieces: list[str] = []
         done = 0
         while found:
@@ -113,7 +111,7 @@ class Guard:
     def _is_cut_short(self, read: Any) -> bool:
         """Whether an added token is in what was read of a text that had its cuts."""
         if isinstance(read, str):
-            return bool(self._mark and self._mark.search(read))
+            return bool(self._mark.search(read))
         if isinstance(read, dict):
             entries = cast("dict[str, Any]", read)
             return any(map(self._is_cut_short, [*entries, *entries.values()]))

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache, cached_property, lru_cache, partial
+from pathlib import PurePath
 from typing import Any, cast
 
 import renderers
@@ -81,7 +82,7 @@ def family_of(model: str) -> str:
 
 
 def _name(model: str) -> str:
-    return model.rstrip("/").rpartition("/")[2].lower()
+    return PurePath(model).name.lower()
 
 
 class Renderer:

@@ -117,8 +117,7 @@ class StopSearch:
     """Lets text through up to the stop string that is complete first."""
 
     def __init__(self, stop: Sequence[str]) -> None:
-        self._stop = tuple(stop)
-        self._longest = max(map(len, stop), default=0)
+        self._stop = stop
         self.held = ""
         """What may be the beginning of a stop string."""
         self.found: str | None = None
@@ -133,7 +132,8 @@ class StopSearch:
             _, at, self.found = min(found)
             self.held = ""
             return text[:at]
-        ends = (text[-n:] for n in range(min(len(text), self._longest - 1), 0, -1))
+        longest = max(map(len, self._stop), default=0)
+        ends = (text[-n:] for n in range(min(len(text), longest - 1), 0, -1))
         begun = (end for end in ends if any(stop.startswith(end) for stop in self._stop))
         self.held = next(begun, "")
         return text[: len(text) - len(self.held)]
