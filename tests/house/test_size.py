@@ -27,7 +27,7 @@ MOST = {
     "tinker_claw/methods": 4_380,
     "tinker_claw/page": 7_140,
     "tinker_claw/privacy": 4_030,
-    "tinker_claw/render": 18_730,
+    "tinker_claw/render": 15_500,
     "tinker_claw/sinks": 3_940,
     "local_gpu": 90_800,
 }

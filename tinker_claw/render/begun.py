@@ -21,7 +21,7 @@ from tinker_claw.types import Reply
 
 _ASKED = {"role": "user", "content": "So?"}
 _ARGUMENTS: tuple[Mapping[str, str], ...] = ({}, {"at": "x"}, {"Zone": "y"}, {"_": "z"})
-"""Of calls that begin alike in nothing but what all calls begin with."""
+"""Arguments of calls that have nothing in common but how every call begins."""
 _TEXTS = ("So.", '{"a": 1}', "[1]")
 _THOUGHT = "Hm"
 _UNTHOUGHT: tuple[Mapping[str, str], ...] = (
@@ -35,11 +35,11 @@ _LONGEST = 40
 
 Tools = Sequence[Mapping[str, Any]]
 Reads = Callable[[Sequence[int], Sequence[int], Tools], Reply]
-"""Of ids behind a prompt with tools, the reply."""
+"""Read ids behind a prompt with tools as a reply."""
 
 
 class Beginnings:
-    """Of replies in one chat format."""
+    """What replies in one chat format begin with."""
 
     def __init__(self, plain: renderers.Renderer, tokenizer: CutTokenizer, guard: Guard) -> None:
         self._plain = plain

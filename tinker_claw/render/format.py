@@ -168,7 +168,7 @@ class Plan:
     hint: int | None
     """Index of the message at whose end a hint would go."""
     head: int
-    """So many system messages stand in front."""
+    """Number of system messages in front."""
     front: bytes | None
     """Name of the ids of these and of the tools; None: they may not be taken by themselves."""
     in_front: Known | None

@@ -51,7 +51,7 @@ class OwnTemplate:
         self._added = {at: text for text, at in added.items() if text.strip()}
         self._behind = self._context()
         self.stop_tokens: tuple[int, ...] = ()
-        """Of its added tokens, the one that it writes behind a reply."""
+        """The added token that it writes behind a reply."""
         self.no_hints = self._no_hints()
         """Why hints have no place in its prompts; None: they have one."""
         self.no_streaming = self._no_streaming()

@@ -60,7 +60,7 @@ class Prompt:
     packed: bytes | None = field(default=None, repr=False, compare=False)
     """The tokens as little-endian int32, where they are at hand."""
     begun: int = 0
-    """So many of the last tokens are the beginning of the reply, which was given to the model."""
+    """Number of last tokens that are the beginning of the reply, given to the model."""
 
     def followed_by(self, begun: Sequence[int]) -> Prompt:
         """This prompt, with a reply that begins so."""

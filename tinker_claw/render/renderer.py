@@ -43,10 +43,9 @@ from tinker_claw.types import HINT_TEMPLATE, Message, Reply, Tokens, ToolCall
 # token. Others of the package are parsed when they are complete.
 _MARKED = frozenset({"qwen3", "qwen3.5", "qwen3.6", "qwen3.8"})
 
-
 _CALL = ("<tool_call>", "</tool_call>")
 _NO_ID = -1
-"""Of a marker that the tokenizer does not have."""
+"""Stands for a marker that the tokenizer does not have."""
 _ASIDE = 8_000
 """Bytes of text from which on rendering is worth the way to another thread: some milliseconds."""
 _FORMATS = 16
@@ -55,11 +54,11 @@ _LONGEST_NAME = 256
 """Characters of a tool that a reply is begun with: each is rendered some twenty times, while all
 others wait. OpenAI's have 64 at most, Anthropic's 128."""
 _BEGINNINGS = 256
-"""Of replies that must be a call: one for each set of tools, in each format."""
+"""Beginnings that are kept: one for each set of tools, in each format."""
 _TAILS = 64
 """Ends of prompts of which it is known whether they open thinking."""
 _LETTERS = 16
-"""Of a token, at most, where a text is bounded before it is encoded."""
+"""Characters of a token at most, where a text is bounded before it is encoded."""
 _GAP = " [...] "
 _UNFINISHED = "\ufffd"
 _UNUSABLE = (
@@ -101,7 +100,7 @@ class Renderer:
         self._base = first.plain
         self._own = first.own
         self.config: Any = cast("Any", self._base).config
-        """Of the `renderers` package; says which switches the chat template has."""
+        """The `renderers` package's config, which says which switches the chat template has."""
         self.family: str = self.config.name
         stops = [*self._base.get_stop_token_ids(), *(self._own.stop_tokens if self._own else ())]
         self.stop_tokens = tuple(dict.fromkeys(stops))

@@ -267,7 +267,7 @@ class MarkedStream:
         self._state = _State.REASONING if thinking else _State.START
         self._block: list[int] = []
         self._block_from = 0
-        """Its first token's place."""
+        """Place of the first token of the block."""
         self._place = 0
         """How many tokens have come."""
         self.text_at: list[int] = []

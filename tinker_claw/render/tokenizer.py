@@ -173,7 +173,7 @@ def _backend(file: Path, config: Mapping[str, Any]) -> Tokenizer:
 
 
 def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """By name; "default" is the one for all that no other is for."""
+    """Templates by name; "default" is for all that no other is for."""
     told = config.get("chat_template")
     if isinstance(told, str):
         told = [{"name": "default", "template": told}]
