@@ -20,7 +20,7 @@ MOST = {
     "tinker_claw/config": 7_050,
     "tinker_claw/conversation": 13_820,
     "tinker_claw/formats": 16_380,
-    "tinker_claw/gateway": 16_060,
+    "tinker_claw/gateway": 16_020,
     "tinker_claw/judge": 6_230,
     "tinker_claw/learner": 22_600,
     "tinker_claw/ledger": 24_600,
