@@ -22,9 +22,10 @@ from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.groups import LIMIT_S
 from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.ledger.outcome import count_outcomes, outcome, read_run
+from tinker_claw.ledger.outcome import outcome, read_run
 from tinker_claw.ledger.turns import OVER
 from tinker_claw.ledger.views import Filter, read, turns_where
+from tinker_claw.ledger.words import count_outcomes
 from tinker_claw.methods.base import BINARY
 from tinker_claw.methods.passes import BatchItem, reward_parts
 from tinker_claw.types import Attempt, NextState, PolicyVersion
@@ -83,11 +84,11 @@ class Told:
         """What the turns wait for, or what became of them; both ways to tell agree."""
         run = read_run(self.ledger._db, 16)
         turns = turns_where(self.ledger._db, "ORDER BY turns.id")
-        told = [outcome(turn, run) for turn in turns]
-        for one in told:
-            assert one.word in one.sentence
+        told = [turn.outcome for turn in turns]
+        for turn in turns:
+            assert turn.outcome in outcome(turn, run)
         counted = count_outcomes(self.ledger._db)
-        assert counted == {word: [o.word for o in told].count(word) for word in counted}
+        assert counted == {word: told.count(word) for word in counted}
         assert counted.total() == len(turns)
         return set(counted)
 

@@ -13,7 +13,7 @@ import asyncio
 import fcntl
 import os
 import sqlite3
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from importlib.resources import files
 from pathlib import Path
@@ -65,6 +65,14 @@ class Rows:
         """The first column of the only row; None where there is none."""
         row = self.row(query, *values)
         return None if row is None else row[0]
+
+    def column(self, query: str, *values: Any) -> list[Any]:
+        """The first column of all rows."""
+        return [row[0] for row in self.rows(query, *values)]
+
+    def meta(self, key: str) -> str | None:
+        """A value of the table `meta`; None where there is none."""
+        return self.one("SELECT value FROM meta WHERE key = ?", key)
 
 
 class Outside(Rows):
@@ -163,6 +171,20 @@ class Writer(Rows):
             raise self._refused(f"{self.path} cannot be written: {error}") from error
         self.on_write(None)
 
+    def write(self, query: str, *values: Any) -> int:
+        """Run one statement in a transaction of its own; returns how many rows it changed.
+
+        Raises:
+            LedgerError: as `transaction`.
+        """
+        with self.transaction() as tx:
+            return tx.execute(query, values).rowcount
+
+    def written(self, query: str, *values: Any) -> Any:
+        """As `write`, for a statement with RETURNING; returns what that names."""
+        with self.transaction() as tx:
+            return tx.execute(query, values).fetchone()[0]
+
     def rows(self, query: str, *values: Any) -> list[sqlite3.Row]:
         with self._refusing():
             return super().rows(query, *values)
@@ -207,6 +229,20 @@ class Writer(Rows):
 
     def close(self) -> None:
         self._connection.close()
+
+
+def insert(tx: sqlite3.Connection, table: str, values: Mapping[str, Any]) -> int:
+    """Insert a row, given by its columns; returns its id."""
+    places = ", ".join(f":{name}" for name in values)
+    query = f"INSERT INTO {table} ({', '.join(values)}) VALUES ({places})"
+    return int(tx.execute(query, values).lastrowid or 0)
+
+
+def set_meta(tx: sqlite3.Connection, key: str, value: str | None) -> None:
+    """Write a value of the table `meta`; None deletes it."""
+    tx.execute("DELETE FROM meta WHERE key = ?", (key,))
+    if value is not None:
+        tx.execute("INSERT INTO meta VALUES (?, ?)", (key, value))
 
 
 class Database(Writer):

@@ -13,10 +13,11 @@ from typing import Any
 
 from tinker_claw.evidence import CLAIM, Rate, TwoRates, odds
 from tinker_claw.ledger.database import Rows
-from tinker_claw.ledger.outcome import RunView, count_outcomes
+from tinker_claw.ledger.outcome import RunView
 from tinker_claw.ledger.turns import OUTCOME
 from tinker_claw.ledger.versions import compared_from, gate_of, held, pinned, read_line
 from tinker_claw.ledger.views import Filter, Record, read
+from tinker_claw.ledger.words import count_outcomes
 
 # First replies are the first main turns of their sessions. An episode has its outcome: what solved
 # the task has no next state, so its other replies are rejected ones.

@@ -23,7 +23,6 @@ from tinker_claw.insight import (
 from tinker_claw.learner.gate import FIGURES
 from tinker_claw.ledger.database import Rows
 from tinker_claw.ledger.outcome import (
-    add_outcomes,
     episodes,
     of_episode,
     outcome,
@@ -139,13 +138,12 @@ def _at(metrics: Mapping[str, Any], path: Sequence[str]) -> float | None:
     return float(found) if isinstance(found, int | float) else None
 
 
-def read_turns(rows: Rows, wanted: Filter, training: Training) -> tuple[list[Record], int | None]:
+def read_turns(rows: Rows, wanted: Filter) -> tuple[list[Record], int | None]:
     """The newest turns that are wanted, newest first, and where the next page begins; None: there
     is none."""
     found = read(rows, "turns", wanted, ROWS + 1)
     more = len(found) > ROWS
     found = found[-ROWS:]
-    add_outcomes(rows, read_run(rows, training.batch_size), found)
     return found[::-1], found[0]["id"] if more else None
 
 
@@ -294,13 +292,12 @@ def read_step(rows: Rows, step_id: int) -> Record:
         "ON samples.id = sample_id WHERE step_samples.step_id = ?) ORDER BY turns.id LIMIT 200",
         step_id,
     )
-    run = read_run(rows, 1)
     return {
         "step": step,
         "gate": gate_of(step),
         "figures": FIGURES,
         "metrics": sorted(_flat({k: v for k, v in step["metrics"].items() if k != "gate"})),
-        "turns": [(turn, outcome(turn, run).word) for turn in turns],
+        "turns": turns,
         "before": _answered(rows, step["parent"]),
         "after": [] if step["version"] is None else _answered(rows, step["version"]),
     }

@@ -308,8 +308,7 @@ class _Page:
     async def overview(self, request: Request, visitor: Visitor) -> Response:
         if not visitor.who.admin:
             wanted = Filter(user=visitor.user, kind="main")
-            training = self._deps.training
-            turns, _ = await self._read(lambda rows: read.read_turns(rows, wanted, training))
+            turns, _ = await self._read(lambda rows: read.read_turns(rows, wanted))
             health = {"status": self._deps.health()["status"]}
             return self._html("mine.html", visitor, health=health, turns=turns)
         training, health = self._deps.training, self._deps.health()
@@ -322,9 +321,7 @@ class _Page:
     async def turns(self, request: Request, visitor: Visitor) -> Response:
         asked = {name: value for name, value in request.query_params.items() if value}
         wanted = _filter(asked, visitor)
-        turns, rest = await self._read(
-            lambda rows: read.read_turns(rows, wanted, self._deps.training)
-        )
+        turns, rest = await self._read(lambda rows: read.read_turns(rows, wanted))
         further = "" if rest is None else urlencode({**asked, "before": rest})
         return self._html("turns.html", visitor, turns=turns, asked=asked, further=further)
 
