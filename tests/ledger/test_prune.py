@@ -132,7 +132,7 @@ def test_emptied_turns_are_still_counted_and_told(ledger: Ledger) -> None:
     assert view is not None
     assert known is not None
     assert (view.prompt_tokens, view.completion_tokens, view.blanked) == (5000, 3, "dropped")
-    assert (known.request_text, known.reply_text, known.hints) == ("", "", ("",))
+    assert (known.request_text, known.reply_text, known.hints) == ("", "", [""])
     assert (view.verdict, view.votes) == (-1, (-1, -1, -1))
     assert view.sample is not None
     assert (view.sample.state, view.sample.reward, view.sample.advantage) == ("trained", -1, -1)

@@ -70,6 +70,10 @@ class Rows:
         """The first column of all rows."""
         return [row[0] for row in self.rows(query, *values)]
 
+    def pairs(self, query: str, *values: Any) -> dict[Any, Any]:
+        """The second column of all rows by the first."""
+        return {row[0]: row[1] for row in self.rows(query, *values)}
+
     def meta(self, key: str) -> str | None:
         """A value of the table `meta`; None where there is none."""
         return self.one("SELECT value FROM meta WHERE key = ?", key)

@@ -78,7 +78,7 @@ class Ledger:
         Raises:
             LedgerError: it holds another run; names what differs.
         """
-        stored = {row["key"]: row["value"] for row in self._db.rows("SELECT * FROM meta")}
+        stored = self._db.pairs("SELECT * FROM meta")
         held = bool(stored) and self.steps.newest_version() is not None
         for key, value in run.items():
             if held and stored.get(key, value) != value:

@@ -343,5 +343,4 @@ def _most(part: Sequence[TurnView], whole: Sequence[TurnView]) -> bool:
 
 def run_of(rows: Rows) -> dict[str, str]:
     """Model, method and backend."""
-    found = rows.rows("SELECT * FROM meta WHERE key IN ('model', 'method', 'backend')")
-    return {row["key"]: row["value"] for row in found}
+    return rows.pairs("SELECT * FROM meta WHERE key IN ('model', 'method', 'backend')")

@@ -23,7 +23,7 @@ from typing import Final, Literal
 
 from tinker_claw.errors import LedgerError, UndoError
 from tinker_claw.ledger.codec import unraw_ids
-from tinker_claw.ledger.database import Rows, Writer, drop_copy
+from tinker_claw.ledger.database import Rows, Writer, drop_copy, set_meta
 from tinker_claw.ledger.turns import BEGUN, mark_private
 from tinker_claw.ledger.versions import read_line, withdraw_from_step
 
@@ -130,16 +130,15 @@ def trim(
         before: drop turns captured earlier, seconds since 1970.
         most_bytes: drop while the file holds more.
     """
-    wanted: list[Callable[[sqlite3.Row], bool]] = []
-    if before is not None:
-        wanted.append(lambda turn: turn["created_at"] < before)
-    if most_bytes is not None:
-        wanted.append(lambda _: live_bytes(database) > most_bytes)
+
+    def wanted(turn: sqlite3.Row) -> bool:
+        old = before is not None and turn["created_at"] < before
+        return old or (most_bytes is not None and live_bytes(database) > most_bytes)
+
     dropped = 0
-    for one in wanted:
-        for some in _drop(database, one):
-            dropped += some
-            yield some
+    for some in _drop(database, wanted):
+        dropped += some
+        yield some
     yield from give_back(database)
     if dropped:
         yield from emptied_log(database)
@@ -305,14 +304,7 @@ def from_turn(turn_id: int) -> Callable[[Rows], Forgetting]:
 
 
 def _forgetting(rows: Rows, session: int, *, first: int) -> Forgetting:
-    turns = [
-        row["id"]
-        for row in rows.rows(
-            "SELECT id FROM turns WHERE session_id = ? AND id >= ? AND blanked IS NOT 'forgotten' "
-            "ORDER BY id",
-            *(session, first),
-        )
-    ]
+    turns = _between(rows, session, first, _ANY)
     unsaid = rows.rows(
         # The turn that the first of them followed. Those that were hung up on have none.
         "SELECT turns.id, next_states.turn_id AS said FROM turns LEFT JOIN next_states "
@@ -320,7 +312,7 @@ def _forgetting(rows: Rows, session: int, *, first: int) -> Forgetting:
         "AND (next_states.turn_id IS NOT NULL OR settled = 0) ORDER BY turns.id DESC LIMIT 1",
         *(session, first),
     )
-    shown = rows.rows(
+    shown = rows.column(
         # Whose teacher may have been shown one of them, not a hint: it was asked after that one, or
         # is being asked.
         "SELECT turns.id FROM turns JOIN verdicts ON verdicts.turn_id = turns.id "
@@ -331,7 +323,7 @@ def _forgetting(rows: Rows, session: int, *, first: int) -> Forgetting:
         *(session, first, first),
     )
     followed = {row["id"] for row in unsaid if row["said"] is not None}
-    before = tuple(sorted(followed | {row["id"] for row in shown}))
+    before = tuple(sorted(followed | {*shown}))
     touched = json.dumps([*turns, *before])
     return Forgetting(
         session=session,
@@ -347,24 +339,24 @@ def _forgetting(rows: Rows, session: int, *, first: int) -> Forgetting:
     )
 
 
+def _between(rows: Rows, session: int, first: int, last: int) -> list[int]:
+    """Turns of a session that were not forgotten yet, oldest first."""
+    return rows.column(
+        "SELECT id FROM turns WHERE session_id = ? AND id BETWEEN ? AND ? "
+        "AND blanked IS NOT 'forgotten' ORDER BY id",
+        *(session, first, last),
+    )
+
+
 def _steps(rows: Rows, turns: str) -> tuple[UsedIn, ...]:
     live = read_line(rows).live
     found = rows.rows(
-        "SELECT steps.id, version, parent, COUNT(*) AS n FROM samples JOIN steps "
-        f"ON steps.id = step_id WHERE state = 'trained' AND turn_id IN {_THESE} "
+        "SELECT steps.id AS step, version, parent AS before, COUNT(*) AS samples FROM samples "
+        f"JOIN steps ON steps.id = step_id WHERE state = 'trained' AND turn_id IN {_THESE} "
         "GROUP BY steps.id ORDER BY steps.id",
         turns,
     )
-    return tuple(
-        UsedIn(
-            step=row["id"],
-            version=row["version"],
-            before=row["parent"],
-            samples=row["n"],
-            live=row["version"] in live,
-        )
-        for row in found
-    )
+    return tuple(UsedIn(**row, live=row["version"] in live) for row in found)
 
 
 def begin(database: Writer, found: Callable[[Rows], Forgetting]) -> Forgetting:
@@ -422,7 +414,7 @@ def _take_name(tx: sqlite3.Connection, session: int) -> None:
 
 def is_begun(rows: Rows) -> bool:
     """Whether there is something left to do of what was to be forgotten."""
-    return rows.row("SELECT 1 FROM meta WHERE key = ?", BEGUN) is not None
+    return rows.meta(BEGUN) is not None
 
 
 def finish(database: Writer) -> Iterator[int]:
@@ -434,14 +426,7 @@ def finish(database: Writer) -> Iterator[int]:
     drop_copy(database.path)
     begun = _begun(database)
     for session, first, last in begun:
-        turns = [
-            row["id"]
-            for row in database.rows(
-                "SELECT id FROM turns WHERE session_id = ? AND id BETWEEN ? AND ? "
-                "AND blanked IS NOT 'forgotten' ORDER BY id",
-                *(session, first, last),
-            )
-        ]
+        turns = _between(database, session, first, last)
         while turns:
             gone, until = 0, time.perf_counter() + SLICE_S
             with database.transaction() as tx:
@@ -458,14 +443,11 @@ def finish(database: Writer) -> Iterator[int]:
 
 def _begun(rows: Rows) -> list[tuple[int, int, int]]:
     """Session, first and last turn of what is to be forgotten."""
-    stored = rows.one("SELECT value FROM meta WHERE key = ?", BEGUN)
-    return [tuple(one) for one in json.loads(stored)] if stored else []
+    return [tuple(one) for one in json.loads(rows.meta(BEGUN) or "[]")]
 
 
 def _write_begun(tx: sqlite3.Connection, begun: Sequence[tuple[int, int, int]]) -> None:
-    tx.execute("DELETE FROM meta WHERE key = ?", (BEGUN,))
-    if begun:
-        tx.execute("INSERT INTO meta VALUES (?, ?)", (BEGUN, json.dumps(begun)))
+    set_meta(tx, BEGUN, json.dumps(begun) if begun else None)
 
 
 def _forget_turn(tx: sqlite3.Connection, turn: int) -> None:

@@ -106,13 +106,13 @@ def gate_of(step: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def read_line(rows: Rows) -> Line:
     """The line as it is now."""
-    parents = {row[0]: row[1] for row in rows.rows("SELECT id, parent FROM versions")}
-    void = rows.rows("SELECT version FROM steps WHERE status = 'void' AND version IS NOT NULL")
+    parents = rows.pairs("SELECT id, parent FROM versions")
+    void = rows.column("SELECT version FROM steps WHERE status = 'void' AND version IS NOT NULL")
     live, at = set[int](), max(parents, default=None)
     while at is not None:
         live.add(at)
         at = parents[at]
-    return Line(parents, frozenset(live), frozenset(row[0] for row in void) - live)
+    return Line(parents, frozenset(live), frozenset(void) - live)
 
 
 def expire_left_behind(tx: sqlite3.Connection, line: Line) -> int:

@@ -179,15 +179,10 @@ def turns_where(rows: Rows, which: str, *values: Any) -> list[TurnView]:
 
 def _turn(row: Record, line: Line) -> TurnView:
     sample = json.loads(row["sample"])
-    return TurnView(
-        **row
-        | {
-            "kind": Kind(row["kind"]),
-            "votes": tuple(json.loads(row["votes"])),
-            "sample": sample and _sample(sample, line),
-            "left_behind": not line.leads_on(row["policy_version"]),
-        }
-    )
+    row["kind"] = Kind(row["kind"])
+    row["votes"] = tuple(json.loads(row["votes"]))
+    row["sample"] = sample and _sample(sample, line)
+    return TurnView(**row, left_behind=not line.leads_on(row["policy_version"]))
 
 
 def _sample(known: Record, line: Line) -> SampleView:
@@ -272,7 +267,7 @@ def read_contents(rows: Rows, turn_id: int) -> Contents | None:
     return Contents(
         **known,
         completion=completion_of(sampled),
-        next_state=state and state_of(state),
+        next_state=state_of(state) if state else None,
         feedback=[dict(said) | {"final": bool(said["final"])} for said in feedback],
     )
 

@@ -84,7 +84,7 @@ def count_outcomes(rows: Rows) -> Counter[str]:
 
     However long a ledger is, no row of `turns` is read but those that are open, held or queued.
     """
-    counts = Counter(dict[str, int](rows.rows(_COUNTED)))
+    counts = Counter[str](rows.pairs(_COUNTED))
     trained = rows.one("SELECT COUNT(*) FROM samples WHERE state = 'trained'")
     counts[GOING] = rows.one("SELECT COUNT(*) FROM turns") - trained - counts.total()
     return +counts

@@ -128,6 +128,14 @@ def csr(tail: Array, *, before: int) -> sdk.TensorData:
     )
 
 
+def named_ids(tail: Array, *, before: int, sparse: bool) -> sdk.TensorData:
+    """The ids [M, K] to score at the end of a prompt, under `before` positions without any."""
+    if sparse and before:
+        return csr(tail, before=before)
+    unnamed = np.full((before, tail.shape[1]), -1, dtype=np.int64)
+    return sdk.TensorData.from_numpy(np.concatenate([unnamed, tail]))
+
+
 def _datum(datum: Datum, arrays: dict[str, Any]) -> sdk.Datum:
     return sdk.Datum(
         model_input=sdk.ModelInput.from_ints(list(datum.tokens[:-1])), loss_fn_inputs=arrays

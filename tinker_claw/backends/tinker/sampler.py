@@ -15,7 +15,7 @@ import numpy as np
 import tinker
 from tinker import types as sdk
 
-from tinker_claw.backends.tinker.convert import candidates, completion, csr, named, tail
+from tinker_claw.backends.tinker.convert import candidates, completion, named, named_ids, tail
 from tinker_claw.backends.tinker.failures import Fault, fault_of, outage, reason
 from tinker_claw.backends.tinker.session import ServiceSession
 from tinker_claw.billing.meter import bill
@@ -191,11 +191,7 @@ class TinkerSampler:
         if len({len(row) for row in targets}) != 1:
             raise AlignmentError("logprobs: rows of targets differ in length")
         ids = np.asarray(targets, dtype=np.int64)
-        if self._scoring().sparse and start > 1:
-            return csr(ids, before=start - 1)
-        table = np.full((len(tokens) - 1, ids.shape[1]), -1, dtype=np.int64)
-        table[start - 1 :] = ids
-        return sdk.TensorData.from_numpy(table)
+        return named_ids(ids, before=start - 1, sparse=self._scoring().sparse)
 
     async def _request(
         self, tokens: Tokens, n: int, params: sdk.SamplingParams, **options: Any

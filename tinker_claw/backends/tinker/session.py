@@ -72,14 +72,14 @@ class ServiceSession:
         async def made() -> T:
             return await (await in_daemon_thread(lambda: make(service)))
 
-        (result,) = await self.settle([asyncio.ensure_future(made())], deadline_s)
-        if isinstance(result, BaseException):
-            raise result
-        return result
+        return await self._one(asyncio.ensure_future(made()), deadline_s)
 
     async def wait(self, future: APIFuture[T], deadline_s: float) -> T:
         """The result of one request. Raises like `ask`."""
-        (result,) = await self.settle([_awaiting(future)], deadline_s)
+        return await self._one(_awaiting(future), deadline_s)
+
+    async def _one(self, task: asyncio.Task[T], deadline_s: float) -> T:
+        (result,) = await self.settle([task], deadline_s)
         if isinstance(result, BaseException):
             raise result
         return result

@@ -12,7 +12,7 @@ import asyncio
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -143,7 +143,7 @@ class TinkerTrainer:
         for number, (one, data) in enumerate(zip(passes, datums, strict=True), 1):
             name = f"forward_backward {number} ({one.loss})"
             futures[name] = client.forward_backward(data, one.loss, dict(one.config) or None)
-        futures["optim_step"] = client.optim_step(adam_params(adam))
+        futures["optim_step"] = client.optim_step(sdk.AdamParams(**asdict(adam)))
         bill(Usage(trained=tokens))
         results = await self._training.wait_all(futures, self._limits.step_timeout_s)
         raise_failures(results)
@@ -302,17 +302,6 @@ class TinkerTrainer:
             scoring=lambda: self._abilities.scoring if self._abilities else Scoring(),
             closed=lambda ref: self._open.subtract([ref]),
         )
-
-
-def adam_params(adam: Adam) -> sdk.AdamParams:
-    return sdk.AdamParams(
-        learning_rate=adam.learning_rate,
-        beta1=adam.beta1,
-        beta2=adam.beta2,
-        eps=adam.eps,
-        weight_decay=adam.weight_decay,
-        grad_clip_norm=adam.grad_clip_norm,
-    )
 
 
 def raise_failures(results: Mapping[str, Any]) -> None:
