@@ -216,14 +216,16 @@ class JudgementTable:
             # "+": from the newest on until there are enough, and not from an index over all.
             "WHERE turn_id > ? AND value IS NOT NULL AND +kind = 'main' AND +episode = 0 "
             f"AND {_WHOLE} ORDER BY verdicts.turn_id DESC LIMIT ?",
-            *(after, most),
+            after,
+            most,
         )
         found += self._db.rows(
             f"SELECT {_REPLY}, ({OUTCOME}) AS verdict, 1 AS episode FROM sessions "
             "CROSS JOIN turns ON session_id = sessions.id "
             "WHERE episode > 0 AND verdict IS NOT NULL AND kind = 'main' AND turns.id > ? "
             f"AND {_WHOLE} ORDER BY sessions.id DESC, idx DESC LIMIT ?",
-            *(after, most),
+            after,
+            most,
         )
         found.sort(key=lambda row: row["turn_id"], reverse=True)
         return [_judged(dict(row)) for row in found[:most]]
@@ -241,7 +243,8 @@ class JudgementTable:
             "CROSS JOIN sessions ON sessions.id = session_id "
             "WHERE turn_id > ? AND value IS NOT NULL AND +episode = 0 "
             "ORDER BY turn_id DESC LIMIT ?",
-            *(after, most),
+            after,
+            most,
         )
         return [(value, bool(told)) for value, told in found]
 

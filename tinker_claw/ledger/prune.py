@@ -310,7 +310,8 @@ def _forgetting(rows: Rows, session: int, *, first: int) -> Forgetting:
         "SELECT turns.id, next_states.turn_id AS said FROM turns LEFT JOIN next_states "
         "ON next_states.turn_id = turns.id WHERE session_id = ? AND turns.id < ? AND kind = 'main' "
         "AND (next_states.turn_id IS NOT NULL OR settled = 0) ORDER BY turns.id DESC LIMIT 1",
-        *(session, first),
+        session,
+        first,
     )
     shown = rows.column(
         # Whose teacher may have been shown one of them, not a hint: it was asked after that one, or
@@ -320,7 +321,9 @@ def _forgetting(rows: Rows, session: int, *, first: int) -> Forgetting:
         "AND NOT EXISTS (SELECT 1 FROM hints WHERE hints.turn_id = turns.id) AND value = -1 "
         "AND (settled = 0 OR (hint IS NOT NULL AND samples.created_at >= "
         "(SELECT created_at FROM turns WHERE id = ?)))",
-        *(session, first, first),
+        session,
+        first,
+        first,
     )
     followed = {row["id"] for row in unsaid if row["said"] is not None}
     before = tuple(sorted(followed | {*shown}))
@@ -344,7 +347,9 @@ def _between(rows: Rows, session: int, first: int, last: int) -> list[int]:
     return rows.column(
         "SELECT id FROM turns WHERE session_id = ? AND id BETWEEN ? AND ? "
         "AND blanked IS NOT 'forgotten' ORDER BY id",
-        *(session, first, last),
+        session,
+        first,
+        last,
     )
 
 

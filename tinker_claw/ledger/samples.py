@@ -195,7 +195,8 @@ class SampleTable:
             f"{STEP} AS step, {BY_TOOLS} AS tool, sessions.user, "
             f"turns.* {_QUEUED} "
             "LIMIT ?2",
-            *(ids, count),
+            ids,
+            count,
         )
         return [_sample(row, load(self._db, row)) for row in rows]
 
@@ -212,7 +213,8 @@ class SampleTable:
         self._db.write(
             "UPDATE samples SET state = 'expired', expired_because = ? "
             "WHERE state = 'queued' AND id IN (SELECT value FROM json_each(?))",
-            *(why, json.dumps([*sample_ids])),
+            why,
+            json.dumps([*sample_ids]),
         )
 
     def quarantine(self, sample_id: int) -> None:

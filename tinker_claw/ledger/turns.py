@@ -138,8 +138,20 @@ EXISTS (SELECT 1 FROM meta, json_each(meta.value) AS begun WHERE meta.key = '{BE
 """Of a row of `turns`, whether it is to be forgotten and still there."""
 _NEXT_INDEX = "SELECT COALESCE(MAX(idx) + 1, 0) FROM turns WHERE session_id = ? AND kind = ?"
 _AS_IT_IS = (
-    *("session_id", "kind", "kind_reason", "policy_version", "call", "trace", "fallback"),
-    *("response_id", "lost", "request_text", "reply_text", "asked_by", "client", "hint_at"),
+    "session_id",
+    "kind",
+    "kind_reason",
+    "policy_version",
+    "call",
+    "trace",
+    "fallback",
+    "response_id",
+    "lost",
+    "request_text",
+    "reply_text",
+    "asked_by",
+    "client",
+    "hint_at",
 )
 """Fields of `NewTurn` that are columns."""
 _HIDDEN = re.compile(r"private-[0-9a-f]{32}")
@@ -190,7 +202,9 @@ class TurnTable:
         return self._db.written(
             "INSERT INTO sessions (user, key, created_at) VALUES (?, ?, ?) "
             "ON CONFLICT (user, key) DO UPDATE SET closed_at = NULL RETURNING id",
-            *(user, key, time.time()),
+            user,
+            key,
+            time.time(),
         )
 
     def enrol(self, session_id: int, user: str, said: Attempt) -> bool:
@@ -239,7 +253,9 @@ class TurnTable:
             "FROM turns WHERE session_id = ?1 AND kind = 'side') "
             "WHERE session_id = ?2 AND kind = 'side' AND trace = ?3 "
             f"AND id > (SELECT MAX(id) FROM turns) - {_RECENT_TURNS}",
-            *(session_id, unfiled_id, trace),
+            session_id,
+            unfiled_id,
+            trace,
         )
 
     @property
@@ -257,7 +273,9 @@ class TurnTable:
         return self._db.written(
             "INSERT INTO channels (user, channel, first) VALUES (?, ?, ?) ON CONFLICT "
             "(user, channel) DO UPDATE SET first = COALESCE(first, excluded.first) RETURNING first",
-            *(user, channel, digest),
+            user,
+            channel,
+            digest,
         )
 
     def forget_channels(self) -> None:
@@ -271,7 +289,10 @@ class TurnTable:
             "ON CONFLICT (user, channel) DO UPDATE SET "
             "strangers = MAX(strangers, excluded.strangers), "
             "groups = MAX(groups, excluded.groups)",
-            *(user, channel, not group, group),
+            user,
+            channel,
+            not group,
+            group,
         )
 
     def private_sessions(self) -> dict[tuple[str, str], Privacy]:
@@ -341,7 +362,9 @@ class TurnTable:
             "SELECT id, history, reply_digest, settled, turn_id IS NOT NULL AS followed "
             "FROM turns LEFT JOIN next_states ON next_states.turn_id = id "
             "WHERE session_id = ? AND kind = ? ORDER BY idx DESC LIMIT ?",
-            *(session_id, kind, most),
+            session_id,
+            kind,
+            most,
         )
         return [
             LastTurn(
@@ -361,8 +384,12 @@ class TurnTable:
             "INSERT OR IGNORE INTO next_states (turn_id, role, text, beside, created_at) "
             "SELECT id, ?, ?, ?, ? FROM turns WHERE id = ? AND blanked IS NULL "
             f"AND untrained_because IS NOT ? AND NOT {IS_BEING_FORGOTTEN}",
-            *(state.role, state.text, json.dumps(state.beside), time.time()),
-            *(turn_id, NOT_UNDERSTOOD),
+            state.role,
+            state.text,
+            json.dumps(state.beside),
+            time.time(),
+            turn_id,
+            NOT_UNDERSTOOD,
         )
         return written == 1
 
@@ -382,7 +409,8 @@ class TurnTable:
         row = self._db.row(
             "SELECT turns.id, key FROM turns JOIN sessions ON sessions.id = session_id "
             "WHERE response_id = ? AND user = ? AND kind = 'main' ORDER BY turns.id LIMIT 1",
-            *(response_id, user),
+            response_id,
+            user,
         )
         return None if row is None else (row["id"], row["key"])
 
@@ -409,7 +437,8 @@ class TurnTable:
             "UPDATE turns SET settled = 1, untrained_because = ? WHERE id = ? AND settled = 0 "
             "AND NOT EXISTS (SELECT 1 FROM next_states WHERE turn_id = turns.id) "
             "AND NOT EXISTS (SELECT 1 FROM verdicts WHERE turn_id = turns.id)",
-            *(NOT_UNDERSTOOD, turn_id),
+            NOT_UNDERSTOOD,
+            turn_id,
         )
 
     def refuse(self, turn_id: int, reason: str) -> None:

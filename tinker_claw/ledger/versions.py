@@ -99,8 +99,12 @@ def gate_of(step: Mapping[str, Any]) -> dict[str, Any] | None:
     told = step["error"] if refused else _warning(number, known)
     well = f"v{number} has lost nothing that matters, by {known.get('asked', 0)} questions"
     return {
-        **{"step": step["id"], "version": number, "refused": refused, "well": told is None},
-        **{"told": told or well, "losses": known.get("losses", {})},
+        "step": step["id"],
+        "version": number,
+        "refused": refused,
+        "well": told is None,
+        "told": told or well,
+        "losses": known.get("losses", {}),
     }
 
 
@@ -506,7 +510,8 @@ class StepTable:
             "json_extract(metrics, '$.answers') AS answers FROM line "
             "JOIN steps ON steps.version = line.id WHERE status = 'committed' "
             "AND json_extract(metrics, '$.gate') IS NOT NULL ORDER BY n",
-            *(version, most),
+            version,
+            most,
         )
         found = list[Gated]()
         for row in rows:
@@ -520,7 +525,8 @@ class StepTable:
         return self._db.column(
             "SELECT error FROM steps WHERE status = 'void' AND substr(error, 1, ?) = ? "
             "AND parent = (SELECT MAX(id) FROM versions) ORDER BY id",
-            *(len(because), because),
+            len(because),
+            because,
         )
 
     def failures(self, sample_ids: Sequence[int]) -> int:
@@ -530,7 +536,8 @@ class StepTable:
             "ON steps.id = step_id WHERE status = 'void' AND outage = 0 GROUP BY step_id "
             "HAVING COUNT(*) = ?2 AND "
             "SUM(sample_id IN (SELECT value FROM json_each(?1))) = ?2)",
-            *(json.dumps(sample_ids), len(sample_ids)),
+            json.dumps(sample_ids),
+            len(sample_ids),
         )
 
     def counts(self) -> dict[str, int]:

@@ -363,7 +363,8 @@ def read(rows: Rows, table: Table, wanted: Filter, limit: int | None) -> list[Re
     found = rows.rows(
         f"SELECT {_FIELDS[table]} FROM {_FROM.get(table, TURNS)} "
         f"{where} ORDER BY {_ORDER[table]} LIMIT ?",
-        *(*values, most),
+        *values,
+        most,
     )
     records = [dict(row) for row in reversed(found)]
     for record in records:
@@ -409,11 +410,25 @@ def _where(table: Table, wanted: Filter) -> tuple[str, list[Any]]:
 
 
 _SAID = (
-    *("next_state", "feedback", "answers", "hint_texts", "judge_prompt", "by_second", "audit"),
+    "next_state",
+    "feedback",
+    "answers",
+    "hint_texts",
+    "judge_prompt",
+    "by_second",
+    "audit",
 )
 _WHOLE = (
-    *("session_key", "session_outcome", "trace", "stop_reason", "params", "cached_tokens"),
-    *("request_text", "voices", "reply_text", *_SAID),
+    "session_key",
+    "session_outcome",
+    "trace",
+    "stop_reason",
+    "params",
+    "cached_tokens",
+    "request_text",
+    "voices",
+    "reply_text",
+    *_SAID,
 )
 _TOKENS = ("prompt", "tokens", "logprobs", "topk_ids", "topk_logprobs")
 _FULL: Mapping[Table, Sequence[str]] = {
