@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ledger.test_ledger import new_turn
+from tests.tallies import sample_counts
 from tinker_claw.cli.explain import tell
 from tinker_claw.config.settings import Training
 from tinker_claw.ledger import groups, prune
@@ -424,7 +425,7 @@ def test_no_order_of_arrival_changes_rewards_or_advantages(episodes: list[Any], 
             for sample, advantage in advantages
         }
         assert found.keys() == told.queued().keys()
-        assert told.ledger.samples.counts().get("held", 0) == 0
+        assert sample_counts(told.ledger).get("held", 0) == 0
         rewards = told.queued()
         told.ledger.close()
         return found, rewards

@@ -123,14 +123,6 @@ class FeedbackTable:
                 reopen(tx, turn["id"])
         return Given(feedback_id, turn["id"], repeated=False, unused=unused)
 
-    def outcome(self, session_id: int) -> float | None:
-        """How the session ended, from -1 to 1, as it was said last; None: nobody has said so."""
-        return self._db.one(
-            "SELECT score FROM feedback WHERE session_id = ? AND final = 1 "
-            "ORDER BY id DESC LIMIT 1",
-            session_id,
-        )
-
 
 def _earlier(tx: sqlite3.Connection, user: str, key: str) -> sqlite3.Row | None:
     return tx.execute("SELECT * FROM feedback WHERE user = ? AND key = ?", (user, key)).fetchone()

@@ -272,15 +272,6 @@ class JudgementTable:
         outright = [row for row in rows if row["source"] != "judge"]
         return tuple(row["text"] for row in outright or rows)
 
-    def counts(self) -> dict[str, int]:
-        """How many verdicts of each value, and how many hints, so far."""
-        names = {1: "good", 0: "neutral", -1: "bad", None: "none"}
-        counts = dict.fromkeys([*names.values(), "hints"], 0)
-        for row in self._db.rows("SELECT value, COUNT(*) AS n FROM verdicts GROUP BY value"):
-            counts[names[row["value"]]] = row["n"]
-        counts["hints"] = self._db.one("SELECT COUNT(DISTINCT turn_id) FROM hints")
-        return counts
-
 
 def _judged(row: dict[str, Any]) -> JudgedReply:
     logprobs = unpack_floats(row.pop("logprobs"))

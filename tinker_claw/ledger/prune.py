@@ -23,7 +23,7 @@ from typing import Final, Literal
 
 from tinker_claw.errors import LedgerError, UndoError
 from tinker_claw.ledger.codec import unraw_ids
-from tinker_claw.ledger.database import Rows, Writer, drop_copy, set_meta
+from tinker_claw.ledger.database import Rows, Writer, set_meta
 from tinker_claw.ledger.turns import BEGUN, mark_private
 from tinker_claw.ledger.versions import read_line, withdraw_from_step
 
@@ -159,8 +159,6 @@ def _drop(database: Writer, wanted: Callable[[sqlite3.Row], bool]) -> Iterator[i
                     break
                 at = turn["id"] + 1
                 dropped += _drop_turn(tx, turn["id"])
-        if dropped:  # before a pause, in which it may be stopped
-            drop_copy(database.path)
         yield dropped
         unswept += dropped
         if unswept >= some:
@@ -428,7 +426,6 @@ def finish(database: Writer) -> Iterator[int]:
     Raises:
         LedgerError: it could not be finished; the next start goes on with it.
     """
-    drop_copy(database.path)
     begun = _begun(database)
     for session, first, last in begun:
         turns = _between(database, session, first, last)

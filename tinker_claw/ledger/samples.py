@@ -221,13 +221,6 @@ class SampleTable:
         """Never train this sample: steps with it fail."""
         self._db.write("UPDATE samples SET state = 'quarantined' WHERE id = ?", sample_id)
 
-    def counts(self) -> dict[str, int]:
-        """How many samples are in each state; of those that are held, where there are any."""
-        counts: dict[str, int] = dict.fromkeys(("queued", "trained", "expired", "quarantined"), 0)
-        for row in self._db.rows("SELECT state, COUNT(*) AS n FROM samples GROUP BY state"):
-            counts[row["state"]] = row["n"]
-        return counts
-
 
 def _sample(row: sqlite3.Row, prompt: tuple[int, ...]) -> Sample:
     return Sample(

@@ -404,11 +404,7 @@ class StepTable:
         `outage`: the service was away, which says nothing about the samples.
         """
         with self._db.transaction() as tx:
-            tx.execute(
-                "UPDATE steps SET status = 'void', error = ?, outage = ?, finished_at = ? "
-                "WHERE id = ? AND status = 'intent'",
-                (error, outage, time.time(), step_id),
-            )
+            _void(tx, error, json.dumps([step_id]), outage=outage)
             _hear(tx)
 
     def void_unfinished(
@@ -419,14 +415,10 @@ class StepTable:
         How they ended says nothing about the samples in hand.
         """
         with self._db.transaction() as tx:
-            void = tx.execute("SELECT id FROM steps WHERE status = 'intent'").fetchall()
-            tx.execute(
-                "UPDATE steps SET status = 'void', error = ?, outage = 1, finished_at = ? "
-                "WHERE status = 'intent'",
-                (why, time.time()),
-            )
+            void = self._db.column("SELECT id FROM steps WHERE status = 'intent'")
+            _void(tx, why, json.dumps(void))
             _hear(tx)
-        return [row["id"] for row in void]
+        return void
 
     def unsaved(self, saved: PolicyVersion) -> list[int]:
         """The committed steps after `saved`: their weights are gone."""
@@ -540,21 +532,31 @@ class StepTable:
             len(sample_ids),
         )
 
-    def counts(self) -> dict[str, int]:
-        counts: dict[str, int] = dict.fromkeys(("intent", "committed", "void"), 0)
-        for row in self._db.rows("SELECT status, COUNT(*) AS n FROM steps GROUP BY status"):
-            counts[row["status"]] = row["n"]
-        return counts
-
 
 def withdraw_from_step(tx: sqlite3.Connection, turn_ids: Sequence[int]) -> None:
     """The step in hand comes to nothing if it trains one of these turns."""
+    _void(
+        tx,
+        _WITHDRAWN,
+        json.dumps(turn_ids),
+        "SELECT step_samples.step_id FROM step_samples JOIN samples ON samples.id = sample_id "
+        "JOIN json_each(?4) AS these ON these.value = turn_id",
+    )
+
+
+def _void(
+    tx: sqlite3.Connection,
+    error: str,
+    these: str,
+    steps: str = "SELECT value FROM json_each(?4)",
+    *,
+    outage: bool = True,
+) -> None:
+    """Void the steps that are open of those that `steps` selects by `these`, a JSON array."""
     tx.execute(
-        "UPDATE steps SET status = 'void', error = ?, outage = 1, finished_at = ? "
-        "WHERE status = 'intent' AND id IN (SELECT step_samples.step_id FROM step_samples "
-        "JOIN samples ON samples.id = sample_id "
-        "JOIN json_each(?) AS these ON these.value = turn_id)",
-        (_WITHDRAWN, time.time(), json.dumps(turn_ids)),
+        "UPDATE steps SET status = 'void', error = ?1, outage = ?2, finished_at = ?3 "
+        f"WHERE status = 'intent' AND id IN ({steps})",
+        (error, outage, time.time(), these),
     )
 
 
