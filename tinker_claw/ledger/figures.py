@@ -12,7 +12,7 @@ from itertools import accumulate
 
 from tinker_claw.evidence import CLAIM, Rate, TwoRates, odds
 from tinker_claw.ledger.database import Rows
-from tinker_claw.ledger.outcome import RunView
+from tinker_claw.ledger.outcome import RunView, run_of
 from tinker_claw.ledger.turns import OUTCOME
 from tinker_claw.ledger.versions import compared_from, gate_of, held, pinned, read_line
 from tinker_claw.ledger.views import Filter, Record, read
@@ -62,7 +62,7 @@ WHERE score IS NOT NULL AND version IS NOT NULL GROUP BY version ORDER BY versio
 def read_figures(rows: Rows, run: RunView, steps: int) -> Record:
     """The sums, and the newest `steps` steps, as `status --json` has them."""
     return {
-        "run": run.names,
+        "run": run_of(rows),
         # The newest; None: the run has not begun.
         "policy_version": rows.one("SELECT MAX(id) FROM versions"),
         # The version that answers whatever is learned; None: the newest does.

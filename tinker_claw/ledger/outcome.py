@@ -40,8 +40,6 @@ _PLAIN = {
 class RunView:
     """What a turn's outcome depends on beside the turn."""
 
-    names: Mapping[str, str]
-    """Model, method, backend."""
     step: int
     """Optimizer steps that the newest version is away from the base."""
     queued: int
@@ -58,7 +56,6 @@ def read_run(rows: Rows, batch_size: int) -> RunView:
         "ORDER BY id DESC LIMIT 1"
     )
     return RunView(
-        names=run_of(rows),
         step=rows.one("SELECT step FROM versions ORDER BY id DESC LIMIT 1") or 0,
         queued=rows.one("SELECT COUNT(*) FROM samples WHERE state = 'queued'"),
         batch=taken or batch_size,
@@ -159,7 +156,7 @@ def _trained(turn: TurnView, sample: SampleView) -> str:
 
 def _queued(turn: TurnView, sample: SampleView, run: RunView) -> str:
     if turn.outcome == words.TRAINING:
-        return f"It is {turn.outcome}, in step {sample.begun[-1].id}."
+        return f"It is {turn.outcome}, in step {sample.begun}."
     missing = run.batch - run.queued
     rest = (
         f"A step takes {run.batch} at a time or whole groups, the newest first, and not too many "
@@ -173,7 +170,7 @@ def _queued(turn: TurnView, sample: SampleView, run: RunView) -> str:
 
 
 def _why_aside(sample: SampleView) -> str:
-    last = next(filter(None, (step.error for step in reversed(sample.begun))), "")
+    last = _newest_error(sample)
     batch, blame = "with its whole batch, because", "it need not be to blame"
     if last.startswith(REFUSED):
         return f"{batch} the gate refused the version that a step with them had made; {blame}"
@@ -183,12 +180,14 @@ def _why_aside(sample: SampleView) -> str:
 
 
 def _failed(sample: SampleView) -> str:
-    void = [step for step in sample.begun if step.status == "void"]
-    if not void:
+    if not sample.void:
         return ""
-    numbers = ", ".join(str(step.id) for step in void)
-    why = (void[-1].error or "no reason is known").rstrip(".")
-    return f" Step{'s' if len(void) > 1 else ''} {numbers} with it came to nothing: {why}."
+    numbers, why = ", ".join(sample.void), _newest_error(sample).rstrip(".")
+    return f" Step{'s' if len(sample.void) > 1 else ''} {numbers} with it came to nothing: {why}."
+
+
+def _newest_error(sample: SampleView) -> str:
+    return next(filter(None, [*sample.void.values()][::-1]), "no reason is known")
 
 
 def moment(at: float, now: float | None = None) -> str:

@@ -42,10 +42,11 @@ SELECT turns.id, turns.session_id, sessions.user, episode, sessions.task, groups
   IIF(samples.id IS NULL, 'null', json_object(
     'state', state, 'reward', reward, 'advantage', advantage, 'step', samples.step_id,
     'version', steps.version, 'finished_at', steps.finished_at, 'together',
-    (SELECT COUNT(*) FROM step_samples WHERE step_samples.step_id = samples.step_id), 'begun',
-    json((SELECT json_group_array(json_array(id, status, error)) FROM (SELECT begun.*
+    (SELECT COUNT(*) FROM step_samples WHERE step_samples.step_id = samples.step_id),
+    'begun', (SELECT MAX(step_id) FROM step_samples WHERE sample_id = samples.id),
+    'void', json((SELECT json_group_object(id, error) FROM (SELECT begun.id, error
       FROM step_samples JOIN steps AS begun ON begun.id = step_samples.step_id
-      WHERE sample_id = samples.id ORDER BY begun.id))))) AS sample,
+      WHERE sample_id = samples.id AND status = 'void' ORDER BY begun.id))))) AS sample,
   {WORD} AS outcome
 FROM {TURNS}
   JOIN versions ON versions.id = turns.policy_version
@@ -58,16 +59,6 @@ FROM {TURNS}
         AND later.kind = 'main' AND later.idx > turns.idx ORDER BY later.idx LIMIT 1) END
 """
 """Its columns are the fields of `TurnView`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Begun:
-    """A step that was begun with a sample."""
-
-    id: int
-    status: str
-    """intent, committed or void"""
-    error: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +80,10 @@ class SampleView:
     """Samples of that step."""
     left_behind: bool
     """A rollback went back behind that version."""
-    begun: tuple[Begun, ...]
-    """Oldest first."""
+    begun: int | None
+    """The newest step that was begun with it."""
+    void: Mapping[str, str | None]
+    """Why each step with it came to nothing, by its number, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +181,6 @@ def _turn(row: Record, line: Line) -> TurnView:
 def _sample(known: Record, line: Line) -> SampleView:
     version = known["version"]
     known["left_behind"] = version is not None and not line.leads_on(version)
-    known["begun"] = tuple(Begun(*begun) for begun in known["begun"])
     return SampleView(**known)
 
 

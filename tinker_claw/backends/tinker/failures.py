@@ -181,8 +181,13 @@ def outage(what: str, why: str) -> OutageError:
     return OutageError(f"Tinker: {what} came to nothing, because {why}.")
 
 
-def failure_of(what: str, error: Exception) -> BackendError:
-    if fault_of(error) is Fault.ASKED:
+def failure_of(what: str, error: Exception, *, lost: bool = False) -> BackendError:
+    """The error to raise.
+
+    Args:
+        lost: what the service does not know any more stays lost; else waiting helps.
+    """
+    if fault_of(error) is Fault.ASKED or (lost and fault_of(error) is Fault.LOST):
         return BackendError(f"Tinker: {what} failed: {reason(error)}.")
     return outage(what, reason(error))
 

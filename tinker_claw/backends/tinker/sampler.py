@@ -16,7 +16,7 @@ import tinker
 from tinker import types as sdk
 
 from tinker_claw.backends.tinker.convert import candidates, completion, named, named_ids, tail
-from tinker_claw.backends.tinker.failures import Fault, fault_of, outage, reason
+from tinker_claw.backends.tinker.failures import Fault, failure_of, fault_of, outage, reason
 from tinker_claw.backends.tinker.session import ServiceSession
 from tinker_claw.billing.meter import bill
 from tinker_claw.errors import (
@@ -87,11 +87,7 @@ class TinkerSampler:
         except BackendError:
             raise
         except Exception as error:
-            if fault_of(error) in (Fault.AWAY, Fault.BROKE):
-                raise outage(f"opening the sampler {self._name}", reason(error)) from error
-            raise BackendError(
-                f"Tinker cannot open the sampler {self.ref!r}: {reason(error)}."
-            ) from error
+            raise failure_of(f"opening the sampler {self.ref!r}", error, lost=True) from error
 
     async def stream(self, prompt: Tokens, params: SamplingParams) -> AsyncGenerator[TokenChunk]:
         """One chunk at the end: the service has no streaming."""

@@ -183,9 +183,7 @@ class TinkerTrainer:
         try:
             fresh, client = await self._loaded_in_new_session(ref, moments)
         except Exception as error:
-            if fault_of(error) in (Fault.AWAY, Fault.BROKE):
-                raise outage("loading a saved state", reason(error)) from error
-            raise BackendError(f"Tinker cannot load {ref!r}: {reason(error)}.") from error
+            raise failure_of(f"loading the state {ref!r}", error, lost=True) from error
         old, self._training = self._training, fresh
         self._client, self._suspect, self._loaded = client, False, ref
         await old.aclose()
