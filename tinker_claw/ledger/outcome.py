@@ -231,6 +231,7 @@ def of_episode(turn: TurnView) -> Iterator[str]:
 _EPISODES = f"""
 SELECT sessions.id AS session, sessions.user, created_at, sessions.task, group_id,
   groups.name AS "group", size, episode, ({OUTCOME}) AS outcome,
+  IIF(episode = 2, NULL, {words.RUNNING}) AS waits,
   (SELECT policy_version FROM turns WHERE session_id = sessions.id AND kind = 'main'
     ORDER BY idx LIMIT 1) AS version,
   (SELECT COUNT(*) FROM turns WHERE session_id = sessions.id AND kind = 'main') AS replies
@@ -249,12 +250,7 @@ def episodes(
         user, group: of these alone; None: of all.
         before: only sessions of lower numbers.
     """
-    found = [dict(row) for row in rows.rows(_EPISODES, user, group, before, limit)]
-    for one in found:
-        waits = words.QUEUE if one["group_id"] is None else words.GROUP
-        waits = words.ENDING if one["outcome"] is None else waits
-        one["waits"] = None if one["episode"] == 2 else waits
-    return found
+    return [dict(row) for row in rows.rows(_EPISODES, user, group, before, limit)]
 
 
 def rewards_by_step(rows: Rows, group: int) -> list[Record]:

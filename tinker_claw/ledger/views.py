@@ -334,27 +334,20 @@ _FROM: Mapping[Table, str] = {
     "versions": "versions",
     "feedback": f"{TURNS} JOIN feedback ON feedback.turn_id = turns.id",
 }
-_ORDER: Mapping[Table, str] = {
-    "turns": "turns.id DESC",
-    "verdicts": "verdicts.created_at DESC, verdicts.turn_id DESC",
-    "feedback": "feedback.id DESC",
-    "samples": "samples.id DESC",
-    "steps": "id DESC",
-    "versions": "id DESC",
-}
 
 
 def read(rows: Rows, table: Table, wanted: Filter, limit: int | None) -> list[Record]:
     """The newest `limit` rows that are wanted, oldest first."""
     where, values = _where(table, wanted)
     most = -1 if limit is None else limit
+    by = "verdicts.created_at DESC, turns" if table == "verdicts" else table
     if table == "turns":
         # Rows of turns are wide: which of them are wanted is found without them.
         where = f"WHERE turns.id IN (SELECT id FROM turns {where} ORDER BY id DESC LIMIT ?)"
         values.append(most)
     found = rows.rows(
         f"SELECT {_FIELDS[table]} FROM {_FROM.get(table, TURNS)} "
-        f"{where} ORDER BY {_ORDER[table]} LIMIT ?",
+        f"{where} ORDER BY {by}.id DESC LIMIT ?",
         *values,
         most,
     )

@@ -37,13 +37,15 @@ _REFUSED = " ".join(
         "ELSE RTRIM(turns.untrained_because, '.') END",
     ]
 )
+RUNNING = f"IIF(({OUTCOME}) IS NULL, '{ENDING}', IIF(group_id IS NULL, '{QUEUE}', '{GROUP}'))"
+"""What a row of `sessions` waits for that is an episode."""
 WORD = f"""
 CASE state
   WHEN 'trained' THEN 'trained in step ' || samples.step_id
   WHEN 'queued' THEN IIF(EXISTS (SELECT 1 FROM step_samples JOIN steps AS taking
     ON taking.id = step_samples.step_id WHERE sample_id = samples.id AND taking.status = 'intent'),
     '{TRAINING}', '{STEP}')
-  WHEN 'held' THEN IIF(({OUTCOME}) IS NULL, '{ENDING}', IIF(group_id IS NULL, '{QUEUE}', '{GROUP}'))
+  WHEN 'held' THEN {RUNNING}
   WHEN 'expired' THEN COALESCE(expired_because, '{EXPIRED}')
   WHEN 'quarantined' THEN '{QUARANTINED}'
   ELSE CASE

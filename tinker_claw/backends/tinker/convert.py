@@ -140,7 +140,7 @@ def _datum(datum: Datum, arrays: dict[str, Any]) -> sdk.Datum:
     )
 
 
-def _tail(datum: Datum, values: Sequence[float]) -> Array:
+def _tail(datum: Datum, values: Sequence[float] | Array) -> Array:
     """[N] float32: zeros for the prompt, then the loss rows."""
     return _under_zeros(np.asarray(values, dtype=np.float32), datum.start - 1)
 

@@ -16,7 +16,7 @@ import tinker
 from tinker import types as sdk
 
 from tinker_claw.backends.tinker.convert import candidates, completion, named, named_ids, tail
-from tinker_claw.backends.tinker.failures import Fault, failure_of, fault_of, outage, reason
+from tinker_claw.backends.tinker.failures import Fault, failing, fault_of, outage, reason
 from tinker_claw.backends.tinker.session import ServiceSession
 from tinker_claw.billing.meter import bill
 from tinker_claw.errors import (
@@ -82,12 +82,8 @@ class TinkerSampler:
             BackendError: it has not.
             OutageError: it cannot be asked at the moment.
         """
-        try:
+        with failing(f"opening the sampler {self.ref!r}", lost=True):
             await self._twice(self._connected)
-        except BackendError:
-            raise
-        except Exception as error:
-            raise failure_of(f"opening the sampler {self.ref!r}", error, lost=True) from error
 
     async def stream(self, prompt: Tokens, params: SamplingParams) -> AsyncGenerator[TokenChunk]:
         """One chunk at the end: the service has no streaming."""

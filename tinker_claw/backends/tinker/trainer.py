@@ -22,7 +22,7 @@ from tinker.lib.public_interfaces import APIFuture
 
 from tinker_claw.backends.tinker.access import ServedModel, address, choose, served_models
 from tinker_claw.backends.tinker.convert import rows_of, to_sdk
-from tinker_claw.backends.tinker.failures import Fault, failure_of, fault_of, outage, reason
+from tinker_claw.backends.tinker.failures import Fault, failing, fault_of, outage, reason
 from tinker_claw.backends.tinker.probe import Abilities, probe
 from tinker_claw.backends.tinker.sampler import BASE_REF, Scoring, TinkerSampler
 from tinker_claw.backends.tinker.session import Address, ServiceSession
@@ -180,10 +180,8 @@ class TinkerTrainer:
 
         The old session is finished only when the new one has the weights.
         """
-        try:
+        with failing(f"loading the state {ref!r}", lost=True):
             fresh, client = await self._loaded_in_new_session(ref, moments)
-        except Exception as error:
-            raise failure_of(f"loading the state {ref!r}", error, lost=True) from error
         old, self._training = self._training, fresh
         self._client, self._suspect, self._loaded = client, False, ref
         await old.aclose()
@@ -258,37 +256,31 @@ class TinkerTrainer:
             raise StepError("The weights at Tinker are suspect; load a committed state first.")
         if self._client is None:
             rank, seed = self._settings.training.lora_rank, self._settings.run.seed
-            try:
+            with failing("creating the LoRA weights"):
                 self._client = await self._training.ask(
                     lambda service: service.create_lora_training_client(
                         self._model, rank=rank, seed=seed, train_unembed=False
                     ),
                     self._limits.save_timeout_s,
                 )
-            except Exception as error:
-                raise failure_of("creating the LoRA weights", error) from error
         return self._client
 
     async def _probed(self) -> Abilities:
         if self._abilities is None:
             training = await self._ready()
-            try:
+            with failing("opening the base model"):
                 sampling = await self._sampling.ask(
                     lambda service: service.create_sampling_client(base_model=self._model),
                     self._limits.start_timeout_s,
                 )
-            except Exception as error:
-                raise failure_of("opening the base model", error) from error
             self._abilities = await probe(
                 training, sampling, self._training, self._limits.sample_timeout_s
             )
         return self._abilities
 
     async def _saved(self, what: str, save: Callable[[str], APIFuture[T]], name: str) -> T:
-        try:
+        with failing(what):
             return await self._training.wait(save(unused_name(name)), self._limits.save_timeout_s)
-        except Exception as error:
-            raise failure_of(what, error) from error
 
     def _sampler(self, ref: str) -> TinkerSampler:
         return TinkerSampler(
