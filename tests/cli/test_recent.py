@@ -205,7 +205,7 @@ def test_reading_takes_no_lock_and_does_not_stop_the_writer(tmp_path: Path) -> N
 def test_a_ledger_that_cannot_be_read_is_named(ledger: Ledger, tmp_path: Path) -> None:
     with sqlite3.connect(ledger.path) as raw:
         raw.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
-    with pytest.raises(LedgerError, match="was written by a newer release"):
+    with pytest.raises(LedgerError, match="was written by another release"):
         recent(ledger)
     with sqlite3.connect(ledger.path) as raw:
         raw.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")

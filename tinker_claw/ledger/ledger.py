@@ -38,6 +38,7 @@ class Ledger:
 
     def __init__(self, directory: Path) -> None:
         self._db = Database(directory)
+        self.path = self._db.path
         self._forgetting = asyncio.Lock()
         if is_begun(self._db):
             self._take_up()
@@ -61,10 +62,6 @@ class Ledger:
             log.info("forgotten.late", turns=sum(finish(self._db)))
         except LedgerError as error:
             log.warning("ledger.unforgotten", error=str(error))
-
-    @property
-    def path(self) -> Path:
-        return self._db.path
 
     def watch(self, on_write: Callable[[str | None], None]) -> None:
         """Call this with None after each write, and with the error after each refusal."""

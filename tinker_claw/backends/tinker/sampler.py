@@ -69,11 +69,9 @@ class TinkerSampler:
         self._client: tinker.SamplingClient | None = None
         self._client_of: tinker.ServiceClient | None = None
         self._opening = asyncio.Lock()
-        self._in_flight = 0
-        """Requests that somebody waits for."""
         self._asking = set[asyncio.Task[sdk.SampleResponse]]()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._waiting = set[asyncio.Future[sdk.SampleResponse]]()
+        """For the requests that somebody waits for."""
 
     async def connect(self) -> None:
         """Make sure that the service has these weights.
@@ -161,7 +159,8 @@ class TinkerSampler:
         return self.ref.rstrip("/").rsplit("/", 1)[-1] or self.ref
 
     async def aclose(self) -> None:
-        await self._idle.wait()
+        while self._waiting:
+            await asyncio.wait(self._waiting)
         self._closed(self.ref)
 
     def _check(self, prompt: Tokens, params: SamplingParams, n: int) -> None:
@@ -192,23 +191,13 @@ class TinkerSampler:
 
         Who stops waiting stops nothing at the service, so the answer is waited for and billed.
         """
-        self._in_flight += 1
-        self._idle.clear()
-        asking = asyncio.ensure_future(self._billed(tokens, n, params, options))
+        asking = asyncio.create_task(self._billed(tokens, n, params, options))
         self._asking.add(asking)
-        asking.add_done_callback(self._heard)
-        try:
-            await asyncio.wait((asking,))
-            return asking.result()
-        finally:
-            self._in_flight -= 1
-            if not self._in_flight:
-                self._idle.set()
-
-    def _heard(self, asking: asyncio.Task[sdk.SampleResponse]) -> None:
-        self._asking.discard(asking)
-        if not asking.cancelled():
-            asking.exception()  # if somebody still waits, they have it
+        asking.add_done_callback(self._asking.discard)
+        waiting = asyncio.shield(asking)
+        self._waiting.add(waiting)
+        waiting.add_done_callback(self._waiting.discard)
+        return await waiting
 
     async def _billed(
         self, tokens: Tokens, n: int, params: sdk.SamplingParams, options: dict[str, Any]
