@@ -124,7 +124,7 @@ WHERE blanked IS NULL AND CASE WHEN settled THEN
 def trim(
     database: Writer, before: float | None = None, most_bytes: int | None = None
 ) -> Iterator[int]:
-    """Drop what there is to drop, the oldest first; yields turns, after each transaction.
+    """Drop what there is to drop in one pass, the oldest first; yields turns per transaction.
 
     Args:
         before: drop turns captured earlier, seconds since 1970.
@@ -135,20 +135,9 @@ def trim(
         old = before is not None and turn["created_at"] < before
         return old or (most_bytes is not None and live_bytes(database) > most_bytes)
 
-    dropped = 0
-    for some in _drop(database, wanted):
-        dropped += some
-        yield some
-    yield from give_back(database)
-    if dropped:
-        yield from emptied_log(database)
-
-
-def _drop(database: Writer, wanted: Callable[[sqlite3.Row], bool]) -> Iterator[int]:
-    """Blank turns while they are wanted, in one pass, however few of them can go."""
     # What prompts share is freed by the sweep only, so there is one now and then.
     some = max(20, database.one("SELECT COUNT(*) FROM turns") // 50)
-    at, unswept, more = 0, 0, True
+    at, unswept, total, more = 0, 0, 0, True
     while more and (found := database.rows(_DROPPABLE, at, _ANY, _ROWS)):
         dropped, until = 0, time.perf_counter() + SLICE_S
         with database.transaction() as tx:
@@ -160,12 +149,15 @@ def _drop(database: Writer, wanted: Callable[[sqlite3.Row], bool]) -> Iterator[i
                 at = turn["id"] + 1
                 dropped += _drop_turn(tx, turn["id"])
         yield dropped
-        unswept += dropped
+        unswept, total = unswept + dropped, total + dropped
         if unswept >= some:
             yield from sweep(database)
             unswept = 0
     if unswept:
         yield from sweep(database)
+    yield from give_back(database)
+    if total:
+        yield from emptied_log(database)
 
 
 def _drop_turn(tx: sqlite3.Connection, turn: int) -> bool:
