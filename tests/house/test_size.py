@@ -29,7 +29,7 @@ MOST = {
     "tinker_claw/privacy": 4_030,
     "tinker_claw/render": 18_730,
     "tinker_claw/sinks": 3_940,
-    "local_gpu": 90_460,
+    "local_gpu": 90_480,
 }
 _NOT_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENCODING, tokenize.ENDMARKER),
