@@ -342,13 +342,12 @@ class OffLoop(Redactor):
         return super().redact(text)
 
 
-async def test_long_text_full_of_secrets_is_redacted_in_a_thread_once(tmp_path: Path) -> None:
+async def test_long_text_full_of_secrets_is_redacted_in_a_thread(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     privacy = SessionPrivacy(ledger.turns, OffLoop([SECRETS]), ComputeRounds())
     quotes = '"password": "hunter2abc", ' * 58_000  # 1.5 MB
     left = await privacy.redact_any(quotes)
     assert left.count("[redacted: password or key]") == 58_000
-    assert privacy.redact(quotes) == left
     ledger.close()
 
 

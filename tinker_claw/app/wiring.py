@@ -133,7 +133,6 @@ async def wire(
 
     def forget_session(session_id: int) -> None:
         index.forget(session_id)
-        privacy.forget()
         renderer.forget()
         for wire_format in formats:
             wire_format.forget()

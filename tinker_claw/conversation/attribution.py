@@ -18,6 +18,8 @@ from tinker_claw.conversation.openclaw import Automation, Sender, Surface
 from tinker_claw.formats.base import parts_of
 from tinker_claw.types import Message, Piece, Writer, noted
 
+Attribute = Callable[[Message], Sequence[Piece]]
+"""Gives every piece of a message its writer; `attribute`, for one conversation."""
 PERSONS: Final = frozenset({Writer.OWNER, Writer.MEMBER})
 
 
@@ -268,13 +270,11 @@ def asking(messages: Sequence[Message]) -> list[Reading]:
     return found
 
 
-def asked_by(
-    messages: Sequence[Message], surface: Surface, is_owner: Callable[[Sender], bool]
-) -> Writer:
+def asked_by(messages: Sequence[Message], attribute: Attribute) -> Writer:
     """Who said what was said to the agent last."""
     for message in reversed(without_volatile(messages)):
         if message["role"] == "user" and read(message).said:
-            writers = {piece.writer for piece in attribute(message, surface, is_owner)}
+            writers = {piece.writer for piece in attribute(message)}
             said = (Writer.OWNER, Writer.MEMBER, Writer.EXTERNAL, Writer.UNKNOWN)
             return next((writer for writer in said if writer in writers), Writer.HARNESS)
     return Writer.OWNER

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 from cachetools import LRUCache
 
 from tinker_claw.conversation.attribution import (
+    Attribute,
     is_nudge,
     last_asked,
     read,
@@ -27,7 +28,7 @@ from tinker_claw.conversation.attribution import (
 from tinker_claw.conversation.machinery import about_compaction
 from tinker_claw.conversation.openclaw import is_silent, is_volatile, queued
 from tinker_claw.formats.base import Joined
-from tinker_claw.types import Message, NextState, Piece, Reply, Writer, noted
+from tinker_claw.types import Message, NextState, Reply, Writer, noted
 
 _TOOL = "tool "
 """Before the digest of a tool's result."""
@@ -179,7 +180,7 @@ class Heard:
 
 def heard(
     new_messages: Sequence[Message],
-    attribute: Callable[[Message], Sequence[Piece]],
+    attribute: Attribute,
     replied: Message | None = None,
     *,
     others: bool = False,

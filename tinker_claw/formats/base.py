@@ -7,7 +7,6 @@ I/O and know nothing of the model: what depends on that is judged behind them.
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,13 +14,12 @@ from enum import Enum, auto
 from itertools import accumulate, pairwise
 from typing import Any, Literal, Protocol
 
+import msgspec
+
 from tinker_claw.errors import RequestError
 from tinker_claw.types import Attempt, Delta, Message, Reply, Tool
 
 Json = dict[str, Any]
-to_string = json.encoder.encode_basestring
-"""JSON of a text, faster than by `to_json`."""
-to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 Finish = Literal["stop", "stop string", "length", "calls"]
 """Why a reply ended: the model ended it, the request's stop string did, there was no room for more,
@@ -272,9 +270,14 @@ class Format(ABC):
         raise NotImplementedError
 
 
+def data(fields: Json) -> bytes:
+    """A server-sent event without a name."""
+    return b"data: " + msgspec.json.encode(fields) + b"\n\n"
+
+
 def event(kind: str, **fields: Any) -> bytes:
     """A server-sent event whose data are a JSON object of its type."""
-    return f"event: {kind}\ndata: {to_json({'type': kind} | fields)}\n\n".encode()
+    return f"event: {kind}\n".encode() + data({"type": kind} | fields)
 
 
 def bearer(headers: Mapping[str, str]) -> str:

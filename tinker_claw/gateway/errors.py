@@ -79,7 +79,8 @@ def install(app: FastAPI, formats: Sequence[Format]) -> None:
     """Answer every failure of `app` in the shape that its client reads."""
 
     def answered(request: Request, error: ClawError) -> Response:
-        return answer(speaker(formats, request.url.path, request.headers), error)
+        claimed = speaker(formats, request.url.path, request.headers)
+        return answer(request.scope.get("wire", claimed), error)
 
     async def claw_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ClawError)

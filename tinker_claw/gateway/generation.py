@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Awaitable, Callable
 
 from tinker_claw.billing.meter import Account, charged
-from tinker_claw.conversation.attribution import last_words, without_volatile
+from tinker_claw.conversation.attribution import without_volatile
 from tinker_claw.conversation.history import reply_digest
 from tinker_claw.conversation.index import Stream, exact_digest
 from tinker_claw.formats.base import Finish, FinishedReply, TokenCounts, TokenLogprob
@@ -104,7 +104,7 @@ class Generation:
                 answered_by=f"{self._deps.served_name}@v{version}",
                 version=version,
                 response_id=job.response_id,
-                session=job.session_id,
+                session=job.said.session_id,
                 turn=self._turn,
                 kind=job.identity.kind,
                 params=job.params,
@@ -200,27 +200,27 @@ class Generation:
         completion = completion.with_topk(job.keeps_topk)
         prompt_tokens, completion_tokens = len(job.prompt.tokens), len(completion.tokens)
         job.caller.limits.served(job.caller.user, prompt_tokens, completion_tokens)
-        if keeps is None or job.conversation is None:
+        if keeps is None or job.said.history is None:
             self._forgotten = True
             deps.telemetry.turn_forgotten(
                 prompt_tokens=prompt_tokens, completion_tokens=completion_tokens
             )
             return
-        history, answer = job.conversation.digests, reply_digest(reply)
+        said, answer = job.said, reply_digest(reply)
         bill = deps.spending.bill("serve", self._account.usage)
         self._completion = completion
         turn_id = self._turn = deps.turns.add(
             NewTurn(
-                session_id=job.session_id,
+                session_id=said.session_id,
                 kind=job.identity.kind,
                 kind_reason=job.identity.reason,
                 policy_version=self.sampling.version,
                 prompt=job.prompt.tokens,
                 completion=completion,
                 hint_at=job.prompt.hint_at,
-                request_text=deps.privacy.redact(last_words(job.said)),
+                request_text=said.text,
                 reply_text=deps.privacy.redact(_as_text(reply)),
-                history=history,
+                history=said.history,
                 reply_digest=answer,
                 untrained_because=self._untrained_because(completion),
                 call=job.identity.call,
@@ -229,22 +229,22 @@ class Generation:
                 fallback=self.sampling.fallback,
                 packed_prompt=job.prompt.packed,
                 keeps_tokens=keeps,
-                lost=job.lost,
+                lost=said.lost,
                 client=job.identity.client,
-                asked_by=job.asked_by,
-                voices=tuple((p.writer, p.what, len(p.words or p.text)) for p in job.voices),
+                asked_by=said.asked_by,
+                voices=tuple((p.writer, p.what, len(p.words or p.text)) for p in said.voices),
             ),
             bill,
         )
         deps.spending.count(bill)
         if job.identity.done:
-            deps.index.end(job.session_id)
+            deps.index.end(said.session_id)
         elif job.identity.kind is Kind.MAIN:
             stream = _stream(job, completion) if keeps else None
-            deps.index.add(job.session_id, history, answer, turn_id, stream)
+            deps.index.add(said.session_id, said.history, answer, turn_id, stream)
         deps.telemetry.turn_captured(
             user=job.caller.user,
-            session=job.session_id,
+            session=said.session_id,
             turn=turn_id,
             kind=job.identity.kind,
             reason=job.identity.reason,
@@ -257,13 +257,13 @@ class Generation:
             waited_s=self._waited_s,
             episode=job.caller.episode,
             usd=bill.usd if bill else None,
-            lost=job.lost,
+            lost=said.lost,
         )
 
     def _keeps(self, completion: Completion) -> bool | None:
         """Whether the turn's tokens are kept; None: nothing of it is."""
         job = self._job
-        forgotten = self._deps.index.has_forgotten(job.session_id, job.started)
+        forgotten = self._deps.index.has_forgotten(job.said.session_id, job.started)
         if forgotten or job.privacy is Privacy.PRIVATE:
             return None
         # As it was sampled: thinking, and what a stop string cut off, is in no reply. Without the
@@ -272,7 +272,7 @@ class Generation:
         ended = sampled[-1:] and sampled[-1] in stops
         text = self._deps.renderer.decode(sampled[:-1] if ended else sampled).strip()
         self._reply_holds = self._deps.privacy.holds_text(text)
-        return (job.privacy, job.holds, self._reply_holds) == (Privacy.OPEN, None, None)
+        return (job.privacy, job.said.holds, self._reply_holds) == (Privacy.OPEN, None, None)
 
     def _untrained_because(self, completion: Completion) -> str | None:
         if self._job.untrained_because is not None:

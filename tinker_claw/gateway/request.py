@@ -18,7 +18,13 @@ from typing import Any
 
 from tinker_claw.billing.budget import Spending
 from tinker_claw.config.settings import Gateway, User
-from tinker_claw.conversation.attribution import asked_by, attribute, last_asked
+from tinker_claw.conversation.attribution import (
+    Attribute,
+    asked_by,
+    attribute,
+    last_asked,
+    last_words,
+)
 from tinker_claw.conversation.classify import Identity, RequestKind, identify
 from tinker_claw.conversation.history import Conversation, heard
 from tinker_claw.conversation.index import Continuation, ConversationIndex, exact_digest
@@ -100,13 +106,34 @@ class GatewayDeps:
 
 
 @dataclass(frozen=True, slots=True)
+class Said:
+    """A request as a part of its conversation; of a private one nothing is known."""
+
+    session_id: int = _NOWHERE
+    history: tuple[str, ...] | None = None
+    """Digests of the messages as later requests will show them; None: nothing is kept."""
+    text: str = ""
+    """What somebody said last, redacted."""
+    holds: str | None = None
+    """What there is in the request that must not be kept, for a sentence."""
+    link: Continuation | None = None
+    """The turn that it goes on from; None: none is known."""
+    lost: Lost | None = None
+    """Why what the user said is the next state of no turn, although one waits for it."""
+    voices: tuple[Piece, ...] = ()
+    """What is new in the request since the last reply, each piece with its writer."""
+    asked_by: Writer = Writer.OWNER
+    """Who wrote the request."""
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """One completion to be sampled, captured and sent."""
 
     caller: Caller
     request: GenerationRequest
     identity: Identity
-    session_id: int
+    said: Said
     version: int
     sampler: Sampler
     prompt: Prompt
@@ -117,19 +144,6 @@ class Job:
     started: float
     """time.monotonic() when the request came in, seconds."""
     privacy: Privacy
-    holds: str | None
-    """What there is in the request that must not be kept, for a sentence."""
-    said: Sequence[Message]
-    """The request's messages as later requests will show them, but for those that are volatile."""
-    conversation: Conversation | None
-    """What they come to; None: of a private request nothing is kept."""
-    lost: Lost | None
-    """Why what the user said is the next state of no turn, although one waits for it."""
-    voices: tuple[Piece, ...]
-    """What is new in the request since the last reply, each piece with its writer; () of a private
-    one."""
-    asked_by: Writer
-    """Who wrote the request."""
     context: Mapping[str, str]
     """The trace that it is a part of, as headers; empty where nobody traces."""
     choice: int = 0
@@ -166,8 +180,8 @@ class Job:
             return ENDED
         if self.privacy is Privacy.AFTER:
             return AFTERWARDS
-        if self.holds is not None:
-            return f"holds {self.holds}"
+        if self.said.holds is not None:
+            return f"holds {self.said.holds}"
         return self.params.unfit_because()
 
 
@@ -185,7 +199,7 @@ async def admit(
         RequestError: it cannot be served as asked.
         BackendError: the version it asks for cannot be opened.
     """
-    started = time.monotonic()
+    started, user = time.monotonic(), caller.user
     request = await read(deps, wire, route, body, caller)
     version, sampler, pinned = await _choose(deps, request.model)
     identity = identify(request, headers)
@@ -198,78 +212,91 @@ async def admit(
             "side turns: say X-Turn-Type: side, or send the request again for another.",
             param="n",
         )
-    parent = None
-    if request.follows is not None:
-        parent = deps.turns.of_response(caller.user, request.follows)
-    if parent is not None and not identity.named:
+    parent = request.follows and deps.turns.of_response(user, request.follows)
+    if parent and not identity.named:
         identity = replace(identity, key=parent[1])
-    privacy = deps.privacy.privacy(caller.user, identity, headers, request)
-    session_id, holds, said = _NOWHERE, None, request.messages
-    conversation, link, lost = None, None, None
-    is_owner = partial(deps.owners.has, caller.user)
-    named = partial(attribute, surface=identity.surface, is_owner=is_owner)
+    privacy = deps.privacy.privacy(user, identity, headers, request)
+    said = Said()
     if privacy is not Privacy.PRIVATE:
         if privacy is Privacy.OPEN:
-            wire.remember(request, caller.user)
-        await deps.privacy.look_at(request)
-        await deps.compute.own_round()
-        holds = deps.privacy.holds(request)
-        if holds is not None and parent is None and not identity.named:
-            opening = deps.privacy.redacted(request)  # of which the key is a digest
+            wire.remember(request, user)
+        holds = await _holds(deps, request)
+        if holds is not None and not parent and not identity.named:
+            opening = await deps.privacy.redacted(request)  # of which the key is a digest
             identity = replace(identity, key=identify(opening, headers).key)
-        session_id = deps.index.session(caller.user, identity)
+        session_id = deps.index.session(user, identity)
         if not pinned:
             answers = deps.policy.of_session(session_id)
             version, sampler = answers.version.id, answers.sampler
-        said = deps.index.said(session_id, said)
-        conversation = Conversation.of(said)
-        if identity.kind is Kind.MAIN or identity.call is RequestKind.UNKNOWN:
-            # What was said in private is not known, and might be taken for something else.
-            known = privacy is Privacy.OPEN
-            if parent is None:
-                link = deps.index.find(session_id, conversation, compacted=known)
-            else:
-                link = deps.index.after(parent[0], conversation)
-            if link is None and known:
-                lost = deps.index.lost(session_id, conversation)
-    if link is not None:
-        # Before the prompt: what the user said counts even when it does not fit the context.
-        await _attach(deps, link, named, caller.user, session_id, started)
-    if privacy is Privacy.AFTER:
-        deps.privacy.forget()
-    prompt = await _prompt(deps, request, body, link, forget=privacy is not Privacy.OPEN)
-    voices, writer = tuple[Piece, ...](), Writer.OWNER
-    if privacy is not Privacy.PRIVATE:
-        voices = tuple(piece for message in _new(request.messages) for piece in named(message))
-        writer = asked_by(said, identity.surface, is_owner)
-    head = ReplyHead(version, len(prompt.tokens), int(time.time()))
-    try:
-        params = _params(deps, request, prompt)
-    except ContextLengthError:
-        _refuse_without_room(deps, request)
-        raise
+        # What was said in private is not known, and might be taken for something else.
+        known, is_owner = privacy is Privacy.OPEN, partial(deps.owners.has, user)
+        named = partial(attribute, surface=identity.surface, is_owner=is_owner)
+        said = await _place(deps, request, identity, named, session_id, parent, known=known)
+        said = replace(said, holds=holds)
+        if said.link is not None:
+            # Before the prompt: what the user said counts even when it does not fit the context.
+            await _attach(deps, said.link, named, user, session_id, started)
+    prompt = await _prompt(deps, request, said.link, forget=privacy is not Privacy.OPEN)
+    params = _params(deps, request, prompt)
     fit = identity.kind is Kind.MAIN and params.unfit_because() is None
     keeps_topk = deps.student_topk if fit else 0
     return Job(
         caller=caller,
         request=request,
         identity=identity,
-        session_id=session_id,
+        said=said,
         version=version,
         sampler=sampler,
         prompt=prompt,
         params=replace(params, student_topk=max(keeps_topk, request.top_logprobs or 0)),
         keeps_topk=keeps_topk,
-        writer=wire.reply(request, head),
+        writer=wire.reply(request, ReplyHead(version, len(prompt.tokens), int(time.time()))),
         started=started,
         privacy=privacy,
-        holds=holds,
-        said=said,
-        conversation=conversation,
-        lost=lost,
-        voices=voices,
-        asked_by=writer,
         context={n: headers[n] for n in _CONTEXT if n in headers} if deps.telemetry.traces else {},
+    )
+
+
+async def _holds(deps: GatewayDeps, request: GenerationRequest) -> str | None:
+    await deps.privacy.look_at(request)
+    await deps.compute.own_round()
+    return deps.privacy.holds(request)
+
+
+async def _place(
+    deps: GatewayDeps,
+    request: GenerationRequest,
+    identity: Identity,
+    named: Attribute,
+    session_id: int,
+    parent: tuple[int, str] | None,
+    *,
+    known: bool,
+) -> Said:
+    """Find the request's place in its conversation.
+
+    Args:
+        named: gives every piece of a message its writer.
+        parent: the turn that it says to go on from, with the key of its session.
+        known: all that was said in the session is known.
+    """
+    messages = deps.index.said(session_id, request.messages)
+    conversation, link, lost = Conversation.of(messages), None, None
+    if identity.kind is Kind.MAIN or identity.call is RequestKind.UNKNOWN:
+        if parent:
+            link = deps.index.after(parent[0], conversation)
+        else:
+            link = deps.index.find(session_id, conversation, compacted=known)
+        if link is None and known:
+            lost = deps.index.lost(session_id, conversation)
+    return Said(
+        session_id,
+        conversation.digests,
+        await deps.privacy.redact_any(last_words(messages)),
+        link=link,
+        lost=lost,
+        voices=tuple(piece for message in _new(request.messages) for piece in named(message)),
+        asked_by=asked_by(messages, named),
     )
 
 
@@ -281,7 +308,7 @@ async def count(deps: GatewayDeps, wire: Format, route: Route, body: bytes, call
     """
     request = await read(deps, wire, route, body, caller)
     await _choose(deps, request.model)
-    return len((await _prompt(deps, request, body, None, forget=True)).tokens)
+    return len((await _prompt(deps, request, None, forget=True)).tokens)
 
 
 async def read(
@@ -414,7 +441,7 @@ def _new(messages: Sequence[Message]) -> Sequence[Message]:
 async def _attach(
     deps: GatewayDeps,
     link: Continuation,
-    named: Callable[[Message], Sequence[Piece]],
+    named: Attribute,
     user: str,
     session_id: int,
     started: float,
@@ -430,13 +457,14 @@ async def _attach(
     redact = deps.privacy.redact_any
     beside = [(writer, await redact(text)) for writer, text in state.beside]
     state = replace(state, text=await redact(state.text), beside=tuple(beside))
-    reason = await deps.privacy.redact_any(said.reason[:LONGEST_TEXT]) if said else ""
+    reason = await redact(said.reason[:LONGEST_TEXT]) if said else ""
     if deps.index.has_forgotten(session_id, started):  # while its words were searched
         return
     if said is not None:
         # Before the next state, with which the judge would be asked. Agents send requests again;
         # no client's key begins with the end of a line.
-        name = f"\nmessage after turn {link.turn_id}: {said.score} {_digest(reason)}"
+        digest = hashlib.sha256(reason.encode()).hexdigest()[:16]
+        name = f"\nmessage after turn {link.turn_id}: {said.score} {digest}"
         feedback = Feedback(float(said.score), reason, key=name)
         record(deps, user, About("turn", link.turn_id), feedback)
     if deps.turns.add_next_state(link.turn_id, state):
@@ -464,19 +492,12 @@ def record(deps: GatewayDeps, user: str, about: About, said: Feedback) -> Given 
     return given
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
 async def _prompt(
-    deps: GatewayDeps,
-    request: GenerationRequest,
-    body: bytes,
-    link: Continuation | None,
-    *,
-    forget: bool,
+    deps: GatewayDeps, request: GenerationRequest, link: Continuation | None, *, forget: bool
 ) -> Prompt:
-    """What the model is given: the request, and how its reply begins where it must be a call.
+    """What the model is given: the request, and how its reply begins where it must be a call. The
+    request is the exact extension of the sampled stream where that holds, else a full render; long
+    text that is new is encoded in a thread.
 
     Args:
         forget: nothing that was new in it stays in memory.
@@ -486,7 +507,20 @@ async def _prompt(
             known how such a reply begins.
     """
     begun = _begun(deps, request)
-    prompt = await _asked(deps, request, body, link, forget=forget)
+    await _refuse_what_cannot_fit(deps, request)
+    await deps.compute.own_round()
+    prompt = _extended(deps, request, link)
+    if prompt is None:
+        layout = deps.renderer.lay_out(
+            request.messages,
+            request.tools,
+            hint_message=last_asked(request.messages),
+            switches=request.switches,
+        )
+        with layout.forgetting() if forget else nullcontext():
+            await layout.prepare()
+            await deps.compute.own_round()
+            prompt = layout.prompt()
     return prompt.followed_by(begun) if begun else prompt
 
 
@@ -514,48 +548,19 @@ def _begun(deps: GatewayDeps, request: GenerationRequest) -> tuple[int, ...]:
     return begun
 
 
-async def _asked(
-    deps: GatewayDeps,
-    request: GenerationRequest,
-    body: bytes,
-    link: Continuation | None,
-    *,
-    forget: bool,
-) -> Prompt:
-    """The exact extension of the sampled stream where it holds, else a full render. Long text that
-    is new is encoded in a thread."""
-    if len(body) > _CHARACTERS_PER_TOKEN * deps.context_tokens:
-        await _refuse_what_cannot_fit(deps, request)
-    await deps.compute.own_round()
-    extended = _extended(deps, request, link)
-    if extended is not None:
-        return extended
-    layout = deps.renderer.lay_out(
-        request.messages,
-        request.tools,
-        hint_message=last_asked(request.messages),
-        switches=request.switches,
-    )
-    with layout.forgetting() if forget else nullcontext():
-        await layout.prepare()
-        await deps.compute.own_round()
-        return layout.prompt()
-
-
 async def _refuse_what_cannot_fit(deps: GatewayDeps, request: GenerationRequest) -> None:
-    """What is far too long is refused before it is encoded, which would take seconds."""
+    """Refuse what is far too long before it is encoded, which would take seconds."""
     # What was said in replies may be left out of the prompt, and tools have a form of their own.
     said = [m for m in request.messages if m["role"] != "assistant"]
-    first = [m for m in said if m["role"] == "system"]
+    if sum(len(m["content"]) for m in said) <= _CHARACTERS_PER_TOKEN * deps.context_tokens:
+        return
 
     def too_many(messages: Sequence[Message]) -> bool:
         fewest = sum(deps.renderer.fewest_tokens(m["content"]) for m in messages)
         return fewest > deps.context_tokens
 
-    far_too_long = (
-        sum(len(m["content"]) for m in said) > _CHARACTERS_PER_TOKEN * deps.context_tokens
-    )
-    if far_too_long and await deps.compute.aside(lambda: too_many(said)):
+    if await deps.compute.aside(lambda: too_many(said)):
+        first = [m for m in said if m["role"] == "system"]
         raise (no_room if too_many(first) else hopeless)(deps.context_tokens)
 
 
@@ -598,6 +603,7 @@ def _params(deps: GatewayDeps, request: GenerationRequest, prompt: Prompt) -> Sa
     asked = request.max_tokens or deps.settings.max_reply_tokens
     left = deps.context_tokens - len(prompt.tokens)
     if left < 1:
+        _refuse_without_room(deps, request)
         raise ContextLengthError(len(prompt.tokens), asked, deps.context_tokens)
     return SamplingParams(
         # Agents ask for the same allowance always; near the end of the context less is left.

@@ -25,7 +25,7 @@ from starlette.routing import Route
 from tinker_claw.config.settings import Training
 from tinker_claw.errors import ClawError, LedgerError, RequestError, UndoError
 from tinker_claw.gateway import errors
-from tinker_claw.gateway.limits import BODY_S, read_body
+from tinker_claw.gateway.limits import read_body
 from tinker_claw.learner.rollback import Rollback
 from tinker_claw.ledger.database import Rows, reading
 from tinker_claw.ledger.feedback import About, Feedback, Given
@@ -235,13 +235,7 @@ class _Page:
     async def _form(self, request: Request) -> dict[str, str]:
         """The fields of a form that one of our pages has shown to this visitor."""
         self._refuse_others(request)
-        body = await read_body(
-            request.receive,
-            request.headers,
-            most=_MOST_BYTES,
-            limit_s=BODY_S,
-            context_tokens=_MOST_BYTES,
-        )
+        body = await read_body(request, _MOST_BYTES)
         try:
             fields = parse_qs(body.decode(), max_num_fields=16)
         except ValueError as error:
