@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from fastapi import FastAPI
 from tokenizers import Tokenizer
@@ -49,7 +48,7 @@ from tinker_claw.policy import Policy, PolicyHolder, Sampler, Trainer
 from tinker_claw.privacy.redact import Redactor
 from tinker_claw.privacy.rules import SECRETS
 from tinker_claw.render.renderer import Renderer
-from tinker_claw.telemetry import Telemetry, configure
+from tinker_claw.telemetry import Served, Telemetry, configure
 from tinker_claw.types import (
     Adam,
     Capabilities,
@@ -119,9 +118,10 @@ class Remembering(Telemetry):
         super().__init__(file)
         self.turns: deque[int] = deque(maxlen=Training().batch_size)
 
-    def turn_captured(self, *, turn: int, **fields: Any) -> None:
-        self.turns.append(turn)
-        super().turn_captured(turn=turn, **fields)
+    def served(self, served: Served) -> None:
+        if served.turn is not None:
+            self.turns.append(served.turn)
+        super().served(served)
 
 
 class Elsewhere(Trainer):

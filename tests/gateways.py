@@ -35,7 +35,7 @@ from tinker_claw.privacy.redact import Redactor
 from tinker_claw.privacy.rules import SECRETS
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.retry import Backoff
-from tinker_claw.telemetry import Telemetry, Traces
+from tinker_claw.telemetry import Served, Telemetry, Traces
 from tinker_claw.types import NextState, Turn
 
 MODEL = "demo"
@@ -66,8 +66,10 @@ class Observer(Telemetry):
     def exposition(self) -> bytes:
         return b"turns 0\n"
 
-    def turn_captured(self, **fields: Any) -> None:
-        self.seen.append(fields)
+    def served(self, served: Served) -> None:
+        super().served(served)
+        if served.turn is not None:
+            self.seen.append({name: getattr(served, name) for name in served.__slots__})
 
     def turn_forgotten(self, **fields: Any) -> None:
         self.seen.append(fields | {"kind": "private"})

@@ -28,6 +28,10 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 _AGREEMENT = ("mean", "sd", "max", "outside", "k3", "ratio")
+_OF_TURN = (
+    "user session turn kind reason version prompt_tokens cached_tokens completion_tokens seconds "
+    "first_token_s waited_s episode usd lost"
+)
 _OF_STEP = ("reward_mean", "staleness_mean", "grad_norm", "clip_share", "rate")
 
 
@@ -138,9 +142,18 @@ class Served:
     """None: it did not end."""
     prompt_tokens: int
     cached_tokens: int
-    reply_tokens: int
+    completion_tokens: int
     error: str | None
     """The name of its class; None: it went well."""
+    user: str
+    episode: bool
+    """Nobody sat before it."""
+    reason: str
+    """Why it is of this session and kind."""
+    lost: str | None
+    """Why it is the next state of no turn, although one waits for it."""
+    usd: float | None
+    """What it cost; None: nothing was billed, or the price is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,60 +266,29 @@ class Telemetry:
         """All figures in Prometheus' text format."""
         return generate_latest(self._registry)
 
-    def turn_captured(
-        self,
-        *,
-        user: str,
-        session: int,
-        turn: int,
-        kind: str,
-        reason: str,
-        version: int,
-        prompt_tokens: int,
-        cached_tokens: int,
-        completion_tokens: int,
-        seconds: float,
-        first_token_s: float | None,
-        waited_s: float = 0.0,
-        episode: bool = False,
-        usd: float | None = None,
-        lost: str | None = None,
-    ) -> None:
-        """
-        Args:
-            waited_s: for a slot to be sampled in.
-            episode: nobody sat before it.
-            usd: what it cost; None where nothing was billed, or the price is not known.
-            lost: why it is the next state of no turn, although one waits for it.
-        """
-        if lost is not None:
-            self._lost.labels(lost).inc()
-        self._turns.labels(kind).inc()
-        self._tokens.labels("prompt").inc(prompt_tokens)
-        self._tokens.labels("cached").inc(cached_tokens)
-        self._tokens.labels("sampled").inc(completion_tokens)
-        self._latency.observe(seconds)
-        if first_token_s is not None:
-            self._first_token.observe(first_token_s)
-        self._waited.labels("episode" if episode else "person").observe(waited_s)
-        log.info(
-            "turn.captured",
-            user=user,
-            session=session,
-            turn=turn,
-            kind=kind,
-            reason=reason,
-            version=version,
-            prompt_tokens=prompt_tokens,
-            cached_tokens=cached_tokens,
-            completion_tokens=completion_tokens,
-            seconds=round(seconds, 3),
-            **({} if first_token_s is None else {"first_token_s": round(first_token_s, 3)}),
-            **({"waited_s": round(waited_s, 3)} if waited_s >= 0.001 else {}),
-            **({"episode": True} if episode else {}),
-            **({} if usd is None else {"usd": usd}),
-            **({} if lost is None else {"lost": lost}),
-        )
+    def served(self, served: Served) -> None:
+        """A request was answered, or could not be."""
+        if self.traces is not None:
+            self.traces.served(served)
+        if served.turn is None:
+            return
+        if served.lost is not None:
+            self._lost.labels(served.lost).inc()
+        self._turns.labels(served.kind).inc()
+        self._tokens.labels("prompt").inc(served.prompt_tokens)
+        self._tokens.labels("cached").inc(served.cached_tokens)
+        self._tokens.labels("sampled").inc(served.completion_tokens)
+        self._latency.observe(served.seconds)
+        if served.first_token_s is not None:
+            self._first_token.observe(served.first_token_s)
+        self._waited.labels("episode" if served.episode else "person").observe(served.waited_s)
+        told = ((name, getattr(served, name)) for name in _OF_TURN.split())
+        known = {
+            name: round(value, 6) if isinstance(value, float) else value
+            for name, value in told
+            if value is not None and value is not False
+        }
+        log.info("turn.captured", **known)
 
     def turn_forgotten(self, *, prompt_tokens: int, completion_tokens: int) -> None:
         """A private turn was served; that is all that there is to say."""

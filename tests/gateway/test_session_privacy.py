@@ -20,7 +20,6 @@ from tests.fakes import FakeSampler
 from tests.gateways import World, gateway, spell
 from tinker_claw.cli.status import board as lines_of
 from tinker_claw.cli.status import describe
-from tinker_claw.conversation import history as histories
 from tinker_claw.formats.chat import Chat, parse_chat
 from tinker_claw.gateway.limits import ComputeRounds
 from tinker_claw.gateway.privacy import SessionPrivacy
@@ -231,16 +230,16 @@ async def test_something_near_the_line_is_private_and_is_said(world: World, line
 async def test_nothing_private_stays_in_memory(world: World) -> None:
     def remembered() -> list[bool]:
         (chat,) = [wire for wire in world.formats if isinstance(wire, Chat)]
-        places = (world.renderer._encoder._known, histories._MEANT, chat._known._made.items())
+        places = (world.renderer._encoder._known, chat._known._made.items())
         return [MARK in str(list(place)) for place in places]
 
     await world.ask(f"/private\nI am {MARK} {'and more ' * 2000}")
-    assert remembered() == [False, False, False]
+    assert remembered() == [False, False]
     kept = f"/private\nI am {MARK}", "fine", "/private off\nthanks"
     await world.ask(*kept)
-    assert remembered() == [False, False, False], "nor when it is over, and in the history"
+    assert remembered() == [False, False], "nor when it is over, and in the history"
     await world.ask(f"I am {MARK}")
-    assert remembered() == [True, False, True], "where it would be; meanings are without words"
+    assert remembered() == [True, True], "where it would be"
 
 
 async def test_private_off_ends_it_and_the_past_is_not_trained(world: World) -> None:

@@ -454,7 +454,7 @@ def _attempt(
     request: GenerationRequest, headers: Mapping[str, str], episode: bool
 ) -> Attempt | None:
     """What headers and body say; a header goes before the body, and a group makes an episode."""
-    said = request.attempt or Attempt()
+    said = request.attempt
     size = headers.get("x-group-size", "").strip()
     if size and not (size.isascii() and size.isdigit() and 0 < int(size[:9]) <= LARGEST_GROUP):
         raise RequestError(

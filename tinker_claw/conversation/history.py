@@ -10,12 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
-
-from cachetools import LRUCache
 
 from tinker_claw.conversation.attribution import (
     Attribute,
@@ -27,7 +24,6 @@ from tinker_claw.conversation.attribution import (
 )
 from tinker_claw.conversation.machinery import about_compaction
 from tinker_claw.conversation.openclaw import is_silent, is_volatile, queued
-from tinker_claw.formats.base import Joined
 from tinker_claw.types import Message, NextState, Reply, Writer, noted
 
 _TOOL = "tool "
@@ -39,17 +35,14 @@ _LONGEST_NAME = 40
 """Agents cut the ids of calls to so many characters, and leave out others than these."""
 
 
-_MEANT = LRUCache[Hashable, str](16_000)
-"""Histories are sent again with every request. By numbers, keyed anew in every process: the words
-of a session that is forgotten, or was private, are not to stay here."""
-
-
 def digest(message: Message) -> str:
     """A short name for what a message says, and for the calls that it makes or answers."""
-    meaning = _meaning(message)
+    calls: Sequence[Mapping[str, Any]] = message.get("tool_calls", ())
+    called = [[c["function"]["name"], _canonical(c["function"]["arguments"])] for c in calls]
+    said = json.dumps([message["role"], _meaning(message), called])
+    meaning = hashlib.sha256(said.encode()).hexdigest()[:32]
     if message["role"] == "tool":
         return f"{_TOOL}{meaning}{_CALLS}{_name(message['tool_call_id'])}"
-    calls: Sequence[Mapping[str, Any]] = message.get("tool_calls", ())
     if not calls:
         return meaning
     return f"{meaning}{_CALLS}{','.join(_name(call['id']) for call in calls)}"
@@ -220,12 +213,7 @@ def _tool_names(message: Message) -> Mapping[str, str]:
 
 
 def _name(call_id: str) -> str:
-    """Of a call; no part of its id, which a client may fill with anything."""
-    return _named(call_id[: 2 * _LONGEST_NAME])
-
-
-@lru_cache(maxsize=8192)
-def _named(call_id: str) -> str:
+    """A digest of a call's id, which a client may fill with anything."""
     name = _NO_NAME.sub("", call_id)[:_LONGEST_NAME]
     return hashlib.blake2b(name.encode(), digest_size=6).hexdigest()
 
@@ -237,32 +225,17 @@ def _unseen(exchange: Sequence[Message]) -> bool:
 
 
 def _meaning(message: Message) -> str:
-    role: str = message["role"]
-    text: str = "" if role == "system" else message["content"]
-    calls = tuple(
-        (call["function"]["name"], call["function"]["arguments"])
-        for call in message.get("tool_calls", ())
-    )
-    starts = text.starts if isinstance(text, Joined) else ()
-    key = (role, hash(text), len(text), starts, hash(calls))
-    known = _MEANT.get(key)
-    if known is None:
-        known = _MEANT[key] = _digest(message, text, calls)
-    return known
-
-
-def _digest(message: Message, text: str, calls: Sequence[tuple[str, str]]) -> str:
-    role = message["role"]
+    """The text by which a message is compared."""
+    role, text = message["role"], message["content"]
     if role == "user":
         found = read(message)
         if found.automation is not None and found.automation.what in ("heartbeat", "cron"):
-            text = f"[{found.automation.what}]"  # it is rewritten once it is history
-        else:  # timestamps, context, reminders and the frame of a retry come and go
-            text = found.said or text.strip()
-    elif role == "assistant":
-        text = text.strip()
-    meaning = json.dumps([role, text, [[name, _canonical(args)] for name, args in calls]])
-    return hashlib.sha256(meaning.encode()).hexdigest()[:32]
+            return f"[{found.automation.what}]"  # it is rewritten once it is history
+        # Timestamps, context, reminders and the frame of a retry come and go.
+        return found.said or text.strip()
+    if role == "assistant":
+        return text.strip()
+    return "" if role == "system" else text
 
 
 def _canonical(arguments: str) -> str:

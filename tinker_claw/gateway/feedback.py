@@ -78,8 +78,8 @@ def _about(fields: Object, name: str) -> About:
     if name == "session":
         return About("session", session_key(fields.string(name)))
     if name == "response_id":
-        return About("response", _name(fields, name))
-    return About("turn", fields.integer(name, 1, INT64))
+        return About("response", _name(fields, name) or "")
+    return About("turn", fields.integer(name, 1, INT64) or 0)
 
 
 def _name(fields: Object, at: str) -> str | None:

@@ -21,7 +21,7 @@ from tinker_claw.gateway.sampling import Sampling
 from tinker_claw.ledger.turns import NewTurn
 from tinker_claw.privacy.marker import Privacy
 from tinker_claw.render.stream import CutStream
-from tinker_claw.telemetry import Served, Traces
+from tinker_claw.telemetry import Served
 from tinker_claw.types import Completion, Delta, Kind, Reply, StopReason, TokenChunk
 
 _NEVER = -9999.0
@@ -55,6 +55,7 @@ class Generation:
         self._account = Account()
         self._turn: int | None = None
         """None: nothing was captured."""
+        self._usd: float | None = None
         self._completion: Completion | None = None
         self._forgotten = False
         self._reply_holds: str | None = None
@@ -84,16 +85,15 @@ class Generation:
                 self._account.late = self._deps.spending.late("serve")
                 if self._turn is None:  # it was billed, and there is no turn to write that to
                     self._deps.spending.record("serve", self._account.usage)
-                if self._deps.telemetry.traces is not None:
-                    self._trace(self._deps.telemetry.traces, done and done.finish, error)
+                self._tell(done and done.finish, error)
 
-    def _trace(self, traces: Traces, finish: Finish | None, error: str | None) -> None:
+    def _tell(self, finish: Finish | None, error: str | None) -> None:
         """Tell of the request, unless nothing of it is kept."""
         job, version = self._job, self.sampling.version
         if job.privacy is Privacy.PRIVATE or self._forgotten:
             return
         seconds = time.monotonic() - job.started
-        traces.served(
+        self._deps.telemetry.served(
             Served(
                 context=job.context,
                 began_at=time.time() - seconds,
@@ -112,8 +112,13 @@ class Generation:
                 finish=finish,
                 prompt_tokens=len(job.prompt.tokens),
                 cached_tokens=self._completion.cached_tokens if self._completion else 0,
-                reply_tokens=len(self._completion.tokens) if self._completion else 0,
+                completion_tokens=len(self._completion.tokens) if self._completion else 0,
                 error=error,
+                user=job.caller.user,
+                episode=job.caller.episode,
+                reason=job.identity.reason,
+                lost=job.said.lost,
+                usd=self._usd,
             )
         )
 
@@ -237,28 +242,12 @@ class Generation:
             bill,
         )
         deps.spending.count(bill)
+        self._usd = bill and bill.usd
         if job.identity.done:
             deps.index.end(said.session_id)
         elif job.identity.kind is Kind.MAIN:
             stream = _stream(job, completion) if keeps else None
             deps.index.add(said.session_id, said.history, answer, turn_id, stream)
-        deps.telemetry.turn_captured(
-            user=job.caller.user,
-            session=said.session_id,
-            turn=turn_id,
-            kind=job.identity.kind,
-            reason=job.identity.reason,
-            version=self.sampling.version,
-            prompt_tokens=prompt_tokens,
-            cached_tokens=completion.cached_tokens,
-            completion_tokens=completion_tokens,
-            seconds=time.monotonic() - job.started,
-            first_token_s=self._first_token_s,
-            waited_s=self._waited_s,
-            episode=job.caller.episode,
-            usd=bill.usd if bill else None,
-            lost=said.lost,
-        )
 
     def _keeps(self, completion: Completion) -> bool | None:
         """Whether the turn's tokens are kept; None: nothing of it is."""
