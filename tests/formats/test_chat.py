@@ -24,7 +24,7 @@ from openai.types.chat.completion_create_params import (
 from tests.mutations import Mutants
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import GenerationRequest, ReplyHead
-from tinker_claw.formats.body import Fields, Known, Object
+from tinker_claw.formats.body import Fields, Known
 from tinker_claw.formats.chat import FIELDS, Chat, parse_chat
 from tinker_claw.formats.chat_reply import ChatReply
 from tinker_claw.types import Delta

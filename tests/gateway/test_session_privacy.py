@@ -325,12 +325,12 @@ class Interrupted(Redactor):
     loop: asyncio.AbstractEventLoop
     meanwhile: Callable[[], None]
 
-    def holds(self, text: str) -> str | None:
+    def _cut(self, text: str) -> str:
         if len(text) > 20_000:
             done = threading.Event()
             self.loop.call_soon_threadsafe(lambda: (self.meanwhile(), done.set()))
             done.wait(30)
-        return super().holds(text)
+        return super()._cut(text)
 
 
 class OffLoop(Redactor):

@@ -23,11 +23,11 @@ Attribute = Callable[[Message], Sequence[Piece]]
 PERSONS: Final = frozenset({Writer.OWNER, Writer.MEMBER})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reading:
     """What a user message consists of, before it is known who the person is."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[Piece, ...] = ()
     """A person's words are the owner's here; `attribute` knows better."""
     sender: Sender | None = None
     """Who wrote, as the first leading `Conversation info` says; None: there is none."""
@@ -44,8 +44,11 @@ class Reading:
     framed: str | None = None
     """What stands in OpenClaw's frame around a message that got no complete answer; None: there is
     no frame."""
-    retry: bool = False
-    """The frame asks for the same again."""
+
+    @property
+    def retry(self) -> bool:
+        """The frame asks for the same again."""
+        return any(piece.what == "retry" for piece in self.pieces)
 
     @property
     def words(self) -> str:
@@ -147,19 +150,11 @@ def read_text(text: str, harnesses: Sequence[Harness] = HARNESSES) -> Reading:
         return Reading((whole,), automation=automatic, asks=automatic.what)
     reader = _Reader(harnesses)
     pieces = [piece for part in parts_of(text) for piece in reader.part(part)]
-    if not reader.typed:
+    if not reader.found.typed:
         foreign = any(piece.writer is Writer.EXTERNAL for piece in pieces)
         pieces = [_doubted(piece, foreign=foreign) for piece in pieces]
-    return Reading(
-        tuple(pieces),
-        sender=reader.sender,
-        typed=reader.typed,
-        asks=reader.asks,
-        summary=reader.summary,
-        answered=reader.answered,
-        framed=reader.framed,
-        retry=any(piece.what == "retry" for piece in pieces),
-    )
+    reader.found.pieces = tuple(pieces)
+    return reader.found
 
 
 def _doubted(piece: Piece, *, foreign: bool) -> Piece:
@@ -186,43 +181,40 @@ class _Reader:
     def __init__(self, harnesses: Sequence[Harness]) -> None:
         self._blocks = _BLOCKS if harnesses is HARNESSES else _blocks(harnesses)
         self._openclaw = OPENCLAW in harnesses
-        self.sender: Sender | None = None
-        self.typed = self.summary = self.answered = False
-        self.asks: str | None = None
-        self.framed: str | None = None
+        self.found = Reading()
         self._open: Block | None = None
         """A block that has not ended in its part."""
 
     def part(self, part: str) -> Iterator[Piece]:
         """What leads, the words, what trails."""
+        found = self.found
         if self._open is not None:
             yield Piece(Writer.HARNESS, part, self._open.what)
             if self._open.closes is None or self._open.closes in part:
                 self._open = None
             return
         end = openclaw.runtime_at(part)
-        line = Piece(Writer.HARNESS, part[end:], "runtime") if end < len(part) else None
         body, at = part[:end], 0
         head = openclaw.Head(body)
         while at < len(body):
             piece = head.take(at) if self._openclaw else None
-            if piece is None and not (self.typed or head.typed):  # what was typed is a person's
+            if piece is None and not (found.typed or head.typed):  # what was typed is a person's
                 piece = self._block(body, at)
             if piece is None:
                 break
             yield piece
             at += len(piece.text)
-        self.typed |= head.typed
-        self.sender = self.sender or head.sender
+        found.typed |= head.typed
+        found.sender = found.sender or head.sender
         if head.framed:
-            self.framed = body[at:].strip()
-        words, tail = (body[at:], None) if self.typed else self._trailing(body[at:])
+            found.framed = body[at:].strip()
+        words, tail = (body[at:], None) if found.typed else self._trailing(body[at:])
         if words:
             yield from openclaw.person(words, framed=head.framed)
         if tail is not None:
             yield tail
-        if line is not None:
-            yield line
+        if end < len(part):
+            yield Piece(Writer.HARNESS, part[end:], "runtime")
 
     def _block(self, body: str, at: int) -> Piece | None:
         """The block of a table that begins here, behind blanks."""
@@ -230,24 +222,25 @@ class _Reader:
         for block in self._blocks:
             end = block.end(body, start)
             if end is not None:
-                self.asks = block.asks or self.asks
-                self.summary |= block.summary
-                self.answered |= block.answered
                 if block.spans and block.closes is not None and block.closes not in body[start:]:
                     self._open = block
-                return Piece(Writer.HARNESS, body[at:end], block.what)
+                return self._mark(block, body[at:end])
         return None
 
     def _trailing(self, words: str) -> tuple[str, Piece | None]:
         """The words, and the block that follows them."""
         for block in self._blocks:
             if block.trails and (at := words.find(block.opens)) >= 0:
-                self.summary |= block.summary
-                self.answered |= block.answered
-                if block.summary:  # it says of all before it what that is
-                    return "", Piece(Writer.HARNESS, words, block.what)
-                return words[:at], Piece(Writer.HARNESS, words[at:], block.what)
+                at = 0 if block.summary else at  # it says of all before it what that is
+                return words[:at], self._mark(block, words[at:])
         return words, None
+
+    def _mark(self, block: Block, text: str) -> Piece:
+        """The piece that a block is; note what the block says of the message."""
+        self.found.asks = block.asks or self.found.asks
+        self.found.summary |= block.summary
+        self.found.answered |= block.answered
+        return Piece(Writer.HARNESS, text, block.what)
 
 
 def last_asked(messages: Sequence[Message]) -> int | None:

@@ -97,7 +97,7 @@ class GenerationRequest:
     """The client's name for the session, and the field where it stands; None: the body has none."""
     follows: str | None = None
     """The name of the reply that it goes on from; None: the history tells."""
-    attempt: Attempt = Attempt()
+    attempt: Attempt = field(default_factory=Attempt)
     """What the body says of task and group."""
     own: Mapping[Any, Any] = field(default_factory=dict[Any, Any])
     """What the format itself needs again later; nobody else reads it."""
