@@ -83,6 +83,13 @@ _MAIN = frozenset(
         *(RequestKind.CLIENT, RequestKind.VERDICT),
     }
 )
+_AREAS = {
+    "subagent": RequestKind.SUBAGENT,
+    "cron": RequestKind.ALONE,
+    "hook": RequestKind.AUTOMATED,
+    "internal-session-effects": RequestKind.FLUSH,
+}
+"""Areas of OpenClaw's sessions that are not the user's."""
 _ONLY_VERDICT = "the user's words are a verdict and nothing else"
 _BY_NAME = {call.value: call for call in RequestKind}
 _FLUSH_TOOLS = frozenset({"read", "write"})
@@ -142,26 +149,24 @@ def identify(request: GenerationRequest, headers: Mapping[str, str]) -> Identity
         RequestError: X-Turn-Type is none of its three words, a group is not told in full, or an
             episode has no name.
     """
-    trace = _trace(headers)
-    value, source = _affinity(request, headers)
-    seen = gather(request, headers, trace, value)
-    explicit, episode = _turn_type(headers)
+    seen = gather(request, headers)
+    explicit = _turn_type(headers)
     sign = recognise(seen, trusted=explicit is Kind.MAIN)
     kind, why = sign.call.kind, f"{sign.call}: {sign.by}"
     if explicit is Kind.MAIN and kind is Kind.SIDE:
         why = f"{why} (X-Turn-Type says {explicit}, which makes no such call trainable)"
     elif explicit is not None:
         kind, why = explicit, f"X-Turn-Type says so; it looks like a {why}"
-    key, told, by_trace = _session(seen, sign.call, kind, source)
+    key, told, by_trace = _session(seen, sign.call, kind)
     found = Identity(
         key=session_key(key),
         kind=kind,
         reason=f"{why}; session from {told}",
         call=sign.call,
-        trace=trace,
+        trace=seen.trace,
         by_trace=by_trace,
         done=flagged(headers, "x-session-done"),
-        attempt=_attempt(request, headers, episode) if kind is Kind.MAIN else None,
+        attempt=_attempt(request, headers) if kind is Kind.MAIN else None,
         surface=surface(seen.line, seen.system),
         client=_client_name(seen),
     )
@@ -201,6 +206,8 @@ class SessionEvidence:
     trace: str | None
     affinity: str | None
     """The value that names the session in headers or body, as it came."""
+    source: str
+    """Where it stands."""
     line: Runtime | None
     """None also where only a user can have written it."""
     agent: bool
@@ -212,15 +219,18 @@ class SessionEvidence:
         return first["content"] if first["role"] == "system" else ""
 
 
-def gather(
-    request: GenerationRequest, headers: Mapping[str, str], trace: str | None, affinity: str | None
-) -> SessionEvidence:
+def gather(request: GenerationRequest, headers: Mapping[str, str]) -> SessionEvidence:
     """Gather the evidence."""
+    sent = ((headers.get(name, "").strip(), name) for name in _AFFINITY_HEADERS)
+    affinity, source = next((one for one in sent if one[0]), request.session or (None, ""))
+    found = _TRACEPARENT.fullmatch(headers.get("traceparent", "").strip())
+    trace = found["trace"] if found and found["trace"].strip("0") else None
     first = request.messages[0]
     opening = first["role"] == "system" and first["content"].lstrip().startswith(SYSTEM_OPENING)
     # Anyone can paste such a line; OpenClaw's agent has a system prompt of its own, or a trace.
     line = runtime(request.messages, in_user_message=opening or trace is not None)
-    return SessionEvidence(request, headers, trace, affinity, line, opening or line is not None)
+    agent = opening or line is not None
+    return SessionEvidence(request, headers, trace, affinity, source, line, agent)
 
 
 def recognise(seen: SessionEvidence, *, trusted: bool = False) -> Sign:
@@ -318,15 +328,9 @@ def _client(seen: SessionEvidence) -> Sign:
 def _by_session(seen: SessionEvidence) -> Sign | None:
     """Sessions that are not the user's have keys of their own."""
     key = seen.line.session_key if seen.line else ""
-    area = key.split(":")[2:3]
-    if area == ["subagent"]:
-        return Sign(RequestKind.SUBAGENT, f"its session {key}")
-    if area == ["cron"]:
-        return Sign(RequestKind.ALONE, f"its session {key}")
-    if area == ["hook"]:
-        return Sign(RequestKind.AUTOMATED, "its session is a hook's")
-    if area == ["internal-session-effects"]:
-        return Sign(RequestKind.FLUSH, f"its session {key}")
+    area = "".join(key.split(":")[2:3])
+    if (call := _AREAS.get(area)) is not None:
+        return Sign(call, f"its session {'is a hook' if area == 'hook' else key}")
     value = seen.affinity or (seen.line and seen.line.session_id) or ""
     for form, what in ON_ITS_OWN:
         if form.fullmatch(value):
@@ -380,9 +384,7 @@ def _main(seen: SessionEvidence) -> Sign:
     return Sign(RequestKind.USER, f"{who}, with {what}")
 
 
-def _session(
-    seen: SessionEvidence, call: RequestKind, kind: Kind, source: str
-) -> tuple[str, str, bool]:
+def _session(seen: SessionEvidence, call: RequestKind, kind: Kind) -> tuple[str, str, bool]:
     """Key, where it comes from, and whether the trace's session goes before it."""
     if key := seen.headers.get("x-session-id", "").strip():
         return key, "X-Session-Id", False
@@ -392,7 +394,7 @@ def _session(
         value = None  # the id is the same on every surface of the session
     if value is not None:
         ours = seen.agent or call is RequestKind.COMPACTION
-        return (_without_boundary(value, session_id) if ours else value), source, False
+        return (_without_boundary(value, session_id) if ours else value), seen.source, False
     traced = seen.trace is not None
     if call is RequestKind.FLUSH and traced and seen.line is not None:
         return seen.line.name, "its trace, or the Runtime line", True
@@ -415,19 +417,6 @@ def _without_boundary(value: str, session_id: str | None) -> str:
     return name if name and _BOUNDARY.fullmatch(colon + number) else value
 
 
-def _affinity(request: GenerationRequest, headers: Mapping[str, str]) -> tuple[str | None, str]:
-    """The value that names the session, and where it stands."""
-    for name in _AFFINITY_HEADERS:
-        if value := headers.get(name, "").strip():
-            return value, name
-    return request.session or (None, "")
-
-
-def _trace(headers: Mapping[str, str]) -> str | None:
-    found = _TRACEPARENT.fullmatch(headers.get("traceparent", "").strip())
-    return found["trace"] if found and found["trace"].strip("0") else None
-
-
 def is_episode(headers: Mapping[str, str]) -> bool:
     """Whether X-Turn-Type says that a request is a step of an episode, which a person's goes
     before, whatever else it turns out to be."""
@@ -438,21 +427,17 @@ def _said(headers: Mapping[str, str]) -> str:
     return headers.get("x-turn-type", "").strip().lower()
 
 
-def _turn_type(headers: Mapping[str, str]) -> tuple[Kind | None, bool]:
-    """The kind that the client names, and whether its session is an episode."""
-    if is_episode(headers):
-        return Kind.MAIN, True
+def _turn_type(headers: Mapping[str, str]) -> Kind | None:
+    """The kind that the client names; a step of an episode is a main turn."""
     value = _said(headers)
-    if value not in ("", Kind.MAIN, Kind.SIDE):
+    if value not in ("", _EPISODE, *Kind):
         raise RequestError(
             "The header X-Turn-Type must be main, side or episode.", param="X-Turn-Type"
         )
-    return Kind(value) if value else None, False
+    return Kind.MAIN if value == _EPISODE else Kind(value) if value else None
 
 
-def _attempt(
-    request: GenerationRequest, headers: Mapping[str, str], episode: bool
-) -> Attempt | None:
+def _attempt(request: GenerationRequest, headers: Mapping[str, str]) -> Attempt | None:
     """What headers and body say; a header goes before the body, and a group makes an episode."""
     said = request.attempt
     size = headers.get("x-group-size", "").strip()
@@ -472,7 +457,7 @@ def _attempt(
             "X-Group-Id and X-Group-Size, or group_id and group_size in metadata.",
             param="X-Group-Id" if found.group is None else "X-Group-Size",
         )
-    found = replace(found, episode=episode or found.group is not None)
+    found = replace(found, episode=is_episode(headers) or found.group is not None)
     return found if found != Attempt() else None
 
 

@@ -21,6 +21,7 @@ from tinker_claw.formats.base import (
     TokenLogprob,
     data,
 )
+from tinker_claw.formats.fields import function_call
 from tinker_claw.types import Delta, ToolCall
 
 _DONE = b"data: [DONE]\n\n"
@@ -132,11 +133,7 @@ def _token(text: str, logprob: float) -> Json:
 
 def _call(call: ToolCall) -> Json:
     """A call without its index."""
-    return {
-        "id": call.id,
-        "type": "function",
-        "function": {"name": call.name, "arguments": call.arguments},
-    }
+    return function_call(call.id, call.name, call.arguments)
 
 
 def _usage(replies: Sequence[TokenCounts]) -> Json:

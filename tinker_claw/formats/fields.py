@@ -129,6 +129,14 @@ def assistant(texts: Sequence[str], thought: Sequence[str], calls: Sequence[Any]
     return message
 
 
+def one_reply(first: Message, second: Message) -> Message:
+    """Two messages of the assistant in a row, as one."""
+    both = (first, second)
+    calls = [call for message in both for call in message.get("tool_calls", ())]
+    thought = [m["reasoning_content"] for m in both if "reasoning_content" in m]
+    return assistant([message["content"] for message in both], thought, calls)
+
+
 def unreadable(part: Object) -> RequestError:
     """The refusal of a part that is no text: images, audio and files are never skipped."""
     kind = part.get("type")
@@ -219,12 +227,11 @@ def openai_calls(fields: Object, tools: tuple[Tool, ...], *, nested: bool) -> Ca
     if nested:
         told = told.object("allowed_tools")
     names = {_function_name(one, nested=nested) for one in told.objects("tools", required=True)}
+    for name in names:
+        forced(tools, name, told.place("tools"))
     allowed = tuple(tool for tool in tools if tool["function"]["name"] in names)
     if told.get("mode") not in ("auto", "required"):
         raise told.wrong("must be auto or required", "mode")
-    if told["mode"] == "required" or len(allowed) < len(names):
-        for name in names:
-            forced(tools, name, told.place("tools"))
     return forced(allowed, None, told.at) if told["mode"] == "required" else {"tools": allowed}
 
 

@@ -35,6 +35,7 @@ from tinker_claw.formats.fields import (
     function_call,
     function_tool,
     joined,
+    one_reply,
     parted,
     refuse_deep,
     schema_of,
@@ -42,10 +43,7 @@ from tinker_claw.formats.fields import (
     text_of,
     unreadable,
 )
-from tinker_claw.formats.messages_reply import (
-    MessagesReply,
-    error_body,
-)
+from tinker_claw.formats.messages_reply import MessagesReply, error_body
 from tinker_claw.types import KnownMessage, KnownTools, Message, Tool
 
 _RUNS_NOTHING = "this server runs no tools itself; offer your own"
@@ -252,18 +250,11 @@ def _conversation(fields: Object) -> list[Message]:
     said: list[Message] = []
     for message in (message for one in sent for message in _messages(one)):
         if said and message["role"] == said[-1]["role"] == "assistant":
-            message = _one_reply(said.pop(), message)
+            message = one_reply(said.pop(), message)
         said.append(message)
     if said[-1]["role"] == "assistant":
         raise sent[-1].wrong("is the assistant's: a reply cannot be begun for the model here")
     return said
-
-
-def _one_reply(first: Message, second: Message) -> Message:
-    """Two messages of the assistant in a row, as one."""
-    calls = [*first.get("tool_calls", ()), *second.get("tool_calls", ())]
-    thought = [m["reasoning_content"] for m in (first, second) if "reasoning_content" in m]
-    return assistant([m["content"] for m in (first, second)], thought, calls)
 
 
 def _messages(given: Object) -> list[Message]:

@@ -7,7 +7,7 @@ user, in memory only; to everyone else, and after a restart, there is no such re
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 from typing import Any, cast
 
@@ -31,6 +31,7 @@ from tinker_claw.formats.fields import (
     effort_level,
     function_call,
     function_tool,
+    one_reply,
     openai,
     parted,
     refuse_deep,
@@ -288,57 +289,31 @@ def _conversation(fields: Object) -> list[Message]:
     raw = fields.get("input")
     if isinstance(raw, str):
         return [{"role": "user", "content": raw}]
-    if not isinstance(raw, list) or not raw:
+    if not raw:
         raise fields.wrong("must be a string or a list of items", "input")
-    said, reply = list[Message](), _ReplyItems()
+    said = list[Message]()
     for given in fields.objects("input"):
         kind = given.get("type", "message")
         if not isinstance(kind, str) or kind not in _ITEMS:
             why = _KEEPS_NOTHING if kind == "item_reference" else "no reply of this server has one"
             raise given.wrong(f"is an item of type {str(kind)[:80]}: {why}")
         _ITEMS[kind].check(given)
-        if kind == "reasoning" and reply.said:
-            said, reply = [*said, *reply.message()], _ReplyItems()
-        if not reply.takes(given, kind):
-            other = _message(given) if kind == "message" else _result(given)
-            said, reply = [*said, *reply.message(), other], _ReplyItems()
-    said += reply.message()
+        message = _READ[kind](given)
+        if kind == "reasoning" and "reasoning_content" not in message:
+            continue
+        last = said[-1] if said else {"role": None}
+        begins = kind == "reasoning" and (last.get("content") or "tool_calls" in last)
+        if last["role"] == message["role"] == "assistant" and not begins:
+            message = one_reply(said.pop(), message)
+        said.append(message)
     if not said:
         raise RequestError("input holds nothing that this model can read.", param="input")
     return said
 
 
-class _ReplyItems:
-    """The items of one reply, as far as they have come."""
-
-    def __init__(self) -> None:
-        self._thought: list[str] = []
-        self._texts: list[str] = []
-        self._calls: list[Any] = []
-
-    @property
-    def said(self) -> bool:
-        """There is more than reasoning."""
-        return bool(self._texts or self._calls)
-
-    def takes(self, given: Object, kind: str) -> bool:
-        """Whether it is one of them."""
-        if kind == "reasoning":
-            # What is in cipher, or a summary, was for another server.
-            self._thought += map(_part, given.objects("content"))
-        elif kind == "function_call":
-            self._calls.append(_call_of(given))
-        elif kind == "message" and given.get("role") == "assistant":
-            self._texts.append(_text(given, "content"))
-        else:
-            return False
-        return True
-
-    def message(self) -> list[Message]:
-        """What they come to; nothing where none has come."""
-        if not self.said and not self._thought:
-            return []
-        return [assistant(self._texts, self._thought, self._calls)]
+def _reasoning(given: Object) -> Message:
+    """What is in cipher, or a summary, was for another server."""
+    return assistant([], [_part(part) for part in given.objects("content")], [])
 
 
 def _text(given: Object, name: str) -> str:
@@ -347,10 +322,11 @@ def _text(given: Object, name: str) -> str:
 
 
 def _message(given: Object) -> Message:
-    """A message of anyone but the assistant."""
     role = given.get("role")
     if role not in _ROLES:
         raise given.wrong(f"must be one of {', '.join(_ROLES)}", "role")
+    if role == "assistant":
+        return assistant([_text(given, "content")], [], [])
     content = text_of(given, "content", _part)
     return {"role": "system" if role == "developer" else role, "content": content}
 
@@ -363,13 +339,21 @@ def _part(given: Object) -> str:
     return _PARTS[kind].check(given).string(name, empty=True)
 
 
-def _call_of(given: Object) -> dict[str, Any]:
+def _call(given: Object) -> Message:
     name, arguments = given.string("name"), given.string("arguments", empty=True)
     if "namespace" in given:
         name = _shown(given.string("namespace"), name)
-    return function_call(given.string("call_id"), name, arguments)
+    return assistant([], [], [function_call(given.string("call_id"), name, arguments)])
 
 
 def _result(given: Object) -> Message:
     call_id = given.string("call_id")
     return {"role": "tool", "tool_call_id": call_id, "content": _text(given, "output")}
+
+
+_READ: Mapping[str, Callable[[Object], Message]] = {
+    "message": _message,
+    "reasoning": _reasoning,
+    "function_call": _call,
+    "function_call_output": _result,
+}

@@ -8,6 +8,7 @@ is read once; the job keeps it.
 from __future__ import annotations
 
 import hashlib
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -56,6 +57,8 @@ UNASKED = "it answers a verdict, which asks for nothing"
 """Why a reply is not trained to which nothing but a verdict had led."""
 _CONTEXT = ("traceparent", "tracestate")
 """Headers of W3C's Trace Context."""
+_ID = re.compile(r"[0-9]{1,18}")
+"""Of a version; a longer number is none."""
 _NOWHERE = 0
 """The session of a private request, which the ledger does not know."""
 
@@ -400,10 +403,9 @@ async def _choose(deps: GatewayDeps, model: str) -> tuple[int, Sampler, bool]:
     current = deps.policy.current
     if model == deps.served_name:
         return current.version.id, current.sampler, False
-    name, at, number = model.rpartition("@v")
-    if at and name == deps.served_name and number.isascii() and number.isdigit():
-        # A number too long for an id is no version either; int() would refuse the longest.
-        version = int(number) if len(number) < 19 else -1
+    name, _, number = model.rpartition("@v")
+    if name == deps.served_name and _ID.fullmatch(number):
+        version = int(number)
         if version == current.version.id:
             return version, current.sampler, True
         try:
