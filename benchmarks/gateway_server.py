@@ -32,6 +32,7 @@ from tinker_claw.conversation.index import IDLE_S, ConversationIndex
 from tinker_claw.formats.chat import Chat
 from tinker_claw.gateway.app import create_app
 from tinker_claw.gateway.auth import Keys
+from tinker_claw.gateway.fallback import Serving
 from tinker_claw.gateway.limits import ComputeRounds
 from tinker_claw.gateway.owners import Owners
 from tinker_claw.gateway.privacy import SessionPrivacy
@@ -223,19 +224,17 @@ def gateway_app(directory: Path, vocabulary: Path) -> FastAPI:
         settings=settings,
         served_name=MODEL,
         policy=policy,
-        open_version=open_version,
-        turns=ledger.turns,
-        feedback=ledger.feedback,
+        users=(),
+        serving=Serving(open_version, health.backend),
+        ledger=ledger,
         index=ConversationIndex(ledger.turns, IDLE_S),
         privacy=SessionPrivacy(ledger.turns, Redactor([SECRETS]), compute),
         owners=Owners(ledger.turns),
         compute=compute,
         spending=spending,
         renderer=renderer,
-        context_tokens=CONTEXT_TOKENS,
+        can=Capabilities("bench", frozenset(), True, True, CONTEXT_TOKENS),
         student_topk=TOPK,
-        gives_topk=True,
-        constrains=False,
         on_next_state=lambda: None,
         health=lambda: spending.shown_in(
             health.snapshot(
@@ -245,7 +244,6 @@ def gateway_app(directory: Path, vocabulary: Path) -> FastAPI:
             )
         ),
         telemetry=telemetry,
-        outages=health.backend,
     )
     app = create_app(deps, [Chat()])
     page = PageDeps(

@@ -23,7 +23,7 @@ from tinker_claw.conversation.index import IDLE_S, ConversationIndex
 from tinker_claw.formats import spoken
 from tinker_claw.formats.base import Format
 from tinker_claw.gateway.app import create_app
-from tinker_claw.gateway.fallback import lineage, nobody
+from tinker_claw.gateway.fallback import Serving, lineage, nobody
 from tinker_claw.gateway.limits import ComputeRounds
 from tinker_claw.gateway.owners import Owners
 from tinker_claw.gateway.privacy import SessionPrivacy
@@ -36,7 +36,7 @@ from tinker_claw.privacy.rules import SECRETS
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import Served, Telemetry, Traces
-from tinker_claw.types import NextState, Turn
+from tinker_claw.types import Capabilities, NextState, Turn
 
 MODEL = "demo"
 PLACES = {
@@ -207,19 +207,25 @@ async def gateway(
                 settings=Gateway(api_key=SecretStr(api_key) if api_key else None, **settings),
                 served_name=MODEL,
                 policy=policy,
-                open_version=open_version,
-                turns=ledger.turns,
-                feedback=ledger.feedback,
+                serving=Serving(
+                    open_version,
+                    parts.backend,
+                    lineage(ledger.steps.version, open_version, base) if base else nobody,
+                    waits=Backoff(first_s=0.05, longest_s=0.2),
+                    retries=Backoff(first_s=0.02, longest_s=0.1, attempts=3),
+                    stand_in_s=stand_in_s,
+                ),
+                ledger=ledger,
                 index=index,
                 privacy=SessionPrivacy(ledger.turns, redactor or Redactor([SECRETS]), lock),
                 owners=Owners(ledger.turns, owners, hears_others=hears_others),
                 compute=lock,
                 spending=paid,
                 renderer=renderer,
-                context_tokens=context_tokens,
+                can=Capabilities(
+                    *(MODEL, frozenset(), True, gives_topk, context_tokens), constrains=constrains
+                ),
                 student_topk=student_topk,
-                gives_topk=gives_topk,
-                constrains=constrains,
                 on_next_state=lambda: woken.append("judge"),
                 health=lambda: paid.shown_in(
                     parts.snapshot(
@@ -230,10 +236,6 @@ async def gateway(
                     | {"data_dir": str(directory.absolute())}
                 ),
                 telemetry=observer,
-                outages=parts.backend,
-                waits=Backoff(first_s=0.05, longest_s=0.2),
-                retries=Backoff(first_s=0.02, longest_s=0.1, attempts=3),
-                stand_in_s=stand_in_s,
                 users=[
                     User(
                         name=name,
@@ -243,7 +245,6 @@ async def gateway(
                     )
                     for name, key in (users or {}).items()
                 ],
-                stand_ins=lineage(ledger.steps.version, open_version, base) if base else nobody,
             ),
             formats,
         )

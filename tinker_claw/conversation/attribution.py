@@ -20,7 +20,7 @@ from tinker_claw.types import Message, Piece, Writer, noted
 
 Attribute = Callable[[Message], Sequence[Piece]]
 """Gives every piece of a message its writer; `attribute`, for one conversation."""
-PERSONS: Final = frozenset({Writer.OWNER, Writer.MEMBER})
+PERSONS: Final = (Writer.OWNER, Writer.MEMBER)
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class Reading:
     @property
     def words(self) -> str:
         """The person's own words, without blanks around them; "" where a harness wrote it all."""
-        return _joined(self.pieces, PERSONS)
+        return words_of(self.pieces, *PERSONS)
 
     @property
     def unknown(self) -> bool:
@@ -63,7 +63,7 @@ class Reading:
     @property
     def said(self) -> str:
         """What was said to the agent by whomever: a history is compared by it."""
-        return _joined(self.pieces, PERSONS | {Writer.EXTERNAL, Writer.UNKNOWN})
+        return words_of(self.pieces, *PERSONS, Writer.EXTERNAL, Writer.UNKNOWN)
 
     @property
     def note(self) -> bool:
@@ -126,10 +126,6 @@ def _person(found: Reading, surface: Surface, is_owner: Callable[[Sender], bool]
 
 def words_of(pieces: Sequence[Piece], *writers: Writer) -> str:
     """What these writers wrote, one piece below another."""
-    return _joined(pieces, frozenset(writers))
-
-
-def _joined(pieces: Sequence[Piece], writers: frozenset[Writer]) -> str:
     said = (piece.words for piece in pieces if piece.writer in writers)
     return "\n".join(part for part in said if part)
 

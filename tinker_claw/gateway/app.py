@@ -76,7 +76,7 @@ class _Endpoints:
         with ExitStack() as held:
             place = self._limits.place(who.name, who.cache_salt, episode=is_episode(headers))
             caller = held.enter_context(place)
-            body = await read_request(request, deps.context_tokens, caller)
+            body = await read_request(request, deps.can.context_tokens, caller)
             if route.purpose is Purpose.COUNT:
                 return JSONResponse(wire.counted(await count(deps, wire, route, body, caller)))
             job = await admit(deps, wire, route, body, headers, caller)

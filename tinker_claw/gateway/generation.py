@@ -201,20 +201,20 @@ class Generation:
 
     def _capture(self, completion: Completion, reply: Reply) -> None:
         """Write the turn, and remember it for the request that goes on from it."""
-        deps, job, keeps = self._deps, self._job, self._keeps(completion)
-        completion = completion.with_topk(job.keeps_topk)
+        deps, job, said = self._deps, self._job, self._job.said
+        completion = self._completion = completion.with_topk(job.keeps_topk)
         prompt_tokens, completion_tokens = len(job.prompt.tokens), len(completion.tokens)
         job.caller.limits.served(job.caller.user, prompt_tokens, completion_tokens)
-        if keeps is None or job.said.history is None:
+        if said.history is None or deps.index.has_forgotten(said.session_id, job.started):
             self._forgotten = True
             deps.telemetry.turn_forgotten(
                 prompt_tokens=prompt_tokens, completion_tokens=completion_tokens
             )
             return
-        said, answer = job.said, reply_digest(reply)
-        bill = deps.spending.bill("serve", self._account.usage)
-        self._completion = completion
-        turn_id = self._turn = deps.turns.add(
+        self._reply_holds = self._held(completion)
+        keeps = (job.privacy, said.holds, self._reply_holds) == (Privacy.OPEN, None, None)
+        answer, bill = reply_digest(reply), deps.spending.bill("serve", self._account.usage)
+        turn_id = self._turn = deps.ledger.turns.add(
             NewTurn(
                 session_id=said.session_id,
                 kind=job.identity.kind,
@@ -249,19 +249,14 @@ class Generation:
             stream = _stream(job, completion) if keeps else None
             deps.index.add(said.session_id, said.history, answer, turn_id, stream)
 
-    def _keeps(self, completion: Completion) -> bool | None:
-        """Whether the turn's tokens are kept; None: nothing of it is."""
-        job = self._job
-        forgotten = self._deps.index.has_forgotten(job.said.session_id, job.started)
-        if forgotten or job.privacy is Privacy.PRIVATE:
-            return None
+    def _held(self, completion: Completion) -> str | None:
+        """What in the reply must not be kept, for a sentence; None: nothing."""
         # As it was sampled: thinking, and what a stop string cut off, is in no reply. Without the
         # mark at its end, most are the reply itself, which is then searched once.
-        stops, sampled = job.params.stop_tokens, completion.tokens
+        stops, sampled = self._job.params.stop_tokens, completion.tokens
         ended = sampled[-1:] and sampled[-1] in stops
         text = self._deps.renderer.decode(sampled[:-1] if ended else sampled).strip()
-        self._reply_holds = self._deps.privacy.holds_text(text)
-        return (job.privacy, job.said.holds, self._reply_holds) == (Privacy.OPEN, None, None)
+        return self._deps.privacy.holds_text(text)
 
     def _untrained_because(self, completion: Completion) -> str | None:
         if self._job.untrained_because is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -33,21 +33,19 @@ from tinker_claw.conversation.outright import outright
 from tinker_claw.errors import ContextLengthError, OutageError, RequestError
 from tinker_claw.formats.base import Format, GenerationRequest, ReplyHead, ReplyWriter, Route
 from tinker_claw.formats.body import shown
-from tinker_claw.gateway.fallback import RETRIES, STAND_IN_S, WAITS, StandIns, nobody
+from tinker_claw.gateway.fallback import Serving
 from tinker_claw.gateway.limits import Caller, ComputeRounds, hopeless, no_room
 from tinker_claw.gateway.owners import Owners
 from tinker_claw.gateway.privacy import AFTERWARDS, SessionPrivacy
-from tinker_claw.ledger.feedback import ENDED, LONGEST_TEXT, About, Feedback, FeedbackTable, Given
-from tinker_claw.ledger.turns import TurnTable
-from tinker_claw.outages import Outages
+from tinker_claw.ledger.feedback import ENDED, LONGEST_TEXT, About, Feedback, Given
+from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.policy import PolicyHolder, Sampler
 from tinker_claw.privacy.marker import Privacy
 from tinker_claw.render.format import switches
 from tinker_claw.render.prompt_cache import Prompt
 from tinker_claw.render.renderer import Renderer
-from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import Telemetry
-from tinker_claw.types import Kind, Lost, Message, Piece, SamplingParams, Writer
+from tinker_claw.types import Capabilities, Kind, Lost, Message, Piece, SamplingParams, Writer
 
 _LARGE = 200_000
 """Bytes of a body that is read in a thread: on the event loop it would take 5 ms."""
@@ -68,44 +66,28 @@ class GatewayDeps:
     """Everything outside the gateway that it touches, and what it remembers of sessions."""
 
     settings: Gateway
+    users: Sequence[User]
+    """Who may call, each with a key of their own, besides whoever has the settings' one."""
     served_name: str
     """The model's name in requests; `<served_name>@v8` asks for version 8."""
+    renderer: Renderer
+    can: Capabilities
+    student_topk: int
+    """Candidates to capture per token of a trainable turn; 0: the method needs none."""
     policy: PolicyHolder
-    open_version: Callable[[int], Awaitable[Sampler]]
-    """Sampler of an earlier version. Raises LookupError when there is none of that number."""
-    turns: TurnTable
-    feedback: FeedbackTable
+    serving: Serving
+    ledger: Ledger
     index: ConversationIndex
     privacy: SessionPrivacy
     owners: Owners
     compute: ComputeRounds
     """For what requests compute."""
     spending: Spending
-    renderer: Renderer
-    context_tokens: int
-    student_topk: int
-    """Candidates to capture per token of a trainable turn; 0: the method needs none."""
-    gives_topk: bool
-    """Samplers tell candidates."""
-    constrains: bool
-    """Samplers sample what fits a schema."""
-    on_next_state: Callable[[], None]
-    """A turn has got its next state or its verdict: there is something to judge or to score."""
-    health: Callable[[], Mapping[str, Any]]
     telemetry: Telemetry
     """Sees every turn: figures only, no text."""
-    outages: Outages
-    """Where the gateway says whether the service answers."""
-    waits: Backoff = WAITS
-    """Between the attempts of one request while the service is away."""
-    retries: Backoff = RETRIES
-    """Between the attempts of one request where the sampler failed."""
-    stand_ins: StandIns = nobody
-    """Who answers in place of a version that cannot."""
-    stand_in_s: float = STAND_IN_S
-    """How long a stand-in may take to its first token while the service is away, seconds."""
-    users: Sequence[User] = ()
-    """Who may call, each with a key of their own, besides whoever has the settings' one."""
+    health: Callable[[], Mapping[str, Any]]
+    on_next_state: Callable[[], None]
+    """A turn has got its next state or its verdict: there is something to judge or to score."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +197,9 @@ async def admit(
             "side turns: say X-Turn-Type: side, or send the request again for another.",
             param="n",
         )
-    parent = request.follows and deps.turns.of_response(user, request.follows)
+    parent = None
+    if request.follows is not None:
+        parent = deps.ledger.turns.of_response(user, request.follows)
     if parent and not identity.named:
         identity = replace(identity, key=parent[1])
     privacy = deps.privacy.privacy(user, identity, headers, request)
@@ -346,7 +330,7 @@ def _check_reply(deps: GatewayDeps, request: GenerationRequest) -> None:
     """Whether model and sampler can do what is asked of the reply."""
     if request.schema is not None:
         at = request.schema[1]
-        if not deps.constrains:
+        if not deps.can.constrains:
             raise RequestError(
                 f"{at}: the sampler that serves here cannot constrain a reply to JSON. Offer a "
                 "tool with this schema and name it in tool_choice: that works everywhere, and is "
@@ -363,7 +347,7 @@ def _check_reply(deps: GatewayDeps, request: GenerationRequest) -> None:
             "logprobs: in this model's chat format nobody knows which tokens are a reply's text.",
             param="logprobs",
         )
-    if request.top_logprobs and not deps.gives_topk:
+    if request.top_logprobs and not deps.can.student_topk:
         raise RequestError(
             "top_logprobs: the sampler that serves here tells the logprobs of sampled tokens only; "
             "0 is what it takes.",
@@ -409,11 +393,11 @@ async def _choose(deps: GatewayDeps, model: str) -> tuple[int, Sampler, bool]:
         if version == current.version.id:
             return version, current.sampler, True
         try:
-            sampler = await deps.open_version(version)
+            sampler = await deps.serving.open_version(version)
             await deps.compute.own_round()
             return version, sampler, True
         except OutageError as error:
-            deps.outages.seen("serving", error)
+            deps.serving.outages.seen("serving", error)
             raise
         except LookupError:
             pass
@@ -451,7 +435,7 @@ async def _attach(
     """Record what the request says of the turn before it."""
     found = heard(link.new, named, link.reply, others=deps.owners.hears_others)
     if found.unknown:
-        deps.turns.stop_waiting(link.turn_id)
+        deps.ledger.turns.stop_waiting(link.turn_id)
     state = found.state
     if state is None:
         return
@@ -469,7 +453,7 @@ async def _attach(
         name = f"\nmessage after turn {link.turn_id}: {said.score} {digest}"
         feedback = Feedback(float(said.score), reason, key=name)
         record(deps, user, About("turn", link.turn_id), feedback)
-    if deps.turns.add_next_state(link.turn_id, state):
+    if deps.ledger.turns.add_next_state(link.turn_id, state):
         deps.on_next_state()
 
 
@@ -480,7 +464,7 @@ def record(deps: GatewayDeps, user: str, about: About, said: Feedback) -> Given 
         KeyReusedError: its key came with something else before.
         LedgerError: it cannot be written.
     """
-    given = deps.feedback.give(user, about, said)
+    given = deps.ledger.feedback.give(user, about, said)
     if given is not None and not given.repeated:
         deps.telemetry.feedback(
             user=user,
@@ -554,16 +538,16 @@ async def _refuse_what_cannot_fit(deps: GatewayDeps, request: GenerationRequest)
     """Refuse what is far too long before it is encoded, which would take seconds."""
     # What was said in replies may be left out of the prompt, and tools have a form of their own.
     said = [m for m in request.messages if m["role"] != "assistant"]
-    if sum(len(m["content"]) for m in said) <= _CHARACTERS_PER_TOKEN * deps.context_tokens:
+    if sum(len(m["content"]) for m in said) <= _CHARACTERS_PER_TOKEN * deps.can.context_tokens:
         return
 
     def too_many(messages: Sequence[Message]) -> bool:
         fewest = sum(deps.renderer.fewest_tokens(m["content"]) for m in messages)
-        return fewest > deps.context_tokens
+        return fewest > deps.can.context_tokens
 
     if await deps.compute.aside(lambda: too_many(said)):
         first = [m for m in said if m["role"] == "system"]
-        raise (no_room if too_many(first) else hopeless)(deps.context_tokens)
+        raise (no_room if too_many(first) else hopeless)(deps.can.context_tokens)
 
 
 def _refuse_without_room(deps: GatewayDeps, request: GenerationRequest) -> None:
@@ -571,8 +555,8 @@ def _refuse_without_room(deps: GatewayDeps, request: GenerationRequest) -> None:
     first = [m for m in request.messages if m["role"] == "system"]
     nothing: Message = {"role": "user", "content": ""}
     layout = deps.renderer.lay_out([*first, nothing], request.tools, switches=request.switches)
-    if len(layout.prompt().tokens) >= deps.context_tokens:
-        raise no_room(deps.context_tokens)
+    if len(layout.prompt().tokens) >= deps.can.context_tokens:
+        raise no_room(deps.can.context_tokens)
 
 
 def _extended(
@@ -603,10 +587,10 @@ def _extended(
 def _params(deps: GatewayDeps, request: GenerationRequest, prompt: Prompt) -> SamplingParams:
     """Raises ContextLengthError when not even one token of a reply fits."""
     asked = request.max_tokens or deps.settings.max_reply_tokens
-    left = deps.context_tokens - len(prompt.tokens)
+    left = deps.can.context_tokens - len(prompt.tokens)
     if left < 1:
         _refuse_without_room(deps, request)
-        raise ContextLengthError(len(prompt.tokens), asked, deps.context_tokens)
+        raise ContextLengthError(len(prompt.tokens), asked, deps.can.context_tokens)
     return SamplingParams(
         # Agents ask for the same allowance always; near the end of the context less is left.
         max_tokens=min(asked, left),

@@ -73,25 +73,25 @@ class Sampling:
         while True:
             began = time.monotonic()
             try:
-                with deps.outages.watching("serving"):
+                with deps.serving.outages.watching("serving"):
                     return await self._attempt(self._job.sampler, take)
             except (SamplerError, OutageError) as error:
                 if self._over():
                     return
                 if retries is None:
-                    retries = Retries(began, PATIENCE_S, deps.waits, deps.retries)
+                    retries = Retries(began, PATIENCE_S, deps.serving.waits, deps.serving.retries)
                 if self._token_at > began:
                     retries.went_well(self._token_at - began)
                 wait_s = retries.wait_s(error)
                 if wait_s is not None and await self._waited(error, wait_s):
                     continue
-                if deps.outages.closing or not await self._replaced(error, take):
+                if deps.serving.outages.closing or not await self._replaced(error, take):
                     raise
                 return
 
     async def _waited(self, error: SamplerError | OutageError, seconds: float) -> bool:
         """Whether to ask again, now that it is time to."""
-        outages = self._deps.outages
+        outages = self._deps.serving.outages
         if outages.closing:
             return False
         if isinstance(error, OutageError):  # `outages` has logged it, once for all requests
@@ -107,10 +107,10 @@ class Sampling:
         job = self._job
         if job.request.model != self._deps.served_name:
             return False  # a version by name: another one's answer would be a wrong answer
-        for stand_in in self._deps.stand_ins(job.version):
+        for stand_in in self._deps.serving.stand_ins(job.version):
             self._asked, self.version = stand_in, stand_in.version
             self.fallback = f"v{job.version} failed: {error}"
-            limit_s = self._deps.stand_in_s if isinstance(error, OutageError) else None
+            limit_s = self._deps.serving.stand_in_s if isinstance(error, OutageError) else None
             try:
                 await self._ask(stand_in, limit_s, take)
             except (BackendError, RequestError, TimeoutError) as failure:
