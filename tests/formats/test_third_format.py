@@ -26,7 +26,6 @@ from tinker_claw.formats.base import (
     Format,
     GenerationRequest,
     Json,
-    Purpose,
     ReplyHead,
     ReplyWriter,
     Route,
@@ -45,9 +44,9 @@ class Letters(Format):
 
     about = "letters: POST /v3/letters"
     routes = (
-        Route("POST", "/v3/letters", Purpose.TURN),
-        Route("POST", "/v3/letters/weigh", Purpose.COUNT),
-        Route("GET", "/v1/models", Purpose.MODELS),
+        Route("POST", "/v3/letters", "turn"),
+        Route("POST", "/v3/letters/weigh", "count"),
+        Route("GET", "/v1/models", "models"),
     )
     media_type = "text/letters"
     key_place = "X-Stamp"

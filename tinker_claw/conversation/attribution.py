@@ -282,7 +282,7 @@ def is_nudge(message: Message, before: Message | None) -> bool:
     """
     if message["role"] != "user" or before is None or before["role"] not in ("user", "tool"):
         return False
-    return openclaw.is_nudge(read(message).said)
+    return read(message).said.startswith(openclaw.NUDGE)
 
 
 def nudged(messages: Sequence[Message]) -> bool:

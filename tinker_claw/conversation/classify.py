@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from tinker_claw.conversation.attribution import (
+    Reading,
     asking,
     last_asked,
     nudged,
@@ -35,7 +36,7 @@ from tinker_claw.conversation.openclaw import (
 from tinker_claw.conversation.outright import outright
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import LARGEST_GROUP, GenerationRequest, parts_of
-from tinker_claw.types import Attempt, Kind, Message
+from tinker_claw.types import Attempt, Kind
 
 
 class RequestKind(StrEnum):
@@ -90,7 +91,6 @@ _AREAS = {
     "internal-session-effects": RequestKind.FLUSH,
 }
 """Areas of OpenClaw's sessions that are not the user's."""
-_ONLY_VERDICT = "the user's words are a verdict and nothing else"
 _BY_NAME = {call.value: call for call in RequestKind}
 _FLUSH_TOOLS = frozenset({"read", "write"})
 _SDK = "OpenAI/JS"
@@ -244,7 +244,7 @@ def recognise(seen: SessionEvidence, *, trusted: bool = False) -> Sign:
         return sign
     if seen.agent:
         sign = _by_session(seen) or _by_prompt(seen)
-    return sign or _by_words(seen, trusted=trusted) or (_main if seen.agent else _client)(seen)
+    return sign or _by_words(seen, trusted=trusted) or _turn(seen)
 
 
 def _utility(seen: SessionEvidence) -> Sign | None:
@@ -259,9 +259,7 @@ def _utility(seen: SessionEvidence) -> Sign | None:
         if not (call.tools or alone) or not any(part.startswith(call.opens) for part in parts):
             continue
         if call.traced or seen.trace is None:
-            how = "" if call.tools else ", one question, no tools"
-            how += "" if call.traced else " and trace"
-            return Sign(_BY_NAME[call.asks], f"its system prompt{how}")
+            return Sign(_BY_NAME[call.asks], "its system prompt")
     return None
 
 
@@ -280,15 +278,6 @@ def _by_words(seen: SessionEvidence, *, trusted: bool) -> Sign | None:
     return None
 
 
-def _only_verdict(messages: Sequence[Message]) -> bool:
-    """Whether a person's last words are a verdict, and ask for nothing."""
-    at = last_asked(messages)
-    if at is None or (at and messages[at - 1]["role"] == "user"):
-        return False
-    said = outright(read(messages[at]).words)
-    return said is not None and not said.asks
-
-
 def _client_name(seen: SessionEvidence) -> str:
     """What the agent's program is called."""
     harness = _harness(seen)
@@ -304,25 +293,6 @@ def _harness(seen: SessionEvidence) -> Harness | None:
         if agent.startswith(tuple(harness.agents)) or system.startswith(tuple(harness.systems)):
             return harness
     return None
-
-
-def _client(seen: SessionEvidence) -> Sign:
-    request = seen.request
-    if _only_verdict(request.messages):
-        return Sign(RequestKind.VERDICT, _ONLY_VERDICT)
-    if request.messages[-1]["role"] == "tool":
-        return Sign(RequestKind.TOOL, "it ends in the result of a tool")
-    alone = len(request.messages) == 1 and request.messages[0]["role"] == "user"
-    named = seen.affinity is not None or "x-session-id" in seen.headers
-    bare = not request.tools and seen.trace is None and not named
-    like = request.stream and request.wants_usage and request.max_tokens is not None
-    if alone and bare and like and seen.headers.get("user-agent", "").startswith(_SDK):
-        return Sign(
-            RequestKind.INFER,
-            "a single question from OpenClaw's SDK, without system prompt, tools and trace "
-            "(X-Session-Id says otherwise)",
-        )
-    return Sign(RequestKind.CLIENT, "nothing marks it as a side call")
 
 
 def _by_session(seen: SessionEvidence) -> Sign | None:
@@ -361,27 +331,45 @@ def _by_prompt(seen: SessionEvidence) -> Sign | None:
     return None
 
 
-def _main(seen: SessionEvidence) -> Sign:
-    messages = seen.request.messages
-    kept = without_volatile(messages)
-    at = last_asked(messages)
-    found = None if at is None else read(messages[at])
-    stamped = found is not None and found.typed
+def _turn(seen: SessionEvidence) -> Sign:
+    """A turn of an agent's conversation, or a client's that says nothing of itself."""
+    request, messages = seen.request, seen.request.messages
+    kept, at = without_volatile(messages), last_asked(messages)
+    found = Reading() if at is None else read(messages[at])
     who = "OpenClaw's agent"
-    if not seen.request.tools and not (stamped and seen.trace):
+    if seen.agent and not request.tools and not (found.typed and seen.trace):
         return Sign(
             RequestKind.UTILITY, f"{who}, but neither tools nor a user's message in a trace"
         )
-    if _only_verdict(messages):
-        return Sign(RequestKind.VERDICT, _ONLY_VERDICT)
-    if nudged(messages):
+    said, before = outright(found.words), messages[at - 1]["role"] if at else None
+    if said is not None and not said.asks and before != "user":
+        return Sign(RequestKind.VERDICT, "the user's words are a verdict and nothing else")
+    if seen.agent and nudged(messages):
         return Sign(RequestKind.REASK, f"{who} asks again after an empty reply")
     if kept[-1:] and kept[-1]["role"] == "tool":
-        return Sign(RequestKind.TOOL, f"{who}, with the result of a tool")
-    if found is not None and found.retry:
+        return Sign(RequestKind.TOOL, "it ends in the result of a tool")
+    if not seen.agent:
+        return _infer(seen) or Sign(RequestKind.CLIENT, "nothing marks it as a side call")
+    if found.retry:
         return Sign(RequestKind.RETRY, f"{who}, with the user's message in the frame of a retry")
-    what = "a user's message and its timestamp" if stamped else "a message of no automatic kind"
+    what = "a user's message and its timestamp" if found.typed else "a message of no automatic kind"
     return Sign(RequestKind.USER, f"{who}, with {what}")
+
+
+def _infer(seen: SessionEvidence) -> Sign | None:
+    """A single question by `openclaw infer model run`."""
+    request, headers = seen.request, seen.headers
+    alone = len(request.messages) == 1 and request.messages[0]["role"] == "user"
+    named = seen.affinity is not None or "x-session-id" in headers
+    bare = not request.tools and seen.trace is None and not named
+    like = request.stream and request.wants_usage and request.max_tokens is not None
+    if not (alone and bare and like and headers.get("user-agent", "").startswith(_SDK)):
+        return None
+    return Sign(
+        RequestKind.INFER,
+        "a single question from OpenClaw's SDK, without system prompt, tools and trace "
+        "(X-Session-Id says otherwise)",
+    )
 
 
 def _session(seen: SessionEvidence, call: RequestKind, kind: Kind) -> tuple[str, str, bool]:

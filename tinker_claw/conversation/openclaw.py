@@ -87,7 +87,7 @@ _LEADS: Final = (
 """What may lead a message besides blocks of context."""
 _AGAIN = "\n\nContinue the current task from the existing transcript"
 _MOST_SPLITS = 32
-_NUDGE = "The previous attempt did not produce a user-visible answer."
+NUDGE: Final = "The previous attempt did not produce a user-visible answer."
 """How OpenClaw asks again after an empty reply; the message is gone from later requests."""
 _META: Final = '"openclaw.inbound_meta.v2"'
 LABELS: Final = frozenset(
@@ -452,11 +452,6 @@ def queued(framed: str) -> list[tuple[str, str]]:
         return []
     cuts = islice(re.finditer("\n\n", framed), _MOST_SPLITS)
     return [(framed[: cut.start()].strip(), framed[cut.end() :].strip()) for cut in cuts]
-
-
-def is_nudge(words: str) -> bool:
-    """Whether words behind an empty reply demand the visible answer that it was not."""
-    return words.startswith(_NUDGE)
 
 
 def is_volatile(message: Message) -> bool:

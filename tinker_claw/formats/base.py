@@ -10,7 +10,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from itertools import accumulate, pairwise
 from typing import Any, Literal, Protocol
 
@@ -188,17 +187,10 @@ class ReplyWriter(Protocol):
         ...
 
 
-class Purpose(Enum):
-    """What a route of a format is for."""
-
-    TURN = auto()
-    """A body comes in, a reply goes out."""
-    COUNT = auto()
-    """A body comes in, the number of its prompt's tokens goes out; nothing is sampled or kept."""
-    MODELS = auto()
-    """The list of what is served."""
-    MODEL = auto()
-    """One of them; its path ends in {name:path}."""
+Purpose = Literal["turn", "count", "models", "model"]
+"""What a route is for: a body comes in and a reply goes out; or the number of its prompt's tokens,
+and nothing is sampled or kept; the list of what is served; one of them, whose path ends in
+{name:path}."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,15 +250,15 @@ class Format(ABC):
         """The body of an answer that is an error. Its codes are ours; see `RequestError`."""
 
     def counted(self, tokens: int) -> Json:
-        """The answer of a COUNT route."""
+        """The answer of a `count` route."""
         raise NotImplementedError
 
     def models(self, names: Sequence[str], since: int) -> Json:
-        """The answer of a MODELS route. `since`: Unix time."""
+        """The answer of a `models` route. `since`: Unix time."""
         raise NotImplementedError
 
     def model(self, name: str, since: int) -> Json:
-        """The answer of a MODEL route."""
+        """The answer of a `model` route."""
         raise NotImplementedError
 
 

@@ -16,6 +16,7 @@ from threading import Lock
 from typing import Any, TypeVar, cast
 
 import msgspec
+from cachetools import LRUCache
 
 from tinker_claw.errors import RequestError
 
@@ -213,13 +214,12 @@ def anew(make: Callable[[Any, str], _Made], raw: msgspec.Raw, at: str) -> _Made:
 class Known:
     """What was made of parts of earlier requests: a session sends its history again with each. To
     every user only their own are known, so that nobody learns by the time that it takes what others
-    have said. A full room is emptied, and every session pays for its history once more.
+    have said.
     """
 
     def __init__(self, room: int = ROOM) -> None:
         """`room`: bytes."""
-        self._room = self._left = room
-        self._made: dict[Any, Any] = {}
+        self._made = LRUCache[Any, tuple[int, Any]](room, getsizeof=lambda entry: entry[0])
         self._lock = Lock()  # large bodies are read in a thread
 
     def reader(self, user: str, new: dict[Any, Any]) -> Read:
@@ -227,7 +227,8 @@ class Known:
 
         def read(make: Callable[[Any, str], Any], raw: msgspec.Raw, at: str) -> Any:
             key = user, make, bytes(raw)
-            found = self._made.get(key)
+            with self._lock:
+                _, found = self._made.get(key, (0, None))
             if found is None:
                 found = new[key] = anew(make, raw, at)
             return found
@@ -239,16 +240,13 @@ class Known:
         with self._lock:
             for key, value in made.items():
                 size = _ENTRY + 4 * len(key[-1])
-                if self._left < size <= self._room:
-                    self._made, self._left = {}, self._room
-                if size <= self._left:
-                    self._made[key] = value
-                    self._left -= size
+                if size <= self._made.maxsize:
+                    self._made[key] = (size, value)
 
     def clear(self) -> None:
         """Forget all of it."""
         with self._lock:
-            self._made, self._left = {}, self._room
+            self._made.clear()
 
 
 def shown(name: str) -> str:

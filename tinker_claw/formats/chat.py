@@ -15,7 +15,6 @@ from tinker_claw.formats.base import (
     Format,
     GenerationRequest,
     Json,
-    Purpose,
     ReplyHead,
     ReplyWriter,
     Route,
@@ -105,9 +104,9 @@ class Chat(Format):
         '"openai-completions" and baseUrl to this address with /v1 at its end'
     )
     routes = (
-        Route("POST", "/v1/chat/completions", Purpose.TURN),
-        Route("GET", "/v1/models", Purpose.MODELS),
-        Route("GET", "/v1/models/{name:path}", Purpose.MODEL),
+        Route("POST", "/v1/chat/completions", "turn"),
+        Route("GET", "/v1/models", "models"),
+        Route("GET", "/v1/models/{name:path}", "model"),
     )
 
     def __init__(self) -> None:
@@ -202,7 +201,7 @@ def _tools(raw: Any, at: str) -> KnownTools:
         if tool.get("type") != "function":
             raise tool.wrong("must be an object of type function")
         function_tool(tool.object("function"))
-    refuse_deep(raw)
+        refuse_deep(tool)
     return KnownTools(raw)
 
 

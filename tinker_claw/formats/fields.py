@@ -202,8 +202,7 @@ def schema_of(fields: Object, name: str, member: str | None = None) -> tuple[str
     schema = told.get("schema")
     if not isinstance(schema, dict):
         raise told.wrong("must be an object", "schema")
-    if _deep(schema, MAX_DEPTH):
-        raise told.wrong(f"is nested more than {MAX_DEPTH} levels deep", "schema")
+    refuse_deep(told.object("schema"))
     return json.dumps(schema, ensure_ascii=False, separators=(",", ":")), at
 
 
@@ -239,23 +238,15 @@ def _function_name(told: Object, *, nested: bool) -> str:
     return (told.object("function") if nested else told).string("name")
 
 
-def refuse_deep(tools: Sequence[Any]) -> None:
-    """Raises RequestError, naming the tool."""
-    if _deep(tools, MAX_DEPTH + 1):
-        at = next(f"tools[{i}]" for i, tool in enumerate(tools) if _deep(tool, MAX_DEPTH))
-        raise RequestError(f"{at} is nested more than {MAX_DEPTH} levels deep.", param=at)
-
-
-def _deep(value: Any, limit: int) -> bool:
-    """Whether lists and objects are nested deeper than `limit`; counted without recursion."""
-    level: list[Any] = [value]
-    for _ in range(limit + 1):
-        if not level:
-            return False
+def refuse_deep(given: Object) -> None:
+    """Raise RequestError where lists and objects are nested too deeply; without recursion."""
+    level: list[Any] = [given]
+    for _ in range(MAX_DEPTH + 1):
         level = [
             entry
             for outer in level
-            for entry in (outer.values() if type(outer) is dict else outer)
+            for entry in (outer.values() if isinstance(outer, dict) else outer)
             if type(entry) is dict or type(entry) is list
         ]
-    return True
+    if level:
+        raise given.wrong(f"is nested more than {MAX_DEPTH} levels deep")

@@ -19,7 +19,6 @@ from tinker_claw.formats.base import (
     Format,
     GenerationRequest,
     Json,
-    Purpose,
     ReplyHead,
     ReplyWriter,
     Route,
@@ -111,10 +110,10 @@ class Messages(Format):
         "address without a path, and ANTHROPIC_MODEL to the model's name"
     )
     routes = (
-        Route("POST", "/v1/messages", Purpose.TURN),
-        Route("POST", "/v1/messages/count_tokens", Purpose.COUNT),
-        Route("GET", "/v1/models", Purpose.MODELS),
-        Route("GET", "/v1/models/{name:path}", Purpose.MODEL),
+        Route("POST", "/v1/messages", "turn"),
+        Route("POST", "/v1/messages/count_tokens", "count"),
+        Route("GET", "/v1/models", "models"),
+        Route("GET", "/v1/models/{name:path}", "model"),
     )
     key_place = "x-api-key"
 
@@ -126,7 +125,7 @@ class Messages(Format):
 
     def parse(self, body: bytes, route: Route, user: str) -> GenerationRequest:
         fields = FIELDS.check(load_body(body))
-        if route.purpose is Purpose.TURN and "max_tokens" not in fields:
+        if route.purpose == "turn" and "max_tokens" not in fields:
             raise fields.wrong("is missing", "max_tokens")
         choice = fields.object("tool_choice", _CHOICE)
         output = fields.object("output_config", _OUTPUT)
@@ -190,12 +189,14 @@ def _thinking(fields: Object, output: Object) -> tuple[str | None, str, bool]:
     if display not in ("summarized", "omitted"):
         raise given.wrong("must be summarized or omitted", "display")
     shows = kind in ("enabled", "adaptive") and display == "summarized"
+    at = output.place("effort")
     if kind == "disabled":
-        return "none", given.place("type"), shows
-    if kind == "enabled":
-        at = output.place("effort") if effort else given.place("type")
-        return effort or _USUAL, at, shows
-    return (None if effort == _USUAL else effort), output.place("effort"), shows
+        effort, at = "none", given.place("type")
+    elif kind == "enabled" and effort is None:
+        effort, at = _USUAL, given.place("type")
+    elif kind != "enabled" and effort == _USUAL:
+        effort = None
+    return effort, at, shows
 
 
 def _check_edits(fields: Object) -> None:
@@ -210,7 +211,6 @@ def _check_edits(fields: Object) -> None:
 def _calls(fields: Object, choice: Object) -> Calls:
     """What of calls there may be."""
     tools = KnownTools([_tool(tool) for tool in fields.objects("tools")])
-    refuse_deep(fields.listed("tools"))
     kind = choice.get("type", "auto")
     if kind in ("any", "tool"):
         name = choice.string("name") if kind == "tool" else None
@@ -230,6 +230,7 @@ def _tool(given: Object) -> Tool:
         kind = given.string("type")[:80]
         why = f"is of type {kind}, but {_RUNS_NOTHING}, with a name and an input_schema"
         raise given.wrong(why)
+    refuse_deep(given)
     if "input_schema" not in _TOOL.check(given):
         raise given.wrong("is missing", "input_schema")
     return function_tool(given, "input_schema")
@@ -308,12 +309,10 @@ def _text(block: Object) -> str:
 
 
 def _call(block: Object) -> dict[str, Any]:
-    if not isinstance(block.get("input"), dict):
+    if "input" not in block:
         raise block.wrong("must be an object", "input")
-    try:
-        arguments = json.dumps(block["input"], ensure_ascii=False, separators=(",", ":"))
-    except RecursionError as error:
-        raise block.wrong("is nested too deeply", "input") from error
+    refuse_deep(block.object("input"))
+    arguments = json.dumps(block["input"], ensure_ascii=False, separators=(",", ":"))
     return function_call(block.string("id"), block.string("name"), arguments)
 
 

@@ -18,7 +18,6 @@ from tinker_claw.formats.base import (
     Format,
     GenerationRequest,
     Json,
-    Purpose,
     ReplyHead,
     ReplyWriter,
     Route,
@@ -123,8 +122,8 @@ class Responses(Format):
         "address with /v1 at its end"
     )
     routes = (
-        Route("POST", "/v1/responses", Purpose.TURN),
-        Route("POST", "/v1/responses/input_tokens", Purpose.COUNT),
+        Route("POST", "/v1/responses", "turn"),
+        Route("POST", "/v1/responses/input_tokens", "count"),
     )
 
     def __init__(self) -> None:
@@ -251,12 +250,11 @@ def _tools(fields: Object, names: Names) -> KnownTools:
     Args:
         names: gets the names of those that stand in a namespace, by what the model is shown.
     """
-    tools = [found for one in fields.objects("tools") for found in _tool(one, names)]
-    refuse_deep(fields.listed("tools"))
-    return KnownTools(tools)
+    return KnownTools([found for one in fields.objects("tools") for found in _tool(one, names)])
 
 
 def _tool(given: Object, names: Names) -> list[Tool]:
+    refuse_deep(given)
     kind = given.get("type")
     if kind == "function":
         return [_function(given)]

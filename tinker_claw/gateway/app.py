@@ -23,7 +23,7 @@ from starlette.routing import Route as Path
 
 from tinker_claw.conversation.classify import is_episode
 from tinker_claw.errors import RequestError
-from tinker_claw.formats.base import Format, Purpose, Route, bearer
+from tinker_claw.formats.base import Format, Route, bearer
 from tinker_claw.gateway import errors, feedback
 from tinker_claw.gateway.auth import Keys, Principal
 from tinker_claw.gateway.limits import MAX_QUEUE, Limits, read_body, read_request
@@ -60,7 +60,7 @@ class _Endpoints:
         """All routes, those of the formats first."""
         # Not FastAPI's own way, which looks for parameters to fill in with every request.
         for route in dict.fromkeys(route for wire in self._formats for route in wire.routes):
-            turn = route.purpose in (Purpose.TURN, Purpose.COUNT)
+            turn = route.purpose in ("turn", "count")
             endpoint = partial(self._turn if turn else self._models, route)
             yield Path(route.path, endpoint, methods=[route.method])
         yield Path(feedback.PATH, self._feedback, methods=["POST"])
@@ -77,7 +77,7 @@ class _Endpoints:
             place = self._limits.place(who.name, who.cache_salt, episode=is_episode(headers))
             caller = held.enter_context(place)
             body = await read_request(request, deps.can.context_tokens, caller)
-            if route.purpose is Purpose.COUNT:
+            if route.purpose == "count":
                 return JSONResponse(wire.counted(await count(deps, wire, route, body, caller)))
             job = await admit(deps, wire, route, body, headers, caller)
             answer = StreamedAnswer if job.request.stream else WholeAnswer
@@ -86,7 +86,7 @@ class _Endpoints:
     async def _models(self, route: Route, request: Request) -> Response:
         wire, served = self._speaker(route, request), self._deps.served_name
         self._caller(request, wire)
-        if route.purpose is Purpose.MODELS:
+        if route.purpose == "models":
             return JSONResponse(wire.models([served], self._since))
         name = request.path_params["name"]
         if name != served:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from tinker_claw.conversation.classify import session_key
 from tinker_claw.errors import RequestError
-from tinker_claw.formats.body import INT64, Object, load_body, shown
+from tinker_claw.formats.body import INT64, Fields, Object, load_body
 from tinker_claw.gateway.limits import Caller
 from tinker_claw.gateway.request import GatewayDeps, record
 from tinker_claw.ledger.feedback import LONGEST_TEXT, About, Feedback, KeyReusedError
@@ -23,9 +23,7 @@ MAX_BYTES: Final = 32_768
 """Of a body: the longest text, in whatever way it is escaped."""
 MAX_NAME = 256
 """Characters of a key, and of other names of a client's."""
-FIELDS = (
-    *("turn", "response_id", "session", "score", "text", "source", "final", "task", "group", "key"),
-)
+FIELDS = Fields("turn response_id session score text source final task group key")
 _ABOUT = ("turn", "response_id", "session")
 
 
@@ -38,11 +36,7 @@ def read(body: bytes, headers: Mapping[str, str]) -> tuple[About, Feedback]:
     Raises:
         RequestError: names the first field that is wrong.
     """
-    fields = load_body(body)
-    for name in fields:
-        if name not in FIELDS:
-            told = f"{shown(name)} is no field of feedback; it has {', '.join(FIELDS)}."
-            raise RequestError(told, param=shown(name))
+    fields = FIELDS.check(load_body(body))
     named = [name for name in _ABOUT if name in fields]
     if len(named) != 1:
         raise RequestError("Give one of turn, response_id and session: what it is about.")

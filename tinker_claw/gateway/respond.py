@@ -51,9 +51,9 @@ class Answer(Response):
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Generate and send."""
 
-    @abstractmethod
     async def _listen(self, receive: Receive, send: Send) -> None:
         """Return when the client has hung up, or the answer is complete."""
+        await _until_over(receive)
 
 
 class WholeAnswer(Answer):
@@ -74,9 +74,6 @@ class WholeAnswer(Answer):
         else:
             raise failures[0]
         await response(scope, receive, send)
-
-    async def _listen(self, receive: Receive, send: Send) -> None:
-        await _until_over(receive)
 
 
 class StreamedAnswer(Answer):

@@ -14,7 +14,6 @@ from tinker_claw.formats.base import (
     Format,
     GenerationRequest,
     Json,
-    Purpose,
     ReplyHead,
     Route,
 )
@@ -38,8 +37,8 @@ class Ollama(Format):
 
     about = "Ollama's chat: POST /api/chat"
     routes = (
-        Route("POST", "/api/chat", Purpose.TURN),
-        Route("GET", "/api/tags", Purpose.MODELS),
+        Route("POST", "/api/chat", "turn"),
+        Route("GET", "/api/tags", "models"),
     )
     media_type = "application/x-ndjson"
     body_types = ("application/x-www-form-urlencoded",)
