@@ -18,7 +18,7 @@ from tests.fakes import FakeSampler
 from tinker_claw.app.server import in_background
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
-from tinker_claw.config.settings import Gateway, User
+from tinker_claw.config.settings import Chats, Gateway, User
 from tinker_claw.conversation.index import IDLE_S, ConversationIndex
 from tinker_claw.formats import spoken
 from tinker_claw.formats.base import Format
@@ -204,7 +204,11 @@ async def gateway(
             small.enter_context(place)
         app = create_app(
             GatewayDeps(
-                settings=Gateway(api_key=SecretStr(api_key) if api_key else None, **settings),
+                settings=Gateway(
+                    api_key=SecretStr(api_key) if api_key else None,
+                    chats=Chats(others_judge=hears_others),
+                    **settings,
+                ),
                 served_name=MODEL,
                 policy=policy,
                 serving=Serving(
@@ -218,7 +222,7 @@ async def gateway(
                 ledger=ledger,
                 index=index,
                 privacy=SessionPrivacy(ledger.turns, redactor or Redactor([SECRETS]), lock),
-                owners=Owners(ledger.turns, owners, hears_others=hears_others),
+                owners=Owners(ledger.turns, owners),
                 compute=lock,
                 spending=paid,
                 renderer=renderer,

@@ -659,8 +659,8 @@ def test_behind_a_message_without_an_answer_the_user_said_what_he_says_last(line
     messages = parsed(body).messages
     assert told(body).call is RequestKind.USER
     assert last_words(messages) == "No, shorter.\n\nIn German."
-    assert without_queued(messages, [digest(user("Another."))]) == messages
-    known = without_queued(messages, [digest(user("Tell me.\n\nNo, shorter."))])
+    assert without_queued(messages, lambda: [digest(user("Another."))]) == messages
+    known = without_queued(messages, lambda: [digest(user("Tell me.\n\nNo, shorter."))])
     assert last_words(known) == "In German."
     assert len(known) == len(messages)
     later = parsed(openclaw("hi", user("In German."))).messages
@@ -677,7 +677,7 @@ def test_all_that_a_user_says_in_a_frame_may_be_a_command() -> None:
 def test_a_frame_of_many_paragraphs_costs_what_its_length_costs() -> None:
     body = openclaw("hi", user(QUEUED + "word\n\n" * 100_000))
     messages = parsed(body).messages
-    assert without_queued(messages, [digest(user("other"))]) == messages
+    assert without_queued(messages, lambda: [digest(user("other"))]) == messages
     assert len(sayings(messages[2]["content"])) == 100_000
 
 

@@ -268,7 +268,6 @@ def _deps(
 ) -> GatewayDeps:
     """What the gateway shares with the loop."""
     settings, parts = common.settings, common.parts
-    chats = settings.gateway.chats
     return GatewayDeps(
         settings=settings.gateway,
         users=settings.users,
@@ -285,7 +284,7 @@ def _deps(
         ledger=parts.ledger,
         index=index,
         privacy=privacy,
-        owners=Owners(parts.ledger.turns, chats.owners, hears_others=chats.others_judge),
+        owners=Owners(parts.ledger.turns, settings.gateway.chats.owners),
         compute=privacy.compute,
         spending=parts.spending,
         telemetry=parts.telemetry,

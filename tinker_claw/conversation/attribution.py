@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from tinker_claw.conversation import openclaw
-from tinker_claw.conversation.harnesses import HARNESSES, OPENCLAW, Block, Harness
+from tinker_claw.conversation.harnesses import HARNESSES, Block
 from tinker_claw.conversation.machinery import looks_like_machinery
 from tinker_claw.conversation.openclaw import Automation, Sender, Surface
 from tinker_claw.formats.base import parts_of
@@ -134,17 +134,13 @@ def _read(message: Message) -> Reading:
     return read_text(message["content"])
 
 
-def read_text(text: str, harnesses: Sequence[Harness] = HARNESSES) -> Reading:
-    """Take the text of a user message apart.
-
-    Args:
-        harnesses: whose tables are known.
-    """
-    automatic = openclaw.automation(text) if OPENCLAW in harnesses else None
+def read_text(text: str) -> Reading:
+    """Take the text of a user message apart."""
+    automatic = openclaw.automation(text)
     if automatic is not None:
         whole = Piece(Writer.HARNESS, text, automatic.what)
         return Reading((whole,), automation=automatic, asks=automatic.what)
-    reader = _Reader(harnesses)
+    reader = _Reader()
     pieces = [piece for part in parts_of(text) for piece in reader.part(part)]
     if not reader.found.typed:
         foreign = any(piece.writer is Writer.EXTERNAL for piece in pieces)
@@ -164,19 +160,13 @@ def _doubted(piece: Piece, *, foreign: bool) -> Piece:
     return piece
 
 
-def _blocks(harnesses: Sequence[Harness]) -> tuple[Block, ...]:
-    return tuple(block for harness in harnesses for block in harness.blocks)
-
-
-_BLOCKS: Final = _blocks(HARNESSES)
+_BLOCKS: Final = tuple(block for harness in HARNESSES for block in harness.blocks)
 
 
 class _Reader:
     """Reads the parts of one message, and keeps what they say of the whole."""
 
-    def __init__(self, harnesses: Sequence[Harness]) -> None:
-        self._blocks = _BLOCKS if harnesses is HARNESSES else _blocks(harnesses)
-        self._openclaw = OPENCLAW in harnesses
+    def __init__(self) -> None:
         self.found = Reading()
         self._open: Block | None = None
         """A block that has not ended in its part."""
@@ -193,7 +183,7 @@ class _Reader:
         body, at = part[:end], 0
         head = openclaw.Head(body)
         while at < len(body):
-            piece = head.take(at) if self._openclaw else None
+            piece = head.take(at)
             if piece is None and not (found.typed or head.typed):  # what was typed is a person's
                 piece = self._block(body, at)
             if piece is None:
@@ -215,7 +205,7 @@ class _Reader:
     def _block(self, body: str, at: int) -> Piece | None:
         """The block of a table that begins here, behind blanks."""
         start = at + len(body[at:]) - len(body[at:].lstrip())
-        for block in self._blocks:
+        for block in _BLOCKS:
             end = block.end(body, start)
             if end is not None:
                 if block.spans and block.closes is not None and block.closes not in body[start:]:
@@ -225,7 +215,7 @@ class _Reader:
 
     def _trailing(self, words: str) -> tuple[str, Piece | None]:
         """The words, and the block that follows them."""
-        for block in self._blocks:
+        for block in _BLOCKS:
             if block.trails and (at := words.find(block.opens)) >= 0:
                 at = 0 if block.summary else at  # it says of all before it what that is
                 return words[:at], self._mark(block, words[at:])

@@ -87,6 +87,5 @@ def _read(table: dict[str, Any]) -> Harness:
 _TEXT = files("tinker_claw.conversation").joinpath("harnesses.toml").read_text(encoding="utf-8")
 _TABLES = tomllib.loads(_TEXT)
 HARNESSES: Final = tuple(map(_read, _TABLES["harness"]))
-OPENCLAW: Final = HARNESSES[0]
 MACHINERY: Final[dict[str, Any]] = _TABLES["machinery"]
 """What texts of harnesses that no table knows have in common, as regular expressions."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,18 +114,21 @@ class Conversation:
         return None if at is None or at + 1 == len(kept) else at
 
 
-def without_queued(messages: Sequence[Message], asked: Collection[str]) -> Sequence[Message]:
+def without_queued(
+    messages: Sequence[Message], asked: Callable[[], Collection[str]]
+) -> Sequence[Message]:
     """The messages as later requests will show them, where the user went on before an answer came.
 
     Args:
-        asked: digests of user messages, among which may be the one without an answer.
+        asked: gives digests of user messages, among which may be the one without an answer.
     """
     at = last_asked(messages)
     framed = None if at is None else read(messages[at]).framed
     if at is None or framed is None:
         return messages
+    known = asked()
     for before, now in queued(framed):
-        if digest({"role": "user", "content": before}) in asked:
+        if digest({"role": "user", "content": before}) in known:
             said = {**messages[at], "content": now}
             return [*messages[:at], said, *messages[at + 1 :]]
     return messages

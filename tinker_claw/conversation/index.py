@@ -19,7 +19,6 @@ from typing import Any, Final
 
 from cachetools import LRUCache
 
-from tinker_claw.conversation.attribution import last_asked, read
 from tinker_claw.conversation.classify import Identity, RequestKind
 from tinker_claw.conversation.history import (
     Conversation,
@@ -29,7 +28,6 @@ from tinker_claw.conversation.history import (
     same,
     without_queued,
 )
-from tinker_claw.conversation.openclaw import queued
 from tinker_claw.errors import RequestError
 from tinker_claw.ledger.turns import LastTurn, TurnTable
 from tinker_claw.types import Attempt, Kind, Lost, Message, Tool, noted
@@ -198,12 +196,12 @@ class ConversationIndex:
 
     def said(self, session_id: int, messages: Sequence[Message]) -> Sequence[Message]:
         """The messages without one that the user sent before the last, and that got no answer."""
-        at = last_asked(messages)
-        framed = None if at is None else read(messages[at]).framed
-        if framed is None or not queued(framed):
-            return messages
-        histories = (turn.history for turn in self._turns.latest(session_id))
-        return without_queued(messages, {history[-1] for history in histories if history})
+
+        def asked() -> set[str]:
+            histories = (turn.history for turn in self._turns.latest(session_id))
+            return {history[-1] for history in histories if history}
+
+        return without_queued(messages, asked)
 
     def find(
         self, session_id: int, said: Conversation, *, compacted: bool = True

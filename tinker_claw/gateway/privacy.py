@@ -56,11 +56,12 @@ class SessionPrivacy:
         What a side call is given is a transcript, in whatever form, or belongs to a turn.
         """
         messages = request.messages
+        users = (said for m in messages if m["role"] == "user" for said in noted(_marking, m))
         known = self._known(user, identity)
         found = known
         if flagged(headers, "x-private"):
             found = Privacy.PRIVATE
-        elif (told := marked(_said(messages))) is not None:
+        elif (told := marked(users)) is not None:
             found = told.privacy
             if found is Privacy.PRIVATE and not told.exact and known is not found:
                 self.near_misses += 1
@@ -163,12 +164,6 @@ def _texts(message: Message) -> Iterator[str]:
         yield thought
     for call in message.get("tool_calls", ()):
         yield call["function"]["arguments"]
-
-
-def _said(messages: Sequence[Message]) -> Iterator[str]:
-    """What may be a marker."""
-    users = [noted(_marking, message) for message in messages if message["role"] == "user"]
-    return (said for marking in users for said in marking)
 
 
 def _mentions(message: Message) -> bool:

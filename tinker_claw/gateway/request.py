@@ -187,21 +187,7 @@ async def admit(
     started, user = time.monotonic(), caller.user
     request = await read(deps, wire, route, body, caller)
     version, sampler, pinned = await _choose(deps, request.model)
-    identity = identify(request, headers)
-    if pinned:
-        reason = f"asked for version {version}; {identity.reason}"
-        identity = replace(identity, kind=Kind.SIDE, reason=reason, attempt=None)
-    if request.choices > 1 and identity.kind is Kind.MAIN:
-        raise RequestError(
-            "n: a turn of a conversation, or of an episode, has one reply. Several are drawn for "
-            "side turns: say X-Turn-Type: side, or send the request again for another.",
-            param="n",
-        )
-    parent = None
-    if request.follows is not None:
-        parent = deps.ledger.turns.of_response(user, request.follows)
-    if parent and not identity.named:
-        identity = replace(identity, key=parent[1])
+    identity, parent = _identify(deps, request, headers, user, version if pinned else None)
     privacy = deps.privacy.privacy(user, identity, headers, request)
     said = Said()
     if privacy is not Privacy.PRIVATE:
@@ -242,6 +228,36 @@ async def admit(
         privacy=privacy,
         context={n: headers[n] for n in _CONTEXT if n in headers} if deps.telemetry.traces else {},
     )
+
+
+def _identify(
+    deps: GatewayDeps,
+    request: GenerationRequest,
+    headers: Mapping[str, str],
+    user: str,
+    pinned: int | None,
+) -> tuple[Identity, tuple[int, str] | None]:
+    """Whose session it is, and the turn that the request says to go on from, with its session.
+
+    Args:
+        pinned: the version that it asks for by name.
+    """
+    identity = identify(request, headers)
+    if pinned is not None:
+        reason = f"asked for version {pinned}; {identity.reason}"
+        identity = replace(identity, kind=Kind.SIDE, reason=reason, attempt=None)
+    if request.choices > 1 and identity.kind is Kind.MAIN:
+        raise RequestError(
+            "n: a turn of a conversation, or of an episode, has one reply. Several are drawn for "
+            "side turns: say X-Turn-Type: side, or send the request again for another.",
+            param="n",
+        )
+    parent = None
+    if request.follows is not None:
+        parent = deps.ledger.turns.of_response(user, request.follows)
+    if parent is not None and not identity.named:
+        identity = replace(identity, key=parent[1])
+    return identity, parent
 
 
 async def _holds(deps: GatewayDeps, request: GenerationRequest) -> str | None:
@@ -406,12 +422,10 @@ async def _choose(deps: GatewayDeps, model: str) -> tuple[int, Sampler, bool]:
 
 def not_served(deps: GatewayDeps, model: str) -> RequestError:
     """What to answer to a request for another model."""
-    newest, versions = deps.policy.newest.version.id, f"{deps.served_name}@v0"
-    if newest:
-        versions = f"one of its versions, {versions} to {deps.served_name}@v{newest}"
+    served, newest = deps.served_name, deps.policy.newest.version.id
     return RequestError(
-        f"The model {shown(model)!r} is not served here; ask for {deps.served_name!r}, or for "
-        f"{versions}.",
+        f"The model {shown(model)!r} is not served here; ask for {served!r}, or for one of its "
+        f"versions, {served}@v0 to {served}@v{newest}.",
         status=HTTPStatus.NOT_FOUND,
         code="model_not_found",
         param="model",
@@ -433,7 +447,7 @@ async def _attach(
     started: float,
 ) -> None:
     """Record what the request says of the turn before it."""
-    found = heard(link.new, named, link.reply, others=deps.owners.hears_others)
+    found = heard(link.new, named, link.reply, others=deps.settings.chats.others_judge)
     if found.unknown:
         deps.ledger.turns.stop_waiting(link.turn_id)
     state = found.state
