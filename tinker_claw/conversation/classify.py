@@ -91,7 +91,6 @@ _AREAS = {
     "internal-session-effects": RequestKind.FLUSH,
 }
 """Areas of OpenClaw's sessions that are not the user's."""
-_BY_NAME = {call.value: call for call in RequestKind}
 _FLUSH_TOOLS = frozenset({"read", "write"})
 _SDK = "OpenAI/JS"
 """How the user agent of OpenClaw's HTTP client begins."""
@@ -259,7 +258,7 @@ def _utility(seen: SessionEvidence) -> Sign | None:
         if not (call.tools or alone) or not any(part.startswith(call.opens) for part in parts):
             continue
         if call.traced or seen.trace is None:
-            return Sign(_BY_NAME[call.asks], "its system prompt")
+            return Sign(RequestKind(call.asks), "its system prompt")
     return None
 
 
@@ -272,7 +271,7 @@ def _by_words(seen: SessionEvidence, *, trusted: bool) -> Sign | None:
         )
     for reading in readings:
         if reading.asks is not None and reading.automation is None:
-            call = _BY_NAME[reading.asks]
+            call = RequestKind(reading.asks)
             if call is not RequestKind.NUDGE or not any(reading.said for reading in readings):
                 return Sign(call, "a prompt that its harness writes")
     return None
@@ -304,7 +303,7 @@ def _by_session(seen: SessionEvidence) -> Sign | None:
     value = seen.affinity or (seen.line and seen.line.session_id) or ""
     for form, what in ON_ITS_OWN:
         if form.fullmatch(value):
-            return Sign(_BY_NAME[what], f"its session {value}")
+            return Sign(RequestKind(what), f"its session {value}")
     return None
 
 
@@ -322,7 +321,7 @@ def _by_prompt(seen: SessionEvidence) -> Sign | None:
     if found is None or found.short:
         # The short form stands in histories only: here somebody typed it.
         return None
-    call = _BY_NAME[found.what]
+    call = RequestKind(found.what)
     if call is not RequestKind.ANNOUNCEMENT:
         return Sign(call, f"{found.by}, and no timestamp of a user's message")
     # While it is being answered, OpenClaw's last message speaks of it, too.

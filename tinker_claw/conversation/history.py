@@ -24,6 +24,7 @@ from tinker_claw.conversation.attribution import (
 )
 from tinker_claw.conversation.machinery import about_compaction
 from tinker_claw.conversation.openclaw import is_silent, is_volatile, queued
+from tinker_claw.formats.fields import as_message
 from tinker_claw.types import Message, NextState, Reply, Writer, noted
 
 _TOOL = "tool "
@@ -136,11 +137,7 @@ def without_queued(
 
 def reply_digest(reply: Reply) -> str:
     """Digest of the message that a client makes of a reply."""
-    calls = [
-        {"id": c.id, "function": {"name": c.name, "arguments": c.arguments}}
-        for c in reply.tool_calls
-    ]
-    return digest({"role": "assistant", "content": reply.text, "tool_calls": calls})
+    return digest(as_message(reply))
 
 
 def same(one: Sequence[str], other: Sequence[str]) -> bool:
@@ -177,7 +174,7 @@ class Heard:
 def heard(
     new_messages: Sequence[Message],
     attribute: Attribute,
-    replied: Message | None = None,
+    replied: Message,
     *,
     others: bool = False,
 ) -> Heard:
@@ -191,11 +188,11 @@ def heard(
         others: what other people, mails and hooks say is a next state, too.
     """
     written = [attribute(m) for m in new_messages if m["role"] == "user"]
-    said = [words_of(pieces, Writer.OWNER) for pieces in written]
+    said = (words_of(pieces, Writer.OWNER) for pieces in written)
     pieces = [piece for message in written for piece in message]
     read = {Writer.QUOTATION} | ({Writer.MEMBER, Writer.EXTERNAL} if others else set())
     beside = tuple((p.writer, p.words) for p in pieces if p.writer in read and p.words)
-    if text := "\n\n".join(part for part in said if part):
+    if text := "\n\n".join(filter(None, said)):
         return Heard(NextState("user", text, beside))
     doubtful = [piece.text for piece in pieces if piece.writer is Writer.UNKNOWN]
     if doubtful:
@@ -203,16 +200,11 @@ def heard(
     if text := words_of(pieces, Writer.MEMBER, Writer.EXTERNAL) if others else "":
         return Heard(NextState("other", text, beside))
     results = {m["tool_call_id"]: m["content"] for m in new_messages if m["role"] == "tool"}
-    names = _tool_names(replied) if replied else dict.fromkeys(results, "tool")
-    if not names or not names.keys() <= results.keys():
+    calls: Sequence[Mapping[str, Any]] = replied.get("tool_calls", ())
+    if not calls or not all(call["id"] in results for call in calls):
         return Heard()
-    told = [(name, results[call_id]) for call_id, name in names.items()]
+    told = [(call["function"]["name"], results[call["id"]]) for call in calls]
     return Heard(NextState.of_tools(told))
-
-
-def _tool_names(message: Message) -> Mapping[str, str]:
-    calls: Sequence[Mapping[str, Any]] = message.get("tool_calls", ())
-    return {call["id"]: call["function"]["name"] for call in calls}
 
 
 def _name(call_id: str) -> str:

@@ -330,13 +330,9 @@ def exact_digest(
     digest = hashlib.sha256(json.dumps([len(messages), list(switches)]).encode())
     for message in messages:
         digest.update(noted(_written, message))
-    digest.update(noted(_written_tools, tools))
+    digest.update(noted(_written, tools))
     return digest.hexdigest()
 
 
-def _written(message: Message) -> bytes:
-    return hashlib.sha256(json.dumps(message).encode()).digest()
-
-
-def _written_tools(tools: Sequence[Tool]) -> bytes:
-    return hashlib.sha256(json.dumps(list(tools)).encode()).digest()
+def _written(said: Message | Sequence[Tool]) -> bytes:
+    return hashlib.sha256(json.dumps(said).encode()).digest()

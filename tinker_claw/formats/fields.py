@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import EFFORTS, LARGEST_GROUP, Joined
 from tinker_claw.formats.body import INT64, Object, shown
-from tinker_claw.types import Attempt, Message, Tool
+from tinker_claw.types import Attempt, Message, Reply, Tool
 
 STOP_STRINGS = 4
 """As many as OpenAI takes."""
@@ -86,16 +86,17 @@ def _attempt(metadata: Object) -> Attempt:
     )
 
 
-def text_of(given: Object, name: str, part: Callable[[Object], str]) -> str:
+def text_of(given: Object, name: str, part: Callable[[Object], str], *, empty: bool = False) -> str:
     """Text of a string or of a list of parts; it knows its parts.
 
     Args:
         part: reads one of them.
+        empty: there may be none.
     """
-    content = given.get(name)
+    content = given.get(name, [])
     if isinstance(content, str):
         return content
-    if not isinstance(content, list) or not content:
+    if not isinstance(content, list) or not (content or empty):
         raise given.wrong("must be a string or a list of parts", name)
     return joined([part(one) for one in given.objects(name)])
 
@@ -127,6 +128,12 @@ def assistant(texts: Sequence[str], thought: Sequence[str], calls: Sequence[Any]
     if thought:
         message["reasoning_content"] = "".join(thought)
     return message
+
+
+def as_message(reply: Reply) -> Message:
+    """A reply as a client would send it back."""
+    calls = [function_call(call.id, call.name, call.arguments) for call in reply.tool_calls]
+    return assistant([reply.text], [reply.reasoning] if reply.reasoning else [], calls)
 
 
 def one_reply(first: Message, second: Message) -> Message:

@@ -317,8 +317,7 @@ def _call(block: Object) -> dict[str, Any]:
 
 
 def _result(block: Object) -> Message:
-    empty = block.get("content", "") in ("", [])
-    told = "" if empty else text_of(block, "content", _text)
+    told = text_of(block, "content", _text, empty=True)
     return {
         "role": "tool",
         "tool_call_id": block.string("tool_use_id"),

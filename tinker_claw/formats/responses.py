@@ -26,6 +26,7 @@ from tinker_claw.formats.body import Fields, Neutral, Object, load_body
 from tinker_claw.formats.chat_reply import error_body
 from tinker_claw.formats.fields import (
     MOST_LOGPROBS,
+    as_message,
     assistant,
     effort_level,
     function_call,
@@ -192,7 +193,7 @@ class Responses(Format):
 
         def keep(id: str, reply: Reply) -> None:
             with self._lock:
-                said = (*own["said"], _of_reply(reply))
+                said = (*own["said"], as_message(reply))
                 if own["open"] == self._forgotten and _size(said) <= _ROOM:
                     self._said[own["user"], id] = said
 
@@ -210,12 +211,6 @@ def _size(said: Sequence[Message]) -> int:
     calls = (call["function"] for message in said for call in message.get("tool_calls", ()))
     texts = sum(len(m["content"]) + len(m.get("reasoning_content", "")) for m in said)
     return 1000 * len(said) + texts + sum(len(call["arguments"]) for call in calls)
-
-
-def _of_reply(reply: Reply) -> Message:
-    """As a client would send it back."""
-    calls = [function_call(call.id, call.name, call.arguments) for call in reply.tool_calls]
-    return assistant([reply.text], [reply.reasoning] if reply.reasoning else [], calls)
 
 
 def _with_one_head(head: list[str], said: Sequence[Message]) -> tuple[Message, ...]:
@@ -314,17 +309,12 @@ def _reasoning(given: Object) -> Message:
     return assistant([], [_part(part) for part in given.objects("content")], [])
 
 
-def _text(given: Object, name: str) -> str:
-    """A text that may have no parts."""
-    return "" if given.get(name) == [] else text_of(given, name, _part)
-
-
 def _message(given: Object) -> Message:
     role = given.get("role")
     if role not in _ROLES:
         raise given.wrong(f"must be one of {', '.join(_ROLES)}", "role")
     if role == "assistant":
-        return assistant([_text(given, "content")], [], [])
+        return assistant([text_of(given, "content", _part, empty=True)], [], [])
     content = text_of(given, "content", _part)
     return {"role": "system" if role == "developer" else role, "content": content}
 
@@ -345,8 +335,8 @@ def _call(given: Object) -> Message:
 
 
 def _result(given: Object) -> Message:
-    call_id = given.string("call_id")
-    return {"role": "tool", "tool_call_id": call_id, "content": _text(given, "output")}
+    output = text_of(given, "output", _part, empty=True)
+    return {"role": "tool", "tool_call_id": given.string("call_id"), "content": output}
 
 
 _READ: Mapping[str, Callable[[Object], Message]] = {
