@@ -36,7 +36,8 @@ from tests.agents import (
 from tinker_claw.conversation.attribution import (
     attribute,
     last_asked,
-    last_words,
+    last_said,
+    read,
     read_text,
     without_volatile,
 )
@@ -74,6 +75,11 @@ def told(body: dict[str, Any], **headers: str) -> Identity:
 
 def words(text: str) -> str:
     return read_text(text).words
+
+
+def last_words(messages: Any) -> str:
+    last = last_said(messages)
+    return read(last).said if last else ""
 
 
 def sayings(text: str) -> list[str]:

@@ -249,20 +249,17 @@ def asking(messages: Sequence[Message]) -> list[Reading]:
     return found
 
 
-def asked_by(messages: Sequence[Message], attribute: Attribute) -> Writer:
-    """Who said what was said to the agent last."""
-    for message in reversed(without_volatile(messages)):
-        if message["role"] == "user" and read(message).said:
-            writers = {piece.writer for piece in attribute(message)}
-            said = (Writer.OWNER, Writer.MEMBER, Writer.EXTERNAL, Writer.UNKNOWN)
-            return next((writer for writer in said if writer in writers), Writer.HARNESS)
-    return Writer.OWNER
+def last_said(messages: Sequence[Message]) -> Message | None:
+    """The newest message by which something was said to the agent; None: there is none."""
+    users = (m for m in reversed(without_volatile(messages)) if m["role"] == "user")
+    return next((message for message in users if read(message).said), None)
 
 
-def last_words(messages: Sequence[Message]) -> str:
-    """What somebody said last; "": nobody said anything."""
-    users = (read(m) for m in reversed(without_volatile(messages)) if m["role"] == "user")
-    return next((found.said for found in users if found.said), "")
+def asked_by(pieces: Sequence[Piece]) -> Writer:
+    """Who said what is said in a message."""
+    writers = {piece.writer for piece in pieces}
+    said = (Writer.OWNER, Writer.MEMBER, Writer.EXTERNAL, Writer.UNKNOWN)
+    return next((writer for writer in said if writer in writers), Writer.HARNESS)
 
 
 def is_nudge(message: Message, before: Message | None) -> bool:

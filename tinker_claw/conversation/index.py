@@ -214,21 +214,18 @@ class ConversationIndex:
         at, cut = said.reply_at, said.summarised if compacted else None
         if at is None or (cut is not None and at < cut):
             return None if cut is None else self._behind_summary(session_id, said, cut)
-        reply, new, chain = said.messages[at], said.messages[at + 1 :], said.digests[: at + 1]
+        chain = said.digests[: at + 1]
         for page in _pages(session_id, chain):
             if entry := self._pages.get(page):
-                return Continuation(entry[0], reply, new, self._streams.get(entry[0]))
+                return self.after(entry[0], said)
         turns = self._turns.latest(session_id)
         waiting = [turn for turn in turns if not turn.settled]
-        found = closest([turn.chain for turn in waiting], chain)
+        found, turn_id = closest([turn.chain for turn in waiting], chain), None
         if found is not None:
             turn_id = waiting[found].turn_id
         elif cut is not None:
             turn_id = self._before_summary(session_id, turns, chain[cut:])
-        else:
-            turn_id = None
-        # The ledger does not say which messages the prompt held beyond the history.
-        return None if turn_id is None else Continuation(turn_id, reply, new, None)
+        return None if turn_id is None else self.after(turn_id, said)
 
     def _behind_summary(self, session_id: int, said: Conversation, cut: int) -> Continuation | None:
         """The session's last turn, where a summary has left nothing of its reply: what stands

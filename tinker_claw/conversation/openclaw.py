@@ -244,22 +244,20 @@ class Head:
     body: str
     typed: bool = field(default=False, init=False)
     """A timestamp or context that only OpenClaw writes shows that somebody wrote the rest."""
-    sender: Sender | None = field(default=None, init=False)
+    _from: Sender | None = field(default=None, init=False)
     framed: bool = field(default=False, init=False)
     """The words stand in the frame around a message that got no complete answer."""
     _context: bool = field(default=False, init=False)
     _mixed: bool = field(default=False, init=False)
 
+    @property
+    def sender(self) -> Sender | None:
+        """Who wrote; None: nothing says so."""
+        return replace(self._from, mixed=True) if self._from and self._mixed else self._from
+
     def take(self, at: int) -> Piece | None:
         """The piece that begins at `at`, with the blanks before it; None: the words begin here."""
-        start = _matched(_BLANKS, self.body, at)
-        piece = self._taken(at, start)
-        if piece is not None and self.sender is not None and self._mixed:
-            self.sender = replace(self.sender, mixed=True)
-        return piece
-
-    def _taken(self, at: int, start: int) -> Piece | None:
-        body = self.body
+        body, start = self.body, _matched(_BLANKS, self.body, at)
         if header := _HEADER.match(body, start):
             return self._block(at, header)
         for pattern, what in _LEADS:
@@ -282,9 +280,9 @@ class Head:
             self._mixed |= _AGAIN not in self.body
         elif pattern is _ROOM:
             self._context = self.typed = self._mixed = True
-            self.sender = Sender(None, in_channel=True, group=True, mixed=True)
+            self._from = Sender(None, in_channel=True, group=True, mixed=True)
         elif pattern is _COLLECTED:
-            self._mixed |= self.sender is not None and self.sender.group
+            self._mixed |= self._from is not None and self._from.group
 
     def _block(self, at: int, header: re.Match[str]) -> Piece:
         """A block of context: its header, and JSON in a fence or lines up to a blank one."""
@@ -299,8 +297,8 @@ class Head:
         end = _matched(_BLANK_LINES, body, end)
         first, self._context, self.typed = not self._context, True, True
         text = body[at:end]
-        if label == "Conversation info:" and self.sender is None and first:
-            self.sender = _sender(told)
+        if label == "Conversation info:" and self._from is None and first:
+            self._from = _sender(told)
             return Piece(Writer.HARNESS, text, label)
         if label == "Location:":
             return Piece(Writer.HARNESS, text, label)
@@ -429,8 +427,7 @@ def automation(text: str) -> Automation | None:
         clock = text.rfind("\nReference UTC: ")
         if clock >= 0 and _CLOCK.fullmatch(text, clock):
             what = next((what for mark, what in _PROMPTS if text.startswith(mark)), "automated")
-            named = "its opening words and " if what != "automated" else ""
-            return Automation(what, f"{named}the clock at its end")
+            return Automation(what, "the clock at its end")
     elif what := _SHORT.get(_STAMP.sub("", text, count=1).strip()):
         return Automation(what, "the words that stand for it", short=True)
     at = text.rfind(_INTER_SESSION)

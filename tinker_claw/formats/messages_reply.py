@@ -64,10 +64,9 @@ class MessagesReply:
         reply = done.reply
         blocks: list[Json] = []
         if self._shows and reply.reasoning:
-            thinking = {"type": "thinking", "thinking": reply.reasoning}
-            blocks.append(thinking | {"signature": _SIGNATURE})
+            blocks.append(_block("thinking", reply.reasoning, _SIGNATURE))
         if reply.text or not reply.tool_calls:
-            blocks.append({"type": "text", "text": reply.text})
+            blocks.append(_block("text", reply.text))
         blocks += [_call(call, json.loads(call.arguments)) for call in reply.tool_calls]
         return self._message(blocks, done.tokens) | _ending(done)
 
@@ -125,11 +124,7 @@ class MessagesReply:
         self._blocks += 1
         self._open = kind
         self._silent = self._silent and kind == "thinking"
-        block: Json = {"type": "text", "text": ""}
-        if kind == "thinking":
-            block = {"type": "thinking", "thinking": "", "signature": ""}
-        elif call is not None:
-            block = _call(call, {})
+        block = _block(kind) if call is None else _call(call, {})
         return closed + event("content_block_start", index=self._blocks - 1, content_block=block)
 
     def _piece(self, kind: str, **piece: str) -> bytes:
@@ -144,6 +139,11 @@ class MessagesReply:
         if was == "thinking":
             signed = self._piece("signature_delta", signature=_SIGNATURE)
         return signed + event("content_block_stop", index=self._blocks - 1)
+
+
+def _block(kind: str, text: str = "", signature: str = "") -> Json:
+    block = {"type": kind, kind: text}
+    return block | {"signature": signature} if kind == "thinking" else block
 
 
 def _ending(done: FinishedReply) -> Json:

@@ -24,7 +24,8 @@ from tinker_claw.conversation.attribution import (
     asked_by,
     attribute,
     last_asked,
-    last_words,
+    last_said,
+    read,
 )
 from tinker_claw.conversation.classify import Identity, RequestKind, identify
 from tinker_claw.conversation.history import Conversation, heard
@@ -130,7 +131,7 @@ class Job:
     """time.monotonic() when the request came in, seconds."""
     privacy: Privacy
     context: Mapping[str, str]
-    """The trace that it is a part of, as headers; empty where nobody traces."""
+    """The trace that it is a part of, as headers."""
     choice: int = 0
     """Which of several replies to one request it is."""
 
@@ -185,7 +186,7 @@ async def admit(
         BackendError: the version it asks for cannot be opened.
     """
     started, user = time.monotonic(), caller.user
-    request = await read(deps, wire, route, body, caller)
+    request = await parse(deps, wire, route, body, caller)
     version, sampler, pinned = await _choose(deps, request.model)
     identity, parent = _identify(deps, request, headers, user, version if pinned else None)
     privacy = deps.privacy.privacy(user, identity, headers, request)
@@ -226,7 +227,7 @@ async def admit(
         writer=wire.reply(request, ReplyHead(version, len(prompt.tokens), int(time.time()))),
         started=started,
         privacy=privacy,
-        context={n: headers[n] for n in _CONTEXT if n in headers} if deps.telemetry.traces else {},
+        context={name: headers[name] for name in _CONTEXT if name in headers},
     )
 
 
@@ -292,14 +293,15 @@ async def _place(
             link = deps.index.find(session_id, conversation, compacted=known)
         if link is None and known:
             lost = deps.index.lost(session_id, conversation)
+    last = last_said(messages)
     return Said(
         session_id,
         conversation.digests,
-        await deps.privacy.redact_any(last_words(messages)),
+        await deps.privacy.redact_any(read(last).said) if last else "",
         link=link,
         lost=lost,
         voices=tuple(piece for message in _new(request.messages) for piece in named(message)),
-        asked_by=asked_by(messages, named),
+        asked_by=asked_by(named(last)) if last else Writer.OWNER,
     )
 
 
@@ -309,12 +311,12 @@ async def count(deps: GatewayDeps, wire: Format, route: Route, body: bytes, call
     Raises:
         RequestError: it could not be served as asked.
     """
-    request = await read(deps, wire, route, body, caller)
+    request = await parse(deps, wire, route, body, caller)
     await _choose(deps, request.model)
     return len((await _prompt(deps, request, None, forget=True)).tokens)
 
 
-async def read(
+async def parse(
     deps: GatewayDeps, wire: Format, route: Route, body: bytes, caller: Caller
 ) -> GenerationRequest:
     """The request in a body, with the switches of its prompt.
