@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Final, TypeVar, cast
 
@@ -237,18 +237,17 @@ def _inbound_meta(system: str) -> dict[str, Any]:
     return _as(dict, _parsed(system[begin + 8 : end])) if 0 <= begin < end else {}
 
 
-@dataclass(slots=True)
 class Head:
     """What leads a user message, read from its beginning, one piece at a time."""
 
-    body: str
-    typed: bool = field(default=False, init=False)
-    """A timestamp or context that only OpenClaw writes shows that somebody wrote the rest."""
-    _from: Sender | None = field(default=None, init=False)
-    framed: bool = field(default=False, init=False)
-    """The words stand in the frame around a message that got no complete answer."""
-    _context: bool = field(default=False, init=False)
-    _mixed: bool = field(default=False, init=False)
+    def __init__(self, body: str) -> None:
+        self.body = body
+        self.typed = False
+        """A timestamp or context that only OpenClaw writes shows that somebody wrote the rest."""
+        self.framed = False
+        """The words stand in the frame around a message that got no complete answer."""
+        self._from: Sender | None = None
+        self._context = self._mixed = False
 
     @property
     def sender(self) -> Sender | None:

@@ -281,10 +281,7 @@ def _messages(given: Object) -> list[Message]:
     if not blocks:
         raise given.wrong("must be a string or a list of blocks", "content")
     if "tool_result" in kinds[kinds.index("text") if "text" in kinds else len(kinds) :]:
-        raise RequestError(
-            f"{given.place('content')}: results of tools must come before text.",
-            param=given.place("content"),
-        )
+        raise given.wrong("has results of tools behind text; they must come before it", "content")
     results = read("tool_result", _result)
     return [*results, *([{"role": role, "content": joined(texts)}] if texts else [])]
 

@@ -69,8 +69,12 @@ class SessionPrivacy:
         if identity.kind is Kind.SIDE and (
             found
             or any(noted(_mentions, message) for message in messages)
-            # What it is given may be of any session of its user, and the marker long summarised.
-            or (not _names_its_session(identity) and any(user == of for of, _ in self._sessions))
+            # What it is given may be of any session of its user, and the marker long summarised,
+            # unless its key is that of the session of which it knows.
+            or (
+                (not identity.named or identity.by_trace or identity.call in _OF_ANOTHER)
+                and any(user == of for of, _ in self._sessions)
+            )
         ):
             # It does not say whether the session itself is still private.
             return Privacy.PRIVATE
@@ -142,11 +146,6 @@ class SessionPrivacy:
             # Kept: a restart or a compaction must not make it forget, and it says nothing else.
             self._turns.mark_private(user, identity.key, found)
             self._sessions[name] = found
-
-
-def _names_its_session(identity: Identity) -> bool:
-    """A side call whose key is that of the session of which it knows."""
-    return identity.named and not identity.by_trace and identity.call not in _OF_ANOTHER
 
 
 def _key(text: str) -> _Key:
