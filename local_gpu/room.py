@@ -16,6 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 LONGER: Final = 0.5
 """By so much of its time learning may take longer for persons."""
+PERSONS: Final = 2.0
+"""While persons wait, their passes get this many times as long as those of others."""
 
 
 class Room:
@@ -61,8 +63,8 @@ class Room:
     def take_turn(self, whose: object) -> None:
         """Wait until no other pass of a sampler is computed, nor one that goes before.
 
-        Who computes for no person also waits until persons have had as long as the last pass that
-        was not theirs took.
+        Who computes for no person also waits until persons have had `PERSONS` times as long as the
+        last pass that was not theirs took.
         """
         with self._changed:
             self._queue.append(whose)
@@ -75,7 +77,8 @@ class Room:
         """`others_s`: how long the pass took, if it was for no person."""
         with self._changed:
             self._taken = False
-            self._persons_until = max(self._persons_until, time.monotonic() + others_s)
+            persons_until = time.monotonic() + PERSONS * others_s
+            self._persons_until = max(self._persons_until, persons_until)
             self._changed.notify_all()
 
     def _wait_s(self, whose: object) -> float:

@@ -37,6 +37,7 @@ from transformers.generation.continuous_batching.scheduler import (
 )
 
 from local_gpu.model.load import own_stream
+from local_gpu.room import PERSONS
 from tinker_claw.errors import ConfigError
 
 SUPPORTED: Final = "5.23"
@@ -276,9 +277,10 @@ class _Failures(OutputRouter):
 class _PersonsFirst(FIFOScheduler):
     """Persons, then others; of either decoding requests, then the shortest prefill.
 
-    Beside persons, others take part in a pass only when passes of persons alone have taken as long
-    as the others' part in the last one: a reply takes twice the time that it takes alone, and
-    others go on. A request that takes no part keeps its cache, unless a person needs it.
+    Beside persons, others take part in a pass only when passes of persons alone have taken
+    `PERSONS` times as long as the others' part in the last one: a reply takes one and a half times
+    as long as alone, and others go on. A request that takes no part keeps its cache, unless a
+    person needs it.
     """
 
     events: Events
@@ -297,9 +299,9 @@ class _PersonsFirst(FIFOScheduler):
         """So long the pass took."""
         self.events.end_turn(0 if self._persons else seconds)
         if not self._persons:
-            self._owed_s = seconds  # a person who has come meanwhile has waited for it
+            self._owed_s = PERSONS * seconds  # a person who has come meanwhile has waited for it
         elif self._others:
-            self._owed_s += max(0.0, seconds - self._alone_s)
+            self._owed_s += PERSONS * max(0.0, seconds - self._alone_s)
             self._alone_s /= 2
         else:
             self._owed_s = max(0.0, self._owed_s - seconds)
