@@ -30,7 +30,7 @@ from tinker_claw.conversation.history import (
 )
 from tinker_claw.errors import RequestError
 from tinker_claw.ledger.turns import LastTurn, TurnTable
-from tinker_claw.types import Attempt, Kind, Lost, Message, Tool, noted
+from tinker_claw.types import Attempt, Kind, Lost, Message, noted
 
 IDLE_S: Final = 6 * 3600.0
 """A session without a request for so long is closed until it goes on: a working day's breaks do
@@ -331,5 +331,5 @@ def exact_digest(
     return digest.hexdigest()
 
 
-def _written(said: Message | Sequence[Tool]) -> bytes:
+def _written(said: Any) -> bytes:
     return hashlib.sha256(json.dumps(said).encode()).digest()
