@@ -426,8 +426,8 @@ def not_served(deps: GatewayDeps, model: str) -> RequestError:
     """What to answer to a request for another model."""
     served, newest = deps.served_name, deps.policy.newest.version.id
     return RequestError(
-        f"The model {shown(model)!r} is not served here; ask for {served!r}, or for one of its "
-        f"versions, {served}@v0 to {served}@v{newest}.",
+        f"The model {shown(model)!r} is not served here; ask for {served!r}, or for a version of "
+        f"it, of which {served}@v{newest} is the newest.",
         status=HTTPStatus.NOT_FOUND,
         code="model_not_found",
         param="model",
