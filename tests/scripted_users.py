@@ -218,7 +218,7 @@ async def demo_run(
             asked = canary_questions(read(DEMO_CANARIES), renderer)
             gate = Gate(parts, asked, renderer.stop_tokens) if cfg.gate != "off" else None
             learner = Learner(parts, learning_rate=cfg.learning_rate, guard=guard, gate=gate)
-            judge = Judge(Rules(seed), JudgeSettings(), hint_candidates=cfg.hint_candidates)
+            judge = Judge(Rules(seed), JudgeSettings(), hint_candidates=cfg.hints_scored)
             scorer = HintScorer(parts, renderer, context_tokens=can.context_tokens)
             judging = Judging(parts, judge, scorer, learner.wake)
             async with asyncio.TaskGroup() as group:

@@ -21,7 +21,7 @@ SECRET = "SECRET"
 RULE = {
     "method": "combine",
     **{"w_rl": 1.0, "w_opd": 0.5, "opd_topk": 2, "opd_clip": 1.0},
-    **{"baseline": "batch_mean", "norm": "sample", "clip_low": 0.8, "clip_high": 1.28},
+    **{"recipe": "default", "norm": "sample", "clip_low": 0.8, "clip_high": 1.28},
     "kl_beta": 0.0,
 }
 CFG = Training(**{name: value for name, value in RULE.items() if name != "method"})

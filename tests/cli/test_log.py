@@ -115,7 +115,7 @@ def test_full_gives_back_what_was_sampled(world: tuple[Path, dict[str, int]], lo
     assert turn["session_key"] == "trained"
     (step, *_) = records(log("steps", "--full"))
     assert [taken["turn"] for taken in step["taken"]] == [1, 2]
-    assert step["rule"]["baseline"] == "batch_mean"
+    assert step["rule"]["recipe"] == "default"
     assert "rule" not in step["metrics"]
 
 

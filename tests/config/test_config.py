@@ -41,13 +41,18 @@ def test_defaults_are_those_of_the_method() -> None:
     assert (training.batch_size, training.lora_rank, training.learning_rate) == (16, 32, 1e-4)
     assert (training.opd_mode, training.opd_topk, training.opd_clip) == ("topk", 4, 1.0)
     assert load(["--opd-topk", "0"]).training.opd_mode == "token"
-    assert (training.teacher, training.baseline, training.max_staleness) == (
-        "base",
-        "batch_mean",
-        4,
-    )
+    assert (training.teacher, training.recipe, training.max_staleness) == ("base", "default", 4)
     assert (training.clip_low, training.clip_high) == (0.8, 1.28)
     assert load([]).judge.prm_m == 3
+
+
+def test_the_papers_recipe_scores_three_hints_unless_told_otherwise() -> None:
+    def hints(*flags: str) -> int:
+        return load(flags).training.hints_scored
+
+    assert hints() == 1
+    assert hints("--recipe", "paper") == 3
+    assert hints("--recipe", "paper", "--hint-candidates", "2") == 2
 
 
 def test_rl_is_binary() -> None:

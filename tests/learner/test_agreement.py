@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.backends import VOCABULARY, start_local, tiny_model
 from tests.cli.test_status import NOON
-from tests.fakes import LOGPROB, FakeSampler, FakeTrainer
+from tests.fakes import LOGPROB, FakeSampler, FakeTrainer, Script
 from tests.learner.test_loop import World, world
 from tests.ledger.test_ledger import COMPLETION
 from tests.local_reference import reference
@@ -195,20 +195,33 @@ async def test_alarm_is_told_everywhere_and_ends_with_a_batch_that_agrees(tmp_pa
     assert names == ["agreement.alarm", "agreement.back"]
 
 
-async def test_batch_without_enough_fresh_tokens_neither_raises_nor_ends_an_alarm(
-    tmp_path: Path,
-) -> None:
+async def test_too_few_fresh_tokens_raise_no_alarm(tmp_path: Path) -> None:
     async with world(tmp_path, trainer=Apart(0.4)) as w:
         batch(w, tokens=4)
         await w.version(1)
         assert seen(w)["agreement"] == "ok"
         assert gauge(w, "tinker_claw_fresh_tokens") == 16
-        for _ in range(2):
-            batch(w)  # the second batch is of the version before
+
+
+async def test_batch_of_an_older_version_is_checked_by_a_reply_that_moves_nothing(
+    tmp_path: Path,
+) -> None:
+    trainer = Apart(0.0, 0.0, 0.4)
+    trainer.script = Script((5,) * 40)
+    async with world(tmp_path, trainer=trainer) as w:
+        for _ in range(3):
+            batch(w)
         await w.version(3)
+        lines = [json.loads(line) for line in w.metrics.read_text().splitlines()]
         assert seen(w)["agreement"] == "alarm"
-        assert gauge(w, "tinker_claw_fresh_tokens") == 0
-        assert math.isnan(gauge(w, "tinker_claw_agreement", figure="sd"))
+    assert [line["agrees"] for line in lines] == [True, True, False]
+    ((first,), *later) = trainer.steps
+    assert all(any(datum.advantages) for datum in first.datums)
+    for (ppo,), line in zip(later, lines[1:], strict=True):
+        *samples, check = ppo.datums
+        assert all(any(datum.advantages) for datum in samples)
+        assert not any(check.advantages)
+        assert len(check.tokens) - check.start == line["fresh_tokens"]
 
 
 async def test_second_batch_in_a_row_stops_learning_and_is_not_kept(tmp_path: Path) -> None:

@@ -219,7 +219,7 @@ async def world(
         waits=waits,
         now=lambda: time.time() + ahead_s,
     )
-    judge = Judge(endpoint or says, JudgeSettings(), hint_candidates=cfg.hint_candidates)
+    judge = Judge(endpoint or says, JudgeSettings(), hint_candidates=cfg.hints_scored)
     scorer = HintScorer(parts, Splicer(), context_tokens=trainer.context_tokens)  # type: ignore[arg-type]
     judged = Judging(
         *(parts, judge, scorer, learner.wake),

@@ -12,7 +12,7 @@ import structlog.testing
 from tests.fakes import FakeTrainer
 from tests.learner.test_loop import Says, world
 from tests.processes import product
-from tests.talk import converse, learn, rows
+from tests.talk import converse, rows
 from tinker_claw.privacy.redact import Redactor
 
 
@@ -108,6 +108,7 @@ def test_product_observes_and_then_trains_on_that(tmp_path: Path) -> None:
         assert [e["steps"] for e in running.events() if e["event"] == "observed"][:1] == [1]
     assert rows(data, "SELECT COUNT(*) FROM steps") == [(0,)]
     with product(data, *flags) as running:
-        learn(running, 1, range(4, 8))
+        while running.health()["policy_version"] < 1:
+            assert running.process.poll() is None
         assert running.stop() == 0
     assert rows(data, "SELECT COUNT(*) FROM samples WHERE state = 'trained' AND id <= 4") == [(4,)]

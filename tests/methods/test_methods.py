@@ -85,15 +85,17 @@ def hinted(logprobs: tuple[float, ...], targets: tuple[tuple[float, ...], ...]) 
 
 class TestRewards:
     def test_batch_mean_centres_on_the_verdicts_only(self) -> None:
-        assert reward_advantages([1, -1, -1, None], "batch_mean") == pytest.approx(
-            [4 / 3, -2 / 3, -2 / 3, 0.0]
-        )
+        assert reward_advantages([1, -1, -1, None]) == pytest.approx([4 / 3, -2 / 3, -2 / 3, 0.0])
 
     def test_unanimous_batch_keeps_a_quarter(self) -> None:
-        assert reward_advantages([-1, -1, None], "batch_mean") == [-0.25, -0.25, 0.0]
+        assert reward_advantages([-1, -1, None]) == [-0.25, -0.25, 0.0]
 
-    def test_without_baseline_it_is_reinforce(self) -> None:
-        assert reward_advantages([1, -1, None], "none") == [1.0, -1.0, 0.0]
+    def test_in_the_papers_recipe_a_verdict_is_the_advantage_of_every_token(self) -> None:
+        tool = replace(sample(2, reward=1), tool=True)
+        samples = [sample(0, reward=1), sample(1, reward=-1), tool, sample(3, reward=None)]
+        cfg = Training(recipe="paper")
+        found, _ = build("binary").advantages([BatchItem(one) for one in samples], cfg, None)
+        assert [one.tokens for one in found] == [[1.0] * 2, [-1.0] * 2, [1.0] * 2, [0.0] * 2]
 
     def test_a_rejection_says_the_less_of_a_token_the_surer_it_was(self) -> None:
         own = [math.log(0.5), math.log(0.96), math.log(0.1), 0.0]
@@ -111,14 +113,13 @@ class TestRewards:
 
     def test_success_of_a_tool_counts_half_in_the_mean_and_in_its_push(self) -> None:
         # mean = (0.5 + 1 - 1) / 2.5 = 0.2
-        found = reward_advantages([1, 1, -1], "batch_mean", [0.5, 1.0, 1.0])
+        found = reward_advantages([1, 1, -1], [0.5, 1.0, 1.0])
         assert found == pytest.approx([0.4, 0.8, -1.2])
         assert sum(found) == pytest.approx(0.0)
-        assert reward_advantages([1, 1], "batch_mean", [0.5, 1.0]) == [0.125, 0.25]
-        assert reward_advantages([1, -1], "none", [0.5, 1.0]) == [0.5, -1.0]
+        assert reward_advantages([1, 1], [0.5, 1.0]) == [0.125, 0.25]
 
     def test_any_real_number_is_a_reward_and_zero_is_one(self) -> None:
-        assert reward_advantages([1.5, 0.0, -0.5, None], "batch_mean") == pytest.approx(
+        assert reward_advantages([1.5, 0.0, -0.5, None]) == pytest.approx(
             [7 / 6, -1 / 3, -5 / 6, 0.0]
         )
 
@@ -166,9 +167,9 @@ class TestGroups:
     def test_zero_is_a_reward_and_none_is_not(self) -> None:
         assert group_advantages([0.0, 2.0, None], [(1, 0)] * 3) == [-1.0, 1.0, 0.0]
 
-    def test_without_a_baseline_groups_are_standardised_all_the_same(self) -> None:
+    def test_in_the_papers_recipe_groups_are_standardised_all_the_same(self) -> None:
         samples = [sample(n, reward=r, bucket=(1, 0)) for n, r in enumerate((2.0, 0.0))]
-        cfg = CFG.model_copy(update={"baseline": "none"})
+        cfg = CFG.model_copy(update={"recipe": "paper"})
         assert reward_parts(samples, cfg) == [1.0, -1.0]
 
     @given(
@@ -372,7 +373,7 @@ class TestPasses:
         )
         assert good == bad
 
-    def test_combine_is_two_passes_each_with_what_it_has(self) -> None:
+    def test_combine_puts_a_hinted_sample_into_one_pass_with_its_reward(self) -> None:
         teacher = hinted((-3.0, -3.0), ((-2.0, -1.0), (-2.0, -3.0)))
         items = [
             BatchItem(sample(1, reward=1)),
@@ -381,10 +382,13 @@ class TestPasses:
         ]
         cfg = CFG.model_copy(update={"w_rl": 2.0, "w_opd": 0.5})
         ppo, ce = build("combine").prepare(items, cfg).passes
-        assert ppo.datums[0].advantages == (2 / 6, 2 / 6)
+        (plain,) = ppo.datums
+        assert plain.advantages == (2 / 6, 2 / 6)
+        both, hint = ce.datums
+        assert both.targets == ((7, 17, 7), (8, 18, 8))
         wanted = [-2 / 6 * others(q) for q in (-1.0, -2.0)]
-        assert ppo.datums[1].advantages == pytest.approx(wanted)
-        assert len(ce.datums) == 2
+        assert [row[-1] for row in both.weights] == pytest.approx(wanted)
+        assert hint.targets == ((7, 17), (8, 18))
         halves = build("combine").prepare(items, cfg.model_copy(update={"w_opd": 1.0})).passes[1]
         assert ce.datums[0].weights[0][1] == pytest.approx(halves.datums[0].weights[0][1] / 2)
 
@@ -400,12 +404,13 @@ class TestPasses:
         whole, half, nothing = passes(1.0), passes(0.5), passes(0.0)
         (plain,) = build("combine").prepare([BatchItem(sample(reward=-1))], cfg).passes
         assert nothing == [plain], "the reward stays as it was"
+        own = plain.datums[0].advantages
         if topk:
-            assert half[0] == whole[0] == plain
-            rows = zip(half[1].datums[0].weights, whole[1].datums[0].weights, strict=True)
-            assert all(a == pytest.approx([w / 2 for w in b]) for a, b in rows)
+            (taught,), (more,) = half[0].datums, whole[0].datums
+            assert [row[-1] for row in taught.weights] == list(own)
+            rows = zip(taught.weights, more.weights, strict=True)
+            assert all(a == pytest.approx([w / 2 for w in b[:-1]] + [b[-1]]) for a, b in rows)
         else:
-            own = plain.datums[0].advantages
             told = (step[0].datums[0].advantages for step in (half, whole))
             parts = zip(*told, own, strict=True)
             assert all(a - r == pytest.approx((b - r) / 2) for a, b, r in parts)
@@ -419,12 +424,12 @@ class TestPasses:
 
     def test_combine_in_token_mode_sums_into_one_pass(self) -> None:
         teacher = hinted((-0.5, -9.0), ())
-        cfg = CFG.model_copy(update={"opd_topk": 0, "baseline": "none"})
+        cfg = CFG.model_copy(update={"opd_topk": 0})
         (ppo,) = (
             build("combine").prepare([BatchItem(sample(reward=-1, teacher=teacher))], cfg).passes
         )
-        # The reward by 1 - p, the teacher's difference as it is: +0.5 and -1 nats.
-        wanted = [(-others(-1.0) + 0.5) / 2, (-others(-2.0) - 1.0) / 2]
+        # A quarter of the reward by 1 - p, the teacher's difference as it is: +0.5 and -1 nats.
+        wanted = [(-others(-1.0) / 4 + 0.5) / 2, (-others(-2.0) / 4 - 1.0) / 2]
         assert ppo.datums[0].advantages == pytest.approx(wanted)
 
     def test_kl_needs_reference_logprobs(self) -> None:

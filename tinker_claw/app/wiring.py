@@ -209,7 +209,7 @@ async def _judging(
 ) -> Judging:
     """Who judges, who teaches, and the part of the loop that asks them."""
     settings, parts = common.settings, common.parts
-    hints = settings.training.hint_candidates if Signal.HINT in parts.method.needs else 0
+    hints = settings.training.hints_scored if Signal.HINT in parts.method.needs else 0
     judge = Judge(
         await _endpoint(settings, arranged, parts.base, common.renderer, stack),
         settings.judge,

@@ -375,10 +375,10 @@ class Training(Section):
         "who scores under the hint; policy collapsed when measured",
         when="for experiments only",
     )
-    baseline: Literal["batch_mean", "none"] = _setting(
-        "batch_mean",
-        "subtracted from rewards; none is plain REINFORCE",
-        when="none to compare with OpenClaw-RL, which subtracts nothing",
+    recipe: Literal["default", "paper"] = _setting(
+        "default",
+        "paper: the gradient of OpenClaw-RL as it was published, of three hints a turn",
+        when="paper to compare with its results (docs/openclaw-rl.md)",
     )
     episode_reward: Literal["steps", "outcome"] = _setting(
         "steps",
@@ -431,9 +431,10 @@ class Training(Section):
         "file of the canaries; configs/canaries.toml, or the demo's, unless set",
         when="what your users rely on is to be among them (docs/operating.md)",
     )
-    hint_candidates: int = _setting(
-        1,
-        "hints scored per turn; the one that fits the reply best teaches",
+    hint_candidates: int | None = _setting(
+        None,
+        "hints scored per turn; the one that fits the reply best teaches; 1 unless set, and 3 with "
+        "--recipe paper",
         unit="hints",
         ge=1,
         when="hints are often beside the point; each costs a pass of the teacher",
@@ -457,6 +458,11 @@ class Training(Section):
     def opd_mode(self) -> Literal["topk", "token"]:
         """What the teacher scores."""
         return "topk" if self.opd_topk else "token"
+
+    @property
+    def hints_scored(self) -> int:
+        """Hints that the teacher scores for one turn, at most."""
+        return self.hint_candidates or (3 if self.recipe == "paper" else 1)
 
 
 class Keeping(Section):

@@ -8,10 +8,10 @@ for vLLM and for a trainer against itself in other chunks). An adapter that was 
 alpha, a prefix cache of older weights, another temperature, a cut distribution: each shows in d,
 and makes every importance ratio of the batch wrong.
 
-Rule: only tokens of fresh samples are compared, those of the version that is trained on. An older
-version's q differs from z by what was learned since, as it should. (Its scores under the current
-sampler stand beside z as well, but that scoring is the trainer's own where it trains here, and says
-nothing about the engine that answers.)
+Rule: only fresh tokens are compared, those of the version that is trained on. An older version's q
+differs from z by what was learned since, as it should. (Its scores under the current sampler stand
+beside z as well, but that scoring is the trainer's own where it trains here, and says nothing about
+the engine that answers.) A batch without any takes a reply along that moves nothing.
 
 Not seen: weights that differ too little to matter, and a sampler that draws at one temperature and
 reports logprobs of another, the trainer's.
@@ -20,21 +20,25 @@ reports logprobs of another, the trainer's.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from statistics import fmean
 from typing import Any
 
+from tinker_claw.config.settings import Training
 from tinker_claw.errors import DisagreementError
 from tinker_claw.learner.health import Health
-from tinker_claw.methods.passes import Prepared
+from tinker_claw.methods.passes import Prepared, ppo_pass
+from tinker_claw.policy import Policy
 from tinker_claw.telemetry import log
-from tinker_claw.types import StepReport
+from tinker_claw.types import Datum, SamplingParams, StepReport, Tokens
 
 FAR_RATIOS = (0.9, 1.1)
 """Ratios outside count as far."""
 FEWEST_TOKENS = 20
 """Fewer say nothing, neither good nor bad."""
+_CHECK_TOKENS = 32
+"""Length of a reply that is sampled for the check alone. It goes on behind a stop token."""
 MOST_K3 = 0.004
 """Of `k3`, in nats. bfloat16's 0.05 makes 0.00125; in a simulation with replies of 0.3 to 1.8 nats
 of entropy a token, temperature 0.7 made 0.008 to 0.06, and top_p 0.8 made 0.002 to 0.01."""
@@ -90,6 +94,35 @@ def agreement(prepared: Prepared, report: StepReport, version: int) -> Agreement
     """
     gaps = list(_gaps(prepared, report, version))
     return compare(gaps) if gaps else None
+
+
+async def checked(
+    prepared: Prepared, policy: Policy, prompts: Iterable[Tokens], cfg: Training
+) -> Prepared:
+    """Add a reply of the policy to a step, with advantages of 0, where no sample is fresh.
+
+    Args:
+        policy: what the step trains; it samples the reply.
+        prompts: of these the shortest is answered, or of the batch's.
+
+    Raises:
+        BackendError: the policy cannot be sampled.
+    """
+    trained = {(datum.tokens, datum.start) for each in prepared.passes for datum in each.datums}
+    fresh = {key for key, _ in _fresh(prepared, policy.version.id)}
+    if not trained or trained & fresh:
+        return prepared
+    prompt = min((*prompts, *(item.sample.prompt for item in prepared.items)), key=len)
+    (reply,) = await policy.sampler.sample(prompt, SamplingParams(_CHECK_TOKENS))
+    datum = Datum(
+        (*prompt, *reply.tokens),
+        len(prompt),
+        logprobs=reply.logprobs,
+        advantages=(0.0,) * len(reply.tokens),
+    )
+    others = [each for each in prepared.passes if each.loss != "ppo"]
+    ppo = [one for each in prepared.passes if each.loss == "ppo" for one in each.datums]
+    return replace(prepared, passes=[ppo_pass([*ppo, datum], cfg), *others], check=(datum,))
 
 
 def compare(gaps: Sequence[float]) -> Agreement:
@@ -153,14 +186,22 @@ def _gaps(prepared: Prepared, report: StepReport, version: int) -> Iterator[floa
         for one_pass, rows in zip(prepared.passes, report.logprobs, strict=True)
         for datum, row in zip(one_pass.datums, rows, strict=True)
     }
-    for item in prepared.items:
-        sample = item.sample
-        if sample.policy_version != version:
-            continue
-        row = scored.get((sample.prompt + sample.completion.tokens, len(sample.prompt)), ())
-        if row:  # else it carries no gradient, and no trainer has seen it
-            for z, q in zip(row, sample.completion.logprobs, strict=True):
+    for key, logprobs in _fresh(prepared, version):
+        if row := scored.get(key):  # else it carries no gradient, and no trainer has seen it
+            for z, q in zip(row, logprobs, strict=True):
                 yield z - q
+
+
+def _fresh(
+    prepared: Prepared, version: int
+) -> Iterator[tuple[tuple[Tokens, int], Sequence[float]]]:
+    """Replies that `version` sampled: tokens and start as in their datum, and their logprobs."""
+    for item in prepared.items:
+        prompt, done = item.sample.prompt, item.sample.completion
+        if item.sample.policy_version == version:
+            yield (prompt + done.tokens, len(prompt)), done.logprobs
+    for datum in prepared.check:
+        yield (datum.tokens, datum.start), datum.logprobs
 
 
 def step_metrics(

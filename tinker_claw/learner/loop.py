@@ -40,7 +40,7 @@ from tinker_claw.errors import (
     TooFarError,
 )
 from tinker_claw.learner.batch import GROUPED, choose
-from tinker_claw.learner.diagnostics import Alarm, agreement, step_metrics
+from tinker_claw.learner.diagnostics import Alarm, agreement, checked, step_metrics
 from tinker_claw.learner.gate import Asked, Gate
 from tinker_claw.learner.guard import AFTER_REFUSAL, ONE_SIDED, RATES, Guard, Ruling, one_sided
 from tinker_claw.learner.parts import LoopParts
@@ -365,7 +365,7 @@ class Learner:
             version = parent.version.id
             if version not in prepared:
                 state = parts.ledger.steps.method_state(version)
-                prepared[version] = await self._prepare(batch, state)
+                prepared[version] = await self._with_check(await self._prepare(batch, state))
             known = prepared[version]
             parts.ledger.steps.keep(step_id, known.stored, known.state)
             report = await self._train(known, rate)
@@ -408,6 +408,11 @@ class Learner:
         parts, policy, cfg = self._parts, self._parts.policy.newest, self._parts.training
         items = await batch_items(samples, policy, parts.base, cfg, score_fresh=self._score_fresh)
         return parts.method.prepare(items, cfg, state, parts.reply_tokens)
+
+    async def _with_check(self, prepared: Prepared) -> Prepared:
+        """Let no step pass without a look at whether sampler and trainer agree."""
+        asked = [question.prompt for question in self._gate.questions()] if self._gate else []
+        return await checked(prepared, self._parts.policy.newest, asked, self._parts.training)
 
     async def _train(self, prepared: Prepared, rate: float = 1.0) -> StepReport:
         """Take an optimizer step.

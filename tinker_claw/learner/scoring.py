@@ -89,6 +89,8 @@ class HintScorer:
         user = gains.user_of(turn.session_id)
         known, many = self.known(user), len(texts) > 1
         own, found = False, None
+        if self._cfg.recipe == "paper":
+            return Lesson(turn, user, texts, own, found, None, frozenset())
         if many or not known.settled or turn.id % EVERY == 0:
             own = rejected and gains.opening(turn.id) == turn.id
             own = own and (many or known.rejected <= known.accepted + _AHEAD)
@@ -135,10 +137,10 @@ class HintScorer:
         if gains:
             self._parts.ledger.gains.add(lesson.user, gains)
         after = self.known(lesson.user)
-        weight = after.weight(rewards=self._rewards)
+        weight = 1.0 if self._cfg.recipe == "paper" else after.weight(rewards=self._rewards)
         if after.teaches != before.teaches:
             log.info("teachability", user=lesson.user, weight=weight, known=str(after))
-        if weight != before.weight(rewards=self._rewards):
+        if gains and weight != before.weight(rewards=self._rewards):
             self._parts.ledger.samples.weigh(lesson.user, weight, rewards_count=self._rewards)
         return replace(scored[best], weight=weight) if weight else None
 
@@ -183,6 +185,7 @@ class HintScorer:
     async def _under(self, turn: Turn, hint: str, teacher: Sampler) -> HintScores:
         hinted, done = self._hinted(turn, hint), turn.completion
         topk = self._cfg.opd_mode == "topk"
+        own_candidates = topk and self._cfg.recipe != "paper"
         scores = await teacher.logprobs(
             hinted + done.tokens,
             start=len(hinted),
@@ -195,8 +198,8 @@ class HintScorer:
             logprobs=scores.logprobs,
             targets=scores.targets if topk else (),
             overlap=_overlap(done.topk_ids, scores.topk_ids),
-            topk_ids=scores.topk_ids if topk else (),
-            topk_logprobs=scores.topk_logprobs if topk else (),
+            topk_ids=scores.topk_ids if own_candidates else (),
+            topk_logprobs=scores.topk_logprobs if own_candidates else (),
         )
 
     def _hinted(self, turn: Turn, text: str) -> tuple[int, ...]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
-from typing import Literal
 
 from tinker_claw.errors import same_length
 
@@ -26,15 +25,11 @@ MAX_RATIO = 2.0
 
 
 def reward_advantages(
-    rewards: Sequence[float | None],
-    baseline: Literal["batch_mean", "none"],
-    weights: Sequence[float] = (),
+    rewards: Sequence[float | None], weights: Sequence[float] = ()
 ) -> list[float]:
-    """One advantage per sample from its reward r and its weight w.
-
-    batch_mean: A = w (r - mean), the mean over the batch's rewards by their weights; 0.25 w r if
-    they all agree. none: A = w r, which is REINFORCE. A sample without a reward (None) has A = 0
-    and does not count in the mean.
+    """One advantage per sample from its reward r and its weight w: A = w (r - mean), the mean over
+    the batch's rewards by their weights; 0.25 w r if they all agree. A sample without a reward
+    (None) has A = 0 and does not count in the mean.
 
     Args:
         rewards: (B,)
@@ -45,9 +40,7 @@ def reward_advantages(
     weights = weights or [1.0] * len(rewards)
     same_length("rewards", rewards=rewards, weights=weights)
     given = [(r, w) for r, w in zip(rewards, weights, strict=True) if r is not None]
-    if baseline == "none":
-        scale, mean = 1.0, 0.0
-    elif len({r for r, _ in given}) <= 1:
+    if len({r for r, _ in given}) <= 1:
         scale, mean = UNANIMOUS_SCALE, 0.0
     else:
         # Summed exactly, so that the order of the samples makes no difference at all.

@@ -214,8 +214,6 @@ def require(method: Method, cfg: Training, has: Capabilities) -> None:
 
 
 # Binary: reinforce what the user accepted, discourage what they rejected.
-#
-# With --baseline none this is REINFORCE with a clipped ratio.
 
 
 BINARY = Method("binary", "verdicts", frozenset({Signal.REWARD}), reward=1.0)

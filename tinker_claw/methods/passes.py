@@ -61,6 +61,8 @@ class Prepared:
     passes: Sequence[LossPass]
     state: str | None
     """JSON from which the method goes on after this step; None: it has no state."""
+    check: Sequence[Datum] = ()
+    """Of `passes`, a fresh reply that moves nothing, for trainer and sampler to be compared."""
 
 
 def sampled_advantages(sample: Sample, found: Advantages) -> Sequence[float]:
@@ -80,11 +82,12 @@ def reward_parts(samples: Sequence[Sample], cfg: Training) -> list[float]:
     against one another."""
     alone = [at for at, sample in enumerate(samples) if sample.bucket is None]
     grouped = [at for at, sample in enumerate(samples) if sample.bucket is not None]
-    of_alone = reward_advantages(
-        [samples[at].reward for at in alone],
-        cfg.baseline,
-        [TOOL_SUCCESS if _tool_success(samples[at]) else 1.0 for at in alone],
-    )
+    rewards = [samples[at].reward for at in alone]
+    if cfg.recipe == "paper":
+        of_alone = [reward or 0.0 for reward in rewards]
+    else:
+        tools = [TOOL_SUCCESS if _tool_success(samples[at]) else 1.0 for at in alone]
+        of_alone = reward_advantages(rewards, tools)
     of_grouped = group_advantages(
         [samples[at].reward for at in grouped], [samples[at].bucket for at in grouped]
     )
@@ -103,7 +106,8 @@ def spread(sample: Sample, reward: float, distill: float, cfg: Training) -> Adva
         distill: weight of the teacher.
     """
     done, teacher = sample.completion, sample.teacher
-    tokens = spread_reward(reward, done.logprobs)
+    paper = cfg.recipe == "paper"
+    tokens = [reward] * len(done.tokens) if paper else spread_reward(reward, done.logprobs)
     weight = distill * teacher.weight if teacher else 0.0
     if not weight or teacher is None:
         return Advantages(reward, tokens)
@@ -167,6 +171,10 @@ def loss_passes(
 ) -> list[LossPass]:
     """The passes of one step; a datum that carries no gradient is left out.
 
+    A sample with candidates is in the cross_entropy pass only, and its prompt is computed once: its
+    sampled tokens are one more candidate, with A rho as their weight. That is the gradient of ppo,
+    -A rho grad(log pi) inside the bounds; rho = 1 where the policy that is trained sampled them.
+
     Each sample is divided by T_i B, or by T_max B with norm = constant (Dr. GRPO, arXiv
     2503.20783).
 
@@ -179,13 +187,31 @@ def loss_passes(
         tokens, start = sample.prompt + done.tokens, len(sample.prompt)
         length = len(done.tokens) if cfg.norm == "sample" else reply_tokens
         scale = 1.0 / (length * len(items))
-        if any(found.tokens):
+        if found.candidates:
+            weights, targets = found.candidates, candidates(sample)
+            if any(found.tokens):
+                own = _sampled_weights(item, found.tokens, cfg)
+                weights = [(*row, a) for row, a in zip(weights, own, strict=True)]
+                targets = tuple((*row, v) for row, v in zip(targets, done.tokens, strict=True))
+            weighed = tuple(tuple(scale * a for a in row) for row in weights)
+            cross_entropy.append(Datum(tokens, start, targets=targets, weights=weighed))
+        elif any(found.tokens):
             moved = tuple(scale * a for a in found.tokens)
             ppo.append(Datum(tokens, start, logprobs=done.logprobs, advantages=moved))
-        if found.candidates:
-            weights = tuple(tuple(scale * a for a in row) for row in found.candidates)
-            targets = candidates(sample)
-            cross_entropy.append(Datum(tokens, start, targets=targets, weights=weights))
-    bounds = {"clip_low_threshold": cfg.clip_low, "clip_high_threshold": cfg.clip_high}
-    found = [LossPass("ppo", tuple(ppo), bounds), LossPass("cross_entropy", tuple(cross_entropy))]
+    found = [ppo_pass(ppo, cfg), LossPass("cross_entropy", tuple(cross_entropy))]
     return [one for one in found if one.datums]
+
+
+def _sampled_weights(item: BatchItem, tokens: Sequence[float], cfg: Training) -> Sequence[float]:
+    """(T,) A rho of the sampled tokens, 0 where the ratio's bounds cut it off."""
+    if item.current is None:
+        return tokens
+    rows = zip(tokens, item.current.logprobs, item.sample.completion.logprobs, strict=True)
+    low, high = cfg.clip_low, cfg.clip_high
+    return [stale_weight(a, now, then, clip_low=low, clip_high=high) for a, now, then in rows]
+
+
+def ppo_pass(datums: Sequence[Datum], cfg: Training) -> LossPass:
+    """The pass over advantages of sampled tokens, with the ratio's bounds."""
+    bounds = {"clip_low_threshold": cfg.clip_low, "clip_high_threshold": cfg.clip_high}
+    return LossPass("ppo", tuple(datums), bounds)
