@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from fastapi import FastAPI
 from tokenizers import Tokenizer
@@ -33,6 +32,7 @@ from tinker_claw.conversation.index import IDLE_S, ConversationIndex
 from tinker_claw.formats.chat import Chat
 from tinker_claw.gateway.app import create_app
 from tinker_claw.gateway.auth import Keys
+from tinker_claw.gateway.fallback import Serving
 from tinker_claw.gateway.limits import ComputeRounds
 from tinker_claw.gateway.owners import Owners
 from tinker_claw.gateway.privacy import SessionPrivacy
@@ -49,7 +49,7 @@ from tinker_claw.policy import Policy, PolicyHolder, Sampler, Trainer
 from tinker_claw.privacy.redact import Redactor
 from tinker_claw.privacy.rules import SECRETS
 from tinker_claw.render.renderer import Renderer
-from tinker_claw.telemetry import Telemetry, configure
+from tinker_claw.telemetry import Served, Telemetry, configure
 from tinker_claw.types import (
     Adam,
     Capabilities,
@@ -119,9 +119,10 @@ class Remembering(Telemetry):
         super().__init__(file)
         self.turns: deque[int] = deque(maxlen=Training().batch_size)
 
-    def turn_captured(self, *, turn: int, **fields: Any) -> None:
-        self.turns.append(turn)
-        super().turn_captured(turn=turn, **fields)
+    def served(self, served: Served) -> None:
+        if served.turn is not None:
+            self.turns.append(served.turn)
+        super().served(served)
 
 
 class Elsewhere(Trainer):
@@ -223,19 +224,17 @@ def gateway_app(directory: Path, vocabulary: Path) -> FastAPI:
         settings=settings,
         served_name=MODEL,
         policy=policy,
-        open_version=open_version,
-        turns=ledger.turns,
-        feedback=ledger.feedback,
+        users=(),
+        serving=Serving(open_version, health.backend),
+        ledger=ledger,
         index=ConversationIndex(ledger.turns, IDLE_S),
         privacy=SessionPrivacy(ledger.turns, Redactor([SECRETS]), compute),
         owners=Owners(ledger.turns),
         compute=compute,
         spending=spending,
         renderer=renderer,
-        context_tokens=CONTEXT_TOKENS,
+        can=Capabilities("bench", frozenset(), True, True, CONTEXT_TOKENS),
         student_topk=TOPK,
-        gives_topk=True,
-        constrains=False,
         on_next_state=lambda: None,
         health=lambda: spending.shown_in(
             health.snapshot(
@@ -245,7 +244,6 @@ def gateway_app(directory: Path, vocabulary: Path) -> FastAPI:
             )
         ),
         telemetry=telemetry,
-        outages=health.backend,
     )
     app = create_app(deps, [Chat()])
     page = PageDeps(

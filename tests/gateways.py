@@ -18,12 +18,12 @@ from tests.fakes import FakeSampler
 from tinker_claw.app.server import in_background
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
-from tinker_claw.config.settings import Gateway, User
+from tinker_claw.config.settings import Chats, Gateway, User
 from tinker_claw.conversation.index import IDLE_S, ConversationIndex
 from tinker_claw.formats import spoken
 from tinker_claw.formats.base import Format
 from tinker_claw.gateway.app import create_app
-from tinker_claw.gateway.fallback import lineage, nobody
+from tinker_claw.gateway.fallback import Serving, lineage, nobody
 from tinker_claw.gateway.limits import ComputeRounds
 from tinker_claw.gateway.owners import Owners
 from tinker_claw.gateway.privacy import SessionPrivacy
@@ -35,15 +35,15 @@ from tinker_claw.privacy.redact import Redactor
 from tinker_claw.privacy.rules import SECRETS
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.retry import Backoff
-from tinker_claw.telemetry import Telemetry, Traces
-from tinker_claw.types import NextState, Turn
+from tinker_claw.telemetry import Served, Telemetry, Traces
+from tinker_claw.types import Capabilities, NextState, Turn
 
 MODEL = "demo"
 PLACES = {
     "max_queue": "tinker_claw.gateway.app.MAX_QUEUE",
-    "max_body_bytes": "tinker_claw.gateway.app.MAX_BODY_BYTES",
+    "max_body_bytes": "tinker_claw.gateway.limits.MAX_BODY_BYTES",
     "max_held_bytes": "tinker_claw.gateway.limits.MAX_HELD_BYTES",
-    "body_s": "tinker_claw.gateway.app.BODY_S",
+    "body_s": "tinker_claw.gateway.limits.BODY_S",
     "keepalive_s": "tinker_claw.gateway.respond.KEEPALIVE_S",
     "patience_s": "tinker_claw.gateway.sampling.PATIENCE_S",
 }
@@ -66,8 +66,10 @@ class Observer(Telemetry):
     def exposition(self) -> bytes:
         return b"turns 0\n"
 
-    def turn_captured(self, **fields: Any) -> None:
-        self.seen.append(fields)
+    def served(self, served: Served) -> None:
+        super().served(served)
+        if served.turn is not None:
+            self.seen.append({name: getattr(served, name) for name in served.__slots__})
 
     def turn_forgotten(self, **fields: Any) -> None:
         self.seen.append(fields | {"kind": "private"})
@@ -202,22 +204,32 @@ async def gateway(
             small.enter_context(place)
         app = create_app(
             GatewayDeps(
-                settings=Gateway(api_key=SecretStr(api_key) if api_key else None, **settings),
+                settings=Gateway(
+                    api_key=SecretStr(api_key) if api_key else None,
+                    chats=Chats(others_judge=hears_others),
+                    **settings,
+                ),
                 served_name=MODEL,
                 policy=policy,
-                open_version=open_version,
-                turns=ledger.turns,
-                feedback=ledger.feedback,
+                serving=Serving(
+                    open_version,
+                    parts.backend,
+                    lineage(ledger.steps.version, open_version, base) if base else nobody,
+                    waits=Backoff(first_s=0.05, longest_s=0.2),
+                    retries=Backoff(first_s=0.02, longest_s=0.1, attempts=3),
+                    stand_in_s=stand_in_s,
+                ),
+                ledger=ledger,
                 index=index,
                 privacy=SessionPrivacy(ledger.turns, redactor or Redactor([SECRETS]), lock),
-                owners=Owners(ledger.turns, owners, hears_others=hears_others),
+                owners=Owners(ledger.turns, owners),
                 compute=lock,
                 spending=paid,
                 renderer=renderer,
-                context_tokens=context_tokens,
+                can=Capabilities(
+                    *(MODEL, frozenset(), True, gives_topk, context_tokens), constrains=constrains
+                ),
                 student_topk=student_topk,
-                gives_topk=gives_topk,
-                constrains=constrains,
                 on_next_state=lambda: woken.append("judge"),
                 health=lambda: paid.shown_in(
                     parts.snapshot(
@@ -228,10 +240,6 @@ async def gateway(
                     | {"data_dir": str(directory.absolute())}
                 ),
                 telemetry=observer,
-                outages=parts.backend,
-                waits=Backoff(first_s=0.05, longest_s=0.2),
-                retries=Backoff(first_s=0.02, longest_s=0.1, attempts=3),
-                stand_in_s=stand_in_s,
                 users=[
                     User(
                         name=name,
@@ -241,7 +249,6 @@ async def gateway(
                     )
                     for name, key in (users or {}).items()
                 ],
-                stand_ins=lineage(ledger.steps.version, open_version, base) if base else nobody,
             ),
             formats,
         )

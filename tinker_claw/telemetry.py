@@ -28,6 +28,10 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 _AGREEMENT = ("mean", "sd", "max", "outside", "k3", "ratio")
+_OF_TURN = (
+    "user session turn kind reason version prompt_tokens cached_tokens completion_tokens seconds "
+    "first_token_s waited_s episode usd lost"
+)
 _OF_STEP = ("reward_mean", "staleness_mean", "grad_norm", "clip_share", "rate")
 
 
@@ -138,9 +142,18 @@ class Served:
     """None: it did not end."""
     prompt_tokens: int
     cached_tokens: int
-    reply_tokens: int
+    completion_tokens: int
     error: str | None
     """The name of its class; None: it went well."""
+    user: str
+    episode: bool
+    """Nobody sat before it."""
+    reason: str
+    """Why it is of this session and kind."""
+    lost: str | None
+    """Why it is the next state of no turn, although one waits for it."""
+    usd: float | None
+    """What it cost; None: nothing was billed, or the price is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,45 +249,30 @@ class Telemetry:
         counter = self._figures[name]
         (counter.labels(*labels) if labels else counter).inc(by)
 
-    def turn_captured(
-        self,
-        *,
-        kind: str,
-        seconds: float,
-        first_token_s: float | None,
-        waited_s: float = 0.0,
-        episode: bool = False,
-        lost: str | None = None,
-        **event: Any,
-    ) -> None:
-        """
-        Args:
-            waited_s: for a slot to be sampled in.
-            episode: nobody sat before it.
-            lost: why it is the next state of no turn, although one waits for it.
-            event: `prompt_tokens`, `cached_tokens` and `completion_tokens`, and what else the event
-                says; what is None is left out.
-        """
-        if lost is not None:
-            self._count("lost_next_states", lost)
-        self._count("turns", kind)
-        for what, tokens in (("prompt", "prompt"), ("cached", "cached"), ("sampled", "completion")):
-            self._count("tokens", what, by=event[f"{tokens}_tokens"])
-        self._figures["turn_seconds"].observe(seconds)
-        if first_token_s is not None:
-            self._figures["first_token_seconds"].observe(first_token_s)
-        who = "episode" if episode else "person"
-        self._figures["slot_wait_seconds"].labels(who).observe(waited_s)
-        fields = {
-            **event,
-            "kind": kind,
-            "seconds": round(seconds, 3),
-            "first_token_s": first_token_s and round(first_token_s, 3),
-            "waited_s": round(waited_s, 3) or None,
-            "episode": episode or None,
-            "lost": lost,
+    def served(self, served: Served) -> None:
+        """A request was answered, or could not be."""
+        if self.traces is not None:
+            self.traces.served(served)
+        if served.turn is None:
+            return
+        if served.lost is not None:
+            self._count("lost_next_states", served.lost)
+        self._count("turns", served.kind)
+        self._count("tokens", "prompt", by=served.prompt_tokens)
+        self._count("tokens", "cached", by=served.cached_tokens)
+        self._count("tokens", "sampled", by=served.completion_tokens)
+        self._figures["turn_seconds"].observe(served.seconds)
+        if served.first_token_s is not None:
+            self._figures["first_token_seconds"].observe(served.first_token_s)
+        who = "episode" if served.episode else "person"
+        self._figures["slot_wait_seconds"].labels(who).observe(served.waited_s)
+        told = ((name, getattr(served, name)) for name in _OF_TURN.split())
+        known = {
+            name: round(value, 6) if isinstance(value, float) else value
+            for name, value in told
+            if value is not None and value is not False
         }
-        log.info("turn.captured", **{n: value for n, value in fields.items() if value is not None})
+        log.info("turn.captured", **known)
 
     def turn_forgotten(self, *, prompt_tokens: int, completion_tokens: int) -> None:
         """A private turn was served; that is all that there is to say."""

@@ -405,6 +405,13 @@ class Reply:
     """None: there was no thinking block. "": there was an empty one."""
     tool_calls: tuple[ToolCall, ...] = ()
 
+    @property
+    def deltas(self) -> list[Delta]:
+        """The reply as the pieces of a stream."""
+        said = (Delta("reasoning", self.reasoning or ""), Delta("text", self.text))
+        calls = (Delta("tool_call", call=call) for call in self.tool_calls)
+        return [*(delta for delta in said if delta.text), *calls]
+
 
 @dataclass(frozen=True, slots=True)
 class Delta:

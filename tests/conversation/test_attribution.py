@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from tests.agents import SYSTEM, retried, runtime, stamped
 from tests.channels import BLOCKS, CASES, info, message
 from tinker_claw.conversation.attribution import attribute, read_text, words_of
-from tinker_claw.conversation.harnesses import HARNESSES, OPENCLAW
 from tinker_claw.conversation.machinery import looks_like_machinery
 from tinker_claw.conversation.openclaw import LABELS, Runtime, Sender, Surface, surface
 from tinker_claw.formats.base import Joined
@@ -224,11 +223,10 @@ def test_what_looks_like_machinery_is_nobody_s_word(text: str) -> None:
     assert read_text(message(info("ann"), words=text)).words == text.strip()
 
 
-def test_openclaw_s_context_teaches_nothing_where_its_table_is_not_known() -> None:
-    others = [harness for harness in HARNESSES if harness is not OPENCLAW]
+def test_openclaw_s_context_would_teach_nothing_if_its_grammar_were_not_known() -> None:
     texts = [case.text("Shorter, please.") for case in CASES]
     texts += [f"{block}\n\nShorter, please." for block in BLOCKS.values()]
-    teaching = [text for text in texts if read_text(text, others).words]
+    teaching = [text for text in texts if not looks_like_machinery(text)]
     assert len(teaching) <= len(texts) / 5, teaching
 
 

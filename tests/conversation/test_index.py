@@ -8,15 +8,12 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from cachetools import LRUCache
 
 from tests.agents import assistant, openclaw, user
 from tests.conversation.test_classify import parsed, told
 from tests.ledger.test_ledger import new_turn
-from tinker_claw.conversation import history
 from tinker_claw.conversation.classify import Identity
 from tinker_claw.conversation.history import Conversation, reply_digest
 from tinker_claw.conversation.index import FORGOTTEN, STREAM_TOKENS, ConversationIndex, Stream
@@ -156,18 +153,6 @@ def test_streams_are_bounded_by_their_tokens_and_turns_are_found_without_them(
     assert link is not None
     assert link.stream is not None, "one that is too large alone is the only one"
     assert list(index._streams) == [9], "one that is too large is there alone"
-
-
-def test_what_messages_mean_is_remembered_within_bounds_and_without_words(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    meant = LRUCache[Any, Any](100)
-    monkeypatch.setattr(history, "_MEANT", meant)
-    known = {text: history.digest(user(text)) for text in map(str, range(1000))}
-    assert len(meant) == 100
-    assert all(history.digest(user(text)) == digest for text, digest in known.items())
-    history.digest(user("quetzalcoatl"))
-    assert "quetzalcoatl" not in str(list(meant.items()))
 
 
 _GROWTH = """

@@ -24,10 +24,9 @@ from openai.types.chat.completion_create_params import (
 from tests.mutations import Mutants
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import GenerationRequest, ReplyHead
-from tinker_claw.formats.body import Known
+from tinker_claw.formats.body import Fields, Known
 from tinker_claw.formats.chat import FIELDS, Chat, parse_chat
 from tinker_claw.formats.chat_reply import ChatReply
-from tinker_claw.formats.fields import Fields
 from tinker_claw.types import Delta
 
 USER = {"role": "user", "content": "hi"}
@@ -272,8 +271,8 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("stop", {"stop": list("abcde")}),
     ("stop", {"stop": {"a": 1}}),
     ("stop", {"stop": "x" * 257}),
-    ("stop[1]", {"stop": ["a", ""]}),
-    ("stop[0]", {"stop": [7]}),
+    ("stop", {"stop": ["a", ""]}),
+    ("stop", {"stop": [7]}),
     ("functions", {"functions": [{"name": "f"}]}),
     ("function_call", {"function_call": {"name": "f"}}),
     ("modalities", {"modalities": ["text", "audio"]}),
@@ -351,7 +350,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
             },
         },
     ),
-    ("response_format", {"response_format": {"type": "grammar"}}),
+    ("response_format.type", {"response_format": {"type": "grammar"}}),
     ("logprobs", {"logprobs": 3}),
     ("top_logprobs", {"top_logprobs": 5}),
     ("logit_bias", {"logit_bias": {"5": 1}}),

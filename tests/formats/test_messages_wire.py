@@ -273,7 +273,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("tools[0].name", {"tools": [TOOL | {"name": ""}]}),
     ("tools[1]", {"tools": [TOOL, TOOL | {"input_schema": deep(80)}]}),
     ("messages", {"messages": []}),
-    ("messages", {"messages": [USER, {"role": "assistant", "content": "The answer is"}]}),
+    ("messages[1]", {"messages": [USER, {"role": "assistant", "content": "The answer is"}]}),
     ("messages[0].role", {"messages": [{"role": "tool", "content": "x"}]}),
     ("messages[0].name", {"messages": [USER | {"name": "x"}]}),
     ("messages[0].content", {"messages": [by("user")]}),

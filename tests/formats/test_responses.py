@@ -199,7 +199,7 @@ def test_every_honoured_field_is_read() -> None:
 def test_neutral_values_change_nothing(fields: dict[str, Any]) -> None:
     found, plain = parse(**fields), parse()
     assert found.messages == plain.messages
-    assert (found.tools, found.reasoning_effort, found.attempt) == ((), None, None)
+    assert (found.tools, found.reasoning_effort, found.attempt) == ((), None, Attempt())
 
 
 def test_tool_choice_none_hides_the_tools_and_forbids_calls() -> None:
@@ -218,7 +218,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("truncation", {"truncation": "auto"}),
     ("top_logprobs", {"top_logprobs": 21}),
     ("include[0]", {"include": ["file_search_call.results"]}),
-    ("text.format", {"text": {"format": {"type": "grammar"}}}),
+    ("text.format.type", {"text": {"format": {"type": "grammar"}}}),
     ("text.format.schema", {"text": {"format": {"type": "json_schema", "name": "x"}}}),
     ("reasoning.effort", {"reasoning": {"effort": "hard"}}),
     ("reasoning.mode", {"reasoning": {"mode": "pro"}}),

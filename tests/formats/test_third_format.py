@@ -26,12 +26,11 @@ from tinker_claw.formats.base import (
     Format,
     GenerationRequest,
     Json,
-    Purpose,
     ReplyHead,
     ReplyWriter,
     Route,
 )
-from tinker_claw.formats.body import flag, items, load_body, string
+from tinker_claw.formats.body import load_body
 from tinker_claw.formats.chat import Chat
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import Delta, Message, NextState, ToolCall
@@ -45,9 +44,9 @@ class Letters(Format):
 
     about = "letters: POST /v3/letters"
     routes = (
-        Route("POST", "/v3/letters", Purpose.TURN),
-        Route("POST", "/v3/letters/weigh", Purpose.COUNT),
-        Route("GET", "/v1/models", Purpose.MODELS),
+        Route("POST", "/v3/letters", "turn"),
+        Route("POST", "/v3/letters/weigh", "count"),
+        Route("GET", "/v1/models", "models"),
     )
     media_type = "text/letters"
     key_place = "X-Stamp"
@@ -74,18 +73,18 @@ class Letters(Format):
                 )
             before = self.sent[user, name]
         elif "heading" in fields:
-            before = ({"role": "system", "content": string(fields["heading"], "heading")},)
-        said = [_message(one) for one in items(fields.get("paragraphs"), "paragraphs")]
+            before = ({"role": "system", "content": fields.string("heading")},)
+        said = [_message(one) for one in fields.listed("paragraphs", required=True)]
         tools = [
             {"type": "function", "function": {"name": t["name"], "parameters": t["takes"]}}
             for t in fields.get("tools", ())
         ]
         session = (fields["folder"], "folder") if "folder" in fields else None
         return GenerationRequest(
-            model=string(fields.get("to"), "to"),
+            model=fields.string("to"),
             messages=(*before, *said),
             tools=tuple(tools),
-            stream=flag(fields.get("as_written"), "as_written"),
+            stream=fields.flag("as_written"),
             stop=tuple(fields.get("until", ())),
             session=session,
             own={"sign": fields.get("sign"), "user": user},

@@ -11,21 +11,35 @@ from pathlib import Path
 import pytest
 import structlog
 
-from tinker_claw.telemetry import Telemetry, configure
+from tinker_claw.telemetry import Served, Telemetry, configure
+from tinker_claw.types import SamplingParams
 
-TURN = {
-    "user": "anna",
-    "session": 1,
-    "turn": 2,
-    "kind": "main",
-    "reason": "no sign of a side call",
-    "version": 3,
-    "prompt_tokens": 100,
-    "cached_tokens": 64,
-    "completion_tokens": 7,
-    "seconds": 0.25,
-    "first_token_s": 0.1,
-}
+TURN = Served(
+    context={},
+    began_at=0.0,
+    seconds=0.25,
+    first_token_s=0.1,
+    waited_s=0.0,
+    model="demo",
+    answered_by="demo@v3",
+    version=3,
+    response_id="r",
+    session=1,
+    turn=2,
+    kind="main",
+    params=SamplingParams(16),
+    stream=True,
+    finish="stop",
+    prompt_tokens=100,
+    cached_tokens=64,
+    completion_tokens=7,
+    error=None,
+    user="anna",
+    episode=False,
+    reason="no sign of a side call",
+    lost="compacted",
+    usd=None,
+)
 
 
 class Terminal(io.StringIO):
@@ -40,7 +54,7 @@ def put_back() -> Iterator[None]:
 
 
 def everything(telemetry: Telemetry) -> None:
-    telemetry.turn_captured(**TURN, lost="compacted")  # type: ignore[arg-type]
+    telemetry.served(TURN)
     telemetry.verdict(turn=2, value=-1, votes=(-1, None, -1), hints=1)
     telemetry.sample("queued", turn=2)
     telemetry.sample("refused", turn=9, reason="neutral verdict")

@@ -28,7 +28,7 @@ from tinker_claw.conversation.index import IDLE_S, ConversationIndex
 from tinker_claw.formats import spoken
 from tinker_claw.gateway.app import create_app
 from tinker_claw.gateway.auth import Keys
-from tinker_claw.gateway.fallback import lineage
+from tinker_claw.gateway.fallback import Serving, lineage
 from tinker_claw.gateway.limits import ComputeRounds
 from tinker_claw.gateway.owners import Owners
 from tinker_claw.gateway.privacy import SessionPrivacy
@@ -134,7 +134,6 @@ async def wire(
 
     def forget_session(session_id: int) -> None:
         index.forget(session_id)
-        privacy.forget()
         renderer.forget()
         for wire_format in formats:
             wire_format.forget()
@@ -267,31 +266,26 @@ def _deps(
     settings, parts = common.settings, common.parts
     return GatewayDeps(
         settings=settings.gateway,
+        users=settings.users,
         served_name=settings.served_name,
+        renderer=common.renderer,
+        can=common.can,
+        student_topk=student_topk(parts.method, settings.training),
         policy=parts.policy,
-        open_version=versions.open,
-        turns=parts.ledger.turns,
-        feedback=parts.ledger.feedback,
+        serving=Serving(
+            versions.open,
+            parts.health.backend,
+            lineage(parts.ledger.steps.version, versions.open, parts.base),
+        ),
+        ledger=parts.ledger,
         index=index,
         privacy=privacy,
-        owners=Owners(
-            parts.ledger.turns,
-            settings.gateway.chats.owners,
-            hears_others=settings.gateway.chats.others_judge,
-        ),
+        owners=Owners(parts.ledger.turns, settings.gateway.chats.owners),
         compute=privacy.compute,
         spending=parts.spending,
-        renderer=common.renderer,
-        context_tokens=common.can.context_tokens,
-        student_topk=student_topk(parts.method, settings.training),
-        gives_topk=common.can.student_topk,
-        constrains=common.can.constrains,
-        on_next_state=on_next_state,
-        health=lambda: _health(settings, parts),
         telemetry=parts.telemetry,
-        outages=parts.health.backend,
-        stand_ins=lineage(parts.ledger.steps.version, versions.open, parts.base),
-        users=settings.users,
+        health=lambda: _health(settings, parts),
+        on_next_state=on_next_state,
     )
 
 

@@ -12,20 +12,22 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from tinker_claw.conversation import openclaw
-from tinker_claw.conversation.harnesses import HARNESSES, OPENCLAW, Block, Harness
+from tinker_claw.conversation.harnesses import HARNESSES, Block
 from tinker_claw.conversation.machinery import looks_like_machinery
 from tinker_claw.conversation.openclaw import Automation, Sender, Surface
 from tinker_claw.formats.base import parts_of
 from tinker_claw.types import Message, Piece, Writer, noted
 
-PERSONS: Final = frozenset({Writer.OWNER, Writer.MEMBER})
+Attribute = Callable[[Message], Sequence[Piece]]
+"""Gives every piece of a message its writer; `attribute`, for one conversation."""
+PERSONS: Final = (Writer.OWNER, Writer.MEMBER)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reading:
     """What a user message consists of, before it is known who the person is."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[Piece, ...] = ()
     """A person's words are the owner's here; `attribute` knows better."""
     sender: Sender | None = None
     """Who wrote, as the first leading `Conversation info` says; None: there is none."""
@@ -42,13 +44,16 @@ class Reading:
     framed: str | None = None
     """What stands in OpenClaw's frame around a message that got no complete answer; None: there is
     no frame."""
-    retry: bool = False
-    """The frame asks for the same again."""
+
+    @property
+    def retry(self) -> bool:
+        """The frame asks for the same again."""
+        return any(piece.what == "retry" for piece in self.pieces)
 
     @property
     def words(self) -> str:
         """The person's own words, without blanks around them; "" where a harness wrote it all."""
-        return _joined(self.pieces, PERSONS)
+        return words_of(self.pieces, *PERSONS)
 
     @property
     def unknown(self) -> bool:
@@ -58,7 +63,7 @@ class Reading:
     @property
     def said(self) -> str:
         """What was said to the agent by whomever: a history is compared by it."""
-        return _joined(self.pieces, PERSONS | {Writer.EXTERNAL, Writer.UNKNOWN})
+        return words_of(self.pieces, *PERSONS, Writer.EXTERNAL, Writer.UNKNOWN)
 
     @property
     def note(self) -> bool:
@@ -121,10 +126,6 @@ def _person(found: Reading, surface: Surface, is_owner: Callable[[Sender], bool]
 
 def words_of(pieces: Sequence[Piece], *writers: Writer) -> str:
     """What these writers wrote, one piece below another."""
-    return _joined(pieces, frozenset(writers))
-
-
-def _joined(pieces: Sequence[Piece], writers: frozenset[Writer]) -> str:
     said = (piece.words for piece in pieces if piece.writer in writers)
     return "\n".join(part for part in said if part)
 
@@ -133,31 +134,19 @@ def _read(message: Message) -> Reading:
     return read_text(message["content"])
 
 
-def read_text(text: str, harnesses: Sequence[Harness] = HARNESSES) -> Reading:
-    """Take the text of a user message apart.
-
-    Args:
-        harnesses: whose tables are known.
-    """
-    automatic = openclaw.automation(text) if OPENCLAW in harnesses else None
+def read_text(text: str) -> Reading:
+    """Take the text of a user message apart."""
+    automatic = openclaw.automation(text)
     if automatic is not None:
         whole = Piece(Writer.HARNESS, text, automatic.what)
         return Reading((whole,), automation=automatic, asks=automatic.what)
-    reader = _Reader(harnesses)
+    reader = _Reader()
     pieces = [piece for part in parts_of(text) for piece in reader.part(part)]
-    if not reader.typed:
+    if not reader.found.typed:
         foreign = any(piece.writer is Writer.EXTERNAL for piece in pieces)
         pieces = [_doubted(piece, foreign=foreign) for piece in pieces]
-    return Reading(
-        tuple(pieces),
-        sender=reader.sender,
-        typed=reader.typed,
-        asks=reader.asks,
-        summary=reader.summary,
-        answered=reader.answered,
-        framed=reader.framed,
-        retry=any(piece.what == "retry" for piece in pieces),
-    )
+    reader.found.pieces = tuple(pieces)
+    return reader.found
 
 
 def _doubted(piece: Piece, *, foreign: bool) -> Piece:
@@ -171,81 +160,73 @@ def _doubted(piece: Piece, *, foreign: bool) -> Piece:
     return piece
 
 
-def _blocks(harnesses: Sequence[Harness]) -> tuple[Block, ...]:
-    return tuple(block for harness in harnesses for block in harness.blocks)
-
-
-_BLOCKS: Final = _blocks(HARNESSES)
+_BLOCKS: Final = tuple(block for harness in HARNESSES for block in harness.blocks)
 
 
 class _Reader:
     """Reads the parts of one message, and keeps what they say of the whole."""
 
-    def __init__(self, harnesses: Sequence[Harness]) -> None:
-        self._blocks = _BLOCKS if harnesses is HARNESSES else _blocks(harnesses)
-        self._openclaw = OPENCLAW in harnesses
-        self.sender: Sender | None = None
-        self.typed = self.summary = self.answered = False
-        self.asks: str | None = None
-        self.framed: str | None = None
+    def __init__(self) -> None:
+        self.found = Reading()
         self._open: Block | None = None
         """A block that has not ended in its part."""
 
     def part(self, part: str) -> Iterator[Piece]:
         """What leads, the words, what trails."""
+        found = self.found
         if self._open is not None:
             yield Piece(Writer.HARNESS, part, self._open.what)
             if self._open.closes is None or self._open.closes in part:
                 self._open = None
             return
         end = openclaw.runtime_at(part)
-        line = Piece(Writer.HARNESS, part[end:], "runtime") if end < len(part) else None
         body, at = part[:end], 0
         head = openclaw.Head(body)
         while at < len(body):
-            piece = head.take(at) if self._openclaw else None
-            if piece is None and not (self.typed or head.typed):  # what was typed is a person's
+            piece = head.take(at)
+            if piece is None and not (found.typed or head.typed):  # what was typed is a person's
                 piece = self._block(body, at)
             if piece is None:
                 break
             yield piece
             at += len(piece.text)
-        self.typed |= head.typed
-        self.sender = self.sender or head.sender
+        found.typed |= head.typed
+        found.sender = found.sender or head.sender
         if head.framed:
-            self.framed = body[at:].strip()
-        words, tail = (body[at:], None) if self.typed else self._trailing(body[at:])
+            found.framed = body[at:].strip()
+        words, tail = (body[at:], None) if found.typed else self._trailing(body[at:])
         if words:
             yield from openclaw.person(words, framed=head.framed)
         if tail is not None:
             yield tail
-        if line is not None:
-            yield line
+        if end < len(part):
+            yield Piece(Writer.HARNESS, part[end:], "runtime")
 
     def _block(self, body: str, at: int) -> Piece | None:
         """The block of a table that begins here, behind blanks."""
         start = at + len(body[at:]) - len(body[at:].lstrip())
-        for block in self._blocks:
+        for block in _BLOCKS:
             end = block.end(body, start)
             if end is not None:
-                self.asks = block.asks or self.asks
-                self.summary |= block.summary
-                self.answered |= block.answered
                 if block.spans and block.closes is not None and block.closes not in body[start:]:
                     self._open = block
-                return Piece(Writer.HARNESS, body[at:end], block.what)
+                return self._mark(block, body[at:end])
         return None
 
     def _trailing(self, words: str) -> tuple[str, Piece | None]:
         """The words, and the block that follows them."""
-        for block in self._blocks:
+        for block in _BLOCKS:
             if block.trails and (at := words.find(block.opens)) >= 0:
-                self.summary |= block.summary
-                self.answered |= block.answered
-                if block.summary:  # it says of all before it what that is
-                    return "", Piece(Writer.HARNESS, words, block.what)
-                return words[:at], Piece(Writer.HARNESS, words[at:], block.what)
+                at = 0 if block.summary else at  # it says of all before it what that is
+                return words[:at], self._mark(block, words[at:])
         return words, None
+
+    def _mark(self, block: Block, text: str) -> Piece:
+        """The piece that a block is; note what the block says of the message."""
+        self.found.asks = block.asks or self.found.asks
+        self.found.summary |= block.summary
+        self.found.answered |= block.answered
+        return Piece(Writer.HARNESS, text, block.what)
 
 
 def last_asked(messages: Sequence[Message]) -> int | None:
@@ -268,22 +249,17 @@ def asking(messages: Sequence[Message]) -> list[Reading]:
     return found
 
 
-def asked_by(
-    messages: Sequence[Message], surface: Surface, is_owner: Callable[[Sender], bool]
-) -> Writer:
-    """Who said what was said to the agent last."""
-    for message in reversed(without_volatile(messages)):
-        if message["role"] == "user" and read(message).said:
-            writers = {piece.writer for piece in attribute(message, surface, is_owner)}
-            said = (Writer.OWNER, Writer.MEMBER, Writer.EXTERNAL, Writer.UNKNOWN)
-            return next((writer for writer in said if writer in writers), Writer.HARNESS)
-    return Writer.OWNER
+def last_said(messages: Sequence[Message]) -> Message | None:
+    """The newest message by which something was said to the agent; None: there is none."""
+    users = (m for m in reversed(without_volatile(messages)) if m["role"] == "user")
+    return next((message for message in users if read(message).said), None)
 
 
-def last_words(messages: Sequence[Message]) -> str:
-    """What somebody said last; "": nobody said anything."""
-    users = (read(m) for m in reversed(without_volatile(messages)) if m["role"] == "user")
-    return next((found.said for found in users if found.said), "")
+def asked_by(pieces: Sequence[Piece]) -> Writer:
+    """Who said what is said in a message."""
+    writers = {piece.writer for piece in pieces}
+    said = (Writer.OWNER, Writer.MEMBER, Writer.EXTERNAL, Writer.UNKNOWN)
+    return next((writer for writer in said if writer in writers), Writer.HARNESS)
 
 
 def is_nudge(message: Message, before: Message | None) -> bool:
@@ -293,7 +269,7 @@ def is_nudge(message: Message, before: Message | None) -> bool:
     """
     if message["role"] != "user" or before is None or before["role"] not in ("user", "tool"):
         return False
-    return openclaw.is_nudge(read(message).said)
+    return read(message).said.startswith(openclaw.NUDGE)
 
 
 def nudged(messages: Sequence[Message]) -> bool:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from tinker_claw.conversation.attribution import (
+    Reading,
     asking,
     last_asked,
     nudged,
@@ -35,7 +36,7 @@ from tinker_claw.conversation.openclaw import (
 from tinker_claw.conversation.outright import outright
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import LARGEST_GROUP, GenerationRequest, parts_of
-from tinker_claw.types import Attempt, Kind, Message
+from tinker_claw.types import Attempt, Kind
 
 
 class RequestKind(StrEnum):
@@ -83,8 +84,13 @@ _MAIN = frozenset(
         *(RequestKind.CLIENT, RequestKind.VERDICT),
     }
 )
-_ONLY_VERDICT = "the user's words are a verdict and nothing else"
-_BY_NAME = {call.value: call for call in RequestKind}
+_AREAS = {
+    "subagent": RequestKind.SUBAGENT,
+    "cron": RequestKind.ALONE,
+    "hook": RequestKind.AUTOMATED,
+    "internal-session-effects": RequestKind.FLUSH,
+}
+"""Areas of OpenClaw's sessions that are not the user's."""
 _FLUSH_TOOLS = frozenset({"read", "write"})
 _SDK = "OpenAI/JS"
 """How the user agent of OpenClaw's HTTP client begins."""
@@ -142,26 +148,24 @@ def identify(request: GenerationRequest, headers: Mapping[str, str]) -> Identity
         RequestError: X-Turn-Type is none of its three words, a group is not told in full, or an
             episode has no name.
     """
-    trace = _trace(headers)
-    value, source = _affinity(request, headers)
-    seen = gather(request, headers, trace, value)
-    explicit, episode = _turn_type(headers)
+    seen = gather(request, headers)
+    explicit = _turn_type(headers)
     sign = recognise(seen, trusted=explicit is Kind.MAIN)
     kind, why = sign.call.kind, f"{sign.call}: {sign.by}"
     if explicit is Kind.MAIN and kind is Kind.SIDE:
         why = f"{why} (X-Turn-Type says {explicit}, which makes no such call trainable)"
     elif explicit is not None:
         kind, why = explicit, f"X-Turn-Type says so; it looks like a {why}"
-    key, told, by_trace = _session(seen, sign.call, kind, source)
+    key, told, by_trace = _session(seen, sign.call, kind)
     found = Identity(
         key=session_key(key),
         kind=kind,
         reason=f"{why}; session from {told}",
         call=sign.call,
-        trace=trace,
+        trace=seen.trace,
         by_trace=by_trace,
         done=flagged(headers, "x-session-done"),
-        attempt=_attempt(request, headers, episode) if kind is Kind.MAIN else None,
+        attempt=_attempt(request, headers) if kind is Kind.MAIN else None,
         surface=surface(seen.line, seen.system),
         client=_client_name(seen),
     )
@@ -201,6 +205,8 @@ class SessionEvidence:
     trace: str | None
     affinity: str | None
     """The value that names the session in headers or body, as it came."""
+    source: str
+    """Where it stands."""
     line: Runtime | None
     """None also where only a user can have written it."""
     agent: bool
@@ -212,15 +218,18 @@ class SessionEvidence:
         return first["content"] if first["role"] == "system" else ""
 
 
-def gather(
-    request: GenerationRequest, headers: Mapping[str, str], trace: str | None, affinity: str | None
-) -> SessionEvidence:
+def gather(request: GenerationRequest, headers: Mapping[str, str]) -> SessionEvidence:
     """Gather the evidence."""
+    sent = ((headers.get(name, "").strip(), name) for name in _AFFINITY_HEADERS)
+    affinity, source = next((one for one in sent if one[0]), request.session or (None, ""))
+    found = _TRACEPARENT.fullmatch(headers.get("traceparent", "").strip())
+    trace = found["trace"] if found and found["trace"].strip("0") else None
     first = request.messages[0]
     opening = first["role"] == "system" and first["content"].lstrip().startswith(SYSTEM_OPENING)
     # Anyone can paste such a line; OpenClaw's agent has a system prompt of its own, or a trace.
     line = runtime(request.messages, in_user_message=opening or trace is not None)
-    return SessionEvidence(request, headers, trace, affinity, line, opening or line is not None)
+    agent = opening or line is not None
+    return SessionEvidence(request, headers, trace, affinity, source, line, agent)
 
 
 def recognise(seen: SessionEvidence, *, trusted: bool = False) -> Sign:
@@ -234,7 +243,7 @@ def recognise(seen: SessionEvidence, *, trusted: bool = False) -> Sign:
         return sign
     if seen.agent:
         sign = _by_session(seen) or _by_prompt(seen)
-    return sign or _by_words(seen, trusted=trusted) or (_main if seen.agent else _client)(seen)
+    return sign or _by_words(seen, trusted=trusted) or _turn(seen)
 
 
 def _utility(seen: SessionEvidence) -> Sign | None:
@@ -249,9 +258,7 @@ def _utility(seen: SessionEvidence) -> Sign | None:
         if not (call.tools or alone) or not any(part.startswith(call.opens) for part in parts):
             continue
         if call.traced or seen.trace is None:
-            how = "" if call.tools else ", one question, no tools"
-            how += "" if call.traced else " and trace"
-            return Sign(_BY_NAME[call.asks], f"its system prompt{how}")
+            return Sign(RequestKind(call.asks), "its system prompt")
     return None
 
 
@@ -264,19 +271,10 @@ def _by_words(seen: SessionEvidence, *, trusted: bool) -> Sign | None:
         )
     for reading in readings:
         if reading.asks is not None and reading.automation is None:
-            call = _BY_NAME[reading.asks]
+            call = RequestKind(reading.asks)
             if call is not RequestKind.NUDGE or not any(reading.said for reading in readings):
                 return Sign(call, "a prompt that its harness writes")
     return None
-
-
-def _only_verdict(messages: Sequence[Message]) -> bool:
-    """Whether a person's last words are a verdict, and ask for nothing."""
-    at = last_asked(messages)
-    if at is None or (at and messages[at - 1]["role"] == "user"):
-        return False
-    said = outright(read(messages[at]).words)
-    return said is not None and not said.asks
 
 
 def _client_name(seen: SessionEvidence) -> str:
@@ -296,41 +294,16 @@ def _harness(seen: SessionEvidence) -> Harness | None:
     return None
 
 
-def _client(seen: SessionEvidence) -> Sign:
-    request = seen.request
-    if _only_verdict(request.messages):
-        return Sign(RequestKind.VERDICT, _ONLY_VERDICT)
-    if request.messages[-1]["role"] == "tool":
-        return Sign(RequestKind.TOOL, "it ends in the result of a tool")
-    alone = len(request.messages) == 1 and request.messages[0]["role"] == "user"
-    named = seen.affinity is not None or "x-session-id" in seen.headers
-    bare = not request.tools and seen.trace is None and not named
-    like = request.stream and request.wants_usage and request.max_tokens is not None
-    if alone and bare and like and seen.headers.get("user-agent", "").startswith(_SDK):
-        return Sign(
-            RequestKind.INFER,
-            "a single question from OpenClaw's SDK, without system prompt, tools and trace "
-            "(X-Session-Id says otherwise)",
-        )
-    return Sign(RequestKind.CLIENT, "nothing marks it as a side call")
-
-
 def _by_session(seen: SessionEvidence) -> Sign | None:
     """Sessions that are not the user's have keys of their own."""
     key = seen.line.session_key if seen.line else ""
-    area = key.split(":")[2:3]
-    if area == ["subagent"]:
-        return Sign(RequestKind.SUBAGENT, f"its session {key}")
-    if area == ["cron"]:
-        return Sign(RequestKind.ALONE, f"its session {key}")
-    if area == ["hook"]:
-        return Sign(RequestKind.AUTOMATED, "its session is a hook's")
-    if area == ["internal-session-effects"]:
-        return Sign(RequestKind.FLUSH, f"its session {key}")
+    area = "".join(key.split(":")[2:3])
+    if (call := _AREAS.get(area)) is not None:
+        return Sign(call, f"its session {'is a hook' if area == 'hook' else key}")
     value = seen.affinity or (seen.line and seen.line.session_id) or ""
     for form, what in ON_ITS_OWN:
         if form.fullmatch(value):
-            return Sign(_BY_NAME[what], f"its session {value}")
+            return Sign(RequestKind(what), f"its session {value}")
     return None
 
 
@@ -348,7 +321,7 @@ def _by_prompt(seen: SessionEvidence) -> Sign | None:
     if found is None or found.short:
         # The short form stands in histories only: here somebody typed it.
         return None
-    call = _BY_NAME[found.what]
+    call = RequestKind(found.what)
     if call is not RequestKind.ANNOUNCEMENT:
         return Sign(call, f"{found.by}, and no timestamp of a user's message")
     # While it is being answered, OpenClaw's last message speaks of it, too.
@@ -357,32 +330,48 @@ def _by_prompt(seen: SessionEvidence) -> Sign | None:
     return None
 
 
-def _main(seen: SessionEvidence) -> Sign:
-    messages = seen.request.messages
-    kept = without_volatile(messages)
-    at = last_asked(messages)
-    found = None if at is None else read(messages[at])
-    stamped = found is not None and found.typed
+def _turn(seen: SessionEvidence) -> Sign:
+    """A turn of an agent's conversation, or a client's that says nothing of itself."""
+    request, messages = seen.request, seen.request.messages
+    kept, at = without_volatile(messages), last_asked(messages)
+    found = Reading() if at is None else read(messages[at])
     who = "OpenClaw's agent"
-    if not seen.request.tools and not (stamped and seen.trace):
+    if seen.agent and not request.tools and not (found.typed and seen.trace):
         return Sign(
             RequestKind.UTILITY, f"{who}, but neither tools nor a user's message in a trace"
         )
-    if _only_verdict(messages):
-        return Sign(RequestKind.VERDICT, _ONLY_VERDICT)
-    if nudged(messages):
+    said, before = outright(found.words), messages[at - 1]["role"] if at else None
+    if said is not None and not said.asks and before != "user":
+        return Sign(RequestKind.VERDICT, "the user's words are a verdict and nothing else")
+    if seen.agent and nudged(messages):
         return Sign(RequestKind.REASK, f"{who} asks again after an empty reply")
     if kept[-1:] and kept[-1]["role"] == "tool":
-        return Sign(RequestKind.TOOL, f"{who}, with the result of a tool")
-    if found is not None and found.retry:
+        return Sign(RequestKind.TOOL, "it ends in the result of a tool")
+    if not seen.agent:
+        return _infer(seen) or Sign(RequestKind.CLIENT, "nothing marks it as a side call")
+    if found.retry:
         return Sign(RequestKind.RETRY, f"{who}, with the user's message in the frame of a retry")
-    what = "a user's message and its timestamp" if stamped else "a message of no automatic kind"
+    what = "a user's message and its timestamp" if found.typed else "a message of no automatic kind"
     return Sign(RequestKind.USER, f"{who}, with {what}")
 
 
-def _session(
-    seen: SessionEvidence, call: RequestKind, kind: Kind, source: str
-) -> tuple[str, str, bool]:
+def _infer(seen: SessionEvidence) -> Sign | None:
+    """A single question by `openclaw infer model run`."""
+    request, headers = seen.request, seen.headers
+    alone = len(request.messages) == 1 and request.messages[0]["role"] == "user"
+    named = seen.affinity is not None or "x-session-id" in headers
+    bare = not request.tools and seen.trace is None and not named
+    like = request.stream and request.wants_usage and request.max_tokens is not None
+    if not (alone and bare and like and headers.get("user-agent", "").startswith(_SDK)):
+        return None
+    return Sign(
+        RequestKind.INFER,
+        "a single question from OpenClaw's SDK, without system prompt, tools and trace "
+        "(X-Session-Id says otherwise)",
+    )
+
+
+def _session(seen: SessionEvidence, call: RequestKind, kind: Kind) -> tuple[str, str, bool]:
     """Key, where it comes from, and whether the trace's session goes before it."""
     if key := seen.headers.get("x-session-id", "").strip():
         return key, "X-Session-Id", False
@@ -392,7 +381,7 @@ def _session(
         value = None  # the id is the same on every surface of the session
     if value is not None:
         ours = seen.agent or call is RequestKind.COMPACTION
-        return (_without_boundary(value, session_id) if ours else value), source, False
+        return (_without_boundary(value, session_id) if ours else value), seen.source, False
     traced = seen.trace is not None
     if call is RequestKind.FLUSH and traced and seen.line is not None:
         return seen.line.name, "its trace, or the Runtime line", True
@@ -415,19 +404,6 @@ def _without_boundary(value: str, session_id: str | None) -> str:
     return name if name and _BOUNDARY.fullmatch(colon + number) else value
 
 
-def _affinity(request: GenerationRequest, headers: Mapping[str, str]) -> tuple[str | None, str]:
-    """The value that names the session, and where it stands."""
-    for name in _AFFINITY_HEADERS:
-        if value := headers.get(name, "").strip():
-            return value, name
-    return request.session or (None, "")
-
-
-def _trace(headers: Mapping[str, str]) -> str | None:
-    found = _TRACEPARENT.fullmatch(headers.get("traceparent", "").strip())
-    return found["trace"] if found and found["trace"].strip("0") else None
-
-
 def is_episode(headers: Mapping[str, str]) -> bool:
     """Whether X-Turn-Type says that a request is a step of an episode, which a person's goes
     before, whatever else it turns out to be."""
@@ -438,23 +414,19 @@ def _said(headers: Mapping[str, str]) -> str:
     return headers.get("x-turn-type", "").strip().lower()
 
 
-def _turn_type(headers: Mapping[str, str]) -> tuple[Kind | None, bool]:
-    """The kind that the client names, and whether its session is an episode."""
-    if is_episode(headers):
-        return Kind.MAIN, True
+def _turn_type(headers: Mapping[str, str]) -> Kind | None:
+    """The kind that the client names; a step of an episode is a main turn."""
     value = _said(headers)
-    if value not in ("", Kind.MAIN, Kind.SIDE):
+    if value not in ("", _EPISODE, *Kind):
         raise RequestError(
             "The header X-Turn-Type must be main, side or episode.", param="X-Turn-Type"
         )
-    return Kind(value) if value else None, False
+    return Kind.MAIN if value == _EPISODE else Kind(value) if value else None
 
 
-def _attempt(
-    request: GenerationRequest, headers: Mapping[str, str], episode: bool
-) -> Attempt | None:
+def _attempt(request: GenerationRequest, headers: Mapping[str, str]) -> Attempt | None:
     """What headers and body say; a header goes before the body, and a group makes an episode."""
-    said = request.attempt or Attempt()
+    said = request.attempt
     size = headers.get("x-group-size", "").strip()
     if size and not (size.isascii() and size.isdigit() and 0 < int(size[:9]) <= LARGEST_GROUP):
         raise RequestError(
@@ -472,7 +444,7 @@ def _attempt(
             "X-Group-Id and X-Group-Size, or group_id and group_size in metadata.",
             param="X-Group-Id" if found.group is None else "X-Group-Size",
         )
-    found = replace(found, episode=episode or found.group is not None)
+    found = replace(found, episode=is_episode(headers) or found.group is not None)
     return found if found != Attempt() else None
 
 

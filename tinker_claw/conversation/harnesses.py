@@ -84,6 +84,8 @@ def _read(table: dict[str, Any]) -> Harness:
     return Harness(blocks=blocks, calls=calls, **table)
 
 
-_FILE = files("tinker_claw.conversation").joinpath("harnesses.toml").read_text(encoding="utf-8")
-HARNESSES: Final = tuple(map(_read, tomllib.loads(_FILE)["harness"]))
-OPENCLAW: Final = HARNESSES[0]
+_TEXT = files("tinker_claw.conversation").joinpath("harnesses.toml").read_text(encoding="utf-8")
+_TABLES = tomllib.loads(_TEXT)
+HARNESSES: Final = tuple(map(_read, _TABLES["harness"]))
+MACHINERY: Final[dict[str, Any]] = _TABLES["machinery"]
+"""What texts of harnesses that no table knows have in common, as regular expressions."""

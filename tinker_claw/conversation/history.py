@@ -10,14 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
-from cachetools import LRUCache
-
 from tinker_claw.conversation.attribution import (
+    Attribute,
     is_nudge,
     last_asked,
     read,
@@ -26,8 +24,8 @@ from tinker_claw.conversation.attribution import (
 )
 from tinker_claw.conversation.machinery import about_compaction
 from tinker_claw.conversation.openclaw import is_silent, is_volatile, queued
-from tinker_claw.formats.base import Joined
-from tinker_claw.types import Message, NextState, Piece, Reply, Writer, noted
+from tinker_claw.formats.fields import as_message
+from tinker_claw.types import Message, NextState, Reply, Writer, noted
 
 _TOOL = "tool "
 """Before the digest of a tool's result."""
@@ -38,17 +36,14 @@ _LONGEST_NAME = 40
 """Agents cut the ids of calls to so many characters, and leave out others than these."""
 
 
-_MEANT = LRUCache[Hashable, str](16_000)
-"""Histories are sent again with every request. By numbers, keyed anew in every process: the words
-of a session that is forgotten, or was private, are not to stay here."""
-
-
 def digest(message: Message) -> str:
     """A short name for what a message says, and for the calls that it makes or answers."""
-    meaning = _meaning(message)
+    calls: Sequence[Mapping[str, Any]] = message.get("tool_calls", ())
+    called = [[c["function"]["name"], _canonical(c["function"]["arguments"])] for c in calls]
+    said = json.dumps([message["role"], _meaning(message), called])
+    meaning = hashlib.sha256(said.encode()).hexdigest()[:32]
     if message["role"] == "tool":
         return f"{_TOOL}{meaning}{_CALLS}{_name(message['tool_call_id'])}"
-    calls: Sequence[Mapping[str, Any]] = message.get("tool_calls", ())
     if not calls:
         return meaning
     return f"{meaning}{_CALLS}{','.join(_name(call['id']) for call in calls)}"
@@ -120,18 +115,21 @@ class Conversation:
         return None if at is None or at + 1 == len(kept) else at
 
 
-def without_queued(messages: Sequence[Message], asked: Collection[str]) -> Sequence[Message]:
+def without_queued(
+    messages: Sequence[Message], asked: Callable[[], Collection[str]]
+) -> Sequence[Message]:
     """The messages as later requests will show them, where the user went on before an answer came.
 
     Args:
-        asked: digests of user messages, among which may be the one without an answer.
+        asked: gives digests of user messages, among which may be the one without an answer.
     """
     at = last_asked(messages)
     framed = None if at is None else read(messages[at]).framed
     if at is None or framed is None:
         return messages
+    known = asked()
     for before, now in queued(framed):
-        if digest({"role": "user", "content": before}) in asked:
+        if digest({"role": "user", "content": before}) in known:
             said = {**messages[at], "content": now}
             return [*messages[:at], said, *messages[at + 1 :]]
     return messages
@@ -139,11 +137,7 @@ def without_queued(messages: Sequence[Message], asked: Collection[str]) -> Seque
 
 def reply_digest(reply: Reply) -> str:
     """Digest of the message that a client makes of a reply."""
-    calls = [
-        {"id": c.id, "function": {"name": c.name, "arguments": c.arguments}}
-        for c in reply.tool_calls
-    ]
-    return digest({"role": "assistant", "content": reply.text, "tool_calls": calls})
+    return digest(as_message(reply))
 
 
 def same(one: Sequence[str], other: Sequence[str]) -> bool:
@@ -179,8 +173,8 @@ class Heard:
 
 def heard(
     new_messages: Sequence[Message],
-    attribute: Callable[[Message], Sequence[Piece]],
-    replied: Message | None = None,
+    attribute: Attribute,
+    replied: Message,
     *,
     others: bool = False,
 ) -> Heard:
@@ -194,11 +188,11 @@ def heard(
         others: what other people, mails and hooks say is a next state, too.
     """
     written = [attribute(m) for m in new_messages if m["role"] == "user"]
-    said = [words_of(pieces, Writer.OWNER) for pieces in written]
+    said = (words_of(pieces, Writer.OWNER) for pieces in written)
     pieces = [piece for message in written for piece in message]
     read = {Writer.QUOTATION} | ({Writer.MEMBER, Writer.EXTERNAL} if others else set())
     beside = tuple((p.writer, p.words) for p in pieces if p.writer in read and p.words)
-    if text := "\n\n".join(part for part in said if part):
+    if text := "\n\n".join(filter(None, said)):
         return Heard(NextState("user", text, beside))
     doubtful = [piece.text for piece in pieces if piece.writer is Writer.UNKNOWN]
     if doubtful:
@@ -206,25 +200,15 @@ def heard(
     if text := words_of(pieces, Writer.MEMBER, Writer.EXTERNAL) if others else "":
         return Heard(NextState("other", text, beside))
     results = {m["tool_call_id"]: m["content"] for m in new_messages if m["role"] == "tool"}
-    names = _tool_names(replied) if replied else dict.fromkeys(results, "tool")
-    if not names or not names.keys() <= results.keys():
+    calls: Sequence[Mapping[str, Any]] = replied.get("tool_calls", ())
+    if not calls or not all(call["id"] in results for call in calls):
         return Heard()
-    told = [(name, results[call_id]) for call_id, name in names.items()]
+    told = [(call["function"]["name"], results[call["id"]]) for call in calls]
     return Heard(NextState.of_tools(told))
 
 
-def _tool_names(message: Message) -> Mapping[str, str]:
-    calls: Sequence[Mapping[str, Any]] = message.get("tool_calls", ())
-    return {call["id"]: call["function"]["name"] for call in calls}
-
-
 def _name(call_id: str) -> str:
-    """Of a call; no part of its id, which a client may fill with anything."""
-    return _named(call_id[: 2 * _LONGEST_NAME])
-
-
-@lru_cache(maxsize=8192)
-def _named(call_id: str) -> str:
+    """A digest of a call's id, which a client may fill with anything."""
     name = _NO_NAME.sub("", call_id)[:_LONGEST_NAME]
     return hashlib.blake2b(name.encode(), digest_size=6).hexdigest()
 
@@ -236,32 +220,17 @@ def _unseen(exchange: Sequence[Message]) -> bool:
 
 
 def _meaning(message: Message) -> str:
-    role: str = message["role"]
-    text: str = "" if role == "system" else message["content"]
-    calls = tuple(
-        (call["function"]["name"], call["function"]["arguments"])
-        for call in message.get("tool_calls", ())
-    )
-    starts = text.starts if isinstance(text, Joined) else ()
-    key = (role, hash(text), len(text), starts, hash(calls))
-    known = _MEANT.get(key)
-    if known is None:
-        known = _MEANT[key] = _digest(message, text, calls)
-    return known
-
-
-def _digest(message: Message, text: str, calls: Sequence[tuple[str, str]]) -> str:
-    role = message["role"]
+    """The text by which a message is compared."""
+    role, text = message["role"], message["content"]
     if role == "user":
         found = read(message)
         if found.automation is not None and found.automation.what in ("heartbeat", "cron"):
-            text = f"[{found.automation.what}]"  # it is rewritten once it is history
-        else:  # timestamps, context, reminders and the frame of a retry come and go
-            text = found.said or text.strip()
-    elif role == "assistant":
-        text = text.strip()
-    meaning = json.dumps([role, text, [[name, _canonical(args)] for name, args in calls]])
-    return hashlib.sha256(meaning.encode()).hexdigest()[:32]
+            return f"[{found.automation.what}]"  # it is rewritten once it is history
+        # Timestamps, context, reminders and the frame of a retry come and go.
+        return found.said or text.strip()
+    if role == "assistant":
+        return text.strip()
+    return "" if role == "system" else text
 
 
 def _canonical(arguments: str) -> str:

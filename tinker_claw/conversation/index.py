@@ -19,7 +19,6 @@ from typing import Any, Final
 
 from cachetools import LRUCache
 
-from tinker_claw.conversation.attribution import last_asked, read
 from tinker_claw.conversation.classify import Identity, RequestKind
 from tinker_claw.conversation.history import (
     Conversation,
@@ -29,10 +28,9 @@ from tinker_claw.conversation.history import (
     same,
     without_queued,
 )
-from tinker_claw.conversation.openclaw import queued
 from tinker_claw.errors import RequestError
 from tinker_claw.ledger.turns import LastTurn, TurnTable
-from tinker_claw.types import Attempt, Kind, Lost, Message, Tool, noted
+from tinker_claw.types import Attempt, Kind, Lost, Message, noted
 
 IDLE_S: Final = 6 * 3600.0
 """A session without a request for so long is closed until it goes on: a working day's breaks do
@@ -198,12 +196,12 @@ class ConversationIndex:
 
     def said(self, session_id: int, messages: Sequence[Message]) -> Sequence[Message]:
         """The messages without one that the user sent before the last, and that got no answer."""
-        at = last_asked(messages)
-        framed = None if at is None else read(messages[at]).framed
-        if framed is None or not queued(framed):
-            return messages
-        histories = (turn.history for turn in self._turns.latest(session_id))
-        return without_queued(messages, {history[-1] for history in histories if history})
+
+        def asked() -> set[str]:
+            histories = (turn.history for turn in self._turns.latest(session_id))
+            return {history[-1] for history in histories if history}
+
+        return without_queued(messages, asked)
 
     def find(
         self, session_id: int, said: Conversation, *, compacted: bool = True
@@ -216,21 +214,18 @@ class ConversationIndex:
         at, cut = said.reply_at, said.summarised if compacted else None
         if at is None or (cut is not None and at < cut):
             return None if cut is None else self._behind_summary(session_id, said, cut)
-        reply, new, chain = said.messages[at], said.messages[at + 1 :], said.digests[: at + 1]
+        chain = said.digests[: at + 1]
         for page in _pages(session_id, chain):
             if entry := self._pages.get(page):
-                return Continuation(entry[0], reply, new, self._streams.get(entry[0]))
+                return self.after(entry[0], said)
         turns = self._turns.latest(session_id)
         waiting = [turn for turn in turns if not turn.settled]
-        found = closest([turn.chain for turn in waiting], chain)
+        found, turn_id = closest([turn.chain for turn in waiting], chain), None
         if found is not None:
             turn_id = waiting[found].turn_id
         elif cut is not None:
             turn_id = self._before_summary(session_id, turns, chain[cut:])
-        else:
-            turn_id = None
-        # The ledger does not say which messages the prompt held beyond the history.
-        return None if turn_id is None else Continuation(turn_id, reply, new, None)
+        return None if turn_id is None else self.after(turn_id, said)
 
     def _behind_summary(self, session_id: int, said: Conversation, cut: int) -> Continuation | None:
         """The session's last turn, where a summary has left nothing of its reply: what stands
@@ -332,13 +327,9 @@ def exact_digest(
     digest = hashlib.sha256(json.dumps([len(messages), list(switches)]).encode())
     for message in messages:
         digest.update(noted(_written, message))
-    digest.update(noted(_written_tools, tools))
+    digest.update(noted(_written, tools))
     return digest.hexdigest()
 
 
-def _written(message: Message) -> bytes:
-    return hashlib.sha256(json.dumps(message).encode()).digest()
-
-
-def _written_tools(tools: Sequence[Tool]) -> bytes:
-    return hashlib.sha256(json.dumps(list(tools)).encode()).digest()
+def _written(said: Any) -> bytes:
+    return hashlib.sha256(json.dumps(said).encode()).digest()

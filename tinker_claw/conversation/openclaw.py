@@ -10,12 +10,14 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
 from tinker_claw.formats.base import parts_of
 from tinker_claw.types import Message, Piece, Writer
+
+_Value = TypeVar("_Value")
 
 SYSTEM_OPENING = "<!-- openclaw:"
 """How the system prompt of every agentic call begins."""
@@ -45,13 +47,14 @@ _BEHIND_CONTEXT = re.compile(
     r"|Current message:\n\[Replying to: (?P<quote>\"(?:[^\"\\\n]|\\.)*\")\](?:\n#[^\n: ]+:)? ?"
     r"|Room context:\n|Treat this message as observed room activity[^\n]*(?:\n|\Z)"
 )
-_QUEUED_CONTEXT = re.compile(r"Queued #\d+ context:\n")
+_QUEUED_CONTEXT = re.compile(rf"Queued #\d+ context:\n(?={_HEADER.pattern})")
 _COLLECTED = re.compile(r"\[Queued messages while agent was busy\]\n*")
 _QUEUED = re.compile(r"^(?:\n*---\n)Queued #\d+(?: \(from [^\n]*\))?\n", re.MULTILINE)
 _ROOM = re.compile(r"\[OpenClaw room event\]\n*")
 _MEMORY = re.compile(
     r"Context:\n<active_memory_plugin>\n.*?\n</active_memory_plugin>\n*", re.DOTALL
 )
+_INTERNAL = re.compile(rf"{_VOLATILE_BEGIN}.*?{_VOLATILE_END}", re.DOTALL)
 _JOB = re.compile(r"(?:Job ID: [^\n]*|Received: [^\n]*)\n\n(?=SECURITY NOTICE: )")
 _NOTICE = re.compile(r"SECURITY NOTICE: .*?\n\n+(?=<<<EXTERNAL_UNTRUSTED_CONTENT )", re.DOTALL)
 _EXTERNAL = re.compile(
@@ -70,9 +73,21 @@ _CLOCK = re.compile(r"\nReference UTC: \d{4}-\d\d-\d\d \d\d:\d\d UTC\s*")
 # What OpenClaw puts before a message that got no complete answer. Behind that message and a blank
 # line stands how it goes on: with OpenClaw's own words, after an error, or with the user's next.
 _FRAME = re.compile(r"\[Queued user message from a previous active turn[^\]]*\]\n")
+_LEADS: Final = (
+    (_STAMP, "timestamp"),
+    (_INTERNAL, "internal context"),
+    (_FRAME, "frame of a queued message"),
+    (_ROOM, "room event"),
+    (_COLLECTED, "queue"),
+    (_QUEUED_CONTEXT, "queue"),
+    (_MEMORY, "memory"),
+    (_JOB, "security notice"),
+    (_NOTICE, "security notice"),
+)
+"""What may lead a message besides blocks of context."""
 _AGAIN = "\n\nContinue the current task from the existing transcript"
 _MOST_SPLITS = 32
-_NUDGE = "The previous attempt did not produce a user-visible answer."
+NUDGE: Final = "The previous attempt did not produce a user-visible answer."
 """How OpenClaw asks again after an empty reply; the message is gone from later requests."""
 _META: Final = '"openclaw.inbound_meta.v2"'
 LABELS: Final = frozenset(
@@ -219,74 +234,54 @@ def _inbound_meta(system: str) -> dict[str, Any]:
     if at < 0 or system.find(_META, at + 1) >= 0:
         return {}
     begin, end = system.rfind("```json\n", 0, at), system.find("\n```", at)
-    return _object(system[begin + 8 : end]) if 0 <= begin < end else {}
+    return _as(dict, _parsed(system[begin + 8 : end])) if 0 <= begin < end else {}
 
 
-def _object(text: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
-
-
-@dataclass(slots=True)
 class Head:
     """What leads a user message, read from its beginning, one piece at a time."""
 
-    body: str
-    typed: bool = field(default=False, init=False)
-    """A timestamp or context that only OpenClaw writes shows that somebody wrote the rest."""
-    sender: Sender | None = field(default=None, init=False)
-    framed: bool = field(default=False, init=False)
-    """The words stand in the frame around a message that got no complete answer."""
-    _context: bool = field(default=False, init=False)
-    _mixed: bool = field(default=False, init=False)
+    def __init__(self, body: str) -> None:
+        self.body = body
+        self.typed = False
+        """A timestamp or context that only OpenClaw writes shows that somebody wrote the rest."""
+        self.framed = False
+        """The words stand in the frame around a message that got no complete answer."""
+        self._from: Sender | None = None
+        self._context = self._mixed = False
+
+    @property
+    def sender(self) -> Sender | None:
+        """Who wrote; None: nothing says so."""
+        return replace(self._from, mixed=True) if self._from and self._mixed else self._from
 
     def take(self, at: int) -> Piece | None:
         """The piece that begins at `at`, with the blanks before it; None: the words begin here."""
-        start = _matched(_BLANKS, self.body, at)
-        piece = self._taken(at, start)
-        if piece is not None and self.sender is not None and self._mixed:
-            self.sender = replace(self.sender, mixed=True)
-        return piece
+        body, start = self.body, _matched(_BLANKS, self.body, at)
+        if header := _HEADER.match(body, start):
+            return self._block(at, header)
+        for pattern, what in _LEADS:
+            if found := pattern.match(body, start):
+                self._note(pattern)
+                return Piece(Writer.HARNESS, body[at : found.end()], what)
+        if not self._context or (found := _BEHIND_CONTEXT.match(body, start)) is None:
+            return None
+        text, quote = body[at : found.end()], found["quote"]
+        if quote is None:
+            return Piece(Writer.HARNESS, text, "context")
+        return Piece(Writer.QUOTATION, text, "reply target", _as(str, _parsed(quote)))
 
-    def _taken(self, at: int, start: int) -> Piece | None:
-        body = self.body
-        if found := _STAMP.match(body, start):
+    def _note(self, pattern: re.Pattern[str]) -> None:
+        """What it says of the message that one of _LEADS stands here."""
+        if pattern is _STAMP:
             self.typed = True
-            return self._piece(at, found.end(), "timestamp")
-        if found := _HEADER.match(body, start):
-            return self._block(at, found)
-        if body.startswith(_VOLATILE_BEGIN, start) and (end := body.find(_VOLATILE_END, start)) > 0:
-            return self._piece(at, end + len(_VOLATILE_END), "internal context")
-        if found := _FRAME.match(body, start):
+        elif pattern is _FRAME:
             self.framed = True
-            self._mixed |= _AGAIN not in body
-            return self._piece(at, found.end(), "frame of a queued message")
-        if found := _ROOM.match(body, start):
+            self._mixed |= _AGAIN not in self.body
+        elif pattern is _ROOM:
             self._context = self.typed = self._mixed = True
-            self.sender = Sender(None, in_channel=True, group=True, mixed=True)
-            return self._piece(at, found.end(), "room event")
-        if found := _COLLECTED.match(body, start):
-            self._mixed = self._mixed or (self.sender is not None and self.sender.group)
-            return self._piece(at, found.end(), "queue")
-        if (found := _QUEUED_CONTEXT.match(body, start)) and _HEADER.match(body, found.end()):
-            return self._piece(at, found.end(), "queue")
-        if found := _MEMORY.match(body, start):
-            return self._piece(at, found.end(), "memory")
-        if found := _JOB.match(body, start) or _NOTICE.match(body, start):
-            return self._piece(at, found.end(), "security notice")
-        if self._context and (found := _BEHIND_CONTEXT.match(body, start)):
-            quote = found["quote"]
-            if quote is None:
-                return self._piece(at, found.end(), "context")
-            said = _string(quote)
-            return Piece(Writer.QUOTATION, body[at : found.end()], "reply target", said)
-        return None
-
-    def _piece(self, at: int, end: int, what: str) -> Piece:
-        return Piece(Writer.HARNESS, self.body[at:end], what)
+            self._from = Sender(None, in_channel=True, group=True, mixed=True)
+        elif pattern is _COLLECTED:
+            self._mixed |= self._from is not None and self._from.group
 
     def _block(self, at: int, header: re.Match[str]) -> Piece:
         """A block of context: its header, and JSON in a fence or lines up to a blank one."""
@@ -301,8 +296,8 @@ class Head:
         end = _matched(_BLANK_LINES, body, end)
         first, self._context, self.typed = not self._context, True, True
         text = body[at:end]
-        if label == "Conversation info:" and self.sender is None and first:
-            self.sender = _sender(told)
+        if label == "Conversation info:" and self._from is None and first:
+            self._from = _sender(told)
             return Piece(Writer.HARNESS, text, label)
         if label == "Location:":
             return Piece(Writer.HARNESS, text, label)
@@ -326,10 +321,9 @@ def _foreign_end(body: str, at: int) -> int:
         at = end
 
 
-def _sender(told: Any) -> Sender:
-    told = cast("dict[str, Any]", told) if isinstance(told, dict) else {}
-    said: Any = told.get("sender")
-    who = cast("dict[str, Any]", said) if isinstance(said, dict) else {}
+def _sender(info: Any) -> Sender:
+    told: dict[str, Any] = _as(dict, info)
+    who: dict[str, Any] = _as(dict, told.get("sender"))
     id = who.get("id")
     return Sender(
         id=str(id) if isinstance(id, str | int) else None,
@@ -340,15 +334,16 @@ def _sender(told: Any) -> Sender:
 
 
 def _parsed(text: str) -> Any:
+    """JSON; None where it is none."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        return {}
+        return None
 
 
-def _string(quoted: str) -> str:
-    found = _parsed(quoted)
-    return found if isinstance(found, str) else ""
+def _as(kind: type[_Value], value: Any) -> _Value:
+    """A value where it is of this kind, else an empty one."""
+    return value if isinstance(value, kind) else kind()
 
 
 def _bodies(told: Any) -> str:
@@ -431,8 +426,7 @@ def automation(text: str) -> Automation | None:
         clock = text.rfind("\nReference UTC: ")
         if clock >= 0 and _CLOCK.fullmatch(text, clock):
             what = next((what for mark, what in _PROMPTS if text.startswith(mark)), "automated")
-            named = "its opening words and " if what != "automated" else ""
-            return Automation(what, f"{named}the clock at its end")
+            return Automation(what, "the clock at its end")
     elif what := _SHORT.get(_STAMP.sub("", text, count=1).strip()):
         return Automation(what, "the words that stand for it", short=True)
     at = text.rfind(_INTER_SESSION)
@@ -454,11 +448,6 @@ def queued(framed: str) -> list[tuple[str, str]]:
         return []
     cuts = islice(re.finditer("\n\n", framed), _MOST_SPLITS)
     return [(framed[: cut.start()].strip(), framed[cut.end() :].strip()) for cut in cuts]
-
-
-def is_nudge(words: str) -> bool:
-    """Whether words behind an empty reply demand the visible answer that it was not."""
-    return words.startswith(_NUDGE)
 
 
 def is_volatile(message: Message) -> bool:

@@ -7,21 +7,18 @@ I/O and know nothing of the model: what depends on that is judged behind them.
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from itertools import accumulate, pairwise
 from typing import Any, Literal, Protocol
+
+import msgspec
 
 from tinker_claw.errors import RequestError
 from tinker_claw.types import Attempt, Delta, Message, Reply, Tool
 
 Json = dict[str, Any]
-to_string = json.encoder.encode_basestring
-"""JSON of a text, faster than by `to_json`."""
-to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 Finish = Literal["stop", "stop string", "length", "calls"]
 """Why a reply ended: the model ended it, the request's stop string did, there was no room for more,
@@ -99,8 +96,8 @@ class GenerationRequest:
     """The client's name for the session, and the field where it stands; None: the body has none."""
     follows: str | None = None
     """The name of the reply that it goes on from; None: the history tells."""
-    attempt: Attempt | None = None
-    """What the body says of task and group; None: nothing."""
+    attempt: Attempt = field(default_factory=Attempt)
+    """What the body says of task and group."""
     own: Mapping[Any, Any] = field(default_factory=dict[Any, Any])
     """What the format itself needs again later; nobody else reads it."""
 
@@ -190,17 +187,10 @@ class ReplyWriter(Protocol):
         ...
 
 
-class Purpose(Enum):
-    """What a route of a format is for."""
-
-    TURN = auto()
-    """A body comes in, a reply goes out."""
-    COUNT = auto()
-    """A body comes in, the number of its prompt's tokens goes out; nothing is sampled or kept."""
-    MODELS = auto()
-    """The list of what is served."""
-    MODEL = auto()
-    """One of them; its path ends in {name:path}."""
+Purpose = Literal["turn", "count", "models", "model"]
+"""What a route is for: a body comes in and a reply goes out; or the number of its prompt's tokens,
+and nothing is sampled or kept; the list of what is served; one of them, whose path ends in
+{name:path}."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,21 +250,26 @@ class Format(ABC):
         """The body of an answer that is an error. Its codes are ours; see `RequestError`."""
 
     def counted(self, tokens: int) -> Json:
-        """The answer of a COUNT route."""
+        """The answer of a `count` route."""
         raise NotImplementedError
 
     def models(self, names: Sequence[str], since: int) -> Json:
-        """The answer of a MODELS route. `since`: Unix time."""
+        """The answer of a `models` route. `since`: Unix time."""
         raise NotImplementedError
 
     def model(self, name: str, since: int) -> Json:
-        """The answer of a MODEL route."""
+        """The answer of a `model` route."""
         raise NotImplementedError
+
+
+def data(fields: Json) -> bytes:
+    """A server-sent event without a name."""
+    return b"data: " + msgspec.json.encode(fields) + b"\n\n"
 
 
 def event(kind: str, **fields: Any) -> bytes:
     """A server-sent event whose data are a JSON object of its type."""
-    return f"event: {kind}\ndata: {to_json({'type': kind} | fields)}\n\n".encode()
+    return f"event: {kind}\n".encode() + data({"type": kind} | fields)
 
 
 def bearer(headers: Mapping[str, str]) -> str:

@@ -1,18 +1,22 @@
-"""Bytes to a JSON object that is safe to work with, and its values, checked one by one.
+"""Bytes to JSON objects that are safe to work with, and their members, checked one by one.
 
 Rule: whatever the bytes are, the outcome is an object or a RequestError; no string in the object
-is one that cannot be encoded again. A value that was checked has exactly the type and the range
-that were asked for; anything else is refused by name. True is no number, and no comparison turns a
+is one that cannot be encoded again. A field of a request is in exactly one table of its format:
+honoured fields are read, ignored ones could not change a reply, neutral ones may only hold a value
+that asks for nothing. Any other is refused by name, with the reason. A value that was checked has
+exactly the type and the range that were asked for. True is no number, and no comparison turns a
 huge integer into a float.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from threading import Lock
 from typing import Any, TypeVar, cast
 
 import msgspec
+from cachetools import LRUCache
 
 from tinker_claw.errors import RequestError
 
@@ -41,8 +45,133 @@ def _decode(
         raise other or RequestError(told) from error
 
 
-def load_body(body: bytes, raw: Collection[str] = ()) -> dict[str, Any]:
-    """Decode a JSON object, without its null fields.
+@dataclass(frozen=True, slots=True)
+class Neutral:
+    """A field that may be sent as long as it asks for nothing."""
+
+    values: tuple[Any, ...]
+    """Besides null."""
+    because: str
+    """Why no other value can be honoured."""
+
+
+class Fields:
+    """What becomes of every field of an object."""
+
+    def __init__(
+        self, honoured: str, ignored: str = "", neutral: Mapping[str, Neutral] | None = None
+    ) -> None:
+        """`honoured`, `ignored`: names with blanks between them."""
+        self.honoured, self.ignored = frozenset(honoured.split()), frozenset(ignored.split())
+        self.neutral = neutral or {}
+
+    def check(self, given: Object) -> Object:
+        """Return the object.
+
+        Raises:
+            RequestError: names its first field that cannot be honoured.
+        """
+        for name, value in given.items():
+            if name in self.honoured or name in self.ignored:
+                continue
+            neutral = self.neutral.get(name)
+            if neutral is None:
+                raise given.wrong("is not a field that this server knows", name)
+            if not any(_same(value, allowed) for allowed in neutral.values):
+                raise given.wrong(f"is not supported with this value: {neutral.because}", name)
+        return given
+
+
+def _same(value: Any, allowed: Any) -> bool:
+    """Equal, and not as True equals 1."""
+    return value == allowed and isinstance(value, bool) == isinstance(allowed, bool)
+
+
+class Object(dict[str, Any]):
+    """The members of a JSON object but for those that are null, which means absent everywhere.
+
+    Its methods raise RequestError, naming the member, where its value is not what they read.
+    """
+
+    __slots__ = ("at",)
+
+    def __init__(self, value: Any, at: str = "") -> None:
+        """`value`: None is an empty object; `at`: where it stands in the body, "" for the body."""
+        if value is not None and not isinstance(value, dict):
+            raise RequestError(f"{at} must be an object.", param=at)
+        given = cast("dict[str, Any]", value or {})
+        super().__init__({name: one for name, one in given.items() if one is not None})
+        self.at = at
+
+    def place(self, name: str) -> str:
+        """Where a member stands in the body."""
+        return f"{self.at}.{shown(name)}" if self.at else shown(name)
+
+    def wrong(self, why: str, name: str | None = None) -> RequestError:
+        """The refusal of a member, or of the object itself. `why`: the rest of the sentence."""
+        at = self.at if name is None else self.place(name)
+        return RequestError(f"{at} {why}.", param=at)
+
+    def string(self, name: str, *, empty: bool = False) -> str:
+        """A string that must be there, and not be "" unless `empty`."""
+        value = self.get(name)
+        if not isinstance(value, str) or not (value or empty):
+            raise self.wrong("must be a string", name)
+        return value
+
+    def optional(self, name: str, *, empty: bool = False) -> str | None:
+        """A string; None: absent."""
+        return self.string(name, empty=empty) if name in self else None
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        value = self.get(name, default)
+        if not isinstance(value, bool):
+            raise self.wrong("must be true or false", name)
+        return value
+
+    def integer(self, name: str, low: int, high: int) -> int | None:
+        """An integer in [low, high); None: absent."""
+        value = self.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise self.wrong("must be an integer", name)
+        if not low <= value < high:
+            raise self.wrong(f"must be at least {low} and below {high}", name)
+        return value
+
+    def number(
+        self, name: str, low: float, high: float, default: float, *, open_low: bool = False
+    ) -> float:
+        """A number in [low, high], or in (low, high] where `open_low`."""
+        value = self.get(name, default)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise self.wrong("must be a number", name)
+        if not low <= value <= high or (open_low and value == low):
+            least = f"above {low}" if open_low else f"at least {low}"
+            raise self.wrong(f"must be {least} and at most {high}", name)
+        return float(value)
+
+    def object(self, name: str, fields: Fields | None = None) -> Object:
+        """An object that may have these fields; None: any. An absent one is empty."""
+        found = Object(self.get(name), self.place(name))
+        return found if fields is None else fields.check(found)
+
+    def listed(self, name: str, *, required: bool = False) -> list[Any]:
+        value = self.get(name, None if required else [])
+        if not isinstance(value, list):
+            raise self.wrong("must be a list", name)
+        return cast("list[Any]", value)
+
+    def objects(self, name: str, *, required: bool = False) -> list[Object]:
+        """The objects in a list."""
+        at = self.place(name)
+        found = self.listed(name, required=required)
+        return [Object(one, f"{at}[{i}]") for i, one in enumerate(found)]
+
+
+def load_body(body: bytes, raw: Collection[str] = ()) -> Object:
+    """Decode a JSON object.
 
     Args:
         raw: fields that are left as they stand, as `msgspec.Raw`.
@@ -51,12 +180,12 @@ def load_body(body: bytes, raw: Collection[str] = ()) -> dict[str, Any]:
         RequestError: it is none, or holds text that is no text.
     """
     fields = _decode(body, _members, RequestError("The body must be a JSON object."))
-    # null means absent, everywhere in this API.
-    return {
-        name: value if name in raw else _decode(value, _anything)
-        for name, value in fields.items()
-        if value != _NULL
-    }
+    return Object(
+        {
+            name: value if name in raw and value != _NULL else _decode(value, _anything)
+            for name, value in fields.items()
+        }
+    )
 
 
 def raw_items(value: msgspec.Raw | None, at: str) -> list[msgspec.Raw]:
@@ -85,13 +214,12 @@ def anew(make: Callable[[Any, str], _Made], raw: msgspec.Raw, at: str) -> _Made:
 class Known:
     """What was made of parts of earlier requests: a session sends its history again with each. To
     every user only their own are known, so that nobody learns by the time that it takes what others
-    have said. A full room is emptied, and every session pays for its history once more.
+    have said.
     """
 
     def __init__(self, room: int = ROOM) -> None:
         """`room`: bytes."""
-        self._room = self._left = room
-        self._made: dict[Any, Any] = {}
+        self._made = LRUCache[Any, tuple[int, Any]](room, getsizeof=lambda entry: entry[0])
         self._lock = Lock()  # large bodies are read in a thread
 
     def reader(self, user: str, new: dict[Any, Any]) -> Read:
@@ -99,7 +227,8 @@ class Known:
 
         def read(make: Callable[[Any, str], Any], raw: msgspec.Raw, at: str) -> Any:
             key = user, make, bytes(raw)
-            found = self._made.get(key)
+            with self._lock:
+                _, found = self._made.get(key, (0, None))
             if found is None:
                 found = new[key] = anew(make, raw, at)
             return found
@@ -111,66 +240,13 @@ class Known:
         with self._lock:
             for key, value in made.items():
                 size = _ENTRY + 4 * len(key[-1])
-                if self._left < size <= self._room:
-                    self._made, self._left = {}, self._room
-                if size <= self._left:
-                    self._made[key] = value
-                    self._left -= size
+                if size <= self._made.maxsize:
+                    self._made[key] = (size, value)
 
     def clear(self) -> None:
         """Forget all of it."""
         with self._lock:
-            self._made, self._left = {}, self._room
-
-
-def string(value: Any, at: str, *, empty: bool = False) -> str:
-    if not isinstance(value, str) or not (value or empty):
-        raise RequestError(f"{at} must be a string.", param=at)
-    return value
-
-
-def flag(value: Any, at: str, default: bool = False) -> bool:
-    """None means absent."""
-    if value is None:
-        return default
-    if not isinstance(value, bool):
-        raise RequestError(f"{at} must be true or false.", param=at)
-    return value
-
-
-def integer(value: Any, at: str, low: int, high: int) -> int:
-    """An integer in [low, high)."""
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise RequestError(f"{at} must be an integer.", param=at)
-    if not low <= value < high:
-        raise RequestError(f"{at} must be at least {low} and below {high}.", param=at)
-    return value
-
-
-def number(value: Any, at: str, low: float, high: float, *, open_low: bool = False) -> float:
-    """A number in [low, high], or in (low, high] where `open_low`."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise RequestError(f"{at} must be a number.", param=at)
-    if not low <= value <= high or (open_low and value == low):
-        least = f"above {low}" if open_low else f"at least {low}"
-        raise RequestError(f"{at} must be {least} and at most {high}.", param=at)
-    return float(value)
-
-
-def members(value: Any, at: str) -> dict[str, Any]:
-    """The non-null members of an object; None means absent."""
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise RequestError(f"{at} must be an object.", param=at)
-    inner = cast("dict[str, Any]", value)
-    return {name: entry for name, entry in inner.items() if entry is not None}
-
-
-def items(value: Any, at: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise RequestError(f"{at} must be a list.", param=at)
-    return cast("list[Any]", value)
+            self._made.clear()
 
 
 def shown(name: str) -> str:

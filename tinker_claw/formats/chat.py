@@ -15,47 +15,37 @@ from tinker_claw.formats.base import (
     Format,
     GenerationRequest,
     Json,
-    Purpose,
     ReplyHead,
     ReplyWriter,
     Route,
 )
 from tinker_claw.formats.body import (
     INT64,
+    Fields,
     Known,
+    Neutral,
+    Object,
     Read,
     anew,
-    flag,
-    integer,
-    items,
     load_body,
-    members,
-    number,
     raw_items,
-    shown,
-    string,
 )
 from tinker_claw.formats.chat_reply import ChatReply, error_body
 from tinker_claw.formats.fields import (
     MOST_CHOICES,
     MOST_LOGPROBS,
     TEXT_ONLY,
-    Fields,
-    Neutral,
-    attempt_in,
-    cache_session,
-    check_function,
     effort_level,
     function_call,
-    model_name,
-    openai_calls,
+    function_tool,
+    openai,
     refuse_deep,
     schema_of,
     stop_strings,
     text_of,
     unreadable,
 )
-from tinker_claw.types import KnownMessage, KnownTools, Message, Tool
+from tinker_claw.types import KnownMessage, KnownTools, Message
 
 _UNTEMPERED = "replies are drawn from the model's own distribution"
 _TOOLS = "use tools and tool_choice"
@@ -114,9 +104,9 @@ class Chat(Format):
         '"openai-completions" and baseUrl to this address with /v1 at its end'
     )
     routes = (
-        Route("POST", "/v1/chat/completions", Purpose.TURN),
-        Route("GET", "/v1/models", Purpose.MODELS),
-        Route("GET", "/v1/models/{name:path}", Purpose.MODEL),
+        Route("POST", "/v1/chat/completions", "turn"),
+        Route("GET", "/v1/models", "models"),
+        Route("GET", "/v1/models/{name:path}", "model"),
     )
 
     def __init__(self) -> None:
@@ -156,99 +146,63 @@ def parse_chat(
     Raises:
         RequestError: names the first field that is malformed or cannot be honoured.
     """
-    fields = load_body(body, raw=("messages", "tools"))
-    FIELDS.refuse_unknown(fields)
+    fields = FIELDS.check(load_body(body, raw=("messages", "tools")))
     tools = read(_tools, fields["tools"], "tools") if "tools" in fields else ()
-    calls = openai_calls(fields.get("tool_choice", "auto"), tools, nested=True)
     return GenerationRequest(
-        model=model_name(fields),
+        **openai(fields, tools, "max_completion_tokens", "max_tokens", nested=True),
         messages=_messages(fields.get("messages"), read),
-        tools=calls.tools,
-        may_call=calls.may,
-        must_call=calls.must,
-        one_call=not flag(fields.get("parallel_tool_calls"), "parallel_tool_calls", True),
-        stream=flag(fields.get("stream"), "stream"),
-        wants_usage=_include_usage(fields),
-        max_tokens=_max_tokens(fields),
-        temperature=number(fields.get("temperature", 1.0), "temperature", 0, 2),
-        top_p=number(fields.get("top_p", 1.0), "top_p", 0, 1, open_low=True),
+        wants_usage=fields.object("stream_options", _STREAM).flag("include_usage"),
         top_k=_top_k(fields),
-        seed=integer(fields["seed"], "seed", -INT64, INT64) if "seed" in fields else None,
-        stop=stop_strings(fields.get("stop"), "stop"),
-        schema=schema_of(fields.get("response_format"), "response_format", "json_schema"),
+        seed=fields.integer("seed", -INT64, INT64),
+        stop=stop_strings(fields, "stop"),
+        schema=schema_of(fields, "response_format", "json_schema"),
         top_logprobs=_top_logprobs(fields),
         choices=_choices(fields),
         template=_template(fields),
-        reasoning_effort=effort_level(fields.get("reasoning_effort"), "reasoning_effort"),
-        session=cache_session(fields),
-        attempt=attempt_in(fields.get("metadata")),
+        reasoning_effort=effort_level(fields, "reasoning_effort"),
         own=own or {},
     )
 
 
-def _include_usage(fields: Mapping[str, Any]) -> bool:
-    options = _STREAM.members(fields.get("stream_options"), "stream_options")
-    return flag(options.get("include_usage"), "stream_options.include_usage")
-
-
-def _top_logprobs(fields: Mapping[str, Any]) -> int | None:
-    name = "top_logprobs"
-    most = integer(fields.get(name, 0), name, 0, MOST_LOGPROBS + 1)
-    if flag(fields.get("logprobs"), "logprobs"):
+def _top_logprobs(fields: Object) -> int | None:
+    most = fields.integer("top_logprobs", 0, MOST_LOGPROBS + 1) or 0
+    if fields.flag("logprobs"):
         return most
     if most:
-        raise RequestError(f"{name} is told with logprobs: true only.", param=name)
+        raise fields.wrong("is told with logprobs: true only", "top_logprobs")
     return None
 
 
-def _choices(fields: Mapping[str, Any]) -> int:
-    asked = integer(fields.get("n", 1), "n", 1, MOST_CHOICES + 1)
+def _choices(fields: Object) -> int:
+    asked = fields.integer("n", 1, MOST_CHOICES + 1) or 1
     if asked > 1 and fields.get("stream"):
         raise RequestError("n: one reply is streamed; several come whole.", param="n")
     return asked
 
 
-def _template(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    name = "chat_template_kwargs"
-    options = members(fields.get(name), name)
+def _template(fields: Object) -> Mapping[str, Any]:
+    options = fields.object("chat_template_kwargs")
     for option, value in options.items():
         if not isinstance(value, str | int | float):
-            where = f"{name}.{shown(option)}"
-            raise RequestError(f"{where} must be a string, a number or a boolean.", param=where)
+            raise options.wrong("must be a string, a number or a boolean", option)
     return options
 
 
-def _max_tokens(fields: Mapping[str, Any]) -> int | None:
-    """max_completion_tokens is the newer name of max_tokens and wins."""
-    given = [
-        integer(fields[name], name, 1, INT64)
-        for name in ("max_completion_tokens", "max_tokens")
-        if name in fields
-    ]
-    return given[0] if given else None
-
-
-def _top_k(fields: Mapping[str, Any]) -> int | None:
+def _top_k(fields: Object) -> int | None:
     value = fields.get("top_k")
-    if value is None or (type(value) is int and value in (0, -1)):
-        return None  # 0 and -1 are in use elsewhere for "all tokens"
-    return integer(value, "top_k", 1, INT64)
+    if type(value) is int and value in (0, -1):
+        return None  # in use elsewhere for "all tokens"
+    return fields.integer("top_k", 1, INT64)
 
 
 def _tools(raw: Any, at: str) -> KnownTools:
-    """Check the shape of tools. Schemas go into the prompt as they came, and bind no reply."""
-    listed = items(raw, at)
-    tools = KnownTools([_tool(tool, f"{at}[{i}]") for i, tool in enumerate(listed)])
-    refuse_deep(listed)
-    return tools
-
-
-def _tool(raw: Any, at: str) -> Tool:
-    tool = members(raw, at)
-    if tool.get("type") != "function":
-        raise RequestError(f"{at} must be an object of type function.", param=at)
-    check_function(members(tool.get("function"), f"{at}.function"), f"{at}.function")
-    return raw
+    """Check the shape of tools. They go into the prompt as they came, and bind no reply."""
+    for tool in Object({at: raw}).objects(at, required=True):
+        if tool.get("type") != "function":
+            raise tool.wrong("must be an object of type function")
+        function_tool(tool.object("function"))
+        refuse_deep(tool)
+    return KnownTools(raw)
 
 
 def _messages(raw: Raw | None, read: Read) -> tuple[Message, ...]:
@@ -265,69 +219,58 @@ def _messages(raw: Raw | None, read: Read) -> tuple[Message, ...]:
 
 
 def _message(raw: Any, at: str) -> KnownMessage:
-    given = members(raw, at)
+    given = Object(raw, at)
     role = given.get("role")
     if not isinstance(role, str) or role not in _MESSAGES:
-        raise RequestError(f"{at}.role must be one of {', '.join(_MESSAGES)}.", param=f"{at}.role")
-    _MESSAGES[role].refuse_unknown(given, f"{at}.")
-    message = _assistant(given, at) if role == "assistant" else _other(given, role, at)
+        raise given.wrong(f"must be one of {', '.join(_MESSAGES)}", "role")
+    _MESSAGES[role].check(given)
+    message = _assistant(given) if role == "assistant" else _other(given, role)
     if "name" in given:
-        message["name"] = string(given["name"], f"{at}.name")
+        message["name"] = given.string("name")
     return KnownMessage(message)
 
 
-def _other(given: dict[str, Any], role: str, at: str) -> dict[str, Any]:
+def _other(given: Object, role: str) -> dict[str, Any]:
     """A message of anyone but the assistant."""
     if "content" not in given:
-        raise RequestError(f"{at}.content is missing.", param=f"{at}.content")
+        raise given.wrong("is missing", "content")
     message = {
         # OpenAI's newer name for the same role.
         "role": "system" if role == "developer" else role,
-        "content": text_of(given["content"], f"{at}.content", _part),
+        "content": text_of(given, "content", _part),
     }
     if role == "tool":
-        message["tool_call_id"] = string(given.get("tool_call_id"), f"{at}.tool_call_id")
+        message["tool_call_id"] = given.string("tool_call_id")
     return message
 
 
-def _assistant(given: dict[str, Any], at: str) -> dict[str, Any]:
-    calls = items(given.get("tool_calls", []), f"{at}.tool_calls")
-    refusal = string(given.get("refusal", ""), f"{at}.refusal", empty=True)
+def _assistant(given: Object) -> dict[str, Any]:
+    calls = [_call(call) for call in given.objects("tool_calls")]
+    refusal = given.optional("refusal", empty=True) or ""
     if "content" not in given and not calls and not refusal:
-        raise RequestError(
-            f"{at}.content is missing, and there are no tool_calls.", param=f"{at}.content"
-        )
+        raise given.wrong("is missing, and there are no tool_calls", "content")
     # A refusal is what the assistant said instead.
-    content = text_of(given["content"], f"{at}.content", _part) if "content" in given else ""
+    content = text_of(given, "content", _part) if "content" in given else ""
     message: dict[str, Any] = {"role": "assistant", "content": content + refusal}
     if calls:
-        message["tool_calls"] = [
-            _call(call, f"{at}.tool_calls[{i}]") for i, call in enumerate(calls)
-        ]
+        message["tool_calls"] = calls
     if "reasoning_content" in given:
-        where = f"{at}.reasoning_content"
-        message["reasoning_content"] = string(given["reasoning_content"], where, empty=True)
+        message["reasoning_content"] = given.string("reasoning_content", empty=True)
     return message
 
 
-def _call(raw: Any, at: str) -> dict[str, Any]:
-    call = members(raw, at)
+def _call(call: Object) -> dict[str, Any]:
     if call.get("type", "function") != "function":
-        raise RequestError(f"{at}.type must be function.", param=f"{at}.type")
-    function = members(call.get("function"), f"{at}.function")
-    return function_call(
-        string(call.get("id"), f"{at}.id"),
-        string(function.get("name"), f"{at}.function.name"),
-        string(function.get("arguments"), f"{at}.function.arguments", empty=True),
-    )
+        raise call.wrong("must be function", "type")
+    function = call.object("function")
+    name, arguments = function.string("name"), function.string("arguments", empty=True)
+    return function_call(call.string("id"), name, arguments)
 
 
-def _part(raw: Any, at: str) -> str:
-    part = members(raw, at)
+def _part(part: Object) -> str:
     kind = part.get("type")
     if kind == "refusal":
-        return string(part.get("refusal"), f"{at}.refusal", empty=True)
+        return part.string("refusal", empty=True)
     if kind != "text":
-        raise unreadable(kind, at)
-    _PART.refuse_unknown(part, f"{at}.")
-    return string(part.get("text"), f"{at}.text", empty=True)
+        raise unreadable(part)
+    return _PART.check(part).string("text", empty=True)

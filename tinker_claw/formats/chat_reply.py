@@ -1,7 +1,6 @@
 """What goes back to a client of OpenAI's chat completions: replies and errors.
 
 Rule: shapes are OpenAI's; the one addition is `reasoning_content`, as reasoning servers send it.
-What all chunks of a reply have in common is written once; a chunk costs its own text.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from tinker_claw.formats.base import (
     ReplyHead,
     TokenCounts,
     TokenLogprob,
-    to_json,
-    to_string,
+    data,
 )
+from tinker_claw.formats.fields import function_call
 from tinker_claw.types import Delta, ToolCall
 
 _DONE = b"data: [DONE]\n\n"
@@ -45,65 +44,58 @@ class ChatReply:
         self._wants_usage = request.wants_usage
         self._created = head.created
         self._calls = 0
-        self._answers(head.version)
+        self._version = head.version
 
     def whole(self, done: FinishedReply) -> Json:
-        common = self._fields("chat.completion", done.version)
+        self._version = done.version
         everyone = (done, *done.others)
         choices = [_choice(index, one) for index, one in enumerate(everyone)]
-        return common | {"choices": choices, "usage": _usage([one.tokens for one in everyone])}
+        usage = _usage([one.tokens for one in everyone])
+        return self._fields("chat.completion", choices) | {"usage": usage}
 
     def begin(self) -> bytes:
-        return self._chunk('{"role":"assistant","content":""}')
+        return self._chunk({"role": "assistant", "content": ""})
 
     def deltas(self, deltas: Sequence[Delta], version: int) -> bytes:
-        if version != self._version:
-            self._answers(version)
+        self._version = version
         return b"".join([self._chunk(self._delta(delta)) for delta in deltas])
 
     def keep_alive(self) -> bytes:
         """A chunk that says nothing: agents do not take SSE's comments for signs of life."""
-        return self._chunk("{}")
+        return self._chunk({})
 
     def end(self, done: FinishedReply) -> bytes:
-        logprobs = None if done.logprobs is None else to_json(_logprobs(done.logprobs))
-        last = self._chunk("{}", to_json(_FINISH[done.finish]), logprobs)
+        told = {} if done.logprobs is None else {"logprobs": _logprobs(done.logprobs)}
+        last = self._chunk({}, finish_reason=_FINISH[done.finish], **told)
         if self._wants_usage:
-            usage = to_json(_usage([done.tokens]))
-            last += (self._opening + ',"choices":[],"usage":' + usage + "}\n\n").encode()
+            usage = {"usage": _usage([done.tokens])}
+            last += data(self._fields("chat.completion.chunk", []) | usage)
         return last + _DONE
 
     def error(self, error: RequestError) -> bytes:
         # No finish_reason follows.
-        return f"data: {to_json(error_body(error))}\n\n".encode()
+        return data(error_body(error))
 
-    def _answers(self, version: int) -> None:
-        """The chunks from here on are this version's."""
-        self._version = version
-        self._opening = "data: " + to_json(self._fields("chat.completion.chunk", version))[:-1]
-        self._start = self._opening + ',"choices":[{"index":0,"delta":'
-
-    def _fields(self, kind: str, version: int) -> Json:
+    def _fields(self, kind: str, choices: Sequence[Json]) -> Json:
         """What completion and chunks have in common."""
         return {
             "id": self.id,
             "object": kind,
             "created": self._created,
             "model": self._model,
-            "system_fingerprint": f"v{version}",
+            "system_fingerprint": f"v{self._version}",
+            "choices": choices,
         }
 
-    def _delta(self, delta: Delta) -> str:
+    def _delta(self, delta: Delta) -> Json:
         if delta.call is not None:
             self._calls += 1
-            return to_json({"tool_calls": [{"index": self._calls - 1, **_call(delta.call)}]})
-        name = "reasoning_content" if delta.kind == "reasoning" else "content"
-        return f'{{"{name}":{to_string(delta.text)}}}'
+            return {"tool_calls": [{"index": self._calls - 1, **_call(delta.call)}]}
+        return {"reasoning_content" if delta.kind == "reasoning" else "content": delta.text}
 
-    def _chunk(self, delta: str, finish_reason: str = "null", logprobs: str | None = None) -> bytes:
-        told = "" if logprobs is None else ',"logprobs":' + logprobs
-        ending = ',"finish_reason":' + finish_reason + "}]}\n\n"
-        return (self._start + delta + told + ending).encode()
+    def _chunk(self, delta: Json, finish_reason: str | None = None, **told: Json) -> bytes:
+        choice = {"index": 0, "delta": delta, **told, "finish_reason": finish_reason}
+        return data(self._fields("chat.completion.chunk", [choice]))
 
 
 def _choice(index: int, done: FinishedReply) -> Json:
@@ -141,11 +133,7 @@ def _token(text: str, logprob: float) -> Json:
 
 def _call(call: ToolCall) -> Json:
     """A call without its index."""
-    return {
-        "id": call.id,
-        "type": "function",
-        "function": {"name": call.name, "arguments": call.arguments},
-    }
+    return function_call(call.id, call.name, call.arguments)
 
 
 def _usage(replies: Sequence[TokenCounts]) -> Json:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -19,23 +19,22 @@ from tinker_claw.formats.base import (
     Format,
     GenerationRequest,
     Json,
-    Purpose,
     ReplyHead,
     ReplyWriter,
     Route,
     bearer,
 )
-from tinker_claw.formats.body import INT64, flag, integer, items, load_body, members, number, string
+from tinker_claw.formats.body import INT64, Fields, Neutral, Object, load_body
 from tinker_claw.formats.fields import (
     Calls,
-    Fields,
-    Neutral,
     assistant,
-    check_function,
+    common,
     effort_level,
+    forced,
     function_call,
+    function_tool,
     joined,
-    model_name,
+    one_reply,
     parted,
     refuse_deep,
     schema_of,
@@ -43,10 +42,7 @@ from tinker_claw.formats.fields import (
     text_of,
     unreadable,
 )
-from tinker_claw.formats.messages_reply import (
-    MessagesReply,
-    error_body,
-)
+from tinker_claw.formats.messages_reply import MessagesReply, error_body
 from tinker_claw.types import KnownMessage, KnownTools, Message, Tool
 
 _RUNS_NOTHING = "this server runs no tools itself; offer your own"
@@ -72,7 +68,6 @@ FIELDS = Fields(
     },
 )
 
-_EFFORT = "output_config.effort"
 _USUAL = "high"
 """The effort that says as much as none."""
 
@@ -115,10 +110,10 @@ class Messages(Format):
         "address without a path, and ANTHROPIC_MODEL to the model's name"
     )
     routes = (
-        Route("POST", "/v1/messages", Purpose.TURN),
-        Route("POST", "/v1/messages/count_tokens", Purpose.COUNT),
-        Route("GET", "/v1/models", Purpose.MODELS),
-        Route("GET", "/v1/models/{name:path}", Purpose.MODEL),
+        Route("POST", "/v1/messages", "turn"),
+        Route("POST", "/v1/messages/count_tokens", "count"),
+        Route("GET", "/v1/models", "models"),
+        Route("GET", "/v1/models/{name:path}", "model"),
     )
     key_place = "x-api-key"
 
@@ -129,36 +124,25 @@ class Messages(Format):
         return headers.get("x-api-key", "").strip() or bearer(headers)
 
     def parse(self, body: bytes, route: Route, user: str) -> GenerationRequest:
-        fields = load_body(body)
-        FIELDS.refuse_unknown(fields)
-        if route.purpose is Purpose.TURN and "max_tokens" not in fields:
-            raise RequestError("max_tokens is missing.", param="max_tokens")
-        calls, one_call = _calls(fields)
-        effort, effort_at, shows = _thinking(fields)
+        fields = FIELDS.check(load_body(body))
+        if route.purpose == "turn" and "max_tokens" not in fields:
+            raise fields.wrong("is missing", "max_tokens")
+        choice = fields.object("tool_choice", _CHOICE)
+        output = fields.object("output_config", _OUTPUT)
+        effort, effort_at, shows = _thinking(fields, output)
         _check_edits(fields)
-        most = fields.get("max_tokens")
-        top_k = fields.get("top_k")
-        said = [*_system(fields.get("system")), *_conversation(fields.get("messages"))]
+        said = [*_system(fields), *_conversation(fields)]
         return GenerationRequest(
-            model=model_name(fields),
+            **common(fields, 1, "max_tokens"),
+            **_calls(fields, choice),
             messages=tuple(map(KnownMessage, said)),
-            tools=KnownTools(calls.tools),
-            may_call=calls.may,
-            must_call=calls.must,
-            one_call=one_call,
-            stream=flag(fields.get("stream"), "stream"),
-            max_tokens=None if most is None else integer(most, "max_tokens", 1, INT64),
-            temperature=number(fields.get("temperature", 1.0), "temperature", 0, 1),
-            top_p=number(fields.get("top_p", 1.0), "top_p", 0, 1, open_low=True),
-            top_k=None if top_k is None else integer(top_k, "top_k", 1, INT64),
-            stop=stop_strings(fields.get("stop_sequences"), "stop_sequences"),
-            schema=schema_of(
-                members(fields.get("output_config"), "output_config").get("format"),
-                "output_config.format",
-            ),
+            one_call=choice.flag("disable_parallel_tool_use"),
+            top_k=fields.integer("top_k", 1, INT64),
+            stop=stop_strings(fields, "stop_sequences"),
+            schema=schema_of(output, "format"),
             reasoning_effort=effort,
             effort_at=effort_at,
-            session=_session(fields),
+            session=_session(fields.object("metadata", _METADATA)),
             own={"thinking": shows},
         )
 
@@ -181,13 +165,9 @@ class Messages(Format):
         return {"input_tokens": tokens}
 
 
-def _session(fields: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Of `metadata.user_id`, which names a user, and with some clients their session, too."""
-    given = _METADATA.members(fields.get("metadata"), "metadata")
-    where = "metadata.user_id"
-    if "user_id" not in given:
-        return None
-    user = string(given["user_id"], where, empty=True)
+def _session(metadata: Object) -> tuple[str, str] | None:
+    """The session in `user_id`, which names a user, and with some clients their session, too."""
+    user, where = metadata.optional("user_id", empty=True) or "", metadata.place("user_id")
     if found := _SESSION.search(user):
         return found[1], where
     try:
@@ -198,191 +178,145 @@ def _session(fields: Mapping[str, Any]) -> tuple[str, str] | None:
     return (named, where) if named and isinstance(named, str) else None
 
 
-def _thinking(fields: Mapping[str, Any]) -> tuple[str | None, str, bool]:
+def _thinking(fields: Object, output: Object) -> tuple[str | None, str, bool]:
     """The effort, the field that says so, and whether thinking is shown."""
-    config = _OUTPUT.members(fields.get("output_config"), "output_config")
-    effort = effort_level(config.get("effort"), _EFFORT)
-    given = _THINKING.members(fields.get("thinking"), "thinking")
+    effort, given = effort_level(output, "effort"), fields.object("thinking", _THINKING)
     kind = given.get("type")
     if kind not in ("enabled", "disabled", "adaptive", None) or (given and kind is None):
-        raise RequestError(
-            "thinking.type must be enabled, disabled or adaptive.", param="thinking.type"
-        )
-    if "budget_tokens" in given:  # of how many it uses, no client may rely on more than the most
-        integer(given["budget_tokens"], "thinking.budget_tokens", 1, INT64)
+        raise given.wrong("must be enabled, disabled or adaptive", "type")
+    given.integer("budget_tokens", 1, INT64)  # no client may rely on more thinking than the most
     display = given.get("display", "summarized")
     if display not in ("summarized", "omitted"):
-        raise RequestError(
-            "thinking.display must be summarized or omitted.", param="thinking.display"
-        )
+        raise given.wrong("must be summarized or omitted", "display")
     shows = kind in ("enabled", "adaptive") and display == "summarized"
+    at = output.place("effort")
     if kind == "disabled":
-        return "none", "thinking.type", shows
-    if kind == "enabled":
-        return effort or _USUAL, _EFFORT if effort else "thinking.type", shows
-    return (None if effort == _USUAL else effort), _EFFORT, shows
+        effort, at = "none", given.place("type")
+    elif kind == "enabled" and effort is None:
+        effort, at = _USUAL, given.place("type")
+    elif kind != "enabled" and effort == _USUAL:
+        effort = None
+    return effort, at, shows
 
 
-def _check_edits(fields: Mapping[str, Any]) -> None:
+def _check_edits(fields: Object) -> None:
     """Which thinking of earlier replies is shown again, the chat template says; nothing else of a
     history is taken out."""
-    management = _MANAGEMENT.members(fields.get("context_management"), "context_management")
-    for i, edit in enumerate(items(management.get("edits", []), "context_management.edits")):
-        at = f"context_management.edits[{i}]"
-        kind = members(edit, at).get("type")
+    for edit in fields.object("context_management", _MANAGEMENT).objects("edits"):
+        kind = edit.get("type")
         if not isinstance(kind, str) or not kind.startswith("clear_thinking"):
-            raise RequestError(
-                f"{at} is not supported: nothing is taken out of a history here.", param=at
-            )
+            raise edit.wrong("is not supported: nothing is taken out of a history here")
 
 
-def _calls(fields: Mapping[str, Any]) -> tuple[Calls, bool]:
-    """What of calls there may be, and whether only one."""
-    raw = items(fields.get("tools", []), "tools")
-    tools = tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(raw))
-    refuse_deep(raw)
-    choice = _CHOICE.members(fields.get("tool_choice"), "tool_choice")
-    at = "tool_choice.disable_parallel_tool_use"
-    one_call = flag(choice.get("disable_parallel_tool_use"), at)
+def _calls(fields: Object, choice: Object) -> Calls:
+    """What of calls there may be."""
+    tools = KnownTools([_tool(tool) for tool in fields.objects("tools")])
     kind = choice.get("type", "auto")
     if kind in ("any", "tool"):
-        name = string(choice.get("name"), "tool_choice.name") if kind == "tool" else None
-        if members(fields.get("thinking"), "thinking").get("type") == "enabled":
+        name = choice.string("name") if kind == "tool" else None
+        if fields.object("thinking").get("type") == "enabled":
             raise RequestError(
                 "tool_choice begins the reply with a call, so thinking cannot be enabled.",
                 param="tool_choice",
             )
-        return Calls.forced(tools, name, "tool_choice"), one_call
+        return forced(tools, name, choice.at)
     if kind not in ("auto", "none"):
-        at = "tool_choice.type"
-        raise RequestError(f"{at} must be auto, any, tool or none.", param=at)
-    return (Calls(tools), one_call) if kind == "auto" else (Calls(may=False), False)
+        raise choice.wrong("must be auto, any, tool or none", "type")
+    return {"tools": tools} if kind == "auto" else {"may_call": False}
 
 
-def _tool(raw: Any, at: str) -> Tool:
-    given = members(raw, at)
-    kind = given.get("type", "custom")
-    if kind != "custom":
-        raise RequestError(
-            f"{at}: {_RUNS_NOTHING}, with a name and an input_schema, not one of type "
-            f"{string(kind, f'{at}.type')[:80]}.",
-            param=at,
-        )
-    _TOOL.refuse_unknown(given, f"{at}.")
-    check_function(given, at, "input_schema")
-    if "input_schema" not in given:
-        raise RequestError(f"{at}.input_schema is missing.", param=f"{at}.input_schema")
-    function: dict[str, Any] = {"name": given["name"]}
-    if "description" in given:
-        function["description"] = given["description"]
-    function["parameters"] = given["input_schema"]
-    if "strict" in given:
-        function["strict"] = given["strict"]
-    return {"type": "function", "function": function}
+def _tool(given: Object) -> Tool:
+    if given.get("type", "custom") != "custom":
+        kind = given.string("type")[:80]
+        why = f"is of type {kind}, but {_RUNS_NOTHING}, with a name and an input_schema"
+        raise given.wrong(why)
+    refuse_deep(given)
+    if "input_schema" not in _TOOL.check(given):
+        raise given.wrong("is missing", "input_schema")
+    return function_tool(given, "input_schema")
 
 
-def _system(raw: Any) -> list[Message]:
-    if raw is None or raw == "":
-        return []
+def _system(fields: Object) -> list[Message]:
+    raw = fields.get("system", "")
     if isinstance(raw, str):
-        return [{"role": "system", "content": raw}]
-    texts = [_text(block, f"system[{i}]") for i, block in enumerate(items(raw, "system"))]
+        return [{"role": "system", "content": raw}] if raw else []
+    texts = [_text(block) for block in fields.objects("system")]
     return [{"role": "system", "content": parted(texts)}] if texts else []
 
 
-def _conversation(raw: Any) -> list[Message]:
-    if not isinstance(raw, list) or not raw:
+def _conversation(fields: Object) -> list[Message]:
+    sent = fields.objects("messages", required=True)
+    if not sent:
         raise RequestError("messages must be a list of at least one message.", param="messages")
     said: list[Message] = []
-    for i, one in enumerate(cast("list[Any]", raw)):
-        for message in _messages(one, f"messages[{i}]"):
-            if said and message["role"] == said[-1]["role"] == "assistant":
-                message = _one_reply(said.pop(), message)
-            said.append(message)
+    for message in (message for one in sent for message in _messages(one)):
+        if said and message["role"] == said[-1]["role"] == "assistant":
+            message = one_reply(said.pop(), message)
+        said.append(message)
     if said[-1]["role"] == "assistant":
-        raise RequestError(
-            f"messages[{len(cast('list[Any]', raw)) - 1}] is the assistant's: a reply cannot be "
-            "begun for the model here.",
-            param="messages",
-        )
+        raise sent[-1].wrong("is the assistant's: a reply cannot be begun for the model here")
     return said
 
 
-def _one_reply(first: Message, second: Message) -> Message:
-    """Two messages of the assistant in a row, as one."""
-    calls = [*first.get("tool_calls", ()), *second.get("tool_calls", ())]
-    thought = [m["reasoning_content"] for m in (first, second) if "reasoning_content" in m]
-    return assistant([m["content"] for m in (first, second)], thought, calls)
-
-
-def _messages(raw: Any, at: str) -> list[Message]:
+def _messages(given: Object) -> list[Message]:
     """What one message of the client's comes to."""
-    given = members(raw, at)
     role = given.get("role")
     if not isinstance(role, str) or role not in _BY:
-        raise RequestError(f"{at}.role must be one of {', '.join(_BY)}.", param=f"{at}.role")
-    _MESSAGE.refuse_unknown(given, f"{at}.")
-    at = f"{at}.content"
-    content = given.get("content")
+        raise given.wrong(f"must be one of {', '.join(_BY)}", "role")
+    content = _MESSAGE.check(given).get("content")
     if isinstance(content, str):
         return [{"role": role, "content": content}]
-    blocks = [_block(block, role, f"{at}[{i}]") for i, block in enumerate(items(content, at))]
-    texts = [block["text"] for block in blocks if block["type"] == "text"]
-    if role == "assistant":
-        thought = [block["thinking"] for block in blocks if block["type"] == "thinking"]
-        calls = [block["call"] for block in blocks if block["type"] == "tool_use"]
-        return [assistant(texts, thought, calls)]
-    if not blocks:
-        raise RequestError(f"{at} must be a string or a list of blocks.", param=at)
+    blocks = given.objects("content", required=True)
+    for block in blocks:
+        _check_block(block, role)
     kinds = [block["type"] for block in blocks]
+
+    def read(kind: str, make: Callable[[Object], Any]) -> list[Any]:
+        return [make(block) for block in blocks if block["type"] == kind]
+
+    texts = read("text", _text_in)
+    if role == "assistant":
+        thought = read("thinking", lambda block: block.string("thinking", empty=True))
+        return [assistant(texts, thought, read("tool_use", _call))]
+    if not blocks:
+        raise given.wrong("must be a string or a list of blocks", "content")
     if "tool_result" in kinds[kinds.index("text") if "text" in kinds else len(kinds) :]:
-        raise RequestError(f"{at}: results of tools must come before text.", param=at)
-    results = [block["result"] for block in blocks if block["type"] == "tool_result"]
+        raise given.wrong("has results of tools behind text; they must come before it", "content")
+    results = read("tool_result", _result)
     return [*results, *([{"role": role, "content": joined(texts)}] if texts else [])]
 
 
-def _block(raw: Any, role: str, at: str) -> dict[str, Any]:
-    """A block with what it comes to."""
-    given = members(raw, at)
-    kind = given.get("type")
+def _check_block(block: Object, role: str) -> None:
+    kind = block.get("type")
     if not isinstance(kind, str) or kind not in _BLOCKS:
-        raise unreadable(kind, at)
+        raise unreadable(block)
     if kind not in _BY[role]:
-        raise RequestError(f"{at}: a block of type {kind} is not the {role}'s.", param=at)
-    _BLOCKS[kind].refuse_unknown(given, f"{at}.")
-    if kind == "text":
-        given["text"] = string(given.get("text"), f"{at}.text", empty=True)
-    elif kind == "thinking":
-        given["thinking"] = string(given.get("thinking"), f"{at}.thinking", empty=True)
-    elif kind == "tool_use":
-        given["call"] = _call(given, at)
-    elif kind == "tool_result":
-        given["result"] = _result(given, at)
-    return given  # of redacted thinking nothing: it is another server's, in cipher
+        raise block.wrong(f"is of type {kind}, which is not the {role}'s")
+    _BLOCKS[kind].check(block)  # of redacted thinking nothing is read: it is another server's
 
 
-def _text(raw: Any, at: str) -> str:
-    """Of a block that can be nothing else."""
-    return _block(raw, "system", at)["text"]
+def _text_in(block: Object) -> str:
+    return block.string("text", empty=True)
 
 
-def _call(given: Mapping[str, Any], at: str) -> dict[str, Any]:
-    if not isinstance(given.get("input"), dict):
-        raise RequestError(f"{at}.input must be an object.", param=f"{at}.input")
-    try:
-        arguments = json.dumps(given["input"], ensure_ascii=False, separators=(",", ":"))
-    except RecursionError as error:
-        raise RequestError(f"{at}.input is nested too deeply.", param=f"{at}.input") from error
-    name = string(given.get("name"), f"{at}.name")
-    return function_call(string(given.get("id"), f"{at}.id"), name, arguments)
+def _text(block: Object) -> str:
+    """The text of a block that can be nothing else."""
+    _check_block(block, "system")
+    return _text_in(block)
 
 
-def _result(given: Mapping[str, Any], at: str) -> Message:
-    content = given.get("content", "")
-    told = "" if content in ("", []) else text_of(content, f"{at}.content", _text)
-    failed = flag(given.get("is_error"), f"{at}.is_error")
+def _call(block: Object) -> dict[str, Any]:
+    if "input" not in block:
+        raise block.wrong("must be an object", "input")
+    refuse_deep(block.object("input"))
+    arguments = json.dumps(block["input"], ensure_ascii=False, separators=(",", ":"))
+    return function_call(block.string("id"), block.string("name"), arguments)
+
+
+def _result(block: Object) -> Message:
+    told = text_of(block, "content", _text, empty=True)
     return {
         "role": "tool",
-        "tool_call_id": string(given.get("tool_use_id"), f"{at}.tool_use_id"),
-        "content": joined(["Error: ", told]) if failed else told,
+        "tool_call_id": block.string("tool_use_id"),
+        "content": joined(["Error: ", told]) if block.flag("is_error") else told,
     }

@@ -21,8 +21,6 @@ from tinker_claw.formats.base import (
     ReplyHead,
     TokenCounts,
     event,
-    to_json,
-    to_string,
 )
 from tinker_claw.types import Delta, ToolCall
 
@@ -45,8 +43,6 @@ _TOO_LONG = "prompt is too long: "
 _SIGNATURE = "dW5zaWduZWQ="
 """Of thinking, which nobody checks here; clients drop thinking without one."""
 
-_PING = b'event: ping\ndata: {"type":"ping"}\n\n'
-
 
 class MessagesReply:
     """A message, or its events as bytes."""
@@ -68,74 +64,72 @@ class MessagesReply:
         reply = done.reply
         blocks: list[Json] = []
         if self._shows and reply.reasoning:
-            thinking = {"type": "thinking", "thinking": reply.reasoning}
-            blocks.append(thinking | {"signature": _SIGNATURE})
+            blocks.append(_block("thinking", reply.reasoning, _SIGNATURE))
         if reply.text or not reply.tool_calls:
-            blocks.append({"type": "text", "text": reply.text})
+            blocks.append(_block("text", reply.text))
         blocks += [_call(call, json.loads(call.arguments)) for call in reply.tool_calls]
-        ending = {"stop_reason": _FINISH[done.finish], "stop_sequence": done.stop_string}
-        return self._message(blocks) | ending | {"usage": _usage(done.tokens)}
+        return self._message(blocks, done.tokens) | _ending(done)
 
     def begin(self) -> bytes:
-        usage = _usage(TokenCounts(self._prompt_tokens, 0, 0))
-        ending = {"stop_reason": None, "stop_sequence": None}
-        message = self._message([]) | ending | {"usage": usage}
-        return event("message_start", message=message) + _PING
+        message = self._message([], TokenCounts(self._prompt_tokens, 0, 0))
+        return event("message_start", message=message) + self.keep_alive()
 
     def deltas(self, deltas: Sequence[Delta], version: int) -> bytes:
         return b"".join([self._delta(delta) for delta in deltas])
 
     def keep_alive(self) -> bytes:
-        return _PING
+        return event("ping")
 
     def end(self, done: FinishedReply) -> bytes:
         last = self._close()
         if self._silent:
             last += self._begin("text") + self._close()
-        ending = {"stop_reason": _FINISH[done.finish], "stop_sequence": done.stop_string}
-        last += event("message_delta", delta=ending, usage=_usage(done.tokens))
+        last += event("message_delta", delta=_ending(done), usage=_usage(done.tokens))
         return last + event("message_stop")
 
     def error(self, error: RequestError) -> bytes:
         # No message_stop follows.
-        return f"event: error\ndata: {to_json(error_body(error))}\n\n".encode()
+        return event("error", **error_body(error))
 
-    def _message(self, content: list[Json]) -> Json:
-        common = {"id": self.id, "type": "message", "role": "assistant", "model": self._model}
-        return common | {"content": content}
+    def _message(self, content: list[Json], tokens: TokenCounts) -> Json:
+        return {
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": content,
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": _usage(tokens),
+        }
 
     def _delta(self, delta: Delta) -> bytes:
         if delta.call is not None:
             return (
-                self._close()
-                + self._begin("tool_use", delta.call)
-                + self._piece("input_json_delta", "partial_json", delta.call.arguments)
+                self._begin("tool_use", delta.call)
+                + self._piece("input_json_delta", partial_json=delta.call.arguments)
                 + self._close()
             )
         if delta.kind == "text":
-            begun = b"" if self._open == "text" else self._close() + self._begin("text")
-            return begun + self._piece("text_delta", "text", delta.text)
+            return self._begin("text") + self._piece("text_delta", text=delta.text)
         if not self._shows:
             return b""
-        begun = b"" if self._open == "thinking" else self._close() + self._begin("thinking")
-        return begun + self._piece("thinking_delta", "thinking", delta.text)
+        return self._begin("thinking") + self._piece("thinking_delta", thinking=delta.text)
 
     def _begin(self, kind: str, call: ToolCall | None = None) -> bytes:
+        """Open a block, unless one of text or thinking goes on."""
+        if self._open == kind:
+            return b""
+        closed = self._close()
         self._blocks += 1
         self._open = kind
         self._silent = self._silent and kind == "thinking"
-        block: Json = {"type": "text", "text": ""}
-        if kind == "thinking":
-            block = {"type": "thinking", "thinking": "", "signature": ""}
-        elif call is not None:
-            block = _call(call, {})
-        return event("content_block_start", index=self._blocks - 1, content_block=block)
+        block = _block(kind) if call is None else _call(call, {})
+        return closed + event("content_block_start", index=self._blocks - 1, content_block=block)
 
-    def _piece(self, kind: str, name: str, text: str) -> bytes:
-        return (
-            'event: content_block_delta\ndata: {"type":"content_block_delta","index":'
-            f'{self._blocks - 1},"delta":{{"type":"{kind}","{name}":{to_string(text)}}}}}\n\n'
-        ).encode()
+    def _piece(self, kind: str, **piece: str) -> bytes:
+        delta = {"type": kind} | piece
+        return event("content_block_delta", index=self._blocks - 1, delta=delta)
 
     def _close(self) -> bytes:
         was, self._open = self._open, None
@@ -143,8 +137,17 @@ class MessagesReply:
             return b""
         signed = b""
         if was == "thinking":
-            signed = self._piece("signature_delta", "signature", _SIGNATURE)
+            signed = self._piece("signature_delta", signature=_SIGNATURE)
         return signed + event("content_block_stop", index=self._blocks - 1)
+
+
+def _block(kind: str, text: str = "", signature: str = "") -> Json:
+    block = {"type": kind, kind: text}
+    return block | {"signature": signature} if kind == "thinking" else block
+
+
+def _ending(done: FinishedReply) -> Json:
+    return {"stop_reason": _FINISH[done.finish], "stop_sequence": done.stop_string}
 
 
 def _call(call: ToolCall, arguments: Any) -> Json:

@@ -7,7 +7,7 @@ user, in memory only; to everyone else, and after a restart, there is no such re
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 from typing import Any, cast
 
@@ -18,35 +18,21 @@ from tinker_claw.formats.base import (
     Format,
     GenerationRequest,
     Json,
-    Purpose,
     ReplyHead,
     ReplyWriter,
     Route,
 )
-from tinker_claw.formats.body import (
-    INT64,
-    flag,
-    integer,
-    items,
-    load_body,
-    members,
-    number,
-    shown,
-    string,
-)
+from tinker_claw.formats.body import Fields, Neutral, Object, load_body
 from tinker_claw.formats.chat_reply import error_body
 from tinker_claw.formats.fields import (
     MOST_LOGPROBS,
-    Fields,
-    Neutral,
+    as_message,
     assistant,
-    attempt_in,
-    cache_session,
-    check_function,
     effort_level,
     function_call,
-    model_name,
-    openai_calls,
+    function_tool,
+    one_reply,
+    openai,
     parted,
     refuse_deep,
     schema_of,
@@ -137,8 +123,8 @@ class Responses(Format):
         "address with /v1 at its end"
     )
     routes = (
-        Route("POST", "/v1/responses", Purpose.TURN),
-        Route("POST", "/v1/responses/input_tokens", Purpose.COUNT),
+        Route("POST", "/v1/responses", "turn"),
+        Route("POST", "/v1/responses/input_tokens", "count"),
     )
 
     def __init__(self) -> None:
@@ -152,51 +138,36 @@ class Responses(Format):
         return path.startswith("/v1/responses")
 
     def parse(self, body: bytes, route: Route, user: str) -> GenerationRequest:
-        fields = load_body(body)
-        FIELDS.refuse_unknown(fields)
+        fields = FIELDS.check(load_body(body))
         names: Names = {}
-        tools = _tools(fields, names)
-        calls = openai_calls(fields.get("tool_choice", "auto"), tools, nested=False)
-        instructions, said = fields.get("instructions"), self._history(fields, user)
-        head = [string(instructions, "instructions", empty=True)] if instructions else []
-        most = fields.get("max_output_tokens")
-        metadata, effort = _metadata(fields), _effort(fields)
-        kept = flag(fields.get("store"), "store", True)
-        _check_extras(fields)
+        said = self._history(fields, user)
+        head = [fields.string("instructions")] if fields.get("instructions") else []
+        effort = effort_level(fields.object("reasoning", _REASONING), "effort")
+        fields.object("stream_options", _STREAM)
         return GenerationRequest(
-            model=model_name(fields),
+            **openai(fields, _tools(fields, names), "max_output_tokens", nested=False),
             messages=tuple(map(KnownMessage, _with_one_head(head, said))),
-            tools=KnownTools(calls.tools),
-            may_call=calls.may,
-            must_call=calls.must,
-            one_call=not flag(fields.get("parallel_tool_calls"), "parallel_tool_calls", True),
-            stream=flag(fields.get("stream"), "stream"),
-            max_tokens=None if most is None else integer(most, "max_output_tokens", 1, INT64),
-            temperature=number(fields.get("temperature", 1.0), "temperature", 0, 2),
-            top_p=number(fields.get("top_p", 1.0), "top_p", 0, 1, open_low=True),
-            schema=schema_of(members(fields.get("text"), "text").get("format"), "text.format"),
+            schema=schema_of(fields.object("text", _TEXT), "format"),
             top_logprobs=_top_logprobs(fields),
             reasoning_effort=effort,
             effort_at="reasoning.effort",
-            session=cache_session(fields),
             follows=fields.get("previous_response_id"),
-            attempt=attempt_in(metadata),
             own={
-                "fields": fields | {"reasoning": {"effort": effort, "summary": None}},
+                "fields": fields
+                | {"reasoning": {"effort": effort, "summary": None}, "metadata": _metadata(fields)},
                 "names": names,
                 "said": said,
-                "kept": kept,
+                "kept": fields.flag("store", True),
                 "user": user,
             },
         )
 
-    def _history(self, fields: Mapping[str, Any], user: str) -> tuple[Message, ...]:
+    def _history(self, fields: Object, user: str) -> tuple[Message, ...]:
         """What was said until now, without instructions."""
-        name, before = fields.get("previous_response_id"), ()
-        if name is not None:
-            where = "previous_response_id"
+        where, before = "previous_response_id", ()
+        if (name := fields.optional(where)) is not None:
             with self._lock:
-                found = self._said.get((user, string(name, where)))
+                found = self._said.get((user, name))
             if found is None:
                 raise RequestError(
                     f"{where}: there is no such reply any more; they are kept in memory, a few "
@@ -206,7 +177,7 @@ class Responses(Format):
                     param=where,
                 )
             before = found
-        return (*before, *_conversation(fields.get("input")))
+        return (*before, *_conversation(fields))
 
     def remember(self, request: GenerationRequest, user: str) -> None:
         cast("dict[str, Any]", request.own)["open"] = self._forgotten
@@ -222,7 +193,7 @@ class Responses(Format):
 
         def keep(id: str, reply: Reply) -> None:
             with self._lock:
-                said = (*own["said"], _of_reply(reply))
+                said = (*own["said"], as_message(reply))
                 if own["open"] == self._forgotten and _size(said) <= _ROOM:
                     self._said[own["user"], id] = said
 
@@ -242,12 +213,6 @@ def _size(said: Sequence[Message]) -> int:
     return 1000 * len(said) + texts + sum(len(call["arguments"]) for call in calls)
 
 
-def _of_reply(reply: Reply) -> Message:
-    """As a client would send it back."""
-    calls = [function_call(call.id, call.name, call.arguments) for call in reply.tool_calls]
-    return assistant([reply.text], [reply.reasoning] if reply.reasoning else [], calls)
-
-
 def _with_one_head(head: list[str], said: Sequence[Message]) -> tuple[Message, ...]:
     """Instructions and what developers say at the beginning are one system message: many chat
     templates know no second one."""
@@ -257,75 +222,54 @@ def _with_one_head(head: list[str], said: Sequence[Message]) -> tuple[Message, .
     return (*found, *said[at:])
 
 
-def _metadata(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+def _metadata(fields: Object) -> Object:
     """It goes back with the reply."""
-    given = members(fields.get("metadata"), "metadata")
+    given = fields.object("metadata")
     for name, value in given.items():
         if not isinstance(value, str | int | float):
-            at = f"metadata.{shown(name)}"
-            raise RequestError(f"{at} must be a string.", param=at)
+            raise given.wrong("must be a string", name)
     return given
 
 
-def _effort(fields: Mapping[str, Any]) -> str | None:
-    given = _REASONING.members(fields.get("reasoning"), "reasoning")
-    return effort_level(given.get("effort"), "reasoning.effort")
-
-
-def _top_logprobs(fields: Mapping[str, Any]) -> int | None:
-    name = "top_logprobs"
-    most = integer(fields.get(name, 0), name, 0, MOST_LOGPROBS + 1)
-    return most if most or _LOGPROBS in items(fields.get("include", []), "include") else None
-
-
-def _check_extras(fields: Mapping[str, Any]) -> None:
-    _TEXT.members(fields.get("text"), "text")
-    _STREAM.members(fields.get("stream_options"), "stream_options")
-    for i, one in enumerate(items(fields.get("include", []), "include")):
+def _top_logprobs(fields: Object) -> int | None:
+    included = fields.listed("include")
+    for i, one in enumerate(included):
         if one not in _INCLUDED:
-            raise RequestError(f"include[{i}] is not supported.", param=f"include[{i}]")
+            raise fields.wrong("is not supported", f"include[{i}]")
+    most = fields.integer("top_logprobs", 0, MOST_LOGPROBS + 1) or 0
+    return most if most or _LOGPROBS in included else None
 
 
-def _tools(fields: Mapping[str, Any], names: Names) -> tuple[Tool, ...]:
+def _tools(fields: Object, names: Names) -> KnownTools:
     """
     Args:
         names: gets the names of those that stand in a namespace, by what the model is shown.
     """
-    raw = items(fields.get("tools", []), "tools")
-    tools = [found for i, one in enumerate(raw) for found in _tool(one, f"tools[{i}]", names)]
-    refuse_deep(raw)
-    return tuple(tools)
+    return KnownTools([found for one in fields.objects("tools") for found in _tool(one, names)])
 
 
-def _tool(raw: Any, at: str, names: Names) -> list[Tool]:
-    given = members(raw, at)
+def _tool(given: Object, names: Names) -> list[Tool]:
+    refuse_deep(given)
     kind = given.get("type")
     if kind == "function":
-        return [_function(given, at)]
+        return [_function(given)]
     if kind != "namespace":
         what = f"of type {kind[:80]}" if isinstance(kind, str) else "without a type"
-        raise RequestError(
-            f'{at}: {_RUNS_NOTHING}, not a tool {what}; in Codex, web_search = "disabled" leaves '
-            "its own out.",
-            param=at,
+        raise given.wrong(
+            f'is {what}, but {_RUNS_NOTHING}; in Codex, web_search = "disabled" leaves its own out'
         )
-    _NAMESPACE.refuse_unknown(given, f"{at}.")
-    space, found = string(given.get("name"), f"{at}.name"), list[Tool]()
-    for i, one in enumerate(items(given.get("tools"), f"{at}.tools")):
-        tool = _function(members(one, f"{at}.tools[{i}]"), f"{at}.tools[{i}]")
-        name = tool["function"]["name"]
-        names[shown := _shown(space, name)] = (space, name)
-        found.append({"type": "function", "function": {**tool["function"], "name": shown}})
+    space, found = _NAMESPACE.check(given).string("name"), list[Tool]()
+    for one in given.objects("tools", required=True):
+        function = _function(one)["function"]
+        names[shown := _shown(space, function["name"])] = (space, function["name"])
+        found.append({"type": "function", "function": {**function, "name": shown}})
     return found
 
 
-def _function(given: Mapping[str, Any], at: str) -> Tool:
+def _function(given: Object) -> Tool:
     if given.get("type") != "function":
-        raise RequestError(f"{at} must be of type function.", param=at)
-    _FUNCTION.refuse_unknown(given, f"{at}.")
-    check_function(given, at)
-    told = {n: given[n] for n in ("name", "description", "parameters", "strict") if n in given}
-    return {"type": "function", "function": told}
+        raise given.wrong("must be of type function")
+    return function_tool(_FUNCTION.check(given))
 
 
 def _shown(space: str, name: str) -> str:
@@ -333,98 +277,71 @@ def _shown(space: str, name: str) -> str:
     return f"{space}__{name}"
 
 
-def _conversation(raw: Any) -> list[Message]:
+def _conversation(fields: Object) -> list[Message]:
     """The messages that the items of an input come to."""
+    raw = fields.get("input")
     if isinstance(raw, str):
         return [{"role": "user", "content": raw}]
-    if not isinstance(raw, list) or not raw:
-        raise RequestError("input must be a string or a list of items.", param="input")
-    said, reply = list[Message](), _ReplyItems()
-    for i, one in enumerate(cast("list[Any]", raw)):
-        at = f"input[{i}]"
-        given = members(one, at)
+    if not raw:
+        raise fields.wrong("must be a string or a list of items", "input")
+    said = list[Message]()
+    for given in fields.objects("input"):
         kind = given.get("type", "message")
         if not isinstance(kind, str) or kind not in _ITEMS:
             why = _KEEPS_NOTHING if kind == "item_reference" else "no reply of this server has one"
-            raise RequestError(f"{at}: an item of type {str(kind)[:80]}: {why}.", param=at)
-        _ITEMS[kind].refuse_unknown(given, f"{at}.")
-        if kind == "reasoning" and reply.said:
-            said, reply = [*said, *reply.message()], _ReplyItems()
-        if not reply.takes(given, kind, at):
-            other = _message(given, at) if kind == "message" else _result(given, at)
-            said, reply = [*said, *reply.message(), other], _ReplyItems()
-    said += reply.message()
+            raise given.wrong(f"is an item of type {str(kind)[:80]}: {why}")
+        _ITEMS[kind].check(given)
+        message = _READ[kind](given)
+        if kind == "reasoning" and "reasoning_content" not in message:
+            continue
+        last = said[-1] if said else {"role": None}
+        begins = kind == "reasoning" and (last.get("content") or "tool_calls" in last)
+        if last["role"] == message["role"] == "assistant" and not begins:
+            message = one_reply(said.pop(), message)
+        said.append(message)
     if not said:
         raise RequestError("input holds nothing that this model can read.", param="input")
     return said
 
 
-class _ReplyItems:
-    """The items of one reply, as far as they have come."""
-
-    def __init__(self) -> None:
-        self._thought: list[str] = []
-        self._texts: list[str] = []
-        self._calls: list[Any] = []
-        self.said = False
-        """There is more than reasoning."""
-
-    def takes(self, given: Mapping[str, Any], kind: str, at: str) -> bool:
-        """Whether it is one of them."""
-        if kind == "reasoning":
-            # What is in cipher, or a summary, was for another server.
-            parts = items(given.get("content", []), f"{at}.content")
-            self._thought += [_part(p, f"{at}.content[{j}]") for j, p in enumerate(parts)]
-            return True
-        if kind == "function_call":
-            self._calls.append(_call_of(given, at))
-        elif kind == "message" and given.get("role") == "assistant":
-            content = given.get("content")
-            empty = isinstance(content, list) and not content
-            self._texts.append("" if empty else text_of(content, f"{at}.content", _part))
-        else:
-            return False
-        self.said = True
-        return True
-
-    def message(self) -> list[Message]:
-        """What they come to; nothing where none has come."""
-        if not self.said and not self._thought:
-            return []
-        return [assistant(self._texts, self._thought, self._calls)]
+def _reasoning(given: Object) -> Message:
+    """What is in cipher, or a summary, was for another server."""
+    return assistant([], [_part(part) for part in given.objects("content")], [])
 
 
-def _message(given: Mapping[str, Any], at: str) -> Message:
-    """Of anyone but the assistant."""
+def _message(given: Object) -> Message:
     role = given.get("role")
     if role not in _ROLES:
-        raise RequestError(f"{at}.role must be one of {', '.join(_ROLES)}.", param=f"{at}.role")
-    content = text_of(given.get("content"), f"{at}.content", _part)
+        raise given.wrong(f"must be one of {', '.join(_ROLES)}", "role")
+    if role == "assistant":
+        return assistant([text_of(given, "content", _part, empty=True)], [], [])
+    content = text_of(given, "content", _part)
     return {"role": "system" if role == "developer" else role, "content": content}
 
 
-def _part(raw: Any, at: str) -> str:
-    given = members(raw, at)
+def _part(given: Object) -> str:
     kind = given.get("type")
     if not isinstance(kind, str) or kind not in _PARTS:
-        raise unreadable(kind, at)
-    _PARTS[kind].refuse_unknown(given, f"{at}.")
+        raise unreadable(given)
     name = "refusal" if kind == "refusal" else "text"
-    return string(given.get(name), f"{at}.{name}", empty=True)
+    return _PARTS[kind].check(given).string(name, empty=True)
 
 
-def _call_of(given: Mapping[str, Any], at: str) -> dict[str, Any]:
-    name = string(given.get("name"), f"{at}.name")
+def _call(given: Object) -> Message:
+    name, arguments = given.string("name"), given.string("arguments", empty=True)
     if "namespace" in given:
-        name = _shown(string(given["namespace"], f"{at}.namespace"), name)
-    arguments = string(given.get("arguments"), f"{at}.arguments", empty=True)
-    return function_call(string(given.get("call_id"), f"{at}.call_id"), name, arguments)
+        name = _shown(given.string("namespace"), name)
+    return assistant([], [], [function_call(given.string("call_id"), name, arguments)])
 
 
-def _result(given: Mapping[str, Any], at: str) -> Message:
-    output = given.get("output")
-    return {
-        "role": "tool",
-        "tool_call_id": string(given.get("call_id"), f"{at}.call_id"),
-        "content": "" if output == [] else text_of(output, f"{at}.output", _part),
-    }
+def _result(given: Object) -> Message:
+    output = text_of(given, "output", _part, empty=True)
+    return {"role": "tool", "tool_call_id": given.string("call_id"), "content": output}
+
+
+_READ: Mapping[str, Callable[[Object], Message]] = {
+    "message": _message,
+    "reasoning": _reasoning,
+    "function_call": _call,
+    "function_call_output": _result,
+}

@@ -17,7 +17,6 @@ from tinker_claw.formats.base import (
     ReplyHead,
     TokenCounts,
     event,
-    to_string,
 )
 from tinker_claw.formats.chat_reply import token_logprobs
 from tinker_claw.types import Delta, Reply, ToolCall
@@ -83,57 +82,54 @@ class ResponsesReply:
         """Its id."""
         self._written: list[str] = []
         """Its pieces."""
+        self._logprobs: Sequence[Json] = ()
+        """Of the text; a stream has them at its end only."""
 
     def whole(self, done: FinishedReply) -> Json:
-        self._kept(done.reply)
-        reply, output = done.reply, list[Json]()
-        if reply.reasoning:
-            output.append(_item("reasoning", _id("rs"), reply.reasoning))
-        if reply.text or not reply.tool_calls:
-            logprobs = token_logprobs(done.logprobs or ())
-            output.append(_item("text", _id("msg"), reply.text, logprobs))
-        output += [self._call(call, _id("fc"), "completed") for call in reply.tool_calls]
-        return self._response(output, _status(done), done.tokens)
+        self._logprobs = token_logprobs(done.logprobs or ())
+        self.deltas(done.reply.deltas, done.version)
+        return self._finish(done)[1]
 
     def begin(self) -> bytes:
-        response = self._response([], "in_progress")
+        response = self._response("in_progress")
         return self._event("response.created", response=response) + self.keep_alive()
 
     def deltas(self, deltas: Sequence[Delta], version: int) -> bytes:
         return b"".join([self._delta(delta) for delta in deltas])
 
     def keep_alive(self) -> bytes:
-        return self._event("response.in_progress", response=self._response([], "in_progress"))
+        return self._event("response.in_progress", response=self._response("in_progress"))
 
     def end(self, done: FinishedReply) -> bytes:
-        self._kept(done.reply)
-        last = self._close(token_logprobs(done.logprobs or ()))
-        if all(item["type"] == "reasoning" for item in self._output):
-            last += self._begin("text") + self._close()
-        status = _status(done)
-        response = self._response(self._output, status, done.tokens)
-        return last + self._event(f"response.{status}", response=response)
+        self._logprobs = token_logprobs(done.logprobs or ())
+        last, response = self._finish(done)
+        return last + self._event(f"response.{response['status']}", response=response)
 
     def error(self, error: RequestError) -> bytes:
-        response = self._response(self._output, "failed")
         code = "rate_limit_exceeded" if error.status == 429 else "server_error"
-        response["error"] = {"code": code, "message": str(error)}
-        return self._event("response.failed", response=response)
+        told = {"error": {"code": code, "message": str(error)}}
+        return self._event("response.failed", response=self._response("failed") | told)
 
-    def _kept(self, reply: Reply) -> None:
+    def _finish(self, done: FinishedReply) -> tuple[bytes, Json]:
+        """The last events of the items, and the response."""
         if self._keep is not None:
-            self._keep(self.id, reply)
+            self._keep(self.id, done.reply)
+        last = self._close()
+        if all(item["type"] == "reasoning" for item in self._output):
+            last += self._begin("text") + self._close()
+        cut = done.finish == "length"
+        return last, self._response("incomplete" if cut else "completed") | {
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "usage": _usage(done.tokens),
+        }
 
-    def _response(
-        self, output: Sequence[Json], status: str, tokens: TokenCounts | None = None
-    ) -> Json:
-        cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
+    def _response(self, status: str) -> Json:
         return self._common | {
             "status": status,
             "error": None,
-            "incomplete_details": cut,
-            "output": output,
-            "usage": tokens and _usage(tokens),
+            "incomplete_details": None,
+            "output": self._output,
+            "usage": None,
         }
 
     def _delta(self, delta: Delta) -> bytes:
@@ -143,7 +139,11 @@ class ResponsesReply:
         if delta.kind != self._kind:
             begun = self._close() + self._begin(delta.kind)
         self._written.append(delta.text)
-        return begun + self._piece(delta.text)
+        part = _PARTS[delta.kind]
+        more: Json = {"logprobs": []} if delta.kind == "text" else {}
+        return begun + self._event(
+            f"response.{part}.delta", **self._in_item(), delta=delta.text, **more
+        )
 
     def _begin(self, kind: str) -> bytes:
         self._kind, self._written = kind, []
@@ -154,24 +154,13 @@ class ResponsesReply:
             "response.content_part.added", part=part, **self._in_item()
         )
 
-    def _piece(self, text: str) -> bytes:
-        kind = _PARTS[self._kind or "text"]
-        logprobs = ',"logprobs":[]' if kind == "output_text" else ""
-        number, self._events = self._events, self._events + 1
-        return (
-            f'event: response.{kind}.delta\ndata: {{"type":"response.{kind}.delta",'
-            f'"sequence_number":{number},"item_id":"{self._item}","output_index":'
-            f'{len(self._output)},"content_index":0,"delta":{to_string(text)}{logprobs}}}\n\n'
-        ).encode()
-
-    def _close(self, logprobs: Sequence[Json] = ()) -> bytes:
-        """`logprobs`: of the text, which are known at its end only."""
+    def _close(self) -> bytes:
         kind, self._kind = self._kind, None
         if kind is None:
             return b""
         text, place = "".join(self._written), self._in_item()
-        more: Json = {"logprobs": logprobs} if kind == "text" else {}
-        item = _item(kind, self._item, text, logprobs)
+        more: Json = {"logprobs": self._logprobs} if kind == "text" else {}
+        item = _item(kind, self._item, text, self._logprobs)
         last = (
             self._event(f"response.{_PARTS[kind]}.done", text=text, **place, **more)
             + self._event("response.content_part.done", part=item["content"][0], **place)
@@ -181,29 +170,22 @@ class ResponsesReply:
         return last
 
     def _whole_call(self, call: ToolCall) -> bytes:
-        id, place = _id("fc"), self._at()
-        begun, item = (self._call(call, id, status) for status in ("in_progress", "completed"))
-        arguments, place_in = call.arguments, {"item_id": id, **place}
-        told = (
-            self._event("response.output_item.added", item=begun | {"arguments": ""}, **place)
-            + self._event("response.function_call_arguments.delta", delta=arguments, **place_in)
-            + self._event(
-                "response.function_call_arguments.done",
-                arguments=arguments,
-                name=item["name"],
-                **place_in,
-            )
-            + self._event("response.output_item.done", item=item, **place)
-        )
-        self._output.append(item)
-        return told
-
-    def _call(self, call: ToolCall, id: str, status: str) -> Json:
         space, name = self._names.get(call.name, (None, call.name))
-        item = {"type": "function_call", "id": id, "call_id": call.id, "name": name}
+        item = {"type": "function_call", "id": _id("fc"), "call_id": call.id, "name": name}
         if space is not None:
             item["namespace"] = space
-        return item | {"arguments": call.arguments, "status": status}
+        begun = item | {"arguments": "", "status": "in_progress"}
+        item |= {"arguments": call.arguments, "status": "completed"}
+        place = self._at()
+        told = {"item_id": item["id"], **place}
+        self._output.append(item)
+        kind = "response.function_call_arguments"
+        return (
+            self._event("response.output_item.added", item=begun, **place)
+            + self._event(f"{kind}.delta", delta=call.arguments, **told)
+            + self._event(f"{kind}.done", arguments=call.arguments, name=name, **told)
+            + self._event("response.output_item.done", item=item, **place)
+        )
 
     def _at(self) -> Json:
         return {"output_index": len(self._output)}
@@ -239,10 +221,6 @@ def _part(kind: str, text: str, logprobs: Sequence[Json] = ()) -> Json:
     if kind == "reasoning":
         return {"type": "reasoning_text", "text": text}
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
-
-
-def _status(done: FinishedReply) -> str:
-    return "incomplete" if done.finish == "length" else "completed"
 
 
 def _usage(tokens: TokenCounts) -> Json:

@@ -1,8 +1,8 @@
 """Who is calling: a key names a user, and no key is needed where nobody has one.
 
-Rule: what was sent is compared with every user's key, whole and in constant time; how long an
-answer takes says neither whose key is nearly right, nor how long it is. From one address only so
-many wrong ones are looked at. Whoever holds the settings' own key, or calls from this machine where
+Rule: keys are looked up by a digest under a secret of this process; how long an answer takes says
+neither whose key is nearly right, nor how long it is. From one address only so many wrong ones are
+looked at. Whoever holds the settings' own key, or calls from this machine where
 no key is needed, runs this gateway and is an admin.
 """
 
@@ -77,24 +77,21 @@ class Keys:
             everybody.append(User(name=DEFAULT_USER, key=api_key, role="admin", group=None))
         self._secret = token_bytes(32)
         self._tries = Tries()
-        self._tried = LRUCache[tuple[str, bytes], Principal | None](_TRIED)
-        """Whose key it is that came from an address, by its digest; None: nobody's. So a client
-        that works goes on beside one that guesses, and one that is set up wrongly guesses once."""
+        self._tried = LRUCache[tuple[str, bytes], bool](_TRIED)
+        """Digests that came from an address and were looked at. So a client that works goes on
+        beside one that guesses, and one that is set up wrongly guesses once."""
         groups = {(user.group, user.group or user.name) for user in everybody}
-        self._principals = [
-            (
-                Principal(
-                    user.name,
-                    user.role == "admin",
-                    # A group of the name of a user who is in none is another group.
-                    self._digest(f"{user.group} {user.group or user.name}").hex()
-                    if len(groups) > 1
-                    else None,
-                ),
-                self._digest(user.key.get_secret_value()),
+        self._principals = {
+            self._digest(user.key.get_secret_value()): Principal(
+                user.name,
+                user.role == "admin",
+                # A group of the name of a user who is in none is another group.
+                self._digest(f"{user.group} {user.group or user.name}").hex()
+                if len(groups) > 1
+                else None,
             )
             for user in everybody
-        ]
+        }
 
     @property
     def needed(self) -> bool:
@@ -104,7 +101,7 @@ class Keys:
     @property
     def users(self) -> Sequence[str]:
         """All who may call."""
-        return [one.name for one, _ in self._principals] or [DEFAULT_USER]
+        return [one.name for one in self._principals.values()] or [DEFAULT_USER]
 
     def caller(self, key: str, address: str, place: str = "Authorization: Bearer") -> Principal:
         """The user whose key comes from this address, from which so many wrong ones may come.
@@ -112,19 +109,13 @@ class Keys:
         Raises:
             RequestError: as `principal`; or 429, it was not looked at.
         """
-        if not self.needed or not key:
-            return self.principal(key, place)
         who, digest = network(address), self._digest(key)
-        if (who, digest) in self._tried:
-            return self._tried[who, digest] or self.principal(key, place)
-        self._tries.check(who)
-        self._tried[who, digest] = None
-        try:
-            found = self._tried[who, digest] = self.principal(key, place)
-        except RequestError:
-            self._tries.wrong(who)
-            raise
-        return found
+        if self.needed and key and not self._tried.get((who, digest)):
+            self._tries.check(who)
+            self._tried[who, digest] = True
+            if digest not in self._principals:
+                self._tries.wrong(who)
+        return self.principal(key, place)
 
     def principal(self, key: str, place: str = "Authorization: Bearer") -> Principal:
         """The user whose key it is.
@@ -138,12 +129,8 @@ class Keys:
         """
         if not self.needed:
             return Principal(DEFAULT_USER, admin=True, cache_salt=None)
-        digest = self._digest(key)
-        found: Principal | None = None
-        for one, expected in self._principals:
-            if hmac.compare_digest(digest, expected):
-                found = one
-        if found is None or not key:
+        found = self._principals.get(self._digest(key)) if key else None
+        if found is None:
             raise RequestError(
                 f"The API key is missing or wrong; send it as {place}.",
                 status=HTTPStatus.UNAUTHORIZED,

@@ -24,7 +24,7 @@ _PASSING: Final = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
 """Refusals after which the same request may be served."""
 
 
-def told(error: ClawError) -> RequestError:
+def told(error: Exception) -> RequestError:
     """What a client is told of it."""
     if isinstance(error, RequestError):
         return error
@@ -38,7 +38,8 @@ def told(error: ClawError) -> RequestError:
             "The gateway cannot write its records, so it gives no answer that would be lost; its "
             "disk may be full. Try again when there is room."
         )
-    return _internal()
+    message = "The server failed; its log says why."
+    return RequestError(message, status=HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
 def _away(message: str) -> RequestError:
@@ -46,12 +47,7 @@ def _away(message: str) -> RequestError:
     return RequestError(message, status=HTTPStatus.SERVICE_UNAVAILABLE, headers=headers)
 
 
-def _internal() -> RequestError:
-    message = "The server failed; its log says why."
-    return RequestError(message, status=HTTPStatus.INTERNAL_SERVER_ERROR)
-
-
-def answer(wire: Format, error: ClawError) -> JSONResponse:
+def answer(wire: Format, error: Exception) -> JSONResponse:
     """The whole answer for an error."""
     problem = told(error)
     headers = dict(problem.headers or {})
@@ -78,31 +74,20 @@ def speaker(formats: Sequence[Format], path: str, headers: Mapping[str, str]) ->
 def install(app: FastAPI, formats: Sequence[Format]) -> None:
     """Answer every failure of `app` in the shape that its client reads."""
 
-    def answered(request: Request, error: ClawError) -> Response:
-        return answer(speaker(formats, request.url.path, request.headers), error)
+    async def failed(request: Request, error: Exception) -> Response:
+        path, headers = request.url.path, request.headers
+        wire = request.scope.get("wire", speaker(formats, path, headers))
+        if isinstance(error, HTTPException):  # unknown paths and methods
+            status = HTTPStatus(error.status_code)
+            message = f"{status.phrase}: {request.method} {shown(path)}. {what(formats)}"
+            claimed = any(wire.claims(path, headers) for wire in formats)
+            if status is HTTPStatus.NOT_FOUND and request.method == "POST" and not claimed:
+                # A format that is not spoken. To OpenClaw a 404 says that the model is unknown,
+                # whatever stands in it.
+                status = HTTPStatus.BAD_REQUEST
+            sent = error.headers
+            error = RequestError(message, status=status, code="unknown_url", headers=sent)
+        return answer(wire, error)
 
-    async def claw_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, ClawError)
-        return answered(request, error)
-
-    async def http_error(request: Request, error: Exception) -> Response:
-        """Unknown paths and methods."""
-        assert isinstance(error, HTTPException)
-        status, path = HTTPStatus(error.status_code), request.url.path
-        message = f"{status.phrase}: {request.method} {shown(path)}. {what(formats)}"
-        claimed = any(wire.claims(path, request.headers) for wire in formats)
-        if status is HTTPStatus.NOT_FOUND and request.method == "POST" and not claimed:
-            # A format that is not spoken. To OpenClaw a 404 says that the model is unknown,
-            # whatever stands in it.
-            status = HTTPStatus.BAD_REQUEST
-        code = "unknown_url"
-        return answered(
-            request, RequestError(message, status=status, code=code, headers=error.headers)
-        )
-
-    async def unexpected(request: Request, error: Exception) -> Response:
-        return answered(request, _internal())
-
-    app.add_exception_handler(ClawError, claw_error)
-    app.add_exception_handler(HTTPException, http_error)
-    app.add_exception_handler(Exception, unexpected)
+    for kind in (ClawError, HTTPException, Exception):
+        app.add_exception_handler(kind, failed)

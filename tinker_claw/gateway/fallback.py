@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from tinker_claw.errors import OutageError, SamplerError
+from tinker_claw.outages import Outages
 from tinker_claw.policy import Sampler
 from tinker_claw.retry import Backoff
 from tinker_claw.types import PolicyVersion
@@ -86,6 +87,24 @@ StandIns = Callable[[int], Sequence[StandIn]]
 def nobody(version: int) -> Sequence[StandIn]:
     """No version is stood in for."""
     return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """Who answers, and how often they are asked."""
+
+    open_version: Callable[[int], Awaitable[Sampler]]
+    """Sampler of an earlier version. Raises LookupError when there is none of that number."""
+    outages: Outages
+    """Is told whether the service answers."""
+    stand_ins: StandIns = nobody
+    """Who answers in place of a version that cannot."""
+    waits: Backoff = WAITS
+    """Between the attempts of one request while the service is away."""
+    retries: Backoff = RETRIES
+    """Between the attempts of one request where the sampler failed."""
+    stand_in_s: float = STAND_IN_S
+    """How long a stand-in may take to its first token while the service is away, seconds."""
 
 
 def lineage(

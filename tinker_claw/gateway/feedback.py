@@ -13,21 +13,18 @@ from typing import Any, Final
 
 from tinker_claw.conversation.classify import session_key
 from tinker_claw.errors import RequestError
-from tinker_claw.formats.body import INT64, flag, integer, load_body, number, shown, string
+from tinker_claw.formats.body import INT64, Fields, Object, load_body
 from tinker_claw.gateway.limits import Caller
 from tinker_claw.gateway.request import GatewayDeps, record
 from tinker_claw.ledger.feedback import LONGEST_TEXT, About, Feedback, KeyReusedError
-from tinker_claw.types import Source
 
 PATH = "/v1/feedback"
 MAX_BYTES: Final = 32_768
 """Of a body: the longest text, in whatever way it is escaped."""
 MAX_NAME = 256
 """Characters of a key, and of other names of a client's."""
-FIELDS = (
-    *("turn", "response_id", "session", "score", "text", "source", "final", "task", "group", "key"),
-)
-_ABOUT = {"turn": "turn", "response_id": "response", "session": "session"}
+FIELDS = Fields("turn response_id session score text source final task group key")
+_ABOUT = ("turn", "response_id", "session")
 
 
 def read(body: bytes, headers: Mapping[str, str]) -> tuple[About, Feedback]:
@@ -39,11 +36,7 @@ def read(body: bytes, headers: Mapping[str, str]) -> tuple[About, Feedback]:
     Raises:
         RequestError: names the first field that is wrong.
     """
-    fields = load_body(body)
-    for name in fields:
-        if name not in FIELDS:
-            told = f"{shown(name)} is no field of feedback; it has {', '.join(FIELDS)}."
-            raise RequestError(told, param=shown(name))
+    fields = FIELDS.check(load_body(body))
     named = [name for name in _ABOUT if name in fields]
     if len(named) != 1:
         raise RequestError("Give one of turn, response_id and session: what it is about.")
@@ -57,11 +50,17 @@ def read(body: bytes, headers: Mapping[str, str]) -> tuple[About, Feedback]:
             "body's key, if it has one.",
             param="Idempotency-Key",
         )
+    text = fields.optional("text", empty=True) or ""
+    if len(text) > LONGEST_TEXT:
+        raise fields.wrong(f"has more than {LONGEST_TEXT} characters", "text")
+    source = fields.get("source", "user")
+    if source not in ("user", "client"):
+        raise fields.wrong('must be "user" or "client"', "source")
     said = Feedback(
-        score=number(fields["score"], "score", -1.0, 1.0),
-        text=_text(fields),
-        source=_source(fields.get("source", "user")),
-        final=flag(fields.get("final"), "final"),
+        score=fields.number("score", -1.0, 1.0, 0.0),
+        text=text.strip(),
+        source=source,
+        final=fields.flag("final"),
         task=_name(fields, "task"),
         group=_name(fields, "group"),
         key=key or sent or None,
@@ -69,36 +68,19 @@ def read(body: bytes, headers: Mapping[str, str]) -> tuple[About, Feedback]:
     return _about(fields, named[0]), said
 
 
-def _about(fields: Mapping[str, Any], name: str) -> About:
-    if name == "turn":
-        return About("turn", integer(fields[name], name, 1, INT64))
-    value = _name(fields, name) if name == "response_id" else string(fields[name], name)
-    assert value is not None
+def _about(fields: Object, name: str) -> About:
     if name == "session":
-        return About("session", session_key(value))
-    return About("response", value)
+        return About("session", session_key(fields.string(name)))
+    if name == "response_id":
+        return About("response", _name(fields, name) or "")
+    return About("turn", fields.integer(name, 1, INT64) or 0)
 
 
-def _name(fields: Mapping[str, Any], at: str) -> str | None:
-    if at not in fields:
-        return None
-    name = string(fields[at], at)
-    if len(name) > MAX_NAME or not name.isprintable():
-        raise RequestError(f"{at} must be at most {MAX_NAME} printable characters.", param=at)
+def _name(fields: Object, at: str) -> str | None:
+    name = fields.optional(at)
+    if name and (len(name) > MAX_NAME or not name.isprintable()):
+        raise fields.wrong(f"must be at most {MAX_NAME} printable characters", at)
     return name
-
-
-def _text(fields: Mapping[str, Any]) -> str:
-    text = string(fields.get("text", ""), "text", empty=True)
-    if len(text) > LONGEST_TEXT:
-        raise RequestError(f"text has more than {LONGEST_TEXT} characters.", param="text")
-    return text.strip()
-
-
-def _source(value: Any) -> Source:
-    if value == "user" or value == "client":
-        return value
-    raise RequestError('source must be "user" or "client".', param="source")
 
 
 async def take(

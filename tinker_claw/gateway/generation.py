@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Awaitable, Callable
 
 from tinker_claw.billing.meter import Account, charged
-from tinker_claw.conversation.attribution import last_words, without_volatile
+from tinker_claw.conversation.attribution import without_volatile
 from tinker_claw.conversation.history import reply_digest
 from tinker_claw.conversation.index import Stream, exact_digest
 from tinker_claw.formats.base import Finish, FinishedReply, TokenCounts, TokenLogprob
@@ -21,7 +21,7 @@ from tinker_claw.gateway.sampling import Sampling
 from tinker_claw.ledger.turns import NewTurn
 from tinker_claw.privacy.marker import Privacy
 from tinker_claw.render.stream import CutStream
-from tinker_claw.telemetry import Served, Traces
+from tinker_claw.telemetry import Served
 from tinker_claw.types import Completion, Delta, Kind, Reply, StopReason, TokenChunk
 
 _NEVER = -9999.0
@@ -55,6 +55,7 @@ class Generation:
         self._account = Account()
         self._turn: int | None = None
         """None: nothing was captured."""
+        self._usd: float | None = None
         self._completion: Completion | None = None
         self._forgotten = False
         self._reply_holds: str | None = None
@@ -84,16 +85,15 @@ class Generation:
                 self._account.late = self._deps.spending.late("serve")
                 if self._turn is None:  # it was billed, and there is no turn to write that to
                     self._deps.spending.record("serve", self._account.usage)
-                if self._deps.telemetry.traces is not None:
-                    self._trace(self._deps.telemetry.traces, done and done.finish, error)
+                self._tell(done and done.finish, error)
 
-    def _trace(self, traces: Traces, finish: Finish | None, error: str | None) -> None:
+    def _tell(self, finish: Finish | None, error: str | None) -> None:
         """Tell of the request, unless nothing of it is kept."""
         job, version = self._job, self.sampling.version
         if job.privacy is Privacy.PRIVATE or self._forgotten:
             return
         seconds = time.monotonic() - job.started
-        traces.served(
+        self._deps.telemetry.served(
             Served(
                 context=job.context,
                 began_at=time.time() - seconds,
@@ -104,7 +104,7 @@ class Generation:
                 answered_by=f"{self._deps.served_name}@v{version}",
                 version=version,
                 response_id=job.response_id,
-                session=job.session_id,
+                session=job.said.session_id,
                 turn=self._turn,
                 kind=job.identity.kind,
                 params=job.params,
@@ -112,8 +112,13 @@ class Generation:
                 finish=finish,
                 prompt_tokens=len(job.prompt.tokens),
                 cached_tokens=self._completion.cached_tokens if self._completion else 0,
-                reply_tokens=len(self._completion.tokens) if self._completion else 0,
+                completion_tokens=len(self._completion.tokens) if self._completion else 0,
                 error=error,
+                user=job.caller.user,
+                episode=job.caller.episode,
+                reason=job.identity.reason,
+                lost=job.said.lost,
+                usd=self._usd,
             )
         )
 
@@ -196,31 +201,31 @@ class Generation:
 
     def _capture(self, completion: Completion, reply: Reply) -> None:
         """Write the turn, and remember it for the request that goes on from it."""
-        deps, job, keeps = self._deps, self._job, self._keeps(completion)
-        completion = completion.with_topk(job.keeps_topk)
+        deps, job, said = self._deps, self._job, self._job.said
+        completion = self._completion = completion.with_topk(job.keeps_topk)
         prompt_tokens, completion_tokens = len(job.prompt.tokens), len(completion.tokens)
         job.caller.limits.served(job.caller.user, prompt_tokens, completion_tokens)
-        if keeps is None or job.conversation is None:
+        if said.history is None or deps.index.has_forgotten(said.session_id, job.started):
             self._forgotten = True
             deps.telemetry.turn_forgotten(
                 prompt_tokens=prompt_tokens, completion_tokens=completion_tokens
             )
             return
-        history, answer = job.conversation.digests, reply_digest(reply)
-        bill = deps.spending.bill("serve", self._account.usage)
-        self._completion = completion
-        turn_id = self._turn = deps.turns.add(
+        self._reply_holds = self._held(completion)
+        keeps = (job.privacy, said.holds, self._reply_holds) == (Privacy.OPEN, None, None)
+        answer, bill = reply_digest(reply), deps.spending.bill("serve", self._account.usage)
+        turn_id = self._turn = deps.ledger.turns.add(
             NewTurn(
-                session_id=job.session_id,
+                session_id=said.session_id,
                 kind=job.identity.kind,
                 kind_reason=job.identity.reason,
                 policy_version=self.sampling.version,
                 prompt=job.prompt.tokens,
                 completion=completion,
                 hint_at=job.prompt.hint_at,
-                request_text=deps.privacy.redact(last_words(job.said)),
+                request_text=said.text,
                 reply_text=deps.privacy.redact(_as_text(reply)),
-                history=history,
+                history=said.history,
                 reply_digest=answer,
                 untrained_because=self._untrained_because(completion),
                 call=job.identity.call,
@@ -229,50 +234,29 @@ class Generation:
                 fallback=self.sampling.fallback,
                 packed_prompt=job.prompt.packed,
                 keeps_tokens=keeps,
-                lost=job.lost,
+                lost=said.lost,
                 client=job.identity.client,
-                asked_by=job.asked_by,
-                voices=tuple((p.writer, p.what, len(p.words or p.text)) for p in job.voices),
+                asked_by=said.asked_by,
+                voices=tuple((p.writer, p.what, len(p.words or p.text)) for p in said.voices),
             ),
             bill,
         )
         deps.spending.count(bill)
+        self._usd = bill and bill.usd
         if job.identity.done:
-            deps.index.end(job.session_id)
+            deps.index.end(said.session_id)
         elif job.identity.kind is Kind.MAIN:
             stream = _stream(job, completion) if keeps else None
-            deps.index.add(job.session_id, history, answer, turn_id, stream)
-        deps.telemetry.turn_captured(
-            user=job.caller.user,
-            session=job.session_id,
-            turn=turn_id,
-            kind=job.identity.kind,
-            reason=job.identity.reason,
-            version=self.sampling.version,
-            prompt_tokens=prompt_tokens,
-            cached_tokens=completion.cached_tokens,
-            completion_tokens=completion_tokens,
-            seconds=time.monotonic() - job.started,
-            first_token_s=self._first_token_s,
-            waited_s=self._waited_s,
-            episode=job.caller.episode,
-            usd=bill.usd if bill else None,
-            lost=job.lost,
-        )
+            deps.index.add(said.session_id, said.history, answer, turn_id, stream)
 
-    def _keeps(self, completion: Completion) -> bool | None:
-        """Whether the turn's tokens are kept; None: nothing of it is."""
-        job = self._job
-        forgotten = self._deps.index.has_forgotten(job.session_id, job.started)
-        if forgotten or job.privacy is Privacy.PRIVATE:
-            return None
+    def _held(self, completion: Completion) -> str | None:
+        """What in the reply must not be kept, for a sentence; None: nothing."""
         # As it was sampled: thinking, and what a stop string cut off, is in no reply. Without the
         # mark at its end, most are the reply itself, which is then searched once.
-        stops, sampled = job.params.stop_tokens, completion.tokens
+        stops, sampled = self._job.params.stop_tokens, completion.tokens
         ended = sampled[-1:] and sampled[-1] in stops
         text = self._deps.renderer.decode(sampled[:-1] if ended else sampled).strip()
-        self._reply_holds = self._deps.privacy.holds_text(text)
-        return (job.privacy, job.holds, self._reply_holds) == (Privacy.OPEN, None, None)
+        return self._deps.privacy.holds_text(text)
 
     def _untrained_because(self, completion: Completion) -> str | None:
         if self._job.untrained_because is not None:

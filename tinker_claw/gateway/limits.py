@@ -14,15 +14,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from typing import Any, Final, TypeVar
 
-from starlette.requests import ClientDisconnect
-from starlette.types import Receive
+from starlette.requests import Request
 
 from tinker_claw.errors import RequestError
 
@@ -59,9 +58,9 @@ class ComputeRounds:
     """Gives each request that computes a round of the event loop of its own."""
 
     def __init__(self) -> None:
-        self._whose: asyncio.Task[Any] | bool | None = None
-        """Who computes in this round; True: somebody who was called; None: nobody."""
-        self._waiting = deque[asyncio.Future[None]]()
+        self._one = asyncio.Lock()
+        self._whose: asyncio.Task[Any] | None = None
+        """Who computes in this round; None: nobody."""
         self._thread = ThreadPoolExecutor(1, "tinker-claw-large")
 
     async def own_round(self) -> None:
@@ -71,25 +70,14 @@ class ComputeRounds:
         once.
         """
         task = asyncio.current_task()
-        if self._whose is task:
-            return
-        loop = asyncio.get_running_loop()
-        if self._whose is None:
-            loop.call_soon(self._next_round)
-        else:
-            called = loop.create_future()
-            self._waiting.append(called)
-            await called
-        self._whose = task
+        if self._whose is not task:
+            await self._one.acquire()
+            self._whose = task
+            asyncio.get_running_loop().call_soon(self._end_round)
 
-    def _next_round(self) -> None:
+    def _end_round(self) -> None:
         self._whose = None
-        while self._waiting and self._whose is None:
-            called = self._waiting.popleft()
-            if not called.done():  # its client may have hung up
-                called.set_result(None)
-                self._whose = True
-                asyncio.get_running_loop().call_soon(self._next_round)
+        self._one.release()
 
     async def aside(self, compute: Callable[[], T]) -> T:
         """The result of something that takes long and touches nothing that others use.
@@ -287,58 +275,63 @@ class Caller:
 
 
 async def read_body(
-    receive: Receive,
-    headers: Mapping[str, str],
-    *,
+    request: Request,
     most: int,
-    limit_s: float,
-    context_tokens: int,
     caller: Caller | None = None,
+    too_long: RequestError | None = None,
 ) -> bytes:
     """The body, refused as soon as it is known to be too long, or too long in coming.
 
     Args:
-        headers: names in lower case.
         most: bytes.
-        context_tokens: of the model.
         caller: whose requests hold it until they leave; None: it is small, and read at once.
+        too_long: raised of a longer one; None: a 413.
 
     Raises:
-        RequestError: 413, 408, the 400 of a prompt that does not fit the context, or the 429 of a
-            user whose requests hold too much.
-        ClientDisconnect: the client has hung up.
+        RequestError: it is too long or too slow, this user's requests hold too much, or the client
+            has hung up.
     """
-    useful = max(ALWAYS_READ_BYTES, BYTES_PER_TOKEN * context_tokens)
-    limit = min(most, useful)
-
-    def too_long() -> RequestError:
-        return hopeless(context_tokens) if useful < most else _too_long(most)
-
-    declared = headers.get("content-length", "0")
-    if declared.isascii() and declared.isdigit() and int(declared[:19]) > limit:
-        raise too_long()
+    too_long = too_long or RequestError(
+        f"The body is longer than {most} bytes.",
+        status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+        code="request_too_large",
+    )
+    declared = request.headers.get("content-length", "0")
+    if declared.isascii() and declared.isdigit() and int(declared[:19]) > most:
+        raise too_long
     body, more = bytearray(), True
     try:
-        async with asyncio.timeout(limit_s):
+        async with asyncio.timeout(BODY_S):
             while more:
-                message = await receive()
+                message = await request.receive()
                 if message["type"] == "http.disconnect":
-                    raise ClientDisconnect
+                    raise RequestError("The client has hung up.")
                 piece = message.get("body", b"")
-                if len(body) + len(piece) > limit:
-                    raise too_long()
+                if len(body) + len(piece) > most:
+                    raise too_long
                 if caller is not None:
                     caller.limits.hold(caller, len(piece))
                 body += piece
                 more = message.get("more_body", False)
     except TimeoutError as error:
         raise RequestError(
-            f"The body did not come within {limit_s:g} seconds.",
+            f"The body did not come within {BODY_S:g} seconds.",
             status=HTTPStatus.REQUEST_TIMEOUT,
             code="request_timeout",
             headers={"connection": "close"},
         ) from error
     return bytes(body)
+
+
+async def read_request(request: Request, context_tokens: int, caller: Caller) -> bytes:
+    """The body of a request for a reply, of as many bytes as the context may need at most.
+
+    Raises:
+        RequestError: as `read_body`; the 400 of a prompt that does not fit the context.
+    """
+    useful = max(ALWAYS_READ_BYTES, BYTES_PER_TOKEN * context_tokens)
+    too_long = hopeless(context_tokens) if useful < MAX_BODY_BYTES else None
+    return await read_body(request, min(useful, MAX_BODY_BYTES), caller, too_long)
 
 
 def _too_many(what: str) -> RequestError:
@@ -347,14 +340,6 @@ def _too_many(what: str) -> RequestError:
         status=HTTPStatus.TOO_MANY_REQUESTS,
         code="rate_limit_exceeded",
         headers={"retry-after": str(COME_BACK_S)},
-    )
-
-
-def _too_long(limit: int) -> RequestError:
-    return RequestError(
-        f"The body is longer than {limit} bytes.",
-        status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-        code="request_too_large",
     )
 
 

@@ -18,18 +18,11 @@ from tinker_claw.ledger.turns import TurnTable
 class Owners:
     """Tells owners from others, by the settings and by who wrote first."""
 
-    def __init__(
-        self, turns: TurnTable, named: Collection[str] = (), *, hears_others: bool = False
-    ) -> None:
-        """
-        Args:
-            named: `channel:sender id` of each owner; empty: the settings name nobody.
-            hears_others: what others say is a next state, too.
-        """
+    def __init__(self, turns: TurnTable, named: Collection[str] = ()) -> None:
+        """`named`: `channel:sender id` of each owner; empty: the settings name nobody."""
         self._turns = turns
         self._named = frozenset(name.strip().lower() for name in named)
         self._firsts: dict[tuple[str, str], bytes] = {}
-        self.hears_others = hears_others
         if self._named:
             turns.forget_channels()
 

@@ -7,14 +7,14 @@ that holds a secret is not kept as tokens either: tokens are text in another for
 from __future__ import annotations
 
 import marshal
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from cachetools import LRUCache
 
-from tinker_claw.conversation.attribution import last_words, read
+from tinker_claw.conversation.attribution import read
 from tinker_claw.conversation.classify import Identity, RequestKind, flagged
 from tinker_claw.formats.base import GenerationRequest, parts_of
 from tinker_claw.gateway.limits import ComputeRounds
@@ -27,8 +27,6 @@ from tinker_claw.types import Kind, Message, Tool, noted
 TRACES = 4096
 TEXTS = 28_000
 """Of which it is remembered what they hold, in 16 MB: histories come again and again."""
-REDACTED_BYTES = 64_000_000
-"""For what is left of long texts that hold something."""
 _LONG = 20_000
 """Characters of a text that is searched in a thread: on the event loop it would take 10 ms."""
 _OF_ANOTHER = frozenset({RequestKind.FLUSH, RequestKind.SUBAGENT, RequestKind.UTILITY})
@@ -48,7 +46,6 @@ class SessionPrivacy:
         self._held = LRUCache[_Key, str](TEXTS)
         self.near_misses = 0
         """Requests that made a session private by something near the line, since the start."""
-        self._redacted = LRUCache[_Key, str](REDACTED_BYTES, getsizeof=_size)
         self.compute = compute
 
     def privacy(
@@ -59,11 +56,12 @@ class SessionPrivacy:
         What a side call is given is a transcript, in whatever form, or belongs to a turn.
         """
         messages = request.messages
+        users = (said for m in messages if m["role"] == "user" for said in noted(_marking, m))
         known = self._known(user, identity)
         found = known
         if flagged(headers, "x-private"):
             found = Privacy.PRIVATE
-        elif (told := marked(_said(messages))) is not None:
+        elif (told := marked(users)) is not None:
             found = told.privacy
             if found is Privacy.PRIVATE and not told.exact and known is not found:
                 self.near_misses += 1
@@ -71,8 +69,12 @@ class SessionPrivacy:
         if identity.kind is Kind.SIDE and (
             found
             or any(noted(_mentions, message) for message in messages)
-            # What it is given may be of any session of its user, and the marker long summarised.
-            or (not _names_its_session(identity) and any(user == of for of, _ in self._sessions))
+            # What it is given may be of any session of its user, and the marker long summarised,
+            # unless its key is that of the session of which it knows.
+            or (
+                (not identity.named or identity.by_trace or identity.call in _OF_ANOTHER)
+                and any(user == of for of, _ in self._sessions)
+            )
         ):
             # It does not say whether the session itself is still private.
             return Privacy.PRIVATE
@@ -82,74 +84,51 @@ class SessionPrivacy:
 
     async def look_at(self, request: GenerationRequest) -> None:
         """Search what is long and new in a thread; from then on it is known what it holds."""
-        texts = [text for message in request.messages for text in noted(_long_texts, message)]
-        await self._search([*texts, last_words(request.messages)])
+        texts = (text for message in request.messages for text in _texts(message))
+        long = {_key(text): text for text in texts if len(text) >= _LONG}
+        new = {key: text for key, text in long.items() if key not in self._held}
+        if new:
+            holds = self._redactor.holds
+            found = await self.compute.aside(lambda: [holds(text) or "" for text in new.values()])
+            self._held.update(zip(new, found, strict=True))
 
     async def redact_any(self, text: str) -> str:
-        """A text, however long, as it may be kept."""
-        await self._search([text])
-        return self.redact(text)
-
-    def forget(self) -> None:
-        """Forget what is left of texts; what they hold is remembered without words."""
-        self._redacted.clear()
-
-    async def _search(self, texts: Iterable[str]) -> None:
-        long = (text for text in texts if len(text) >= _LONG)
-        new = {key: text for text in long if self._held.get(key := _key(text)) is None}
-        if not new:
-            return
-        redactor = self._redactor
-
-        def search() -> list[tuple[str, str]]:
-            held = [(text, redactor.holds(text) or "") for text in new.values()]
-            return [(what, redactor.redact(text) if what else "") for text, what in held]
-
-        for key, (what, left) in zip(new, await self.compute.aside(search), strict=True):
-            self._held[key] = what
-            if what and _size(left) <= REDACTED_BYTES // 2:  # that of a whole body
-                self._redacted[key] = left
+        """A text as it may be kept; a long one is searched in a thread."""
+        if len(text) < _LONG:
+            return self.redact(text)
+        return await self.compute.aside(lambda: self._redactor.redact(text))
 
     def holds(self, request: GenerationRequest) -> str | None:
         """What in a request must not be kept, for a sentence; None: nothing."""
-        for message in request.messages:
-            if held := noted(self._held_by, message):
-                return held
-        if held := next(filter(None, map(self._redactor.holds, request.stop)), None):
-            return held
-        if not request.tools:
-            return None
+        texts = chain(request.stop, *map(_texts, request.messages))
+        found = next(filter(None, map(self.holds_text, texts)), None)
+        if found or not request.tools:
+            return found
         return noted(self._held_by_tools, request.tools)
-
-    def _held_by(self, message: Message) -> str | None:
-        return next(filter(None, (self._holds(_key(text), text) for text in _texts(message))), None)
 
     def _held_by_tools(self, tools: Sequence[Tool]) -> str | None:
         # This takes a tenth of what JSON takes.
         packed = marshal.dumps([dict(tool) for tool in tools], 2)
-        return self._holds((hash(packed), len(packed)), tools)
+        return self._holds((hash(packed), len(packed)), _strings(tools))
 
     def holds_text(self, text: str) -> str | None:
-        """The same of a text."""
-        return self._holds(_key(text), text)
+        """What in a text must not be kept; None: nothing."""
+        return self._holds(_key(text), [text])
 
     def redact(self, text: str) -> str:
         """A text as it may be kept."""
-        key = _key(text)
-        if self._holds(key, text) is None:
-            return text
-        return self._redacted.get(key) or self._redactor.redact(text)
+        return text if self.holds_text(text) is None else self._redactor.redact(text)
 
-    def redacted(self, request: GenerationRequest) -> GenerationRequest:
+    async def redacted(self, request: GenerationRequest) -> GenerationRequest:
         """The request as far as a session is named by it."""
-        kept = [{**m, "content": self.redact(m["content"])} for m in request.messages]
+        messages = request.messages
+        kept = [{**m, "content": await self.redact_any(m["content"])} for m in messages]
         return replace(request, messages=tuple(kept))
 
-    def _holds(self, key: _Key, value: Any) -> str | None:
+    def _holds(self, key: _Key, texts: Iterable[str]) -> str | None:
         known = self._held.get(key)
         if known is None:
-            texts = _strings(value)
-            known = next((held for text in texts if (held := self._redactor.holds(text))), "")
+            known = next(filter(None, map(self._redactor.holds, texts)), "")
             self._held[key] = known
         return known or None
 
@@ -169,16 +148,6 @@ class SessionPrivacy:
             self._sessions[name] = found
 
 
-def _names_its_session(identity: Identity) -> bool:
-    """A side call whose key is that of the session of which it knows."""
-    return identity.named and not identity.by_trace and identity.call not in _OF_ANOTHER
-
-
-def _size(left: str) -> int:
-    """Bytes that a text and its entry take."""
-    return 500 + sys.getsizeof(left)
-
-
 def _key(text: str) -> _Key:
     """What a text is remembered by: eighty system prompts would fill the room by themselves.
 
@@ -194,16 +163,6 @@ def _texts(message: Message) -> Iterator[str]:
         yield thought
     for call in message.get("tool_calls", ()):
         yield call["function"]["arguments"]
-
-
-def _long_texts(message: Message) -> list[str]:
-    return [text for text in _texts(message) if len(text) >= _LONG]
-
-
-def _said(messages: Sequence[Message]) -> Iterator[str]:
-    """What may be a marker."""
-    users = [noted(_marking, message) for message in messages if message["role"] == "user"]
-    return (said for marking in users for said in marking)
 
 
 def _mentions(message: Message) -> bool:

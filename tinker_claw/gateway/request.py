@@ -8,8 +8,9 @@ is read once; the job keeps it.
 from __future__ import annotations
 
 import hashlib
+import re
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from http import HTTPStatus
@@ -17,7 +18,14 @@ from typing import Any
 
 from tinker_claw.billing.budget import Spending
 from tinker_claw.config.settings import Gateway, User
-from tinker_claw.conversation.attribution import asked_by, attribute, last_asked
+from tinker_claw.conversation.attribution import (
+    Attribute,
+    asked_by,
+    attribute,
+    last_asked,
+    last_said,
+    read,
+)
 from tinker_claw.conversation.classify import Identity, RequestKind, identify
 from tinker_claw.conversation.history import Conversation, heard
 from tinker_claw.conversation.index import Continuation, ConversationIndex, exact_digest
@@ -25,21 +33,19 @@ from tinker_claw.conversation.outright import outright
 from tinker_claw.errors import ContextLengthError, OutageError, RequestError
 from tinker_claw.formats.base import Format, GenerationRequest, ReplyHead, ReplyWriter, Route
 from tinker_claw.formats.body import shown
-from tinker_claw.gateway.fallback import RETRIES, STAND_IN_S, WAITS, StandIns, nobody
+from tinker_claw.gateway.fallback import Serving
 from tinker_claw.gateway.limits import Caller, ComputeRounds, hopeless, no_room
 from tinker_claw.gateway.owners import Owners
 from tinker_claw.gateway.privacy import AFTERWARDS, SessionPrivacy
-from tinker_claw.ledger.feedback import ENDED, LONGEST_TEXT, About, Feedback, FeedbackTable, Given
-from tinker_claw.ledger.turns import TurnTable
-from tinker_claw.outages import Outages
+from tinker_claw.ledger.feedback import ENDED, LONGEST_TEXT, About, Feedback, Given
+from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.policy import PolicyHolder, Sampler
 from tinker_claw.privacy.marker import Privacy
 from tinker_claw.render.format import switches
 from tinker_claw.render.prompt_cache import Prompt
 from tinker_claw.render.renderer import Renderer
-from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import Telemetry
-from tinker_claw.types import Kind, Lost, Message, Piece, SamplingParams, Writer
+from tinker_claw.types import Capabilities, Kind, Lost, Message, Piece, SamplingParams, Writer
 
 _LARGE = 200_000
 """Bytes of a body that is read in a thread: on the event loop it would take 5 ms."""
@@ -49,6 +55,8 @@ UNASKED = "it answers a verdict, which asks for nothing"
 """Why a reply is not trained to which nothing but a verdict had led."""
 _CONTEXT = ("traceparent", "tracestate")
 """Headers of W3C's Trace Context."""
+_ID = re.compile(r"[0-9]{1,18}")
+"""Of a version; a longer number is none."""
 _NOWHERE = 0
 """The session of a private request, which the ledger does not know."""
 
@@ -58,44 +66,49 @@ class GatewayDeps:
     """Everything outside the gateway that it touches, and what it remembers of sessions."""
 
     settings: Gateway
+    users: Sequence[User]
+    """Who may call, each with a key of their own, besides whoever has the settings' one."""
     served_name: str
     """The model's name in requests; `<served_name>@v8` asks for version 8."""
+    renderer: Renderer
+    can: Capabilities
+    student_topk: int
+    """Candidates to capture per token of a trainable turn; 0: the method needs none."""
     policy: PolicyHolder
-    open_version: Callable[[int], Awaitable[Sampler]]
-    """Sampler of an earlier version. Raises LookupError when there is none of that number."""
-    turns: TurnTable
-    feedback: FeedbackTable
+    serving: Serving
+    ledger: Ledger
     index: ConversationIndex
     privacy: SessionPrivacy
     owners: Owners
     compute: ComputeRounds
     """For what requests compute."""
     spending: Spending
-    renderer: Renderer
-    context_tokens: int
-    student_topk: int
-    """Candidates to capture per token of a trainable turn; 0: the method needs none."""
-    gives_topk: bool
-    """Samplers tell candidates."""
-    constrains: bool
-    """Samplers sample what fits a schema."""
-    on_next_state: Callable[[], None]
-    """A turn has got its next state or its verdict: there is something to judge or to score."""
-    health: Callable[[], Mapping[str, Any]]
     telemetry: Telemetry
     """Sees every turn: figures only, no text."""
-    outages: Outages
-    """Where the gateway says whether the service answers."""
-    waits: Backoff = WAITS
-    """Between the attempts of one request while the service is away."""
-    retries: Backoff = RETRIES
-    """Between the attempts of one request where the sampler failed."""
-    stand_ins: StandIns = nobody
-    """Who answers in place of a version that cannot."""
-    stand_in_s: float = STAND_IN_S
-    """How long a stand-in may take to its first token while the service is away, seconds."""
-    users: Sequence[User] = ()
-    """Who may call, each with a key of their own, besides whoever has the settings' one."""
+    health: Callable[[], Mapping[str, Any]]
+    on_next_state: Callable[[], None]
+    """A turn has got its next state or its verdict: there is something to judge or to score."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A request as a part of its conversation; of a private one nothing is known."""
+
+    session_id: int = _NOWHERE
+    history: tuple[str, ...] | None = None
+    """Digests of the messages as later requests will show them; None: nothing is kept."""
+    text: str = ""
+    """What somebody said last, redacted."""
+    holds: str | None = None
+    """What there is in the request that must not be kept, for a sentence."""
+    link: Continuation | None = None
+    """The turn that it goes on from; None: none is known."""
+    lost: Lost | None = None
+    """Why what the user said is the next state of no turn, although one waits for it."""
+    voices: tuple[Piece, ...] = ()
+    """What is new in the request since the last reply, each piece with its writer."""
+    asked_by: Writer = Writer.OWNER
+    """Who wrote the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +118,7 @@ class Job:
     caller: Caller
     request: GenerationRequest
     identity: Identity
-    session_id: int
+    said: Said
     version: int
     sampler: Sampler
     prompt: Prompt
@@ -116,21 +129,8 @@ class Job:
     started: float
     """time.monotonic() when the request came in, seconds."""
     privacy: Privacy
-    holds: str | None
-    """What there is in the request that must not be kept, for a sentence."""
-    said: Sequence[Message]
-    """The request's messages as later requests will show them, but for those that are volatile."""
-    conversation: Conversation | None
-    """What they come to; None: of a private request nothing is kept."""
-    lost: Lost | None
-    """Why what the user said is the next state of no turn, although one waits for it."""
-    voices: tuple[Piece, ...]
-    """What is new in the request since the last reply, each piece with its writer; () of a private
-    one."""
-    asked_by: Writer
-    """Who wrote the request."""
     context: Mapping[str, str]
-    """The trace that it is a part of, as headers; empty where nobody traces."""
+    """The trace that it is a part of, as headers."""
     choice: int = 0
     """Which of several replies to one request it is."""
 
@@ -165,8 +165,8 @@ class Job:
             return ENDED
         if self.privacy is Privacy.AFTER:
             return AFTERWARDS
-        if self.holds is not None:
-            return f"holds {self.holds}"
+        if self.said.holds is not None:
+            return f"holds {self.said.holds}"
         return self.params.unfit_because()
 
 
@@ -184,12 +184,67 @@ async def admit(
         RequestError: it cannot be served as asked.
         BackendError: the version it asks for cannot be opened.
     """
-    started = time.monotonic()
-    request = await read(deps, wire, route, body, caller)
+    started, user = time.monotonic(), caller.user
+    request = await parse(deps, wire, route, body, caller)
     version, sampler, pinned = await _choose(deps, request.model)
+    identity, parent = _identify(deps, request, headers, user, version if pinned else None)
+    privacy = deps.privacy.privacy(user, identity, headers, request)
+    said = Said()
+    if privacy is not Privacy.PRIVATE:
+        if privacy is Privacy.OPEN:
+            wire.remember(request, user)
+        holds = await _holds(deps, request)
+        if holds is not None and not parent and not identity.named:
+            opening = await deps.privacy.redacted(request)  # of which the key is a digest
+            identity = replace(identity, key=identify(opening, headers).key)
+        session_id = deps.index.session(user, identity)
+        if not pinned:
+            answers = deps.policy.of_session(session_id)
+            version, sampler = answers.version.id, answers.sampler
+        # What was said in private is not known, and might be taken for something else.
+        known, is_owner = privacy is Privacy.OPEN, partial(deps.owners.has, user)
+        named = partial(attribute, surface=identity.surface, is_owner=is_owner)
+        said = await _place(deps, request, identity, named, session_id, parent, known=known)
+        said = replace(said, holds=holds)
+        if said.link is not None:
+            # Before the prompt: what the user said counts even when it does not fit the context.
+            await _attach(deps, said.link, named, user, session_id, started)
+    prompt = await _prompt(deps, request, said.link, forget=privacy is not Privacy.OPEN)
+    params = _params(deps, request, prompt)
+    fit = identity.kind is Kind.MAIN and params.unfit_because() is None
+    keeps_topk = deps.student_topk if fit else 0
+    return Job(
+        caller=caller,
+        request=request,
+        identity=identity,
+        said=said,
+        version=version,
+        sampler=sampler,
+        prompt=prompt,
+        params=replace(params, student_topk=max(keeps_topk, request.top_logprobs or 0)),
+        keeps_topk=keeps_topk,
+        writer=wire.reply(request, ReplyHead(version, len(prompt.tokens), int(time.time()))),
+        started=started,
+        privacy=privacy,
+        context={name: headers[name] for name in _CONTEXT if name in headers},
+    )
+
+
+def _identify(
+    deps: GatewayDeps,
+    request: GenerationRequest,
+    headers: Mapping[str, str],
+    user: str,
+    pinned: int | None,
+) -> tuple[Identity, tuple[int, str] | None]:
+    """Whose session it is, and the turn that the request says to go on from, with its session.
+
+    Args:
+        pinned: the version that it asks for by name.
+    """
     identity = identify(request, headers)
-    if pinned:
-        reason = f"asked for version {version}; {identity.reason}"
+    if pinned is not None:
+        reason = f"asked for version {pinned}; {identity.reason}"
         identity = replace(identity, kind=Kind.SIDE, reason=reason, attempt=None)
     if request.choices > 1 and identity.kind is Kind.MAIN:
         raise RequestError(
@@ -199,76 +254,53 @@ async def admit(
         )
     parent = None
     if request.follows is not None:
-        parent = deps.turns.of_response(caller.user, request.follows)
+        parent = deps.ledger.turns.of_response(user, request.follows)
     if parent is not None and not identity.named:
         identity = replace(identity, key=parent[1])
-    privacy = deps.privacy.privacy(caller.user, identity, headers, request)
-    session_id, holds, said = _NOWHERE, None, request.messages
-    conversation, link, lost = None, None, None
-    is_owner = partial(deps.owners.has, caller.user)
-    named = partial(attribute, surface=identity.surface, is_owner=is_owner)
-    if privacy is not Privacy.PRIVATE:
-        if privacy is Privacy.OPEN:
-            wire.remember(request, caller.user)
-        await deps.privacy.look_at(request)
-        await deps.compute.own_round()
-        holds = deps.privacy.holds(request)
-        if holds is not None and parent is None and not identity.named:
-            opening = deps.privacy.redacted(request)  # of which the key is a digest
-            identity = replace(identity, key=identify(opening, headers).key)
-        session_id = deps.index.session(caller.user, identity)
-        if not pinned:
-            answers = deps.policy.of_session(session_id)
-            version, sampler = answers.version.id, answers.sampler
-        said = deps.index.said(session_id, said)
-        conversation = Conversation.of(said)
-        if identity.kind is Kind.MAIN or identity.call is RequestKind.UNKNOWN:
-            # What was said in private is not known, and might be taken for something else.
-            known = privacy is Privacy.OPEN
-            if parent is None:
-                link = deps.index.find(session_id, conversation, compacted=known)
-            else:
-                link = deps.index.after(parent[0], conversation)
-            if link is None and known:
-                lost = deps.index.lost(session_id, conversation)
-    if link is not None:
-        # Before the prompt: what the user said counts even when it does not fit the context.
-        await _attach(deps, link, named, caller.user, session_id, started)
-    if privacy is Privacy.AFTER:
-        deps.privacy.forget()
-    prompt = await _prompt(deps, request, body, link, forget=privacy is not Privacy.OPEN)
-    voices, writer = tuple[Piece, ...](), Writer.OWNER
-    if privacy is not Privacy.PRIVATE:
-        voices = tuple(piece for message in _new(request.messages) for piece in named(message))
-        writer = asked_by(said, identity.surface, is_owner)
-    head = ReplyHead(version, len(prompt.tokens), int(time.time()))
-    try:
-        params = _params(deps, request, prompt)
-    except ContextLengthError:
-        _refuse_without_room(deps, request)
-        raise
-    fit = identity.kind is Kind.MAIN and params.unfit_because() is None
-    keeps_topk = deps.student_topk if fit else 0
-    return Job(
-        caller=caller,
-        request=request,
-        identity=identity,
-        session_id=session_id,
-        version=version,
-        sampler=sampler,
-        prompt=prompt,
-        params=replace(params, student_topk=max(keeps_topk, request.top_logprobs or 0)),
-        keeps_topk=keeps_topk,
-        writer=wire.reply(request, head),
-        started=started,
-        privacy=privacy,
-        holds=holds,
-        said=said,
-        conversation=conversation,
+    return identity, parent
+
+
+async def _holds(deps: GatewayDeps, request: GenerationRequest) -> str | None:
+    await deps.privacy.look_at(request)
+    await deps.compute.own_round()
+    return deps.privacy.holds(request)
+
+
+async def _place(
+    deps: GatewayDeps,
+    request: GenerationRequest,
+    identity: Identity,
+    named: Attribute,
+    session_id: int,
+    parent: tuple[int, str] | None,
+    *,
+    known: bool,
+) -> Said:
+    """Find the request's place in its conversation.
+
+    Args:
+        named: gives every piece of a message its writer.
+        parent: the turn that it says to go on from, with the key of its session.
+        known: all that was said in the session is known.
+    """
+    messages = deps.index.said(session_id, request.messages)
+    conversation, link, lost = Conversation.of(messages), None, None
+    if identity.kind is Kind.MAIN or identity.call is RequestKind.UNKNOWN:
+        if parent:
+            link = deps.index.after(parent[0], conversation)
+        else:
+            link = deps.index.find(session_id, conversation, compacted=known)
+        if link is None and known:
+            lost = deps.index.lost(session_id, conversation)
+    last = last_said(messages)
+    return Said(
+        session_id,
+        conversation.digests,
+        await deps.privacy.redact_any(read(last).said) if last else "",
+        link=link,
         lost=lost,
-        voices=voices,
-        asked_by=writer,
-        context={n: headers[n] for n in _CONTEXT if n in headers} if deps.telemetry.traces else {},
+        voices=tuple(piece for message in _new(request.messages) for piece in named(message)),
+        asked_by=asked_by(named(last)) if last else Writer.OWNER,
     )
 
 
@@ -278,12 +310,12 @@ async def count(deps: GatewayDeps, wire: Format, route: Route, body: bytes, call
     Raises:
         RequestError: it could not be served as asked.
     """
-    request = await read(deps, wire, route, body, caller)
+    request = await parse(deps, wire, route, body, caller)
     await _choose(deps, request.model)
-    return len((await _prompt(deps, request, body, None, forget=True)).tokens)
+    return len((await _prompt(deps, request, None, forget=True)).tokens)
 
 
-async def read(
+async def parse(
     deps: GatewayDeps, wire: Format, route: Route, body: bytes, caller: Caller
 ) -> GenerationRequest:
     """The request in a body, with the switches of its prompt.
@@ -315,7 +347,7 @@ def _check_reply(deps: GatewayDeps, request: GenerationRequest) -> None:
     """Whether model and sampler can do what is asked of the reply."""
     if request.schema is not None:
         at = request.schema[1]
-        if not deps.constrains:
+        if not deps.can.constrains:
             raise RequestError(
                 f"{at}: the sampler that serves here cannot constrain a reply to JSON. Offer a "
                 "tool with this schema and name it in tool_choice: that works everywhere, and is "
@@ -332,7 +364,7 @@ def _check_reply(deps: GatewayDeps, request: GenerationRequest) -> None:
             "logprobs: in this model's chat format nobody knows which tokens are a reply's text.",
             param="logprobs",
         )
-    if request.top_logprobs and not deps.gives_topk:
+    if request.top_logprobs and not deps.can.student_topk:
         raise RequestError(
             "top_logprobs: the sampler that serves here tells the logprobs of sampled tokens only; "
             "0 is what it takes.",
@@ -372,18 +404,17 @@ async def _choose(deps: GatewayDeps, model: str) -> tuple[int, Sampler, bool]:
     current = deps.policy.current
     if model == deps.served_name:
         return current.version.id, current.sampler, False
-    name, at, number = model.rpartition("@v")
-    if at and name == deps.served_name and number.isascii() and number.isdigit():
-        # A number too long for an id is no version either; int() would refuse the longest.
-        version = int(number) if len(number) < 19 else -1
+    name, _, number = model.rpartition("@v")
+    if name == deps.served_name and _ID.fullmatch(number):
+        version = int(number)
         if version == current.version.id:
             return version, current.sampler, True
         try:
-            sampler = await deps.open_version(version)
+            sampler = await deps.serving.open_version(version)
             await deps.compute.own_round()
             return version, sampler, True
         except OutageError as error:
-            deps.outages.seen("serving", error)
+            deps.serving.outages.seen("serving", error)
             raise
         except LookupError:
             pass
@@ -392,12 +423,10 @@ async def _choose(deps: GatewayDeps, model: str) -> tuple[int, Sampler, bool]:
 
 def not_served(deps: GatewayDeps, model: str) -> RequestError:
     """What to answer to a request for another model."""
-    newest, versions = deps.policy.newest.version.id, f"{deps.served_name}@v0"
-    if newest:
-        versions = f"one of its versions, {versions} to {deps.served_name}@v{newest}"
+    served, newest = deps.served_name, deps.policy.newest.version.id
     return RequestError(
-        f"The model {shown(model)!r} is not served here; ask for {deps.served_name!r}, or for "
-        f"{versions}.",
+        f"The model {shown(model)!r} is not served here; ask for {served!r}, or for a version of "
+        f"it, of which {served}@v{newest} is the newest.",
         status=HTTPStatus.NOT_FOUND,
         code="model_not_found",
         param="model",
@@ -413,15 +442,15 @@ def _new(messages: Sequence[Message]) -> Sequence[Message]:
 async def _attach(
     deps: GatewayDeps,
     link: Continuation,
-    named: Callable[[Message], Sequence[Piece]],
+    named: Attribute,
     user: str,
     session_id: int,
     started: float,
 ) -> None:
     """Record what the request says of the turn before it."""
-    found = heard(link.new, named, link.reply, others=deps.owners.hears_others)
+    found = heard(link.new, named, link.reply, others=deps.settings.chats.others_judge)
     if found.unknown:
-        deps.turns.stop_waiting(link.turn_id)
+        deps.ledger.turns.stop_waiting(link.turn_id)
     state = found.state
     if state is None:
         return
@@ -429,16 +458,17 @@ async def _attach(
     redact = deps.privacy.redact_any
     beside = [(writer, await redact(text)) for writer, text in state.beside]
     state = replace(state, text=await redact(state.text), beside=tuple(beside))
-    reason = await deps.privacy.redact_any(said.reason[:LONGEST_TEXT]) if said else ""
+    reason = await redact(said.reason[:LONGEST_TEXT]) if said else ""
     if deps.index.has_forgotten(session_id, started):  # while its words were searched
         return
     if said is not None:
         # Before the next state, with which the judge would be asked. Agents send requests again;
         # no client's key begins with the end of a line.
-        name = f"\nmessage after turn {link.turn_id}: {said.score} {_digest(reason)}"
+        digest = hashlib.sha256(reason.encode()).hexdigest()[:16]
+        name = f"\nmessage after turn {link.turn_id}: {said.score} {digest}"
         feedback = Feedback(float(said.score), reason, key=name)
         record(deps, user, About("turn", link.turn_id), feedback)
-    if deps.turns.add_next_state(link.turn_id, state):
+    if deps.ledger.turns.add_next_state(link.turn_id, state):
         deps.on_next_state()
 
 
@@ -449,7 +479,7 @@ def record(deps: GatewayDeps, user: str, about: About, said: Feedback) -> Given 
         KeyReusedError: its key came with something else before.
         LedgerError: it cannot be written.
     """
-    given = deps.feedback.give(user, about, said)
+    given = deps.ledger.feedback.give(user, about, said)
     if given is not None and not given.repeated:
         deps.telemetry.feedback(
             user=user,
@@ -463,19 +493,11 @@ def record(deps: GatewayDeps, user: str, about: About, said: Feedback) -> Given 
     return given
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
 async def _prompt(
-    deps: GatewayDeps,
-    request: GenerationRequest,
-    body: bytes,
-    link: Continuation | None,
-    *,
-    forget: bool,
+    deps: GatewayDeps, request: GenerationRequest, link: Continuation | None, *, forget: bool
 ) -> Prompt:
-    """What the model is given: the request, and how its reply begins where it must be a call.
+    """What the model is given: the request, and how its reply begins where it must be a call. The
+    request is the exact extension of the sampled stream where that holds, else a full render.
 
     Args:
         forget: nothing that was new in it stays in memory.
@@ -485,7 +507,17 @@ async def _prompt(
             known how such a reply begins.
     """
     begun = _begun(deps, request)
-    prompt = await _asked(deps, request, body, link, forget=forget)
+    await _refuse_what_cannot_fit(deps, request)
+    await deps.compute.own_round()
+    prompt = _extended(deps, request, link)
+    if prompt is None:
+        prompt = await deps.renderer.prompt_aside(
+            request.messages,
+            request.tools,
+            hint_message=last_asked(request.messages),
+            switches=request.switches,
+            remembers=not forget,
+        )
     return prompt.followed_by(begun) if begun else prompt
 
 
@@ -513,45 +545,20 @@ def _begun(deps: GatewayDeps, request: GenerationRequest) -> tuple[int, ...]:
     return begun
 
 
-async def _asked(
-    deps: GatewayDeps,
-    request: GenerationRequest,
-    body: bytes,
-    link: Continuation | None,
-    *,
-    forget: bool,
-) -> Prompt:
-    """The exact extension of the sampled stream where it holds, else a full render."""
-    if len(body) > _CHARACTERS_PER_TOKEN * deps.context_tokens:
-        await _refuse_what_cannot_fit(deps, request)
-    await deps.compute.own_round()
-    extended = _extended(deps, request, link)
-    if extended is not None:
-        return extended
-    return await deps.renderer.prompt_aside(
-        request.messages,
-        request.tools,
-        hint_message=last_asked(request.messages),
-        switches=request.switches,
-        remembers=not forget,
-    )
-
-
 async def _refuse_what_cannot_fit(deps: GatewayDeps, request: GenerationRequest) -> None:
-    """What is far too long is refused before it is encoded, which would take seconds."""
+    """Refuse what is far too long before it is encoded, which would take seconds."""
     # What was said in replies may be left out of the prompt, and tools have a form of their own.
     said = [m for m in request.messages if m["role"] != "assistant"]
-    first = [m for m in said if m["role"] == "system"]
+    if sum(len(m["content"]) for m in said) <= _CHARACTERS_PER_TOKEN * deps.can.context_tokens:
+        return
 
     def too_many(messages: Sequence[Message]) -> bool:
         fewest = sum(deps.renderer.fewest_tokens(m["content"]) for m in messages)
-        return fewest > deps.context_tokens
+        return fewest > deps.can.context_tokens
 
-    far_too_long = (
-        sum(len(m["content"]) for m in said) > _CHARACTERS_PER_TOKEN * deps.context_tokens
-    )
-    if far_too_long and await deps.compute.aside(lambda: too_many(said)):
-        raise (no_room if too_many(first) else hopeless)(deps.context_tokens)
+    if await deps.compute.aside(lambda: too_many(said)):
+        first = [m for m in said if m["role"] == "system"]
+        raise (no_room if too_many(first) else hopeless)(deps.can.context_tokens)
 
 
 def _refuse_without_room(deps: GatewayDeps, request: GenerationRequest) -> None:
@@ -559,8 +566,8 @@ def _refuse_without_room(deps: GatewayDeps, request: GenerationRequest) -> None:
     first = [m for m in request.messages if m["role"] == "system"]
     nothing: Message = {"role": "user", "content": ""}
     prompt = deps.renderer.prompt([*first, nothing], request.tools, switches=request.switches)
-    if len(prompt.tokens) >= deps.context_tokens:
-        raise no_room(deps.context_tokens)
+    if len(prompt.tokens) >= deps.can.context_tokens:
+        raise no_room(deps.can.context_tokens)
 
 
 def _extended(
@@ -591,9 +598,10 @@ def _extended(
 def _params(deps: GatewayDeps, request: GenerationRequest, prompt: Prompt) -> SamplingParams:
     """Raises ContextLengthError when not even one token of a reply fits."""
     asked = request.max_tokens or deps.settings.max_reply_tokens
-    left = deps.context_tokens - len(prompt.tokens)
+    left = deps.can.context_tokens - len(prompt.tokens)
     if left < 1:
-        raise ContextLengthError(len(prompt.tokens), asked, deps.context_tokens)
+        _refuse_without_room(deps, request)
+        raise ContextLengthError(len(prompt.tokens), asked, deps.can.context_tokens)
     return SamplingParams(
         # Agents ask for the same allowance always; near the end of the context less is left.
         max_tokens=min(asked, left),

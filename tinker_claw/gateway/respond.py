@@ -17,7 +17,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from tinker_claw.errors import ClawError
-from tinker_claw.formats.base import FinishedReply, Format
+from tinker_claw.formats.base import Format
 from tinker_claw.gateway.errors import answer, told
 from tinker_claw.gateway.generation import Generation
 from tinker_claw.gateway.request import GatewayDeps, Job
@@ -51,39 +51,29 @@ class Answer(Response):
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Generate and send."""
 
-    @abstractmethod
     async def _listen(self, receive: Receive, send: Send) -> None:
         """Return when the client has hung up, or the answer is complete."""
+        await _until_over(receive)
 
 
 class WholeAnswer(Answer):
     """The reply as one JSON object."""
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with asyncio.TaskGroup() as group:
-            asked = (self._generation, *self._others)
-            drawn = [group.create_task(_drawn(generation)) for generation in asked]
-        replies = [one for task in drawn if not isinstance(one := task.result(), ClawError)]
-        failures = [one for task in drawn if isinstance(one := task.result(), ClawError)]
-        if failures:
-            response = answer(self._wire, failures[0])
-        else:
+        # Where one fails, the others are sampled and recorded all the same.
+        asked = (one.run() for one in (self._generation, *self._others))
+        drawn = await asyncio.gather(*asked, return_exceptions=True)
+        replies = [one for one in drawn if not isinstance(one, BaseException)]
+        failures = [one for one in drawn if isinstance(one, BaseException)]
+        if not failures:
             done = replace(replies[0], others=tuple(replies[1:]))
             headers = {"x-request-id": self._writer.id}
             response = JSONResponse(self._writer.whole(done), headers=headers)
+        elif isinstance(failures[0], ClawError):
+            response = answer(self._wire, failures[0])
+        else:
+            raise failures[0]
         await response(scope, receive, send)
-
-    async def _listen(self, receive: Receive, send: Send) -> None:
-        await _until_over(receive)
-
-
-async def _drawn(generation: Generation) -> FinishedReply | ClawError:
-    """One of several replies, or why there is none: the others are sampled and recorded all the
-    same."""
-    try:
-        return await generation.run()
-    except ClawError as error:
-        return error
 
 
 class StreamedAnswer(Answer):

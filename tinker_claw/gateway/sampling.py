@@ -27,7 +27,8 @@ class Sampling:
     """All that is sampled for one job."""
 
     def __init__(self, deps: GatewayDeps, job: Job) -> None:
-        self._deps = deps
+        self._serving = deps.serving
+        self._served_name = deps.served_name
         self._job = job
         self.version = job.version
         """The version that answers."""
@@ -69,29 +70,29 @@ class Sampling:
         Raises:
             BackendError: nobody could answer; it is the error of the job's own version.
         """
-        deps, retries = self._deps, None
+        serving, retries = self._serving, None
         while True:
             began = time.monotonic()
             try:
-                with deps.outages.watching("serving"):
+                with serving.outages.watching("serving"):
                     return await self._attempt(self._job.sampler, take)
             except (SamplerError, OutageError) as error:
                 if self._over():
                     return
                 if retries is None:
-                    retries = Retries(began, PATIENCE_S, deps.waits, deps.retries)
+                    retries = Retries(began, PATIENCE_S, serving.waits, serving.retries)
                 if self._token_at > began:
                     retries.went_well(self._token_at - began)
                 wait_s = retries.wait_s(error)
                 if wait_s is not None and await self._waited(error, wait_s):
                     continue
-                if deps.outages.closing or not await self._replaced(error, take):
+                if serving.outages.closing or not await self._replaced(error, take):
                     raise
                 return
 
     async def _waited(self, error: SamplerError | OutageError, seconds: float) -> bool:
         """Whether to ask again, now that it is time to."""
-        outages = self._deps.outages
+        outages = self._serving.outages
         if outages.closing:
             return False
         if isinstance(error, OutageError):  # `outages` has logged it, once for all requests
@@ -105,12 +106,12 @@ class Sampling:
     async def _replaced(self, error: SamplerError | OutageError, take: Take) -> bool:
         """Whether a stand-in has answered. Each is asked once."""
         job = self._job
-        if job.request.model != self._deps.served_name:
+        if job.request.model != self._served_name:
             return False  # a version by name: another one's answer would be a wrong answer
-        for stand_in in self._deps.stand_ins(job.version):
+        for stand_in in self._serving.stand_ins(job.version):
             self._asked, self.version = stand_in, stand_in.version
             self.fallback = f"v{job.version} failed: {error}"
-            limit_s = self._deps.stand_in_s if isinstance(error, OutageError) else None
+            limit_s = self._serving.stand_in_s if isinstance(error, OutageError) else None
             try:
                 await self._ask(stand_in, limit_s, take)
             except (BackendError, RequestError, TimeoutError) as failure:

@@ -26,7 +26,7 @@ from starlette.routing import Route
 from tinker_claw.config.settings import Training
 from tinker_claw.errors import ClawError, LedgerError, RequestError, UndoError
 from tinker_claw.gateway import errors
-from tinker_claw.gateway.limits import BODY_S, read_body
+from tinker_claw.gateway.limits import read_body
 from tinker_claw.learner.rollback import Rollback
 from tinker_claw.ledger.database import Rows, reading
 from tinker_claw.ledger.feedback import About, Feedback, Given
@@ -272,13 +272,7 @@ class _Page:
 
     async def _form(self, request: Request, visitor: Visitor | None) -> dict[str, str]:
         """The fields of a form that one of our pages has shown to this visitor."""
-        body = await read_body(
-            request.receive,
-            request.headers,
-            most=_MOST_BYTES,
-            limit_s=BODY_S,
-            context_tokens=_MOST_BYTES,
-        )
+        body = await read_body(request, _MOST_BYTES)
         try:
             fields = dict(parse_qsl(body.decode(), max_num_fields=16))
         except ValueError as error:

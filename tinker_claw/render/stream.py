@@ -393,10 +393,4 @@ class BufferedStream:
 
     def finish(self) -> tuple[list[Delta], Reply]:
         reply = self._parse(self._tokens)
-        out: list[Delta] = []
-        if reply.reasoning:
-            out.append(Delta("reasoning", reply.reasoning))
-        if reply.text:
-            out.append(Delta("text", reply.text))
-        out.extend(Delta("tool_call", call=call) for call in reply.tool_calls)
-        return out, reply
+        return reply.deltas, reply

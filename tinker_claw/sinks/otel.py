@@ -125,7 +125,7 @@ class Traces:
             self._first_token.record(served.first_token_s, common)
         if served.error is None:
             self._tokens.record(served.prompt_tokens, common | {"gen_ai.token.type": "input"})
-            self._tokens.record(served.reply_tokens, common | {"gen_ai.token.type": "output"})
+            self._tokens.record(served.completion_tokens, common | {"gen_ai.token.type": "output"})
 
     def judged(self, judged: Judged) -> None:
         from opentelemetry.trace import NonRecordingSpan, set_span_in_context
@@ -171,7 +171,7 @@ def _attributes(served: Served) -> dict[str, Any]:
         "gen_ai.response.time_to_first_chunk": served.first_token_s if served.stream else None,
         "gen_ai.usage.input_tokens": served.prompt_tokens,
         "gen_ai.usage.cache_read.input_tokens": served.cached_tokens,
-        "gen_ai.usage.output_tokens": served.reply_tokens,
+        "gen_ai.usage.output_tokens": served.completion_tokens,
         "gen_ai.conversation.id": str(served.session),
         "tinker_claw.turn": served.turn,
         "tinker_claw.turn.kind": served.kind,

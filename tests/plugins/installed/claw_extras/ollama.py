@@ -14,12 +14,11 @@ from tinker_claw.formats.base import (
     Format,
     GenerationRequest,
     Json,
-    Purpose,
     ReplyHead,
     Route,
 )
-from tinker_claw.formats.body import INT64, flag, integer, items, load_body, members, number, string
-from tinker_claw.formats.fields import Fields, Neutral, function_call, model_name, stop_strings
+from tinker_claw.formats.body import INT64, Fields, Neutral, Object, load_body
+from tinker_claw.formats.fields import function_call, stop_strings
 from tinker_claw.types import Delta, Message, ToolCall
 
 FIELDS = Fields(
@@ -38,29 +37,27 @@ class Ollama(Format):
 
     about = "Ollama's chat: POST /api/chat"
     routes = (
-        Route("POST", "/api/chat", Purpose.TURN),
-        Route("GET", "/api/tags", Purpose.MODELS),
+        Route("POST", "/api/chat", "turn"),
+        Route("GET", "/api/tags", "models"),
     )
     media_type = "application/x-ndjson"
     body_types = ("application/x-www-form-urlencoded",)
 
     def parse(self, body: bytes, route: Route, user: str) -> GenerationRequest:
-        fields = load_body(body)
-        FIELDS.refuse_unknown(fields)
-        options = members(fields.get("options"), "options")
-        OPTIONS.refuse_unknown(options, "options.")
-        most = options.get("num_predict")
+        fields = FIELDS.check(load_body(body))
+        options = fields.object("options", OPTIONS)
+        unbounded = options.get("num_predict") == -1
         return GenerationRequest(
-            model=model_name(fields),
-            messages=_messages(items(fields.get("messages"), "messages")),
-            tools=tuple(items(fields.get("tools") or [], "tools")),
-            stream=flag(fields.get("stream"), "stream", True),
-            max_tokens=None if most in (None, -1) else integer(most, "num_predict", 1, INT64),
-            temperature=number(options.get("temperature", 1.0), "temperature", 0, 2),
-            top_p=number(options.get("top_p", 1.0), "top_p", 0, 1, open_low=True),
-            top_k=options.get("top_k") and integer(options["top_k"], "top_k", 1, INT64),
-            seed=options.get("seed") and integer(options["seed"], "seed", -INT64, INT64),
-            stop=stop_strings(options.get("stop"), "options.stop"),
+            model=fields.string("model"),
+            messages=_messages(fields.objects("messages", required=True)),
+            tools=tuple(fields.listed("tools")),
+            stream=fields.flag("stream", True),
+            max_tokens=None if unbounded else options.integer("num_predict", 1, INT64),
+            temperature=options.number("temperature", 0, 2, 1.0),
+            top_p=options.number("top_p", 0, 1, 1.0, open_low=True),
+            top_k=options.integer("top_k", 1, INT64) if options.get("top_k") else None,
+            seed=options.integer("seed", -INT64, INT64),
+            stop=stop_strings(options, "stop"),
         )
 
     def reply(self, request: GenerationRequest, head: ReplyHead) -> Lines:
@@ -73,34 +70,28 @@ class Ollama(Format):
         return {"models": [{"name": name, "model": name} for name in names]}
 
 
-def _messages(sent: list[Any]) -> tuple[Message, ...]:
+def _messages(sent: list[Object]) -> tuple[Message, ...]:
     """Ollama's calls have no ids: results belong to the calls before them, in their order."""
     made, open_calls = list[Message](), list[str]()
-    for at, raw in enumerate(sent):
-        fields = members(raw, f"messages[{at}]")
-        role = string(fields.get("role"), f"messages[{at}].role")
-        text = string(fields.get("content", ""), f"messages[{at}].content", empty=True)
+    for at, fields in enumerate(sent):
+        role = fields.string("role")
+        text = fields.optional("content", empty=True) or ""
         message: dict[str, Any] = {"role": role, "content": text}
         if role not in ("system", "user", "assistant", "tool") or "images" in fields:
-            raise RequestError(f"messages[{at}] is no text of a known role.", param="messages")
+            raise fields.wrong("is no text of a known role")
         if role == "tool":
             if not open_calls:
-                raise RequestError(f"messages[{at}] answers no call.", param="messages")
+                raise fields.wrong("answers no call")
             message["tool_call_id"] = open_calls.pop(0)
-        if calls := items(fields.get("tool_calls", []), f"messages[{at}].tool_calls"):
+        if calls := fields.objects("tool_calls"):
             open_calls = [f"call_{at}_{n}" for n in range(len(calls))]
+            functions = [call.object("function") for call in calls]
             message["tool_calls"] = [
-                function_call(
-                    name, string(f.get("name"), "name"), json.dumps(f.get("arguments", {}))
-                )
-                for name, f in zip(
-                    open_calls,
-                    (members(members(c, "call").get("function"), "function") for c in calls),
-                    strict=True,
-                )
+                function_call(id, f.string("name"), json.dumps(f.get("arguments", {})))
+                for id, f in zip(open_calls, functions, strict=True)
             ]
         if fields.get("thinking"):
-            message["reasoning_content"] = string(fields["thinking"], "thinking")
+            message["reasoning_content"] = fields.string("thinking")
         made.append(message)
     return tuple(made)
 
