@@ -45,21 +45,21 @@ from tinker_claw.types import TokenLogprobs
 T = TypeVar("T")
 
 _PROBE = "probe-"
-"""Refs of adapters that were drawn begin so."""
+"""Prefix of the refs of randomly drawn probe adapters."""
 _FULL = frozenset({ENOSPC, EDQUOT, EFBIG})
-"""Somebody will make room: no step is to blame, and waiting helps."""
+"""errno values of a full disk: no step is to blame, and waiting helps once somebody makes room."""
 
 
 def unheard(sentence: str) -> None:
-    """For those who do not want to hear."""
+    """Ignore a progress sentence, for callers that do not want to hear them."""
 
 
 class LocalBackend:
-    """A half that learns and a half that serves. Made by `start`."""
+    """A trainer and the samplers that serve its versions. Made by `start`."""
 
     serving: Serving
     score: Score
-    """Of given tokens, in the half that learns; what is asked for together is computed together."""
+    """Score given tokens with the trainer; requests made at the same time are computed together."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class LocalBackend:
         self._probes = config.root / "probe"
         self._closed = False
         self._steps = 0
-        """In hand."""
+        """Number of training steps that are running."""
         self._room = Room()
 
     @classmethod
@@ -130,7 +130,7 @@ class LocalBackend:
             raise
 
     async def run(self, call: Callable[[], T]) -> T:
-        """In the one thread that calls the half that learns, after what was asked for before.
+        """Run a call in the one thread that uses the trainer, after the calls made before it.
 
         Raises:
             BackendError: torch or the disk failed; an OutageError where waiting may help.
@@ -152,7 +152,7 @@ class LocalBackend:
             self._steps -= 1
 
     async def aside(self, call: Callable[[], T]) -> T:
-        """In another thread than the executor's."""
+        """Run a call in a thread other than the executor's."""
         if self._closed:
             raise BackendError("The trainer is closed.")
         with self._in_words():
@@ -247,7 +247,7 @@ def _ranked(config: LocalConfig) -> bool:
 
 
 def _split(config: LocalConfig) -> LocalConfig:
-    """With `shard` on or off, by the smallest GPU that learns."""
+    """Return the config with `shard` on or off, decided by the smallest GPU that learns."""
     if config.shard != "auto":
         return config
     several = config.ranks > 1 or bool(config.torchrun)

@@ -32,19 +32,20 @@ BASE_REF = "base"
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What can be known of a base model once it is loaded."""
+    """Facts about a base model, known once it is loaded."""
 
     fingerprint: str
-    """Hash of a sample of its values: which weights these are."""
+    """Hash of a sample of the weights' values, which identifies the model."""
     vocabulary: int
     context_tokens: int
-    """What its positions were trained for, or the setting where that is less."""
+    """Longest sequence: the length its positions were trained for, or the setting if that is
+    less."""
     notes: tuple[str, ...] = ()
-    """What a user should know of it, in sentences."""
+    """Sentences about this model that a user should know."""
     parameters: int = 0
-    """How many it has: what a token costs follows from it."""
+    """Number of parameters, from which the cost of a token follows."""
     adapter_bytes: int = 0
-    """Of the policy, as it is written for serving."""
+    """Size of the policy's adapter, as it is written for serving."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,7 @@ class Learning(Protocol):
         ...
 
     def optim_step(self, adam: Adam, model: str) -> float:
-        """One AdamW step with the gradients added up; their norm before clipping.
+        """Take one AdamW step with the accumulated gradients; return their norm before clipping.
 
         Raises:
             StepError: a gradient is missing or not finite; all of them are forgotten.
@@ -199,7 +200,7 @@ class Serving(Protocol):
 
     @property
     def constrains(self) -> bool:
-        """What is sampled can be made to fit a schema."""
+        """Whether sampling can be constrained to a JSON schema."""
         ...
 
     async def open(self, ref: str, folder: Path) -> Sampler:

@@ -202,7 +202,7 @@ class KeptFiles:
         self._versions, self._saved, self._origin = [], [], None
 
     def published(self, ref: str) -> None:
-        """They have this version."""
+        """Record that the weights are published as `ref`."""
         self._versions.append(ref)
         if self._saved or self._origin:
             self._settle()
@@ -215,13 +215,13 @@ class KeptFiles:
         _prune(self._adapters, self._config.keep_adapters, self._in_use)
 
     def saved(self, ref: str) -> None:
-        """They have this state."""
+        """Record that the weights and moments are saved as `ref`."""
         self._saved.append(ref)
         self._settle()
         _prune(self._states, self._config.keep_states, {ref, self._loaded}.__contains__)
 
     def loaded(self, ref: str) -> None:
-        """They are those of this state now.
+        """Record that the weights come from the saved state `ref`.
 
         Versions of those before that are closed by now have answered nobody: what serves, and
         learning goes on from, is open.

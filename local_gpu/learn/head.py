@@ -1,4 +1,4 @@
-"""From hidden rows to logprobs, a few rows at a time.
+"""Compute logprobs from hidden states, a few rows at a time.
 
 Rule: logits never exist for [tokens x vocabulary], neither forward nor backward: each chunk is
 computed, read and dropped, and the backward pass computes it again (0.6 MB a token in float32 at
@@ -19,9 +19,9 @@ _CHUNK_ELEMENTS = 1 << 24
 _LARGEST_CHUNK = 1 << 27
 """The same on CUDA where there is room: 883 rows of 151,936, which keep any GPU busy."""
 _BYTES = 16
-"""Of a logit: as computed, in float32, and both again as gradients."""
+"""Bytes per logit: the computed value, its float32 copy, and a gradient of each."""
 _SHARE = 8
-"""One part in so many of what is free: what goes backwards afterwards needs the rest."""
+"""Fraction (1/8) of the free memory that a chunk may take; the backward pass needs the rest."""
 
 
 class TopLogprobs(NamedTuple):

@@ -112,7 +112,8 @@ class LearningCore:
         self._world = world or Alone()
         self._shards = shards
         self._shape = LoraShape(config.rank, config.alpha, head=not config.policy)
-        """Of the policy; and of the module over a base that is cut, which covers all models'."""
+        """Shape of the policy's LoRA; over a sharded base, of the one module that all models
+        share."""
         context = min(base.context_tokens, config.context_tokens or base.context_tokens)
         usual = base.device.type == "cuda"  # where memory is what a long sequence runs out of
         self._checkpointing = (
@@ -144,7 +145,7 @@ class LearningCore:
         self._learners: dict[LoraShape, Any] = {}
         """Modules that models learn with, here and below by the modules' shapes."""
         self._worn: dict[LoraShape, str] = {}
-        """Whose weights such a module has."""
+        """Name of the model whose weights a module currently holds."""
         self._memory = ModelMemory(base, config.models_bytes)
         self._scored = LRUCache[Path, Any](_SCORED_VERSIONS)
         """Modules of published adapters."""
@@ -252,7 +253,7 @@ class LearningCore:
         self._load(model, folder, read)
 
     def close(self) -> None:
-        """Nothing: what it holds goes with it."""
+        """Do nothing: everything is freed with the object."""
 
     def _load(self, model: str, folder: Path, read: Callable[[LoraShape], SavedState]) -> None:
         known = self._models.get(model)
@@ -294,7 +295,8 @@ class LearningCore:
         self._worn.pop(home, None)
 
     def _take_room(self, model: str, shape: LoraShape) -> None:
-        """One rank counts for all: by their own figures they might differ."""
+        """Reserve memory for a model. The first rank decides for all, as their own figures may
+        differ."""
         self._first_rank(lambda: self._memory.take(model, shape))
 
     def _model(self, model: str) -> LoraOptimizer:
@@ -309,7 +311,7 @@ class LearningCore:
         return found
 
     def _home(self, shape: LoraShape) -> LoraShape:
-        """Of the module that a model of this shape learns with."""
+        """Shape of the module that a model of this shape learns with."""
         return shape if self._shards is None else self._shape
 
     def _changing(self, model: str) -> LoraOptimizer:
@@ -348,7 +350,8 @@ class LearningCore:
         return self._first_rank(lambda: read_adapter(adapter, self._base))
 
     def _kernel(self, setting: Setting, say: Callable[[str], None], kept: Path) -> Kernel:
-        """One for all ranks: by their own clocks they might choose several."""
+        """Choose one attention kernel for all ranks; by their own timings they might choose
+        different ones."""
         if not self._base.packs:
             return SdpaKernel()
         chosen: list[Kernel] = []
@@ -361,7 +364,8 @@ class LearningCore:
         return chosen[0] if chosen else kernel_for(self._base, named, say, kept)
 
     def _first_rank(self, call: Callable[[], T]) -> T:
-        """What the first rank reads, or has written, or its failure: the same on every rank."""
+        """Run a call on the first rank only and return its result, or raise its error, on every
+        rank."""
         failure: Exception | None = None
         result: T | None = None
         if self._world.rank == 0:

@@ -67,7 +67,7 @@ class RecordPass:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """What one record gave."""
+    """Loss and logprobs of one record."""
 
     loss: float
     logprobs: Tensor
@@ -264,7 +264,7 @@ def _rl(inputs: LossInputs) -> tuple[Tensor, Tensor]:
 
 
 def _bounds(config: Config, low: float = CLIP_LOW, high: float = CLIP_HIGH) -> tuple[float, float]:
-    """Those of the config, or else the given ones."""
+    """Clip thresholds (low, high) of the config, or else the given defaults."""
     low = float(config.get("clip_low_threshold", low))
     high = float(config.get("clip_high_threshold", high))
     if not 0.0 <= low <= high:

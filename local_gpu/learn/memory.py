@@ -1,4 +1,4 @@
-"""How much memory there is for models in training, and what each of them takes of it.
+"""Memory for models in training: how much there is, and how much each model takes.
 
 Rule: a model that would not fit is refused before it is made, with figures; torch is never asked to
 try.
@@ -18,9 +18,9 @@ from local_gpu.plan.memory import DEFAULT_TOKENS, ModelSize, token_bytes
 from tinker_claw.errors import RequestError
 
 _MASTER_BYTES: Final = 16
-"""Of an adapter's parameter: float32 weight, gradient and two moments."""
+"""Bytes per adapter parameter: float32 weight, gradient and two moments."""
 _SHARE: Final = 0.5
-"""Of what is free after loading; the rest is for samplers and for passes."""
+"""Share of the memory that is free after loading; the rest is for samplers and passes."""
 _UNSAID: Final = 8 << 30
 """Taken for what is free on a system that does not say."""
 _GROUP: Final = Path("/sys/fs/cgroup")
@@ -89,14 +89,14 @@ def passes_in_memory(
 
 
 def free_bytes(device: torch.device) -> int:
-    """What a process may still take there."""
+    """Bytes that this process may still allocate on a device."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return min(_free_here(), default=_UNSAID)
 
 
 def _free_here() -> Iterator[int]:
-    """Of the machine, and of the group of processes that this one is in, as far as they say."""
+    """Yield free bytes of the machine, and of this process's cgroup, as far as the system tells."""
     with suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
         yield 1024 * next(int(s.split()[1]) for s in lines if s.startswith("MemAvailable:"))

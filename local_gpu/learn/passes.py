@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class PassBudget:
-    """How many tokens a pass may have; an out-of-memory makes it smaller for good."""
+    """Token budget of a pass. An out-of-memory error lowers it for good."""
 
     def __init__(self, tokens: int | None) -> None:
         self.tokens = tokens or DEFAULT_TOKENS
@@ -69,7 +69,7 @@ class PassBudget:
             torch.cuda.empty_cache()
 
     def _halves(self, indices: Sequence[int], sequences: Sequence[Tensor]) -> list[list[int]]:
-        """Of a pass that did not fit, the last first; () of none."""
+        """Split a pass that did not fit into halves, the last first; () gives none."""
         if not indices:
             return []
         if len(indices) == 1:

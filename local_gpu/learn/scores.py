@@ -94,7 +94,7 @@ def _nothing() -> None:
 
 ScoreAll = Callable[[str, Sequence[ScoreAsk]], Awaitable[list[TokenLogprobs]]]
 _MOST_TOKENS = 500_000
-"""Of one turn, counted before sharing: it bounds how long a training step waits behind it."""
+"""Tokens per turn, before prefixes are shared: bounds how long a training step waits behind it."""
 
 
 @dataclass(eq=False, slots=True)
@@ -148,9 +148,10 @@ class ScoreQueue:
         return taken
 
     async def _answer(self, taken: Sequence[_Waiting]) -> None:
-        """Where it is called off, the others ask for themselves.
+        """Score a batch and answer all who wait for it.
 
-        Where it fails, halves are asked about, so that one that cannot be scored fails alone.
+        If this task is cancelled, the others ask for themselves. If scoring fails, each half is
+        scored alone, so that only a sequence that cannot be scored fails.
         """
         try:
             scores = await self._score_all(taken[0].ref, [waiting.ask for waiting in taken])

@@ -212,7 +212,8 @@ class LoraOptimizer:
         return [done[i] for i in range(len(jobs))]
 
     def _pass(self, jobs: Sequence[_Job], *, learn: bool) -> list[Scored]:
-        """One forward over some records, and one backward from the rows that learn."""
+        """Run one forward pass over some records, and one backward pass from the rows that
+        learn."""
         learn = learn and any(job.learns for job in jobs)
         with torch.set_grad_enabled(learn):
             hidden = self._body.hidden(

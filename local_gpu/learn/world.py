@@ -52,7 +52,7 @@ class World(Protocol):
 
 
 class Alone:
-    """One process. torch.distributed is not used."""
+    """A world of one process, without torch.distributed."""
 
     rank = 0
     size = 1
@@ -77,12 +77,12 @@ class Alone:
 
 
 class Sharding(Protocol):
-    """How the frozen base is cut over the ranks, where it does not stand whole on each."""
+    """How the frozen base is sharded over the ranks, where no rank holds all of it."""
 
     def cut(self, module: Any) -> None:
         """Cut the layers of a module over the base, in place."""
         ...
 
     def budget(self, tokens: int | None) -> PassBudget:
-        """Of passes that all ranks enter together."""
+        """Token budget for passes that all ranks enter together."""
         ...

@@ -24,7 +24,7 @@ from local_gpu.tree.choice import distance, kernel_failures, sentence_of
 
 _ROWS: Final = 64
 _SLACK: Final = 4.0
-"""How many times the plain module's own rounding error a kernel may have."""
+"""Largest accepted error of a kernel, as a multiple of the plain module's own rounding error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,8 @@ def _norm_trial(norm: Any, ops: FusedOps) -> Trial:
 
 
 def _gate_trial(block: Any, ops: FusedOps) -> Trial:
-    """What stands between the products, which stay as they are; and that nothing else does."""
+    """A trial of the gate between the MLP's matrix products, which checks that nothing else
+    changes."""
     width = int(block.down_proj.in_features)
 
     class Given(nn.Module):

@@ -55,7 +55,7 @@ _SETTINGS: Final = {"quant_type": "nf4", "compress_statistics": True}
 
 
 def check_quantization(device: torch.device) -> None:
-    """Before anything is loaded.
+    """Check that 4-bit weights work here, before anything is loaded.
 
     Raises:
         ConfigError: four bits cannot be had here.
@@ -214,7 +214,7 @@ def _part(module: Any) -> tuple[str, str]:
 
 
 def _context_tokens(module: Any, source: str) -> int:
-    """What the positions were trained for."""
+    """Sequence length that the model's positions were trained for."""
     found = getattr(module.config.get_text_config(), "max_position_embeddings", None)
     if found is None:
         raise ConfigError(
@@ -341,7 +341,7 @@ def keep_memory_whole() -> None:
 
 @contextmanager
 def own_stream(device: torch.device) -> Generator[None]:
-    """On a GPU, work of this thread beside that of others, which is done when this ends.
+    """Run this thread's GPU work in a stream of its own, and wait for it at the end.
 
     In the stream that all threads share, each copy from the host would wait for the kernels that a
     training step has put there: seconds of them.

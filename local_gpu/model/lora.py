@@ -30,13 +30,13 @@ Adapter = Mapping[str, Tensor]
 """LoRA tensors by module path, e.g. `model.layers.0.mlp.up_proj.lora_A.weight`."""
 
 Quantization = Literal["none", "4bit"]
-"""Of the base's linear layers."""
+"""Quantization of the base's linear layers."""
 
 _ADAPTER: Final = "default"
 _BUILDING: Final = Lock()
 _ATTENTION: Final = ("attn", "attention")
 _EXPERTS: Final = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
-"""In a mixture peft takes these for its experts and routers, where a linear layer has them, too."""
+"""Linear layer names that peft takes for experts and routers in a mixture of experts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +51,17 @@ class BaseModel:
     """Names, shapes and a sample of the values of all parameters, hashed."""
     vocabulary: int
     context_tokens: int
-    """What its positions were trained for."""
+    """Sequence length that the positions were trained for."""
     device: torch.device
     dtype: torch.dtype
-    """What it computes in, and every adapter over it."""
+    """Number format of activations in the base and in every adapter over it."""
     obstacle: str | None = None
     """Why its sequences cannot share one row of a pass, as a clause; None: they can."""
     notes: tuple[str, ...] = ()
-    """What a user should know of it, in sentences."""
+    """Sentences about this model that a user should know."""
     part: tuple[str, str] = ("", "")
-    """Where this is the text half of a larger model: how its module paths begin here, and how they
-    begin in the checkpoint, e.g. `model.` and `model.language_model.`."""
+    """Prefixes of module paths where this is the text half of a larger model: here, and in the
+    checkpoint, e.g. `model.` and `model.language_model.`."""
 
     @property
     def packs(self) -> bool:
@@ -80,7 +80,7 @@ class BaseModel:
 
 @dataclass(frozen=True, slots=True)
 class LoraShape:
-    """How large an adapter is, and which linear layers it is on."""
+    """Size of an adapter, and the linear layers that it is on."""
 
     rank: int
     alpha: int
@@ -88,7 +88,7 @@ class LoraShape:
     attention: bool = True
     """Layers whose path says attn or attention."""
     mlp: bool = True
-    """All other linear layers but the head; in a mixture none of experts and routers."""
+    """All other linear layers but the head; in a mixture of experts, no experts or routers."""
     head: bool = False
     """The output embedding. One that is tied to the input embedding leaves that as it is."""
 
@@ -235,7 +235,7 @@ def lora_targets(module: Any, shape: LoraShape | None = None) -> list[str]:
 
 
 def lora_parameters(base: BaseModel, shape: LoraShape) -> int:
-    """How many an adapter has: rank (in + out) for each of its layers."""
+    """Number of parameters of an adapter: rank (in + out) for each of its layers."""
     sizes = (
         (layer.nx, layer.nf)
         if isinstance(layer, Conv1D)

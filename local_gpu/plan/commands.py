@@ -1,4 +1,4 @@
-"""How the servers of a layout are started: vLLM's command line and environment.
+"""Command lines and environments of the vLLM servers of a layout.
 
 Rule: pure but for the choice of ports. What vLLM would take from a model's folder or from its own
 defaults, and what matters to learning, is spelled out.
@@ -26,7 +26,7 @@ _OURS: Final = ("TINKER_", "PYTHONPATH", "PYTHONHOME")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Servings:
-    """What every sampler of a layout serves."""
+    """Settings shared by every sampler of a layout."""
 
     vllm: Path
     """The executable."""
@@ -92,7 +92,7 @@ def judge(
     memory: float,
     logs: Path,
 ) -> Launch:
-    """One server over all of the judge's GPUs."""
+    """Launch of one judge server over all of the judge's GPUs."""
     context = min(context_tokens, JUDGE_CONTEXT)
     flags = _common(context, memory, len(chosen), JUDGE_BATCH)
     (port,) = free_ports(1)

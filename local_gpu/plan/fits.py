@@ -37,11 +37,13 @@ from local_gpu.plan.memory import (
 )
 
 MAX_ADAPTERS: Final = 4
-"""Versions that a sampler holds: the present one, the last, the next, and one that is asked for."""
+"""LoRA adapters that a sampler holds: the present version, the last, the next, and a requested
+one."""
 JUDGE_CONTEXT: Final = 32_768
-"""Of a judge on GPUs of its own: it reads a reply and what came next, not the whole session."""
+"""Context tokens of a judge on GPUs of its own: it reads a reply and what came next, not the whole
+session."""
 _SHARD_ABOVE: Final = 0.45
-"""Of a GPU: a base above that leaves too little for activations."""
+"""Share of a GPU above which an unsharded base leaves too little for activations."""
 _MARGIN: Final = 1.1
 """Spare room for activations: their bytes are an estimate, and over a split base a pass that does
 not fit ends all ranks."""
@@ -50,13 +52,13 @@ _STEP: Final = 256
 _LONG: Final = 32_768
 _UNUSED: Final = 0.03
 _STREAM_TOKENS: Final = 4096
-"""Of KV cache that a stream of an agent has to itself, behind what it shares with others."""
+"""KV cache tokens of one agent's stream beyond the prefix that it shares with others."""
 _FEWEST_STREAMS: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What is to run."""
+    """Model, context and placement that the GPUs must have memory for."""
 
     model: ModelSize
     rank: int
@@ -72,7 +74,7 @@ class Demand:
     judge: ModelSize | None = None
 
     def told(self) -> str:
-        """Whose memory it is that is added up."""
+        """Describe the model whose memory is added up."""
         adapter = self.model.lora * self.rank / 1e6
         return (
             f"{self.model.parameters / 1e9:.2f} billion parameters, {adapter:.1f} million in an "
@@ -82,7 +84,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class MemoryShare:
-    """What each of some equal GPUs holds; the one with the least room counts."""
+    """Memory use of each of several equal GPUs; the one with the least free memory counts."""
 
     who: str
     gpu: Gpu
@@ -98,15 +100,15 @@ class MemoryShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """What was reckoned, and what was chosen."""
+    """Memory plan of a layout, and the settings chosen for it."""
 
     shares: tuple[MemoryShare, ...]
     short: tuple[str, ...]
-    """What lacks room; () fits."""
+    """Sentences about GPUs that lack memory; () means that all fits."""
     micro_batch_tokens: int
     shard: bool
     sampler_memory: float | None
-    """MemoryShare of a GPU for each sampler server; None: none is started."""
+    """Share of a GPU's memory for each sampler server; None: none is started."""
     sampler_cache: int | None
     """Bytes of KV cache on a GPU that learns, too; None: what is left of its share."""
     learner_memory: float | None
@@ -198,7 +200,7 @@ def _shards(gpu: Gpu, layout: Layout, demand: Demand) -> bool:
 
 
 def _learner(gpu: Gpu, ranks: int, demand: Demand, *, shard: bool) -> list[MemoryPart]:
-    """All of what learns but its activations."""
+    """Memory of a training rank, without activations."""
     model = demand.model
     if shard:
         parted = sharded_bytes(model, ranks)
@@ -263,7 +265,7 @@ def _samples(side: _Side, demand: Demand, size: int) -> tuple[float, int]:
 
 
 def streams(cached: int) -> int:
-    """How many sequences a server with so many tokens of KV cache computes at once.
+    """Number of sequences that a server with this many tokens of KV cache computes at once.
 
     More than fit are started, evicted and computed anew by vLLM; fewer leave the GPU idle. As a
     multiple of 8, which CUDA graphs are made for.
@@ -273,9 +275,10 @@ def streams(cached: int) -> int:
 
 
 def _together(side: _Side, demand: Demand, each: float) -> tuple[int, float, int, int]:
-    """On one GPU for both: tokens of a pass, the sampler's share and cache, the longest context.
+    """Split one GPU between training and sampling.
 
-    What is left is halved; but each must hold one whole sequence, if there is room for both.
+    Returns tokens of a pass, the sampler's share and cache, and the longest context. What is left
+    is halved; but each must hold one whole sequence, if there is room for both.
     """
     gpu, kept = side.gpu, demand.model.kv_bytes
     sampler = _sampler(demand, 1)
@@ -338,7 +341,7 @@ def _hundredths(share: float) -> float:
 _MOST_ADVICE: Final = 3
 _COUNTS: Final = (2, 4, 8)
 _SHORTEST: Final = 8192
-"""Of a context that is worth advising: an agent's system prompt and tools need it."""
+"""Shortest context worth advising: an agent's system prompt and tools need it."""
 _CONTEXT: Final = "--context-tokens"
 _QUANTIZED: Final = "bitsandbytes"
 
@@ -408,13 +411,13 @@ def _size(layout: Layout) -> int:
 
 
 def _arranged(learn: int, size: int, judges: int) -> Layout:
-    """So many that learn, one server of that size, and a judge's GPUs."""
+    """Layout with this many GPUs to learn, one server of that size, and a judge's GPUs."""
     after = learn + size
     serve = (tuple(range(learn, after)),) if size else ()
     return Layout(tuple(range(learn)), serve, tuple(range(after, after + judges)))
 
 
 def _enough(layout: Layout, gpus: Sequence[Gpu], least: Gpu) -> list[Gpu]:
-    """As many GPUs as the layout names, of the kind that is there."""
+    """Extend the list to as many GPUs as the layout names, copying the smallest one."""
     named = {*layout.train, *layout.judge, *(gpu for group in layout.serve for gpu in group)}
     return [*gpus, *[least] * (max(named) + 1 - len(gpus))]

@@ -1,4 +1,4 @@
-"""One rank: alone, or started by torchrun: `torchrun ... -m local_gpu.ranks`.
+"""Run one rank, alone or under torchrun: `torchrun ... -m local_gpu.ranks`.
 
 On the machine of the control process that is done for the user. On further machines it is done by
 hand, and the settings come from rank 0: only the model must be there under the same name. There

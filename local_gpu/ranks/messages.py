@@ -1,4 +1,4 @@
-"""What the control process and the ranks say to one another, and how it is written as bytes.
+"""Messages between the control process and the ranks, and their encoding as bytes.
 
 What the control process and rank 0 say to one another, over a pair of sockets.
 
@@ -51,7 +51,7 @@ from tinker_claw.types import Adam, Datum, LossPass, StepReport, TokenLogprobs
 class Start:
     config: LocalConfig
     timeout_s: float
-    """Of what ranks say to one another."""
+    """Longest wait of one rank for another, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Command:
     """A method of `Learning`, for every rank to call."""
 
     name: str
-    """One of `COMMANDS`."""
+    """Name of a method, one of `COMMANDS`."""
     arguments: tuple[Any, ...] = ()
 
 
@@ -101,7 +101,7 @@ COMMANDS: Final = frozenset(
 )
 
 EXPECTED: Final = (ClawError, OSError)
-"""What a command may raise and the ranks go on; anything else ends them."""
+"""Errors that a command may raise without ending the ranks; anything else ends them."""
 
 
 _HEAD: Final = 8
@@ -139,7 +139,7 @@ def encode(value: object) -> bytes:
 
 
 def decode(raw: bytes) -> Any:
-    """What was encoded.
+    """Decode a message.
 
     Raises:
         BackendError: it cannot be read.
@@ -181,7 +181,7 @@ def _flat(value: Any, blobs: list[bytes]) -> Any:
 
 
 def _flat_error(error: Exception, blobs: list[bytes]) -> list[Any]:
-    """As the nearest class that the far side knows; classes have an `__init__` of their own."""
+    """Encode an error as its nearest class that the other side knows."""
     kind = next((k.__name__ for k in type(error).__mro__ if k.__name__ in _ERRORS), "RuntimeError")
     arguments = error.__reduce__()[1]  # of an OSError: the file, too
     assert isinstance(arguments, tuple)

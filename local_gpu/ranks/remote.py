@@ -42,14 +42,14 @@ from tinker_claw.types import Adam, Datum, LossPass, StepReport, TokenLogprobs
 
 _LOOK_S = 0.5
 _LAST_WORDS_S = 5.0
-"""For the others to be ended, and the log to say why."""
+"""Seconds for the other ranks to be ended, and for the log to say why."""
 _POLITE_S = 10.0
 _NOT_OURS: Final = (
     *("--rdzv", "--standalone", "--node-rank", "--nproc-per-node"),
     "--max-restarts",  # new ranks would wait for what was said to the old ones
 )
 _FLOOR_S: Final = 600.0
-"""Of every command: for files, for kernels that are compiled, and for a machine that is busy."""
+"""Seconds added to every command: for files, for compiling kernels, and for a busy machine."""
 _APART_S: Final = 3600.0
 """Ranks differ by less within one command; only those of other machines ever wait for so long."""
 _OPERATIONS: Final = 8
@@ -259,7 +259,7 @@ class RankedLearning:
         raise BackendError(f"{reason}.{self._last_words(ranks)} {self._log} ends:\n{ranks.tail()}")
 
     def _deadline_s(self, arguments: Sequence[Any]) -> float:
-        """For a command, by the sequences that it is to compute."""
+        """Seconds until a command counts as hung, by the lengths of its sequences."""
         auto = "cuda" if torch.cuda.is_available() else "cpu"
         device = auto if self._config.device == "auto" else self._config.device.partition(":")[0]
         return self._floor_s + deadline_s(
@@ -267,7 +267,7 @@ class RankedLearning:
         )
 
     def _last_words(self, ranks: Ranks) -> str:
-        """Wait for them, end them all, and say what comes next."""
+        """Wait for the ranks to end, end those that remain, and say what comes next."""
         ranks.wait(_LAST_WORDS_S)
         self._end()
         return " They start anew when they are asked again." if self._begun else ""
@@ -297,7 +297,7 @@ def deadline_s(lengths: Sequence[int], parameters: int, ranks: int, device: str)
 
 
 def _lengths(arguments: Sequence[Any]) -> Iterator[int]:
-    """Of the sequences among the arguments of a command."""
+    """Yield the lengths of the sequences among a command's arguments."""
     for argument in arguments:
         if isinstance(argument, tuple):
             yield from _lengths(argument)
@@ -332,7 +332,7 @@ def _check(config: LocalConfig) -> None:
 
 
 def _environment(config: LocalConfig) -> dict[str, str]:
-    """What the ranks see besides this process's environment."""
+    """Environment variables of the ranks besides those of this process."""
     share = max(1, (os.cpu_count() or 1) // config.ranks)
     threads = config.threads or os.environ.get("OMP_NUM_THREADS") or share
     code = str(Path(__file__).parents[2])

@@ -85,7 +85,7 @@ class Shards:
 
 
 class Lockstep(PassBudget):
-    """As many passes on every rank."""
+    """A pass budget that runs the same number of passes on every rank."""
 
     def __init__(self, tokens: int | None, shards: Shards) -> None:
         super().__init__(tokens)

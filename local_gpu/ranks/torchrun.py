@@ -56,7 +56,7 @@ def _end_all() -> None:
 
 
 def _children() -> list[int]:
-    """What torchrun has started and not waited for; [] where the system does not say."""
+    """Ids of the child processes of torchrun; [] where the system does not say."""
     lists = Path("/proc/self/task").glob("*/children")
     return [int(number) for file in lists for number in file.read_text().split()]
 
@@ -138,7 +138,7 @@ class Ranks:
 
 
 def _torchrun(ranks: int, extra: Sequence[str]) -> list[str]:
-    """Its arguments.
+    """Arguments of torchrun.
 
     Not --standalone, nor another rendezvous than the static one: those unpickle what they find in a
     store that listens to the network.

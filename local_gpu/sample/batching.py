@@ -47,8 +47,8 @@ PAGE_TOKENS: Final = 32
 _SCHEDULER: Final = "tinker_claw_persons_first"
 _MAX_REQUESTS: Final = 64
 _SALT_BYTES: Final = 32
-"""Of the hash of a salt, over the first eight ids: those are small numbers, so that what remains of
-every word tells two salts apart."""
+"""Bytes of the hash of a salt, written over the first eight ids: ids are small numbers, so that
+what remains of every word tells two salts apart."""
 
 
 class Scheduled(Protocol):
@@ -60,7 +60,7 @@ class Scheduled(Protocol):
 
 
 class Events(Protocol):
-    """What the engine's thread tells and asks. None of it may raise."""
+    """Callbacks from the engine's thread. None of them may raise."""
 
     def of_person(self, request_id: str) -> bool:
         """Whether a person waits for it."""
@@ -71,7 +71,8 @@ class Events(Protocol):
         ...
 
     def end_turn(self, others_s: float) -> None:
-        """It has computed, for so long if it was for no person, or has nothing to compute."""
+        """Note the end of a pass of `others_s` seconds if it was for no person, or that there is
+        nothing to compute."""
         ...
 
     def on_logits(self, batch: Sequence[Scheduled], logits: Tensor) -> list[int]:
@@ -198,7 +199,7 @@ class _Processor(ContinuousBatchProcessor):
             scheduler.took(time.perf_counter() - began)
 
     def __del__(self) -> None:
-        """Nothing: the original collects garbage, and the last reference frees the cache."""
+        """Do nothing: the original collects garbage, and the last reference frees the cache."""
 
 
 class _SaltedCache(PagedAttentionCache):
@@ -288,15 +289,16 @@ class _PersonsFirst(FIFOScheduler):
     def reset(self) -> None:
         super().reset()
         self._persons = self._others = self._prefills = False
-        """Who takes part in this pass, and whether there is more of a prompt in it than a token."""
+        """Whether people and others take part in this pass, and whether it has more than one token
+        of a prompt."""
         self._owed_s = 0.0
-        """Of passes of persons alone, until others take part."""
+        """Seconds of passes for people alone that are due before others take part."""
         self._alone_s = 0.0
-        """A token each of persons alone, the last time; the older, the less it is believed, or one
-        pass that took long would let others take part for ever."""
+        """Seconds that a one-token pass for people alone took last. It is halved with each pass
+        beside others; otherwise one slow pass would let others take part for ever."""
 
     def took(self, seconds: float) -> None:
-        """So long the pass took."""
+        """Note how long the pass took."""
         self.events.end_turn(0 if self._persons else seconds)
         if not self._persons:
             self._owed_s = PERSONS * seconds  # a person who has come meanwhile has waited for it

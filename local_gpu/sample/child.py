@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _wait(server: subprocess.Popen[bytes], wake: int) -> None:
-    """Until the server ends, the pipe ends, or a signal asks for the end."""
+    """Wait until the server ends, the pipe closes, or a signal asks for the end."""
     while server.poll() is None:
         ready, _, _ = select.select([0, wake], [], [])
         if 0 in ready and not os.read(0, 1024):

@@ -41,12 +41,12 @@ async def connect(
 async def connect_all(
     urls: Sequence[str], kind: Kind = "auto", api_key: str | None = None
 ) -> list[HttpServer]:
-    """One that is away at the moment does not keep the others from starting.
+    """Connect to all servers; one that is away does not keep the others from starting.
 
-    It is taken for what the first that answers is.
+    A server that is away is taken to be of the same kind as the first that answers.
 
     Raises:
-        ConfigError: one is neither.
+        ConfigError: one is neither vLLM nor SGLang.
         OutageError: none answers.
     """
     if kind != "auto":

@@ -1,4 +1,4 @@
-"""What the servers' dialects have in common: names, checks before asking, and completions.
+"""Common parts of the servers' dialects: names, checks before asking, and completions.
 
 Rule: an answer adds up or is an error. Tokens without as many logprobs, fewer candidates than were
 asked for, an end that nobody asked for: nothing is padded, cut or guessed.
@@ -26,18 +26,18 @@ from tinker_claw.errors import (
 from tinker_claw.types import Completion, SamplingParams, StopReason, TokenChunk, Tokens
 
 IMPOSSIBLE: Final = -9999.0
-"""What servers write for a logprob of minus infinity, which JSON has no word for."""
+"""Number that servers write for a logprob of minus infinity, which JSON cannot express."""
 END_TOKEN: Final = "end token"
-"""For `StreamPiece.ended`: at a token that ends what this model says, though nobody asked."""
+"""Value of `StreamPiece.ended` for a stop at the model's own end token, which nobody asked for."""
 _IDS: Final = 2**31
-"""Ids of tokens are below that, whatever the model."""
+"""Upper bound of token ids, whatever the model."""
 _SEEDS: Final = 2**62
 """Seeds are taken modulo this: servers take 64 bits, and -1 for no seed."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamPiece:
-    """What one completion of a request has sent since the last piece."""
+    """New tokens of one completion since the last piece."""
 
     index: int
     """0 to n - 1."""
@@ -182,11 +182,11 @@ class HttpServer(ABC):
 
 
 class _Odd(Exception):
-    """What is wrong with a completion; the end of a sentence."""
+    """A defect of a completion, as the end of a sentence."""
 
 
 class _Reader:
-    """One completion, as it comes."""
+    """Checks one completion as it arrives."""
 
     def __init__(self, url: str, params: SamplingParams) -> None:
         self._url = url
@@ -231,7 +231,7 @@ class _Reader:
 
 
 def absolute(folder: Path) -> str:
-    """As the server must be told it: it runs in a directory of its own."""
+    """Absolute path of a folder: the server runs in a working directory of its own."""
     return str(folder.absolute())
 
 

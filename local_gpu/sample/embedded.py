@@ -60,9 +60,9 @@ from tinker_claw.types import (
 
 _WARM_PREFIXES: Final = 4
 _WARM_S: Final = 20.0
-"""For a new version, before it serves."""
+"""Seconds for warming up a new version before it serves."""
 _ABANDONED: Final = Recipe(temperature=0, top_p=1, top_k=None, uniform=0, student_topk=0)
-"""For a row whose request was cancelled while it was in the batch."""
+"""Recipe for a row whose request was cancelled while it was in the batch."""
 
 
 @dataclass(eq=False, slots=True)
@@ -72,7 +72,7 @@ class SampleJob:
     prompt: Tokens
     params: SamplingParams
     random: Random
-    """Seeded by the request; None as its seed reads the operating system."""
+    """Random numbers seeded by the request; without a seed, by the operating system."""
     events: asyncio.Queue[TokenChunk | SamplerError] = field(
         default_factory=asyncio.Queue[TokenChunk | SamplerError]
     )

@@ -36,15 +36,15 @@ from local_gpu.tasks import together
 from tinker_claw.types import SamplingParams, TokenLogprobs, Tokens
 
 PLACES: Final = 8
-"""At the end of each prompt."""
+"""Positions compared at the end of each prompt."""
 _DRAWS: Final = 4
-"""At each place."""
+"""Tokens drawn at each position."""
 _LIKELIEST: Final = 256
-"""Of the table; a token beyond them counts as likely as the last of them, at most."""
+"""Likeliest tokens kept per position; any other counts at most as likely as the last of them."""
 _SLACK: Final = 0.3
-"""By which the share may differ from 1 on any number of tokens: it is a first-order figure."""
+"""Tolerance of the share around 1 on any number of tokens: it is a first-order figure."""
 _ERRORS: Final = 6.0
-"""So many standard errors more: a publish must not fail by bad luck."""
+"""Standard errors of further tolerance: a publish must not fail by bad luck."""
 _LEAST_NOISE: Final = 0.005
 """Nats. Changes below it are nobody's concern, even where both sides compute in float32."""
 _LARGEST: Final = 50.0
@@ -64,10 +64,10 @@ class ExamResult:
     ref: str
     tokens: int
     mean: float
-    """Of |d|."""
+    """Mean of |d|."""
     sd: float
     largest: float
-    """Of |d|."""
+    """Largest |d|."""
     k3: float
     """Mean of exp(-d) - 1 + d, never below 0: estimates KL(server || trainer)."""
     applied: float | None
@@ -83,9 +83,9 @@ class Exam:
     prompts: tuple[tuple[int, ...], ...]
     right: Rows
     wrong: Mapping[str, Rows]
-    """What would be answered by other weights, by their names; the base's under `BASE_REF`."""
+    """Rows that other weights would give, by the weights' names; the base's under `BASE_REF`."""
     advice: str
-    """What to look for where a server fails."""
+    """Sentence on what to look for where a server fails."""
     decisive: bool = False
     """A server also fails if the right weights cannot be told from the wrong ones."""
     temperature: float = 1.0

@@ -36,10 +36,11 @@ class PendingCall:
 
     def __init__(self, pulse: Pulse, tokens: int, takes_s: float) -> None:
         self.tokens = tokens
-        """Of the prompt, while nothing has come for it."""
+        """Tokens of the prompt that are left to compute; 0 once anything has come."""
         self.takes_s = takes_s
         self.scope: asyncio.Timeout | None = None
-        """Around a wait for the server; None: whoever asks does something else."""
+        """Timeout around a wait for the server; None: the caller does something else at the
+        moment."""
         self.cut: str | None = None
         """Why it was cut off."""
         self._pulse = pulse
@@ -51,13 +52,13 @@ class PendingCall:
         self.scope = scope
 
     def hear(self) -> None:
-        """Its engine has computed something."""
+        """Note that the engine has computed something for this call."""
         self.tokens = 0
         self._pulse.heard += 1
 
 
 class Pulse:
-    """What one server was asked and has not answered, and its signs of life."""
+    """Open calls to one server, and its signs of life."""
 
     def __init__(self) -> None:
         self.heard = 0
@@ -65,7 +66,7 @@ class Pulse:
         self._calls: set[PendingCall] = set()
         self._token_s = _TOKEN_S
         self._computing = False
-        """It had prompts to compute when it was cut off."""
+        """Whether it had prompts to compute when it was cut off."""
 
     @contextmanager
     def call(self, tokens: int = 0, takes_s: float = 0.0) -> Generator[PendingCall]:
@@ -78,7 +79,7 @@ class Pulse:
             self._calls.discard(call)
 
     def patience_s(self, still_s: float, *, tells: bool) -> float:
-        """How long nothing may come; `tells`: other progress would be seen."""
+        """Seconds that nothing may come; `tells`: other progress would be seen."""
         tokens = sum(call.tokens for call in self._calls)
         computes_s = self._token_s * (min(tokens, _LONGEST_STEP) if tells else tokens)
         return still_s + computes_s + max((call.takes_s for call in self._calls), default=0.0)
@@ -101,8 +102,8 @@ class Pulse:
                 call.scope.reschedule(asyncio.get_running_loop().time())
 
     def returned(self) -> None:
-        """It is well again. If it was computing prompts, it may have been no more than slow: it is
-        given twice the time, so that no prompt is too long for ever."""
+        """Note that the server is well again. If it was computing prompts, it may only have been
+        slow: double its time per token, so that no prompt is too long for ever."""
         if self._computing:
             self._token_s, self._computing = 2 * self._token_s, False
 

@@ -50,42 +50,43 @@ _log = logging.getLogger(__name__)
 
 
 def _nobody_listens() -> None:
-    """Until it is in a pool."""
+    """Ignore a change, for a server that is not in a pool yet."""
 
 
 _TURN_S: Final = 2.0
-"""A load takes less; after so long the next server begins beside one that hangs."""
+"""Seconds of a turn to load. A load takes less; after that the next server begins beside one that
+hangs."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolOptions:
-    """How a pool serves."""
+    """Options of a pool of sampler servers."""
 
     tolerance: float = 0.2
-    """Of the mean difference between a server's logprobs and the trainer's, in nats. bfloat16 makes
-    about 0.04, and another base model several."""
+    """Largest accepted mean difference of a server's logprobs to the trainer's, in nats. bfloat16
+    makes about 0.04, another base model several."""
     warm_prefixes: int = 4
-    """Computed for a new version before it serves, on each server; 0: none."""
+    """Prefixes computed on each server for a new version before it serves; 0: none."""
     warm_s: float = 20.0
-    """At most so long for that, on each server."""
+    """Seconds at most for warming up those prefixes, on each server."""
     steps: Callable[[], bool] = bool
     """Whether a training step runs. A version that is opened meanwhile, by its name, serves without
     being compared once more: no request waits for a step."""
     score_s: float = 30.0
-    """At most so long until the trainer has scored what a version is compared on; it may be scoring
-    for others."""
+    """Seconds at most for the trainer to score what a version is compared on; it may be scoring for
+    others."""
     ready_s: float = 120.0
-    """At most so long until a server has loaded a version and answered with it, all told."""
+    """Seconds at most for a server to load a version and answer with it, all told."""
     returns: Backoff = Backoff(first_s=1.0, longest_s=30.0)  # noqa: RUF009 - frozen
-    """Until a server that failed is asked again."""
+    """Delays before a server that failed is asked again."""
     student_topk: int = 0
-    """Candidates per token that requests will ask for: the most that a server must give."""
+    """Top-k logprobs per token that requests may ask for: every server must give as many."""
     look_s: float = 30.0
-    """How often a server that is not busy is asked whether it is well."""
+    """Seconds between health checks of a server that is not busy."""
     quiet_s: float = 5.0
-    """After so long without a sign of life, a server that owes answers is asked for one token."""
+    """Seconds without a sign of life until a server that owes answers is asked for one token."""
     still_s: float = 10.0
-    """After so long more it hangs; besides what it takes to compute the prompts that it has."""
+    """Further seconds until it counts as hung, beside the time to compute its prompts."""
     say: Callable[[str], None] = _log.warning
     """Hears what befalls a server, in sentences."""
     away: Callable[[Sequence[str]], object] = len
@@ -136,7 +137,7 @@ class Away:
     since: float
     error: str
     failures: int
-    """In a row."""
+    """Number of failures in a row."""
     next_at: float
     """When it is asked again."""
 
@@ -167,16 +168,17 @@ class Member:
         self.held: set[str] = set()
         """Names that it may have loaded."""
         self.keeps_apart = True
-        """What it has computed under one salt is not used under another."""
+        """Whether the prefix cache of one salt is never used under another."""
         self.ready: set[str] = set()
         """Names that it has answered with."""
         self.agreements: dict[str, ExamResult] = {}
-        """By ref, of its last exam."""
+        """Result of the last exam of each ref."""
         self._noise = 0.0
         """Standard deviation of its difference to the trainer on the base, in nats."""
         self._changing = asyncio.Lock()
         self.turn = asyncio.Semaphore()
-        """To load an adapter, while its engine computes for nobody; of the whole pool."""
+        """Turn to load an adapter while the engine computes nothing else; shared by the whole
+        pool."""
         self.changed: Callable[[], None] = _nobody_listens
         """Called when it leaves the rotation or comes back."""
 
@@ -273,7 +275,7 @@ class Member:
             self.ready.add(name)
 
     async def _load(self, name: str, folder: Path) -> None:
-        """In its turn; a server that takes long over it holds no other up."""
+        """Load an adapter in turn; a server that is slow to load holds no other up."""
         await self.turn.acquire()
         with ExitStack() as held:
             held.callback(self.turn.release)
@@ -376,11 +378,11 @@ class Watch:
 
 
 _LEAVE_S: Final = 5.0
-"""For unloading, when the pool is closed."""
+"""Seconds for unloading when the pool is closed."""
 _FEEL_S: Final = 0.5
 """Between looks whether a server hangs."""
 _LOADING: Final = 4
-"""One server in so many loads at a time, and at least one: the streams of the others go on."""
+"""At most one server in four loads at a time, but at least one: the others go on streaming."""
 _NONE: Final[Mapping[Member, str]] = {}
 
 
@@ -443,7 +445,7 @@ class Pool:
 
     @contextmanager
     def using(self, adapter: Adapter | None) -> Generator[Adapter | None]:
-        """For a request. None: the base, which is always there."""
+        """Keep an adapter open for a request. None: the base, which is always there."""
         if adapter is None:
             yield None
             return

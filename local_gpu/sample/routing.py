@@ -1,4 +1,4 @@
-"""Which server is asked: the one that must compute the least, counting those it already serves.
+"""Choose a server: the one with the least to compute, counting the requests it already serves.
 
 A prompt is known by keys, one per whole block of tokens, each of which stands for all tokens up to
 its end. An agent's next prompt extends the one before token for token, so nobody needs to say which
@@ -32,7 +32,7 @@ _RECENT: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """What prompts of one salt begin with."""
+    """Common beginning of prompts of one salt."""
 
     tokens: tuple[int, ...]
     salt: str | None = None
@@ -52,12 +52,13 @@ def keys_of(prompt: Tokens, salt: str | None = None) -> list[int]:
 
 
 class Routes:
-    """What servers, known by numbers, have probably cached under which adapter's name."""
+    """A guess at which prefixes each server, known by number, has cached under which adapter's
+    name."""
 
     def __init__(self, most_keys: int = _MOST_KEYS) -> None:
         self._most_keys = most_keys
         self._known: dict[str | None, FIFOCache[int, frozenset[int]]] = {}
-        """By key; the one that was noted longest ago goes first."""
+        """Servers by adapter name and key; the key that was noted longest ago goes first."""
         self._given = Counter[int]()
         """Tokens of prompts that each server has got: between equals, caches fill evenly."""
 
@@ -86,9 +87,9 @@ class Routes:
             known[key] = known.get(key, frozenset()) | {server}
 
     def held(self, server: int, prefixes: Mapping[Prefix, Sequence[int]]) -> list[Prefix]:
-        """As much of each prefix as the server has computed, under whatever name: a conversation
-        where it goes on, and of others what they share with those there. All of the first, if it
-        has nothing. Prefixes come with their keys."""
+        """As much of each prefix as the server has computed, under any adapter's name: a
+        conversation up to where it goes on, and of others the part they share with it. The whole
+        first prefix, if it has nothing. Prefixes come with their keys."""
         found, covered = list[Prefix](), set[int]()
         for prefix, keys in prefixes.items():
             blocks = len(keys)
@@ -103,7 +104,7 @@ class Routes:
         return any(server in known.get(key, ()) for known in self._known.values())
 
     def forget_server(self, server: int) -> None:
-        """It may have started anew."""
+        """Forget a server's cache, as it may have been restarted."""
         for known in self._known.values():
             for key, servers in list(known.items()):
                 if server in servers:
@@ -158,7 +159,7 @@ class HotPrefixes:
         self._seen[keys[-1], tail] = _Seen(prompt, salt, keys)
 
     def hottest(self, most: int) -> list[Prefix]:
-        """At most so many prefixes, each shared by two recent prompts or more, the best first.
+        """At most this many prefixes, each shared by two or more recent prompts, the best first.
 
         Greedy: the one that saves most tokens, then the one that saves most beyond it, and so on.
         """

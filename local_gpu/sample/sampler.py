@@ -1,4 +1,4 @@
-"""One version's sampler over a pool of servers.
+"""Sampler of one version over a pool of servers.
 
 Rule: a server that fails before the first token is the pool's matter, and another one answers. What
 breaks off later is told as an outage, with the tokens that came: whoever asked goes on from there.
@@ -117,7 +117,8 @@ class PoolSampler:
             self._pool.give_back(lease)
 
     async def _load(self, member: Member, adapter: Adapter | None) -> None:
-        """Nothing to do, but for a request that comes after `aclose`."""
+        """Load the adapter again for a request that comes after `aclose`; otherwise there is
+        nothing to do."""
         try:
             if adapter is not None:
                 await member.prepare(adapter)

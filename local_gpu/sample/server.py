@@ -1,4 +1,4 @@
-"""What one inference server must offer, whatever its dialect.
+"""Interface of one inference server, whatever its dialect.
 
 Rule: adapters are known by name, and a name is never loaded with other weights: these servers key
 their prefix caches on the name, and would answer from the cache of the old ones.
@@ -23,16 +23,17 @@ NEVER_LOADED: Final = "tinker-claw-never-loaded"
 
 
 class Busy(OutageError):
-    """It is well, and takes no more at the moment (429): another may, or this one later."""
+    """The server is well but at its limit (429): another may answer, or this one later."""
 
 
 class NotLoaded(OutageError):
-    """It is well, but lacks the adapter: it was started anew. Load it there, or ask another."""
+    """The server is well but lacks the adapter, as it was restarted. Load it there, or ask
+    another."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """What a server says of itself."""
+    """Description of a server by itself."""
 
     model: str
     """The base model's name, by which requests without an adapter ask for it."""
@@ -55,14 +56,15 @@ class InferenceServer(Protocol):
     url: str
     pulse: Pulse
     constrains: bool
-    """It samples what fits a schema."""
+    """Whether sampling can be constrained to a JSON schema."""
 
     async def info(self) -> ServerInfo:
         """Ask what is there; also the health check."""
         ...
 
     async def progress(self) -> str:
-        """What is another one whenever its engine has done something; "" if it does not tell."""
+        """A string that changes whenever the engine has done something; "" if the server does not
+        tell."""
         ...
 
     async def load(self, name: str, folder: Path) -> None:

@@ -35,7 +35,7 @@ from tinker_claw.types import Tokens
 _FIXED_TOKENS: Final = 512 + PLACES
 """Some blocks of any server's prefix cache: they are of 16 to 128 tokens."""
 _HOT_TOKENS: Final = 1024
-"""At most: the trainer scores them under three weights at each publish."""
+"""Longest shared prefix in an exam: the trainer scores each under three weights at each publish."""
 _TEMPERATURE: Final = 0.7
 _OTHER_MODEL: Final = (
     "Is it another base model than the trainer's, or quantised where the trainer is not?"
@@ -74,7 +74,8 @@ class Examiner:
         self._options = options
 
     async def base(self) -> tuple[Exam, Exam]:
-        """On the base model: at temperature 1, and at another, where raw logprobs would show."""
+        """Two exams on the base model: at temperature 1, and at another, where raw logprobs would
+        show."""
         prompts = (self._fixed(),)
         rows = await table(self._score, self._facts, BASE_REF, prompts)
         shaped = tempered(rows, _TEMPERATURE, self._facts.vocabulary)
@@ -98,7 +99,7 @@ class Examiner:
         )
 
     async def probe(self, write: WriteProbe, base: Exam) -> Probe:
-        """On an adapter that was drawn, large enough to be told from the base.
+        """Make an exam on a random adapter, large enough to be told from the base.
 
         A model that finds all tokens about as likely, whatever it computes, is moved as far as it
         goes, and the exam is decisive only if that is enough.
@@ -122,7 +123,7 @@ class Examiner:
         raise BackendError("Adapters change nothing of what the trainer's model answers.")
 
     async def adapter(self, ref: str, hot: Sequence[Tokens], before: str | None) -> Exam | None:
-        """On a version, against the base and the version before, if there is one.
+        """Make an exam on a version, against the base and, if there is one, the version before.
 
         None: the trainer has had no time. Serving does not wait for a step that runs.
 
@@ -243,7 +244,8 @@ class PoolServing:
         return self._pool.away()
 
     def agreements(self, ref: str) -> tuple[ExamResult, ...]:
-        """How the servers agreed with the trainer when last examined on a ref; () if none was."""
+        """Results of the servers' last exams on a ref, against the trainer; () if none was
+        examined."""
         return self._pool.agreements(ref)
 
     async def aclose(self) -> None:

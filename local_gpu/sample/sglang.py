@@ -169,7 +169,7 @@ class _Events:
         )
 
     def _new(self, told: list[Any], total: int) -> list[Any]:
-        """What came since the last event; a list of all may be ahead of its own count."""
+        """Entries since the last event; a list of all may be ahead of its own count."""
         if len(told) >= total:
             return told[self._seen : total]
         if len(told) == total - self._seen:

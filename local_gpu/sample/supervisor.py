@@ -32,7 +32,7 @@ from tinker_claw.errors import ConfigError
 
 HOST: Final = "127.0.0.1"
 _ANSWER_S: Final = 5.0
-"""For what a server says of itself."""
+"""Seconds for a server to answer a question about itself."""
 
 
 def ask_health(port: int) -> int | None:
@@ -79,10 +79,10 @@ def _status(port: int, method: str, path: str, body: Any, within_s: float) -> in
 
 
 Tell = Callable[[str], None]
-"""Is told of progress and of restarts, a sentence each; also from other threads."""
+"""Receives progress and restarts, a sentence each; also from other threads."""
 
 GRACE_S: Final = 5.0
-"""How long a server may take over SIGTERM."""
+"""Seconds that a server may take over SIGTERM."""
 _STOP_S: Final = GRACE_S + 5.0
 _START_S: Final = 1800.0
 _LOOK_S: Final = 0.2
@@ -90,7 +90,7 @@ _TELL_S: Final = 10.0
 _FIRST_DELAY_S: Final = 1.0
 _LONGEST_DELAY_S: Final = 60.0
 _HEALTHY_S: Final = 300.0
-"""After so long a run the next failure counts as the first one."""
+"""Seconds of a run after which the next failure counts as the first one."""
 _LAST_LINES: Final = 15
 _WARM_UP_S: Final = 300.0
 _ASK_S: Final = 30.0
@@ -104,14 +104,15 @@ class Launch:
     """How to start a server."""
 
     name: str
-    """What it is called in sentences."""
+    """Name of the server in sentences."""
     command: tuple[str, ...]
     environment: Mapping[str, str]
-    """The whole of it: nothing is inherited."""
+    """The whole environment: nothing is inherited."""
     port: int
     log: Path
     model: str
-    """Asked for one token before the server counts as ready: its first request compiles kernels."""
+    """Model that is asked for one token before the server is ready: the first request compiles
+    kernels."""
 
     @property
     def url(self) -> str:
@@ -227,7 +228,8 @@ class _Kept:
             delay_s, mode = min(2 * delay_s, _LONGEST_DELAY_S), "ab"
 
     def _wait(self, process: subprocess.Popen[bytes]) -> int:
-        """Its status, when it has ended by itself or because it hung."""
+        """Return the exit status once the server has ended by itself, or was ended because it
+        hung."""
         within_s = _WARM_UP_S
         while True:
             with suppress(subprocess.TimeoutExpired):

@@ -31,7 +31,7 @@ from tinker_claw.errors import BackendError
 from tinker_claw.types import SamplingParams, Tokens
 
 _ID: Final = "token_id:"
-"""Before a token's number where a text would stand."""
+"""Prefix of a token's number where a text would stand."""
 _METRICS_S: Final = 3.0
 _NOTHING: Final[Mapping[str, Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": []}
 
