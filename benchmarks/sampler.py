@@ -91,7 +91,7 @@ def theirs(folder: Path, prompts: Prompts, new_tokens: int) -> Callable[[], obje
 async def measure(
     config: LocalConfig, prompts: Prompts, new_tokens: int, turns: int
 ) -> dict[str, list[Taken]]:
-    """Time turns of `generate`, of our base and of our adapter in rotation, after a warm-up turn."""
+    """Time turns of `generate`, our base and our adapter in rotation, after a warm-up turn each."""
     trainer = await LocalTrainer.start(config)
     try:
         # One step, so that the adapter is not zero.
