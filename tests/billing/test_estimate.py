@@ -40,7 +40,7 @@ def priced(price: Price) -> Callable[[Ledger, Telemetry], Spending]:
 
 @dataclass(frozen=True)
 class Found:
-    """What a scripted run left behind."""
+    """Bills and figures of a scripted run."""
 
     purposes: Mapping[str, Spent]
     turns: list[Usage]
@@ -51,7 +51,7 @@ class Found:
 
 
 async def scripted(path: Path, price: Price = PRICE) -> Found:
-    """One batch, judged, taught and trained on what bills like a service."""
+    """Judge, teach and train one batch on a backend that bills like a service."""
     async with world(path, trainer=FakeTrainer(bills=True), spending=priced(price)) as w:
         w.says.billed = QUESTION
         for said in BATCH:

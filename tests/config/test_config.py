@@ -118,7 +118,7 @@ KEY, OTHER = "open-sesame-0123456789", "a-key-of-somebody-else"
 
 
 def users(*pairs: tuple[str, str]) -> str:
-    """TOML."""
+    """TOML of several users."""
     return "".join(f"[[users]]\nname = '{name}'\nkey = '{key}'\n" for name, key in pairs)
 
 
@@ -201,7 +201,7 @@ def test_users_that_cannot_be_told_apart_or_kept_out_are_refused(
 
 
 def everything_said(error: BaseException) -> str:
-    """What an error and all that caused it would print."""
+    """Text that an error and all its causes would print."""
     return f"{error}{everything_said(error.__cause__) if error.__cause__ else ''}"
 
 

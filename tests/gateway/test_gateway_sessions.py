@@ -37,7 +37,7 @@ DONE = {"X-Session-Done": "true"}
 
 
 def closed(world: World) -> dict[str, bool]:
-    """Of every session, whether the ledger calls it closed."""
+    """Whether the ledger calls each session closed."""
     rows = world.ledger._db.rows("SELECT key, closed_at FROM sessions ORDER BY id")
     return {row["key"]: row["closed_at"] is not None for row in rows}
 
@@ -360,7 +360,7 @@ CALL = '<tool_call>\n{"name": "exec", "arguments": {"command": "seq"}}\n</tool_c
 
 
 async def call_of(world: World, body: dict[str, Any], **headers: str) -> dict[str, Any]:
-    """The message as the client sends it back, which called one tool."""
+    """Assistant message with a tool call, as the client sends it back."""
     (call,) = (await world.reply(body, **headers))["tool_calls"]
     return assistant("", (call["id"], "exec", '{"command":"seq"}'))
 
