@@ -18,7 +18,7 @@ from tinker_claw.ledger.samples import NO_GRADIENT
 from tinker_claw.types import Attempt, NextState, Tokens
 
 FAR = 2**31
-"""A batch that never is."""
+"""Batch size that is never reached."""
 
 
 def begin(w: World, session: str, group: str | None = "g", size: int = 2) -> None:
@@ -27,7 +27,7 @@ def begin(w: World, session: str, group: str | None = "g", size: int = 2) -> Non
 
 
 def last(w: World, session: str, tokens: Tokens = (7, 8)) -> int:
-    """The end of an episode, which nothing follows."""
+    """Add the last turn of an episode, which nothing follows."""
     turn = w.turn("", session=session, tokens=tokens)
     with w.ledger.turns._db.transaction() as tx:
         tx.execute("DELETE FROM next_states WHERE turn_id = ?", (turn,))

@@ -1,4 +1,4 @@
-"""Pins and rollbacks while the loop runs: who answers, what learning goes on from, what expires."""
+"""Pins and rollbacks while the loop runs: serving version, training state, expired samples."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def undoing(w: World) -> Rollback:
 
 
 async def learn(w: World, to: int) -> None:
-    """Four good turns a step, until version `to` is the newest."""
+    """Add four good turns a step, until version `to` is the newest."""
     while w.policy.newest.version.id < to:
         at = w.policy.newest.version.id
         for number in range(4):
@@ -36,7 +36,7 @@ async def learn(w: World, to: int) -> None:
 
 
 class SlowTrainer(FakeTrainer):
-    """Its steps end when they are told to."""
+    """A trainer whose steps end when told to."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ async def test_samples_of_versions_that_are_left_expire_and_those_of_the_line_st
 
 
 async def until_it_steps(w: World, trainer: SlowTrainer) -> None:
-    """To version 1, and into the step to version 2."""
+    """Learn version 1, and enter the step to version 2."""
     await learn(w, 1)
     trainer.go_on.clear()
     trainer.stepping.clear()
@@ -161,7 +161,7 @@ async def test_rollback_that_is_taken_back_while_it_waits_changes_nothing(tmp_pa
 
 
 async def test_order_whose_sender_leaves_is_taken_back(tmp_path: Path) -> None:
-    """Ctrl-C in a command that waits for the step in hand."""
+    """For example Ctrl-C in a command that waits for the running step."""
     trainer = SlowTrainer()
     async with world(tmp_path, trainer=trainer) as w, control(tmp_path, undoing(w)):
         await until_it_steps(w, trainer)

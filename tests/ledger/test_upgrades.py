@@ -44,13 +44,13 @@ LATER = (SECOND, THIRD)
 
 
 def become(monkeypatch: pytest.MonkeyPatch, *upgrades: str) -> None:
-    """From here on the program is the release that has these."""
+    """Make the program a release that has these migrations from here on."""
     monkeypatch.setattr(database, "UPGRADES", upgrades)
     monkeypatch.setattr(database, "SCHEMA_VERSION", 1 + len(upgrades))
 
 
 def old(directory: Path, turns: int = 40) -> list[tuple[Any, ...]]:
-    """A ledger of the first release, with something of it in its log; returns its turns."""
+    """Make a ledger of the first release, with some of it in its log; return its turns."""
     ledger = Ledger(directory)
     ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
     ledger.steps.begin(0, queue(ledger, turns - 1))
@@ -77,7 +77,7 @@ def version_of(file: Path) -> int:
 
 
 def whole(directory: Path, turns: list[tuple[Any, ...]]) -> bool:
-    """Whether it is all new; else it is all old."""
+    """Whether the ledger is all new; otherwise it is all old."""
     with closing(sqlite3.connect(directory / FILE)) as ledger:
         tables = {name for (name,) in ledger.execute("SELECT name FROM sqlite_master")}
         columns = {row[1] for row in ledger.execute("PRAGMA table_info(turns)")}

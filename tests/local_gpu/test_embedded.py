@@ -1,4 +1,4 @@
-"""The embedded sampler: whose logprobs it reports, and that no request harms another."""
+"""The embedded sampler: its logprobs are its version's, and no request harms another."""
 
 from __future__ import annotations
 
@@ -318,7 +318,7 @@ async def test_logprobs_that_are_not_finite_are_refused(trainer: LocalTrainer) -
 
 
 def generating() -> int:
-    """Threads that sample."""
+    """Number of threads that sample."""
     return sum(thread.name == "tinker-claw-sampler" for thread in threading.enumerate())
 
 
