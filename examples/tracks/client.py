@@ -61,7 +61,7 @@ class Answer:
 
     status: int
     kind: str
-    """Its Content-Type."""
+    """Content-Type of the body."""
     text: str
 
     @property

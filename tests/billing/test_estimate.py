@@ -1,4 +1,4 @@
-"""What is billed is charged to the turn or step that caused it; estimates count the same way."""
+"""Bills are charged to the turn or step that caused them; estimates count the same way."""
 
 from __future__ import annotations
 

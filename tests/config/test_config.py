@@ -211,7 +211,7 @@ def test_settings_are_frozen() -> None:
 
 
 def test_every_setting_is_declared_whole() -> None:
-    """Its help, the page and the brief help are made of this."""
+    """The help, the settings page and the brief help are made of declarations."""
     known = {flag: parameter for parameter in flags() for flag in parameter.opts}
     named: list[str] = []
     for setting in declared():

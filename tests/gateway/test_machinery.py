@@ -173,7 +173,7 @@ async def test_what_stands_beside_the_words_is_not_said(
 async def test_qwen_code_keeps_its_session_although_its_date_moves_and_trains_no_memory(
     tmp_path: Path, renderer: Renderer
 ) -> None:
-    """Its memory agent has the whole talk before it, and calls tools of its own."""
+    """The memory agent reads the whole talk, and calls tools of its own."""
     looks = '{"name": "glob", "arguments": {"pattern": "*.txt"}}'
     memory = [f"I look.\n<tool_call>\n{looks}\n</tool_call>", MEMORY]
     replies = REPLIES | {"No files found": MEMORY}

@@ -142,7 +142,7 @@ def test_without_the_library_the_model_s_own_go_on(
 
 
 def test_liger_is_an_import_error_or_has_both() -> None:
-    """Its kernels are Triton's: without Triton there are none."""
+    """Liger's kernels are Triton's: without Triton there are none."""
     try:
         ops = liger()
     except ImportError:

@@ -1,4 +1,4 @@
-"""How a reply begins that must be a call or text: token for token as the format writes it."""
+"""Beginnings of replies that must be a call or text: token for token as the format writes them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def test_a_call_is_begun_as_the_format_writes_it_and_read_back(family: str) -> N
 
 
 def test_what_is_left_to_the_model_are_tokens_of_its_own(renderer: Renderer) -> None:
-    """Not a blank or a quote that it would have written as a part of a longer token."""
+    """The beginning must not end with a blank or a quote that the model would have written as part
+    of a longer token."""
     begun = renderer.begin_call(["look"], OFF)
     assert begun is not None
     whole = spell(renderer, '<tool_call>\n{"name": "look", "arguments": {"at": "x"}}\n</tool_call>')

@@ -1,4 +1,4 @@
-"""Prompts at the cost of what is new in them, equal to the package's own full render."""
+"""The prompt cache: rendering costs only the new part, and equals the package's own full render."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ CONVERSATION = [
 
 
 def tokenizer_for(family: str) -> Any:
-    """The shipped tokenizer, with the control tokens that the format wants."""
+    """The shipped tokenizer, with the control tokens that the format needs."""
     tokenizer = load_tokenizer(str(MODEL_DIR))
     for _ in range(60):
         try:
@@ -74,7 +74,7 @@ def format_of(tokenizer: Any, config: Any, encoder: Encoder | None = None) -> Fo
 def full_render(
     tokenizer: Any, config: Any, messages: Sequence[Message], tools: Any, hint: int | None
 ) -> Prompt:
-    """The package alone, nothing of ours in between."""
+    """Render with the package alone, without any of our code."""
     chat = renderers.create_renderer(tokenizer, config)
     rendered = chat.render(
         [dict(m) for m in messages],  # type: ignore[misc]
@@ -136,7 +136,7 @@ def test_every_captured_request_is_laid_out_as_it_is_rendered(renderer: Renderer
 
 
 def growing(body: dict[str, Any]) -> list[tuple[Message, ...]]:
-    """The messages of requests that go on from each other, each with what is dropped at its end."""
+    """Messages of requests that extend each other, each with a volatile end."""
     sought = assistant("", CALLS[0]) | {"reasoning_content": "Where?"}
     said = {"role": "assistant", "content": "There.", "reasoning_content": "Easily found."}
     head, found = body["messages"][0], tool("call1", "a.txt")
@@ -202,7 +202,7 @@ def test_what_may_not_be_divided_is_found_out(hub: Any, monkeypatch: pytest.Monk
     plain = chat._render_assistant
 
     def counting(self: Any, msg: Any, msg_idx: int, content: str, *args: Any, **emit: Any) -> None:
-        """As a format would that numbers what the assistant says."""
+        """Render as a format would that numbers the assistant's messages."""
         plain(self, msg, msg_idx, f"{msg_idx}. {content}", *args, **emit)
 
     monkeypatch.setattr(chat, "_render_assistant", counting)
@@ -285,7 +285,7 @@ def test_a_private_request_leaves_no_history(hub: Any) -> None:
 
 
 class WatchedTokenizer(CutTokenizer):
-    """Knows what was asked of it."""
+    """A tokenizer that records its calls."""
 
     def __init__(self, tokenizer: Any) -> None:
         super().__init__(tokenizer)
@@ -374,7 +374,7 @@ def test_format_that_looks_into_its_ids_is_rendered_the_plain_way(
     plain_encode = chat._encode
 
     def dropping(self: Any, text: str) -> list[int]:
-        """As a format would that drops what it takes for padding."""
+        """Encode as a format would that drops what looks like padding."""
         return [i for i in plain_encode(self, text) if i >= 0]
 
     monkeypatch.setattr(chat, "_encode", dropping)
@@ -409,7 +409,7 @@ def test_format_that_keeps_ids_between_renders_is_found_out(
 
 
 class Counting:
-    """The real tokenizer; counts what it encodes."""
+    """The real tokenizer; it counts what it encodes."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -501,7 +501,7 @@ def test_what_is_remembered_is_bounded(hub: Any) -> None:
 
 
 class Letters:
-    """A tokenizer that takes four letters for one id, and counts what it is given."""
+    """A tokenizer that takes four letters for one id, and counts its input."""
 
     def __init__(self) -> None:
         self.asked = 0

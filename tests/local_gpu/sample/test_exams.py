@@ -135,7 +135,7 @@ async def start(
 async def test_a_server_that_applies_no_adapters_is_refused_before_anything_is_learned(
     tmp_path: Path,
 ) -> None:
-    """Its logprobs are those of the base; with a first version they would be too near to tell."""
+    """The logprobs are those of the base; with a first version they would be too near to tell."""
     probes = Probes(tiny_base(), tmp_path)
     with inference_servers(tiny_base(), 1) as (server,):
         pool = await start(server, folder=tmp_path, probes=probes)
