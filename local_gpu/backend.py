@@ -1,4 +1,4 @@
-"""The two halves of the backend, started from one configuration and joined.
+"""The local backend: training and sampling, started from one configuration and joined.
 
 Rule: all that learns runs on one executor thread, in the order it was asked for, so the event loop
 never waits and no two operations meet in one module. A version that is opened is read from its
@@ -86,7 +86,7 @@ class LocalBackend:
         say: Callable[[str], None] = unheard,
         away: Callable[[Sequence[str]], object] = len,
     ) -> LocalBackend:
-        """Load the base model, here or on ranks, and join it with what samples.
+        """Load the base model, here or on ranks, and join it with the samplers.
 
         Servers that are named must run already: they take their memory first.
 
@@ -144,7 +144,7 @@ class LocalBackend:
             return await future
 
     async def step(self, call: Callable[[], T]) -> T:
-        """The same for what makes others wait long: no version is examined behind it."""
+        """Run a training call as `run` does. No version is examined behind it, as it takes long."""
         self._steps += 1
         try:
             return await self.run(call)
@@ -159,7 +159,7 @@ class LocalBackend:
             return await asyncio.to_thread(call)
 
     async def aclose(self) -> None:
-        """Close every sampler that is still open, then the half that learns."""
+        """Close every sampler that is still open, then the trainer."""
         self._closed = True
         await self.serving.aclose()
         # Not in the executor's turn: a step on ranks that runs is ended, not waited for.
@@ -237,7 +237,7 @@ class LocalBackend:
 
 
 def _ranked(config: LocalConfig) -> bool:
-    """Whether processes of their own learn.
+    """Whether training runs in processes of its own.
 
     On CUDA always: after some errors of a GPU every further call of the process fails, and what
     serves must not end with it.
@@ -262,7 +262,7 @@ def _split(config: LocalConfig) -> LocalConfig:
 
 
 def _learning(config: LocalConfig, say: Callable[[str], None]) -> tuple[BaseModel | None, Learning]:
-    """The half that learns; and the base, where this process samples from it."""
+    """Start training; also return the base, where this process samples from it."""
     base, ranked, config = None, _ranked(config), _split(config)
     if not (ranked and config.sampler_urls):
         if not config.sampler_urls:

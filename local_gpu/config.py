@@ -18,9 +18,9 @@ class LocalConfig:
     model: str
     """A folder with a causal LM in Hugging Face format, or a hub id."""
     root: Path
-    """Adapters and states live here; a later process with the same root finds them again."""
+    """Folder of adapters and states; a later process with the same root finds them again."""
     name: str | None = None
-    """The name shown to users; None shows `model`."""
+    """Name shown to users; None shows `model`."""
     rank: int = 32
     alpha: int = 32
     seed: int = 0
@@ -30,7 +30,7 @@ class LocalConfig:
     models_bytes: int | None = None
     """Bytes of memory for models that clients ask for; None: half of what is free after loading."""
     device: str = "auto"
-    """auto, or what torch calls it; auto is CUDA where there is one, else the CPU."""
+    """auto, or torch's name of a device; auto is CUDA where available, else the CPU."""
     dtype: Dtype = "auto"
     """Number format of the base; adapters are float32. auto: bfloat16 on CUDA, else float32."""
     quantization: Literal["none", "4bit"] = "none"
@@ -39,13 +39,15 @@ class LocalConfig:
     """Activation checkpointing in training; auto: on for CUDA, and where a long sample would not
     fit into the memory of a CPU's machine."""
     attention: Literal["auto", "sdpa", "merged", "flex", "varlen"] = "auto"
-    """The kernel of training and scoring; auto is the fastest that agrees with the reference."""
+    """Attention kernel of training and scoring; auto is the fastest that agrees with the
+    reference."""
     micro_batch_tokens: int | None = None
-    """Tokens of one forward and backward, each shared prefix counted once; None: by the memory."""
+    """Tokens of one forward and backward pass, each shared prefix counted once; None: by the
+    memory."""
     gpu_memory: float | None = None
     """Share of a GPU's memory that a rank may take, where others need the rest; None: all of it."""
     ranks: int = 1
-    """Processes that learn on this machine."""
+    """Number of training processes on this machine."""
     in_process: bool = True
     """Train in this process, if it is one rank on a CPU; False: in a process of its own, as always
     on CUDA."""
@@ -64,18 +66,19 @@ class LocalConfig:
     student_topk: int = 0
     """Top-k logprobs per token that will be asked for; servers that give fewer are refused."""
     context_tokens: int | None = None
-    """None: as many as the model has positions."""
+    """Longest prompt and reply together; None: as many tokens as the model has positions."""
     kv_cache_tokens: int | None = None
-    """Per live version that samples; None: one and a half contexts. It bounds the context too."""
+    """Tokens of KV cache per live version that samples; None: one and a half contexts. It bounds
+    the context too."""
     max_batch_tokens: int = 512
-    """Tokens of one sampling pass: what a long prompt may hold up other requests by."""
+    """Tokens of one sampling pass, which bounds how long a long prompt delays other requests."""
     keep_states: int = 8
-    """Weights with optimizer moments, three times an adapter's size each."""
+    """States that are kept: weights with optimizer moments, three times an adapter's size each."""
     keep_adapters: int = 32
-    """Published versions on disk, besides those that are open."""
+    """Published versions that are kept on disk, besides those that are open."""
     handover: Path | None = None
-    """Memory-backed storage, where whatever samples sees it, too: versions are served from there if
-    it has room for two. None: from the disk."""
+    """Memory-backed storage that samplers can also read: versions are served from there if it has
+    room for two. None: from the disk."""
     threads: int | None = None
     """Threads of torch, in the whole process; None leaves torch's own choice."""
 

@@ -21,7 +21,7 @@ _REFUSED: Final = (
     *("invalid argument", "invalid configuration argument"),
     *("_INVALID_VALUE", "_BAD_PARAM", "_NOT_SUPPORTED"),
 )
-"""The device says that it was asked for something wrong, and works as before."""
+"""Messages of a refused call: the arguments were wrong, and the device works as before."""
 _BROKEN: Final = (
     *("CUDA error", "CUDA driver error", "HIP error", "device-side assert"),
     *("CUBLAS_STATUS_", "CUDNN_STATUS_", "cuDNN error", "CUSOLVER_STATUS_", "CUSPARSE_STATUS_"),
@@ -29,11 +29,13 @@ _BROKEN: Final = (
 )
 """Messages of a device fault in a RuntimeError: not every library has an error class of its own."""
 _ACCELERATOR_ERROR: Final = getattr(torch, "AcceleratorError", ())
-"""A torch before 2.8 has none, and raises a RuntimeError."""
+"""torch's own error class of accelerators; before 2.8 there is none, and it raises a
+RuntimeError."""
 
 
 def out_of_memory(error: RuntimeError) -> bool:
-    """PyTorch has a class of its own only for what it allocates itself, on a GPU."""
+    """Whether an error means out of memory. PyTorch has a class of its own only for what it
+    allocates itself, on a GPU."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
     return any(sign in str(error) for sign in _NO_ROOM)

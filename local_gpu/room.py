@@ -1,4 +1,4 @@
-"""Persons who wait for a reply in this process, and how whatever else computes in it makes room.
+"""People who wait for a reply in this process, and how other computations make room for them.
 
 Rule: what is computed never changes, only when. Whoever makes room goes on in a time that is known
 beforehand, however many persons come.
@@ -61,7 +61,7 @@ class Room:
             self._changed.notify_all()
 
     def take_turn(self, whose: object) -> None:
-        """Wait until no other pass of a sampler is computed, nor one that goes before.
+        """Wait until no other pass is computed, and no sampler with precedence waits.
 
         Who computes for no person also waits until persons have had `PERSONS` times as long as the
         last pass that was not theirs took.
@@ -91,7 +91,7 @@ class Room:
         return self._persons_until - time.monotonic()
 
     def pause(self, seconds: float) -> None:
-        """Wait until every reply has its first token, but no longer than that."""
+        """Wait until every reply has its first token, but at most this many seconds."""
         with self._changed:
             self._changed.wait_for(lambda: not self._silent, seconds)
 

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 _CHUNK_ELEMENTS = 1 << 24
-"""Logits alive at once: 64 MiB in float32."""
+"""Elements of a chunk of logits: 64 MiB in float32."""
 _LARGEST_CHUNK = 1 << 27
-"""The same on CUDA where there is room: 883 rows of 151,936, which keep any GPU busy."""
+"""Elements of a chunk on CUDA with enough memory: 883 rows of 151,936, which keep any GPU busy."""
 _BYTES = 16
 """Bytes per logit: the computed value, its float32 copy, and a gradient of each."""
 _SHARE = 8
@@ -25,7 +25,7 @@ _SHARE = 8
 
 
 class TopLogprobs(NamedTuple):
-    """Logprobs read out of a head, float32, nats."""
+    """Logprobs read from a head, float32, nats."""
 
     chosen: Tensor
     """(M, K) at the ids asked for."""
@@ -70,7 +70,7 @@ def _chunks(head: nn.Module, rows: Tensor, ids: Tensor) -> list[tuple[Tensor, Te
 
 
 def _elements(device: torch.device) -> int:
-    """Logits alive at once: on CUDA as many as there is memory for, a power of two between bounds.
+    """Elements of a chunk: on CUDA as many as there is memory for, a power of two between bounds.
 
     Few rows at a time leave a GPU waiting for launches. Powers of two, so that nearly always the
     same kernels are taken, which round in the same way.

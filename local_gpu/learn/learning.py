@@ -1,4 +1,4 @@
-"""The half that learns, in one process: one rank's part of the work, or all of it.
+"""Training in one process: one rank's part of the work, or all of it.
 
 Models of one shape share a module, which has the weights of one of them at a time; each has its own
 masters, moments and gradients. A base that is cut over ranks has one module for all of them.
@@ -62,11 +62,11 @@ from tinker_claw.types import Adam, LossPass, StepReport, TokenLogprobs
 T = TypeVar("T")
 
 _SCORED_VERSIONS: Final = 2
-"""Modules of published adapters that stay for scoring, besides those that learn."""
+"""Modules of published adapters that are kept for scoring, besides those in training."""
 
 
 def kernel_for(base: BaseModel, setting: Setting, say: Callable[[str], None], kept: Path) -> Kernel:
-    """The attention kernel that a setting means for a model on its device.
+    """Choose the attention kernel that a setting means for a model on its device.
 
     `kept`: the file of what trials have shown.
 
@@ -95,7 +95,7 @@ class LearningCore:
         *,
         say: Callable[[str], None] = print,
     ) -> None:
-        """Choose how modules attend, and make the policy where there is to be one.
+        """Choose the attention kernel, and make the policy if there is one.
 
         Args:
             world: the ranks; None is this process alone.
@@ -143,14 +143,14 @@ class LearningCore:
         self._scorer = Scorer(self._body, self._budget, self._world)
         self._models: dict[str, LoraOptimizer] = {}
         self._learners: dict[LoraShape, Any] = {}
-        """Modules that models learn with, here and below by the modules' shapes."""
+        """Modules in training, here and below by shape."""
         self._worn: dict[LoraShape, str] = {}
         """Name of the model whose weights a module currently holds."""
         self._memory = ModelMemory(base, config.models_bytes)
         self._scored = LRUCache[Path, Any](_SCORED_VERSIONS)
         """Modules of published adapters."""
         self._present: Path | None = None
-        """The published adapter that the policy has at this moment, if any."""
+        """Folder of the published adapter that equals the policy at this moment, if any."""
         if config.policy or shards is not None:
             self._make(POLICY, self._shape, config.seed)
         if not config.policy:
@@ -315,7 +315,7 @@ class LearningCore:
         return shape if self._shards is None else self._shape
 
     def _changing(self, model: str) -> LoraOptimizer:
-        """The same, before its weights become others."""
+        """Return the model before its weights change."""
         if model == POLICY:
             self._present = None
         return self._model(model)

@@ -96,7 +96,7 @@ def records_of(
 
 
 def check_loss(name: str) -> None:
-    """Raises StepError for a loss that is not computed here."""
+    """Raise StepError for a loss that is not computed here."""
     if name == "stable_reinforce":
         raise StepError(
             "stable_reinforce is not computed here: what Tinker's service minimises under that "

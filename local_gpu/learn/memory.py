@@ -22,22 +22,22 @@ _MASTER_BYTES: Final = 16
 _SHARE: Final = 0.5
 """Share of the memory that is free after loading; the rest is for samplers and passes."""
 _UNSAID: Final = 8 << 30
-"""Taken for what is free on a system that does not say."""
+"""Free bytes assumed on a system that does not say."""
 _GROUP: Final = Path("/sys/fs/cgroup")
 _MIB: Final = 1 << 20
 
 
 class ModelMemory:
-    """The memory of all models in training but the policy."""
+    """Memory of all models in training besides the policy."""
 
     def __init__(self, base: BaseModel, limit: int | None) -> None:
         self._base = base
         self._limit = int(_SHARE * free_bytes(base.device)) if limit is None else limit
         self.taken: dict[str, int] = {}
-        """Bytes, by model."""
+        """Bytes by model."""
 
     def take(self, model: str, shape: LoraShape) -> None:
-        """Note a model of this shape, in place of what it was before.
+        """Reserve memory for a model of this shape, in place of an earlier one of that name.
 
         Raises:
             RequestError: there is no room for it.

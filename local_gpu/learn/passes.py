@@ -1,4 +1,4 @@
-"""Passes within the memory that there is.
+"""Passes that fit into memory.
 
 Rule: a pass that runs out of memory is cut in two and tried again, and what it had computed counts
 for nothing.
@@ -36,7 +36,7 @@ class PassBudget:
         undo: Callable[[], None],
         idle: Callable[[], None],
     ) -> dict[int, T]:
-        """Compute every pass; results by index.
+        """Compute every pass; return the results by index.
 
         Args:
             passes: this rank's, each with the indices of its sequences.
@@ -84,7 +84,7 @@ class PassBudget:
 
     @staticmethod
     def _try(indices: list[int], compute: Callable[[Sequence[int]], list[T]]) -> list[T] | None:
-        """None: out of memory."""
+        """Compute one pass; None: out of memory."""
         try:
             return compute(indices)
         except RuntimeError as error:

@@ -68,12 +68,12 @@ class BaseModel:
         return self.obstacle is None
 
     def name_in_files(self, name: str) -> str:
-        """The checkpoint's name of a module or tensor, which is the one that servers know."""
+        """Name of a module or tensor in the checkpoint, which is the name that servers know."""
         here, there = self.part
         return there + name.removeprefix(here) if name.startswith(here) else name
 
     def name_here(self, name: str) -> str:
-        """The reverse of `name_in_files`."""
+        """Name of a module or tensor here; the reverse of `name_in_files`."""
         here, there = self.part
         return here + name.removeprefix(there) if name.startswith(there) else name
 
@@ -93,14 +93,14 @@ class LoraShape:
     """The output embedding. One that is tied to the input embedding leaves that as it is."""
 
     def covers(self, other: LoraShape) -> bool:
-        """Whether a module of this shape has all that one of the other has, of the same size."""
+        """Whether a module of this shape contains one of the other shape, with the same size."""
         return (self.rank, self.alpha) == (other.rank, other.alpha) and (
             self.attention >= other.attention and self.mlp >= other.mlp and self.head >= other.head
         )
 
 
 def clone(module: Any) -> Any:
-    """The same module tree over the same tensors: new modules, no new parameters or buffers."""
+    """Copy the module tree over the same tensors: new modules, no new parameters or buffers."""
     shared = {id(t): t for t in chain(module.parameters(), module.buffers())}
     return copy.deepcopy(module, shared)
 
@@ -125,7 +125,7 @@ def with_lora(base: BaseModel, shape: LoraShape, adapter: Adapter) -> Any:
 
 
 def for_sampling(module: Any) -> Any:
-    """The same module without what a layer of peft's does beside three products; in place.
+    """Replace peft's layers by plain ones with three products, in place.
 
     At a token per sequence that is most of what an adapter costs: a model of 30 layers has 210 of
     them. Nothing can be learned with it, and no adapter parameter is found in it any more.
@@ -138,7 +138,7 @@ def for_sampling(module: Any) -> Any:
 
 
 class _Sampling(nn.Module):
-    """y = W x + B A x alpha / rank, of a layer of peft's, over its tensors."""
+    """Layer without peft's other features: y = W x + B A x alpha / rank, over the same tensors."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ class _Sampling(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """Some models look at its format."""
+        """Weight of the base layer, as some models look at its format."""
         return cast(Tensor, self.base_layer.weight)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -180,7 +180,7 @@ def fresh_adapter(base: BaseModel, shape: LoraShape, seed: int) -> dict[str, Ten
 
 
 def drawn_adapter(base: BaseModel, shape: LoraShape, size: float) -> dict[str, Tensor]:
-    """An adapter with both halves drawn, in the base's format: always the same one.
+    """Make a random adapter in the base's format, always the same one.
 
     Of an input of root mean square 1, B A x alpha / rank has one of `size`.
     """
@@ -219,7 +219,7 @@ def lora_config(base: BaseModel, shape: LoraShape) -> LoraConfig:
 
 
 def lora_targets(module: Any, shape: LoraShape | None = None) -> list[str]:
-    """Ends of the paths of the layers that LoRA is on: last names where those say which.
+    """Suffixes of the paths of the layers that LoRA is on: last names where those are unambiguous.
 
     Not peft's "all-linear": that would be read anew, perhaps differently, by another peft, and in a
     mixture of experts it means experts and routers, too, which servers load in other formats.
@@ -293,7 +293,7 @@ _WHOLE: Final = (
 
 
 def refuse_quantized(config: Any, source: str) -> None:
-    """Raise ConfigError: the weights cannot be learned on.
+    """Raise ConfigError if the weights are quantised, as they cannot be trained.
 
     Some of their kernels know no gradients, and what peft puts on them nobody has compared.
     """
@@ -304,7 +304,7 @@ def refuse_quantized(config: Any, source: str) -> None:
 
 
 def fused_experts(module: nn.Module) -> list[str]:
-    """Prefixes of the blocks in which one weight holds many experts; [] in a dense model."""
+    """Prefixes of the blocks in which one weight holds several experts; [] in a dense model."""
     return [
         f"{name.rpartition('.')[0]}."
         for name, layer in module.named_modules()

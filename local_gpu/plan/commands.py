@@ -21,7 +21,7 @@ BASE: Final = "base"
 """The name under which samplers serve the base model."""
 _LOGPROBS: Final = 20
 _OURS: Final = ("TINKER_", "PYTHONPATH", "PYTHONHOME")
-"""Variables of this process that are none of theirs: its keys, and its packages."""
+"""Variables of this process that servers must not inherit: its keys, and its packages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +40,12 @@ class Servings:
     """Bytes of KV cache; None: what vLLM finds left of its share when it starts."""
     quantization: str | None
     targets: tuple[str, ...]
-    """Layers that adapters are on: for others, each expert of a mixture say, vLLM would make room
-    that no adapter uses."""
+    """Layers that adapters are on; for others, such as each expert of a mixture, vLLM would reserve
+    memory that no adapter uses."""
     streams: int
     """Sequences that each computes at once."""
     logprobs: int
-    """The most candidates per token that are asked for."""
+    """Most top-k logprobs per token that are asked for."""
     logs: Path
 
 

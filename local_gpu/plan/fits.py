@@ -1,4 +1,4 @@
-"""Whether a layout fits into the memory of its GPUs, and what follows for those who run there.
+"""Whether a layout fits into the memory of its GPUs, and the settings that follow.
 
 Rule: arithmetic before anything is loaded. What the user has set stands; the tokens of a pass, the
 split of the base and the samplers' share of memory are chosen so that it fits, and where nothing
@@ -45,10 +45,10 @@ session."""
 _SHARD_ABOVE: Final = 0.45
 """Share of a GPU above which an unsharded base leaves too little for activations."""
 _MARGIN: Final = 1.1
-"""Spare room for activations: their bytes are an estimate, and over a split base a pass that does
-not fit ends all ranks."""
+"""Factor of spare memory for activations: their bytes are an estimate, and over a sharded base a
+pass that does not fit ends all ranks."""
 _STEP: Final = 256
-"""Token counts are multiples of it."""
+"""Token counts are rounded to multiples of it."""
 _LONG: Final = 32_768
 _UNUSED: Final = 0.03
 _STREAM_TOKENS: Final = 4096
@@ -66,9 +66,9 @@ class Demand:
     """Prompt and reply together; every pass and every cache must hold one such sequence."""
     quantization: Literal["none", "4bit"] = "none"
     nodes: int = 1
-    """Machines that learn together, each with as many GPUs."""
+    """Machines that train together, each with as many GPUs."""
     sampler_quantization: str | None = None
-    """None: bfloat16."""
+    """Quantization of the samplers; None: bfloat16."""
     embedded_tokens: int = 0
     """KV cache per version where the gateway's process samples; 0: servers sample."""
     judge: ModelSize | None = None
@@ -112,20 +112,20 @@ class Fit:
     sampler_cache: int | None
     """Bytes of KV cache on a GPU that learns, too; None: what is left of its share."""
     learner_memory: float | None
-    """Share of such a GPU for what learns; None: nobody else needs it."""
+    """Share of a shared GPU for training; None: nobody else needs it."""
     streams: int
     """Sequences that each sampler server computes at once."""
     judge_memory: float | None
     longest: int
-    """Context that would fit."""
+    """Longest context that would fit."""
 
     def lines(self) -> list[str]:
-        """A table in GiB."""
+        """Lines of a table in GiB."""
         return [line for share in self.shares for line in share.lines()]
 
 
 def reckon(layout: Layout, gpus: Sequence[Gpu], demand: Demand) -> Fit:
-    """Add up what every GPU holds; `gpus` in the order of the layout's numbers."""
+    """Add up the memory of every GPU; `gpus` in the order of the layout's numbers."""
     learns = _Side(layout.train, "learn", gpus)
     shard = _shards(learns.gpu, layout, demand)
     learns.parts += _learner(learns.gpu, len(layout.train) * demand.nodes, demand, shard=shard)
@@ -166,7 +166,7 @@ def reckon(layout: Layout, gpus: Sequence[Gpu], demand: Demand) -> Fit:
 
 
 class _Side:
-    """GPUs with one task, while their sum is made."""
+    """GPUs with one task, while their memory is added up."""
 
     def __init__(self, chosen: Sequence[int], verb: str, gpus: Sequence[Gpu]) -> None:
         self._chosen = chosen
@@ -182,7 +182,7 @@ class _Side:
 
     @property
     def room(self) -> float:
-        """Bytes that nobody has yet."""
+        """Bytes that are still free."""
         return self.gpu.total - self.gpu.used - total_of(self.parts)
 
     def lacks(self, needs: str) -> None:
@@ -190,7 +190,7 @@ class _Side:
 
 
 def too_large(model: ModelSize, gpu: Gpu, width: int = 2) -> bool:
-    """Whether a base that stands whole on a GPU leaves too little of it for activations."""
+    """Whether a base that is not sharded leaves too little of a GPU for activations."""
     return base_bytes(model, "none", width) > _SHARD_ABOVE * gpu.total
 
 
@@ -229,7 +229,7 @@ def _activations(tokens: int, each: float) -> MemoryPart:
 
 
 def _most_tokens(demand: Demand) -> int:
-    """The most tokens to keep room for: a full pass, or one sample as long as the context."""
+    """Most tokens to reserve memory for: a full pass, or one sample as long as the context."""
     return max(DEFAULT_TOKENS, -(-demand.context_tokens // _STEP) * _STEP)
 
 
@@ -241,7 +241,7 @@ def _cache(tokens: int, each: float) -> MemoryPart:
 
 
 def _alone(side: _Side, demand: Demand, each: float) -> tuple[int, int]:
-    """Tokens of a pass where nobody else needs the GPU, and the most that there is room for."""
+    """Tokens of a pass where nobody else needs the GPU, and the most that would fit."""
     most = floor(side.room / each)
     tokens = _round(max(0, min(most, _most_tokens(demand))))
     if tokens < demand.context_tokens:
@@ -350,7 +350,7 @@ Change = tuple[str, Callable[[Case], Case]]
 
 
 def advice(layout: Layout, gpus: Sequence[Gpu], demand: Demand) -> list[str]:
-    """Settings that would fit, fewest first; a shorter context is as long as it can be."""
+    """Settings that would fit, fewest GPUs first; a shorter context is as long as possible."""
     changes = list(_changes(layout, demand))
     least = min(gpus, key=lambda gpu: gpu.total - gpu.used)
     found: dict[frozenset[str], str] = {}

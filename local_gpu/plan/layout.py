@@ -21,7 +21,7 @@ from tinker_claw.errors import ConfigError
 
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 ORDER: Final = ("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-"""CUDA's own order is by speed, so that its GPU 0 need not be nvidia-smi's."""
+"""CUDA's order of GPUs must be set to nvidia-smi's: by default it sorts by speed."""
 _MIB: Final = 1 << 20
 _GIB: Final = 1 << 30
 _PATIENCE_S: Final = 30.0
@@ -72,7 +72,7 @@ def numbered(count: int, gib: float) -> tuple[Gpu, ...]:
 
 
 def names(gpus: Sequence[Gpu], chosen: Sequence[int]) -> dict[str, str]:
-    """The environment of a process that is to see these GPUs and no others."""
+    """Environment of a process that may see only these GPUs."""
     return {VISIBLE: ",".join(gpus[index].device for index in chosen), ORDER[0]: ORDER[1]}
 
 
@@ -149,7 +149,7 @@ class Wanted:
     tensor_parallel: int = 1
     """GPUs per sampler server."""
     samples: bool = True
-    """False: samplers run elsewhere, or in the process that learns."""
+    """Whether samplers are planned; False: they run elsewhere, or in the training process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ class Layout:
 
     @property
     def count(self) -> int:
-        """GPUs in all."""
+        """Number of GPUs in all."""
         sampling = {gpu for group in self.serve for gpu in group}
         return len({*self.train, *sampling, *self.judge, *self.idle})
 

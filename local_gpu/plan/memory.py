@@ -43,7 +43,7 @@ class ModelSize:
     vocabulary: int
     context_tokens: int
     targets: tuple[str, ...]
-    """Last names of the layers that LoRA is on; servers would make room for it on others, too."""
+    """Last names of the layers that LoRA is on; servers would reserve memory for others, too."""
     experts: int = 0
     """Experts that each token goes through, see `layer_bytes`; 0: the model is dense."""
     expert: int = 0
@@ -140,11 +140,11 @@ def _counted(module: Any) -> ModelSize:
 
 GIB: Final = 1 << 30
 DEFAULT_TOKENS: Final = 32_768
-"""Tokens of one pass at most, but for a single longer sample; by arithmetic more is no faster."""
+"""Most tokens of one pass, except a single longer sample; by arithmetic more is no faster."""
 FOUR_BITS: Final = 0.5 + 1 / 64 + 4 / (64 * 256)
 """Bytes of an nf4 weight: half a byte, a byte of scale for 64, and a float32 for 256 of these."""
 _UNDER_WAY: Final = 1.5
-"""A layer's values while it goes backwards, with gradients beside them."""
+"""Factor on a layer's activations in the backward pass, for the gradients beside them."""
 _ADAPTER: Final = 16 + 4 + 2 * 2
 """Bytes per adapter parameter: float32 weight, gradient and two moments; the copy that computes and
 its gradient, and the copies of two published versions for scoring, in bfloat16."""
@@ -201,7 +201,7 @@ def checkpoint_bytes(model: ModelSize, width: int = 2) -> int:
 
 
 def layer_bytes(model: ModelSize, width: int = 2) -> int:
-    """Kept of a token in one layer, while that layer is computed again and goes backwards.
+    """Bytes per token in one layer, while it is recomputed and goes backwards.
 
     5 h (two norms' inputs and outputs, the residual) + 3 q (before and after rotation, attended) +
     4 k (keys likewise, values) + 4 f (gate, its activation, up, their product). In a mixture, for
@@ -228,7 +228,8 @@ def base_bytes(model: ModelSize, quantization: Literal["none", "4bit"], width: i
 
 
 def sharded_bytes(model: ModelSize, ranks: int, width: int = 2) -> float:
-    """The base over several ranks: a part of it, two layers at a time, and what is in no layer."""
+    """Bytes of the base over several ranks: a part of it, two whole layers, and what is in no
+    layer."""
     outside = model.parameters - model.layers * model.largest_layer
     return (model.parameters / ranks + 2 * model.largest_layer + max(0, outside)) * width
 
@@ -243,7 +244,8 @@ def trainer_reserve(total: int) -> MemoryPart:
 
 
 def weights_bytes(model: ModelSize, quantization: str | None) -> float:
-    """A sampler's base; quantised weights take one byte where the method's name has an 8 in it."""
+    """Bytes of a sampler's base; quantised weights take one byte where the method's name has an
+    8."""
     if quantization is None:
         return model.parameters * 2
     one = 1.0 if "8" in quantization else FOUR_BITS
@@ -251,7 +253,7 @@ def weights_bytes(model: ModelSize, quantization: str | None) -> float:
 
 
 def room_for(rank: int) -> int:
-    """The rank that vLLM's slots are made for: the next of those it has."""
+    """Rank of vLLM's adapter slots: the next of those it supports."""
     return next((known for known in _RANKS if known >= rank), rank)
 
 

@@ -22,7 +22,8 @@ from local_gpu.ranks.shard import Shards
 
 
 def build(config: LocalConfig, world: World) -> LearningCore:
-    """The base whole on this rank's device, or its layers cut over all ranks."""
+    """Build a learner with the whole base on this rank's device, or with its layers sharded over
+    all ranks."""
     if config.shard != "on" or not isinstance(world, Distributed):
         base = open_base(
             config.model,

@@ -85,7 +85,7 @@ class RankLost:
     rank: int
     sentence: str
     outage: bool
-    """The device failed: what was computed is not to blame."""
+    """Whether the device failed, so that the computation is not to blame."""
 
 
 CLOSE: Final = "close"
@@ -106,7 +106,7 @@ EXPECTED: Final = (ClawError, OSError)
 
 _HEAD: Final = 8
 _ROW: Final = 16
-"""Numbers of one kind from which on they are a blob."""
+"""Least length of a row of numbers that is encoded as a blob."""
 _RECORDS: Final[dict[str, Any]] = {
     record.__name__: record
     for record in (
@@ -132,7 +132,7 @@ _DTYPES: Final = {
 
 
 def encode(value: object) -> bytes:
-    """Raises TypeError for what is in no table: a mistake of the programmer."""
+    """Encode a message. Raises TypeError for an unknown type: a programming error."""
     blobs: list[bytes] = []
     head = json.dumps(_flat(value, blobs), separators=(",", ":")).encode()
     return b"".join((len(head).to_bytes(_HEAD, "big"), head, *blobs))
@@ -152,7 +152,8 @@ def decode(raw: bytes) -> Any:
 
 
 def _flat(value: Any, blobs: list[bytes]) -> Any:
-    """Words and numbers as they are; everything else as a list that begins with its kind."""
+    """Flatten a value: words and numbers as they are; everything else as a list that begins with
+    its kind."""
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
         return value
@@ -190,7 +191,7 @@ def _flat_error(error: Exception, blobs: list[bytes]) -> list[Any]:
 
 
 def _numbers(row: Sequence[Any]) -> array[Any] | None:
-    """A long row of whole numbers, or of floats; None: it is neither."""
+    """Encode a long row of whole numbers, or of floats; None: it is neither."""
     if len(row) < _ROW:
         return None
     kinds = set(map(type, row))
@@ -206,7 +207,7 @@ def _bytes_of(tensor: Tensor) -> bytes:
 
 
 class _Reader:
-    """Blobs are taken in the order in which the head names them."""
+    """Decodes values; blobs are taken in the order in which the head names them."""
 
     def __init__(self, blobs: memoryview) -> None:
         self._blobs = blobs

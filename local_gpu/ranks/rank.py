@@ -43,20 +43,20 @@ from local_gpu.ranks.torchrun import LEASH, when_let_go
 from tinker_claw.errors import ClawError, ConfigError
 
 Build = Callable[[LocalConfig, World], Learning]
-"""Makes this rank's part of what learns; `config.device` is this rank's."""
+"""Builds this rank's learner; `config.device` is this rank's."""
 
 _TROUBLE = "tinker-claw-trouble"
 _LOOK_S = 0.1
 _GOODBYE_S = 1.0
 """Delay before a failed rank ends: torchrun then ends rank 0, which must have told why before."""
 _TICK_S = 30.0
-"""Between signs of life while there is nothing to do; at most a quarter of the ranks' patience."""
+"""Seconds between signs of life while there is nothing to do; at most a quarter of the timeout."""
 _JOIN_S = 900.0
 """Seconds for all machines to join: they may be started one after the other, by hand."""
 
 
 def live(build: Build) -> int:
-    """The whole life; the exit status."""
+    """Run the rank to its end; return the exit status."""
     rank = int(os.environ["RANK"])
     leashed = LEASH in os.environ
     if leashed:
@@ -84,7 +84,7 @@ def live(build: Build) -> int:
 
 
 def _carry_out(voice: _Voice, world: World, build: Build, config: LocalConfig) -> None:
-    """Build, then do what rank 0 is told, until it is told to close."""
+    """Build the learner, then carry out rank 0's commands until it is told to close."""
     built: list[Learning] = []
 
     def make() -> Any:
@@ -164,7 +164,7 @@ class _Voice:
         return start
 
     def next(self, world: World) -> Command:
-        """The next command. While there is none, the other ranks hear that rank 0 lives."""
+        """Return the next command. While there is none, the other ranks hear that rank 0 lives."""
         if self._link is None:
             command: Command | None = None
             while command is None:
@@ -180,13 +180,14 @@ class _Voice:
     def answer(
         self, outcome: Failure | RankAnswer, wrap: Callable[[Any], object] = RankAnswer
     ) -> bool:
-        """Send it; whether all went well."""
+        """Send an answer; return whether all went well."""
         well = isinstance(outcome, RankAnswer)
         self._send(wrap(outcome.value) if isinstance(outcome, RankAnswer) else outcome)
         return well
 
     def _lose(self, error: BaseException) -> None:
-        """Tell why this rank ends, unless another told before: the first is the cause."""
+        """Tell why this rank ends, unless another rank told before: the first reason is the
+        cause."""
         plain = isinstance(error, (ClawError, OutOfStep))
         sentence = str(error) if plain else f"{type(error).__name__}: {error}"
         fault = device_fault(error)

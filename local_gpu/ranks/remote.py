@@ -1,4 +1,4 @@
-"""Learning on ranks: the control process's end.
+"""Learning on ranks: the side of the control process.
 
 Rule: a rank that dies or hangs is a BackendError, and all are ended; if its device failed, it is an
 OutageError. The next command starts them anew, with a fresh policy and no other model; what it is
@@ -51,21 +51,24 @@ _NOT_OURS: Final = (
 _FLOOR_S: Final = 600.0
 """Seconds added to every command: for files, for compiling kernels, and for a busy machine."""
 _APART_S: Final = 3600.0
-"""Ranks differ by less within one command; only those of other machines ever wait for so long."""
+"""Seconds that a rank waits for others at most. Ranks differ by less within one command; only those
+of other machines ever wait for so long."""
 _OPERATIONS: Final = 8
-"""Per parameter and token: 2 forward, 2 once more where activations are not kept, 2 backward (the
+"""Operations per parameter and token: 2 forward, 2 for recomputing activations, 2 backward (the
 base is frozen and has no gradient of its own), and 2 to spare for adapters and the head."""
 _EVEN_KEYS: Final = 12_000
-"""A token that sees so many costs twice as much; today's models have more (`cuts.even_keys`)."""
+"""Number of keys at which a token costs twice as much; today's models have more
+(`cuts.even_keys`)."""
 _SLOWEST: Final = {"cuda": 1e13, "cpu": 5e9}
 """Operations per second, below which a device counts as standing still: a hundredth of what an H100
 is sold with, and a tenth of what one core does. Prefixes that are shared make it more generous."""
 _MAKES: Final = frozenset({"create", "read_state", "read_adapter"})
-"""Commands after which a model is there, whatever was before."""
+"""Commands that make a model, whatever was there before."""
 
 
 class RankedLearning:
-    """Implements `Learning` by processes. One thread calls it all; `close` may be any other's."""
+    """Implements `Learning` by processes. For use by one thread; only `close` may be called from
+    another."""
 
     def __init__(
         self,
@@ -160,7 +163,7 @@ class RankedLearning:
         self._call("read_adapter", folder, model, model=model)
 
     def close(self) -> None:
-        """End the ranks: with a word where they are idle, at once where they are not."""
+        """End the ranks: idle ones with a command, others at once."""
         self._closed = True
         idle = self._calling.acquire(blocking=False)
         try:
@@ -193,7 +196,8 @@ class RankedLearning:
             return answer.value
 
     def _start_anew(self) -> None:
-        """Raises OutageError: it went well before, with the same settings and files."""
+        """Start the ranks again. Raises OutageError, as it went well before with the same
+        settings."""
         try:
             self._start()
         except ClawError as error:
@@ -233,7 +237,7 @@ class RankedLearning:
         return ready
 
     def _ask(self, what: Start | Command, seconds: float, name: str) -> object:
-        """Send it and wait for what comes back."""
+        """Send a message and wait for the answer."""
         ranks = self._ranks
         assert ranks is not None
         reason = f"The ranks were silent for {seconds:.0f} s ({name})"
@@ -310,7 +314,8 @@ def _lengths(arguments: Sequence[Any]) -> Iterator[int]:
 
 
 def _placed(config: LocalConfig) -> LocalConfig:
-    """A rank takes the first GPU that it sees: one that is named is the only one that it sees."""
+    """Return the config for a rank, which takes the first visible GPU: a named one is made the only
+    visible one."""
     kind, _, number = config.device.partition(":")
     if kind != "cuda" or not number.isdecimal() or config.ranks > 1:
         return config

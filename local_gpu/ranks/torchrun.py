@@ -1,4 +1,4 @@
-"""The ranks of this machine, started alone or by torchrun, and ended with whoever started them.
+"""Start the ranks of this machine, alone or by torchrun, and end them with their parent.
 
 torchrun on a leash, on the machine of the control process.
 
@@ -44,7 +44,8 @@ def when_let_go(call: Callable[[], object]) -> None:
 
 
 def _end_all() -> None:
-    """Each rank leads a session of its own, so there is no group to kill."""
+    """End the children of torchrun. Each rank leads a session of its own, so there is no group to
+    kill."""
     ranks = _children()
     for rank in ranks:
         with suppress(ProcessLookupError):
@@ -114,12 +115,12 @@ class Ranks:
         return self._process.poll() is not None
 
     def wait(self, seconds: float) -> None:
-        """Give it that long to end by itself."""
+        """Wait that long for the ranks to end by themselves."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
 
     def stop(self) -> None:
-        """End what still runs. Bounded."""
+        """End the ranks that still run. Bounded."""
         # A reader in another thread holds the link open: hang up the socket itself.
         with suppress(OSError), socket.socket(fileno=os.dup(self.link.fileno())) as line:
             line.shutdown(socket.SHUT_RDWR)
@@ -129,7 +130,7 @@ class Ranks:
             self._process.wait()
 
     def tail(self) -> str:
-        """The end of what they have written."""
+        """Return the end of the ranks' output."""
         with self._log.open("rb") as file:
             file.seek(0, os.SEEK_END)
             start = max(self._from, file.tell() - _TAIL_BYTES)

@@ -41,7 +41,7 @@ from local_gpu.room import PERSONS
 from tinker_claw.errors import ConfigError
 
 SUPPORTED: Final = "5.23"
-"""The minor release of transformers whose private classes were read for this file."""
+"""Minor release of transformers that this file supports, as it uses private classes."""
 PAGE_TOKENS: Final = 32
 """Tokens per cache block: prefixes are shared in multiples of it."""
 _SCHEDULER: Final = "tinker_claw_persons_first"
@@ -63,11 +63,11 @@ class Events(Protocol):
     """Callbacks from the engine's thread. None of them may raise."""
 
     def of_person(self, request_id: str) -> bool:
-        """Whether a person waits for it."""
+        """Whether a person waits for the request."""
         ...
 
     def take_turn(self) -> None:
-        """Wait until this engine may compute a pass: one does at a time, for persons first."""
+        """Wait until this engine may compute a pass: one at a time, people first."""
         ...
 
     def end_turn(self, others_s: float) -> None:
@@ -110,10 +110,10 @@ class Batcher(ContinuousBatchingManager):
         self.distributed_helper.set_tp_seed = _no_seed
 
     def switch_to_cb_friendly_attn(self, model: Any, auto_switch_to_flash: bool = True) -> None:
-        """Our attention (`local_gpu.tree`) serves paged batches already."""
+        """Do nothing: our attention (`local_gpu.tree`) serves paged batches already."""
 
     def start_with(self, events: Events) -> None:
-        """Start the generation thread, which tells `events` what it does."""
+        """Start the generation thread, which reports to `events`."""
         self._events = events
         self.output_router = _Failures(events)
         self.background_thread_status.clear()
@@ -151,7 +151,7 @@ class Batcher(ContinuousBatchingManager):
 
     @property
     def held_requests(self) -> int:
-        """Requests that the scheduler holds, running or waiting."""
+        """Number of requests that the scheduler holds, running or waiting."""
         processor = self.batch_processor
         if processor is None:
             return 0
@@ -203,7 +203,7 @@ class _Processor(ContinuousBatchProcessor):
 
 
 class _SaltedCache(PagedAttentionCache):
-    """Finds a prompt's blocks again under the salt of its request only.
+    """A cache that reuses a prompt's blocks only under the salt of its request.
 
     Blocks are known by a hash of their tokens and of the block before, so that another beginning
     of the first one makes them all others.
@@ -225,12 +225,13 @@ class _SaltedCache(PagedAttentionCache):
 
 
 def salted_id(number: int, salt: str | None) -> str:
-    """A request's id, which carries its salt."""
+    """Request id that carries a salt."""
     return f"{number}:{salt or ''}"
 
 
 def _salted(request_id: str, tokens: list[int]) -> list[int]:
-    """Tokens as they are hashed: the first ones are no ids any more, and other ones by salt."""
+    """Tokens for hashing: the salt's hash replaces part of the first ones, which are then no
+    ids."""
     salt = request_id.partition(":")[2]
     if not salt:
         return tokens
@@ -260,7 +261,7 @@ class _Runner(ModelRunner):
 
 
 class _Failures(OutputRouter):
-    """Passes on what fails; tokens have left through `on_logits` already."""
+    """Reports failures; tokens have left through `on_logits` already."""
 
     def __init__(self, events: Events) -> None:
         super().__init__()
@@ -276,7 +277,7 @@ class _Failures(OutputRouter):
 
 
 class _PersonsFirst(FIFOScheduler):
-    """Persons, then others; of either decoding requests, then the shortest prefill.
+    """A scheduler with people first; of either kind decoding requests, then the shortest prefill.
 
     Beside persons, others take part in a pass only when passes of persons alone have taken
     `PERSONS` times as long as the others' part in the last one: a reply takes one and a half times
@@ -332,8 +333,8 @@ class _PersonsFirst(FIFOScheduler):
         return self.events.of_person(state.request_id)
 
     def _make_room(self) -> None:
-        """Take the cache of the newest others, who compute it again: of all but the oldest one,
-        which goes on so that every request ends."""
+        """Take the cache of the newest requests of others, who recompute it. The oldest one keeps
+        its own, so that every request ends."""
         others = [s for s in self.active_requests.values() if not self._of_person(s)]
         while len(others) > 1 and not self._try_to_meet_safety_margin():
             state = others.pop()
@@ -360,4 +361,4 @@ def check_version(version: str = transformers.__version__) -> None:
 
 
 def _no_seed(seed: int | None, model_device: torch.device) -> None:
-    """Stands in for a method that seeds torch's global generator."""
+    """Replaces a method that would seed torch's global generator."""

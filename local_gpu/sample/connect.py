@@ -1,4 +1,4 @@
-"""A server by its address, in the dialect that it speaks.
+"""Connect to a server by its address, in the dialect that it speaks.
 
 Rule: it is asked, not guessed from its address: both kinds name themselves in their list of models.
 """
@@ -27,7 +27,7 @@ async def connect(
     deadlines: Deadlines | None = None,
     api_key: str | None = None,
 ) -> HttpServer:
-    """A `Server`. With a kind that is not "auto", nothing is asked yet: it may still be starting.
+    """Connect to a server. With a given kind nothing is sent yet: it may still be starting.
 
     Raises:
         ConfigError: it is neither.

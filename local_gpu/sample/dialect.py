@@ -40,19 +40,20 @@ class StreamPiece:
     """New tokens of one completion since the last piece."""
 
     index: int
-    """0 to n - 1."""
+    """Index of the completion, 0 to n - 1."""
     tokens: Sequence[int]
     logprobs: Sequence[float]
     candidates: Sequence[Mapping[int, float]]
     """Per token, logprobs of the likeliest ids and perhaps of the sampled one; () if not asked."""
     ended: str | None
-    """None: it goes on. "stop", "length", "abort", `END_TOKEN`, or a word of the server's own."""
+    """Finish reason: "stop", "length", "abort", `END_TOKEN`, or a word of the server's own; None:
+    it goes on."""
     cached_tokens: int | None = None
-    """None: not told with this piece."""
+    """Prompt tokens from the cache; None: not reported with this piece."""
 
 
 class HttpServer(ABC):
-    """A `Server` but for what its dialect says."""
+    """Base class of servers, without their dialects."""
 
     constrains = False
 
@@ -116,13 +117,14 @@ class HttpServer(ABC):
     def _pieces(
         self, name: str | None, prompt: Tokens, params: SamplingParams, n: int, info: ServerInfo
     ) -> AsyncGenerator[StreamPiece]:
-        """Ask for n completions and read what comes."""
+        """Ask for n completions and yield their pieces."""
         ...
 
     async def _chunks(
         self, name: str | None, prompt: Tokens, params: SamplingParams, n: int
     ) -> AsyncGenerator[tuple[int, TokenChunk]]:
-        """Chunks with their completion's index; last chunks come last, with what is told late."""
+        """Yield chunks with their completion's index; the last chunks come at the end, with late
+        figures."""
         info = self._info or await self.info()
         _check(prompt, params, info.context_tokens)
         readers = [_Reader(self.url, params) for _ in range(n)]
@@ -193,7 +195,7 @@ class _Reader:
         self._params = params
         self._count = 0
         self._token: int | None = None
-        """The last one."""
+        """Last token."""
 
     def chunk(self, piece: StreamPiece) -> TokenChunk:
         k = self._params.student_topk

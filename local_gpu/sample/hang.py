@@ -26,13 +26,13 @@ T = TypeVar("T")
 
 _LOOK_S: Final = 0.5
 _TOKEN_S: Final = 0.001
-"""Per token of a prompt. Slower servers are found out: see `Pulse.returned`."""
+"""Seconds per token of a prompt. For slower servers see `Pulse.returned`."""
 _LONGEST_STEP: Final = 16_384
-"""Tokens that an engine computes at once: vLLM tells of progress after each such step."""
+"""Most tokens that an engine computes at once: vLLM reports progress after each such step."""
 
 
 class PendingCall:
-    """A question to a server, from when it is asked to when the answer has ended."""
+    """A request to a server, from its start to the end of the answer."""
 
     def __init__(self, pulse: Pulse, tokens: int, takes_s: float) -> None:
         self.tokens = tokens
@@ -42,7 +42,7 @@ class PendingCall:
         """Timeout around a wait for the server; None: the caller does something else at the
         moment."""
         self.cut: str | None = None
-        """Why it was cut off."""
+        """Reason for which it was cut off, or None."""
         self._pulse = pulse
 
     def wait_in(self, scope: asyncio.Timeout) -> None:
@@ -62,7 +62,7 @@ class Pulse:
 
     def __init__(self) -> None:
         self.heard = 0
-        """Signs of life."""
+        """Number of signs of life."""
         self._calls: set[PendingCall] = set()
         self._token_s = _TOKEN_S
         self._computing = False
@@ -70,7 +70,7 @@ class Pulse:
 
     @contextmanager
     def call(self, tokens: int = 0, takes_s: float = 0.0) -> Generator[PendingCall]:
-        """`takes_s`: for what it does besides computing a prompt of so many tokens."""
+        """Register a call. `takes_s`: time besides computing a prompt of `tokens` tokens."""
         call = PendingCall(self, tokens, takes_s)
         self._calls.add(call)
         try:
@@ -85,7 +85,7 @@ class Pulse:
         return still_s + computes_s + max((call.takes_s for call in self._calls), default=0.0)
 
     async def silent(self, seconds: float) -> bool:
-        """Whether for so long an answer was owed and nothing came; tells earlier if not so."""
+        """Whether an answer was owed and nothing came for this long; returns early if not."""
         for _ in range(max(1, math.ceil(seconds / _LOOK_S))):
             heard = self.heard
             await asyncio.sleep(_LOOK_S)
@@ -109,14 +109,15 @@ class Pulse:
 
 
 async def ping(server: InferenceServer) -> None:
-    """Raises what the server raises, but a busy one is well; one that hangs answers never."""
+    """Ask for one token. Raises what the server raises, but a busy one is well; a hanging one never
+    answers."""
     # A prompt of one token ends vLLM's engine on CPU (0.32) where a model has linear attention.
     with suppress(Busy):
         await server.sample(None, (0, 0), SamplingParams(max_tokens=1), 1)
 
 
 async def hangs(server: InferenceServer, *, quiet_s: float, still_s: float) -> bool:
-    """Whether it does; tells in a moment while all is well.
+    """Whether a server hangs; returns at once while all is well.
 
     Args:
         quiet_s: so long it may say nothing without being asked.
@@ -133,7 +134,7 @@ async def stands_still(
     progress: Callable[[], Awaitable[str]],
     still_s: float,
 ) -> bool:
-    """Whether a question for one token is not answered, and the engine does nothing else.
+    """Whether one token is not answered, and the engine does nothing else.
 
     It does not while nobody listens: then it has ended, or is starting.
 
@@ -152,7 +153,7 @@ async def stands_still(
 
 
 async def _answered(ask: Callable[[], Awaitable[T]]) -> T | None:
-    """None: it is not; whoever waits for the server learns of it, too."""
+    """Answer of a call; None: there is none, and whoever waits for the server is told, too."""
     try:
         return await ask()
     except (BackendError, RequestError):

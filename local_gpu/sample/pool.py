@@ -1,4 +1,4 @@
-"""Servers that sample as one: each as the pool knows it, who looks after it, and who is asked.
+"""A pool of servers that samples as one: the servers, their health checks, and the choice of one.
 
 One server as the pool knows it: what it holds, what it has shown to answer rightly, its absence.
 
@@ -88,13 +88,13 @@ class PoolOptions:
     still_s: float = 10.0
     """Further seconds until it counts as hung, beside the time to compute its prompts."""
     say: Callable[[str], None] = _log.warning
-    """Hears what befalls a server, in sentences."""
+    """Receives what happens to servers, in sentences."""
     away: Callable[[Sequence[str]], object] = len
-    """Hears which servers are out of the rotation, and why, whenever that changes."""
+    """Receives the servers out of the rotation, and why, whenever that changes."""
 
 
 class Disagreement(BackendError):
-    """A server answers with other weights than it was told to."""
+    """A server answers with other weights than it should."""
 
 
 @dataclass(eq=False, slots=True)
@@ -105,13 +105,13 @@ class Adapter:
     folder: Path
     examine: Callable[[], Awaitable[Exam | None]]
     users: int = 0
-    """Open samplers and requests in flight."""
+    """Number of open samplers and requests in flight."""
     _exam: Exam | None = None
     _written: bool = False
     _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def exam(self) -> Exam | None:
-        """Written by the trainer when it is first wanted. None: it had no time."""
+        """Exam on this version, written by the trainer when first needed. None: it had no time."""
         async with self._writing:
             if not self._written:
                 self._exam, self._written = await self.examine(), True
@@ -120,7 +120,7 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """An adapter that was drawn, not learned: a server that does not apply it applies none."""
+    """A random adapter: a server that does not apply it applies none."""
 
     folder: Path
     exam: Exam
@@ -139,7 +139,7 @@ class Away:
     failures: int
     """Number of failures in a row."""
     next_at: float
-    """When it is asked again."""
+    """Time at which it is asked again."""
 
 
 class Member:
@@ -162,9 +162,9 @@ class Member:
         self.in_flight = 0
         self.away: Away | None = None
         self.epoch = 0
-        """Goes up when it comes back: what failed before then says nothing about it now."""
+        """Number of its returns: a failure of an earlier epoch says nothing about it now."""
         self.info: ServerInfo | None = None
-        """None: it has never answered."""
+        """Facts about the server; None: it has never answered."""
         self.held: set[str] = set()
         """Names that it may have loaded."""
         self.keeps_apart = True
@@ -187,7 +187,7 @@ class Member:
         return self.server.url
 
     def leave(self, error: str) -> None:
-        """Out of the rotation, until it is brought back."""
+        """Leave the rotation until it is brought back."""
         if self.away is None:
             self._options.say(f"The server {self.url} leaves the rotation: {error}")
             now = time.monotonic()
@@ -208,7 +208,7 @@ class Member:
             self.changed()
 
     async def check(self) -> None:
-        """Ask what it holds, and whether it answers as the base model and as an adapter does.
+        """Check which adapters it holds, and that it answers as the base and as an adapter.
 
         Raises:
             OutageError: it does not answer.
@@ -243,7 +243,8 @@ class Member:
             self.held.discard(probe.name)
 
     async def look(self) -> None:
-        """Raises OutageError if it does not answer, or was started anew and has nothing loaded."""
+        """Check that it answers. Raises OutageError if not, or if it was restarted and has nothing
+        loaded."""
         before = frozenset(self.ready)
         await ping(self.server)
         known = (await self.server.info()).adapters
@@ -251,7 +252,7 @@ class Member:
             raise OutageError(f"The server {self.url} no longer has {sorted(lost)}.")
 
     async def prepare(self, adapter: Adapter, warm: Sequence[Prefix] = ()) -> None:
-        """Load an adapter, compute prefixes, the most useful first, and let the server prove it.
+        """Load an adapter, compute prefixes, the most useful first, and examine the server.
 
         Raises:
             OutageError: it does not answer.
@@ -284,7 +285,7 @@ class Member:
             await self.server.load(name, folder)
 
     async def tidy(self, wanted: Callable[[str], bool]) -> None:
-        """Unload what nobody wants any more."""
+        """Unload adapters that nobody wants any more."""
         for name in [name for name in self.held if not wanted(name)]:
             async with self._changing:
                 if wanted(name):  # by now
@@ -326,7 +327,7 @@ class Watch:
     """Calls `tend` in the running event loop when woken, and when it has asked to be."""
 
     def __init__(self, name: str, tend: Callable[[], Coroutine[Any, Any, float | None]]) -> None:
-        """`tend` returns after how many seconds it wants to be called again; None: when woken."""
+        """`tend` returns the seconds until its next call; None: when woken."""
         self._name = name
         self._tend = tend
         self._loop = asyncio.get_running_loop()
@@ -341,7 +342,7 @@ class Watch:
         self._woken.set()
 
     async def aclose(self) -> None:
-        """Call off what is being done, and end the thread."""
+        """Cancel the running call, and end the thread."""
         self._ended = True
         if self._tending is not None:
             self._tending.cancel()
@@ -380,7 +381,7 @@ class Watch:
 _LEAVE_S: Final = 5.0
 """Seconds for unloading when the pool is closed."""
 _FEEL_S: Final = 0.5
-"""Between looks whether a server hangs."""
+"""Seconds between checks whether a server hangs."""
 _LOADING: Final = 4
 """At most one server in four loads at a time, but at least one: the others go on streaming."""
 _NONE: Final[Mapping[Member, str]] = {}
@@ -393,11 +394,11 @@ class Lease:
     member: Member
     epoch: int
     begun: bool = False
-    """A token has come: no other server can take the request over."""
+    """Whether a token has come: no other server can take over the request then."""
 
 
 class Pool:
-    """The rotation."""
+    """The servers in rotation, and the adapters in use."""
 
     def __init__(
         self, members: Sequence[Member], options: PoolOptions, model: str, context_tokens: int
@@ -424,7 +425,7 @@ class Pool:
         return frozenset(self._wanted)
 
     def newest(self, but: str) -> str | None:
-        """The name that was opened last, of those in use."""
+        """Name of the adapter in use that was opened last."""
         return next((name for name in reversed(self._wanted) if name != but), None)
 
     def agreements(self, ref: str) -> tuple[ExamResult, ...]:
@@ -487,7 +488,7 @@ class Pool:
         salt: str | None,
         without: Mapping[Member, str],
     ) -> Lease:
-        """The best server for a prompt. Its `in_flight` counts from now on; see `give_back`.
+        """Choose the best server for a prompt and count the request there; see `give_back`.
 
         Args:
             salt: of the prompt, see `SamplingParams.cache_salt`.
@@ -516,7 +517,7 @@ class Pool:
         lease.member.in_flight -= 1
 
     def sick(self, member: Member, error: BaseException, epoch: int | None = None) -> None:
-        """Out of the rotation, unless the failure is of a time before it came back."""
+        """Take a server out of the rotation, unless the failure is from before it came back."""
         if member.away is None and epoch in (None, member.epoch):
             member.leave(str(error))
             self._routes.forget_server(member.number)
@@ -546,7 +547,7 @@ class Pool:
         await together(self._leave(member) for member in self._members)
 
     def _warm(self, members: Sequence[Member]) -> dict[Member, list[Prefix]]:
-        """The prefixes that each computes for a new version, the most useful first."""
+        """Prefixes that each server computes for a new version, the most useful first."""
         most = self._options.warm_prefixes
         hottest = self.hot.hottest(most * len(self._members))
         hot = {prefix: keys_of(prefix.tokens, prefix.salt) for prefix in hottest}
@@ -566,7 +567,7 @@ class Pool:
         return None
 
     async def _tend(self, member: Member) -> float | None:
-        """Bring a server to what is wanted; returns when to look again."""
+        """Bring a server to the wanted state; return the seconds until the next look."""
         if member.away is None:
             try:
                 await member.tidy(self._wanted.__contains__)
@@ -589,7 +590,8 @@ class Pool:
         return 0.0  # what went out of use meanwhile is still there
 
     async def _feel(self, member: Member) -> float:
-        """Let what a server has that hangs be done by others; returns when to look again."""
+        """Check whether a server hangs, and move its requests if so; return the seconds until the
+        next look."""
         server, options = member.server, self._options
         if member.away is None and await hangs(
             server, quiet_s=options.quiet_s, still_s=options.still_s
@@ -627,7 +629,7 @@ class Pool:
 
 @asynccontextmanager
 async def _in_time(member: Member, seconds: float) -> AsyncGenerator[None]:
-    """A server that hangs holds up nobody for long."""
+    """Bound the time of work on a server, so that one that hangs delays nobody for long."""
     try:
         async with asyncio.timeout(seconds):
             yield

@@ -26,7 +26,7 @@ a reply of 300 tokens reads its 3 GB of keys once per token, a millisecond each,
 others about 0.3 s, in which an H100 computes some 6,000 prompt tokens; replies are often shorter
 and already half done. Too low piles conversations up, too high scatters them."""
 _MOST_KEYS: Final = 65_536
-"""Per name: 830 prompts of 20,000 tokens that share nothing."""
+"""Most keys per name: 830 prompts of 20,000 tokens that share nothing."""
 _RECENT: Final = 64
 
 
@@ -39,7 +39,7 @@ class Prefix:
 
 
 def keys_of(prompt: Tokens, salt: str | None = None) -> list[int]:
-    """A key per whole block, other ones for every salt: what is cached for one is not for another.
+    """Compute a key per whole block of tokens, different for every salt.
 
     It names no weights: those are told beside it.
     """
@@ -60,12 +60,12 @@ class Routes:
         self._known: dict[str | None, FIFOCache[int, frozenset[int]]] = {}
         """Servers by adapter name and key; the key that was noted longest ago goes first."""
         self._given = Counter[int]()
-        """Tokens of prompts that each server has got: between equals, caches fill evenly."""
+        """Prompt tokens that each server has received: between equals, caches fill evenly."""
 
     def choose(
         self, name: str | None, keys: Sequence[int], tokens: int, in_flight: Mapping[int, int]
     ) -> int:
-        """The cheapest of the servers in `in_flight`, which maps them to their requests.
+        """Choose the cheapest of the servers in `in_flight`, which maps them to their requests.
 
         A server costs the tokens that it must compute and `REQUEST_COST` for every request that it
         has. So a conversation stays where it is until that server is busier by what its prompt is
@@ -80,7 +80,7 @@ class Routes:
         return min(in_flight, key=cost)
 
     def note(self, name: str | None, keys: Sequence[int], tokens: int, server: int) -> None:
-        """The server computes that prompt: noted at once, so that what shares it follows."""
+        """Note at once that a server computes a prompt, so that prompts that share it follow."""
         self._given[server] += tokens
         known = self._known.setdefault(name, FIFOCache(self._most_keys))
         for key in keys:
@@ -137,7 +137,7 @@ class _Seen:
 
 
 class HotPrefixes:
-    """The prefixes that recent prompts share, and the next ones will probably start with.
+    """Prefixes that recent prompts share, and that the next ones will probably start with.
 
     A new version's cache is empty. What saves most when it is computed beforehand is what most
     requests share, weighed by its length: the system prompt with its tools, and conversations that
@@ -148,7 +148,7 @@ class HotPrefixes:
         self._seen = FIFOCache[tuple[int, int], _Seen](recent)
 
     def note(self, prompt: Tokens, keys: Sequence[int], salt: str | None = None) -> None:
-        """The same prompt once more (a request tried again) counts once.
+        """Note a prompt; the same one again (a repeated request) counts once.
 
         Args:
             keys: of the prompt with that salt.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 NEVER_LOADED: Final = "tinker-claw-never-loaded"
-"""A name to unload: a server that does not take adapters while it runs says so."""
+"""Name for a trial unload: a server that takes no adapters while it runs refuses it."""
 
 
 class Busy(OutageError):
@@ -36,11 +36,11 @@ class ServerInfo:
     """Description of a server by itself."""
 
     model: str
-    """The base model's name, by which requests without an adapter ask for it."""
+    """Base model's name, for requests without an adapter."""
     context_tokens: int
-    """Prompt and reply together."""
+    """Longest prompt and reply together, in tokens."""
     adapters: frozenset[str]
-    """Names that are loaded."""
+    """Names of the loaded adapters."""
 
 
 class InferenceServer(Protocol):
@@ -59,7 +59,7 @@ class InferenceServer(Protocol):
     """Whether sampling can be constrained to a JSON schema."""
 
     async def info(self) -> ServerInfo:
-        """Ask what is there; also the health check."""
+        """Ask the server for its description; also the health check."""
         ...
 
     async def progress(self) -> str:
@@ -68,7 +68,7 @@ class InferenceServer(Protocol):
         ...
 
     async def load(self, name: str, folder: Path) -> None:
-        """Load an adapter; one that is loaded under that name already is none the worse.
+        """Load an adapter; loading a loaded name again changes nothing.
 
         Raises:
             BackendError: it cannot be loaded; the server goes on as before.
@@ -76,7 +76,7 @@ class InferenceServer(Protocol):
         ...
 
     async def unload(self, name: str) -> None:
-        """Let it go; one that is not there is no error."""
+        """Unload an adapter; a missing one is no error."""
         ...
 
     def stream(

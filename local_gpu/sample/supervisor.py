@@ -1,4 +1,4 @@
-"""Inference servers that are started here, each in a process group and an environment of its own.
+"""Inference servers started by us, each in a process group and an environment of its own.
 
 Rule: a server that was ready once is started again on its port whenever it ends, and is ended when
 it hangs; one that ends before is an error with the last lines of its log. None outlives this
@@ -36,12 +36,12 @@ _ANSWER_S: Final = 5.0
 
 
 def ask_health(port: int) -> int | None:
-    """The HTTP status; None where nobody answers."""
+    """Return the HTTP status of a health check; None where nobody answers."""
     return _status(port, "GET", "/health", None, _ANSWER_S)
 
 
 async def hangs(port: int, model: str, within_s: float) -> bool:
-    """Whether it takes so long over one token, and its engine does nothing else meanwhile."""
+    """Whether one token takes longer than this, and the engine does nothing else meanwhile."""
     link = HttpClient(f"http://{HOST}:{port}", Deadlines(), None)
     try:
         return await stands_still(
@@ -63,7 +63,7 @@ def _one_token(model: str) -> dict[str, Any]:
 
 
 def _status(port: int, method: str, path: str, body: Any, within_s: float) -> int | None:
-    """The HTTP status of a request; None where nobody answers."""
+    """Return the HTTP status of a request; None where nobody answers."""
     connection = http.client.HTTPConnection(HOST, port, timeout=within_s)
     try:
         headers = {"Content-Type": "application/json"} if body is not None else {}
@@ -94,9 +94,9 @@ _HEALTHY_S: Final = 300.0
 _LAST_LINES: Final = 15
 _WARM_UP_S: Final = 300.0
 _ASK_S: Final = 30.0
-"""Between requests for one token, which tell whether it hangs."""
+"""Seconds between requests for one token, which show whether it hangs."""
 _HANGS_S: Final = 120.0
-"""Without an answer, and without any progress in what its engine counts."""
+"""Seconds without an answer, and without progress of the engine, after which it hangs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +120,7 @@ class Launch:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of loopback that nobody has at this moment."""
+    """Ports of loopback that are free at this moment."""
     with ExitStack() as stack:
         bound = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in bound:
@@ -134,7 +134,7 @@ class Servers:
     def __init__(
         self, launches: Sequence[Launch], tell: Tell, *, first_delay_s: float = _FIRST_DELAY_S
     ) -> None:
-        """Start all of them, and come back at once; `ready` waits."""
+        """Start all servers and return at once; `ready` waits."""
         self._tell = tell
         self._kept = [_Kept(launch, tell, first_delay_s) for launch in launches]
 
@@ -184,7 +184,7 @@ class _Kept:
         self.launch = launch
         self.ready = False
         self.ended: int | None = None
-        """The status of a server that was never ready."""
+        """Exit status of a server that was never ready."""
         self._tell = tell
         self._first_delay_s = delay_s
         self._lock = threading.Lock()
@@ -265,13 +265,13 @@ class _Kept:
 
 
 def _private(path: Path, mode: str) -> IO[bytes]:
-    """A file for its owner alone."""
+    """Open a file that only its owner may read."""
     path.parent.mkdir(parents=True, exist_ok=True)
     return open(path, mode, opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
 def _look(waiting: Sequence[_Kept]) -> None:
-    """Mark those that answer as ready.
+    """Mark the servers that answer as ready.
 
     Raises:
         ConfigError: one has ended.
@@ -288,7 +288,8 @@ def _look(waiting: Sequence[_Kept]) -> None:
 
 
 def _warm_up(launch: Launch) -> bool:
-    """Whether it has answered. If not, it has ended, which shows at the next look, or is slow."""
+    """Ask for one token; return whether it was answered. If not, the server has ended, or is
+    slow."""
     status = ask_for_one_token(launch.port, launch.model, _WARM_UP_S)
     if status is not None and status != http.HTTPStatus.OK:
         raise ConfigError(
