@@ -28,7 +28,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 LEASH = "TINKER_CLAW_LEASH"
-"""Set where standard input is the control process's pair of sockets: on its machine alone."""
+"""Variable that is set where standard input is the control process's pair of sockets: on its
+machine only."""
 
 
 def when_let_go(call: Callable[[], object]) -> None:

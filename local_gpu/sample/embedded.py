@@ -441,8 +441,8 @@ class EmbeddedServing:
 
     @property
     def rounds_otherwise(self) -> bool:
-        """True: the cache is filled in other chunks than a trainer's row, which shows in
-        bfloat16."""
+        """Whether logprobs round otherwise: the cache is filled in other chunks than a trainer's
+        row, which shows in bfloat16."""
         return self._base.dtype != torch.float32
 
     @property

@@ -203,7 +203,7 @@ class PoolServing:
 
     @property
     def rounds_otherwise(self) -> bool:
-        """True: servers have other kernels, whatever the number format."""
+        """Always True: servers have other kernels, whatever the number format."""
         return True
 
     @property
