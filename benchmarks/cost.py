@@ -3,10 +3,11 @@
 Both run over the wire: the Tinker adapter and SDK against `python -m local_gpu.tinker` with a
 random two-layer model, which bills tokens as Tinker does. Turns OpenClaw's size (prompts of 11,000
 tokens). Ours is method combine as shipped: m votes as one request, a hint asked of rejected turns
-only, the teacher and the second pass on hinted turns only. A run's first batch is measured in every
-way and costs more than a later one. Naive: both questions of every turn, every vote a request of
-its own, and three hints scored on every turn; it trains on the same, and measures nothing. Serving
-costs the same in both and stands apart.
+only, the teacher on hinted turns only, and one pass over each sample. A run's first batch is
+measured in every way and costs more than a later one. Naive: both questions of every turn, every
+vote a request of its own, and three hints scored on every turn; it trains on the same, hinted turns
+in two passes (one for rewards, one for hints), and measures nothing. Serving costs the same in both
+and stands apart.
 
 Rule: tokens are counted where they are billed; dollars are those counts times configs/prices.toml.
 No prompt cache helps either side, except that further votes of one request find their prompt.
@@ -75,9 +76,11 @@ async def measure(shape: Shape, threads: int, say: Callable[[str], None]) -> tup
             plain = await naive(bench, turns)
             for share in SHARES:
                 say(f"ours: {share:.0%} hinted")
-                first, later = await ours(bench, turns, round(share * shape.turns))
-                same_step: Bills = {**plain, "train": later["train"]}
-                schemes = {"ours, at first": first, "ours, later": later, "naive": same_step}
+                hinted = round(share * shape.turns)
+                first, later = await ours(bench, turns, hinted)
+                again = Usage(trained=hinted * (shape.prompt + shape.reply - 1))
+                two_passes: Bills = {**plain, "train": later["train"] + again}
+                schemes = {"ours, at first": first, "ours, later": later, "naive": two_passes}
                 rows += [
                     Row(share, name, _parts(bills), shape.turns) for name, bills in schemes.items()
                 ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -39,28 +40,22 @@ def readable_by_others(file: Path) -> bool:
     )
 
 
-def close_to_others(directory: Path, *, all_of_it: bool = False) -> tuple[list[Path], list[Path]]:
-    """Close what is ours; returns what was closed, and what is open still.
+def close_to_others(directory: Path, *, all_of_it: bool = False) -> list[Path]:
+    """Close what is ours, as far as that can be done; returns what was closed.
 
     A directory that holds other things, too, is somebody's choice and stays as it is.
 
     Args:
         all_of_it: whatever is there is ours; else what a run keeps.
     """
-    closed, left = list[Path](), list[Path]()
     there = {path.name for path in directory.iterdir()} if directory.is_dir() else set[str]()
-    ours = there if all_of_it else there.intersection(_OURS)
+    ours, closed = there if all_of_it else there.intersection(_OURS), list[Path]()
     for path in (directory, *_below(directory, ours)):
-        if not _mode(path) & _OTHERS:
-            continue
-        alone = path != directory or ours == there
-        try:
-            if alone:
-                os.chmod(path, _mode(path) & ~_OTHERS)
-        except OSError:
-            alone = False
-        (closed if alone else left).append(path)
-    return closed, left
+        if _mode(path) & _OTHERS and (path != directory or ours == there):
+            with suppress(OSError):
+                path.chmod(_mode(path) & ~_OTHERS)
+                closed.append(path)
+    return closed
 
 
 def _below(directory: Path, names: Iterable[str]) -> Iterator[Path]:

@@ -11,7 +11,7 @@ import hashlib
 import json
 from importlib.metadata import distribution
 from pathlib import Path
-from typing import Final, cast
+from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from tinker_claw.errors import ModelFileError
@@ -77,26 +77,10 @@ def file_sha256(path: Path) -> str:
 
 def verify(path: Path = MODEL_DIR) -> None:
     """Raise `ModelFileError` unless every file the manifest lists is there with its hash."""
-    for name, expected in _read_manifest(path / MANIFEST).items():
-        file = path / name
-        if not file.is_file():
-            raise ModelFileError(f"{file} is missing. {_REMEDY}")
-        got = file_sha256(file)
-        if got != expected:
-            raise ModelFileError(
-                f"{file} is corrupted: its sha256 should be {expected} but is {got}. {_REMEDY}"
-            )
-
-
-def _read_manifest(file: Path) -> dict[str, str]:
-    """The manifest's table, file name -> sha256."""
     try:
-        content: object = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as cause:
-        raise ModelFileError(f"{file} is missing. {_REMEDY}") from cause
-    except ValueError as cause:
-        raise ModelFileError(f"{file} is corrupted: it is not JSON ({cause}). {_REMEDY}") from cause
-    table = cast("dict[str, object]", content).get("sha256") if isinstance(content, dict) else None
-    if not isinstance(table, dict) or not table:
-        raise ModelFileError(f"{file} is corrupted: it has no table `sha256`. {_REMEDY}")
-    return {str(name): str(value) for name, value in cast("dict[object, object]", table).items()}
+        listed: dict[str, str] = json.loads((path / MANIFEST).read_text(encoding="utf-8"))["sha256"]
+        wrong = [name for name, hashed in listed.items() if file_sha256(path / name) != hashed]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ModelFileError(f"{path} is not whole ({error}). {_REMEDY}") from error
+    if wrong:
+        raise ModelFileError(f"{path / wrong[0]} is corrupted. {_REMEDY}")

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Protocol, TextIO, cast
 
@@ -43,7 +43,7 @@ def configure(
     target = stream or sys.stderr
     readable = target.isatty()
     renderer: Any = (
-        structlog.dev.ConsoleRenderer(colors=target.isatty())
+        structlog.dev.ConsoleRenderer(colors=readable)
         if readable
         else structlog.processors.JSONRenderer()
     )
@@ -163,6 +163,47 @@ class Traces(Protocol):
     def judged(self, judged: Judged) -> None: ...
 
 
+_COUNTERS = (
+    ("turns", "Turns captured", "kind"),
+    ("tokens", "Tokens", "what"),
+    ("lost_next_states", "Requests that could not be tied to the turn that they answer", "cause"),
+    ("verdicts", "Verdicts", "value"),
+    ("feedback", "What was said outright", "source", "of"),
+    ("hints", "Turns with a hint"),
+    ("samples", "Samples", "fate"),
+    ("billed_tokens", "Tokens billed", "kind", "purpose"),
+    ("spent_usd", "Dollars billed", "purpose"),
+    ("steps", "Optimizer steps", "status"),
+)
+_GAUGES = (
+    ("fresh_tokens", "Tokens of the last step that its version sampled"),
+    (
+        *(
+            "agreement",
+            "Trainer against sampler on them, in nats: mean, sd, max, k3; outside, ratio",
+        ),
+        "figure",
+    ),
+    ("agreement_alarm", "1: they did not agree when last compared"),
+    ("step_kl", "How far the last step that was measured moved the policy, in nats per token"),
+    ("step_figure", "Figures of the last step", "figure"),
+    ("batch_size", "Samples that a step takes"),
+    (
+        *("guard", "What the guard says: 0 well, 1 warns, 3 holds learning, 4 rolls back"),
+        "alarm",
+    ),
+    ("samples_waiting", "Samples in the queue"),
+    ("policy_version", "Serving policy version"),
+)
+_HISTOGRAMS = (
+    ("turn_seconds", "Seconds per turn"),
+    ("first_token_seconds", "Seconds to the first token"),
+    ("slot_wait_seconds", "Seconds that a turn waited for one of --max-concurrent", "of"),
+    ("step_seconds", "Seconds per optimizer step"),
+)
+"""Name, what it is, and labels of the figures for Prometheus."""
+
+
 class Telemetry:
     """One process's figures."""
 
@@ -175,142 +216,69 @@ class Telemetry:
         self.traces = traces
         self._file = metrics_file
         self._registry = CollectorRegistry()
-        make: dict[str, Any] = {"registry": self._registry}
-        self._turns = Counter("tinker_claw_turns", "Turns captured", ["kind"], **make)
-        self._tokens = Counter("tinker_claw_tokens", "Tokens", ["what"], **make)
-        self._lost = Counter(
-            "tinker_claw_lost_next_states",
-            "Requests that could not be tied to the turn that they answer",
-            ["cause"],
-            **make,
-        )
-        self._verdicts = Counter("tinker_claw_verdicts", "Verdicts", ["value"], **make)
-        self._feedback = Counter(
-            "tinker_claw_feedback", "What was said outright", ["source", "of"], **make
-        )
-        self._hints = Counter("tinker_claw_hints", "Turns with a hint", **make)
-        self._samples = Counter("tinker_claw_samples", "Samples", ["fate"], **make)
-        self._billed = Counter(
-            "tinker_claw_billed_tokens", "Tokens billed", ["kind", "purpose"], **make
-        )
-        self._usd = Counter("tinker_claw_spent_usd", "Dollars billed", ["purpose"], **make)
-        self._steps = Counter("tinker_claw_steps", "Optimizer steps", ["status"], **make)
-        self._fresh = Gauge(
-            "tinker_claw_fresh_tokens", "Tokens of the last step that its version sampled", **make
-        )
-        self._agreement = Gauge(
-            "tinker_claw_agreement",
-            "Trainer against sampler on them, in nats: mean, sd, max, k3; outside, ratio",
-            ["figure"],
-            **make,
-        )
-        self._alarm = Gauge(
-            "tinker_claw_agreement_alarm", "1: they did not agree when last compared", **make
-        )
-        self._moved = Gauge(
-            "tinker_claw_step_kl",
-            "How far the last step that was measured moved the policy, in nats per token",
-            **make,
-        )
-        self._figures = Gauge(
-            "tinker_claw_step_figure", "Figures of the last step", ["figure"], **make
-        )
-        self._batch = Gauge("tinker_claw_batch_size", "Samples that a step takes", **make)
-        self._alarms = Gauge(
-            "tinker_claw_guard",
-            "What the guard makes of the replies: 0 well, 1 warns, 3 holds learning, 4 rolls back",
-            ["alarm"],
-            **make,
-        )
-        self._waiting = Gauge("tinker_claw_samples_waiting", "Samples in the queue", **make)
-        self._version = Gauge("tinker_claw_policy_version", "Serving policy version", **make)
+        timed = partial(Histogram, buckets=_SECONDS)
+        self._figures: dict[str, Any] = {
+            name: make(f"tinker_claw_{name}", told, labels, registry=self._registry)
+            for make, figures in ((Counter, _COUNTERS), (Gauge, _GAUGES), (timed, _HISTOGRAMS))
+            for name, told, *labels in figures
+        }
         self._alarms_seen = set[str]()
-        self._latency = Histogram(
-            "tinker_claw_turn_seconds", "Seconds per turn", buckets=_SECONDS, **make
-        )
-        self._first_token = Histogram(
-            "tinker_claw_first_token_seconds",
-            "Seconds to the first token",
-            buckets=_SECONDS,
-            **make,
-        )
-        self._waited = Histogram(
-            "tinker_claw_slot_wait_seconds",
-            "Seconds that a turn waited for one of --max-concurrent",
-            ["of"],
-            buckets=_SECONDS,
-            **make,
-        )
-        self._step_seconds = Histogram(
-            "tinker_claw_step_seconds", "Seconds per optimizer step", buckets=_SECONDS, **make
-        )
 
     def serves(self, version: Callable[[], int]) -> None:
         """`version`: which one answers, whenever somebody asks; a pin and a rollback change it."""
-        self._version.set_function(version)
+        self._figures["policy_version"].set_function(version)
 
     def exposition(self) -> bytes:
         """All figures in Prometheus' text format."""
         return generate_latest(self._registry)
 
+    def _count(self, name: str, *labels: str, by: float = 1) -> None:
+        counter = self._figures[name]
+        (counter.labels(*labels) if labels else counter).inc(by)
+
     def turn_captured(
         self,
         *,
-        user: str,
-        session: int,
-        turn: int,
         kind: str,
-        reason: str,
-        version: int,
-        prompt_tokens: int,
-        cached_tokens: int,
-        completion_tokens: int,
         seconds: float,
         first_token_s: float | None,
         waited_s: float = 0.0,
         episode: bool = False,
-        usd: float | None = None,
         lost: str | None = None,
+        **event: Any,
     ) -> None:
         """
         Args:
             waited_s: for a slot to be sampled in.
             episode: nobody sat before it.
-            usd: what it cost; None where nothing was billed, or the price is not known.
             lost: why it is the next state of no turn, although one waits for it.
+            event: `prompt_tokens`, `cached_tokens` and `completion_tokens`, and what else the event
+                says; what is None is left out.
         """
         if lost is not None:
-            self._lost.labels(lost).inc()
-        self._turns.labels(kind).inc()
-        self._tokens.labels("prompt").inc(prompt_tokens)
-        self._tokens.labels("cached").inc(cached_tokens)
-        self._tokens.labels("sampled").inc(completion_tokens)
-        self._latency.observe(seconds)
+            self._count("lost_next_states", lost)
+        self._count("turns", kind)
+        for what, tokens in (("prompt", "prompt"), ("cached", "cached"), ("sampled", "completion")):
+            self._count("tokens", what, by=event[f"{tokens}_tokens"])
+        self._figures["turn_seconds"].observe(seconds)
         if first_token_s is not None:
-            self._first_token.observe(first_token_s)
-        self._waited.labels("episode" if episode else "person").observe(waited_s)
-        log.info(
-            "turn.captured",
-            user=user,
-            session=session,
-            turn=turn,
-            kind=kind,
-            reason=reason,
-            version=version,
-            prompt_tokens=prompt_tokens,
-            cached_tokens=cached_tokens,
-            completion_tokens=completion_tokens,
-            seconds=round(seconds, 3),
-            **({} if first_token_s is None else {"first_token_s": round(first_token_s, 3)}),
-            **({"waited_s": round(waited_s, 3)} if waited_s >= 0.001 else {}),
-            **({"episode": True} if episode else {}),
-            **({} if usd is None else {"usd": usd}),
-            **({} if lost is None else {"lost": lost}),
-        )
+            self._figures["first_token_seconds"].observe(first_token_s)
+        who = "episode" if episode else "person"
+        self._figures["slot_wait_seconds"].labels(who).observe(waited_s)
+        fields = {
+            **event,
+            "kind": kind,
+            "seconds": round(seconds, 3),
+            "first_token_s": first_token_s and round(first_token_s, 3),
+            "waited_s": round(waited_s, 3) or None,
+            "episode": episode or None,
+            "lost": lost,
+        }
+        log.info("turn.captured", **{n: value for n, value in fields.items() if value is not None})
 
     def turn_forgotten(self, *, prompt_tokens: int, completion_tokens: int) -> None:
         """A private turn was served; that is all that there is to say."""
-        self._turns.labels("private").inc()
+        self._count("turns", "private")
         log.info("turn.forgotten", prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)
 
     def billed(self, purpose: str, usage: Usage, usd: float | None) -> None:
@@ -320,83 +288,68 @@ class Telemetry:
         the exact sums.
         """
         for kind, tokens in asdict(usage).items():
-            self._billed.labels(kind, purpose).inc(max(0, tokens))
+            self._count("billed_tokens", kind, purpose, by=max(0, tokens))
         if usd is not None:
-            self._usd.labels(purpose).inc(max(0.0, usd))
+            self._count("spent_usd", purpose, by=max(0.0, usd))
 
     def verdict(
         self, *, turn: int, value: int | None, votes: tuple[int | None, ...], hints: int
     ) -> None:
-        self._verdicts.labels("none" if value is None else str(value)).inc()
+        self._count("verdicts", "none" if value is None else str(value))
         if hints:
-            self._hints.inc()
+            self._count("hints")
         log.info("verdict", turn=turn, value=value, votes=list(votes), hints=hints)
 
-    def feedback(
-        self, *, user: str, turn: int, score: float, source: str, final: bool, counts: bool
-    ) -> None:
+    def feedback(self, *, source: str, final: bool, **fields: Any) -> None:
         """Something was said outright of a reply, or of how its session ended."""
-        self._feedback.labels(source, "session" if final else "reply").inc()
-        log.info(
-            "feedback",
-            user=user,
-            turn=turn,
-            score=score,
-            source=source,
-            final=final,
-            counts=counts,
-        )
+        self._count("feedback", source, "session" if final else "reply")
+        log.info("feedback", source=source, final=final, **fields)
 
     def sample(self, fate: str, *, count: int = 1, **fields: Any) -> None:
         """A sample was queued, expired, refused or dropped; `fate` says which."""
-        self._samples.labels(fate).inc(count)
+        self._count("samples", fate, by=count)
         if fate != "refused":
             log.info(f"sample.{fate}", count=count, **fields)
 
     def alarms(self, rulings: Mapping[str, int]) -> None:
         """What the guard found, by alarm; an alarm that has ended is 0."""
-        for known in self._alarms_seen - rulings.keys():
-            self._alarms.labels(known).set(0)
         self._alarms_seen |= rulings.keys()
-        for alarm, ruling in rulings.items():
-            self._alarms.labels(alarm).set(ruling)
+        for alarm in self._alarms_seen:
+            self._figures["guard"].labels(alarm).set(rulings.get(alarm, 0))
 
     def waiting(self, samples: int, of: int) -> None:
         """So many samples are queued `of` those that a step takes."""
-        self._waiting.set(samples)
-        self._batch.set(of)
+        self._figures["samples_waiting"].set(samples)
+        self._figures["batch_size"].set(of)
 
     def step(self, *, seconds: float, **fields: Any) -> None:
-        """A committed step: one event, one line in the metrics file."""
-        self._steps.labels("committed").inc()
-        self._samples.labels("trained").inc(int(fields.get("samples", 0)))
-        self._step_seconds.observe(seconds)
-        self._agreed(fields)
-        for figure in _OF_STEP:
-            value = fields.get(figure)
-            self._figures.labels(figure).set(math.nan if value is None else value)
+        """A committed step: one event, one line in the metrics file. What was not measured or
+        compared is no number; the alarm and how far a step moved stay as they were."""
+        figures = self._figures
+        self._count("steps", "committed")
+        self._count("samples", "trained", by=fields.get("samples", 0))
+        figures["step_seconds"].observe(seconds)
+        figures["fresh_tokens"].set(fields.get("fresh_tokens", 0))
+        named = {figure: ("step_figure", figure) for figure in _OF_STEP}
+        named |= {f"agreement_{figure}": ("agreement", figure) for figure in _AGREEMENT}
+        for field, (name, figure) in named.items():
+            value = fields.get(field)
+            figures[name].labels(figure).set(math.nan if value is None else value)
         if fields.get("moved") is not None:
-            self._moved.set(fields["moved"])
+            figures["step_kl"].set(fields["moved"])
+        if fields.get("agrees") is not None:
+            figures["agreement_alarm"].set(not fields["agrees"])
         log.info("step", seconds=round(seconds, 3), **fields)
         self._write({"event": "step", "seconds": seconds, **fields})
 
-    def _agreed(self, fields: Mapping[str, Any]) -> None:
-        """What was not compared is no number; the alarm stays as it was."""
-        self._fresh.set(fields.get("fresh_tokens", 0))
-        for figure in _AGREEMENT:
-            value = fields.get(f"agreement_{figure}")
-            self._agreement.labels(figure).set(math.nan if value is None else value)
-        if fields.get("agrees") is not None:
-            self._alarm.set(not fields["agrees"])
-
     def step_void(self, *, step_id: int, error: str, outage: bool = False) -> None:
         """Of an outage the log has its beginning and its end, and none of the steps between."""
-        self._steps.labels("void").inc()
+        self._count("steps", "void")
         if not outage:
             log.error("step.void", step_id=step_id, error=error)
 
     def publish(self, *, version: int, step: int, seconds: float) -> None:
-        self._version.set(version)
+        self._figures["policy_version"].set(version)
         log.info("publish", version=version, step=step, seconds=round(seconds, 3))
 
     def _write(self, record: Mapping[str, Any]) -> None:

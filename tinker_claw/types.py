@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from enum import StrEnum
 from itertools import chain
+from operator import add
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from tinker_claw.errors import AlignmentError, same_length
@@ -359,12 +360,7 @@ class Usage:
     trained: int = 0
 
     def __add__(self, other: Usage) -> Usage:
-        return Usage(
-            prefill=self.prefill + other.prefill,
-            cached=self.cached + other.cached,
-            sampled=self.sampled + other.sampled,
-            trained=self.trained + other.trained,
-        )
+        return Usage(*map(add, astuple(self), astuple(other)))
 
 
 @dataclass(frozen=True, slots=True)

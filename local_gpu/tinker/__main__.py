@@ -57,7 +57,7 @@ def _run(host: str, port: int, flags: dict[str, Any]) -> None:
     check_exposure(host, config.api_key)
     from local_gpu.tinker.server import listen
 
-    closed, _ = close_to_others(config.local.root, all_of_it=True)
+    closed = close_to_others(config.local.root, all_of_it=True)
     if closed:
         _say(f"{len(closed)} files of {config.local.root} were open to others; they are closed now")
     with listen(host, port) as listening:

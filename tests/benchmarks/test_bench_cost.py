@@ -39,8 +39,9 @@ async def test_ours_is_billed_less_for_the_same_step() -> None:
         more = later.bills["teacher"].sampled - hinted
         assert 1 <= more <= 3 if hinted == 6 else more == 0
         assert naive.bills["teacher"].sampled == 30
-        # Ten datums for the rewards and one for each hint, of 208 tokens; the first step measured.
-        taught = Usage(trained=(10 + hinted) * 207)
-        assert later.bills["train"] == naive.bills["train"] == taught
+        # Ten datums of 208 tokens, or one more for each hint; the first step measured.
+        taught = Usage(trained=10 * 207)
+        assert later.bills["train"] == taught
+        assert naive.bills["train"] == Usage(trained=(10 + hinted) * 207)
         assert first.bills["train"] == taught + Usage(prefill=10 * 208, sampled=10)
         assert later.usd(price) < first.usd(price) < naive.usd(price)

@@ -75,10 +75,10 @@ async def test_every_turn_and_step_has_its_own_bill(tmp_path: Path) -> None:
     # Prompt 4, hint 2, reply 2; and the like of one that was accepted, to see if the hint teaches.
     taught = Usage(prefill=8 + 8, sampled=1 + 1)
     assert found.turns == [accepted, judged, accepted, judged + taught]
-    trained = Usage(trained=4 * 5 + 5)  # four rewards and one hint, of 6 tokens each
-    assert found.step == Spent(trained, 25 * 0.5 / 1e6)
-    assert found.metrics["usd"] == pytest.approx(25 * 0.5e-6)
-    assert found.metrics["billed"]["trained"] == 25
+    trained = Usage(trained=4 * 5)  # four samples of 6 tokens, one of them with a hint, too
+    assert found.step == Spent(trained, 20 * 0.5 / 1e6)
+    assert found.metrics["usd"] == pytest.approx(20 * 0.5e-6)
+    assert found.metrics["billed"]["trained"] == 20
 
 
 async def test_sums_are_shown_to_prometheus_and_in_health(tmp_path: Path) -> None:
@@ -87,26 +87,26 @@ async def test_sums_are_shown_to_prometheus_and_in_health(tmp_path: Path) -> Non
     for line in (
         'tinker_claw_billed_tokens_total{kind="cached",purpose="judge"} 1200.0',
         'tinker_claw_billed_tokens_total{kind="prefill",purpose="teacher"} 16.0',
-        'tinker_claw_billed_tokens_total{kind="trained",purpose="train"} 25.0',
+        'tinker_claw_billed_tokens_total{kind="trained",purpose="train"} 20.0',
     ):
         assert line in figures
-    assert 'tinker_claw_spent_usd_total{purpose="train"} 1.25e-05' in figures
+    assert 'tinker_claw_spent_usd_total{purpose="train"} 1e-05' in figures
     health = found.health
     tokens = health["spent_tokens"]
-    assert tokens == {"prefill": 616, "cached": 1200, "sampled": 182, "trained": 25}
-    assert health["spent_usd"] == pytest.approx((616 + 300 + 364 + 12.5) * 1e-6)
+    assert tokens == {"prefill": 616, "cached": 1200, "sampled": 182, "trained": 20}
+    assert health["spent_usd"] == pytest.approx((616 + 300 + 364 + 10) * 1e-6)
     assert (health["budget_usd"], health["spending_paused"]) == (None, None)
 
 
 async def test_unknown_price_counts_tokens_and_no_dollars(tmp_path: Path) -> None:
     found = await scripted(tmp_path, Price(prefill=1.0))
     assert found.health["spent_usd"] is None
-    assert found.step == Spent(Usage(trained=25), 0.0, Usage(trained=25))
+    assert found.step == Spent(Usage(trained=20), 0.0, Usage(trained=20))
     assert "tinker_claw_spent_usd_total{" not in found.figures
     assert found.metrics["usd"] is None
     ledger = Ledger(tmp_path)
     known = Spending(PRICE, ledger.spend, Telemetry(None))
-    assert known.spent_usd == pytest.approx((616 + 300 + 364 + 12.5) * 1e-6), "priced afterwards"
+    assert known.spent_usd == pytest.approx((616 + 300 + 364 + 10) * 1e-6), "priced afterwards"
     ledger.close()
 
 
@@ -131,7 +131,7 @@ async def test_void_step_and_failed_judge_have_cost_their_money(tmp_path: Path) 
             w.turn(said)
         await w.version(1)
         assert w.ledger.steps.counts() == {"intent": 0, "committed": 1, "void": 1}
-        assert [of_step(w.ledger, n).trained for n in (1, 2)] == [25, 25]
+        assert [of_step(w.ledger, n).trained for n in (1, 2)] == [20, 20]
         assert of_turn(w.ledger, 1).prefill >= 100, "asked in vain, and billed"
 
 
@@ -141,9 +141,9 @@ async def test_looking_for_a_culprit_is_charged_to_the_step_that_failed(tmp_path
         w.turn("NO", tokens=(666,))
         await three_and_one(w)
         billed = [of_step(w.ledger, n).trained for n in (1, 2, 3)]
-        # Two void steps of 4 + 3 * 5; halves of 9, 4 and 4 again, and before and after them the two
-        # passes over what cannot be at fault, of 2 each; then four good ones.
-        assert billed == [19, 19 + 9 + 4 + 4 + 2 * (2 + 2), 20]
+        # Two void steps of 4 + 3 * 5; halves of 9, 4 and 4 again, and before and after them one
+        # over what cannot be at fault, of 2; then four good ones.
+        assert billed == [19, 19 + 9 + 4 + 4 + 2 * 2, 20]
 
 
 async def test_estimate_is_what_the_newest_steps_were_billed(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ async def test_only_the_newest_steps_count(tmp_path: Path, monkeypatch: pytest.M
             w.turn(said)
         await w.version(1)
         for _ in range(4):
-            w.turn("YES")
+            w.turn("YES", tokens=(7,) * 5)
         await w.version(2)
         assert forecast(SETTINGS, PRICE, w.ledger).step == of_step(w.ledger, 2)
         assert of_step(w.ledger, 2) != of_step(w.ledger, 1)
@@ -219,7 +219,7 @@ def test_first_estimate_says_what_it_assumes() -> None:
     # scores and answers six first turns.
     judge = Usage(prefill=24 * 1_100, cached=24 * 2_200, sampled=24 * 1_500)
     teacher = Usage(prefill=round(4.8 * 11_340 * 11 / 8), sampled=round(4.8 * 11 / 8))
-    train = Usage(prefill=12 * 11_300, sampled=12, trained=round(20.8 * 11_299))
+    train = Usage(prefill=12 * 11_300, sampled=12, trained=16 * 11_299)
     gate = Usage(prefill=12 * 11_300, sampled=6 * 257)
     assert told.step == judge + teacher + train + gate
     assert told.serve == Usage(prefill=16 * 11_000, sampled=16 * 300)

@@ -1,14 +1,18 @@
 """Settings: order of the sources, refusal by name, secrets."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
+from pydantic.fields import FieldInfo
 
+from docs.settings_page import settings_page
 from tinker_claw.config.check import API_KEY
+from tinker_claw.config.flags import has_flag
 from tinker_claw.config.load import flags, load
-from tinker_claw.config.page import settings_page
-from tinker_claw.config.settings import declared
+from tinker_claw.config.settings import sections
 from tinker_claw.errors import ConfigError
 
 
@@ -210,36 +214,45 @@ def test_settings_are_frozen() -> None:
         load([]).gateway.port = 5  # type: ignore[misc]
 
 
+def declared() -> Iterator[tuple[str, str, FieldInfo]]:
+    """Section, name and field of every setting."""
+    for section, model in sections().items():
+        for name, field in model.model_fields.items():
+            yield section, name, field
+
+
 def test_every_setting_is_declared_whole() -> None:
     """The help, the settings page and the brief help are made of declarations."""
     known = {flag: parameter for parameter in flags() for flag in parameter.opts}
     named: list[str] = []
-    for setting in declared():
-        assert setting.told, setting.key
-        assert setting.when, setting.key
-        annotation = str(setting.field.annotation)
+    for section, name, field in declared():
+        extra = cast("dict[str, str]", field.json_schema_extra)
+        assert field.description, name
+        assert extra["when"], name
+        annotation = str(field.annotation)
         counts = "int" in annotation or "float" in annotation
         pure = {"port", "seed", "prm_temperature", "learning_rate", "lora_rank"}
         pure |= {"w_rl", "w_opd", "clip_low", "clip_high"}
-        assert bool(setting.unit) == (counts and setting.name not in pure), setting.key
-        assert bool(setting.bounds) == (counts and setting.name not in {"seed", "learning_rate"})
-        if setting.flag is not None:
-            flag = known[setting.flag]
-            assert flag.name == setting.key.replace(".", "__")
-            assert setting.told in flag.help  # type: ignore[attr-defined]
-            named.append(setting.flag)
+        assert bool(extra["unit"]) == (counts and name not in pure), name
+        assert bool(field.metadata) == (counts and name not in {"seed", "learning_rate"}), name
+        if has_flag(field):
+            flag = known[f"--{name.replace('_', '-')}"]
+            assert flag.name == f"{section}__{name}"
+            assert field.description in flag.help  # type: ignore[attr-defined]
+            named.append(flag.opts[0])
     assert sorted(named) == sorted({*known} - {"--config", "--api-key"})
     assert len(set(named)) <= 62, "each that is added takes the place of one that nobody sets"
 
 
 def test_the_settings_page_is_what_the_declarations_say() -> None:
     page = Path(__file__).parents[2] / "docs" / "settings.md"
-    renew = "python -m tinker_claw.config.page > docs/settings.md"
+    renew = "python -m docs.settings_page > docs/settings.md"
     assert page.read_text() == settings_page(), f"renew it: {renew}"
-    for setting in declared():
-        named = [setting.flag or "no flag", setting.key, setting.variable, setting.unit]
-        row = next(line for line in settings_page().splitlines() if f"`{setting.key}`" in line)
-        assert all(name in row for name in named), row
+    for section, name, field in declared():
+        row = next(line for line in page.read_text().splitlines() if f"`{section}.{name}`" in line)
+        flag = f"--{name.replace('_', '-')}" if has_flag(field) else "no flag"
+        assert flag in row
+        assert f"`TINKER_CLAW_{section.upper()}__{name.upper()}`" in row
 
 
 def test_data_directory_names_model_and_method() -> None:

@@ -71,19 +71,19 @@ def test_flipped_byte_is_reported_with_the_file_and_the_remedy(copied: Path, nam
 
 def test_missing_file_is_reported(copied: Path) -> None:
     (copied / "model.safetensors").unlink()
-    with pytest.raises(ModelFileError, match=r"model\.safetensors is missing"):
+    with pytest.raises(ModelFileError, match=r"is not whole .*model\.safetensors"):
         verify(copied)
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"sha256": {}}'])
+@pytest.mark.parametrize("content", ["{", "[]", "{}"])
 def test_unusable_manifest_is_reported(copied: Path, content: str) -> None:
     (copied / "manifest.json").write_text(content, encoding="utf-8")
-    with pytest.raises(ModelFileError, match=r"manifest\.json is corrupted"):
+    with pytest.raises(ModelFileError, match=r"is not whole"):
         verify(copied)
 
 
 def test_missing_manifest_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(ModelFileError, match=r"manifest\.json is missing"):
+    with pytest.raises(ModelFileError, match=r"is not whole .*manifest\.json"):
         verify(tmp_path)
 
 

@@ -73,21 +73,20 @@ def test_directory_of_before_is_closed_and_that_of_others_is_named(tmp_path: Pat
         (data / "metrics.jsonl").write_text("x")
         (data / "ledger.sqlite3").write_text("x")
     assert len(open_to_others(data)) == 6
-    closed, left = close_to_others(data)
-    assert (len(closed), left) == (6, [])
+    assert len(close_to_others(data)) == 6
     assert_closed(data)
-    assert close_to_others(data) == ([], []) == (open_to_others(data), [])
+    assert close_to_others(data) == [] == open_to_others(data)
     shared = tmp_path / "home"
     with umask(0o022):
         shared.mkdir()
         (shared / "public.html").write_text("x")
         (shared / "metrics.jsonl").write_text("x")
         (shared / "logs").symlink_to(data)
-    closed, left = close_to_others(shared)
-    assert (closed, left) == ([shared / "metrics.jsonl"], [shared])
+    assert close_to_others(shared) == [shared / "metrics.jsonl"]
+    assert open_to_others(shared) == [shared]
     assert modes(shared)["public.html"] == 0o644
-    closed, left = close_to_others(shared, all_of_it=True)
-    assert (sorted(closed), left) == ([shared, shared / "public.html"], [])
+    closed = close_to_others(shared, all_of_it=True)
+    assert sorted(closed) == [shared, shared / "public.html"]
     assert open_to_others(tmp_path / "none") == []
 
 

@@ -11,24 +11,24 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 MOST = {
-    "tinker_claw": 197_420,
-    "tinker_claw/*": 9_880,
-    "tinker_claw/app": 6_710,
+    "tinker_claw": 193_000,
+    "tinker_claw/*": 9_460,
+    "tinker_claw/app": 6_510,
     "tinker_claw/backends": 14_710,
-    "tinker_claw/billing": 2_820,
-    "tinker_claw/cli": 18_480,
-    "tinker_claw/config": 7_050,
+    "tinker_claw/billing": 2_770,
+    "tinker_claw/cli": 17_450,
+    "tinker_claw/config": 5_800,
     "tinker_claw/conversation": 13_820,
     "tinker_claw/formats": 16_380,
     "tinker_claw/gateway": 16_060,
-    "tinker_claw/judge": 6_230,
+    "tinker_claw/judge": 5_780,
     "tinker_claw/learner": 22_600,
     "tinker_claw/ledger": 24_600,
     "tinker_claw/methods": 4_380,
-    "tinker_claw/page": 7_140,
+    "tinker_claw/page": 6_480,
     "tinker_claw/privacy": 4_030,
     "tinker_claw/render": 18_730,
-    "tinker_claw/sinks": 3_940,
+    "tinker_claw/sinks": 3_580,
     "local_gpu": 90_800,
 }
 _NOT_CODE = {

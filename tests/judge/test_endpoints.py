@@ -378,9 +378,9 @@ def test_prompts_of_a_file_are_asked_inside_the_same_fences(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("verdict = 1", "verdict must be a text"),
-        ("hint = ' '", "hint must be a text"),
-        ("judge = 'x'", "judge is no question"),
+        ("verdict = 1", "verdict: Input should be a valid string"),
+        ("hint = ' '", "hint: String should have at least 1 character"),
+        ("judge = 'x'", "judge: Extra inputs are not permitted"),
         ("verdict = ", "is not valid TOML"),
         (None, "cannot be read"),
     ],

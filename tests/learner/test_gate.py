@@ -176,7 +176,7 @@ def test_demos_canaries_are_nothing_that_its_users_teach() -> None:
         ("[[canary]]\nmessages = []\nreplies = ['b']", "canary.0.messages"),
         ("[[canary]]\nmessages = ['a', 'b']\nreplies = ['c']", "messages: .* must be the user's"),
         ("[[canary]]\nmessages = ['a']\nreplies = ['']", "canary.0.replies.0"),
-        (f"canary = {'[' * 9999}", "nested too deeply"),
+        (f"canary = {'[' * 9999}", "is not valid TOML"),
         ("[[canary]]\nmessages = ['a']\nreplies = ['b']\nweight = 2", "canary.0.weight"),
         ("[[canary", "is not valid TOML"),
     ],

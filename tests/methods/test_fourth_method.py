@@ -47,11 +47,11 @@ def test_a_run_by_a_name_that_no_method_has_leaves_nothing(tmp_path: Path) -> No
 def test_its_estimate_rests_on_its_record() -> None:
     settings = Settings(run=Run(method="nudge"), training=Training(gate="off", max_step_kl=0))
     step = forecast(settings, Price()).step
-    # One verdict question, two judged turns a sample; a quarter goes through a second pass, of
-    # which every eighth is measured as well; half of the samples are scored again.
+    # One verdict question, two judged turns a sample; a quarter is taught, and of that every eighth
+    # is measured as well; half of the samples are scored again.
     judge, teacher = 2 * 16 * 1_100, 4 * 11_360 * 11 // 8
     assert step.prefill == judge + teacher + 8 * 11_300
-    assert step.trained == 12 * 11_299 + 4 * 2 * 11_299
+    assert step.trained == 16 * 11_299
 
 
 def test_it_learns_and_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,10 +82,10 @@ async def _learn(path: Path) -> None:
         await w.settled()
         ((ppo, distilled),) = w.trainer.steps
         # r - mean, times 0.5, over two tokens and two samples.
-        rejected, accepted = sorted(d.advantages for d in ppo.datums)
-        assert accepted == (0.125, 0.125)
-        assert rejected == pytest.approx([-0.125 * (1 - math.exp(LOGPROB))] * 2)
-        assert len(distilled.datums) == 1
+        (accepted,), (rejected,) = ppo.datums, distilled.datums
+        assert accepted.advantages == (0.125, 0.125)
+        pushed = [row[-1] for row in rejected.weights]
+        assert pushed == pytest.approx([-0.125 * (1 - math.exp(LOGPROB))] * 2)
     ledger = Ledger(path)
     ledger.bind({"model": "demo", "method": "nudge", "backend": "local"})
     ledger.close()

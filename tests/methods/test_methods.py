@@ -373,7 +373,7 @@ class TestPasses:
         )
         assert good == bad
 
-    def test_combine_is_two_passes_each_with_what_it_has(self) -> None:
+    def test_combine_puts_a_hinted_sample_into_one_pass_with_its_reward(self) -> None:
         teacher = hinted((-3.0, -3.0), ((-2.0, -1.0), (-2.0, -3.0)))
         items = [
             BatchItem(sample(1, reward=1)),
@@ -382,10 +382,13 @@ class TestPasses:
         ]
         cfg = CFG.model_copy(update={"w_rl": 2.0, "w_opd": 0.5})
         ppo, ce = build("combine").prepare(items, cfg).passes
-        assert ppo.datums[0].advantages == (2 / 6, 2 / 6)
+        (plain,) = ppo.datums
+        assert plain.advantages == (2 / 6, 2 / 6)
+        both, hint = ce.datums
+        assert both.targets == ((7, 17, 7), (8, 18, 8))
         wanted = [-2 / 6 * others(q) for q in (-1.0, -2.0)]
-        assert ppo.datums[1].advantages == pytest.approx(wanted)
-        assert len(ce.datums) == 2
+        assert [row[-1] for row in both.weights] == pytest.approx(wanted)
+        assert hint.targets == ((7, 17), (8, 18))
         halves = build("combine").prepare(items, cfg.model_copy(update={"w_opd": 1.0})).passes[1]
         assert ce.datums[0].weights[0][1] == pytest.approx(halves.datums[0].weights[0][1] / 2)
 
@@ -401,12 +404,13 @@ class TestPasses:
         whole, half, nothing = passes(1.0), passes(0.5), passes(0.0)
         (plain,) = build("combine").prepare([BatchItem(sample(reward=-1))], cfg).passes
         assert nothing == [plain], "the reward stays as it was"
+        own = plain.datums[0].advantages
         if topk:
-            assert half[0] == whole[0] == plain
-            rows = zip(half[1].datums[0].weights, whole[1].datums[0].weights, strict=True)
-            assert all(a == pytest.approx([w / 2 for w in b]) for a, b in rows)
+            (taught,), (more,) = half[0].datums, whole[0].datums
+            assert [row[-1] for row in taught.weights] == list(own)
+            rows = zip(taught.weights, more.weights, strict=True)
+            assert all(a == pytest.approx([w / 2 for w in b[:-1]] + [b[-1]]) for a, b in rows)
         else:
-            own = plain.datums[0].advantages
             told = (step[0].datums[0].advantages for step in (half, whole))
             parts = zip(*told, own, strict=True)
             assert all(a - r == pytest.approx((b - r) / 2) for a, b, r in parts)

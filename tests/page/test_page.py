@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import httpx
 import pytest
+from jinja2 import Environment, PackageLoader
 from pydantic import SecretStr
 from starlette.applications import Starlette
 
@@ -34,7 +35,7 @@ from tinker_claw.methods import BatchItem
 from tinker_claw.methods.base import BINARY
 from tinker_claw.page import access, read, routes
 from tinker_claw.page.charts import Point, curve
-from tinker_claw.types import Attempt, NextState, StopReason, Vote
+from tinker_claw.types import Attempt, NextState, Vote
 
 HOST = "http://127.0.0.1:30000"
 ANNA, ROOT_KEY = "anna-0123456789abcdef", "root-0123456789abcdef"
@@ -399,11 +400,12 @@ async def test_what_is_vendored_is_what_was_published(tmp_path: Path) -> None:
 
 def test_curve_draws_numbers_alone() -> None:
     drawn = curve([Point(1, 0.5, 0.2, 0.9), Point(2, float("nan")), Point(3, 0.75)], low=0, high=1)
-    assert drawn.count("<circle") == 2
-    assert drawn.count('class="interval"') == 1
-    assert "nan" not in drawn
-    assert curve([Point(1, float("inf"))]) == ""
-    assert StopReason.STOP not in curve([Point(1, 3.0)])
+    assert [interval is not None for _, _, interval in drawn["points"]] == [True, False]
+    assert "nan" not in str(drawn)
+    assert curve([Point(1, float("inf"))]) == {}
+    template = Environment(loader=PackageLoader("tinker_claw.page")).get_template("curve.html")
+    svg = template.module.curve(drawn)  # type: ignore[attr-defined]
+    assert (svg.count("<circle"), svg.count('class="interval"'), svg.count("<svg")) == (2, 1, 1)
 
 
 # What the console says

@@ -72,7 +72,7 @@ def test_every_step_is_in_the_files_once_and_no_word_is(tmp_path: Path) -> None:
     told.ledger.close()
 
 
-def test_kills_cost_no_step_and_double_none(tmp_path: Path) -> None:
+def test_kills_cost_no_step(tmp_path: Path) -> None:
     told, rng = Told(tmp_path), random.Random(0)
     for life in range(4):
         before = len(steps(tmp_path))
@@ -83,7 +83,9 @@ def test_kills_cost_no_step_and_double_none(tmp_path: Path) -> None:
             process.kill()
     follow_to_the_end(tmp_path)
     committed = told.ledger.steps.counts()["committed"]
-    assert steps(tmp_path) == list(range(1, committed + 1))
+    # A kill before the note sends one step again.
+    assert sorted({*steps(tmp_path)}) == list(range(1, committed + 1))
+    assert len(steps(tmp_path)) <= committed + 4
     told.ledger.close()
 
 
@@ -101,18 +103,6 @@ def test_one_that_a_killed_gateway_left_behind_doubles_nothing(tmp_path: Path) -
     told.ledger.close()
 
 
-def test_a_step_that_a_kill_has_cut_in_two_is_written_again(tmp_path: Path) -> None:
-    told = Told(tmp_path)
-    learn(told, "a", "b")
-    follow_to_the_end(tmp_path)
-    (file,) = (tmp_path / "sinks" / "tensorboard").iterdir()
-    file.write_bytes(file.read_bytes()[:-7])
-    assert steps(tmp_path) == [1]
-    follow_to_the_end(tmp_path)
-    assert steps(tmp_path) == [1, 2]
-    told.ledger.close()
-
-
 async def test_a_sink_that_fails_is_a_line_in_the_log_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,7 +116,8 @@ async def test_a_sink_that_fails_is_a_line_in_the_log_and_goes_on(
         task = asyncio.create_task(reporting.report("tensorboard", tmp_path))
         await asyncio.to_thread(until, lambda: logs)
         assert (logs[0]["event"], logs[0]["log_level"]) == ("sink.failed", "warning")
-        assert "FileExistsError" in logs[0]["error"]
+        assert "ended with status 1" in logs[0]["error"]
+        assert logs[0]["log"] == str(tmp_path / "sinks" / "tensorboard.log")
         in_the_way.unlink()
         await asyncio.to_thread(until, lambda: steps(tmp_path) == [1])
         learn(told, "b")
@@ -134,16 +125,6 @@ async def test_a_sink_that_fails_is_a_line_in_the_log_and_goes_on(
         await asyncio.wait([task])
     assert steps(tmp_path) == [1, 2], "it was told at the end of what was left"
     told.ledger.close()
-
-
-def test_of_what_a_library_has_printed_the_end_is_read_alone(tmp_path: Path) -> None:
-    output = tmp_path / "log"
-    output.touch()
-    assert reporting._last_line(output) == ""
-    with output.open("r+b") as printed:
-        printed.seek(1 << 40)  # no memory holds that
-        printed.write(b"\nOSError: the disk is full\n")
-    assert reporting._last_line(output) == "OSError: the disk is full"
 
 
 async def test_a_sink_that_hangs_is_killed_at_the_end(

@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from tinker_claw.errors import ClawError, UndoError
 from tinker_claw.ledger.prune import from_turn, in_session
@@ -43,7 +43,7 @@ async def control(directory: Path, undoing: Rollback) -> AsyncGenerator[None]:
         assert this is not None
         asked.add(this)
         try:
-            with suppress(ConnectionError, TimeoutError, ValueError):
+            with suppress(ConnectionError, TimeoutError, ValueError, TypeError):
                 await _converse(undoing, token, reader, writer)
         finally:
             asked.discard(this)
@@ -108,7 +108,8 @@ async def _converse(
     undoing: Rollback, token: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
     """One order, one answer. An order that takes time ends with the connection."""
-    order = _order(await asyncio.wait_for(reader.readline(), _ASKED_WITHIN_S))
+    line = await asyncio.wait_for(reader.readline(), _ASKED_WITHIN_S)
+    order: dict[str, Any] = dict(json.loads(line))
     if not hmac.compare_digest(str(order.pop("token", "")).encode(), token.encode()):
         return
     doing, leaving = (
@@ -124,14 +125,6 @@ async def _converse(
         for task in (doing, leaving):
             task.cancel()
         await asyncio.wait({doing, leaving})
-
-
-def _order(line: bytes) -> dict[str, Any]:
-    """Raises ValueError."""
-    order: Any = json.loads(line)
-    if not isinstance(order, dict):
-        raise ValueError("an order is an object")
-    return cast("dict[str, Any]", order)
 
 
 async def _told(undoing: Rollback, order: dict[str, Any]) -> dict[str, Any]:

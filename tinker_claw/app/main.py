@@ -14,7 +14,6 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from pathlib import Path
 from socket import socket
 from typing import Final
 
@@ -39,7 +38,7 @@ from tinker_claw.billing.prices import check_budget, price_in_force
 from tinker_claw.config import own_key
 from tinker_claw.config.settings import Keeping, Settings
 from tinker_claw.errors import ClawError, LearningEndedError, LedgerError, first_cause
-from tinker_claw.files import close_to_others
+from tinker_claw.files import close_to_others, open_to_others
 from tinker_claw.learner.health import PartHealth
 from tinker_claw.learner.loop import Learner
 from tinker_claw.ledger.ledger import Ledger
@@ -96,9 +95,20 @@ async def _start(settings: Settings, stack: AsyncExitStack) -> tuple[System, soc
     if (file := settings.key_file) is not None and settings.gateway.api_key is None:
         settings = own_key.make(settings, file)
         log.warning("key.made", file=str(file), because_of=own_key.others())
-    ledger = _open_ledger(settings)
-    _close_to_others(run.directory)
+    ledger = Ledger(run.directory)
     stack.callback(ledger.close)
+    ledger.bind(
+        {
+            "model": run.model_name,
+            "method": run.method,
+            "backend": run.backend,
+            "lora_rank": str(settings.training.lora_rank),
+        }
+    )
+    if closed := close_to_others(run.directory):
+        log.warning("data_dir.closed", files=len(closed), first=str(closed[0]))
+    if left := open_to_others(run.directory):
+        log.warning("data_dir.open", files=len(left), first=str(left[0]), cure="chmod -R go= it")
     announce(settings, price, ledger)
     traces = None
     if "otel" in run.sinks:
@@ -194,10 +204,10 @@ async def upkeep(ledger: Ledger, cfg: Keeping) -> None:
 
 async def once(ledger: Ledger, cfg: Keeping) -> int:
     """One pass; returns how many turns were emptied."""
-    if cfg.keep_days is None and cfg.keep_gb is None:
-        return 0
-    before = None if cfg.keep_days is None else time.time() - cfg.keep_days * DAY_S
+    before = cfg.keep_days and time.time() - cfg.keep_days * DAY_S
     most = None if cfg.keep_gb is None else round(cfg.keep_gb * 1e9)
+    if before is None and most is None:
+        return 0
     dropped = await ledger.trim(before, most)
     if dropped:
         log.info("ledger.trimmed", turns=dropped, bytes=ledger.live_bytes())
@@ -210,29 +220,3 @@ async def _save(learner: Learner) -> None:
             await learner.save()
     except (ClawError, TimeoutError) as error:
         log.warning("state.unsaved", error=str(error) or "it took too long")
-
-
-def _open_ledger(settings: Settings) -> Ledger:
-    ledger = Ledger(settings.run.directory)
-    try:
-        ledger.bind(
-            {
-                "model": settings.run.model_name,
-                "method": settings.run.method,
-                "backend": settings.run.backend,
-                "lora_rank": str(settings.training.lora_rank),
-            }
-        )
-    except BaseException:
-        ledger.close()
-        raise
-    return ledger
-
-
-def _close_to_others(directory: Path) -> None:
-    """A directory of before may be open to all who use this machine."""
-    closed, left = close_to_others(directory)
-    if closed:
-        log.warning("data_dir.closed", files=len(closed), first=str(closed[0]))
-    if left:
-        log.warning("data_dir.open", files=len(left), first=str(left[0]), cure="chmod -R go= it")

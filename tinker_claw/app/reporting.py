@@ -24,10 +24,6 @@ RAN_WELL_S: Final = 600.0
 """After so long the next failure is taken for the first."""
 END_S: Final = 5.0
 """What a sink may take to end when the gateway stops; then it is killed."""
-_LONGEST: Final = 300
-"""Characters of a failure in the log."""
-_TAIL: Final = 8192
-"""Bytes at the end of its output in which it stands."""
 
 
 async def report(name: str, directory: Path) -> None:
@@ -38,7 +34,7 @@ async def report(name: str, directory: Path) -> None:
         try:
             output.parent.mkdir(exist_ok=True)
             status = await _follow(name, directory, output)
-            error = _last_line(output) or f"it ended with status {status}"
+            error = f"it ended with status {status}, and the log beside this says why"
         except OSError as failure:
             error = str(failure)
         failures = 1 if time.monotonic() - began > RAN_WELL_S else failures + 1
@@ -78,11 +74,3 @@ async def _end(name: str, process: Process) -> None:
         with suppress(ProcessLookupError):
             process.kill()
         await process.wait()
-
-
-def _last_line(output: Path) -> str:
-    """Of a failure, that is the error of Python's traceback."""
-    with output.open("rb") as printed:  # however much a library has printed there
-        printed.seek(max(0, output.stat().st_size - _TAIL))
-        lines = printed.read(_TAIL).decode(errors="replace").strip().splitlines()
-    return lines[-1][:_LONGEST] if lines else ""

@@ -102,7 +102,8 @@ async def wire(
     Raises:
         ClawError: the model, the judge or the run cannot be opened, or do not fit one another.
     """
-    prompts, canaries, renderer = _prompts(settings.judge), in_force(settings), _renderer(model)
+    asks, canaries, renderer = settings.judge.judge_prompts, in_force(settings), _renderer(model)
+    prompts = Prompts.read(asks) if asks else INCLUDED
     if settings.training.teacher == "policy":
         log.warning("teacher.policy", risk="a teacher that learns along collapsed when measured")
     health = Health()
@@ -142,11 +143,6 @@ async def wire(
     if settings.gateway.page:
         app.router.routes.extend(_page(common, deps, rollback))
     return System(app, parts, judging, learner, rollback)
-
-
-def _prompts(settings: JudgeSettings) -> Prompts:
-    asked = settings.judge_prompts
-    return Prompts.read(asked) if asked else INCLUDED
 
 
 def _renderer(model: Source) -> Renderer:

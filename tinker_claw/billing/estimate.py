@@ -98,7 +98,7 @@ def _assumed(settings: Settings, price: Price) -> Estimate:
         passes = texts + (texts + 2) * (1 if texts > 1 else 1 / EVERY)
         step += _scored(length + method.teaching.tokens, taught * passes)
     topk = method.distill > 0 and cfg.opd_mode == "topk"
-    datums = batch * (method.reward > 0 or not topk or cfg.kl_beta > 0) + taught * topk
+    datums = batch if method.reward > 0 or not topk or cfg.kl_beta > 0 else taught
     step += _times(Usage(trained=length - 1), datums)
     again = STALE + (cfg.kl_beta > 0) + (cfg.max_step_kl > 0) / measured_every(settings)
     step += _scored(length, batch * again)

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import astuple, replace
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Final
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from tinker_claw.config.load import read_toml
+from tinker_claw.config.load import read_as
 from tinker_claw.config.settings import Settings
 from tinker_claw.errors import ConfigError
 from tinker_claw.shipped import PRICES
@@ -43,12 +43,8 @@ class Price:
     def usd(self, usage: Usage) -> float | None:
         """What these tokens cost; None where a price that they need is not known."""
         total = 0.0
-        for tokens, price in (
-            (usage.prefill, self.prefill),
-            (usage.cached, self.cached),
-            (usage.sampled, self.sample),
-            (usage.trained, self.train),
-        ):
+        prices = (self.prefill, self.cached, self.sample, self.train)
+        for tokens, price in zip(astuple(usage), prices, strict=True):
             if tokens and price is None:
                 return None
             total += tokens * (price or 0.0)
@@ -77,14 +73,7 @@ def load(path: Path | None = None) -> Mapping[str, Price]:
     Raises:
         ConfigError: the file cannot be read, or an entry is unknown or out of range, by name.
     """
-    path = path or PRICES
-    try:
-        file = _File.model_validate(read_toml("--prices", path))
-    except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_input=False)
-        )
-        raise ConfigError(f"--prices {path}: {problems}") from error
+    file = read_as(_File, "--prices", path or PRICES)
     found = dict[str, Price]()
     for name, row in file.models.items():
         cached = row.cached

@@ -18,13 +18,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
-from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 
 from tinker_claw.config.flags import WORD
 from tinker_claw.config.load import CONFIG, load_given
-from tinker_claw.config.settings import DEFAULT_USER, ENV_PREFIX, Settings
+from tinker_claw.config.settings import ENV_PREFIX, Settings
 from tinker_claw.errors import ConfigError, LedgerError
 from tinker_claw.ledger.database import FILE, is_locked
 from tinker_claw.ledger.ledger import Ledger
@@ -89,31 +88,20 @@ def nothing_said(given: Mapping[str, Any]) -> bool:
 
 def as_answered(given: Mapping[str, Any]) -> Mapping[str, Any]:
     """These flags; where none is typed, what was answered on a terminal at the first start."""
-    if not nothing_said(given):
-        return given
-    try:
-        file, answered = answers_file()
-    except ConfigError:  # whoever has no home has answered nothing
-        return given
-    return {**given, CONFIG: str(file)} if answered else given
+    file = answers_file()
+    if nothing_said(given) and os.path.isfile(file):
+        return {**given, CONFIG: str(file)}
+    return given
 
 
-def answers_file() -> tuple[Path, bool]:
-    """Where the answers are kept, and whether there are any.
+def answers_file() -> Path:
+    """Where the answers are kept, once there are any."""
+    return config_folder() / "tinker-claw" / "start.toml"
 
-    Raises:
-        ConfigError: there is no home, or it cannot be looked into.
-    """
-    folder = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
-    try:
-        file = Path(folder).expanduser() / "tinker-claw" / "start.toml"
-        return file, file.is_file()
-    except (OSError, RuntimeError) as error:
-        reason = getattr(error, "strerror", None) or str(error).rstrip(".")
-        raise ConfigError(
-            f"answers cannot be kept in {folder} ({reason}): mend HOME or XDG_CONFIG_HOME, or say "
-            "what to run with flags (tinker-claw --help)"
-        ) from error
+
+def config_folder() -> Path:
+    """Where the user's programs keep their settings."""
+    return Path(os.path.expanduser(os.environ.get("XDG_CONFIG_HOME") or "~/.config"))
 
 
 def _shown(model: type[BaseModel], name: str | int) -> str:
@@ -204,14 +192,11 @@ def url_of(settings: Settings) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def keys(settings: Settings) -> dict[str, str]:
-    """Every key that the gateway takes, by the user whom it names, admins first; none: it takes
-    any."""
-    default = settings.gateway.api_key
-    found = {} if default is None else {DEFAULT_USER: default}
+def keys(settings: Settings) -> list[str]:
+    """Every key that the gateway takes, those of admins first; none: it takes any."""
     admins_first = sorted(settings.users, key=lambda user: user.role != "admin")
-    found |= {user.name: user.key for user in admins_first}
-    return {name: key.get_secret_value() for name, key in found.items()}
+    given = [settings.gateway.api_key, *(user.key for user in admins_first)]
+    return [key.get_secret_value() for key in given if key is not None]
 
 
 def ask(settings: Settings) -> dict[str, Any]:
@@ -235,22 +220,23 @@ def served_models(settings: Settings) -> list[str] | None:
 
 
 def _get(settings: Settings, path: str) -> Any:
-    """JSON over plain HTTP from a machine that was named: no proxy, no certificates."""
-    from http.client import HTTPConnection, HTTPException  # most commands ask nobody
+    """JSON over plain HTTP from a machine that was named: no proxy."""
+    from http.client import HTTPException
+    from urllib.error import HTTPError
+    from urllib.request import ProxyHandler, Request, build_opener  # most commands ask nobody
 
-    # The key of an admin, where there is one.
-    key, place = next(iter(keys(settings).values()), None), urlsplit(url_of(settings))
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    asked = Request(url_of(settings) + path)
+    for key in keys(settings)[:1]:  # that of an admin, where there is one
+        asked.add_header("Authorization", f"Bearer {key}")
     try:
-        with closing(HTTPConnection(place.hostname or "", place.port, timeout=TIMEOUT_S)) as there:
-            there.request("GET", path, headers=headers)
-            return json.loads(there.getresponse().read())
+        with build_opener(ProxyHandler({})).open(asked, timeout=TIMEOUT_S) as answer:
+            return json.loads(answer.read())
     except TimeoutError as error:
         raise GatewayUnreachable(f"nothing came back within {TIMEOUT_S:g} s") from error
-    except (OSError, UnicodeError) as error:
-        raise GatewayUnreachable(str(error) or type(error).__name__) from error
-    except (HTTPException, ValueError) as error:
+    except (HTTPError, HTTPException, ValueError) as error:
         raise GatewayUnreachable("what answers there is no tinker-claw") from error
+    except OSError as error:
+        raise GatewayUnreachable(str(getattr(error, "reason", error))) from error
 
 
 def _waits() -> None:
@@ -285,55 +271,52 @@ WIDTH = 100
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: its heading, and what it shows of a record."""
+    """One column: its heading, and what it shows of a record. Numbers stand to the right."""
 
     name: str
     of: str | Callable[[Any], Any] | None = None
     """The record's field, or a function of the record; None: the field of the column's name."""
-    right: bool = False
+    show: Callable[[Any], Any] | None = None
+    """What is made of that; None: it is shown as it is."""
     least: int = 0
     """Least width, so that lines that come later fit."""
-    wraps: bool = False
-    """Over several lines, where the table has a width."""
 
-    def cell(self, record: Any) -> str:
+    def value(self, record: Any) -> Any:
         value = self.of(record) if callable(self.of) else record[self.of or self.name]
-        if value is True:
-            return "yes"
-        return "-" if value in (None, "") or value is False else str(value)
+        return value if self.show is None else self.show(value)
 
 
-def table(
-    columns: Sequence[Column],
-    records: Iterable[Any],
-    *,
-    heading: bool = True,
-    width: int = 100_000,
-) -> list[str]:
-    """The heading, bold on a terminal, and one line a record, or more where a column wraps.
-
-    `width`: unless given more than any table has: lines are the reader's to cut.
-    """
+def table(columns: Sequence[Column], records: Iterable[Any], *, heading: bool = True) -> list[str]:
+    """The heading, bold on a terminal, and one line a record: long ones are the reader's to cut."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=heading)
-    for column in columns:
+    cells = [[column.value(record) for column in columns] for record in records]
+    for column, *values in zip(columns, *cells, strict=True):
+        numbers = any(type(one) in (int, float) for one in values)
         grid.add_column(
             column.name,
-            justify="right" if column.right else "left",
+            justify="right" if numbers else "left",
             min_width=max(column.least, len(column.name)),
-            no_wrap=not column.wraps,
-            ratio=1 if column.wraps else None,
+            no_wrap=True,
         )
-    for record in records:
-        grid.add_row(*(Text(printable(column.cell(record))) for column in columns))
+    for row in cells:
+        grid.add_row(*(Text(printable(_cell(value))) for value in row))
     terminal = sys.stdout.isatty()
-    console = Console(width=width, force_terminal=terminal, color_system=None, highlight=False)
+    console = Console(width=100_000, force_terminal=terminal, color_system=None, highlight=False)
     with console.capture() as printed:
         console.print(grid)
     return [line.rstrip() for line in printed.get().splitlines()]
+
+
+def _cell(value: Any) -> str:
+    if value is None or value is False or value == "":
+        return "-"
+    if value is True:
+        return "yes"
+    return number(value) if isinstance(value, float) else str(value)
 
 
 def write(lines: Iterable[str]) -> None:
@@ -365,8 +348,9 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text)
 
 
-def short(text: str, length: int) -> str:
+def short(length: int, text: str | None) -> str:
     """At most so many characters."""
+    text = text or ""
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
@@ -386,8 +370,3 @@ def version(value: int | None) -> str | None:
 def number(value: float | None) -> str:
     """Three figures; `-` where it is not known."""
     return "-" if value is None else f"{value:z.3g}"
-
-
-def apart(metrics: Mapping[str, Any]) -> str:
-    """Sampler and trainer, standard deviation in nats; marked where it is more than rounding."""
-    return number(metrics.get("agreement_sd")) + "!" * (metrics.get("agrees") is False)

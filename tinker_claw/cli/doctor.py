@@ -14,7 +14,7 @@ import re
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, cast
+from typing import ClassVar, Literal
 
 from tinker_claw.app.server import listen
 from tinker_claw.backends import local
@@ -31,7 +31,7 @@ from tinker_claw.billing.estimate import forecast
 from tinker_claw.billing.prices import check_budget, price_in_force, unknown
 from tinker_claw.cli import common, openclaw
 from tinker_claw.cli.common import Command, as_answered, write
-from tinker_claw.config.load import CONFIG, read_toml
+from tinker_claw.config.load import CONFIG
 from tinker_claw.config.settings import JudgeSettings, Settings
 from tinker_claw.errors import ClawError, ConfigError, RequestError
 from tinker_claw.files import open_to_others, readable_by_others
@@ -86,27 +86,18 @@ class Finding:
         write([f"{self.state:<5}{name:<11}{more}"])
 
 
+_KEYS = re.compile(
+    r"""key\s*=\s*["'](?!none["'])|^\s*\[.*headers\]|headers\s*=|://[^/\s"']*@""", re.MULTILINE
+)
+"""Keys, headers, or addresses with a password, in a file of settings."""
+
+
 def _of_the_file(told: str, file: Path) -> Finding:
     """The settings, and whether others may read the keys in their file."""
-    if not (readable_by_others(file) and _holds_keys(read_toml("--config", file))):
+    if not (readable_by_others(file) and _KEYS.search(file.read_text())):
         return Finding(told)
     danger = f"{told}. Others on this machine may read {file}, and it holds keys"
     return Finding(danger, "warn", f"chmod go= {file}, and make new ones")
-
-
-def _holds_keys(table: Any) -> bool:
-    """Keys, headers or addresses with a password."""
-    if isinstance(table, list):
-        return any(map(_holds_keys, cast("list[Any]", table)))
-    if isinstance(table, dict):
-        members = cast("dict[str, Any]", table).items()
-        return any(
-            (name == "headers" and value)
-            or (name.endswith("key") and value != "none")
-            or _holds_keys(value)
-            for name, value in members
-        )
-    return isinstance(table, str) and re.search(r"://[^/\s]*@", table) is not None
 
 
 _LOW_DISK_GB = 2.0
@@ -147,13 +138,6 @@ class Checks:
     def ledger(self) -> Path:
         return self.settings.run.directory / FILE
 
-    @property
-    def service(self) -> str:
-        """Tinker's address."""
-        from tinker_claw.backends.tinker.access import address  # imports the SDK
-
-        return address(self.settings.run.base_url).base_url
-
     async def examine(self) -> bool:
         """Make all checks; True: none failed."""
         for name, needs in _CHECKS.items():
@@ -175,7 +159,10 @@ class Checks:
         check_installed(self.settings.run.sinks)
         await check_backend(self.settings)
         if self.remote:
-            return Finding(f"tinker {SDK_VERSION}; {self.service} takes the key and has the model")
+            from tinker_claw.backends.tinker.access import address  # imports the SDK
+
+            service = address(self.settings.run.base_url).base_url
+            return Finding(f"tinker {SDK_VERSION}; {service} takes the key and has the model")
         return Finding("torch, peft and safetensors are installed")
 
     async def memory(self) -> Finding:
@@ -222,18 +209,15 @@ class Checks:
         told = [f"chat format {renderer.family}, from {self.source.tokenizer}"]
         try:
             switches(renderer.config, {}, "none")
-            told.append("thinking can be switched by the request")
         except RequestError:
             told.append("thinking cannot be switched")
         if isinstance(renderer.stream(prompt.tokens), BufferedStream):
             told.append("replies are parsed when they are complete, so agents see them late")
         elif renderer.family == "default":
             told.append("its own template was tried out, and text is streamed")
-        else:
-            told.append("text and tool calls are streamed")
-        no_place = "no place for a hint is known: hints teach nothing here, verdicts still do"
-        told.append(no_place if prompt.hint_at is None else "hints have their place")
         warns = prompt.hint_at is None and build(self.settings.run.method).teaching
+        if prompt.hint_at is None:
+            told.append("no place for a hint is known: hints teach nothing here, verdicts still do")
         return Finding("; ".join([*told, *renderer.refusals]), "warn" if warns else "ok")
 
     async def method(self) -> Finding:
@@ -352,24 +336,25 @@ class Checks:
         if settings.gateway.port == 0:
             return Finding("--port 0 lets the gateway choose: nothing can point at it yet", "-")
         mends = f"{_PRINTS}, --write puts it there"
-        view = openclaw.ConfigView(found, settings)
-        if (name := view.provider()) is None:
+        names = openclaw.pointing(found, settings)
+        if not names:
             nobody = f"no provider in {path} points at {common.url_of(settings)}/v1"
             return Finding(nobody, "warn", mends)
+        name = openclaw.PROVIDER if openclaw.PROVIDER in names else names[0]
         assert self.offers is not None
         provider = f"the provider {name} in {path}"
         if (refusal := openclaw.too_small(self.offers.tokens)) is not None:
             raise ConfigError(f"{provider} leads here. {refusal}")
-        if wrong := [*view.misfits(name, self.offers)]:
+        if wrong := [*openclaw.misfits(found, name, settings, self.offers)]:
             mends += f" as {openclaw.PROVIDER}" if name != openclaw.PROVIDER else ""
             return Finding("\n".join([f"{provider}:", *wrong, mends]), "warn")
-        usual = view.usual_models()
-        ours = [name for name, used in usual.items() if view.is_ours(used)]
-        named = f"agents that use it: {', '.join(ours) or 'none'}"
-        told = f"{provider} fits; {'agents use it' if len(ours) == len(usual) else named}"
-        if other := [*view.elsewhere()]:
+        ours, others = openclaw.models_by_use(found, settings)
+        told = f"{provider} fits, and is used: {', '.join(ours)}"
+        if not ours:
+            told = f"{provider} fits, and no agent uses it (openclaw-config --write --primary)"
+        if others:
             note = "what is said elsewhere is neither recorded nor learned from:"
-            told = "\n".join([told, note, *other])
+            told = "\n".join([told, note, *others])
         return Finding(told)
 
 

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
-from typing import Annotated, Literal, NoReturn
+from functools import partial
+from typing import Annotated, Any, Literal, NoReturn
 
 from pydantic import BeforeValidator, Field
 
 from tinker_claw.cli.common import (
     Column,
     LedgerCommand,
-    apart,
     note,
     number,
     short,
@@ -189,7 +189,7 @@ _LONGEST = 40
 
 
 def _version(name: str, of: str) -> Column:
-    return Column(name, lambda record: version(record[of]), least=3)
+    return Column(name, of, version, least=3)
 
 
 def _judged(record: Record) -> str | None:
@@ -200,25 +200,35 @@ def _judged(record: Record) -> str | None:
 
 
 def _metric(name: str, of: str) -> Column:
-    return Column(name, lambda record: number(record["metrics"].get(of)), right=True)
+    return Column(name, "metrics", lambda metrics: metrics.get(of))
 
 
-def _usd(record: Record) -> str | None:
-    usd = record["metrics"].get("usd")
+def _apart(metrics: Mapping[str, Any]) -> float | str | None:
+    """Sampler and trainer, standard deviation in nats; marked where it is more than rounding."""
+    apart = metrics.get("agreement_sd")
+    return f"{number(apart)}!" if metrics.get("agrees") is False else apart
+
+
+def _losses(metrics: Mapping[str, Any]) -> str:
+    return " ".join(map(number, metrics.get("losses", ())))
+
+
+def _usd(metrics: Mapping[str, Any]) -> str | None:
+    usd = metrics.get("usd")
     return None if usd is None else f"${usd:.4f}"
 
 
-WHEN = Column("when", lambda record: moment(record["created_at"]))
-_ID = Column("id", right=True, least=4)
+WHEN = Column("when", "created_at", moment)
+_ID = Column("id", least=4)
 _BY = _version("by", "policy_version")
-_INDEX = Column("index", right=True)
+_INDEX = Column("index")
 _TASK = (Column("task"), Column("group"))
-_STEP = Column("step", right=True)
+_STEP = Column("step")
 _OF_TURN = (
-    Column("turn", right=True),
+    Column("turn"),
     WHEN,
-    Column("user", lambda record: short(record["user"], 14)),
-    Column("session", right=True),
+    Column("user", show=partial(short, 14)),
+    Column("session"),
 )
 
 COLUMNS: dict[Table, tuple[Column, ...]] = {
@@ -227,31 +237,31 @@ COLUMNS: dict[Table, tuple[Column, ...]] = {
         *_OF_TURN[1:],
         _INDEX,
         Column("kind"),
-        Column("for", lambda record: short(record["call"], 16)),
+        Column("for", "call", partial(short, 16)),
         Column("by", lambda r: f"v{r['policy_version']}" + "*" * (r["fallback"] is not None)),
-        Column("prompt", "prompt_tokens", right=True),
-        Column("reply", "completion_tokens", right=True),
+        Column("prompt", "prompt_tokens"),
+        Column("reply", "completion_tokens"),
         Column("next", "next_role"),
         Column("verdict", _judged),
-        Column("outcome", least=20, wraps=True),
+        Column("outcome", least=20),
     ),
     "verdicts": (
         *_OF_TURN,
         _BY,
-        Column("verdict", lambda record: vote(record["verdict"])),
+        Column("verdict", show=vote),
         Column("said by", "verdict_by"),
-        Column("score", lambda record: number(record["score"]), right=True),
-        Column("votes", lambda record: " ".join(map(vote, record["votes"])), least=8),
-        Column("hints", right=True),
+        Column("score"),
+        Column("votes", show=lambda votes: " ".join(map(vote, votes)), least=8),
+        Column("hints"),
     ),
     "feedback": (
         _ID,
         *_OF_TURN,
-        Column("score", lambda record: f"{record['score']:+z.3g}", right=True),
+        Column("score", show="{:+z.3g}".format),
         Column("said by", "source"),
-        Column("of", lambda record: "session" if record["final"] else "reply", least=7),
+        Column("of", "final", lambda final: "session" if final else "reply", least=7),
         *_TASK,
-        Column("not trained because", "unused", wraps=True),
+        Column("not trained because", "unused"),
     ),
     "samples": (
         _ID,
@@ -259,28 +269,28 @@ COLUMNS: dict[Table, tuple[Column, ...]] = {
         _BY,
         *_TASK,
         _INDEX,
-        Column("reward", lambda r: None if r["reward"] is None else vote(r["reward"])),
+        Column("reward", show=lambda reward: None if reward is None else vote(reward)),
         Column("hint", "hinted"),
-        Column("advantage", lambda r: number(r["advantage"]), right=True),
+        Column("advantage"),
         Column("state", least=7),
         _STEP,
     ),
     "steps": (
         _ID,
         Column("when", lambda record: moment(record["finished_at"] or record["created_at"])),
-        Column("status", lambda record: step_word(record["status"]), least=9),
+        Column("status", show=step_word, least=9),
         _version("from", "parent"),
         _version("made", "version"),
-        Column("samples", right=True),
+        Column("samples"),
         _metric("hinted", "hinted"),
-        Column("losses", lambda r: " ".join(map(number, r["metrics"].get("losses", ()))), least=12),
+        Column("losses", "metrics", _losses, least=12),
         _metric("gradient", "grad_norm"),
         _metric("reward", "reward_mean"),
         _metric("clipped", "clip_share"),
         _metric("moved", "moved"),
-        Column("apart", lambda record: apart(record["metrics"]), right=True),
-        Column("cost", _usd),
-        Column("error", lambda record: short(record["error"] or "", _LONGEST)),
+        Column("apart", "metrics", _apart),
+        Column("cost", "metrics", _usd),
+        Column("error", show=partial(short, _LONGEST)),
     ),
     "versions": (
         _version("version", "id"),
@@ -288,7 +298,7 @@ COLUMNS: dict[Table, tuple[Column, ...]] = {
         _version("from", "parent"),
         _STEP,
         Column("saved"),
-        Column("made by step", "made_by_step", right=True),
-        Column("replies", "main_turns", right=True),
+        Column("made by step", "made_by_step"),
+        Column("replies", "main_turns"),
     ),
 }

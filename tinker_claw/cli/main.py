@@ -15,7 +15,7 @@ from inspect import getdoc
 from typing import Annotated, Any, Literal
 
 import click
-from click.shell_completion import get_completion_class, shell_complete
+from click.shell_completion import CompletionItem, get_completion_class, shell_complete
 from pydantic import Field
 
 from tinker_claw.cli import start
@@ -78,7 +78,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         note(f"{told} ({path} --help says more)")
     except ClawError as error:
         note(str(error))
-    except KeyboardInterrupt:  # before serving; from then on Ctrl-C is a signal that serve handles
+    except (
+        KeyboardInterrupt,
+        click.Abort,
+    ):  # before serving; from then on Ctrl-C is a signal that serve handles
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # whoever read the output has left
         # Else Python writes the rest once more at its end, and says that it could not.
@@ -104,10 +107,17 @@ def serve(given: Mapping[str, Any]) -> int:
 # tinker-claw and its commands, as click has them
 
 
-def _methods() -> Sequence[str]:
-    from tinker_claw.methods import METHODS
+class _Method(click.ParamType[Any]):
+    """Completes the names of the built-in methods; a plug-in's is taken, too."""
 
-    return ["rl", *METHODS]
+    name = "method"
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        from tinker_claw.methods import METHODS
+
+        return [CompletionItem(one) for one in ("rl", *METHODS) if one.startswith(incomplete)]
 
 
 class _Helped(click.Command):
@@ -117,7 +127,10 @@ class _Helped(click.Command):
 
     def __init__(self, name: str, own: Sequence[click.Parameter] = (), **options: Any) -> None:
         taken = {flag for parameter in own for flag in parameter.opts}
-        shared = [p for p in flags({"method": _methods}) if not taken & {*p.opts}]
+        shared = [p for p in flags() if not taken & {*p.opts}]
+        for one in shared:
+            if one.name == "run__method":
+                one.type = _Method()
         every = click.Option(
             ["--help-all"],
             is_flag=True,
@@ -172,22 +185,6 @@ class _Named(_Helped):
         return self._command.of(given).run()
 
 
-class _Demo(click.Command):
-    """Its flags are its own, --help among them."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "demo",
-            params=[click.Argument(["words"], nargs=-1, type=click.UNPROCESSED)],
-            help="See the shipped tiny model learn from a simulated user; no GPU, no key.",
-            add_help_option=False,
-            context_settings={"ignore_unknown_options": True},
-        )
-
-    def invoke(self, ctx: click.Context) -> int:
-        return start.demo(ctx.params["words"])
-
-
 class Program(_Helped, click.Group):
     """tinker-claw: serves, or runs a command."""
 
@@ -215,8 +212,15 @@ class Program(_Helped, click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name == "demo":
-            return _Demo()
+        if cmd_name == "demo":  # its flags are its own, --help among them
+            return click.Command(
+                "demo",
+                params=[click.Argument(["words"], nargs=-1, type=click.UNPROCESSED)],
+                callback=start.demo,
+                help="See the shipped tiny model learn from a simulated user; no GPU, no key.",
+                add_help_option=False,
+                context_settings={"ignore_unknown_options": True},
+            )
         return _Named(cmd_name) if cmd_name in COMMANDS else None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

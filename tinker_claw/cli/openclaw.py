@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import os
 import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import urlsplit
 
 from pydantic import Field
@@ -31,6 +29,8 @@ if TYPE_CHECKING:
 
 Where = tuple[str | int, ...]
 """Keys and indices from the root."""
+Config = Mapping[Where, Any]
+"""Every value of OpenClaw's configuration, objects and lists included, by its place."""
 SMALLEST_CONTEXT: Final = 32_768
 
 
@@ -61,7 +61,12 @@ class OpenclawConfig(Command):
         _explain(self.settings, context)
         ours, used = provider(self.settings, context.tokens), primary(self.settings)
         commands = [
-            _set("models.providers." + PROVIDER, _json(ours), "--strict-json", "--merge"),
+            _set(
+                "models.providers." + PROVIDER,
+                json.dumps(ours, ensure_ascii=False, separators=(",", ":")),
+                "--strict-json",
+                "--merge",
+            ),
             _set("agents.defaults.model.primary", used),
         ]
         if self.write:
@@ -89,10 +94,6 @@ def too_small(context_tokens: int) -> str | None:
 
 def _set(place: str, value: str, *flags: str) -> Sequence[str]:
     return ("openclaw", "config", "set", place, value, *flags)
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def _carry_out(commands: Sequence[Sequence[str]]) -> None:
@@ -174,8 +175,9 @@ def primary(settings: Settings) -> str:
 
 # Whether OpenClaw's configuration fits this gateway, for the doctor
 
-PROVIDERS: Final = ("models", "providers")
-DEFAULTS: Final = ("agents", "defaults")
+_PROVIDERS: Final = ("models", "providers")
+_DEFAULTS: Final = ("agents", "defaults")
+_CHANNELS: Final = ("channels", "modelByChannel")
 
 
 def usual_path() -> Path:
@@ -186,14 +188,14 @@ def usual_path() -> Path:
     return Path(state).expanduser() / "openclaw.json"
 
 
-def read(path: Path) -> dict[str, Any] | None:
+def read(path: Path) -> Config | None:
     """What stands at `path`; None: nothing.
 
     Raises:
         ConfigError: it cannot be read, or is more than JSON.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8-sig"))
+        return dict(_values(json.loads(path.read_text(encoding="utf-8-sig")), ()))
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -203,176 +205,103 @@ def read(path: Path) -> dict[str, Any] | None:
             f"{path} is no plain JSON, so only OpenClaw can read it: `openclaw config get "
             "models.providers` shows what it understands"
         ) from error
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path} holds no JSON object")
-    return cast("dict[str, Any]", data)
 
 
-_SAID: Final[Mapping[Any, str]] = {
-    "baseUrl": "baseUrl is {now}, not {value}",
-    "api": "api is {now!r}, not {value!r}",
-    "timeoutSeconds": "timeoutSeconds is {now}: with less than {value} a slow reply is given up",
-    "apiKey": "apiKey is no key of this gateway: requests will be refused (HTTP 401)",
-    "contextWindow": "contextWindow is {now}, not the model's {value}: with more OpenClaw shortens "
-    f"long sessions too late, and with less than {SMALLEST_CONTEXT} all of them at once",
-    **dict.fromkeys(
-        COMPAT,
-        "compat.{field} does not stand there: with true OpenClaw names the session in every "
-        "request, without it some are told apart by their wording alone",
-    ),
-}
-"""What is wrong where a field is not as the gateway would have it."""
-_CHANNELS: Final = ("channels", "modelByChannel")
+def _values(value: Any, place: Where) -> Iterator[tuple[Where, Any]]:
+    yield place, value
+    members: Any = enumerate(value) if isinstance(value, list) else ()
+    for key, inner in value.items() if isinstance(value, dict) else members:
+        yield from _values(inner, (*place, key))
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigView:
-    """OpenClaw's configuration, of whatever shape, beside this gateway's settings."""
-
-    config: Mapping[str, Any]
-    settings: Settings
-
-    def provider(self) -> str | None:
-        """The name of the provider that points at this gateway; None: none does."""
-        here = _place(url_of(self.settings))
-        names = map(str, (PROVIDER, *_members(self._at(PROVIDERS))))
-        return next((name for name in names if self._leads_to(name) == here), None)
-
-    def misfits(self, name: str, context: Context) -> Iterator[str]:
-        """What is wrong with the provider `name`, without secrets."""
-        root, wanted = (*PROVIDERS, name), provider(self.settings, context.tokens)
-        (model,) = wanted.pop("models")
-        models = _members(self._at((*root, "models"))).values()
-        ids = [_at(one, ("id",)) for one in models]
-        fields: dict[Where, Any] = {(*root, field): value for field, value in wanted.items()}
-        if model["id"] in ids:
-            at = (*root, "models", ids.index(model["id"]))
-            fields[*at, "contextWindow"] = model["contextWindow"]
-            fields |= {(*at, "compat", switch): True for switch in COMPAT}
-        for place, value in fields.items():
-            field, now = place[-1], self._at(place)
-            if not self._works(field, now, value, context):
-                yield f"its {_SAID[field].format(field=field, now=now, value=value)}"
-        if model["id"] not in ids:
-            others = ", ".join(str(one) for one in ids if one is not None) or "none"
-            yield f"its models are {others}; the gateway serves {model['id']!r} only"
-
-    def _works(self, field: str | int, now: Any, value: Any, context: Context) -> bool:
-        """Whether a field may stand as it does."""
-        number = now if isinstance(now, int | float) else math.nan
-        match field:
-            case "baseUrl":
-                return str(now).rstrip("/").endswith(f":{self.settings.gateway.port}/v1")
-            case "timeoutSeconds":
-                return number >= value
-            case "apiKey":
-                # Into a reference to a variable or to a store of secrets nobody can look.
-                known = keys(self.settings).values()
-                reference = now is not None and not (isinstance(now, str) and now[:2] != "${")
-                return reference or not known or now in known
-            case "contextWindow":
-                fits = number <= value or (now is not None and not context.certain)
-                return fits and not number < SMALLEST_CONTEXT
-            case _ if field in COMPAT:
-                return isinstance(now, bool)  # who has set it to false has done so on purpose
-            case _:
-                return now == value
-
-    def usual_models(self) -> dict[str, str | None]:
-        """The model that each agent uses, its own or the default; None: none is named.
-
-        Without a list of agents there is one, which has no name here.
-        """
-        default = self.primary(DEFAULTS)
-        agents = self._agents() or {"": DEFAULTS}
-        return {name: self.primary(path) or default for name, path in agents.items()}
-
-    def elsewhere(self) -> Iterator[str]:
-        """What answers for agents and is not this gateway: whose it is, the model, where it stands.
-
-        Fallbacks are among them, and models pinned for heartbeats, compaction, titles or a channel.
-        """
-        owners = {f"agent {name}": path for name, path in self._agents().items()}
-        for owner, path in {**owners, "all agents": DEFAULTS, "channels": _CHANNELS}.items():
-            for place, model in _texts(self._at(path), path):
-                *_, field = (key for key in place if isinstance(key, str))
-                names = field.lower().endswith("model") or field in ("primary", "fallbacks")
-                if (names or path == _CHANNELS) and not self.is_ours(model):
-                    yield f"{owner}: {model} ({shown(place)})"
-        if None in self.usual_models().values():
-            yield f"all agents: no model is named ({shown(DEFAULTS)}.model.primary)"
-
-    def primary(self, path: Where) -> str | None:
-        """OpenClaw takes a string, or an object that has fallbacks, too."""
-        told = (*path, "model")
-        return _text(self._at(told)) or _text(self._at((*told, "primary")))
-
-    def _agents(self) -> dict[str, Where]:
-        """Names and places, of today's configurations and of older ones, which have a list."""
-        found = dict[str, Where]()
-        for where in (("agents", "entries"), ("agents", "list")):
-            for key, agent in _members(self._at(where)).items():
-                if isinstance(agent, dict):
-                    name = key if isinstance(key, str) else _text(_at(agent, ("id",)))
-                    found.setdefault(name or str(key), (*where, key))
-        return found
-
-    def is_ours(self, model: str | None) -> bool:
-        """Whether a name leads to this gateway: `provider/model`, an alias, or the model alone."""
-        if model is None:
-            return False
-        aliases = _members(self._at((*DEFAULTS, "models"))).items()
-        model = next((str(name) for name, told in aliases if _at(told, ("alias",)) == model), model)
-        provider, _, name = model.partition("/")
-        if place := self._leads_to(provider):
-            here = place == _place(url_of(self.settings))
-            return here and name.partition("@v")[0] == self.settings.served_name
-        return self.provider() is not None and model == self.settings.served_name
-
-    def _leads_to(self, provider: str) -> tuple[str, int | None] | None:
-        """Where a provider is, as `_place`; None: it does not say."""
-        url = _text(self._at((*PROVIDERS, provider, "baseUrl")))
-        return None if url is None else _place(url)
-
-    def _at(self, path: Where) -> Any:
-        return _at(self.config, path)
+def pointing(config: Config, settings: Settings) -> list[str]:
+    """The names of the providers that point at this gateway."""
+    here = _address(url_of(settings))
+    return [
+        str(place[2])
+        for place, url in config.items()
+        if place[:2] == _PROVIDERS and place[3:] == ("baseUrl",) and _address(str(url)) == here
+    ]
 
 
-# A configuration of any shape
+def misfits(config: Config, name: str, settings: Settings, context: Context) -> Iterator[str]:
+    """What is wrong with the provider of that name, without secrets."""
+    root, known = (*_PROVIDERS, name), keys(settings)
+    url, api, timeout_s, key = (
+        config.get((*root, field)) for field in ("baseUrl", "api", "timeoutSeconds", "apiKey")
+    )
+    if not str(url).rstrip("/").endswith("/v1"):
+        yield f"its baseUrl is {url}, not {url_of(settings)}/v1"
+    if api != API:
+        yield f"its api is {api!r}, not {API!r}"
+    if not isinstance(timeout_s, int | float) or timeout_s < TIMEOUT_S:
+        yield (
+            f"its timeoutSeconds is {timeout_s}: with less than {TIMEOUT_S} a slow reply is "
+            "given up"
+        )
+    # Into a reference to a variable or to a store of secrets nobody can look.
+    plain = key is None or (isinstance(key, str) and not key.startswith("${"))
+    if known and plain and key not in known:
+        yield "its apiKey is no key of this gateway: requests will be refused (HTTP 401)"
+    ids = {
+        place[:-1]: value
+        for place, value in config.items()
+        if place[:4] == (*root, "models") and place[5:] == ("id",)
+    }
+    served = settings.served_name
+    if served not in ids.values():
+        others = ", ".join(map(str, ids.values())) or "none"
+        yield f"its models are {others}; the gateway serves {served!r} only"
+        return
+    at = next(place for place, one in ids.items() if one == served)
+    window = config.get((*at, "contextWindow"))
+    too_long = isinstance(window, int) and window > context.tokens and context.certain
+    if not isinstance(window, int) or window < SMALLEST_CONTEXT or too_long:
+        yield (
+            f"its contextWindow is {window}, not the model's {context.tokens}: with more OpenClaw "
+            f"shortens long sessions too late, and with less than {SMALLEST_CONTEXT} all of them "
+            "at once"
+        )
+    for switch in COMPAT:
+        # Who has set it to false has done so on purpose.
+        if not isinstance(config.get((*at, "compat", switch)), bool):
+            yield (
+                f"its compat.{switch} does not stand there: with true OpenClaw names the session "
+                "in every request, without it some are told apart by their wording alone"
+            )
 
 
-def shown(path: Where) -> str:
-    """How a place is named in a sentence: agents.list[2].model."""
-    steps = (f"[{key}]" if isinstance(key, int) else f".{key}" for key in path)
+def models_by_use(config: Config, settings: Settings) -> tuple[list[str], list[str]]:
+    """Where agents and channels name a model, pinned ones and fallbacks included: the places where
+    it is this gateway's, and those where it is another, with its name."""
+    served = settings.served_name
+    names = {served, *(f"{provider}/{served}" for provider in pointing(config, settings))}
+    names |= {
+        str(alias)
+        for place, alias in config.items()
+        if place[:3] == (*_DEFAULTS, "models") and place[4:] == ("alias",) and place[3] in names
+    }
+    ours, others = list[str](), list[str]()
+    for place, model in config.items():
+        field = next((key for key in reversed(place) if isinstance(key, str)), "")
+        names_one = field.lower().endswith("model") or field in ("primary", "fallbacks")
+        asked = (place[:1] == ("agents",) and names_one) or place[:2] == _CHANNELS
+        if not asked or not isinstance(model, str) or not model.strip():
+            continue
+        if model.strip().partition("@v")[0] in names:
+            ours.append(_shown(place))
+        else:
+            others.append(f"{_shown(place)}: {model}")
+    return ours, others
+
+
+def _shown(place: Where) -> str:
+    """A place in a sentence: agents.list[2].model."""
+    steps = (f"[{key}]" if isinstance(key, int) else f".{key}" for key in place)
     return "".join(steps).removeprefix(".")
 
 
-def _members(value: Any) -> dict[str | int, Any]:
-    """Of an object by their keys, of a list by their indices."""
-    if isinstance(value, list):
-        return dict(enumerate(cast("list[Any]", value)))
-    return cast("dict[str | int, Any]", value) if isinstance(value, dict) else {}
-
-
-def _at(config: Any, path: Where) -> Any:
-    for key in path:
-        config = _members(config).get(key)
-    return config
-
-
-def _texts(value: Any, path: Where) -> Iterator[tuple[Where, str]]:
-    """All of them below a place, and where each stands."""
-    if text := _text(value):
-        yield path, text
-    for key, inner in _members(value).items():
-        yield from _texts(inner, (*path, key))
-
-
-def _text(value: Any) -> str | None:
-    return value.strip() or None if isinstance(value, str) else None
-
-
-def _place(url: str) -> tuple[str, int | None]:
+def _address(url: str) -> tuple[str, int | None]:
     """The machine and the port, as far as the names tell."""
     try:
         split = urlsplit(url)

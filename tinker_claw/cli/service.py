@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 import click
 
-from tinker_claw.cli.common import Command, as_answered, wrapped, write
+from tinker_claw.cli.common import Command, as_answered, config_folder, wrapped, write
 from tinker_claw.config.flags import WORD
 from tinker_claw.config.load import flags
 from tinker_claw.config.settings import ENV_PREFIX, VARIABLES
@@ -221,16 +221,12 @@ def _keep_environment(file: Path) -> Iterator[str]:
     yield f"{file}: made, with {', '.join(now) or 'nothing in it'}. Keys go there."
 
 
-def _config() -> Path:
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-
-
 def _environment_file() -> Path:
-    return _config() / "tinker-claw" / "environment"
+    return config_folder() / "tinker-claw" / "environment"
 
 
 def _unit_file() -> Path:
-    return _config() / "systemd" / "user" / UNIT
+    return config_folder() / "systemd" / "user" / UNIT
 
 
 # systemd

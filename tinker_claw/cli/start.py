@@ -17,11 +17,12 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from getpass import getpass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import click
 
 from tinker_claw.cli import openclaw
 from tinker_claw.cli.common import answers_file, note, room_beside, url_of, write
@@ -63,11 +64,8 @@ def begin(serve: Callable[[Mapping[str, Any]], int]) -> int:
     Raises:
         ConfigError: what was answered cannot be kept, or started.
     """
-    file, _ = answers_file()
-    try:
-        answers = _ask()
-    except EOFError:  # Ctrl-D
-        raise KeyboardInterrupt from None
+    file = answers_file()
+    answers = _ask()
     if answers is None:
         return demo(())
     _remember(answers, file)
@@ -131,7 +129,8 @@ def _tinker(settings: Settings) -> str | None:
         write(["", f"The key: {found} has one; it is used, and kept nowhere else."])
     else:
         write(["", f"Your key of Tinker? {CONSOLE} makes one."])
-        key = getpass("It begins with tml- and is not shown as you type: ").strip()
+        told = "It begins with tml- and is not shown as you type"
+        key = click.prompt(told, hide_input=True).strip()
     asyncio.run(offered(settings, key=key))
     return key
 
@@ -176,12 +175,10 @@ def _openclaw() -> str | None:
 
 def _choose(question: str, choices: Mapping[str, str]) -> str:
     """Ask until one of the numbers is given."""
-    keys = list(choices)
     write(["", question, *(f"  {n}  {told}" for n, told in enumerate(choices.values(), 1))])
-    while True:
-        given = input(f"1 to {len(keys)}: ").strip()
-        if given.isdecimal() and 1 <= int(given) <= len(keys):
-            return keys[int(given) - 1]
+    last = len(choices)
+    given: int = click.prompt(f"1 to {last}", type=click.IntRange(1, last))
+    return [*choices][given - 1]
 
 
 def _remember(answers: _Answers, file: Path) -> None:
@@ -221,20 +218,10 @@ def _written(settings: Settings, file: Path) -> str:
         f"backend = {json.dumps(run.backend)}",
         f"data_dir = {json.dumps(str(run.directory.absolute()), ensure_ascii=False)}",
     ]
-    if run.backend == "tinker" and _can_keep_a_budget(settings):
+    from tinker_claw.billing.prices import price_in_force
+
+    # Of somebody's own server it is not known.
+    if run.backend == "tinker" and not price_in_force(settings).missing:
         told = "learning stops there, serving goes on: raise it, or leave it out"
         lines += ["", "[spend]", f"budget_usd = {BUDGET_USD}  # {told}"]
     return "\n".join(lines) + "\n"
-
-
-def _can_keep_a_budget(settings: Settings) -> bool:
-    """The price is known, which it is not of somebody's own server."""
-    from tinker_claw.billing.prices import check_budget, price_in_force
-
-    spend = settings.spend.model_copy(update={"budget_usd": BUDGET_USD})
-    wanted = settings.model_copy(update={"spend": spend})
-    try:
-        check_budget(wanted, price_in_force(wanted))
-    except ConfigError:
-        return False
-    return True

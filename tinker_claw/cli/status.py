@@ -5,13 +5,11 @@ Rule: what is wrong, since when, and what that means to the user, before any fig
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -135,23 +133,14 @@ def _watch(look: Callable[[], _Look]) -> None:
     from rich.panel import Panel
     from rich.text import Text
 
-    # An exception could be swallowed by whoever is at work; and a handler that sets an Event waits
-    # for ever where it interrupts the Event's own wait.
-    left = SimpleQueue[None]()
-    before = signal.signal(signal.SIGINT, lambda number, frame: left.put(None))
-    try:
-        with Live(auto_refresh=False) as live:
-            while left.empty():
-                seen = look()
-                style = "green" if seen.exit_status == EXIT_WELL else "bold red"
-                head = Text("\n".join([*seen.said, *seen.notes]), style=style)
-                figures = Text.from_ansi("\n".join(seen.figures))
-                live.update(Group(Panel(head, title="tinker-claw"), figures), refresh=True)
-                with suppress(Empty):
-                    left.get(timeout=EVERY_S)
-                    return
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with suppress(KeyboardInterrupt), Live(auto_refresh=False) as live:
+        while True:
+            seen = look()
+            style = "green" if seen.exit_status == EXIT_WELL else "bold red"
+            head = Text("\n".join([*seen.said, *seen.notes]), style=style)
+            figures = Text.from_ansi("\n".join(seen.figures))
+            live.update(Group(Panel(head, title="tinker-claw"), figures), refresh=True)
+            time.sleep(EVERY_S)
 
 
 # What /healthz says
@@ -168,8 +157,11 @@ def describe(health: Mapping[str, Any], url: str, now: float) -> list[str]:
             'It tells more to admins: role = "admin" in [[users]], or the key of the gateway.',
         ]
     if "policy_version" not in health:
-        more = "It tells more to who sends a key: give the flags of its start, or set "
-        return [head, f"{more}{API_KEY}."]
+        return [
+            head,
+            "It tells more to who sends its key: give the flags of its start, or --data-dir, where "
+            f"the key is that it made; or set {API_KEY}.",
+        ]
     figures = [
         f"policy v{health['policy_version']}",
         f"{health['samples_waiting']}/{health['batch_size']} samples waiting",
@@ -219,7 +211,7 @@ BAR = 24
 _MOST_REASONS = 8
 _LEFT_OUT = ("id", "from", "samples", "hinted", "cost")
 _STEPS = (
-    Column("step", "id", right=True),
+    Column("step", "id"),
     *(column for column in COLUMNS["steps"] if column.name not in _LEFT_OUT),
 )
 
@@ -255,7 +247,7 @@ def _reasons(untrained: Mapping[str, int]) -> Iterator[str]:
         yield "none: every turn was trained"
     most, reasons = max(untrained.values(), default=0), list(untrained.items())
     for reason, turns in reasons[:_MOST_REASONS]:
-        told = printable(short(reason, WIDTH - BAR - 11))
+        told = printable(short(WIDTH - BAR - 11, reason))
         yield f"{turns:>7} {_bar(turns, most).rstrip('.'):<{BAR}} {told}"
     if rest := reasons[_MOST_REASONS:]:
         yield f"{sum(turns for _, turns in rest):>7} {'':<{BAR}} {len(rest)} other reasons"

@@ -86,13 +86,13 @@ def _mark(record: Record) -> str:
 
 
 _COLUMNS = (
-    Column("version", lambda record: version(record["id"])),
-    Column("parent", lambda record: version(record["parent"])),
-    Column("step", right=True),
-    Column("made", WHEN.of),
-    Column("samples", lambda record: record["samples"] or None, right=True),
+    Column("version", "id", version),
+    Column("parent", show=version),
+    Column("step"),
+    Column("made", WHEN.of, WHEN.show),
+    Column("samples", show=lambda samples: samples or None),
     Column("state", lambda one: _there(one["state"]) if one["saved"] else "not saved"),
-    Column("sampler", lambda record: _there(record["sampler"])),
+    Column("sampler", show=_there),
     Column("", _mark),
 )
 

@@ -10,11 +10,10 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from tinker_claw.config.load import read_toml
+from tinker_claw.config.load import read_as
 from tinker_claw.config.settings import Settings
-from tinker_claw.errors import ConfigError
 from tinker_claw.shipped import CANARIES, DEMO_CANARIES
 
 _Text = Annotated[str, Field(min_length=1)]
@@ -63,10 +62,5 @@ def read(path: Path) -> tuple[Canary, ...]:
     Raises:
         ConfigError: it cannot be read, or an entry is none; names all that is wrong.
     """
-    try:
-        found = _File.model_validate(read_toml("--canaries", path)).canary
-    except ValidationError as error:
-        each = error.errors(include_input=False, include_url=False)
-        wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in each)
-        raise ConfigError(f"--canaries {path}: {wrong}") from error
+    found = read_as(_File, "--canaries", path).canary
     return tuple(one for at, one in enumerate(found) if one not in found[:at])

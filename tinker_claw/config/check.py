@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from itertools import chain
 from typing import Final
 
 from tinker_claw.config.settings import (
@@ -40,25 +41,10 @@ def check(settings: Settings) -> None:
     Raises:
         ConfigError: says what to set, or what to leave out.
     """
-    for wrong in _wrong(settings):
-        raise ConfigError(wrong)
-
-
-def _wrong(settings: Settings) -> Iterator[str]:
-    run, local = settings.run, settings.local
-    yield from _access(settings)
-    yield from _service(run, local)
-    yield from _counts(local)
-    yield from _judge(settings)
-    yield from _demo(run, local)
-    yield from _servers(local)
-    yield from _processor(local)
     if settings.training.clip_low >= settings.training.clip_high:
-        yield "--clip-low must be below --clip-high"
-    try:
-        shlex.split(local.torchrun or "")
-    except ValueError as error:
-        yield f"--torchrun cannot be split into arguments ({error}); mind its quotes"
+        raise ConfigError("--clip-low must be below --clip-high")
+    for wrong in chain(_access(settings), _local(settings.run, settings.local), _judge(settings)):
+        raise ConfigError(wrong)
 
 
 def _access(settings: Settings) -> Iterator[str]:
@@ -95,32 +81,40 @@ def _access(settings: Settings) -> Iterator[str]:
         yield "users: two users have the same key; a key must name one user"
 
 
-def _service(run: Run, local: Local) -> Iterator[str]:
-    """Whoever names their GPUs does not mean a service that bills them."""
+def _local(run: Run, local: Local) -> Iterator[str]:
+    """Who names their GPUs does not mean a service that bills them, or a model that needs none."""
     named = local.given(*VARIABLES, "sampler_urls")
     if run.backend == "tinker" and named:
         yield (
             f"{named}: with --backend tinker, the default, a service trains and samples; add "
             "--backend local, or leave it out"
         )
-
-
-def _counts(local: Local) -> Iterator[str]:
     if local.rollout_gpus is not None and local.rollout_gpus % local.rollout_tp:
         yield (
             f"--rollout-gpus {local.rollout_gpus} (ROLLOUT_GPUS) cannot be split into servers of "
             f"--rollout-tp {local.rollout_tp} GPUs; give a multiple of it"
         )
-    if local.gpus is None:
-        return
     parts = (local.actor_gpus or 0, local.rollout_gpus or 0, local.prm_gpus)
     alone = local.gpus == 1 and not local.prm_gpus  # trainer and sampler share it
-    if sum(parts) > local.gpus and not (alone and max(parts) == 1):
+    if local.gpus is not None and sum(parts) > local.gpus and not (alone and max(parts) == 1):
         yield (
             f"{local.given('actor_gpus', 'rollout_gpus', 'prm_gpus')} are {sum(parts)} GPUs, but "
             f"--gpus (NUM_GPUS) is {local.gpus}; lower one of them, or leave them out and the "
             "layout goes by --gpus"
         )
+    needs = local.given(*NEEDS_GPU)
+    if run.model_name in MODELS and needs:
+        told = "needs no GPU; leave it out, or name another model"
+        yield f"{needs}: the model {run.model_name} {told}"
+    if local.device == "cpu" and needs:
+        yield f"{needs} needs GPUs, but --device is cpu; leave one of the two out"
+    if local.device.startswith("cuda:") and (local.gpus or local.actor_gpus or 1) > 1:
+        yield f"--device {local.device} is one GPU; for several give --gpus and --device cuda"
+    yield from _servers(local)
+    try:
+        shlex.split(local.torchrun or "")
+    except ValueError as error:
+        yield f"--torchrun cannot be split into arguments ({error}); mind its quotes"
 
 
 def _judge(settings: Settings) -> Iterator[str]:
@@ -169,16 +163,3 @@ def _servers(local: Local) -> Iterator[str]:
             f"{unused} is for samplers that are started here; --sampler-urls names some that run "
             "already: leave one of the two out"
         )
-
-
-def _demo(run: Run, local: Local) -> Iterator[str]:
-    if run.model_name in MODELS and (named := local.given(*NEEDS_GPU)):
-        told = "needs no GPU; leave it out, or name another model"
-        yield f"{named}: the model {run.model_name} {told}"
-
-
-def _processor(local: Local) -> Iterator[str]:
-    if local.device.startswith("cuda:") and (local.gpus or local.actor_gpus or 1) > 1:
-        yield f"--device {local.device} is one GPU; for several give --gpus and --device cuda"
-    if local.device == "cpu" and (named := local.given(*NEEDS_GPU)):
-        yield f"{named} needs GPUs, but --device is cpu; leave one of the two out"

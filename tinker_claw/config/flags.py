@@ -6,7 +6,6 @@ and completion follow from that. click reads and completes words; pydantic makes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import NoneType
 from typing import Any, Final, Literal, get_args, get_origin
@@ -19,20 +18,13 @@ WORD: Final = "word"
 """Beside a type (`Annotated[int, WORD]`): a word of its own instead of a flag with a value."""
 
 
-Completions = Mapping[str, Callable[[], Iterable[str]]]
-"""What completes a flag whose field does not say it, by the flag's name."""
-
-
-def parameters(
-    model: type[BaseModel], section: str = "", completions: Completions | None = None
-) -> list[click.Parameter]:
+def parameters(model: type[BaseModel], section: str = "") -> list[click.Parameter]:
     """One parameter a field, in their order, where it has one.
 
     Those of a section of the settings are named `<section>__<field>`, and None unless given.
     """
-    known = completions or {}
     return [
-        _parameter(name, field, section, known.get(name))
+        _parameter(name, field, section)
         for name, field in model.model_fields.items()
         if has_flag(field)
     ]
@@ -51,9 +43,7 @@ def section_of(parameter: click.Parameter) -> str | None:
     return section if of_settings else None
 
 
-def _parameter(
-    name: str, field: FieldInfo, section: str, words: Callable[[], Iterable[str]] | None
-) -> click.Parameter:
+def _parameter(name: str, field: FieldInfo, section: str) -> click.Parameter:
     kind, many = _kind(field.annotation)
     if WORD in field.metadata:
         return click.Argument(
@@ -75,17 +65,8 @@ def _parameter(
         default = "" if field.default in (None, False) else f"default {field.default}"
         facts = ", ".join(str(fact) for fact in (extra.get("unit"), default) if fact)
         told += f" ({facts})" if facts else ""
-    if words is not None:
-        options["shell_complete"] = _completing(words)
     names = f"--{flag}/--no-{flag}" if section and kind is click.BOOL else f"--{flag}"
     return click.Option([names, f"{section}__{name}" if section else name], help=told, **options)
-
-
-def _completing(words: Callable[[], Iterable[str]]) -> Callable[..., list[str]]:
-    def complete(context: click.Context, option: click.Parameter, begun: str) -> list[str]:
-        return [word for word in words() if word.startswith(begun)]
-
-    return complete
 
 
 def _kind(annotation: Any) -> tuple[click.ParamType[Any], bool]:

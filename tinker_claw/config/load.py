@@ -13,19 +13,20 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
 import click
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_settings import EnvSettingsSource, SettingsError
 
 from tinker_claw.config.check import API_KEY, check
-from tinker_claw.config.flags import Completions, parameters
+from tinker_claw.config.flags import parameters
 from tinker_claw.config.own_key import with_own_key
 from tinker_claw.config.settings import ENV_PREFIX, USERS, VARIABLES, Settings, sections
 from tinker_claw.errors import ConfigError
 from tinker_claw.shipped import MODELS, config_file, shipped_configs
 
+M = TypeVar("M", bound=BaseModel)
 CONFIG: Final = "__config"
 """The flag that names a file: of no section."""
 ELSEWHERE: Final = (
@@ -77,7 +78,7 @@ def load_given(given: Mapping[str, Any]) -> Settings:
     return settings
 
 
-def flags(completions: Completions | None = None) -> list[click.Parameter]:
+def flags() -> list[click.Parameter]:
     """The one that names a file, and those of all sections."""
     file = click.Option(
         ["--config", CONFIG],
@@ -91,7 +92,7 @@ def flags(completions: Completions | None = None) -> list[click.Parameter]:
         help="none: nobody needs a key, although others have accounts on this machine; a key "
         f"itself stands in {API_KEY}",
     )
-    of_sections = (parameters(model, name, completions) for name, model in sections().items())
+    of_sections = (parameters(model, name) for name, model in sections().items())
     return [file, keyless, *chain.from_iterable(of_sections)]
 
 
@@ -111,10 +112,21 @@ def read_toml(flag: str, path: Path) -> dict[str, Any]:
         if flag == "--config":
             cure += f"; shipped files go by their names alone: {', '.join(shipped_configs())}"
         raise ConfigError(f"{flag} {path} cannot be read ({error.strerror}): {cure}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{flag} {path} is not valid TOML: {error}") from error
-    except RecursionError as error:
-        raise ConfigError(f"{flag} {path} cannot be read: it is nested too deeply") from error
+
+
+def read_as(model: type[M], flag: str, path: Path) -> M:
+    """The file that a flag names, as this model has it.
+
+    Raises:
+        ConfigError: as `read_toml`, or an entry is wrong; names all that are.
+    """
+    try:
+        return model.model_validate(read_toml(flag, path))
+    except ValidationError as error:
+        wrong = (f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        raise ConfigError(f"{flag} {path}: {'; '.join(wrong)}") from error
 
 
 def _read_environment() -> dict[str, Any]:
@@ -126,7 +138,8 @@ def _read_environment() -> dict[str, Any]:
                 f"environment: {name} names no setting (tinker-claw --help-all lists them)"
             )
     try:
-        return EnvSettingsSource(Settings)()
+        tree = cast("Any", Settings)  # it takes any model, and is declared for one of its own
+        return EnvSettingsSource(tree, env_prefix=ENV_PREFIX, env_nested_delimiter="__")()
     except SettingsError as error:
         if f'"{USERS}"' not in str(error):
             raise ConfigError(

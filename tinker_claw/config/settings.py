@@ -7,16 +7,12 @@ machine to read. Which settings exclude one another is said in `config.check`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, cast, get_args
+from typing import Any, Final, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, field_validator
-from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from tinker_claw.config.flags import has_flag
 from tinker_claw.privacy.rules import KINDS, SECRETS
 
 ENV_PREFIX: Final = "TINKER_CLAW_"
@@ -36,26 +32,23 @@ DEFAULT_USER: Final = "default"
 _NAME = r"^[a-z0-9][a-z0-9_-]{0,31}$"
 
 
-def _setting(
-    default: Any,
-    told: str,
-    *,
-    when: str,
-    unit: str = "",
-    ge: float | None = None,
-    gt: float | None = None,
-    le: float | None = None,
-) -> Any:
+def _setting(default: Any, told: str, *, when: str, unit: str = "", **bounds: Any) -> Any:
     """One declaration.
 
     Args:
         told: what it is, as --help says it.
         when: when to change it, as the settings page says it.
         unit: what its number counts.
-        ge, gt, le: what its number may be, as pydantic has it.
+        bounds: what its number may be, as pydantic has it (ge, gt, le).
     """
-    extra: dict[str, Any] = {"when": when, "unit": unit}
-    return Field(default=default, description=told, json_schema_extra=extra, ge=ge, gt=gt, le=le)
+    told_of: Any = {"description": told, "json_schema_extra": {"when": when, "unit": unit}}
+    return Field(default=default, **told_of, **bounds)
+
+
+def _listed(text: str | None) -> tuple[str, ...]:
+    """What stands between commas, each once."""
+    named = (name.strip() for name in (text or "").split(","))
+    return tuple(dict.fromkeys(name for name in named if name))
 
 
 class Section(BaseModel):
@@ -133,8 +126,7 @@ class Run(Section):
     @property
     def sinks(self) -> tuple[str, ...]:
         """Those of `report_to`, each once."""
-        named = [name.strip() for name in (self.report_to or "").split(",")]
-        return tuple(dict.fromkeys(name for name in named if name))
+        return _listed(self.report_to)
 
     @property
     def directory(self) -> Path:
@@ -492,7 +484,7 @@ class Keeping(Section):
     @field_validator("redact")
     @classmethod
     def _known_kinds(cls, value: str) -> str:
-        unknown = {kind.strip() for kind in value.split(",")} - {*KINDS, "all", "none"}
+        unknown = {*_listed(value)} - {*KINDS, "all", "none"}
         if unknown:
             raise ValueError(f"{', '.join(sorted(unknown))!r} is none of {', '.join(KINDS)}")
         return value
@@ -500,8 +492,8 @@ class Keeping(Section):
     @property
     def kinds(self) -> frozenset[str]:
         """The kinds that are redacted."""
-        named = {kind.strip() for kind in self.redact.split(",")}
-        return frozenset(KINDS) if "all" in named else frozenset(named) - {"none"}
+        named = frozenset(_listed(self.redact))
+        return frozenset(KINDS) if "all" in named else named - {"none"}
 
 
 class Spend(Section):
@@ -620,8 +612,7 @@ class Local(Section):
     @property
     def urls(self) -> tuple[str, ...]:
         """The servers of `sampler_urls`, each without a slash at its end."""
-        named = (url.strip().rstrip("/") for url in (self.sampler_urls or "").split(","))
-        return tuple(url for url in named if url)
+        return tuple(url.rstrip("/") for url in _listed(self.sampler_urls))
 
 
 class User(Section):
@@ -643,17 +634,8 @@ class User(Section):
     )
 
 
-class Settings(BaseSettings):
+class Settings(Section):
     """The whole tree."""
-
-    model_config = SettingsConfigDict(
-        frozen=True,
-        extra="forbid",
-        env_prefix=ENV_PREFIX,
-        env_nested_delimiter="__",
-        nested_model_default_partial_update=True,
-        hide_input_in_errors=True,
-    )
 
     run: Run = Run()
     gateway: Gateway = Gateway()
@@ -678,87 +660,10 @@ class Settings(BaseSettings):
         settings._key_file = file
         return settings
 
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """The caller merges command line and file; nothing is read behind its back."""
-        return (init_settings,)
-
     @property
     def served_name(self) -> str:
         """The model's name in requests."""
         return self.gateway.served_model_name or self.run.model_name
-
-
-@dataclass(frozen=True, slots=True)
-class Declared:
-    """One setting of a section, as it was declared."""
-
-    section: str
-    name: str
-    field: FieldInfo
-
-    @property
-    def key(self) -> str:
-        """Where it stands in a settings file."""
-        return f"{self.section}.{self.name}"
-
-    @property
-    def variable(self) -> str:
-        """What sets it in the environment."""
-        return f"{ENV_PREFIX}{self.section}__{self.name}".upper()
-
-    @property
-    def flag(self) -> str | None:
-        """None for a secret, and for a table."""
-        return f"--{self.name.replace('_', '-')}" if has_flag(self.field) else None
-
-    @property
-    def switch(self) -> bool:
-        """Its flag takes no value."""
-        return self.field.annotation is bool
-
-    @property
-    def choices(self) -> tuple[str, ...]:
-        """The only values it may have; () for any."""
-        words = get_args(self.field.annotation)
-        return words if words and all(isinstance(word, str) for word in words) else ()
-
-    @property
-    def told(self) -> str:
-        """What it is."""
-        return self.field.description or ""
-
-    @property
-    def unit(self) -> str:
-        """What its number counts; "" where it counts nothing."""
-        return self._extra("unit")
-
-    @property
-    def when(self) -> str:
-        """When to change it."""
-        return self._extra("when")
-
-    @property
-    def bounds(self) -> str:
-        """What its number may be, e.g. ">= 1, <= 512"; "" for any."""
-        signs = {"ge": ">=", "gt": ">", "le": "<="}
-        found = [
-            f"{sign} {getattr(rule, name)}"
-            for rule in self.field.metadata
-            for name, sign in signs.items()
-            if hasattr(rule, name)
-        ]
-        return ", ".join(found)
-
-    def _extra(self, name: str) -> str:
-        return cast("dict[str, str]", self.field.json_schema_extra)[name]
 
 
 def sections() -> dict[str, type[Section]]:
@@ -768,10 +673,3 @@ def sections() -> dict[str, type[Section]]:
         for name, field in Settings.model_fields.items()
         if name != USERS
     }
-
-
-def declared() -> Iterator[Declared]:
-    """Every setting of every section, in order."""
-    for section, model in sections().items():
-        for name, field in model.model_fields.items():
-            yield Declared(section, name, field)

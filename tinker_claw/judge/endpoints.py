@@ -11,8 +11,8 @@ import asyncio
 import json
 import re
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict
-from types import TracebackType
 from typing import Final, Protocol
 
 import httpx
@@ -27,7 +27,7 @@ from tinker_claw.errors import (
     first_cause,
 )
 from tinker_claw.judge.prompts import CUT
-from tinker_claw.judge.styles import REFUSALS, Dialect, Question, headers_of, refused, style_of
+from tinker_claw.judge.styles import REFUSALS, Dialect, Question, refused, style_of
 from tinker_claw.policy import Sampler
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.retry import Backoff
@@ -56,8 +56,6 @@ class Endpoint(Protocol):
             OutageError: the service that has the judging model is away.
         """
         ...
-
-    async def aclose(self) -> None: ...
 
 
 class SamplerEndpoint:
@@ -88,9 +86,6 @@ class SamplerEndpoint:
         text = self._renderer.parse(done.tokens, prompt).text
         return text if done.stop_reason is StopReason.STOP else text + CUT
 
-    async def aclose(self) -> None:
-        """Nothing to free: the sampler belongs to the trainer."""
-
 
 class SilentJudgeError(JudgeError):
     """The endpoint does not answer, whatever it is asked."""
@@ -100,7 +95,7 @@ class _Again(Exception):
     """The endpoint may answer if it is asked again."""
 
 
-class HttpEndpoint:
+class HttpEndpoint(AbstractAsyncContextManager["HttpEndpoint"]):
     """An OpenAI-compatible server as the judge."""
 
     def __init__(
@@ -113,17 +108,17 @@ class HttpEndpoint:
         retries: Backoff = RETRIES,
     ) -> None:
         key = settings.judge_api_key
-        given = {name: value.get_secret_value() for name, value in settings.headers.items()}
+        headers = httpx.Headers({"accept-encoding": "identity"})
+        if key is not None:
+            headers["authorization"] = f"Bearer {key.get_secret_value()}"
+        # Last, so that they may replace the key's.
+        headers.update({n: value.get_secret_value() for n, value in settings.headers.items()})
         self._settings = settings
         self._answer_s = answer_s
         self._style, self._asked_at = style_of(url)
         self._url = _SECRET.sub("", self._asked_at)
         self._dialect = self._style.dialect
-        self._client = httpx.AsyncClient(
-            transport=transport,
-            timeout=answer_s,
-            headers=headers_of(given, key.get_secret_value() if key else None),
-        )
+        self._client = httpx.AsyncClient(transport=transport, timeout=answer_s, headers=headers)
         self._retries = retries
 
     async def answers(self, messages: Sequence[Message], n: int) -> list[str]:
@@ -132,21 +127,15 @@ class HttpEndpoint:
             judge.asked_model, messages, judge.prm_temperature, judge.prm_max_tokens
         )
         answers: list[str] = []
-        while len(answers) < n:  # a server may honour n only in part, or not at all
-            left = n - len(answers)
-            if self._dialect.many:
-                answers += await self._insist(question, left)
-            else:
-                answers += await self._one_by_one(question, left)
+        while (left := n - len(answers)) > 0:  # a server may honour n in part, or not at all
+            sizes = [left] if self._dialect.many else [1] * left
+            try:
+                async with asyncio.TaskGroup() as group:
+                    asked = [group.create_task(self._insist(question, size)) for size in sizes]
+            except ExceptionGroup as failed:
+                raise first_cause(failed) from failed
+            answers += [text for one in asked for text in one.result()]
         return answers[:n]
-
-    async def _one_by_one(self, question: Question, n: int) -> list[str]:
-        try:
-            async with asyncio.TaskGroup() as group:
-                asked = [group.create_task(self._insist(question, 1)) for _ in range(n)]
-        except ExceptionGroup as failed:
-            raise first_cause(failed) from failed
-        return [text for one in asked for text in one.result()]
 
     async def _insist(self, question: Question, n: int) -> list[str]:
         try:
@@ -162,17 +151,14 @@ class HttpEndpoint:
             status, content = await self._post(question, n, asked)
             if 200 <= status < 300:
                 texts = self._read(content)
-                self._remember(asked)
+                if asked != self._dialect:
+                    self._dialect = asked
+                    log.info("judge.adapted", url=self._url, **asdict(asked))
                 return texts
             rest = asked.without(content) if status in REFUSALS else None
             if rest is None:
                 raise JudgeError(refused(status, content, self._url))
             asked = rest
-
-    def _remember(self, asked: Dialect) -> None:
-        if (known := self._dialect.and_(asked)) != self._dialect:
-            self._dialect = known
-            log.info("judge.adapted", url=self._url, **asdict(known))
 
     async def _post(self, question: Question, n: int, asked: Dialect) -> tuple[int, bytes]:
         most = _ENVELOPE_BYTES + n * question.max_tokens * _TOKEN_BYTES
@@ -209,25 +195,11 @@ class HttpEndpoint:
         async for piece in response.aiter_bytes():
             content += piece
             if len(content) > most:
-                raise self._too_long(most)
+                raise JudgeError(
+                    f"the judge at {self._url} sent more than the {most} bytes that "
+                    f"{self._settings.prm_max_tokens} tokens a vote can have (--prm-max-tokens)"
+                )
         return bytes(content)
 
-    def _too_long(self, most: int) -> JudgeError:
-        return JudgeError(
-            f"the judge at {self._url} sent more than the {most} bytes that "
-            f"{self._settings.prm_max_tokens} tokens a vote can have (--prm-max-tokens)"
-        )
-
-    async def aclose(self) -> None:
+    async def __aexit__(self, *failed: object) -> None:
         await self._client.aclose()
-
-    async def __aenter__(self) -> HttpEndpoint:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.aclose()

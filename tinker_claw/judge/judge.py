@@ -168,18 +168,16 @@ class Judge:
     ) -> tuple[list[str], list[str], bool]:
         """Answers to both questions, and whether they are the fallback's."""
         now = asyncio.get_running_loop().time
-        if self._fallback is not None and now() < self._rests_until:
-            return *await self._ask_both(self._fallback, verdict, hint), True
-        try:
-            answers = *await self._ask_both(self._endpoint, verdict, hint), False
-        except (JudgeError, OutageError) as error:
-            if self._fallback is None:
-                raise
-            if isinstance(error, SilentJudgeError | OutageError):
-                self._rests_until = now() + REST_S
-                log.warning("judge.second", why=str(error))
-            return *await self._ask_both(self._fallback, verdict, hint), True
-        return answers
+        if self._fallback is None or now() >= self._rests_until:
+            try:
+                return *await self._ask_both(self._endpoint, verdict, hint), False
+            except (JudgeError, OutageError) as error:
+                if self._fallback is None:
+                    raise
+                if isinstance(error, SilentJudgeError | OutageError):
+                    self._rests_until = now() + REST_S
+                    log.warning("judge.second", why=str(error))
+        return *await self._ask_both(self._fallback, verdict, hint), True
 
     async def _ask_both(
         self, endpoint: Endpoint, verdict: Sequence[Message], hint: Sequence[Message] | None

@@ -12,13 +12,14 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, Final, cast
+from typing import Annotated, Any, Final, Literal, cast
 
-from tinker_claw.config.load import read_toml
-from tinker_claw.errors import ConfigError
+from pydantic import BaseModel, ConfigDict, StringConstraints
+
+from tinker_claw.config.load import read_as
 from tinker_claw.judge.fence import TOLD, Part, fence, shares, shorten
 from tinker_claw.types import Message, NextState, Verdict, Vote, Writer
 
@@ -97,83 +98,65 @@ letter from the text that the user wrote, between the marks [QUOTE] and [/QUOTE]
 into "reasoning", 1 or -1 into "rating", the user's words into "quote" and the hint into "hint", or
 nothing into either."""
 
+_FORMS: Final = {"verdict": _VERDICT_FORM, "hint": _HINT_FORM}
 
-@dataclass(frozen=True, slots=True)
-class Prompts:
+
+_Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+
+
+class Prompts(BaseModel):
     """What the two questions mean. Fences and the form of an answer are added to either."""
 
-    verdict: str = _VERDICT
-    hint: str = _HINT
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    verdict: _Text = _VERDICT
+    hint: _Text = _HINT
 
     @classmethod
     def read(cls, path: Path) -> Prompts:
-        """Of a TOML file with the texts `verdict` and `hint`, or one of them.
+        """A TOML file with the texts `verdict` and `hint`, or one of them.
 
         Raises:
             ConfigError: it cannot be read, or holds anything else.
         """
-        given = read_toml("--judge-prompts", path)
-        known = {field.name for field in fields(cls)}
-        if unknown := sorted(given.keys() - known):
-            raise ConfigError(
-                f"--judge-prompts {path}: {unknown[0]} is no question; it may hold the texts "
-                "verdict and hint"
-            )
-        if empty := [name for name, text in given.items() if not _is_text(text)]:
-            raise ConfigError(f"--judge-prompts {path}: {empty[0]} must be a text that asks")
-        return cls(**{name: text.strip() for name, text in given.items()})
+        return read_as(cls, "--judge-prompts", path)
 
     @property
     def version(self) -> str:
         """A digest of everything that is asked and added, so that equal ones were asked alike."""
-        asks = ((self.verdict, _VERDICT_FORM), (self.hint, _HINT_FORM))
-        states = (NextState("user", ""), NextState("tool", ""))
-        asked = [_messages(*ask, "", "", state, lambda _: "M") for ask in asks for state in states]
+        asked = [
+            ask("", "", NextState(role, ""), self, draw=lambda _: "M")
+            for ask in (verdict_messages, hint_messages)
+            for role in ("user", "tool")
+        ]
         return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:12]
 
 
 INCLUDED: Final = Prompts()
 
 
-def verdict_messages(
-    request: str,
-    reply: str,
-    state: NextState,
-    prompts: Prompts = INCLUDED,
-    asked_by: Writer = Writer.OWNER,
-) -> list[Message]:
-    """The prompt for one verdict vote."""
-    return _messages(prompts.verdict, _VERDICT_FORM, request, reply, state, asked_by=asked_by)
-
-
-def hint_messages(
-    request: str,
-    reply: str,
-    state: NextState,
-    prompts: Prompts = INCLUDED,
-    asked_by: Writer = Writer.OWNER,
-) -> list[Message]:
-    """The prompt for one hint vote."""
-    return _messages(prompts.hint, _HINT_FORM, request, reply, state, asked_by=asked_by)
-
-
 def _messages(
-    asks: str,
-    form: str,
+    asks: Literal["verdict", "hint"],
     request: str,
     reply: str,
     state: NextState,
-    draw: Callable[[int], str] = token_hex,
+    prompts: Prompts = INCLUDED,
     asked_by: Writer = Writer.OWNER,
+    draw: Callable[[int], str] = token_hex,
 ) -> list[Message]:
+    """The prompt for one vote."""
     parts = [
         Part("request", _WRITTEN.get(asked_by, _BY_USER), shorten(request)),
         Part("reply", "written by the assistant", shorten(reply)),
         *_came_next(state),
     ]
     case, mark = fence(parts, draw)
-    system = "\n\n".join([asks, form, TOLD.format(mark=mark)])
+    system = "\n\n".join([getattr(prompts, asks), _FORMS[asks], TOLD.format(mark=mark)])
     return [{"role": "system", "content": system}, {"role": "user", "content": case}]
+
+
+verdict_messages = partial(_messages, "verdict")
+hint_messages = partial(_messages, "hint")
 
 
 def _came_next(state: NextState) -> Iterable[Part]:
@@ -198,10 +181,6 @@ _WRITTEN: Final[Mapping[Writer, str]] = {
     Writer.EXTERNAL: "from a mail, a hook or the web, and not written by the user",
 }
 """Who wrote what is not the owner's, in our words."""
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and bool(value.strip())
 
 
 # Reading

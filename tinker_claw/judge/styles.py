@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
 from tinker_claw.judge.prompts import CUT, SCHEMA
@@ -54,11 +54,6 @@ class Dialect:
         if not named and self.schema:
             named = {"schema": False}
         return replace(self, **named) if named else None
-
-    def and_(self, other: Dialect) -> Dialect:
-        """What both have left."""
-        names = [field.name for field in fields(self)]
-        return Dialect(**{n: getattr(self, n) and getattr(other, n) for n in names})
 
 
 def _param(refusal: str) -> str | None:
@@ -177,11 +172,3 @@ def refused(status: int, content: bytes, url: str) -> str:
     words = " ".join(content.decode(errors="replace").split())[:200]
     told = f": {words}" if status in (401, 403, 404) else ""
     return f"the judge at {url} refuses (HTTP {status}){told}"
-
-
-def headers_of(given: Mapping[str, str], key: str | None) -> dict[str, str]:
-    """Of every request. Those that are given come last, so that they may replace the key's."""
-    named = {"accept-encoding": "identity"}
-    if key is not None:
-        named["authorization"] = f"Bearer {key}"
-    return named | {name.lower(): value for name, value in given.items()}

@@ -171,6 +171,10 @@ def loss_passes(
 ) -> list[LossPass]:
     """The passes of one step; a datum that carries no gradient is left out.
 
+    A sample with candidates is in the cross_entropy pass only, and its prompt is computed once: its
+    sampled tokens are one more candidate, with A rho as their weight. That is the gradient of ppo,
+    -A rho grad(log pi) inside the bounds; rho = 1 where the policy that is trained sampled them.
+
     Each sample is divided by T_i B, or by T_max B with norm = constant (Dr. GRPO, arXiv
     2503.20783).
 
@@ -183,15 +187,28 @@ def loss_passes(
         tokens, start = sample.prompt + done.tokens, len(sample.prompt)
         length = len(done.tokens) if cfg.norm == "sample" else reply_tokens
         scale = 1.0 / (length * len(items))
-        if any(found.tokens):
+        if found.candidates:
+            weights, targets = found.candidates, candidates(sample)
+            if any(found.tokens):
+                own = _sampled_weights(item, found.tokens, cfg)
+                weights = [(*row, a) for row, a in zip(weights, own, strict=True)]
+                targets = tuple((*row, v) for row, v in zip(targets, done.tokens, strict=True))
+            weighed = tuple(tuple(scale * a for a in row) for row in weights)
+            cross_entropy.append(Datum(tokens, start, targets=targets, weights=weighed))
+        elif any(found.tokens):
             moved = tuple(scale * a for a in found.tokens)
             ppo.append(Datum(tokens, start, logprobs=done.logprobs, advantages=moved))
-        if found.candidates:
-            weights = tuple(tuple(scale * a for a in row) for row in found.candidates)
-            targets = candidates(sample)
-            cross_entropy.append(Datum(tokens, start, targets=targets, weights=weights))
     found = [ppo_pass(ppo, cfg), LossPass("cross_entropy", tuple(cross_entropy))]
     return [one for one in found if one.datums]
+
+
+def _sampled_weights(item: BatchItem, tokens: Sequence[float], cfg: Training) -> Sequence[float]:
+    """(T,) A rho of the sampled tokens, 0 where the ratio's bounds cut it off."""
+    if item.current is None:
+        return tokens
+    rows = zip(tokens, item.current.logprobs, item.sample.completion.logprobs, strict=True)
+    low, high = cfg.clip_low, cfg.clip_high
+    return [stale_weight(a, now, then, clip_low=low, clip_high=high) for a, now, then in rows]
 
 
 def ppo_pass(datums: Sequence[Datum], cfg: Training) -> LossPass:

@@ -1,13 +1,13 @@
-"""Curves as SVG, drawn here, so that they need no script and no style of their own.
-
-Rule: numbers alone go in, so nothing that a user or a model wrote can be in what comes out.
+"""Curves: where their lines, points and labels stand. The template `macros.html` draws them as SVG,
+so that they need no script and no style of their own.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 WIDTH, HEIGHT = 360, 150
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 8, 10, 22
@@ -23,8 +23,13 @@ class Point:
     high: float | None = None
 
 
-def curve(points: Sequence[Point], *, low: float | None = None, high: float | None = None) -> str:
-    """An SVG element; a sentence's place is beside it. Points that are no number are left out.
+def curve(
+    points: Sequence[Point], *, low: float | None = None, high: float | None = None
+) -> Mapping[str, Any]:
+    """What is to be drawn; nothing where no point is a number. Those that are none are left out.
+
+    `grid`: (y, label); `ends`: (x, label, text-anchor); `points`: (x, y, (y of low, y of high) or
+    None).
 
     Args:
         points: by `at`.
@@ -32,7 +37,7 @@ def curve(points: Sequence[Point], *, low: float | None = None, high: float | No
     """
     shown = [point for point in points if math.isfinite(point.value)]
     if not shown:
-        return ""
+        return {}
     values = [v for p in shown for v in (p.value, p.low, p.high) if v is not None]
     bottom = min(values) if low is None else low
     top = max(values) if high is None else high
@@ -42,39 +47,22 @@ def curve(points: Sequence[Point], *, low: float | None = None, high: float | No
 
     def x(at: float) -> float:
         share = (at - first) / (last - first) if last > first else 0.5
-        return _LEFT + share * (WIDTH - _LEFT - _RIGHT)
+        return round(_LEFT + share * (WIDTH - _LEFT - _RIGHT), 1)
 
     def y(value: float) -> float:
         share = (min(max(value, bottom), top) - bottom) / (top - bottom)
-        return HEIGHT - _BOTTOM - share * (HEIGHT - _TOP - _BOTTOM)
+        return round(HEIGHT - _BOTTOM - share * (HEIGHT - _TOP - _BOTTOM), 1)
 
-    parts = [
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-hidden="true" class="curve">',
-        *(
-            f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y(v):.1f}" '
-            f'y2="{y(v):.1f}"/><text x="{_LEFT - 4}" y="{y(v) + 4:.1f}" '
-            f'text-anchor="end">{_number(v)}</text>'
-            for v in (bottom, (bottom + top) / 2, top)
-        ),
-        *(
-            f'<text x="{x(at):.1f}" y="{HEIGHT - 6}" text-anchor="{anchor}">{_number(at)}</text>'
-            for at, anchor in ((first, "start"), (last, "end"))[: 1 + (last > first)]
-        ),
-    ]
-    for point in shown:
-        if point.low is not None and point.high is not None:
-            parts.append(
-                f'<line class="interval" x1="{x(point.at):.1f}" x2="{x(point.at):.1f}" '
-                f'y1="{y(point.low):.1f}" y2="{y(point.high):.1f}"/>'
-            )
-    line = " ".join(f"{x(p.at):.1f},{y(p.value):.1f}" for p in shown)
-    parts.append(f'<polyline class="line" points="{line}"/>')
-    if len(shown) <= 60:
-        parts += [
-            f'<circle class="dot" cx="{x(p.at):.1f}" cy="{y(p.value):.1f}" r="2.5"/>' for p in shown
-        ]
-    return "".join([*parts, "</svg>"])
+    def interval(p: Point) -> tuple[float, float] | None:
+        return None if p.low is None or p.high is None else (y(p.low), y(p.high))
 
-
-def _number(value: float) -> str:
-    return f"{value:.2g}"
+    ends = [(x(at), f"{at:.2g}", side) for at, side in ((first, "start"), (last, "end"))]
+    return {
+        "width": WIDTH,
+        "height": HEIGHT,
+        "left": _LEFT,
+        "right": WIDTH - _RIGHT,
+        "grid": [(y(v), f"{v:.2g}") for v in (bottom, (bottom + top) / 2, top)],
+        "ends": ends if last > first else ends[:1],
+        "points": [(x(p.at), y(p.value), interval(p)) for p in shown],
+    }

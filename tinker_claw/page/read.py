@@ -7,8 +7,9 @@ tool wrote goes out as it is: the templates escape all of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from http import HTTPStatus
+from operator import itemgetter
 from statistics import fmean
 from typing import Any, Final
 
@@ -57,21 +58,21 @@ _STRONG: Final = (0.05, 0.3, 1.0)
 _STRONGEST: Final = 6
 """Tokens whose advantages are named, too: a title is seen by nobody without a mouse."""
 _CURVES: Final = (
-    ("accepted replies", "of the newest judged ones", ("replies", "good"), 0.0, 1.0),
-    ("mean reward", "of a step's samples", ("reward_mean",), None, None),
-    ("length", "mean tokens of the newest judged replies", ("replies", "all", "tokens"), 0.0, None),
-    ("change", "nats per token by which a step moved the policy", ("moved",), 0.0, None),
+    ("accepted replies", "of the newest judged ones", "replies good", 0.0, 1.0),
+    ("mean reward", "of a step's samples", "reward mean", None, None),
+    ("length", "mean tokens of the newest judged replies", "replies all tokens", 0.0, None),
+    ("change", "nats per token by which a step moved the policy", "moved", 0.0, None),
     (
         "agreement",
         "sd of sampler against trainer, in nats per token",
-        ("agreement_sd",),
+        "agreement sd",
         0.0,
         None,
     ),
     (
         "canaries",
         "nats by which right replies are less likely than before the step",
-        ("gate", "losses", "canaries"),
+        "gate losses canaries",
         None,
         None,
     ),
@@ -85,7 +86,7 @@ Decode = Callable[[Tokens], str]
 class Curve:
     name: str
     about: str
-    svg: str
+    curve: Mapping[str, Any]
     table: Sequence[tuple[str, str]]
     """The same for whoever reads no pictures: the newest figures."""
 
@@ -111,42 +112,42 @@ def read_overview(rows: Rows, training: Training) -> Record:
     figures = overview(rows, training.batch_size)
     steps = [s for s in read(rows, "steps", Filter(), STEPS) if s["status"] == "committed"]
     helps = [
-        {"name": name.replace("_", " "), **found, "svg": _shares(found["by_versions"])}
+        {"name": name.replace("_", " "), **found, "curve": _shares(found["by_versions"])}
         for name, found in figures["helps"].items()
     ]
     shown = {"facts": list(facts(figures)), "defined": defined(figures["helps"])}
     return {**figures, **shown, "helps": helps, "curves": list(_curves(steps))}
 
 
-def _shares(groups: Sequence[Record]) -> str:
+def _shares(groups: Sequence[Record]) -> Mapping[str, Any]:
     points = [Point(g["last"], g["share"], g["low"], g["high"]) for g in groups]
     return curve(points, low=0.0, high=1.0)
 
 
 def _curves(steps: Sequence[Record]) -> Iterator[Curve]:
-    for name, about, at, low, high in _CURVES:
-        found = [(step["id"], _at(step["metrics"], at)) for step in steps]
-        points = [Point(number, value) for number, value in found if value is not None]
+    found = [(step["id"], dict(_flat(step["metrics"]))) for step in steps]
+    for name, about, figure, low, high in _CURVES:
+        points = [Point(number, known[figure]) for number, known in found if figure in known]
         if points:
             table = [(f"step {p.at:g}", f"{p.value:.3g}") for p in points[-2:]]
             yield Curve(name, about, curve(points, low=low, high=high), table)
 
 
-def _at(metrics: Mapping[str, Any], path: Sequence[str]) -> float | None:
-    found: Any = metrics
-    for name in path:
-        found = found.get(name) if isinstance(found, dict) else None
-    return float(found) if isinstance(found, int | float) else None
+def read_turns(rows: Rows, wanted: Filter, training: Training) -> Record:
+    """The newest turns that are wanted, newest first."""
+    found = read(rows, "turns", wanted, ROWS + 1)[::-1]
+    shown = _first_rows("turns", found, "id")
+    add_outcomes(rows, read_run(rows, training.batch_size), shown["turns"])
+    return shown
 
 
-def read_turns(rows: Rows, wanted: Filter, training: Training) -> tuple[list[Record], int | None]:
-    """The newest turns that are wanted, newest first, and where the next page begins; None: there
-    is none."""
-    found = read(rows, "turns", wanted, ROWS + 1)
-    more = len(found) > ROWS
-    found = found[-ROWS:]
-    add_outcomes(rows, read_run(rows, training.batch_size), found)
-    return found[::-1], found[0]["id"] if more else None
+def _first_rows(name: str, found: Sequence[Record], key: str) -> Record:
+    """The rows of a page, and `rest`: before which row the next page begins; None: there is none.
+
+    Args:
+        found: one more than a page has, where there is one.
+    """
+    return {name: found[:ROWS], "rest": found[ROWS - 1][key] if len(found) > ROWS else None}
 
 
 def read_one(
@@ -168,7 +169,7 @@ def read_one(
     pieces = list(_pieces(known, decode)) if trained else []
     return {
         "turn": turn,
-        "known": _cut(known),
+        "known": known,
         "outcome": outcome(turn, run),
         "episode": list(of_episode(turn)),
         "forgotten": turn.blanked == "forgotten",
@@ -176,37 +177,24 @@ def read_one(
         "strongest": sorted(
             (one for one in pieces if one.shade), key=lambda one: -abs(one.advantage)
         )[:_STRONGEST],
-        "given": max((n for n in known.feedback if not n["final"]), key=_when, default=None),
+        "given": max(
+            (n for n in known.feedback if not n["final"]),
+            key=itemgetter("created_at"),
+            default=None,
+        ),
         "neighbours": _neighbours(rows, turn),
     }
 
 
-def _cut(known: Contents) -> Contents:
-    """What is shown of it: a tool's result may have millions of characters."""
-    then = known.next_state
-    return replace(
-        known,
-        request_text=known.request_text[:LONGEST],
-        reply_text=known.reply_text[:LONGEST],
-        next_state=then and replace(then, text=then.text[:LONGEST]),
-    )
-
-
-def _when(said: Record) -> float:
-    return said["created_at"]
-
-
 def _neighbours(rows: Rows, turn: TurnView) -> tuple[int | None, int | None]:
     """Turns of the session before and after it."""
-    before, after = (
-        rows.one(
-            f"SELECT {which}(id) FROM turns WHERE session_id = ? AND id {side} ?",
-            turn.session_id,
-            turn.id,
-        )
-        for which, side in (("MAX", "<"), ("MIN", ">"))
+    (found,) = rows.rows(
+        "SELECT MAX(id) FILTER (WHERE id < ?2), MIN(id) FILTER (WHERE id > ?2) FROM turns "
+        "WHERE session_id = ?1",
+        turn.session_id,
+        turn.id,
     )
-    return before, after
+    return found[0], found[1]
 
 
 def _pieces(known: Contents, decode: Decode) -> Iterator[Piece]:
@@ -235,16 +223,14 @@ def _piece(text: str, values: Sequence[float]) -> Piece:
     return Piece(text, mean, f"{side}-{strength}" if strength else "")
 
 
-def read_episodes(
-    rows: Rows, user: str | None, before: int | None
-) -> tuple[list[Record], int | None]:
-    """The newest episodes, newest first, and where the next page begins; None: there is none.
+def read_episodes(rows: Rows, user: str | None, before: int | None) -> Record:
+    """The newest episodes, newest first.
 
     Args:
         user: whose; None: everybody's.
     """
     found = episodes(rows, ROWS + 1, user=user, group=None, before=before)
-    return found[:ROWS], found[ROWS - 1]["session"] if len(found) > ROWS else None
+    return _first_rows("episodes", found, "session")
 
 
 def read_group(rows: Rows, number: int, user: str | None) -> Record:
@@ -264,18 +250,17 @@ def read_group(rows: Rows, number: int, user: str | None) -> Record:
     tried = episodes(rows, ROWS, user=None, group=number, before=None)[::-1]
     rewards = rewards_by_step(rows, number)
     steps = range(1 + max((one["step"] for one in rewards), default=-1))[:_STEPS]
+    by_step = [[one for one in rewards if one["step"] == step] for step in steps]
     for one in tried:
-        own = [reward for reward in rewards if reward["session"] == one["session"]]
-        one["steps"] = [[reward for reward in own if reward["step"] == step] for step in steps]
-    of_step = [[one["reward"] for one in rewards if one["step"] == step] for step in steps]
-    given = [[reward for reward in some if reward is not None] for some in of_step]
+        one["steps"] = [[r for r in some if r["session"] == one["session"]] for some in by_step]
+    given = [[r["reward"] for r in some if r["reward"] is not None] for some in by_step]
     means = [fmean(some) if some else None for some in given]
     return {"group": dict(group), "episodes": tried, "steps": steps, "means": means}
 
 
-def read_steps(rows: Rows) -> list[Record]:
+def read_steps(rows: Rows) -> Record:
     """The newest first."""
-    return read(rows, "steps", Filter(), ROWS)[::-1]
+    return {"steps": read(rows, "steps", Filter(), ROWS)[::-1]}
 
 
 def read_step(rows: Rows, step_id: int) -> Record:
@@ -299,19 +284,24 @@ def read_step(rows: Rows, step_id: int) -> Record:
         "step": step,
         "gate": gate_of(step),
         "figures": FIGURES,
-        "metrics": sorted(_flat({k: v for k, v in step["metrics"].items() if k != "gate"})),
+        "metrics": sorted(
+            (name, _figure(value))
+            for name, value in _flat(step["metrics"])
+            if not name.startswith("gate ")
+        ),
         "turns": [(turn, outcome(turn, run).word) for turn in turns],
         "before": _answered(rows, step["parent"]),
         "after": [] if step["version"] is None else _answered(rows, step["version"]),
     }
 
 
-def _flat(metrics: Mapping[str, Any], of: str = "") -> Iterator[tuple[str, str]]:
+def _flat(metrics: Mapping[str, Any], of: str = "") -> Iterator[tuple[str, Any]]:
+    """Metrics by their names in words, those within others behind the name of these."""
     for name, value in metrics.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{of}{name} ")
         elif value is not None:
-            yield f"{of}{name}".replace("_", " "), _figure(value)
+            yield f"{of}{name}".replace("_", " "), value
 
 
 def _figure(value: Any) -> str:
@@ -328,19 +318,15 @@ def _answered(rows: Rows, version: int) -> list[Record]:
         "AND policy_version = ? AND idx = 0 AND blanked IS NULL ORDER BY turns.id LIMIT 3",
         version,
     )
-    return [
-        dict(row) | {name: row[name][:1000] for name in ("request_text", "reply_text")}
-        for row in found
-    ]
+    return [dict(row) for row in found]
 
 
-def read_versions(
-    rows: Rows, before: int | None = None
-) -> tuple[list[tuple[int, Record]], int | None]:
-    """The newest versions as a tree, each with how deep it stands: a line goes on at its depth, and
-    what a rollback has left stands one deeper. `gate`: what it said of the version; `refused`: of
-    those that would have come after it, the newest first. Then where the next page begins; None:
-    there is none.
+def read_versions(rows: Rows, before: int | None = None) -> Record:
+    """The newest versions as a tree.
+
+    `depth`: a line goes on at its depth, and what a rollback has left stands one deeper. `gate`:
+    what it said of the version; `refused`: of those that would have come after it, the newest
+    first.
 
     Args:
         before: only versions of lower numbers.
@@ -354,10 +340,28 @@ def read_versions(
             kept[step["parent"]]["refused"].append(said)
         elif said is not None:
             kept[step["version"]]["gate"] = said
-    depth = dict[int, int]()
-    for number, one in kept.items():
-        above = depth.get(one["parent"], 0)
-        depth[number] = above + (not one["live"] and kept.get(one["parent"], one)["live"])
-    found = [number for number in reversed(kept) if before is None or number < before]
-    rest = found[ROWS - 1] if len(found) > ROWS else None
-    return [(depth[number], kept[number]) for number in found[:ROWS]], rest
+    for one in kept.values():
+        above = kept.get(one["parent"], {"depth": 0, "live": one["live"]})
+        one["depth"] = above["depth"] + (above["live"] and not one["live"])
+    found = [one for one in reversed(kept.values()) if before is None or one["id"] < before]
+    return _first_rows("versions", found, "id")
+
+
+def read_version(rows: Rows, number: int) -> Record:
+    """One version, as in the tree.
+
+    Raises:
+        RequestError: 404, there is none.
+    """
+    newest = read_versions(rows, number + 1)["versions"][:1]
+    if not newest or newest[0]["id"] != number:
+        raise missing("version")
+    return {"version": newest[0]}
+
+
+def owner(rows: Rows, turn_id: int) -> str | None:
+    """Whose turn it is; None: there is no such turn."""
+    return rows.one(
+        "SELECT user FROM turns JOIN sessions ON sessions.id = session_id WHERE turns.id = ?",
+        turn_id,
+    )

@@ -7,17 +7,18 @@ it; what is changed goes the way that commands and /v1/feedback go.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from time import monotonic
-from typing import Any, Final, TypeVar
-from urllib.parse import parse_qs, urlencode
+from typing import Any, Final, Literal, TypeVar
+from urllib.parse import parse_qsl
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from starlette.convertors import IntegerConvertor, register_url_convertor
+from starlette.convertors import IntegerConvertor, StringConvertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
@@ -71,7 +72,7 @@ _PAGES: Final = (
     ("versions", "/versions", True),
 )
 """Name, address, and whether it is for admins alone."""
-_METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+_METHODS: Final = "GET POST PUT PATCH DELETE OPTIONS"
 _VERDICTS: Final = ("1", "0", "-1", "none")
 
 
@@ -81,10 +82,20 @@ class _Row(IntegerConvertor):
     regex = "[0-9]{1,18}"
 
 
+class _Change(StringConvertor):
+    """What can be done with a version."""
+
+    regex = "pin|half|unpin|rollback"
+
+
 register_url_convertor("row", _Row())
+register_url_convertor("change", _Change())
 
 T = TypeVar("T")
-Serve = Callable[[Request, Visitor], Awaitable[Response]]
+Serve = Callable[[Request, Any], Awaitable[Response]]
+"""Answers a request of a `Visitor`; at addresses for anybody, of one or of None."""
+Look = Callable[[Rows, int, Filter], Mapping[str, Any]]
+"""Reads what a template shows: by the number in the address, and by what the query wants."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,30 +117,37 @@ class PageDeps:
 
 def create_page(deps: PageDeps) -> list[Route]:
     """The routes, for the gateway's application."""
-    page = _Page(deps)
-    visitors: Mapping[tuple[str, str], Serve] = {
-        ("GET", ""): page.overview,
-        ("GET", "/turns"): page.turns,
-        ("GET", "/episodes"): page.episodes,
-        ("GET", "/groups/{number:row}"): page.group,
-        ("GET", "/turns/{number:row}"): page.turn,
-        ("POST", "/turns/{number:row}/feedback"): page.feedback,
-        ("POST", "/logout"): page.log_out,
+    page, training = _Page(deps), deps.training
+    visitors: Mapping[str, Serve] = {
+        "": page.overview,
+        "/turns": page.shows("turns", lambda rows, _, w: read.read_turns(rows, w, training)),
+        "/turns/{number:row}": page.shows(
+            "turn", lambda rows, n, w: read.read_one(rows, n, w.user, training, deps.decode)
+        ),
+        "/episodes": page.shows(
+            "episodes", lambda rows, _, w: read.read_episodes(rows, w.user, w.before)
+        ),
+        "/groups/{number:row}": page.shows(
+            "group", lambda rows, n, w: read.read_group(rows, n, w.user)
+        ),
     }
-    admins: Mapping[tuple[str, str], Serve] = {
-        ("GET", "/steps"): page.steps,
-        ("GET", "/steps/{number:row}"): page.step,
-        ("GET", "/versions"): page.versions,
-        ("GET", "/versions/{number:row}/{what:str}"): page.confirm,
-        ("POST", "/versions/{number:row}/{what:str}"): page.change,
+    change = "/versions/{number:row}/{what:change}"
+    admins: Mapping[str, Serve] = {
+        "/steps": page.shows("steps", lambda rows, _, __: read.read_steps(rows)),
+        "/steps/{number:row}": page.shows("step", lambda rows, n, _: read.read_step(rows, n)),
+        "/versions": page.shows("versions", lambda rows, _, w: read.read_versions(rows, w.before)),
+        change: page.shows("confirm", lambda rows, n, _: read.read_version(rows, n)),
     }
     return [
-        *(page.route(key, serve, admin=False) for key, serve in visitors.items()),
-        *(page.route(key, serve, admin=True) for key, serve in admins.items()),
-        Route(f"{ROOT}/login", page.ask_key, methods=["GET"]),
-        Route(f"{ROOT}/login", page.log_in, methods=["POST"]),
-        Route(f"{ROOT}/static/{{name:str}}", page.static, methods=["GET"]),
-        Route(f"{ROOT}/{{rest:path}}", page.elsewhere, methods=_METHODS),
+        *(page.route("GET", path, serve) for path, serve in visitors.items()),
+        *(page.route("GET", path, serve, "admin") for path, serve in admins.items()),
+        page.route("POST", "/turns/{number:row}/feedback", page.feedback),
+        page.route("POST", "/logout", page.log_out),
+        page.route("POST", change, page.change, "admin"),
+        page.route("GET", "/login", page.ask_key, "anybody"),
+        page.route("POST", "/login", page.log_in, "anybody"),
+        page.route("GET", "/static/{name:str}", page.static, "anybody"),
+        page.route(_METHODS, "/{rest:path}", page.elsewhere, "anybody"),
     ]
 
 
@@ -152,21 +170,31 @@ class _Page:
         self._templates.filters |= {
             "moment": moment,
             "signed": _signed,
-            "share": _share,
+            "share": "{:.0%}".format,
             "step_word": step_word,
         }
 
     # Around every address
 
-    def route(self, key: tuple[str, str], serve: Serve, *, admin: bool) -> Route:
+    def route(
+        self,
+        methods: str,
+        path: str,
+        serve: Serve,
+        to: Literal["visitor", "admin", "anybody"] = "visitor",
+    ) -> Route:
+        """An address below /ui, and who is let in there."""
+
         async def answered(request: Request) -> Response:
             visitor: Visitor | None = None
             try:
                 self._refuse_others(request)
                 visitor = self._deps.access.visitor(request.headers)
+                if to == "anybody":
+                    return await serve(request, visitor)
                 if visitor is None:
-                    return RedirectResponse(f"{ROOT}/login", HTTPStatus.SEE_OTHER, _HEADERS)
-                if admin and not visitor.who.admin:
+                    return _to("/login")
+                if to == "admin" and not visitor.who.admin:
                     raise RequestError(
                         "This is of all users: it is for admins.",
                         status=HTTPStatus.FORBIDDEN,
@@ -178,7 +206,17 @@ class _Page:
             except ClawError as error:
                 return self._failed(error, visitor)
 
-        return Route(ROOT + key[1], answered, methods=[key[0]])
+        return Route(ROOT + path, answered, methods=methods.split())
+
+    def shows(self, name: str, look: Look) -> Serve:
+        """Answers with a template, filled with what is read from the ledger."""
+
+        async def serve(request: Request, visitor: Visitor) -> Response:
+            number, wanted = request.path_params.get("number", 0), _filter(request, visitor)
+            found = await self._read(lambda rows: look(rows, number, wanted))
+            return self._html(name, visitor, request=request, **found)
+
+        return serve
 
     async def _in_turn(self, user: str, make: Callable[[], Awaitable[Response]]) -> Response:
         """One page after the other, users in turn, and a pause that each has earned."""
@@ -201,19 +239,19 @@ class _Page:
         if isinstance(error, UndoError):
             error = RequestError(str(error), status=HTTPStatus.CONFLICT)
         problem = errors.told(error)
-        return self._html("error.html", visitor, status=problem.status, said=str(problem))
+        return self._html("error", visitor, status=problem.status, said=str(problem))
 
     def _html(
         self, name: str, visitor: Visitor | None, *, status: int = HTTPStatus.OK, **shown: Any
     ) -> HTMLResponse:
         access = self._deps.access
-        text = self._templates.get_template(name).render(
+        text = self._templates.get_template(f"{name}.html").render(
             root=ROOT,
             visitor=visitor,
             form_token=access.form_token(visitor),
             login=access.needed,
             pages=_PAGES,
-            here=name.removesuffix(".html"),
+            here=name,
             **shown,
         )
         return HTMLResponse(text, status, _HEADERS)
@@ -232,9 +270,8 @@ class _Page:
                 status=HTTPStatus.SERVICE_UNAVAILABLE,
             ) from error
 
-    async def _form(self, request: Request) -> dict[str, str]:
+    async def _form(self, request: Request, visitor: Visitor | None) -> dict[str, str]:
         """The fields of a form that one of our pages has shown to this visitor."""
-        self._refuse_others(request)
         body = await read_body(
             request.receive,
             request.headers,
@@ -243,152 +280,78 @@ class _Page:
             context_tokens=_MOST_BYTES,
         )
         try:
-            fields = parse_qs(body.decode(), max_num_fields=16)
+            fields = dict(parse_qsl(body.decode(), max_num_fields=16))
         except ValueError as error:
             raise RequestError("This is no form of this page.") from error
-        found = {name: values[0] for name, values in fields.items()}
-        access = self._deps.access
-        access.check(access.visitor(request.headers), found.get("token", ""))
-        return found
+        self._deps.access.check(visitor, fields.get("token", ""))
+        return fields
 
     # Who looks
 
-    async def ask_key(self, request: Request) -> Response:
-        try:
-            self._refuse_others(request)
-        except ClawError as error:
-            return self._failed(error, None)
-        if self._deps.access.visitor(request.headers) is not None:
-            return _to("")
-        return self._html("login.html", None, wrong="")
+    async def ask_key(self, request: Request, visitor: Visitor | None) -> Response:
+        return self._html("login", None, wrong="") if visitor is None else _to("")
 
-    async def log_in(self, request: Request) -> Response:
-        access = self._deps.access
+    async def log_in(self, request: Request, visitor: Visitor | None) -> Response:
+        key = (await self._form(request, visitor)).get("key", "")
+        # A proxy that speaks TLS speaks plain HTTP to us; the browser says what it sees.
+        secure = request.headers.get("origin", "").startswith("https:")
+        address = "" if request.client is None else request.client.host
         try:
-            key = (await self._form(request)).get("key", "")
-            try:
-                # A proxy that speaks TLS speaks plain HTTP to us; the browser says what it sees.
-                secure = request.headers.get("origin", "").startswith("https:")
-                address = "" if request.client is None else request.client.host
-                cookies = access.log_in(key, request.headers, address, secure=secure)
-            except RequestError as error:
-                answer = self._html("login.html", None, status=error.status, wrong=str(error))
-                answer.headers.update(error.headers or {})
-                return answer
-        except ClawError as error:
-            return self._failed(error, None)
+            cookies = self._deps.access.log_in(key, request.headers, address, secure=secure)
+        except RequestError as error:
+            answer = self._html("login", None, status=error.status, wrong=str(error))
+            answer.headers.update(error.headers or {})
+            return answer
         answer = _to("")
         for cookie in cookies:
             answer.headers.append("set-cookie", cookie)
         return answer
 
     async def log_out(self, request: Request, visitor: Visitor) -> Response:
-        await self._form(request)
+        await self._form(request, visitor)
         return _to("/login", {"set-cookie": self._deps.access.log_out(visitor)})
 
-    async def static(self, request: Request) -> Response:
+    async def static(self, request: Request, visitor: Visitor | None) -> Response:
         name = request.path_params["name"]
         if (kind := _FILES.get(name)) is None:
-            return self._failed(read.missing("file"), None)
+            raise read.missing("file")
         headers = {**_HEADERS, "cache-control": "max-age=3600"}
         return FileResponse(_STATIC / name, media_type=kind, headers=headers)
 
-    async def elsewhere(self, request: Request) -> Response:
+    async def elsewhere(self, request: Request, visitor: Visitor | None) -> Response:
         """Addresses that there are not, in place of what a client of the API is told."""
-        if not request.path_params["rest"]:
-            return _to("")
-        try:
-            self._refuse_others(request)
-        except ClawError as error:
-            return self._failed(error, None)
-        return self._failed(read.missing("page"), self._deps.access.visitor(request.headers))
-
-    # What is shown
+        if request.path_params["rest"]:
+            raise read.missing("page")
+        return _to("")
 
     async def overview(self, request: Request, visitor: Visitor) -> Response:
+        training, health = self._deps.training, self._deps.health()
         if not visitor.who.admin:
             wanted = Filter(user=visitor.user, kind="main")
-            training = self._deps.training
-            turns, _ = await self._read(lambda rows: read.read_turns(rows, wanted, training))
-            health = {"status": self._deps.health()["status"]}
-            return self._html("mine.html", visitor, health=health, turns=turns)
-        training, health = self._deps.training, self._deps.health()
+            found = await self._read(lambda rows: read.read_turns(rows, wanted, training))
+            return self._html("mine", visitor, status_word=health["status"], **found)
         at, seen = self._seen
         if seen is None or monotonic() - at >= FRESH_S:
             seen = await self._read(lambda rows: read.read_overview(rows, training))
             self._seen = monotonic(), seen
-        return self._html("overview.html", visitor, health=health, seen=seen, gate_is=training.gate)
-
-    async def turns(self, request: Request, visitor: Visitor) -> Response:
-        asked = {name: value for name, value in request.query_params.items() if value}
-        wanted = _filter(asked, visitor)
-        turns, rest = await self._read(
-            lambda rows: read.read_turns(rows, wanted, self._deps.training)
-        )
-        further = "" if rest is None else urlencode({**asked, "before": rest})
-        return self._html("turns.html", visitor, turns=turns, asked=asked, further=further)
-
-    async def episodes(self, request: Request, visitor: Visitor) -> Response:
-        before = _number(request.query_params.get("before", ""))
-        found, rest = await self._read(lambda rows: read.read_episodes(rows, visitor.user, before))
-        further = "" if rest is None else urlencode({"before": rest})
-        return self._html("episodes.html", visitor, episodes=found, further=further)
-
-    async def group(self, request: Request, visitor: Visitor) -> Response:
-        number = request.path_params["number"]
-        found = await self._read(lambda rows: read.read_group(rows, number, visitor.user))
-        return self._html("group.html", visitor, **found)
-
-    async def turn(self, request: Request, visitor: Visitor) -> Response:
-        number, deps = request.path_params["number"], self._deps
-        found = await self._read(
-            lambda rows: read.read_one(rows, number, visitor.user, deps.training, deps.decode)
-        )
-        return self._html("turn.html", visitor, **found)
-
-    async def steps(self, request: Request, visitor: Visitor) -> Response:
-        return self._html("steps.html", visitor, steps=await self._read(read.read_steps))
-
-    async def step(self, request: Request, visitor: Visitor) -> Response:
-        number = request.path_params["number"]
-        found = await self._read(lambda rows: read.read_step(rows, number))
-        return self._html("step.html", visitor, **found)
-
-    async def versions(self, request: Request, visitor: Visitor) -> Response:
-        before = _number(request.query_params.get("before", ""))
-        found, rest = await self._read(lambda rows: read.read_versions(rows, before))
-        further = "" if rest is None else urlencode({"before": rest})
-        return self._html("versions.html", visitor, versions=found, further=further)
-
-    async def confirm(self, request: Request, visitor: Visitor) -> Response:
-        what = _change(request)
-        number = request.path_params["number"]
-        kept = await self._read(lambda rows: _version(rows, number))
-        return self._html("confirm.html", visitor, version=kept, what=what)
+        return self._html("overview", visitor, health=health, seen=seen, gate_is=training.gate)
 
     # What is changed
 
     async def feedback(self, request: Request, visitor: Visitor) -> Response:
-        fields, number = await self._form(request), request.path_params["number"]
+        fields, number = await self._form(request, visitor), request.path_params["number"]
         score = {"1": 1.0, "-1": -1.0}.get(fields.get("score", ""))
         if score is None:
             raise RequestError("This is no form of this page.")
-        owner = await self._read(
-            lambda rows: rows.one(
-                "SELECT user FROM turns JOIN sessions ON sessions.id = session_id "
-                "WHERE turns.id = ?",
-                number,
-            )
-        )
-        mine = visitor.user is None or visitor.user == owner
-        said = Feedback(score)
-        if owner is None or not mine or self._deps.say(owner, About("turn", number), said) is None:
+        owner = await self._read(lambda rows: read.owner(rows, number))
+        mine, place = visitor.user in (None, owner), About("turn", number)
+        if owner is None or not mine or self._deps.say(owner, place, Feedback(score)) is None:
             raise read.missing("turn")
         return _to(f"/turns/{number}")
 
     async def change(self, request: Request, visitor: Visitor) -> Response:
-        what, number = _change(request), request.path_params["number"]
-        await self._form(request)
+        what, number = request.path_params["what"], request.path_params["number"]
+        await self._form(request, visitor)
         match what:
             case "pin" | "half":
                 await self._deps.undo.pin(number, half=what == "half")
@@ -399,36 +362,17 @@ class _Page:
         return _to("/versions")
 
 
-def _filter(asked: Mapping[str, str], visitor: Visitor) -> Filter:
-    trained = {"yes": True, "no": False}.get(asked.get("trained", ""))
-    verdict = asked.get("verdict")
+def _filter(request: Request, visitor: Visitor) -> Filter:
+    asked = {name: value for name, value in request.query_params.items() if value}
+    verdict, before = asked.get("verdict"), asked.get("before", "")
     return Filter(
         session=asked.get("session"),
         user=visitor.user or asked.get("user"),
         kind=asked.get("kind"),
         verdict=verdict if verdict in _VERDICTS else None,
-        trained=trained,
-        before=_number(asked.get("before", "")),
+        trained={"yes": True, "no": False}.get(asked.get("trained", "")),
+        before=int(before) if re.fullmatch(_Row.regex, before) else None,
     )
-
-
-def _number(text: str) -> int | None:
-    """Of a row; None: it is none."""
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
-
-
-def _change(request: Request) -> str:
-    what: str = request.path_params["what"]
-    if what not in ("pin", "half", "unpin", "rollback"):
-        raise read.missing("page")
-    return what
-
-
-def _version(rows: Rows, number: int) -> Record:
-    found, _ = read.read_versions(rows, number + 1)
-    if not found or found[0][1]["id"] != number:
-        raise read.missing("version")
-    return found[0][1]
 
 
 def _to(where: str, headers: Mapping[str, str] = {}) -> Response:
@@ -437,7 +381,3 @@ def _to(where: str, headers: Mapping[str, str] = {}) -> Response:
 
 def _signed(value: float | None) -> str:
     return "–" if value is None else f"{value:+z.3g}"
-
-
-def _share(value: float) -> str:
-    return f"{value:.0%}"

@@ -69,9 +69,6 @@ class Sink(Protocol):
     """One tracker. Made with a `Run` in a process of its own, where it may fail or hang; a plug-in
     names its class."""
 
-    last: int | None
-    """The newest step that it had when it was made; 0: none. None: it cannot tell."""
-
     def write(self, report: Report) -> None:
         """Returns when the step is where it outlives this process."""
         ...

@@ -1,10 +1,10 @@
 """The program that tells one sink of a run's steps: `python -m tinker_claw.sinks.follow NAME DIR`.
 
-It follows the ledger from the step behind the last one that the sink has, until its standard input
+It follows the ledger from the step behind the last one that it has noted, until its standard input
 ends: the gateway closes that when it stops, and its death does.
 
 Rule: it only reads the ledger, and knows no other way to handle a failure than to end. Whoever
-started it starts it again, and it goes on where the sink says. So nothing that a tracker's library
+started it starts it again, and it goes on behind its note. So nothing that a tracker's library
 does, be it to fail, to hang or to end its process, reaches the gateway.
 """
 
@@ -29,35 +29,16 @@ ANSWER_S: Final = 120
 """What takes longer has hung: the alarm ends the process, wherever it is."""
 
 
-class Cursor:
-    """The last step that a sink was told of, in a file; for sinks that cannot tell."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-
-    def read(self) -> int:
-        try:
-            return int(self._file.read_text())
-        except FileNotFoundError:
-            return 0
-
-    def write(self, step: int) -> None:
-        beside = self._file.with_suffix(".new")
-        beside.write_text(str(step))
-        beside.replace(self._file)
-
-
 def main(name: str, directory: Path) -> None:
     """Tell the sink of every step until standard input ends."""
     os.umask(0o077)
     with reading(directory / FILE) as ledger:
         run = _run(ledger)
         run.folder.mkdir(exist_ok=True)
-        cursor = Cursor(run.folder / f"{name}.step")
         with _alarm():
             _alone(run.folder / f"{name}.lock")
             opened = sink(name, run)
-        tell(opened, ledger, cursor)
+        tell(opened, ledger, run.folder / f"{name}.step")
         with _alarm():
             opened.close()
 
@@ -67,19 +48,18 @@ def _run(ledger: Outside) -> Run:
         return read_run(ledger)
 
 
-def tell(opened: Sink, ledger: Outside, cursor: Cursor) -> None:
-    """Every step that it has not, and those that come, until standard input ends."""
-    last = cursor.read() if opened.last is None else opened.last
-    ending = False
+def tell(opened: Sink, ledger: Outside, note: Path) -> None:
+    """Every step behind the one in `note`, and those that come, until standard input ends."""
+    last, ending = int(note.read_text()) if note.exists() else 0, False
     while True:
         with ledger.moment():
             reports = read_reports(ledger, last)
         for report in reports:
             with _alarm():
                 opened.write(report)
-            last = report.step
-            if opened.last is None:
-                cursor.write(last)
+            last, beside = report.step, note.with_suffix(".new")
+            beside.write_text(str(last))
+            beside.replace(note)
         if ending and not reports:
             return
         if not reports:

@@ -13,8 +13,6 @@ import os
 from tinker_claw.sinks.base import PROJECT, Report, Run
 
 _RUN = "tinker_claw.run"
-_LAST = "step/version"
-"""Of every step, and written last."""
 
 
 class Opened:
@@ -38,12 +36,10 @@ class Opened:
             self._id = made.info.run_id
         for key, value in run.config.items():  # said again, it is the same
             self._client.log_param(self._id, key, value)
-        history = self._client.get_metric_history(self._id, _LAST)
-        self.last = max((point.step for point in history), default=0)
 
     def write(self, report: Report) -> None:
         at = round(report.finished_at * 1000)
-        figures = sorted(report.figures.items(), key=lambda figure: figure[0] == _LAST)
+        figures = report.figures.items()
         metrics = [self._metric(name, value, at, report.step) for name, value in figures]
         self._client.log_batch(self._id, metrics=metrics)
 

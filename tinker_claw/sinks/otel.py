@@ -9,7 +9,6 @@ The names are those of the conventions of version 1.42 (`gen_ai.*`), or begin wi
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
@@ -197,38 +196,20 @@ def _ns(at: float) -> int:
 
 
 class Opened:
-    """Spans of steps. Their ids follow from run and step: one that is sent again is the same."""
-
-    last = None
+    """Spans of steps."""
 
     def __init__(self, run: Run) -> None:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.id_generator import IdGenerator
 
-        class Ids(IdGenerator):
-            step = 0
-
-            def generate_trace_id(self) -> int:
-                return int.from_bytes(self._digest()[:16])
-
-            def generate_span_id(self) -> int:
-                return int.from_bytes(self._digest()[16:24])
-
-            def _digest(self) -> bytes:
-                return hashlib.sha256(f"{run.id} {self.step}".encode()).digest()
-
-        self._run, self._ids, self._exporter = run, Ids(), OTLPSpanExporter()
-        provider = TracerProvider(
-            resource=_resource(), id_generator=self._ids, shutdown_on_exit=False
-        )
+        self._run, self._exporter = run, OTLPSpanExporter()
+        provider = TracerProvider(resource=_resource(), shutdown_on_exit=False)
         self._tracer = provider.get_tracer("tinker_claw", tinker_claw.__version__)
 
     def write(self, report: Report) -> None:
         from opentelemetry.sdk.trace import ReadableSpan
         from opentelemetry.sdk.trace.export import SpanExportResult
 
-        self._ids.step = report.step
         named = {
             f"tinker_claw.{name.replace('/', '.')}": value for name, value in report.figures.items()
         }

@@ -32,7 +32,7 @@ class Opened:
             auto_log_gpu=False,
             auto_log_cpu=False,
         )
-        self.last = None if any(map(os.environ.get, _ELSEWHERE)) else self._kept()
+        self._here = not any(map(os.environ.get, _ELSEWHERE))
 
     def _kept(self) -> int:
         return self._database.get_max_step_for_run(PROJECT, self._name) or 0
@@ -40,7 +40,7 @@ class Opened:
     def write(self, report: Report) -> None:
         self._run.log(dict(report.figures), step=report.step)
         # A thread of trackio's writes it, and says nothing where it cannot.
-        while self.last is not None and self._kept() < report.step:
+        while self._here and self._kept() < report.step:
             time.sleep(_LOOK_S)
 
     def close(self) -> None:

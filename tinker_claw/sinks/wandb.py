@@ -40,7 +40,6 @@ class Opened:
                 x_save_requirements=False,
             ),
         )
-        self.last = None if self._run.offline else max(0, self._run.step - 1)
 
     def write(self, report: Report) -> None:
         self._run.log(dict(report.figures), step=report.step, commit=True)

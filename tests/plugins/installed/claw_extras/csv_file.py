@@ -11,9 +11,7 @@ class CsvFile:
     """A row a figure: step, name, value."""
 
     def __init__(self, run: Run) -> None:
-        self._file = (run.folder / "steps.csv").open("a+", newline="")
-        self._file.seek(0)
-        self.last = max((int(row[0]) for row in csv.reader(self._file)), default=0)
+        self._file = (run.folder / "steps.csv").open("a", newline="")
 
     def write(self, report: Report) -> None:
         rows = ((report.step, name, value) for name, value in report.figures.items())

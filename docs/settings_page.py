@@ -1,32 +1,33 @@
 """The settings page, docs/settings.md: every setting, of its declaration.
 
-`python -m tinker_claw.config.page > docs/settings.md` renews it.
+`python -m docs.settings_page > docs/settings.md` renews it.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from typing import Final
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, cast
 
+import click
 from pydantic import BaseModel
 
+from tinker_claw.config.flags import parameters
 from tinker_claw.config.settings import (
     ENV_PREFIX,
     USERS,
     VARIABLES,
     Chats,
-    Declared,
     SecondJudge,
     User,
-    declared,
     sections,
 )
 
 _VARIABLES: Final = ", ".join(f"`{variable}`" for variable in VARIABLES.values())
 _HEAD: Final = f"""# Settings
 
-<!-- Written by `python -m tinker_claw.config.page > docs/settings.md`: change the declarations in
+<!-- Written by `python -m docs.settings_page > docs/settings.md`: change the declarations in
 tinker_claw/config/settings.py, and run it again. -->
 
 A setting is a flag of `run.py`, an environment variable, and a key of a TOML file that
@@ -57,8 +58,7 @@ def settings_page() -> str:
     parts = [_HEAD]
     for name, model in sections().items():
         told = (model.__doc__ or "").strip()
-        rows = [_row(setting) for setting in declared() if setting.section == name]
-        parts.append(f"## {name}\n\n{told}.\n\n{_table(_COLUMNS, rows)}")
+        parts.append(f"## {name}\n\n{told}.\n\n{_table(_COLUMNS, [*_rows(name, model)])}")
     parts.append(_of_file("gateway.chats", Chats, "."))
     variable = f"{ENV_PREFIX}JUDGE__SECOND__API_KEY"
     parts.append(_of_file("judge.second", SecondJudge, f"; `{variable}` sets its key, too."))
@@ -67,21 +67,32 @@ def settings_page() -> str:
     return "\n".join(parts)
 
 
-def _row(setting: Declared) -> list[str]:
-    flag = "no flag" if setting.flag is None else f"`{setting.flag}`"
-    if setting.switch:
-        flag += f", `--no-{setting.name.replace('_', '-')}`"
-    default = setting.field.default
-    shown = str(default).lower() if setting.switch else str(default)
-    choices = " or ".join(f"`{choice}`" for choice in setting.choices)
-    return [
-        f"{flag}<br>`{setting.key}`<br>`{setting.variable}`",
-        setting.unit,
-        f"`{shown}`" if default not in (None, {}) else "unset",
-        choices or (f"`{setting.bounds}`" if setting.bounds else ""),
-        _CODE.sub(r"`\1`", setting.told),
-        _CODE.sub(r"`\1`", setting.when),
-    ]
+def _rows(section: str, model: type[BaseModel]) -> Iterator[list[str]]:
+    flags = {flag.name: flag for flag in parameters(model, section)}
+    for name, field in model.model_fields.items():
+        flag, extra = flags.get(f"{section}__{name}"), cast("Any", field.json_schema_extra)
+        words = [*flag.opts, *flag.secondary_opts] if flag else []
+        kind = flag.type if flag else None
+        bounds = list(_bounds(field.metadata))
+        shown = str(field.default).lower() if kind is click.BOOL else field.default
+        yield [
+            f"{', '.join(f'`{word}`' for word in words) or 'no flag'}<br>`{section}.{name}`"
+            f"<br>`{ENV_PREFIX}{section.upper()}__{name.upper()}`",
+            extra["unit"],
+            f"`{shown}`" if field.default not in (None, {}) else "unset",
+            " or ".join(f"`{choice}`" for choice in kind.choices)
+            if isinstance(kind, click.Choice)
+            else f"`{', '.join(bounds)}`" * bool(bounds),
+            _CODE.sub(r"`\1`", field.description or ""),
+            _CODE.sub(r"`\1`", extra["when"]),
+        ]
+
+
+def _bounds(rules: Iterable[Any]) -> Iterator[str]:
+    for rule in rules:
+        for name, sign in (("ge", ">="), ("gt", ">"), ("le", "<=")):
+            if hasattr(rule, name):
+                yield f"{sign} {getattr(rule, name)}"
 
 
 def _of_file(name: str, model: type[BaseModel], otherwise: str) -> str:
