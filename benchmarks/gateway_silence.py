@@ -1,5 +1,7 @@
-"""How long the gateway is deaf: /healthz while others hold connections and say nothing, and while a
-body is handled that is far too large; and first turns while others read the page.
+"""Silences of the gateway: idle connections, oversized bodies, and readers of the page.
+
+/healthz is asked while others hold connections and say nothing, and while a body is handled that
+is far too large; first turns are timed while others read the page.
 
 Rule: the longest wait of /healthz counts, because that is what a user sees.
 """

@@ -333,7 +333,7 @@ class Cline(Agent):
 
 
 class Aider(Agent):
-    """It edits files of a git repository, and commits what it has edited."""
+    """aider, which edits files of a git repository, and commits them."""
 
     @classmethod
     def create(cls, home: Path, base_url: str, model: str, key: str) -> Aider:

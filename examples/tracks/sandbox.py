@@ -1,5 +1,7 @@
-"""Where a command runs that a model typed: in bubblewrap, without a network and with nothing of
-this machine but /usr to read and its own folder to write, and within bounds (bounds.py).
+"""Run commands that a model typed, in bubblewrap.
+
+A command has no network, can only read /usr and write its own folder, and stays within bounds
+(bounds.py).
 
 Rule: where there is no bubblewrap a model's shell is refused; only the shipped demo models, which
 know nothing to do harm with, may use a plain subprocess. What is left of a run that was killed:

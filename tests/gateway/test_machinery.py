@@ -1,5 +1,6 @@
-"""What a harness itself puts into requests, and what its user says: real clients against the
-gateway. Compactions, titles, memory and nudges are nobody's turns and nobody's next words.
+"""Texts that harnesses add to requests, told from the words of their users, with real clients.
+
+Compactions, titles, memory and nudges are nobody's turns and nobody's next words.
 """
 
 from __future__ import annotations
