@@ -85,7 +85,7 @@ async def page_read(wire: Wire, size: Size) -> list[Row]:
             timing.errors += some.errors
             reads.errors += sum(not one for one in waits)
             reads.seconds += [wait for one in waits for wait in one]
-    # What the page's own requests cost the processor is none of a turn's.
+    # Processor time of the page's own requests does not belong to turns.
     named = {f"first turn, page read by {who or 'nobody'}": of for who, of in timings.items()}
     named["the page, one of its readers"] = reads
     return [replace(timing.row(what), cpu_ms=0.0) for what, timing in named.items()]

@@ -130,7 +130,7 @@ class Traffic:
             except ClawError as error:
                 self.figures[self._phase].failed += 1
                 self.failures.append(str(error))
-                # What refuses at once would otherwise be asked without end.
+                # A server that refuses at once would otherwise be asked without a pause.
                 await asyncio.sleep(_AFTER_FAILURE_S)
 
     async def _request(self, prompt: Sequence[int], params: SamplingParams) -> None:

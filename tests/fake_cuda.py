@@ -76,7 +76,7 @@ class FakeCuda(TorchFunctionMode):
         """Number of calls that gave back the allocator's cached memory."""
 
     def __enter__(self) -> Any:
-        # Of a module that moves, parameters would otherwise be told their new values alone.
+        # When a module moves, its parameters would otherwise only get new values.
         self._before = torch.__future__.get_overwrite_module_params_on_conversion()
         torch.__future__.set_overwrite_module_params_on_conversion(True)
         self._lazy_init, torch.cuda._lazy_init = torch.cuda._lazy_init, lambda: None

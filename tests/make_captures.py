@@ -48,7 +48,7 @@ _AUTOMATED = re.compile(
     r"heartbeat|\[Subagent Context\]|A background task completed|<<<BEGIN_OPENCLAW"
 )
 _RETRIED = re.compile(r"(?<=below\.\]\n).*?(?=\n\nContinue the current task)", re.DOTALL)
-# All of a tool's result but OpenClaw's note in it.
+# The parts of a tool's result around OpenClaw's note.
 _NOTE = "The final reply returns"
 _AROUND_NOTES = re.compile(
     rf"\A.*?(?={_NOTE})|(?<=ONLY with NO_REPLY\.).*?(?={_NOTE}|\Z)", re.DOTALL

@@ -88,7 +88,7 @@ def on_a_terminal(
 ) -> Generator[Terminal]:
     """Start a program on a terminal; it is killed at the end if it still runs."""
     handle, its = pty.openpty()
-    # What a shell starts in the background ignores Ctrl-C, and so would all that it starts.
+    # Background jobs of a shell ignore Ctrl-C, and so would all of their children.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
         ["setsid", "--ctty", *command],  # so that Ctrl-C on this terminal reaches it

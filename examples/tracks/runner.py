@@ -56,7 +56,7 @@ class Run:
                 for _ in range(self.track.concurrency):
                     players.create_task(self._play())
             showing.cancel()
-        # What was still to be trained when enough was, may have become further steps.
+        # Samples left over at the last step may have become further steps.
         last = min(await self._serving(), self.first + self.track.steps)
         self.state.set_fact("last version", str(last))
         await self.examine(last)

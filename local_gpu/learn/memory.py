@@ -102,7 +102,7 @@ def _free_here() -> Iterator[int]:
         yield 1024 * next(int(s.split()[1]) for s in lines if s.startswith("MemAvailable:"))
     with suppress(OSError, ValueError):  # no such group, or one without an end
         most, taken = (int((_GROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
-        # What was read from files counts, and is dropped where room is wanted: the weights were.
+        # The page cache counts as taken, but is dropped on demand: weights are read from files.
         with suppress(OSError):
             for line in (_GROUP / "memory.stat").read_text().splitlines():
                 name, size = line.split()

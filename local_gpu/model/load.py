@@ -144,7 +144,7 @@ def load_base(
         check_quantization(device)
     module = _load(source, dtype)
     module.eval().requires_grad_(False)
-    # Of the weights as they came: an adapter of four bits belongs to the whole base, too.
+    # Before quantizing: an adapter trained on 4 bits also belongs to the whole base.
     fingerprint = _fingerprint(module)
     if quantization == "4bit":
         quantize(module, device=device, dtype=dtype)

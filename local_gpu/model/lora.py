@@ -331,7 +331,7 @@ def _injected(base: BaseModel, shape: LoraShape) -> Any:
     module = clone(base.module)
     try:
         with warnings.catch_warnings():
-            # Of a tied head. Nothing is merged here, and `export` unties what it merges.
+            # A warning on tied heads. Nothing is merged here, and `export` unties what it merges.
             warnings.filterwarnings("ignore", "Model has `tie_word_embeddings=True`", UserWarning)
             config = lora_config(base, shape)
             inject_adapter_in_model(config, module, _ADAPTER, low_cpu_mem_usage=True)

@@ -212,7 +212,7 @@ def _learner(gpu: Gpu, ranks: int, demand: Demand, *, shard: bool) -> list[Memor
         base = MemoryPart(f"base, {kept}", base_bytes(model, demand.quantization))
     parts = [base, adapter_part(model, demand.rank), trainer_reserve(gpu.total)]
     if demand.embedded_tokens:
-        # What learns is a process of its own; the one that samples has a base and a context, too.
+        # Training is a process of its own; the sampling one also has a base and a CUDA context.
         whole = base_bytes(model, demand.quantization)
         parts.append(MemoryPart("base of the embedded sampler, on the first GPU", whole))
         parts.append(MemoryPart("CUDA of the embedded sampler", EMBEDDED_RESERVE))

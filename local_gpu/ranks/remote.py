@@ -226,7 +226,7 @@ class RankedLearning:
             log=self._log,
         )
         try:
-            # Those of other machines hear it over the network.
+            # Without the key: ranks of other machines get the config over the network.
             secret = replace(config, sampler_api_key=None)
             start = Start(secret, _APART_S)
             ready = self._ask(start, self._start_s, "loading the base model")

@@ -79,7 +79,7 @@ class Shards:
     def finish(self, gathered: int, idle: Callable[[], None]) -> None:
         """Join the other ranks for the remaining layers of a pass that was left after
         `gathered`."""
-        # What is to be done after each backward pass; nothing that FSDP2 makes public does it.
+        # Needed after each backward pass; FSDP2 has no public call for it.
         self._body._get_fsdp_state()._root_post_backward_final_callback()
         self.gathers.skip = gathered
         idle()

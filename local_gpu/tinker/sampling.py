@@ -123,7 +123,7 @@ class Samplers:
         ):
             table = asked.table()
             asks = asked.asks(prompt, table)
-            # Of a prompt that fills the context, too: the last token of an ask is never read.
+            # This works for a prompt that fills the context, too: the last token is never read.
             after = [ScoreAsk((*prompt, 0), len(prompt), None, self._vocabulary)] * at_once
             score = self._shared.backend.score
             told = await together(score(sampler.ref, one) for one in (*asks, *after))

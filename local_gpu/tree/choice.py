@@ -187,7 +187,7 @@ class _Judge:
         self._trial = Trial.of(*sizes, heads, device)
         self._dtype = dtype
         wide = torch.float64 if dtype == torch.float32 else torch.float32
-        # What the kernel will be given, computed in a wider format.
+        # The kernel's own inputs, computed in a wider format.
         rounded = tuple(t.to(dtype) for t in self._trial.tensors)
         query, key, value, grad = (t.to(wide) for t in rounded)
         exact = Trial(self._trial.tree, (query, key, value, grad))

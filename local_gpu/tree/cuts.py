@@ -35,7 +35,7 @@ def even_keys(config: Any, *, learns: bool = False, checkpointing: bool = False)
     hidden, heads = int(text.hidden_size), int(text.num_attention_heads)
     width = int(getattr(text, "head_dim", None) or hidden // heads)
     queries, keys = heads * width, int(getattr(text, "num_key_value_heads", None) or heads) * width
-    # Of a mixture the experts that one token goes through.
+    # In a mixture of experts, the experts that one token goes through.
     experts = int(getattr(text, "num_experts_per_tok", None) or 1)
     moe = getattr(text, "moe_intermediate_size", None)
     inner = experts * int(moe) if moe else int(getattr(text, "intermediate_size", 4 * hidden))

@@ -67,7 +67,7 @@ class FlexKernel:
             try:
                 return flex(query, key, value, block_mask=mask, scale=scale, enable_gqa=gqa)
             except FailOnRecompileLimitHit:
-                # Of shapes that are new after so many variants: slower, and the same numbers.
+                # A new shape beyond the limit of variants: slower, with the same numbers.
                 return MergedKernel().prepare(tree, device)(query, key, value, scale)
 
         return over_tree

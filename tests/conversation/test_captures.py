@@ -198,7 +198,7 @@ def test_without_affinity_all_are_recognised_alike_and_sessions_are_the_same() -
         names.add((row.session, identity.key))
     with_affinity, without = zip(*names, strict=True)
     assert len(set(with_affinity)) == len(set(without)) == len(names), "one name for one name"
-    # What has a name of its own keeps it; of a cron job only the Runtime line is left.
+    # A session with a name of its own keeps it; a cron job has only its Runtime line.
     assert {pair for pair in names if pair[0] != pair[1]} == {(CRON, CRON_JOB)}
 
 

@@ -464,7 +464,7 @@ async def test_a_compaction_keeps_the_session_and_the_reply_that_it_leaves_gets_
         first, second, _, third = world.turns()
         assert first.session_id == second.session_id == third.session_id
         assert set(world.column("lost")) == {None}
-        # What was compacted is a conversation like any other from then on.
+        # A compacted conversation continues like any other.
         await world.reply(compacted(*new, assistant(third.reply_text), user("bye")), **after)
         assert world.next_states()[4] == NextState("user", "bye")
 

@@ -44,7 +44,7 @@ LONG = " ".join(["It is forty-three, as far as I can see."] * 150)
 SUMMARY = "They asked for forty plus two."
 MEMORY = "There is nothing to save."
 ASKED_TO_SUM_UP = {
-    # What is said last in a request that sums a conversation up, by its opening.
+    # Last message of a request for a summary, by its opening, with the answer.
     "CRITICAL: Respond with TEXT ONLY": f"<analysis>Well.</analysis>\n<summary>{SUMMARY}</summary>",
     "You are performing a CONTEXT CHECKPOINT": SUMMARY,
     "Here is the conversation so far:": SUMMARY,

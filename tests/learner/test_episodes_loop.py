@@ -217,7 +217,7 @@ async def test_what_tools_have_judged_waits_for_what_users_say(
             left = {one.tool for one in w.ledger.samples.queue()}
             assert left == {True}
             assert w.ledger.samples.waiting() == 2
-            # What a user says of one of them outright is no tool's.
+            # A user's rating of one of them does not count as a tool's.
             (turn, _) = (sample.turn_id for sample in w.ledger.samples.oldest(2))
             w.ledger.feedback.give("me", About("turn", turn), Feedback(1.0))
             w.judging.wake()

@@ -112,7 +112,7 @@ async def test_samples_of_versions_that_are_left_expire_and_those_of_the_line_st
         assert w.ledger.samples.counts() == {
             **{"queued": 1, "trained": 4, "expired": 1, "quarantined": 0},
         }
-        # What a version that was left has sampled may become a sample later; it expires then.
+        # A reply of an abandoned version may become a sample later; it expires then.
         w.ledger.samples.add(unjudged, 1, None)
         w.learner.wake()
         await w.until(lambda: w.ledger.samples.counts()["expired"] == 2)

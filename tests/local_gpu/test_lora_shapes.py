@@ -40,7 +40,7 @@ from tinker_claw.types import Adam, LossPass
 pytestmark = [
     # peft 0.21 reads a property that transformers 5.23 has renamed.
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
-    # What peft says of a tied head when it opens the reference.
+    # A warning of peft about a tied head when it opens the reference.
     pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning"),
 ]
 

@@ -35,7 +35,7 @@ def test_a_call_is_begun_as_the_format_writes_it_and_read_back(family: str) -> N
     assert by_name[: len(any_of)] == any_of, "what calls of all tools have in common"
     assert "look" in renderer.decode(by_name)
     assert "look" not in renderer.decode(any_of)
-    # What the package shows of such a call behind another question goes on from there.
+    # The package's rendering of such a call, behind another question, continues it.
     told = renderer._base.render_ids([*ASKED, called("look", '{"at": "home"}')], tools=tools)  # type: ignore[arg-type, list-item]
     tail = by_name[-4:]
     at = next(i for i in range(len(told), 0, -1) if tuple(told[i - 4 : i]) == tail)

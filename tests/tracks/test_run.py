@@ -462,7 +462,7 @@ def whole(folder: Path, data: Path) -> None:
     assert one(data, "SELECT COUNT(*) FROM sessions WHERE episode = 2") == 20
     assert {tuple(row) for row in read(data, "SELECT size, over FROM groups")} == {(4, 1)}
     assert one(data, "SELECT COUNT(*) FROM groups") == 5
-    # What was trained are the replies that the runner has, and each of them once.
+    # Exactly the runner's replies were trained, each of them once.
     trained = read(
         data,
         "SELECT sessions.key, COUNT(*) AS n, COUNT(DISTINCT turn_id) AS turns "

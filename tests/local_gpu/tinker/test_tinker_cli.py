@@ -67,7 +67,7 @@ def tell(there: There, *arguments: str, status: int = 0, key: str = KEY) -> str:
         text=True,
         timeout=WAIT_S,
     )
-    # Of an error it may end by an abort: its threads go on while its interpreter leaves.
+    # On an error it may abort: its threads go on while the interpreter exits.
     assert done.returncode in (status, -6 * status), done.stdout + done.stderr
     return done.stdout if not status else done.stderr
 
