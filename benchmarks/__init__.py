@@ -1,1 +1,2 @@
-"""Benchmarks: ours beside what a user would otherwise run, in one process, as ratios."""
+"""Benchmarks: this project and what a user would otherwise run, in one process, compared as
+ratios."""

@@ -41,12 +41,12 @@ class Row:
 
     @property
     def ratio(self) -> float:
-        """How many times faster ours is."""
+        """How many times faster than the other side ours is."""
         return self.other_s / self.ours_s
 
 
 async def compare(what: str, ours: Timed, other_name: str, other: Timed, repeat: int) -> Row:
-    """Run both sides in turn, once unmeasured."""
+    """Time both sides in turn, after one warm-up run of each."""
     seconds: tuple[list[float], list[float]] = ([], [])
     for repetition in range(repeat + 1):
         for side, run in zip(seconds, (ours, other), strict=True):
@@ -58,7 +58,7 @@ async def compare(what: str, ours: Timed, other_name: str, other: Timed, repeat:
 
 
 async def measure(repeat: int, say: Callable[[str], None]) -> list[Row]:
-    """All comparisons, with the demo model on this machine's CPU."""
+    """Run all comparisons with the demo model on this machine's CPU."""
     rows: list[Row] = []
     plain = baseline.Plain(shipped.MODEL_DIR)
     with tempfile.TemporaryDirectory() as folder:

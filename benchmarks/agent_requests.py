@@ -1,4 +1,4 @@
-"""Requests of the shape and size of OpenClaw's, with text of Python's own documentation in them.
+"""Requests of the shape and size of OpenClaw's, filled with text of Python's own documentation.
 
 A system prompt of 25 to 46 kB and 10 to 105 kB of tools, the same in every session of a surface; a
 first user message that ends in the Runtime line; at the end of every request a message that is
@@ -20,7 +20,7 @@ from typing import Any
 
 MODEL = "bench"
 RELAYED = 513
-"""A request for so many tokens at the most gets exactly as many, one by one."""
+"""max_tokens of a request whose reply has exactly that many tokens, streamed one by one."""
 _TEXT = "\n\n".join(topics.values())
 _WORDS = sorted(set(_TEXT.split()))
 _VOLATILE = (
@@ -37,9 +37,9 @@ class Surface:
 
     name: str
     head: bytes
-    """Up to and with the system message."""
+    """Bytes up to and including the system message."""
     tail: bytes
-    """From behind the last message on."""
+    """Bytes after the last message."""
 
     @property
     def size(self) -> int:
@@ -51,13 +51,14 @@ def _dumps(value: Any) -> bytes:
 
 
 def _text(start: int, length: int) -> str:
-    """A stretch of documentation; the same arguments give the same text."""
+    """Return an excerpt of the documentation; the same arguments give the same text."""
     start %= len(_TEXT) - length
     return _TEXT[start : start + length]
 
 
 def surface(name: str, system: int, tools: int, tools_size: int, seed: int = 0) -> Surface:
-    """`system`: characters; `tools`: how many, of `tools_size` bytes together."""
+    """Make a surface. `system`: characters; `tools`: their number, of `tools_size` bytes
+    together."""
     prompt = f"<!-- openclaw:{name} {seed} -->\n" + _text(seed * 50_021 + 7 * system, system)
     specs = [_tool(number, tools_size // tools) for number in range(tools)]
     head = b'{"model":' + _dumps(MODEL) + b',"messages":['
@@ -92,16 +93,16 @@ SURFACES = (
     surface("all tools", 39_873, 54, 105_000),
 )
 MIX = tuple(SURFACES[i] for i in (0, 1, 0, 2, 0, 3, 2, 0, 1, 0, 0, 4))
-"""How often each is met."""
+"""Surfaces in the order of their use, each as often as agents use it."""
 
 
 def relayed(like: Surface) -> Surface:
-    """The same surface, asking for a reply of `RELAYED` tokens."""
+    """Return the same surface with requests for a reply of `RELAYED` tokens."""
     return replace(like, tail=like.tail.replace(b"4096}", b"%d}" % RELAYED))
 
 
 def unseen(count: int, name: str = "unseen") -> list[Surface]:
-    """Surfaces of which each has a system prompt of its own."""
+    """Make surfaces that each have a system prompt of their own."""
     return [surface(f"{name} {n}", 39_873, 12, 9_800, seed=n + 1) for n in range(count)]
 
 
@@ -112,17 +113,18 @@ class Conversation:
     surface: Surface
     key: str
     messages: list[bytes] = field(default_factory=list)
-    """Serialised, without the volatile one at the end."""
+    """Serialised messages, without the volatile one at the end."""
     _count: itertools.count[int] = field(default_factory=itertools.count)
 
     def body(self) -> bytes:
-        """The next request."""
+        """Body of the next request."""
         volatile = {"role": "user", "content": [{"type": "text", "text": _VOLATILE}]}
         told = b",".join([self.surface.head, *self.messages, _dumps(volatile)])
         return told + self.surface.tail
 
     def open(self, about: int | None = None) -> None:
-        """The user's first message; `about`: another one than that of all sessions of this key."""
+        """Add the user's first message; `about`: a different one than other sessions of this key
+        have."""
         said = _said(self.key, about or 0)
         runtime = (
             f"\n\nRuntime: agent=main | session=agent:main:explicit:{self.key} | "
@@ -132,7 +134,7 @@ class Conversation:
         self.messages.append(_dumps({"role": "user", "content": said + runtime}))
 
     def answer(self, reply: Reply) -> None:
-        """The reply goes into the history, and something new behind it."""
+        """Append a reply to the history, and a new message behind it."""
         message: dict[str, Any] = {"role": "assistant", "content": reply.text}
         turn = next(self._count) + 1
         if reply.calls:
@@ -153,20 +155,20 @@ def _said(key: str, turn: int) -> str:
 
 
 def _new_words(key: str, count: int) -> str:
-    """Words of the documentation, in an order that belongs to `key`."""
+    """Return words of the documentation, in an order that depends on `key`."""
     return " ".join(random.Random(key).choices(_WORDS, k=count))
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back, as the client keeps it."""
+    """A reply as the client keeps it."""
 
     text: str
     calls: Sequence[dict[str, Any]]
 
 
 def read_reply(events: bytes) -> Reply:
-    """Put a stream together.
+    """Assemble the reply of a stream.
 
     Raises:
         ValueError: it broke off, or ended in an error.
@@ -199,11 +201,11 @@ def _add(calls: list[dict[str, Any]], delta: dict[str, Any]) -> None:
 
 
 KEY = "sk-" + "0123456789abcdef" * 4
-"""A key that lets nobody in anywhere: a proxy that wants one is started with it."""
+"""A key that is valid nowhere; a proxy that wants one is started with it."""
 HEADERS = (
     "accept: application/json\r\ncontent-type: application/json\r\n"
     f"authorization: Bearer {KEY}\r\nuser-agent: OpenAI/JS 7.15.0\r\naccept-language: *\r\n"
     "accept-encoding: gzip, deflate\r\nx-stainless-arch: x64\r\nx-stainless-lang: js\r\n"
     "x-stainless-os: Linux\r\nx-stainless-retry-count: 0\r\nx-stainless-runtime: node\r\n"
 )
-"""Of every request, besides host, length and traceparent."""
+"""Headers of every request, besides host, length and traceparent."""

@@ -21,7 +21,8 @@ TEXT = "Yes. The file is read, and what stands in it is what you said it was."
 
 
 def bare_app() -> FastAPI:
-    """Read the JSON, answer the same kind of stream; nothing in between."""
+    """Make an app that reads the JSON and answers the same kind of stream, with nothing in
+    between."""
     app = FastAPI(openapi_url=None)
     head: dict[str, Any] = {
         "id": "chatcmpl-bare",
@@ -62,7 +63,7 @@ def bare_app() -> FastAPI:
 
 
 def serve_app(app: FastAPI) -> None:
-    """Say where it listens, on standard output, and serve until killed."""
+    """Print the address on standard output, and serve until killed."""
 
     async def serve() -> None:
         with listen("127.0.0.1", 0) as listening:

@@ -1,4 +1,4 @@
-"""What a user would write without this project: peft, padded batches, full logits."""
+"""The code a user would write without this project: peft, padded batches, full logits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tinker_claw.types import Datum
 
 
 def with_peft(module: Any, rank: int, alpha: int) -> Any:
-    """peft's own LoRA on every linear layer, as its documentation shows it."""
+    """Add peft's own LoRA to every linear layer, as its documentation shows."""
     shape = LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear", task_type="CAUSAL_LM")
     with warnings.catch_warnings():
         # It asks transformers by a name that is going to be removed there.
@@ -25,7 +25,7 @@ def with_peft(module: Any, rank: int, alpha: int) -> Any:
 
 
 def trained(model: Any) -> dict[str, Tensor]:
-    """Its LoRA parameters, by the names of `local_gpu.model.lora.Adapter`."""
+    """LoRA parameters of a peft model, by the names of `local_gpu.model.lora.Adapter`."""
     return {
         name.removeprefix("base_model.model.").replace(".default.", "."): parameter
         for name, parameter in model.named_parameters()
@@ -34,7 +34,7 @@ def trained(model: Any) -> dict[str, Tensor]:
 
 
 def take_over(model: Any, adapter: Mapping[str, Tensor]) -> None:
-    """Give it the weights of an adapter."""
+    """Copy the weights of an adapter into a peft model."""
     parameters = trained(model)
     if set(parameters) != set(adapter):
         raise ValueError(f"peft trains {len(parameters)} tensors, the adapter has {len(adapter)}.")
@@ -50,7 +50,7 @@ def ppo(chosen: Tensor, behaviour: Tensor, advantages: Tensor) -> Tensor:
 
 
 def padded_loss(model: Any, datums: Sequence[Datum], device: torch.device) -> Tensor:
-    """Of one right-padded batch, by the logits of every position."""
+    """PPO loss of one right-padded batch, with the logits of every position."""
     longest = max(len(d.tokens) for d in datums)
     tokens = torch.zeros(len(datums), longest, dtype=torch.long)
     mask = torch.zeros_like(tokens)
@@ -83,7 +83,7 @@ class Plain:
             self._generate(torch.tensor([list(prompt)]), None, new_tokens)
 
     def generate_batch(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> None:
-        """Sample all prompts in one left-padded batch, which must be complete to begin."""
+        """Sample all prompts in one left-padded batch."""
         longest = max(map(len, prompts))
         tokens = torch.zeros(len(prompts), longest, dtype=torch.long)
         mask = torch.zeros_like(tokens)

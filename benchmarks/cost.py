@@ -56,7 +56,7 @@ class Row:
         return sum(self.bills.values(), Usage())
 
     def usd(self, price: Price) -> float:
-        """Of judge, teacher and step, over the whole batch."""
+        """Cost of judge, teacher and step in dollars, over the whole batch."""
         usd = price.usd(self.total)
         if usd is None:
             raise LookupError(f"a price of {MODEL} is not known")
@@ -64,7 +64,7 @@ class Row:
 
 
 async def measure(shape: Shape, threads: int, say: Callable[[str], None]) -> tuple[list[Row], Row]:
-    """Rows of both schemes at every share, and the row of serving."""
+    """Measure both schemes at every share; return their rows and the row of serving."""
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -92,7 +92,7 @@ def _parts(bills: Bills) -> dict[str, Usage]:
 
 
 def show(console: Console, rows: list[Row], serving: Row, price: Price) -> None:
-    """Tokens in thousands, dollars per 1,000 turns."""
+    """Print tokens in thousands and dollars per 1,000 turns."""
     table = Table(
         *("hinted", "", "prefill k", "cached k", "sampled k", "trained k"),
         *("judge $", "teacher $", "step $", "all $", "of naive"),
@@ -117,7 +117,7 @@ def _ratio(row: Row, rows: list[Row], price: Price) -> float:
 
 
 def document(rows: list[Row], serving: Row, price: Price, shape: Shape) -> dict[str, Any]:
-    """Everything as JSON; tokens and dollars of the whole batch."""
+    """All figures as JSON; tokens and dollars of the whole batch."""
     return {
         "model": MODEL,
         "prices": {k: str(v) if k == "as_of" else v for k, v in asdict(price).items()},

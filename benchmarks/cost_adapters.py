@@ -1,4 +1,4 @@
-"""What stands between the loop and the wire while costs are counted.
+"""Adapters between the loop and the wire while costs are counted.
 
 Rule: every request goes through and is billed; only what it begins with, or what the judge is taken
 to have said, is changed here.
@@ -28,7 +28,7 @@ HINTS = tuple(
 
 
 class Fresh(Sampler):
-    """No two requests share a prefix, so that no cache helps: ours and naive pay in full.
+    """A sampler whose requests share no prefix, so that no cache helps: ours and naive pay in full.
 
     Nothing ends early either: a random model would stop where it likes.
     """
@@ -65,7 +65,8 @@ class Fresh(Sampler):
 
 
 class Known(HintScorer):
-    """Once `teaches` is set, it is known that hints do: a random model's never would."""
+    """A hint scorer that counts hints as useful once `teaches` is set: with a random model they
+    never would be."""
 
     teaches = False
 

@@ -1,4 +1,4 @@
-"""Turns of an agent's size through the real loop, over the wire; what was billed is counted.
+"""Run turns of an agent's size through the real loop, over the wire, and count what is billed.
 
 Rule: every token that is counted went through the Tinker adapter, the SDK and our wire server.
 Scripted are the judge's words only, because the model behind it is a tiny random one: its votes are
@@ -55,7 +55,7 @@ Bills = dict[Purpose, Usage]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes of what is measured, in tokens."""
+    """Sizes of the turns and votes, in tokens."""
 
     turns: int = 10
     prompt: int = 11_000
@@ -63,10 +63,10 @@ class Shape:
     vote: int = 300
     m: int = 3
     case: int = 335
-    """Of request, reply and next state in the judge's prompt. With the shipped tokenizer, which
-    cuts its instructions into more tokens than Qwen's, this makes prompts of the size that one of
-    Qwen's size gives for a request of 80, a reply of 300 and a next state of 60 tokens (about 970:
-    its instructions and fences are 520)."""
+    """Tokens of request, reply and next state in the judge's prompt. The shipped tokenizer cuts the
+    judge's instructions into more tokens than Qwen's does; this number gives prompts of the size
+    that Qwen's gives for a request of 80, a reply of 300 and a next state of 60 tokens (about 970:
+    instructions and fences are 520)."""
 
     @property
     def context(self) -> int:
@@ -75,7 +75,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """One server with its model, and what every run on it shares."""
+    """One server with its model, shared by every run on it."""
 
     shape: Shape
     url: str
@@ -98,7 +98,7 @@ class Bench:
 def captured(
     bench: Bench, prompt: Tokens, done: Completion, *, session: int, version: int = 0
 ) -> NewTurn:
-    """The random model goes on until it is cut off; here its reply ends there."""
+    """Make a turn whose reply ends where the random model's reply was cut off."""
     return NewTurn(
         session_id=session,
         kind=Kind.MAIN,
@@ -115,7 +115,7 @@ def captured(
 
 
 async def serve_turns(bench: Bench) -> tuple[list[tuple[Tokens, Completion]], Usage]:
-    """Sample the replies that all runs learn from; and what that was billed."""
+    """Sample the replies that all runs learn from; return them and their bill."""
     rng = random.Random(0)
     trainer = await bench.trainer()
     sampler = Fresh(await trainer.publish())
@@ -135,8 +135,9 @@ async def serve_turns(bench: Bench) -> tuple[list[tuple[Tokens, Completion]], Us
 async def ours(
     bench: Bench, turns: Sequence[tuple[Tokens, Completion]], hinted: int
 ) -> tuple[Bills, Bills]:
-    """The run's first batch through judging and learner, and a later one; of each the first
-    `hinted` turns get a hint.
+    """Bill the run's first batch through judging and learner, and a later one; return both bills.
+
+    In each of them the first `hinted` turns get a hint.
 
     Of the first it is measured whether hints teach, and how far the step moves the policy. Of the
     later one it is known that they teach, so every eighth turn is measured, and its step is none of
@@ -179,7 +180,7 @@ async def ours(
 
 
 async def naive(bench: Bench, turns: Sequence[tuple[Tokens, Completion]]) -> Bills:
-    """Judge and teacher as a straightforward loop has them: each vote alone, three hints always."""
+    """Bill judge and teacher of a simple loop: one request per vote, and always three hints."""
     trainer = await bench.trainer()
     ledger = Ledger(bench.folder / "naive")
     policy = PolicyHolder(await restore(ledger, trainer))

@@ -61,11 +61,11 @@ from benchmarks.many_turns import fill
 
 Say = Callable[[str], None]
 BUSY = 0.9
-"""Share of its core that a server which has to do should get."""
+"""Least share of its core that a busy server should get."""
 SILENCE_MS = 50.0
-"""What nobody notices, whatever the bare route's longest silence is."""
+"""Longest silence in milliseconds that nobody notices, even if the bare route's is shorter."""
 FLAT = 1.1
-"""How much more memory it may take in the end."""
+"""Largest accepted growth of memory, as a factor."""
 
 
 def _answers(row: Row) -> bool:
@@ -79,25 +79,25 @@ GOALS: dict[str, tuple[str, Callable[[Row], bool]]] = {
     "64 in flight, prompts unseen": ("no error, /healthz 50 ms", _answers),
 }
 MOST = {FIRST: 5.0, FURTHER: 3.2}
-"""Multiples of the bare route's."""
+"""Largest accepted multiples of the bare route's times."""
 
 
 @dataclass
 class Figures:
-    """Everything that one run has found."""
+    """All figures of one run."""
 
     vocabulary: int
     beside: Beside
     bare: list[Row]
-    """A first turn, a further one, and relayed tokens."""
+    """Rows of the bare route: a first turn, a further one, and relayed tokens."""
     ours: list[Row]
     memory: list[Memory]
     check: Check
     memory_every: int
     failures: list[str]
-    """Of requests to the gateway."""
+    """Failed requests to the gateway."""
     litellm: list[Row] | None = None
-    """A first turn, and one with a system prompt that it had not seen."""
+    """Rows of LiteLLM: a first turn, and one with a new system prompt."""
 
     def multiple(self, row: Row) -> float | None:
         """Processor time of the server as a multiple of the bare route's; None: not counted."""
@@ -109,7 +109,7 @@ class Figures:
 async def measure(
     folder: Path, size: Size, say: Say, *, ids: int = vocabulary.FULL, litellm: bool = False
 ) -> Figures:
-    """One run. `ids`: of the vocabulary."""
+    """Run the benchmark once. `ids`: size of the vocabulary."""
     cores, everywhere = Cores.take(), os.sched_getaffinity(0)
     tokenizer = vocabulary.load(ids, say)
     os.sched_setaffinity(0, {cores.client})
@@ -189,7 +189,7 @@ async def _litellm(folder: Path, cores: Cores, size: Size, say: Say) -> list[Row
 
 
 def show(console: Console, figures: Figures) -> None:
-    """Tables and what has to be known about them."""
+    """Print the tables, and how to read them."""
     found = figures.check
     console.print(
         f"Requests of {found.smallest // 1000} to {found.largest // 1000} kB, "
@@ -257,7 +257,7 @@ def _verdict(met: bool) -> str:
 
 
 def verdicts(figures: Figures) -> dict[str, bool]:
-    """Whether each goal that is not one of a row's was met, by what was found."""
+    """Whether each goal that spans several rows was met, by the figures found."""
     found = dict[str, bool]()
     for one in figures.beside.multiples:
         most = MOST[one.what]
@@ -284,7 +284,7 @@ def _shown(ms: float) -> str:
 
 
 def ratios(figures: Figures) -> dict[str, float]:
-    """Ours to the others, late to early turns, learning to idle, many prompts to one."""
+    """Ratios: ours to the others, late to early turns, learning to idle, many prompts to one."""
     rows = {row.what: row for row in figures.ours}
     pairs = list[tuple[str, Row, Row]]()
     if figures.litellm is not None:
@@ -312,7 +312,7 @@ def ratios(figures: Figures) -> dict[str, float]:
 
 
 def document(figures: Figures) -> dict[str, Any]:
-    """Everything as JSON."""
+    """All figures as JSON."""
     goals = {row.what: _goal(row) for row in figures.ours if row.what in GOALS}
     return asdict(figures) | {
         "goals": goals,
@@ -322,7 +322,7 @@ def document(figures: Figures) -> dict[str, Any]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The flags."""
+    """Command line of the benchmark."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gateway", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of the requests")
     parser.add_argument("--memory", type=int, help="turns and sessions for memory (10,000)")

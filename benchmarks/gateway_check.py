@@ -1,4 +1,4 @@
-"""Whether the ids that were sampled from are those of a plain, full render.
+"""Check that sampled prompts have the ids of a plain, full render.
 
 Rule: the other side of the comparison is the `renderers` package alone, over the tokenizer as it
 comes, on the very body that was sent; nothing of ours takes part in it.
@@ -25,24 +25,24 @@ from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.types import Tokens
 
 _FEW = 200
-"""Fewer renders take less time than starting processes for them."""
+"""Number of renders below which starting processes takes longer than rendering."""
 _plain: list[renderers.Renderer] = []
-"""This process's."""
+"""Renderer of this process."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """Of a number of requests."""
+    """Result of the check over a number of requests."""
 
     requests: int
     equal: int
-    """Whose stored prompt is the full render, id for id."""
+    """Requests whose stored prompt equals the full render, id for id."""
     stored: int
     """Turns in the ledger."""
     median_tokens: int
     bytes_per_token: float
     smallest: int
-    """Bytes of a body."""
+    """Bytes of the smallest body."""
     largest: int
 
 
@@ -70,7 +70,7 @@ def check(directory: Path, vocabulary: Path, bodies: Sequence[bytes], workers: i
 
 
 def _stored(directory: Path) -> Counter[str]:
-    """Digests of all prompts of the ledger."""
+    """Count the digests of all prompts of the ledger."""
     ledger, found = Ledger(directory), Counter[str]()
     turn = 1
     while True:

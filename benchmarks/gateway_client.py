@@ -1,4 +1,4 @@
-"""The client's side of the measuring: connections, server processes, and what those use.
+"""Client side of the measurements: connections, server processes, and their use of resources.
 
 Rule: the client does as little as it can between the first byte out and the last byte in; what came
 back is read afterwards.
@@ -31,15 +31,15 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True)
 class Answer:
-    """One request's."""
+    """Answer to one request."""
 
     status: int
     events: bytes
-    """The stream, without HTTP's chunks."""
+    """The stream, without HTTP's chunk headers."""
     seconds: float
-    """From the first byte sent to the last one received."""
+    """Seconds from the first byte sent to the last one received."""
     first_s: float = 0.0
-    """To the first words or call of the reply."""
+    """Seconds to the first words or call of the reply."""
 
 
 class Connection:
@@ -61,7 +61,7 @@ class Connection:
         return cls(*await asyncio.open_connection(parts.hostname, parts.port, limit=2**20), url)
 
     async def ask(self, body: bytes) -> Answer:
-        """Send a request and wait for all of its answer."""
+        """Send a request and wait for the whole answer."""
         trace = f"traceparent: 00-{next(_numbers):032x}-00000000000000ff-01\r\n"
         head = f"{self._head}{trace}content-length: {len(body)}\r\n\r\n".encode()
         async with asyncio.timeout(_PATIENCE_S):
@@ -87,7 +87,7 @@ class Connection:
         return Answer(status, _unchunked(bytes(raw)), seconds, first_s)
 
     async def post(self, path: str) -> Any:
-        """What another route answers, without a body."""
+        """POST to another route without a body, and return its JSON."""
         head = self._head.partition("\r\n")[2]
         self._writer.write(f"POST {path} HTTP/1.1\r\n{head}content-length: 0\r\n\r\n".encode())
         status, told = await self._status()
@@ -125,7 +125,7 @@ class Measured:
     url: str
 
     def cpu_s(self) -> float:
-        """Seconds of processor that its threads have used, those included that have ended."""
+        """Seconds of processor time of its threads, including those that have ended."""
         # Linux makes the number of a process' clock so; the libraries' way is for one's own only.
         return time.clock_gettime(~self.pid << 3 | 2)
 
@@ -138,14 +138,14 @@ class Measured:
 
 @dataclass(frozen=True)
 class Cores:
-    """Two of this machine's, of which each side has one."""
+    """Two cores of this machine: one for the server, one for the client."""
 
     server: int
     client: int
 
     @classmethod
     def take(cls) -> Cores:
-        """Raises SystemExit where there are not two of them."""
+        """Pick two cores. Raises SystemExit where there are fewer."""
         if not hasattr(os, "sched_getaffinity"):
             raise SystemExit("this benchmark reads /proc and pins processes: it needs Linux")
         cores = sorted(os.sched_getaffinity(0))
@@ -155,13 +155,13 @@ class Cores:
 
 
 def pinned(core: int, command: Sequence[str]) -> list[str]:
-    """The command, on one core from its beginning."""
+    """The command, pinned to one core from its start."""
     return ["taskset", "--cpu-list", str(core), *command]
 
 
 @contextmanager
 def server(module: str, core: int, *arguments: str) -> Generator[Measured]:
-    """A server of this package on one core; killed at the end."""
+    """Run a server of this package on one core; it is killed at the end."""
     command = [sys.executable, "-m", f"benchmarks.{module}", *arguments]
     with subprocess.Popen(pinned(core, command), stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -177,8 +177,8 @@ def server(module: str, core: int, *arguments: str) -> Generator[Measured]:
 
 @contextmanager
 def pulse(url: str, core: int, *paths: str) -> Generator[list[float]]:
-    """/healthz, or these in turn, asked every 20 ms, from a process of its own; the list is filled
-    at the end."""
+    """Ask /healthz, or these paths in turn, every 20 ms from another process; the list is filled at
+    the end."""
     asked = [url.removesuffix("/v1") + path for path in paths or ("/healthz",)]
     command = pinned(core, [sys.executable, "-m", "benchmarks.gateway_pulse", *asked])
     pipe = subprocess.PIPE
@@ -196,6 +196,6 @@ def pulse(url: str, core: int, *paths: str) -> Generator[list[float]]:
 
 
 def share(values: Sequence[float], part: float) -> float:
-    """The value below which `part` of all lie."""
+    """Quantile: the value below which `part` of all values lie."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(part * len(ordered)))]

@@ -22,7 +22,7 @@ PATIENCE_S = 120
 
 
 def ask(connection: http.client.HTTPConnection, path: str) -> http.client.HTTPResponse:
-    """One answer, however often it takes."""
+    """Send a request until it is answered, however often that takes."""
     until = time.perf_counter() + PATIENCE_S
     while True:
         try:

@@ -1,4 +1,4 @@
-"""What is sent to a server, and what is read off its process meanwhile.
+"""Measurements of a server: the requests sent, and the figures of its process meanwhile.
 
 Rule: every row says what one request costs three ways: as the client sees it when it is alone (or
 among so many), as processor time of the server, and as requests a second when its core is full.
@@ -29,16 +29,16 @@ FULL = 12
 
 @dataclass(frozen=True)
 class Size:
-    """How much is sent."""
+    """Number of requests of each kind."""
 
     alone: int = 120
     """Requests of a row, one after the other."""
     together: int = 240
     """Requests of a row that keep the core full."""
     rounds: int = 10
-    """In which they are sent, to the bare route and to ours in turn."""
+    """Rounds in which they are sent, to the bare route and to ours in turn."""
     further: int = 6
-    """Turns of a session behind its first."""
+    """Further turns of a session."""
     crowd: int = 64
     """Requests in flight at the same time."""
     long: int = 98
@@ -46,30 +46,30 @@ class Size:
     streams: tuple[int, ...] = (1, 16, 64)
     """Replies in flight that are relayed token by token."""
     steps: int = 5
-    """Steps that are taken while others wait for their first token."""
+    """Training steps taken while others wait for their first token."""
     memory: int = 10_000
     """Turns without a successor, and as many sessions."""
     prompts: int = 0
-    """System prompts that take turns; 0: that row is not asked for."""
+    """System prompts that take turns; 0 leaves that row out."""
     idle: tuple[int, ...] = (0, 1_000, 10_000)
-    """Connections that nothing is said on."""
+    """Numbers of silent connections."""
     turns: int = 100_000
-    """Of the ledger whose page is read."""
+    """Turns of the ledger whose page is read."""
     readers: int = 4
-    """Of that page at the same time."""
+    """Readers of that page at the same time."""
 
     @property
     def memory_every(self) -> int:
-        """Of those, so many requests have one whose ids are checked."""
+        """One request in this many of `memory` has its ids checked."""
         return max(1, self.memory // 250)
 
 
 FIRST, FURTHER = "first turn of a session", "further turn"
 NEVER_SEEN = "first turn, system prompt never seen"
 _NEAR = 5
-"""Turns that stand for one."""
+"""Turns whose mean stands for an early turn, and for a late one."""
 _QUIET_S = 0.6
-"""Between steps."""
+"""Pause between steps, in seconds."""
 QUICK = Size(alone=60, together=120, rounds=5, further=4, steps=2, memory=300, idle=(0, 1_000))
 
 
@@ -81,19 +81,19 @@ class Row:
     median_ms: float
     p95_ms: float
     cpu_ms: float
-    """Of the server, per request."""
+    """Processor time of the server per request, in milliseconds."""
     per_s: float | None = None
-    """None: the core was not kept full."""
+    """Requests per second; None: the core was not kept full."""
     errors: int = 0
     health_ms: float | None = None
-    """The longest that /healthz had to wait meanwhile; None: it was not asked."""
+    """Longest wait for /healthz meanwhile; None: it was not asked."""
     core: float | None = None
-    """Share of its core that the server got while it had to do; less than 1: others took some."""
+    """Share of its core that the busy server got; below 1, other processes took some."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Resident memory of the server, in MB, after so many requests of a kind."""
+    """Resident memory of the server, in MB, after this many requests of a kind."""
 
     what: str
     requests: int
@@ -102,7 +102,7 @@ class Memory:
 
 @dataclass
 class Wire:
-    """A server, and what was sent to it."""
+    """A server, and the requests that it answered."""
 
     at: Measured
     client_core: int
@@ -123,7 +123,7 @@ class Wire:
 
 @dataclass
 class Timing:
-    """Of a number of requests."""
+    """Times and errors of a number of requests."""
 
     seconds: list[float] = field(default_factory=list)
     cpu_s: float = 0.0
@@ -137,7 +137,7 @@ class Timing:
         self.errors += other.errors
 
     def row(self, what: str, full: Timing | None = None, health: Sequence[float] = ()) -> Row:
-        """`full`: of the same requests while the core was full."""
+        """Make the row. `full`: timing of the same requests while the core was full."""
         many = full or self
         return Row(
             what,
@@ -155,7 +155,7 @@ Talk = Callable[[Connection, Timing], Awaitable[None]]
 
 
 async def run(wire: Wire, talks: Sequence[Talk], width: int) -> Timing:
-    """All talks, `width` at a time, each on a connection that others used before it."""
+    """Run all talks, `width` at a time, on connections that are used again."""
     timing, waiting = Timing(), iter(talks)
     connections = [await Connection.open(wire.at.url) for _ in range(width)]
 
@@ -181,7 +181,8 @@ async def run(wire: Wire, talks: Sequence[Talk], width: int) -> Timing:
 def opening(
     wire: Wire, surface: Surface, key: str, keep: bool = True, about: int | None = None
 ) -> Talk:
-    """The first turn of a new session; `about`: another first turn than others of this key."""
+    """Make the first turn of a new session; `about`: a different first message than others of this
+    key have."""
 
     async def talk(connection: Connection, timing: Timing) -> None:
         conversation = Conversation(surface, key)
@@ -197,12 +198,12 @@ def openings(wire: Wire, count: int, name: str) -> list[Talk]:
 
 
 async def cold(wire: Wire) -> Row:
-    """The very first request of the process."""
+    """Time the very first request of the process."""
     return (await run(wire, [opening(wire, MIX[0], "cold")], 1)).row("first request of the process")
 
 
 async def settle(wire: Wire) -> None:
-    """Wait for what the first request has set going."""
+    """Wait for the work that the first request started."""
     connection = await Connection.open(wire.at.url)
     await connection.post("/settle")
     connection.close()
@@ -210,29 +211,30 @@ async def settle(wire: Wire) -> None:
 
 @dataclass(frozen=True)
 class Multiple:
-    """Ours as a multiple of the bare route's, the median of the rounds."""
+    """Ours as a multiple of the bare route's, the median over the rounds."""
 
     what: str
     clock: float
-    """Of one request alone, as its client sees it."""
+    """Multiple of the time of one request alone, as its client sees it."""
     cpu: float
-    """Processor time while the core was full."""
+    """Multiple of the processor time while the core was full."""
 
 
 @dataclass(frozen=True)
 class Beside:
-    """What both were sent in turn, so that what others do to this machine is in both."""
+    """Rows of both servers from alternating rounds, so that other load on the machine hits both."""
 
     bare: list[Row]
     ours: list[Row]
     multiples: list[Multiple]
     bare_silence_ms: float
-    """The longest that /healthz had to wait, of all rounds."""
+    """Longest wait for /healthz in any round."""
     silence_ms: float
 
 
 async def first_turns(wire: Wire, size: Size, name: str = "first") -> tuple[Timing, Timing]:
-    """A round of new sessions, whose system prompts were seen before: alone, and the core full."""
+    """Time one round of new sessions whose system prompts were seen before: alone, and with the
+    core full."""
     return (
         await run(wire, openings(wire, -(-size.alone // size.rounds), f"{name}-alone"), 1),
         await run(wire, openings(wire, -(-size.together // size.rounds), f"{name}-many"), FULL),
@@ -240,7 +242,7 @@ async def first_turns(wire: Wire, size: Size, name: str = "first") -> tuple[Timi
 
 
 async def further_turns(wire: Wire, size: Size, name: str) -> tuple[Timing, Timing]:
-    """Each behind the one before, the volatile message dropped and appended anew."""
+    """Time further turns, each with the volatile message dropped and appended anew."""
     found: list[Timing] = []
     for count, width in ((size.alone, 1), (size.together, FULL)):
         sessions = -(-count // size.rounds // size.further)
@@ -250,7 +252,7 @@ async def further_turns(wire: Wire, size: Size, name: str) -> tuple[Timing, Timi
 
 
 async def beside(bare: Wire, ours: Wire, size: Size) -> Beside:
-    """First and further turns."""
+    """Measure first and further turns of both servers in alternating rounds."""
     sides, kinds = (bare, ours), {FIRST: first_turns, FURTHER: further_turns}
     sums = {(what, side): (Timing(), Timing()) for what in kinds for side in (0, 1)}
     ratios = {what: list[tuple[float, float]]() for what in kinds}
@@ -285,7 +287,8 @@ async def beside(bare: Wire, ours: Wire, size: Size) -> Beside:
 
 
 async def prompts_in_turn(wire: Wire, size: Size) -> list[Row]:
-    """New sessions of one system prompt, then as many of ever another, each seen once before."""
+    """Time new sessions of one system prompt, then as many that take turns over several, each seen
+    before."""
     surfaces = unseen(size.prompts, "in turn")
     rows: list[Row] = []
     for what, taken in (("one system prompt", surfaces[:1]), ("system prompts in turn", surfaces)):
@@ -301,14 +304,14 @@ async def prompts_in_turn(wire: Wire, size: Size) -> list[Row]:
 
 
 async def never_seen(wire: Wire, size: Size) -> Row:
-    """New sessions, each with a system prompt that nobody had before."""
+    """Time new sessions that each have a new system prompt."""
     surfaces = unseen(max(2, size.alone // 4), "never seen")
     talks = [opening(wire, s, f"never-seen-{n}") for n, s in enumerate(surfaces)]
     return (await run(wire, talks, 1)).row(NEVER_SEEN)
 
 
 async def long_sessions(wire: Wire, size: Size) -> list[Row]:
-    """The first further turns of sessions, and the last ones, of as many as one session has."""
+    """Time the first further turns of sessions and the last ones."""
     near = min(_NEAR, size.long // 2)
     early, late = Timing(), Timing()
 
@@ -334,7 +337,7 @@ async def long_sessions(wire: Wire, size: Size) -> list[Row]:
 
 
 async def relaying(wire: Wire, size: Size) -> list[Row]:
-    """Replies that come token by token; every figure is of one token."""
+    """Time replies that come token by token; every figure is per token."""
     rows: list[Row] = []
     for streams in size.streams:
         timing = await run(
@@ -356,7 +359,7 @@ async def relaying(wire: Wire, size: Size) -> list[Row]:
 
 
 async def first_tokens(wire: Wire, size: Size) -> list[Row]:
-    """Waits for the first token before, while and after steps are taken and versions published."""
+    """Time to the first token before, while and after steps are taken and versions published."""
     seen: list[tuple[float, Answer]] = []
     spans: list[tuple[str, float, float]] = []
     over = asyncio.Event()
@@ -394,7 +397,7 @@ async def first_tokens(wire: Wire, size: Size) -> list[Row]:
 
 
 async def _begun(wire: Wire, count: int, name: str) -> list[Conversation]:
-    """Sessions that have had their first turn."""
+    """Open sessions and finish their first turn."""
     sessions: list[Conversation] = []
 
     def begin(number: int) -> Talk:
@@ -423,14 +426,14 @@ def _going_on(wire: Wire, conversation: Conversation, turns: int) -> Talk:
 
 
 async def crowd(wire: Wire, size: Size, what: str, talks: Sequence[Talk]) -> Row:
-    """Many at once, and /healthz meanwhile."""
+    """Send many requests at once, and ask /healthz meanwhile."""
     with pulse(wire.at.url, wire.client_core) as waits:
         timing = await run(wire, talks, size.crowd)
     return timing.row(f"{size.crowd} in flight, {what}", timing, waits)
 
 
 async def memory(wire: Wire, size: Size, say: Callable[[str], None]) -> list[Memory]:
-    """Turns that nothing ever follows, then sessions of one turn."""
+    """Measure memory over turns that nothing follows, then over sessions of one turn."""
     found = [Memory("after warming up", wire.answered, wire.at.rss_mb())]
     half = size.memory // 2
     for what, turns_each in (("turns without a successor", 100), ("sessions", 1)):

@@ -67,14 +67,15 @@ CONTEXT_TOKENS = 131_072
 TOPK = 4
 """Candidates per sampled token, as methods opd and combine ask for."""
 TAKES_S = 0.6
-"""A step, and a publication, each."""
+"""Seconds of a step, and of a publication."""
 _LOGPROB = -0.5
-"""Of every token, under any weights."""
+"""Logprob of every token, under any weights."""
 CALL = '<tool_call>\n{"name": "tool_1", "arguments": {"path1": "notes.txt"}}\n</tool_call>'
 
 
 class AtOnce(Sampler):
-    """Answers with text and with a tool call in turn, and does not look at the prompt."""
+    """A sampler that answers at once, in turn with text and with a tool call, whatever the
+    prompt."""
 
     def __init__(self, replies: Sequence[Sequence[int]]) -> None:
         self.ref = "at once"
@@ -105,15 +106,16 @@ class AtOnce(Sampler):
         targets: Sequence[Sequence[int]] | None = None,
         top_k: int = 0,
     ) -> TokenLogprobs:
-        """As it was sampled, so that no step has gone too far."""
+        """Return the logprobs as they were sampled, so that every step stays close to the
+        sampler."""
         return TokenLogprobs(start, (_LOGPROB,) * (len(tokens) - start))
 
     async def aclose(self) -> None:
-        """There is nothing to free."""
+        """Do nothing: there is nothing to free."""
 
 
 class Remembering(Telemetry):
-    """Knows the turns that a step is to be taken on."""
+    """Telemetry that remembers the newest turns, which the next step trains on."""
 
     def __init__(self, file: Path | None) -> None:
         super().__init__(file)
@@ -126,12 +128,12 @@ class Remembering(Telemetry):
 
 
 class Elsewhere(Trainer):
-    """A trainer whose work is done on another machine: it takes its time, and nothing here."""
+    """A trainer on another machine: it takes its time, and no processor time here."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
         self.spans: list[tuple[str, float, float]] = []
-        """(what, begin, end) of each call, in `time.perf_counter` seconds."""
+        """Name, begin and end of each call, in `time.perf_counter` seconds."""
 
     async def capabilities(self) -> Capabilities:
         losses = frozenset({"ppo", "cross_entropy"})
@@ -161,13 +163,13 @@ class Elsewhere(Trainer):
         return name
 
     async def load_state(self, ref: str, *, moments: bool = True) -> None:
-        """There is one state."""
+        """Do nothing: there is one state."""
 
     async def export_adapter(self, directory: Path) -> None:
         raise NotImplementedError
 
     async def aclose(self) -> None:
-        """There is nothing to free."""
+        """Do nothing: there is nothing to free."""
 
     async def _take(self, what: str) -> None:
         began = time.perf_counter()
@@ -178,7 +180,7 @@ class Elsewhere(Trainer):
 def _chunk(
     reply: Sequence[int], topk: int, stop: StopReason | None = StopReason.STOP
 ) -> TokenChunk:
-    """All of it in one, as the Tinker service gives it."""
+    """The whole reply in one chunk, as the Tinker service gives it."""
     tokens = tuple(reply)
     return TokenChunk(
         tokens=tokens,
@@ -192,7 +194,7 @@ def _chunk(
 
 
 def gateway_app(directory: Path, vocabulary: Path) -> FastAPI:
-    """The product's parts, put together as `tinker_claw.app.wiring` does."""
+    """Make the gateway's app from the product's parts, as `tinker_claw.app.wiring` does."""
     ledger = Ledger(directory)
     renderer = Renderer.load(str(vocabulary), "qwen3")
     tokenizer = Tokenizer.from_file(str(vocabulary / "tokenizer.json"))
@@ -262,7 +264,7 @@ def gateway_app(directory: Path, vocabulary: Path) -> FastAPI:
 
     @app.post("/learn")
     async def learn() -> list[tuple[str, float, float]]:
-        """Take one step on the newest sixteen turns, publish, and say when that was."""
+        """Take one step on the newest sixteen turns, publish, and return the times of both."""
         trainer.spans.clear()
         before = policy.current.version.id
         for number, turn in enumerate(telemetry.turns):

@@ -1,5 +1,7 @@
-"""How long the gateway is deaf: /healthz while others hold connections and say nothing, and while a
-body is handled that is far too large; and first turns while others read the page.
+"""Silences of the gateway: idle connections, oversized bodies, and readers of the page.
+
+/healthz is asked while others hold connections and say nothing, and while a body is handled that
+is far too large; first turns are timed while others read the page.
 
 Rule: the longest wait of /healthz counts, because that is what a user sees.
 """
@@ -22,14 +24,14 @@ from benchmarks.gateway_rows import Row, Size, Timing, Wire, openings, run
 _AT_ONCE = 200
 _OPENED_WITHIN_S = 90.0
 _HELD_S = 2.0
-"""After the last of them was opened."""
+"""Seconds that connections are held after the last one was opened."""
 _PROSE_BYTES = 1_200_000
 _ROUNDS = 4
-"""Of each kind, in turn, so that what others do to this machine is in both."""
+"""Rounds of each kind, in turn, so that other load on the machine hits both."""
 
 
 async def idle(wire: Wire, count: int) -> Row:
-    """So many silent connections are opened as fast as they are taken, and held."""
+    """Open silent connections as fast as they are accepted, and hold them."""
     _allow(count + 200)
     parts = urlsplit(wire.at.url)
     address = (parts.hostname, parts.port)
@@ -52,7 +54,7 @@ async def idle(wire: Wire, count: int) -> Row:
 
 
 async def too_large(wire: Wire, *, spaced: bool = True) -> Row:
-    """Prose of more than the context, never the same, which must end in a 400."""
+    """Send prompts longer than the context, each different, which must all be answered 400."""
     connection, timing, cpu = await Connection.open(wire.at.url), Timing(), wire.at.cpu_s()
     bodies = [_prose(Random(seed), spaced) for seed in range(3)]
     with pulse(wire.at.url, wire.client_core) as waits:
@@ -67,8 +69,8 @@ async def too_large(wire: Wire, *, spaced: bool = True) -> Row:
 
 
 async def page_read(wire: Wire, size: Size) -> list[Row]:
-    """First turns while nobody reads the page, and while some read it without a pause; and what
-    these wait for."""
+    """Time first turns while nobody reads the page and while some read it without a pause, and the
+    readers' waits."""
     paths = [f"/ui{path}" for path in ("", "/turns", "/turns?verdict=-1", "/steps", "/versions")]
     timings, reads = {readers: Timing() for readers in (0, size.readers)}, Timing()
     await run(wire, openings(wire, size.alone, "page"), 1)
@@ -83,14 +85,15 @@ async def page_read(wire: Wire, size: Size) -> list[Row]:
             timing.errors += some.errors
             reads.errors += sum(not one for one in waits)
             reads.seconds += [wait for one in waits for wait in one]
-    # What the page's own requests cost the processor is none of a turn's.
+    # Processor time of the page's own requests does not belong to turns.
     named = {f"first turn, page read by {who or 'nobody'}": of for who, of in timings.items()}
     named["the page, one of its readers"] = reads
     return [replace(timing.row(what), cpu_ms=0.0) for what, timing in named.items()]
 
 
 def _prose(random: Random, spaced: bool) -> bytes:
-    """Words can be counted without encoding them; signs without blanks cannot."""
+    """Random prose: with blanks, words can be counted without encoding them; without, they
+    cannot."""
     letters = "etaoinshrdlu"
     words = ["".join(random.choices(letters, k=random.randint(2, 9))) for _ in range(5_000)]
     text = (" " if spaced else "-").join(random.choices(words, k=_PROSE_BYTES // 6))[:_PROSE_BYTES]
@@ -104,7 +107,7 @@ def _socket() -> socket.socket:
 
 
 def _allow(descriptors: int) -> None:
-    """As many open files as this process may have."""
+    """Raise this process's limit of open files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < descriptors:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(descriptors, hard), hard))

@@ -31,26 +31,28 @@ from typing import Any, Final, Literal
 
 _LOOK_S: Final = 0.5
 _ENDS_S: Final = 20.0
-"""For a process to end after it was asked to."""
+"""Seconds for a process to end after it was asked to."""
 _TAIL: Final = 4000
-"""Characters of what a command wrote, in the report."""
+"""Last characters of a command's output that the report shows."""
 _BROKEN: Final = 3
 """Exit status of `gpu_rows` whose device failed: the next process goes on behind that row."""
 _BREAKS: Final = 8
-"""So often at most in a stage."""
+"""Most restarts of a stage after its device failed."""
 ROOT: Final = Path(__file__).parents[1]
 KERNELS: Final = ("sdpa", "merged", "flex", "varlen", "fa3")
 
 Row = Mapping[str, Any]
 Status = Literal["done", "missed", "left out", "failed", "over time"]
-"""missed: measured, and a goal was not reached. left out: what it needs is not installed."""
+"""Outcome of a stage. missed: measured, and a goal was not reached. left out: something it needs is
+not installed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
     what: str
     judge: Callable[[Sequence[Row]], tuple[bool, str]]
-    """Whether it is met, and what was found. A LookupError or TypeError says there is no figure."""
+    """Returns whether the goal is met, and the finding. A LookupError or TypeError means that there
+    is no figure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +61,16 @@ class Stage:
     minutes: float
     why: str
     commands: tuple[str, ...]
-    """As they are typed in the project's folder; {rows} is where one writes its rows."""
+    """Commands as typed in the project's folder; {rows} is the file that one writes its rows to."""
     goals: tuple[Goal, ...] = ()
     beside: str | None = None
-    """A server that runs meanwhile."""
+    """Command of a server that runs meanwhile."""
     ready: str | None = None
-    """Its address, which answers 200 when it is up."""
+    """Address of that server, which answers 200 when it is up."""
     needs: Path | None = None
-    """A file without which it is left out."""
+    """File without which the stage is left out."""
     cure: str = ""
-    """How that file comes there."""
+    """Sentence on how to get that file."""
 
 
 @dataclass(slots=True)
@@ -81,14 +83,14 @@ class Report:
     goals: list[dict[str, Any]] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     told: str = ""
-    """Why it was left out."""
+    """Reason why it was left out."""
 
     @property
     def failed(self) -> list[Row]:
         return [row for row in self.rows if row.get("failed")]
 
     def line(self) -> str:
-        """Of the summary."""
+        """Line of the summary."""
         missed = [goal for goal in self.goals if not goal["met"]]
         found = "; ".join(f"{goal['goal']}: {goal['found']}" for goal in missed or self.goals)
         rows = f"{len(self.rows) - len(self.failed)} of {len(self.rows)} rows"
@@ -96,7 +98,7 @@ class Report:
         return (said + (self.told or found)).rstrip()[:_WIDE]
 
     def markdown(self) -> str:
-        """The same for people."""
+        """Section of the report."""
         lines = [f"# {self.stage}: {self.status}", "", self.told or self.why, ""]
         lines += [f"{self.seconds:.0f} s.", ""]
         for goal in self.goals:
@@ -112,7 +114,7 @@ _WIDE: Final = 140
 
 
 def stages(folder: Path, device: str = "cuda", *, small: bool = False) -> tuple[Stage, ...]:
-    """The day. `small`: the rehearsal's sizes."""
+    """Stages of the day. `small`: with the rehearsal's sizes."""
     of = f"--device {device}{' --small' if small else ''} --rows {{rows}}"
 
     def rows(stage: str) -> tuple[str, ...]:
@@ -238,7 +240,7 @@ def _kernels_agree(most: float) -> Goal:
 
 
 def _fastest() -> Goal:
-    """Told, not judged."""
+    """Goal that names the fastest kernel and is always met."""
 
     def judge(rows: Sequence[Row]) -> tuple[bool, str]:
         found: dict[str, tuple[float, str]] = {}
@@ -348,7 +350,7 @@ def _slowest_publication(seconds: float) -> Goal:
 
 
 def run(stage: Stage, folder: Path) -> Report:
-    """Carry out a stage, and leave its report."""
+    """Run a stage, and write its report."""
     began = time.monotonic()
     report = Report(stage.name, stage.why, "done", 0.0)
     if stage.needs is not None and not stage.needs.exists():
@@ -400,7 +402,8 @@ def _carry_out(stage: Stage, folder: Path, report: Report, until: float) -> None
 
 
 def rows_in(path: Path) -> list[Row]:
-    """The rows of a file, also of one that was broken off; a document of one piece is one row."""
+    """Read the rows of a file, also of one that was broken off; a single JSON document is one
+    row."""
     try:
         text = path.read_text()
     except OSError:
@@ -416,13 +419,13 @@ def rows_in(path: Path) -> list[Row]:
 
 
 def _keep_measured(path: Path) -> None:
-    """Leave out of an earlier run's rows those that failed, so that they are tried again."""
+    """Drop the failed rows of an earlier run, so that they are tried again."""
     kept = [row for row in rows_in(path) if "row" in row and not row.get("failed")]
     path.write_text("".join(json.dumps(row) + "\n" for row in kept))
 
 
 def finished(stage: Stage, folder: Path) -> bool:
-    """Whether an earlier run has measured it."""
+    """Whether an earlier run has measured the stage."""
     return _earlier(stage, folder).get("status") in ("done", "missed")
 
 
@@ -435,7 +438,7 @@ def _earlier(stage: Stage, folder: Path) -> dict[str, Any]:
 
 
 def summary(day: Sequence[Stage], folder: Path) -> str:
-    """All of the day on one screen, as far as it has come."""
+    """Summary of the whole day so far, on one screen."""
     lines: list[str] = []
     for stage in day:
         found = _earlier(stage, folder)
@@ -468,7 +471,7 @@ def _start(command: str, log: Path) -> subprocess.Popen[bytes]:
 
 
 def _finish(command: str, log: Path, until: float) -> dict[str, Any]:
-    """Run it to its end, or until its time is over. `status` None: it was cut off."""
+    """Run a command to its end, or until its time is over. `status` None: it was cut off."""
     began = time.monotonic()
     try:
         process = _start(command, log)
@@ -488,7 +491,7 @@ def _told(command: str, status: int | None, seconds: float, log: str) -> dict[st
 
 
 def _wait_for(address: str | None, server: subprocess.Popen[bytes], until: float) -> Status | None:
-    """None: it is up."""
+    """Wait until a server answers; return None, or the stage's outcome if it never does."""
     assert address is not None
     while time.monotonic() < until:
         if server.poll() is not None:
@@ -502,7 +505,7 @@ def _wait_for(address: str | None, server: subprocess.Popen[bytes], until: float
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """With all that it has started."""
+    """End a process and all that it has started."""
     for sign in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, sign)
@@ -516,7 +519,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Command line of the day."""
     made = argparse.ArgumentParser(prog="python -m benchmarks.gpu_day", description=__doc__)
     made.add_argument("--list", action="store_true", help="name the stages, and end")
     made.add_argument("--only", action="append", help="a stage; repeatable")
@@ -530,7 +533,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run what is left of the day. 1: a stage failed, took too long or missed a goal."""
+    """Run what is left of the day. Returns 1 if a stage failed, took too long or missed a goal."""
     given = parser().parse_args(words)
     usual = "gpu-day/rehearsal" if given.rehearse else "gpu-day"
     folder: Path = (given.folder or Path(usual)).absolute()

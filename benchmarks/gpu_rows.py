@@ -68,7 +68,7 @@ from tinker_claw.types import Adam, Datum, LossPass, SamplingParams
 
 Figures = dict[str, Any]
 BROKEN: Final = 3
-"""Exit status: the device failed, and this process with it."""
+"""Exit status where the device failed, and this process with it."""
 KERNELS: Final[Mapping[str, type[Kernel]]] = {
     "sdpa": SdpaKernel,
     "merged": MergedKernel,
@@ -79,15 +79,15 @@ KERNELS: Final[Mapping[str, type[Kernel]]] = {
 
 
 class Rows:
-    """The file of a stage."""
+    """File of a stage's rows."""
 
     def __init__(self, path: Path, device: torch.device, *, small: bool) -> None:
-        """`small`: a rehearsal, whose sizes a CPU does in seconds."""
+        """`small`: sizes of a rehearsal, which a CPU does in seconds."""
         self.path, self.device, self.small = path, device, small
         self._there = {row["row"] for row in read(path)}
 
     def take(self, name: str, make: Callable[[], Figures]) -> None:
-        """Measure a row, unless it is there. A broken device ends the process."""
+        """Measure a row, unless the file has it. A broken device ends the process."""
         if name in self._there:
             return
         began = time.perf_counter()
@@ -112,7 +112,7 @@ class Rows:
 
     @property
     def dtype(self) -> torch.dtype:
-        """What a base computes in on this device."""
+        """Number format of the base on this device."""
         return torch.bfloat16 if self.device.type == "cuda" else torch.float32
 
     def size(self, full: int, small: int) -> int:
@@ -120,7 +120,7 @@ class Rows:
 
 
 def read(path: Path) -> list[Figures]:
-    """The rows that are there; a line that was broken off is none."""
+    """Read the rows of a file; a line that was broken off is left out."""
     rows: list[Figures] = []
     with suppress(FileNotFoundError):
         for line in path.read_text().splitlines():
@@ -133,7 +133,7 @@ def read(path: Path) -> list[Figures]:
 
 
 def probe(rows: Rows) -> None:
-    """The machine, what is installed, and how fast it multiplies and copies."""
+    """Measure the machine: what is installed, and how fast it multiplies and copies."""
     rows.take("machine", lambda: _machine(rows.device))
     rows.take("packages", _packages)
     rows.take("compilers", _compilers)
@@ -171,7 +171,7 @@ def _packages() -> Figures:
 
 
 def _compilers() -> Figures:
-    """Triton compiles its launchers with a C compiler and Python's headers."""
+    """C compiler and Python headers, which Triton needs to compile its launchers."""
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     return {"cc": shutil.which("gcc") or shutil.which("cc"), "python_h": header.exists()}
 
@@ -192,7 +192,7 @@ def _copies(rows: Rows) -> Figures:
 
 
 def kernels(rows: Rows, name: str) -> None:
-    """One kernel over trees of three shapes and sizes, forward and backward."""
+    """Time one kernel over trees of three shapes and sizes, forward and backward."""
     small = Heads(4, 2, 32)
     heads = small if rows.small else Heads(32, 8, 128)
     first = rows.size(8192, 256)
@@ -205,13 +205,13 @@ def kernels(rows: Rows, name: str) -> None:
 
 
 def _star(tokens: int) -> list[torch.Tensor]:
-    """Sixteen samples behind one prompt of half of all tokens."""
+    """Sixteen samples behind one prompt that has half of all tokens."""
     stem, own = torch.arange(tokens // 2), tokens // 32
     return [torch.cat([stem, tokens * (i + 1) + torch.arange(own)]) for i in range(16)]
 
 
 def _chain(tokens: int) -> list[torch.Tensor]:
-    """Sixteen turns of one session, each of which goes on from the one before."""
+    """Sixteen turns of one session, each of which extends the one before."""
     return [torch.arange(tokens * (i + 1) // 16) for i in range(16)]
 
 
@@ -269,7 +269,8 @@ def _trial(tree: PrefixTree, heads: Heads, device: torch.device) -> Trial:
 
 
 def gradients(rows: Rows) -> None:
-    """Of a tiny model in float32, and of four layers at the true widths in half precision."""
+    """Compare gradients with a reference: of a tiny model in float32, and of four layers at the
+    true widths in half precision."""
     tiny = PRESETS["tiny"]
     quick = Batches(rows.size(16, 2), rows.size(2000, 64), rows.size(300, 16), (64, 128), long=0)
     wide = Preset(_shape(rows, layers=rows.size(4, 2)), quick)
@@ -300,7 +301,7 @@ def _compared(options: Options) -> Figures:
 
 
 def _unheard(line: str) -> None:
-    """What is measured stands in the rows."""
+    """Ignore a line: the figures are in the rows."""
 
 
 def _shape(rows: Rows, layers: int | None = None) -> Shape:
@@ -312,7 +313,7 @@ def _shape(rows: Rows, layers: int | None = None) -> Shape:
 
 
 class Bench:
-    """A base of random weights, with a batch."""
+    """A base with random weights, and a batch."""
 
     def __init__(self, rows: Rows, sizes: Batches, case: str) -> None:
         self.rows, self.shape = rows, _shape(rows)
@@ -339,7 +340,7 @@ class Bench:
         )
 
     def timed(self, make: Callable[[], Side], rank: int) -> Figures:
-        """The second of two steps."""
+        """Time the second of two steps."""
         side, memory = make(), MemoryPeak(self.rows.device)
         side.step(self.datums)
         memory.begin()
@@ -357,7 +358,8 @@ class Bench:
 
 
 def step(rows: Rows) -> None:
-    """Sixteen unshared samples: what each setting costs and gains, and where the time goes."""
+    """Time steps on sixteen unshared samples: what each setting costs and gains, and where the time
+    goes."""
     each = rows.size(8192, 128)
     bench = Bench(rows, Batches(rows.size(16, 4), 8, 8, (each, each), 0), "unshared")
 
@@ -411,7 +413,7 @@ def _kind(name: str) -> str:
 
 
 def peak(rows: Rows) -> None:
-    """What passes take, beside what the plan says that they take."""
+    """Measure the memory of passes, beside the planned figures."""
     each = rows.size(8192, 256)
     bench = Bench(rows, Batches(4, 8, 8, (each, each), 0), "unshared")
     model = counted(bench.base.module)
@@ -435,7 +437,7 @@ def _planned(rows: Rows, bench: Bench, model: ModelSize, tokens: int) -> Figures
 
 
 def shared(rows: Rows) -> None:
-    """Samples behind one long prompt, beside peft with the logits of the loss alone."""
+    """Time samples behind one long prompt, beside peft with the logits of the loss alone."""
     sizes = Batches(rows.size(8, 4), rows.size(20_000, 256), rows.size(3000, 32), (64, 64), 0)
     bench = Bench(rows, sizes, "shared")
     settings = bench.settings(tokens=rows.size(65_536, 2048))
@@ -448,7 +450,7 @@ def shared(rows: Rows) -> None:
 
 
 def life(rows: Rows) -> None:
-    """The half that learns in a process of its own, and the embedded sampler beside it."""
+    """Measure the trainer in a process of its own, and the embedded sampler beside it."""
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
         save(PRESETS["tiny" if rows.small else "0.6b"].shape, model, rows.device)
@@ -507,7 +509,7 @@ async def _stepped(backend: LocalBackend, folder: Path, tokens: int) -> Figures:
 
 
 async def _published(backend: LocalBackend, folder: Path, tokens: int) -> Figures:
-    """By part: written, opened, and the first token of a prompt that nobody has seen."""
+    """Time a publication by part: writing, opening, and the first token of a new prompt."""
     at = [time.perf_counter()]
     await backend.run(lambda: backend.learning.write_adapter(folder / "v1"))
     at.append(time.perf_counter())
@@ -526,7 +528,8 @@ async def _published(backend: LocalBackend, folder: Path, tokens: int) -> Figure
 
 
 async def _killed(backend: LocalBackend, folder: Path, tokens: int) -> Figures:
-    """The process that learns: the step in hand is void, and it goes on from the saved state."""
+    """Kill the training process: the running step is void, and training resumes from the saved
+    state."""
     ranks = _ranks()
     for pid in ranks:
         os.kill(pid, signal.SIGKILL)
@@ -544,7 +547,7 @@ async def _killed(backend: LocalBackend, folder: Path, tokens: int) -> Figures:
 
 
 def _ranks() -> list[int]:
-    """Processes below this one that learn."""
+    """Ids of the processes below this one that learn."""
     found: list[int] = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
@@ -556,7 +559,7 @@ def _ranks() -> list[int]:
 
 
 def _squeezed(rows: Rows, model: Path, folder: Path) -> Figures:
-    """On CUDA with a tenth of what a pass wants: passes are cut until they fit, and the step ends.
+    """Train with a tenth of the memory that a pass wants (CUDA): passes are split until they fit.
 
     On a CPU, whose memory nobody bounds, an allocation that cannot be is recognised.
     """
@@ -585,7 +588,7 @@ def _squeezed(rows: Rows, model: Path, folder: Path) -> Figures:
 
 
 def _asserted(rows: Rows) -> Figures:
-    """In a process of its own, which a GPU's assertion breaks."""
+    """Trigger a GPU's assertion in a process of its own, which it breaks."""
     code = (
         "import sys, torch\n"
         "from local_gpu.device import device_fault\n"
@@ -608,7 +611,7 @@ def _asserted(rows: Rows) -> Figures:
 
 
 def families(rows: Rows) -> None:
-    """Tiny models of other kinds: a step on the device beside the same step on the CPU."""
+    """Compare steps of tiny models of other kinds on the device with the same steps on the CPU."""
     for name, kind, settings in FAMILIES:
         rows.take(name, lambda k=kind, s=settings: _family(rows, k, s, "none"))
     rows.take("Qwen3 in 4 bits", lambda: _family(rows, "qwen3", {}, "4bit"))
@@ -672,7 +675,7 @@ STAGES: Final[Mapping[str, Callable[[Rows], None]]] = {
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Command line of the rows."""
     made = argparse.ArgumentParser(prog="python -m benchmarks.gpu_rows", description=__doc__)
     made.add_argument("stage", choices=[*STAGES, "kernels"])
     made.add_argument("--kernel", choices=list(KERNELS), default="sdpa", help="of stage kernels")
@@ -683,7 +686,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Measure the rows that are not there yet. 3: the device is broken."""
+    """Measure the rows that are missing. Returns 3 if the device is broken."""
     given = parser().parse_args(words)
     torch.set_num_threads(1)
     device = torch.device(given.device)

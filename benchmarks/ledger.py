@@ -1,5 +1,6 @@
-"""A ledger after a long use: how large its file is, what writing a turn to it takes, and for how
-long the loop that serves is silent while a session is forgotten.
+"""Measure a ledger after long use: file size, write times, and silences of the serving loop.
+
+The loop is silent while a session is forgotten.
 
     python -m benchmarks.ledger [--turns 100000] [--directory DIR]
 
@@ -33,17 +34,17 @@ SYSTEM = 9_700
 SESSION = 8
 """Turns of a session."""
 DAY = 150
-"""Sessions of a day, on which the system prompt changes where the date stands in it."""
+"""Sessions of a day; the system prompt changes with the date that it contains."""
 TOPK = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What was measured."""
+    """Figures of one run."""
 
     turns: int
     prompt_tokens: float
-    """Mean."""
+    """Mean tokens of a prompt."""
     completion_tokens: float
     file_bytes: int
     bytes_per_turn: float
@@ -52,12 +53,13 @@ class Result:
     forgotten_turns: int
     forget_s: float
     silence_ms: float
-    """The longest of the loop while it was forgotten; a turn was written every 50 ms meanwhile."""
+    """Longest silence of the loop, in milliseconds, while the session was forgotten; a turn was
+    written every 50 ms meanwhile."""
     silence_ms_p99: float
 
 
 class Talk:
-    """Makes turns up, without end."""
+    """An endless source of made-up turns."""
 
     def __init__(self, ledger: Ledger, seed: int = 0) -> None:
         self._ledger = ledger
@@ -102,12 +104,12 @@ class Talk:
         return turn
 
     def _ids(self, count: int) -> list[int]:
-        """Frequent tokens are frequent, as in text."""
+        """Random token ids with the frequencies of text."""
         draw = self._rng.random
         return [int(VOCABULARY ** draw()) for _ in range(count)]
 
     def _logprobs(self, count: int) -> list[float]:
-        """Most tokens of a reply are sure, some are not at all."""
+        """Random logprobs: most tokens of a reply are near certain, a few are not."""
         return [-(10 ** self._rng.uniform(-6, 1)) for _ in range(count)]
 
     @staticmethod
@@ -129,7 +131,7 @@ class Talk:
 
 
 def measure(directory: Path, turns: int) -> Result:
-    """Write so many turns; the ledger stays where it is."""
+    """Write this many turns and measure; the ledger stays in the directory."""
     ledger = Ledger(directory)
     ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
     talk, seconds, prompts, replies = Talk(ledger), list[float](), 0, 0
@@ -165,7 +167,7 @@ def measure(directory: Path, turns: int) -> Result:
 
 
 async def _forget(ledger: Ledger, talk: Talk) -> tuple[int, float, list[float]]:
-    """Forget a session as the gateway does; returns its turns, the seconds, and all silences."""
+    """Forget a session as the gateway does; return its turns, the seconds, and all silences."""
     silences, done = list[float](), asyncio.Event()
 
     async def serve() -> None:

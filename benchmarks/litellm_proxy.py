@@ -1,4 +1,4 @@
-"""LiteLLM's proxy in an environment of its own, in front of a canned OpenAI-compatible server.
+"""Run LiteLLM's proxy in an environment of its own, in front of a canned OpenAI-compatible server.
 
 It reads a request, looks up a model, sends it on and re-reads the stream. It tokenises nothing and
 keeps nothing: what stands beside ours is the price of a popular way to stand in the middle.
@@ -31,7 +31,7 @@ _START_S = 120
 
 
 def install(say: Callable[[str], None]) -> Path | None:
-    """The proxy's command, installed if it is not there; None: that did not work."""
+    """Return the proxy's command, installed if it is missing; None: the installation failed."""
     # Named by what is pinned: an environment of other pins is never used.
     folder = cache() / f"litellm-{hashlib.sha256(_PINS.read_bytes()).hexdigest()[:12]}"
     command, complete = folder / "bin" / "litellm", folder / "complete"
@@ -54,14 +54,14 @@ def install(say: Callable[[str], None]) -> Path | None:
 
 
 def _cause(error: Exception) -> str:
-    """What pip said, where it was pip."""
+    """Output of pip, if pip failed, or else the error."""
     said = getattr(error, "stderr", None)
     return said.decode(errors="replace").strip() if said else str(error)
 
 
 @contextmanager
 def proxy(command: Path, upstream: str, folder: Path, core: int) -> Generator[Measured]:
-    """One worker on one core, its defaults otherwise."""
+    """Run the proxy with one worker on one core, and with its defaults otherwise."""
     config, log = folder / "litellm.yaml", folder / "litellm.log"
     config.write_text(
         f"model_list:\n  - model_name: {MODEL}\n    litellm_params:\n      model: openai/{MODEL}\n"

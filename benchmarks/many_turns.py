@@ -1,4 +1,4 @@
-"""A ledger as after a long use: rows as the tables write them, in bulk."""
+"""Fill a ledger as after long use: rows as the tables write them, in bulk."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 from tinker_claw.ledger.ledger import Ledger
 
 SESSION = 10
-"""Turns of one session, the last of which nothing follows."""
+"""Turns of one session; nothing follows the last one."""
 PER_STEP = 16
 _REFUSED = ("neutral verdict, no hint", "the client hung up", "sampled at temperature 0.6, not 1")
 
 
 def fill(directory: Path, turns: int, *, blob: int = 400, seed: int = 0) -> None:
-    """`turns` turns, most of them judged, about half of those trained; `blob` bytes of arrays each.
+    """Write `turns` turns with `blob` bytes of arrays each: most judged, half of those trained.
 
     The later a version, the better it is: verdicts of +1 go from a third to nine tenths.
     """

@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Part:
-    """Milliseconds of one call."""
+    """Processor time of one call, in milliseconds."""
 
     what: str
     calls: int
@@ -45,7 +45,7 @@ class Part:
 
 
 def timed(what: str, call: Callable[[T], object], given: Iterable[T]) -> Part:
-    """Call it with each of `given`, whose making is not counted, until one raises StopIteration."""
+    """Time a call with each of `given`, without making these, until one raises StopIteration."""
     seconds = list[float]()
     for one in given:
         began = time.thread_time()
@@ -60,7 +60,7 @@ def timed(what: str, call: Callable[[T], object], given: Iterable[T]) -> Part:
 
 
 def measure(folder: Path, turns: int, calls: int) -> list[Part]:
-    """All parts, over a ledger of so many turns."""
+    """Measure all parts, over a ledger of this many turns."""
     ledger = Ledger(folder)
     try:
         return [_routing(calls), _searching(ledger, calls), *_looking_and_dropping(ledger, turns)]

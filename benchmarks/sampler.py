@@ -39,12 +39,12 @@ Prompts = Sequence[tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """One turn of one side."""
+    """Times of one turn of one side."""
 
     wall: float
-    """Seconds."""
+    """Wall-clock time in seconds."""
     cpu: float
-    """Seconds of all threads of the process."""
+    """Processor time of all threads of the process, in seconds."""
 
 
 def timed(call: Callable[[], object]) -> Taken:
@@ -54,7 +54,8 @@ def timed(call: Callable[[], object]) -> Taken:
 
 
 async def ours(sampler: Sampler, prompts: Prompts, new_tokens: int) -> Taken:
-    """Streams, as the gateway reads them, with the candidates that top-k distillation wants."""
+    """Sample with our streams, as the gateway reads them, with the top-k logprobs that distillation
+    wants."""
     params = SamplingParams(max_tokens=new_tokens, student_topk=4)
 
     async def one(prompt: tuple[int, ...]) -> None:
@@ -70,7 +71,7 @@ async def ours(sampler: Sampler, prompts: Prompts, new_tokens: int) -> Taken:
 
 
 def theirs(folder: Path, prompts: Prompts, new_tokens: int) -> Callable[[], object]:
-    """`generate`, drawing at temperature 1, never ending early."""
+    """Sample with `generate`, drawing at temperature 1, never ending early."""
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     ids = torch.tensor(prompts)
     options = {
@@ -90,8 +91,7 @@ def theirs(folder: Path, prompts: Prompts, new_tokens: int) -> Callable[[], obje
 async def measure(
     config: LocalConfig, prompts: Prompts, new_tokens: int, turns: int
 ) -> dict[str, list[Taken]]:
-    """Turns of `generate`, of our base and of our adapter, one after the other; one each before
-    that does not count."""
+    """Time turns of `generate`, our base and our adapter in rotation, after a warm-up turn each."""
     trainer = await LocalTrainer.start(config)
     try:
         # One step, so that the adapter is not zero.

@@ -49,7 +49,7 @@ async def measure(config: LocalConfig, load: Load) -> tuple[Traffic, list[Publis
 
 
 def show(traffic: Traffic, published: list[Published], console: Console) -> None:
-    """Both tables, and what failed."""
+    """Print both tables, and the failures."""
     table = Table("phase", "s", "requests", "failed", "first token ms p50", "p95", "token ms p50")
     table.add_column("p95")
     table.add_column("tok/s")
@@ -90,7 +90,7 @@ def _ms(seconds: float | None) -> str:
 
 
 def document(traffic: Traffic, published: list[Published]) -> dict[str, Any]:
-    """For the JSON file."""
+    """All figures as JSON."""
     phases = {
         phase: {
             "seconds": seen.seconds,
@@ -106,7 +106,7 @@ def document(traffic: Traffic, published: list[Published]) -> dict[str, Any]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Command line of the benchmark."""
     made = argparse.ArgumentParser(prog="python -m benchmarks.serving", description=__doc__)
     made.add_argument("--model", help="folder or hub id (the demo's unless given)")
     made.add_argument(
@@ -135,7 +135,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    """Read flags, measure, print. 1: a request failed."""
+    """Read flags, measure, print. Returns 1 if a request failed."""
     arguments, console = parser().parse_args(), screen()
     if arguments.preset and not arguments.folder:
         console.print("--preset needs --folder: where the random weights are to lie.", style="red")

@@ -1,4 +1,4 @@
-"""Streams that never stop asking, while the policy behind them learns and is published.
+"""Run streams of endless requests while the policy behind them learns and is published.
 
 Rule: a request keeps the sampler that it began with, as in the gateway; one that fails is counted,
 and never asked again.
@@ -26,101 +26,100 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 
 _AFTER_FAILURE_S = 0.1
 _SETTLES_S = 1.0
-"""Until the prompts' common beginning is computed for a new version."""
+"""Seconds until the prompts' shared prefix is computed for a new version."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """What is asked and what is learned meanwhile, in tokens."""
+    """Sizes of requests and training samples, in tokens."""
 
     streams: int
     """Requests in flight at any time."""
     shared: int
-    """That every prompt begins with."""
+    """Tokens of the prefix that all prompts share."""
     own: int
-    """Behind them, of each request."""
+    """Further prompt tokens of each request's own."""
     new_tokens: int
-    """Sampled by each request."""
+    """Tokens sampled by each request."""
     seconds: float
-    """Alone, before each step."""
+    """Seconds that streams run alone before each step."""
     steps: int
-    """Training steps beside persons, as many beside streams for which it makes no room, and as many
-    publications."""
+    """Training steps that make room for people, as many that do not, and as many publications."""
     samples: int
-    """Of a step; each has a prompt like the streams' and a reply of `new_tokens`."""
+    """Samples of a step; each has a prompt like the streams' and a reply of `new_tokens`."""
     vocabulary: int
 
 
 @dataclass
 class Figures:
-    """What was seen in one phase. Seconds."""
+    """Figures of one phase, in seconds."""
 
     phase: Phase
     seconds: float = 0.0
-    """How long the phase was."""
+    """Length of the phase."""
     requests: int = 0
-    """That began in it."""
+    """Requests that began in the phase."""
     failed: int = 0
     first: list[float] = field(default_factory=list[float])
-    """From a request to its first token."""
+    """Times from a request to its first token."""
     each: list[float] = field(default_factory=list[float])
-    """From token to token."""
+    """Times from one token to the next."""
 
     @property
     def tokens_per_s(self) -> float:
-        """Over all streams."""
+        """Tokens per second, over all streams."""
         return (len(self.first) + len(self.each)) / self.seconds if self.seconds else 0.0
 
 
 @dataclass(frozen=True)
 class Published:
-    """How long a version took to serve. Seconds."""
+    """Times in seconds until a new version served."""
 
     persons: bool
-    """It made room for them."""
+    """Whether the step made room for people."""
     step: float
     publish: float
-    """From asking for it to a sampler."""
+    """Time from asking for a publication to its sampler."""
     first_token: float
-    """Of the first request to that sampler, its prompt seen by nobody before."""
+    """Time to the first token of the first request to that sampler, with a new prompt."""
 
 
 def quantile(values: Sequence[float], share: float) -> float | None:
-    """None where there is nothing to take it of."""
+    """Quantile of the values; None where there are none."""
     if len(values) < 2:
         return values[0] if values else None
     return statistics.quantiles(values, n=100, method="inclusive")[round(share * 100) - 1]
 
 
 class Traffic:
-    """The streams, and the clock of the phases."""
+    """The streams, and the figures by phase."""
 
     def __init__(self, load: Load, sampler: Sampler) -> None:
         self.figures = {phase: Figures(phase) for phase in PHASES}
         self.sampler = sampler
-        """Of the requests from now on."""
+        """Sampler of the requests from now on."""
         self.failures: list[str] = []
         self._load = load
         self._prefix = _tokens(random.Random(0), load.shared, load.vocabulary)
         self.persons = True
-        """Who asks: the sampler and the step make room for them."""
+        """Whether people ask: sampler and step make room for them."""
         self._phase: Phase = "alone"
         self._since = time.perf_counter()
         self._ended = False
 
     def enter(self, phase: Phase) -> None:
-        """What is seen from now on belongs to that phase."""
+        """Begin a phase: later figures belong to it."""
         now = time.perf_counter()
         self.figures[self._phase].seconds += now - self._since
         self._phase, self._since = phase, now
 
     def end(self) -> None:
-        """No more requests; those in flight end."""
+        """Start no more requests; those in flight end."""
         self.enter(self._phase)
         self._ended = True
 
     async def stream(self, salt: int) -> None:
-        """One request after the other."""
+        """Send one request after the other."""
         rng = random.Random(salt)
         while not self._ended:
             prompt = (*self._prefix, *_tokens(rng, self._load.own, self._load.vocabulary))
@@ -131,7 +130,7 @@ class Traffic:
             except ClawError as error:
                 self.figures[self._phase].failed += 1
                 self.failures.append(str(error))
-                # What refuses at once would otherwise be asked without end.
+                # A server that refuses at once would otherwise be asked without a pause.
                 await asyncio.sleep(_AFTER_FAILURE_S)
 
     async def _request(self, prompt: Sequence[int], params: SamplingParams) -> None:
@@ -148,7 +147,7 @@ class Traffic:
 
 
 async def run(trainer: LocalTrainer, load: Load) -> tuple[Traffic, list[Published]]:
-    """Serve alone, beside steps of both kinds in turn, and beside publications."""
+    """Run streams alone, beside steps of both kinds in turn, and beside publications."""
     traffic = Traffic(load, await trainer.publish())
     published: list[Published] = []
     async with asyncio.TaskGroup() as group:
@@ -167,7 +166,7 @@ async def run(trainer: LocalTrainer, load: Load) -> tuple[Traffic, list[Publishe
 
 
 async def _improve(trainer: LocalTrainer, traffic: Traffic, load: Load, number: int) -> Published:
-    """A step, a publication, and the swap."""
+    """Take a step, publish it, and swap the sampler."""
     rng = random.Random(f"step {number}")
     datums = _datums(rng, load)
     persons = traffic.persons = number % 2 == 0

@@ -24,21 +24,21 @@ from rich.console import Console
 from rich.table import Table
 
 OLDEST = 1.0
-"""Steps: the goal for the mean staleness of trained samples."""
+"""Goal for the mean staleness of trained samples, in steps."""
 _SLACK = 0.01
-"""Share of the samples that may expire besides those that arrive beyond the batches."""
+"""Share of the samples that may expire besides those that do not fit into the batches."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One run."""
+    """Figures of one run."""
 
     seed: int
     steps: int
     staleness: float
     """Mean number of steps between a trained sample and the version that is trained."""
     arrived: int
-    """Samples, those of later versions than the last step included."""
+    """Samples that arrived, also those of versions after the last step."""
     trained: int
     expired: int
     unchecked: int
@@ -50,7 +50,7 @@ class Row:
 
 
 def read(ledger: Path, seed: int) -> Row:
-    """Figures of a run, from its ledger."""
+    """Read the figures of a run from its ledger."""
     with closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)) as db:
         steps = db.execute("SELECT metrics FROM steps WHERE status = 'committed' ORDER BY id")
         metrics = [json.loads(text) for (text,) in steps]
@@ -67,7 +67,7 @@ def read(ledger: Path, seed: int) -> Row:
 
 
 def main() -> None:
-    """Run the demo and print its row for each seed."""
+    """Run the demo for each seed, and print its rows."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.staleness", description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="(0 1 2)")
     parser.add_argument("--fast", action="store_true", help="8 steps in place of 16")

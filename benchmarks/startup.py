@@ -44,17 +44,17 @@ class Start:
 
     what: str
     listening_s: float
-    """From the start of the process until it listens."""
+    """Seconds from the start of the process until it listens."""
     first_ms: float
-    """The first request, as the client sees it."""
+    """Time of the first request in milliseconds, as the client sees it."""
     cpu_s: float
-    """Of the process, until its first answer."""
+    """Processor time of the process in seconds, until its first answer."""
     rss_mb: float
-    """After it."""
+    """Resident memory in MB after the first answer."""
 
 
 async def measure(what: str, model: str, start: Open, times: int) -> Start:
-    """Start it `times` and once before."""
+    """Start the server `times` times after one warm-up start, and return the medians."""
     found: list[tuple[float, float, float, float]] = []
     for _ in range(times + 1):
         began = time.perf_counter()
@@ -77,7 +77,7 @@ def _request(model: str) -> bytes:
 
 @contextmanager
 def gateway(folder: Path, core: int, box: str) -> Generator[Measured]:
-    """The product over a server that has the model; killed at the end."""
+    """Run the product over a server that has the model; it is killed at the end."""
     with tempfile.TemporaryDirectory(dir=folder) as name:
         log = Path(name) / "log"
         command = [sys.executable, "run.py", "--model-name", "demo", "--backend", "tinker"]
@@ -110,7 +110,7 @@ def _url(process: subprocess.Popen[bytes], log: Path) -> str:
 
 @contextmanager
 def box(folder: Path, core: int) -> Generator[str]:
-    """The shipped model behind Tinker's API, on the other core."""
+    """Serve the shipped model behind Tinker's API, on the other core."""
     command = [sys.executable, "-m", "local_gpu.tinker", "--port", "0", "--threads", "1"]
     command += ["--root", str(folder / "box")]
     log = folder / "box.log"
@@ -132,7 +132,7 @@ def box(folder: Path, core: int) -> Generator[str]:
 
 
 async def run(folder: Path, times: int, say: Callable[[str], None], litellm: bool) -> list[Start]:
-    """Every server's row, ours last."""
+    """Measure every server, ours last."""
     cores = Cores.take()
     say("a bare route")
     rows = [
@@ -155,7 +155,7 @@ async def run(folder: Path, times: int, say: Callable[[str], None], litellm: boo
 
 
 def show(console: Console, rows: list[Start]) -> None:
-    """A table, and ours to the others."""
+    """Print the table, and the ratios of ours to the others."""
     table = Table("what", "listening", "first request", "CPU", "RSS", "goal")
     for row in rows:
         table.add_row(

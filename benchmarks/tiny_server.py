@@ -1,4 +1,4 @@
-"""Our wire server as a process, with a random model so small that a CPU is enough."""
+"""Run our wire server as a process, with a random model small enough for a CPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VOCABULARY = 4096
 
 @contextmanager
 def server(folder: Path, context_tokens: int, threads: int) -> Generator[str]:
-    """`python -m local_gpu.tinker` with a random model of two layers; yields its address."""
+    """Run `python -m local_gpu.tinker` with a random model of two layers; yields its address."""
     model = folder / "models" / "tiny"
     config = Qwen3Config(
         vocab_size=VOCABULARY,

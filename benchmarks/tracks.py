@@ -39,35 +39,36 @@ from benchmarks.tracks_stub import MODEL as STUB
 
 Say = Callable[[str], None]
 MODEL = Path(__file__).parent.parent / "examples" / "tracks" / "model"
-"""Whose tokenizer is used."""
+"""Folder of the model whose tokenizer is used."""
 _START_S = 180.0
 _LOOK_S = 0.2
 _GROUP = 8
 _REPLIES = 2
-"""Of an episode."""
+"""Replies of an episode."""
 _BESIDE = 2
-"""Replies by which a run learns which version serves; a gateway knows them for none of episodes."""
+"""Replies by which a run learns which version serves; a gateway knows that they belong to no
+episode."""
 _NO_END = 1_000_000
 _PAUSE_S = 1.0
-"""Between a reply and a person's next words, and between two looks at /healthz."""
+"""Seconds between a reply and a person's next words, and between two looks at /healthz."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much is played."""
+    """Size of a run."""
 
     concurrency: int = 128
     """Episodes at a time."""
     rounds: int = 4
-    """So many times as many are played; the first ones are not counted."""
+    """Episodes of a run, as a multiple of `concurrency`; the first lot is not counted."""
     latency_s: float = 5.0
     tokens: int = 64
-    """Of a reply."""
+    """Tokens of a reply."""
     together: int = 1
-    """Tokens of an event from the stub to the gateway."""
+    """Tokens per event from the stub to the gateway."""
     persons: int = 4
     slots: tuple[int, ...] = (160, 64)
-    """--max-concurrent of the gateways that are measured."""
+    """Values of --max-concurrent of the gateways that are measured."""
     batch: int = 64
     step_s: float = 5.0
     repeat: int = 3
@@ -75,34 +76,34 @@ class Size:
 
 @dataclass(frozen=True)
 class Side:
-    """One run of the track."""
+    """Figures of one run of the track."""
 
     what: str
     episodes: int
     per_minute: float
-    """Episodes, from the end of the first lot to the end."""
+    """Episodes per minute, from the end of the first lot to the end."""
     again: int
-    """Turns of episodes beyond those that they have: they were asked for again."""
+    """Turns that were asked for again: those beyond the number that the episodes have."""
     load: float
-    """Of the machine, when it ended."""
+    """Load of the machine, when the run ended."""
     cpu_ms: Mapping[str, float]
-    """Per turn: of the environments, the stub and the gateway."""
+    """Processor time per turn, in milliseconds: of the environments, the stub and the gateway."""
     full: float
     """Share of its core that the busiest of them used."""
     waits_ms: Sequence[float] = ()
-    """Of persons' turns, for a slot of the gateway."""
+    """Waits of people's turns for a slot of the gateway, in milliseconds."""
     asked: int = 0
-    """Turns of persons."""
+    """Number of people's turns."""
     learner_waits: float | None = None
-    """Share of the time."""
+    """Share of the time in which the learner waited for samples."""
     steps: int = 0
     health_ms: float | None = None
-    """The longest that /healthz had to wait."""
+    """Longest wait for /healthz, in milliseconds."""
 
 
 @dataclass
 class Figures:
-    """All sides, in the order in which they ran."""
+    """Figures of all sides, in the order in which they ran."""
 
     size: Size
     sides: list[Side] = field(default_factory=list[Side])
@@ -124,7 +125,7 @@ def through(slots: int) -> str:
 
 
 async def measure(folder: Path, size: Size, say: Say) -> Figures:
-    """All sides in turn, as often as is wanted."""
+    """Run all sides in turn, as often as asked."""
     cores, everywhere, figures = Cores.take(), os.sched_getaffinity(0), Figures(size)
     os.sched_setaffinity(0, {cores.client})
     stub_flags = (str(MODEL), str(size.latency_s), str(size.tokens), str(size.together))
@@ -149,7 +150,7 @@ async def measure(folder: Path, size: Size, say: Say) -> Figures:
 def gateway(
     place: Path, stub: Measured, slots: int, size: Size, cores: Cores
 ) -> Generator[Measured]:
-    """The product on its own core; its log is `place`/log."""
+    """Run the product on its own core; its log is `place`/log."""
     command = [sys.executable, "-m", "benchmarks.tracks_gateway", str(place / "run"), str(MODEL)]
     command += [stub.url, str(slots), str(size.batch), str(size.step_s)]
     with serving(place, pinned(cores.server, command)) as at:
@@ -158,7 +159,7 @@ def gateway(
 
 @contextmanager
 def serving(place: Path, command: Sequence[str]) -> Generator[Measured]:
-    """A gateway whose log is `place`/log; killed at the end."""
+    """Run a gateway whose log is `place`/log; it is killed at the end."""
     place.mkdir(parents=True)
     with (
         (place / "log").open("w") as log,
@@ -215,7 +216,7 @@ async def _side(
 
 
 def _play(place: Path, size: Size, at: Measured, cores: Cores) -> float:
-    """Run the track as its users do; returns the seconds of processor that its process took."""
+    """Run the track as users do; return the processor time of its process in seconds."""
     place.mkdir(parents=True, exist_ok=True)
     track = {
         "environment": "tool-call",
@@ -248,7 +249,7 @@ def _play(place: Path, size: Size, at: Measured, cores: Cores) -> float:
 
 
 def _with_gateway(side: Side, place: Path, health: Sequence[float]) -> Side:
-    """What the gateway's log says besides."""
+    """Add the figures that the gateway's log has."""
     turns = _of_episodes(place)
     persons = [e for e in _events(place, "turn.captured") if not e.get("episode")]
     wall = _time(turns[-1]) - _time(turns[0])
@@ -265,7 +266,7 @@ def _with_gateway(side: Side, place: Path, health: Sequence[float]) -> Side:
 
 
 async def _look(http: httpx.AsyncClient, at: Measured, waits: list[float]) -> None:
-    """Asks how the gateway is, rarely: it is to cost nothing."""
+    """Ask for /healthz, rarely, so that it costs nothing."""
     while True:
         began = time.perf_counter()
         (await http.get(at.url.removesuffix("v1") + "healthz")).raise_for_status()
@@ -274,7 +275,7 @@ async def _look(http: httpx.AsyncClient, at: Measured, waits: list[float]) -> No
 
 
 async def _person(http: httpx.AsyncClient, at: Measured) -> None:
-    """Says something, hears the answer, waits, and says something else, without end."""
+    """Play a person: ask, read the answer, wait, and ask something else, without end."""
     said = list[dict[str, str]]()
     while True:
         said = [*said[-4:], {"role": "user", "content": f"And how are you now, {len(said)}?"}]
@@ -302,7 +303,7 @@ def _time(event: Mapping[str, Any]) -> float:
 
 
 def show(console: Console, figures: Figures) -> None:
-    """Tables and what has to be known about them."""
+    """Print the tables, and how to read them."""
     size = figures.size
     console.print(
         f"{size.concurrency} episodes of the tool-call track at a time, {size.latency_s:g} s and "
@@ -357,7 +358,7 @@ def show(console: Console, figures: Figures) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The flags."""
+    """Command line of the benchmark."""
     plain = Size()
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tracks", description=__doc__)
     add = parser.add_argument

@@ -31,12 +31,12 @@ from tinker_claw.types import (
 )
 
 _LOGPROB = -0.5
-"""Of every token, as the stub says."""
+"""Logprob of every token, as the stub reports it."""
 _RATE = 1e-4
 
 
 class Served(Sampler):
-    """Replies from one server of vLLM's kind."""
+    """A sampler that takes its replies from one vLLM server."""
 
     ref = "stub"
 
@@ -57,11 +57,12 @@ class Served(Sampler):
         targets: Sequence[Sequence[int]] | None = None,
         top_k: int = 0,
     ) -> TokenLogprobs:
-        """As it was sampled, so that no step has gone too far."""
+        """Return the logprobs as they were sampled, so that every step stays close to the
+        sampler."""
         return TokenLogprobs(start, (_LOGPROB,) * (len(tokens) - start))
 
     async def aclose(self) -> None:
-        """The connections are one for all versions."""
+        """Do nothing: all versions share the connections."""
 
 
 class Slow(Elsewhere):
@@ -80,7 +81,7 @@ class Slow(Elsewhere):
 
 
 def main() -> None:
-    """Serve until killed; what happens stands in the log on standard error."""
+    """Serve until killed; events are logged on standard error."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tracks_gateway")
     parser.add_argument("directory", type=Path, help="of the run")
     parser.add_argument("model", help="folder of the tokenizer")

@@ -28,7 +28,7 @@ from benchmarks.gateway_client import Measured, share
 GOAL = 3.0
 _PAUSE_S = 0.2
 _SETTLES_S = 3.0
-"""From the first question of an episode until all ask."""
+"""Seconds from an episode's first question until all episodes ask."""
 _MODEL = "demo-tracks"
 _TURNS = 'tinker_claw_slot_wait_seconds_count{of="episode"}'
 _ROOT = Path(__file__).parent.parent
@@ -40,31 +40,31 @@ Serving = Callable[[Path, Sequence[str]], AbstractContextManager[Measured]]
 
 @dataclass
 class Felt:
-    """Replies to the person. Seconds, from the request."""
+    """Reply times of a person, in seconds from the request."""
 
     first: list[float] = field(default_factory=list[float])
-    """To the first words."""
+    """Times to the first words."""
     whole: list[float] = field(default_factory=list[float])
 
 
 @dataclass
 class Round:
-    """Alone and beside episodes, in one gateway."""
+    """Reply times alone and beside episodes, in one gateway."""
 
     alone: Felt
     beside: Felt
     turns_per_minute: float
-    """Of episodes, meanwhile."""
+    """Episodes' turns per minute meanwhile."""
     load: float
 
     def ratio(self, what: str, part: float) -> float:
-        """Of the times beside episodes to those alone."""
+        """Ratio of the times beside episodes to those alone."""
         beside, alone = (getattr(felt, what) for felt in (self.beside, self.alone))
         return share(beside, part) / share(alone, part)
 
 
 def command(folder: Path) -> list[str]:
-    """The gateway, as a user starts it."""
+    """Command that starts the gateway, as a user would."""
     config = _ROOT / "configs" / "tracks" / "gateway" / "demo-tracks.toml"
     flags = ["--port", "0", "--api-key", "none", "--data-dir", str(folder / "run")]
     flags += ["--config", str(config)]
@@ -74,7 +74,7 @@ def command(folder: Path) -> list[str]:
 async def measure(
     folder: Path, serving: Serving, *, concurrency: int, seconds: float, repeat: int
 ) -> list[Round]:
-    """So many rounds, each in a gateway of its own."""
+    """Run this many rounds, each in a gateway of its own."""
     rounds = list[Round]()
     for number in range(repeat):
         place = folder / str(number)
@@ -129,13 +129,13 @@ async def _talk(http: httpx.AsyncClient, url: str, felt: Felt, seconds: float) -
 
 
 async def _turns(http: httpx.AsyncClient, url: str) -> float:
-    """Of episodes, so far."""
+    """Number of episodes' turns so far."""
     said = (await http.get(url.removesuffix("v1") + "metrics")).text
     return sum(float(s.split()[1]) for s in said.splitlines() if s.startswith(_TURNS))
 
 
 def show(console: Console, rounds: Sequence[Round], concurrency: int) -> None:
-    """A row each round, and the medians beside the goal."""
+    """Print a row per round, and the medians beside the goal."""
     table = Table("round", "person", "replies", "first words ms p50", "p95", "whole ms p50", "p95")
     for number, one in enumerate(rounds, 1):
         for name, felt in (("alone", one.alone), ("beside episodes", one.beside)):

@@ -33,7 +33,7 @@ from benchmarks.bare_server import serve_app
 MODEL = "stub"
 CONTEXT_TOKENS = 32_768
 JUDGED_S = 0.2
-"""A verdict."""
+"""Seconds that a verdict takes."""
 _LOGPROB = -0.5
 _PADDING = "so"
 _ASKED = re.compile(r"What is ([-+\d ]+)\?")
@@ -42,21 +42,21 @@ _TOLD = re.compile(r"<tool_response>\s*(.*?)\s*</tool_response>", re.DOTALL)
 
 @dataclass
 class Stub:
-    """The model."""
+    """A model server that takes a fixed time for every reply."""
 
     tokenizer: Tokenizer
     latency_s: float
     tokens: int
-    """Of every reply, or one more; those that need more have more."""
+    """Tokens of every reply, or one more; a longer text keeps all of its tokens."""
     together: int = 1
-    """Tokens of an event, as with `stream-interval` of vLLM."""
+    """Tokens per event, as with `stream-interval` of vLLM."""
     replies: int = 0
     ends: list[float] = field(default_factory=list[float])
-    """When episodes that ask here directly ended, time.time()."""
+    """Times, by time.time(), at which episodes that ask here directly ended."""
     _tries: itertools.count[int] = field(default_factory=itertools.count)
 
     def decide(self, asked: str | None, told: str | None) -> tuple[str, str | None]:
-        """The words of a reply, and the expression that it gives the calculator, if any."""
+        """Return the words of a reply, and the expression for the calculator, if it calls it."""
         if told is not None:
             right = next(self._tries) % 3
             return f"It is {told if right else 'hard'}.", None
@@ -122,7 +122,7 @@ class Stub:
         yield b"data: [DONE]\n\n"
 
     def _padded(self, words: str, expression: str | None) -> str:
-        """The text of a reply of about so many tokens, which ends with what it says."""
+        """Text of a reply of about `tokens` tokens, ending with the words or the call."""
         end = words
         if expression is not None:
             call = {"name": "calculator", "arguments": {"expression": expression}}
@@ -132,7 +132,7 @@ class Stub:
 
 
 def stub_app(stub: Stub) -> FastAPI:
-    """Its routes, and those of a gateway that an agent may ask besides."""
+    """Make the app: the stub's routes, and those of a gateway that an agent also asks."""
 
     async def models(_: Request) -> Response:
         card = {"id": MODEL, "max_model_len": CONTEXT_TOKENS, "owned_by": "vllm"}
@@ -143,7 +143,7 @@ def stub_app(stub: Stub) -> FastAPI:
         return JSONResponse({"counts": True})
 
     async def told(_: Request) -> Response:
-        """What was played here since somebody asked last."""
+        """Return the replies and ended episodes since the last call."""
         said = {"replies": stub.replies, "ends": stub.ends}
         stub.replies, stub.ends = 0, []
         return JSONResponse(said)
@@ -178,7 +178,7 @@ def _event(said: dict[str, Any]) -> bytes:
 
 
 def main() -> None:
-    """Serve it until killed."""
+    """Serve the stub until killed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tracks_stub")
     parser.add_argument("tokenizer", type=Path, help="folder")
     parser.add_argument("latency", type=float, help="seconds of a reply")

@@ -52,7 +52,7 @@ FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torc
 
 @dataclass(frozen=True)
 class Options:
-    """One run. `compared`: samples whose gradients are compared; None compares all."""
+    """Settings of one run. `compared`: samples whose gradients are compared; None compares all."""
 
     preset: Preset
     device: torch.device
@@ -68,7 +68,7 @@ class Options:
 
 
 def measure(options: Options, say: Say) -> Figures:
-    """Build the model, then every case with every side."""
+    """Build the model, then run every case with every side."""
     sizes = options.preset.batches
     context = max(sizes.shared + sizes.own, sizes.lengths[1], sizes.long)
     base = build(options.preset.shape, device=options.device, dtype=options.dtype, context=context)
@@ -122,7 +122,7 @@ def measure(options: Options, say: Say) -> Figures:
 
 
 def _sides(settings: Settings, only: tuple[str, ...]) -> dict[str, Make]:
-    """What makes each side, by the name that is shown."""
+    """Constructors of the sides, by the name that is shown."""
     ours = functools.partial(Ours, settings=settings)
     make: Mapping[str, Any] = {
         "ours": ours,
@@ -149,7 +149,7 @@ def _device_name(device: torch.device) -> str:
 
 
 def tiny(repeat: int = 3) -> Options:
-    """The preset that a CPU does in a few minutes."""
+    """Preset that a CPU does in a few minutes."""
     return Options(
         preset=PRESETS["tiny"],
         device=torch.device("cpu"),
@@ -161,7 +161,7 @@ def tiny(repeat: int = 3) -> Options:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Command line of the benchmark."""
     made = argparse.ArgumentParser(prog="python -m benchmarks.training", description=__doc__)
     made.add_argument("--preset", choices=sorted(PRESETS), default="tiny")
     made.add_argument("--device", default="auto", help="auto takes CUDA where there is one")
@@ -193,7 +193,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def options_of(arguments: argparse.Namespace) -> Options:
-    """Raises ConfigError where the device is not there."""
+    """Read the flags. Raises ConfigError where the device is not there."""
     automatic = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(automatic if arguments.device == "auto" else arguments.device)
     if device.type == "cuda" and not torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""The other sides: peft with transformers, and the parts that TRL trains with, where it is there.
+"""The other sides: peft with transformers and, where installed, the parts that TRL trains with.
 
 TRL has no step on given completions in its public interface; what its GRPO trainers compute is
 driven here by the same pieces: the head of `add_fused_lm_head` and, from its asynchronous trainer,
@@ -25,11 +25,11 @@ from tinker_claw.types import Datum
 
 
 class LeftOut(Exception):
-    """A side that cannot be measured here; the message says why."""
+    """A side cannot be measured here; the message says why."""
 
 
 def checkpoint_layers(model: Any) -> None:
-    """Keep one activation per layer, as the documentation of both tells users to."""
+    """Keep one activation per layer, as the documentation of both recommends."""
     model.get_base_model().activation_checkpointing_enable({"use_reentrant": False})
     model.train()  # where transformers checkpoints
 
@@ -55,10 +55,10 @@ class Peer:
         self._adam = torch.optim.AdamW(self._parameters.values(), lr=0.0)
 
     def patch(self, module: Any) -> None:
-        """What must be done to the model before peft wraps it."""
+        """Change the model before peft wraps it."""
 
     def backward(self, datums: Sequence[Datum]) -> Work:
-        """Add up the gradients of a batch."""
+        """Accumulate the gradients of a batch."""
         raise NotImplementedError
 
     def step(self, datums: Sequence[Datum]) -> Work:
@@ -77,20 +77,21 @@ class Peer:
             self._adam.zero_grad()
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """As the trainers of transformers do with bf16; without it peft's LoRA runs in float32."""
+        """Use autocast as the trainers of transformers do with bf16; without it peft's LoRA runs in
+        float32."""
         dtype = self.settings.base.dtype
         return nullcontext() if dtype.itemsize > 2 else torch.autocast(self.device.type, dtype)
 
     def work(self, tokens: int, pairs: int, head_rows: int) -> Work:
-        """With what all passes of this side have in common."""
+        """Make the work record, with the fields that all passes of this side share."""
         return Work(tokens, pairs, head_rows, self.head_products, self.settings.checkpointing)
 
 
 class Padded(Peer):
-    """Right-padded batches and full logits: what the documentation of both leads to."""
+    """Right-padded batches and full logits, as the documentation of both suggests."""
 
     def __init__(self, name: str, settings: Settings, rows: int | None) -> None:
-        """`rows` of a batch; None puts all into one."""
+        """`rows`: samples of a batch; None puts all into one."""
         super().__init__(name, settings)
         self._rows = rows
 
@@ -112,7 +113,8 @@ class Padded(Peer):
 
 
 class LossRows(Peer):
-    """One sample at a time with the logits of its loss alone: the best that peft's users write."""
+    """One sample at a time with the logits of the loss rows only: the best that peft's users
+    write."""
 
     def backward(self, datums: Sequence[Datum]) -> Work:
         done = self.work(0, 0, 0)
@@ -129,7 +131,7 @@ class LossRows(Peer):
 
 
 class TrlFused(Peer):
-    """TRL's fused head, one sample at a time: nothing padded, no logits kept."""
+    """TRL's fused head, one sample at a time, without padding and without stored logits."""
 
     head_products = 3
 
@@ -225,7 +227,7 @@ class TrlTree(Peer):
 
 
 def _arrays(datums: Sequence[Datum], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Behaviour logprobs and advantages, end to end."""
+    """Behaviour logprobs and advantages of all datums, end to end."""
     behaviour = torch.tensor([q for d in datums for q in d.logprobs], device=device)
     return behaviour, torch.tensor([a for d in datums for a in d.advantages], device=device)
 

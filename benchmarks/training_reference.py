@@ -1,4 +1,4 @@
-"""The gradients that every side of the benchmark is compared with: nothing of ours is in them.
+"""Reference gradients for every side of the benchmark, computed without any of our code.
 
 Rule: no line of loss, attention or model is shared with a side that is measured.
 """
@@ -23,7 +23,7 @@ _ATTENTION = "tinker_claw_benchmark_reference"
 
 
 def true_gradients(settings: Settings, datums: Sequence[Datum], dtype: torch.dtype) -> Gradients:
-    """One sample after the other through a copy of the model in `dtype`: nothing of ours in it."""
+    """Compute the gradients one sample after the other, in a copy of the model in `dtype`."""
     module = copy.deepcopy(settings.base.module).to(dtype)
     module.set_attn_implementation(_ATTENTION)
     model: Any = with_peft(module, settings.lora.rank, settings.lora.alpha)
@@ -50,8 +50,8 @@ def _plain_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Causal, with the key heads repeated. On CUDA no fused kernel takes fewer of them in float32,
-    and all scores of a sample of 23,000 tokens would be 68 GB."""
+    """Causal attention with the key heads repeated. With fewer key heads in float32, CUDA has no
+    fused kernel, and all scores of a sample of 23,000 tokens would take 68 GB."""
     times = query.shape[1] // key.shape[1]
     key, value = (t.repeat_interleave(times, dim=1) for t in (key, value))
     out = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
@@ -62,7 +62,7 @@ AttentionInterface.register(_ATTENTION, _plain_attention)
 
 
 def _plain_ppo(chosen: Tensor, datum: Datum) -> Tensor:
-    """The loss a second time, so that not every side leans on one line."""
+    """PPO loss written a second time, so that not every side depends on one line."""
     q = torch.tensor(datum.logprobs).to(chosen)
     gain = torch.tensor(datum.advantages).to(chosen)
     ratio = torch.exp(chosen - q)

@@ -1,4 +1,4 @@
-"""What a run of `benchmarks.training` has found: tables for people, a document for programs.
+"""Reports of a run of `benchmarks.training`: tables for people, a document for programs.
 
 Rule: every figure of a table is in the document, and nothing is rounded there.
 """
@@ -15,7 +15,7 @@ from rich.table import Table
 from benchmarks.training_run import Row
 
 OURS = "ours"
-"""The row that the others are compared with."""
+"""Name of the row that the others are compared with."""
 COLUMNS = ("tok/s", "ours is", "computed/s", "step s", "TFLOP", "ceiling", "GB", "grad error")
 LEGEND = (
     "tok/s: of the samples as they came; ours is: so many times that; computed/s: tokens that the "
@@ -26,14 +26,14 @@ LEGEND = (
 
 @dataclass(frozen=True)
 class Figures:
-    """Everything that one run has found."""
+    """All figures of one run."""
 
     device: str
     device_kind: str
     dtype: str
     torch: str
     attention: str
-    """The kernel of ours."""
+    """Name of our attention kernel."""
     threads: int
     parameters: int
     ceiling: float
@@ -42,7 +42,7 @@ class Figures:
 
 
 def tables(figures: Figures) -> list[Table]:
-    """One per case."""
+    """Make one table per case."""
     drawn: list[Table] = []
     for name, rows in figures.cases.items():
         table = Table(title=_title(name, rows), title_justify="left")
@@ -79,7 +79,7 @@ def _cells(row: Row, ours: float | None) -> list[str]:
 
 
 def document(figures: Figures) -> dict[str, Any]:
-    """For the JSON file: what was measured and what follows from it."""
+    """All figures as JSON: what was measured and what follows from it."""
     cases = {
         name: [
             asdict(row)
@@ -96,12 +96,12 @@ def document(figures: Figures) -> dict[str, Any]:
 
 
 def screen() -> Console:
-    """Where nobody says how wide it is, wide enough for the tables."""
+    """Console wide enough for the tables, where the terminal does not say its width."""
     return Console(width=None if sys.stdout.isatty() else 112)
 
 
 def show(figures: Figures, console: Console) -> None:
-    """The tables, what they stand on, and what their columns mean."""
+    """Print the tables, their conditions, and what their columns mean."""
     console.print(
         f"{figures.device}, {figures.dtype}, torch {figures.torch}, {figures.threads} threads; "
         f"{figures.parameters / 1e6:,.1f} M parameters; "

@@ -1,4 +1,4 @@
-"""Measuring the sides: the same samples, in turn, after a warm-up, beside a reference's gradients.
+"""Measure the sides in turn on the same samples, after a warm-up, against reference gradients.
 
 Rule: a side that is fast and wrong must show, and one that fails is a row that says how.
 """
@@ -29,29 +29,30 @@ Say = Callable[[str], None]
 Make = Callable[[], Side]
 
 _SHORT_S = 2.0
-"""A side whose gradients take longer is warm without a further step."""
+"""Seconds of a gradient computation above which a side is warm without a further step."""
 
 
 @dataclass
 class Row:
-    """What one side gave in one case. None: not measured, because of `failed`."""
+    """Figures of one side in one case. None: not measured, because of `failed`."""
 
     side: str
     seconds: list[float] = field(default_factory=list[float])
-    """Of each measured step, by `clock`."""
+    """Seconds of each measured step, by `clock`."""
     useful_tokens: int = 0
-    """Of the samples as they came."""
+    """Tokens of the samples as they came."""
     work: Work | None = None
     flops: int | None = None
-    """Executed by one step."""
+    """Floating-point operations executed by one step."""
     share: float | None = None
-    """Of the device's ceiling that the median step reaches."""
+    """Share of the device's ceiling that the median step reaches."""
     peak_bytes: int | None = None
-    """On CUDA with weights and the side's own state; on the CPU what a step adds."""
+    """Peak memory: on CUDA with weights and the side's own state; on the CPU what a step adds."""
     gradient_error: float | None = None
-    """|g - reference| / |reference| over the samples that were compared."""
+    """Relative gradient error, |g - reference| / |reference|, over the samples that were
+    compared."""
     failed: str | None = None
-    """Why there are no figures."""
+    """Reason why there are no figures."""
 
     @property
     def median_s(self) -> float | None:
@@ -59,7 +60,7 @@ class Row:
 
     @property
     def useful_per_s(self) -> float | None:
-        """The tokens of the samples, however they were computed, per second."""
+        """Tokens of the samples per second, however they were computed."""
         return None if self.median_s is None else self.useful_tokens / self.median_s
 
     @property
@@ -72,7 +73,7 @@ class Row:
 
 @dataclass
 class _Built:
-    """A side that could be made, and the memory that it holds between steps."""
+    """A side that was built, or why not, and the memory that it holds between steps."""
 
     side: Side | None
     why_not: str = ""
@@ -80,7 +81,7 @@ class _Built:
 
 
 class Measurement:
-    """One run: sides are made once and stay; cases come one after the other."""
+    """One run: sides are built once and kept; cases come one after the other."""
 
     def __init__(
         self,
@@ -101,7 +102,7 @@ class Measurement:
     def case(
         self, name: str, datums: Sequence[Datum], reference: tuple[Sequence[Datum], Gradients]
     ) -> list[Row]:
-        """Rows of all sides. `reference`: some samples, and their true gradients."""
+        """Measure all sides in one case. `reference`: some samples, and their true gradients."""
         rows: dict[str, Row] = {}
         for side_name, built in self._sides.items():
             self._say(f"{name}: {side_name}, warm-up and gradients")
@@ -173,7 +174,7 @@ class Measurement:
 
 
 def _attempt(row: Row, run: Callable[[], None]) -> None:
-    """Run it; running out of memory is a figure, too."""
+    """Run a measurement; running out of memory is recorded as a result."""
     try:
         run()
     except StepError as error:
@@ -189,20 +190,20 @@ def _attempt(row: Row, run: Callable[[], None]) -> None:
 
 
 class MemoryPeak:
-    """Bytes held, and how many more there were at the worst moment of a step."""
+    """Memory held before a step, and its growth up to the peak."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self.before = 0
 
     def held(self) -> int:
-        """On CUDA what tensors hold; on the CPU what the process holds."""
+        """Bytes held now: on CUDA by tensors, on the CPU by the process."""
         if self._device.type == "cuda":
             return torch.cuda.memory_allocated(self._device)
         return _status("VmRSS")
 
     def begin(self) -> None:
-        """Forget the worst moment so far."""
+        """Reset the peak."""
         self.before = self.held()
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
@@ -212,14 +213,14 @@ class MemoryPeak:
                 Path("/proc/self/clear_refs").write_text("5")
 
     def grown(self) -> int:
-        """Since `begin`."""
+        """Bytes by which the peak exceeds what was held at `begin`."""
         if self._device.type == "cuda":
             return torch.cuda.max_memory_allocated(self._device) - self.before
         return _status("VmHWM") - self.before
 
 
 def _status(name: str) -> int:
-    """A figure of this process in bytes, by its name in Linux's status file."""
+    """Read a figure of this process in bytes, by its name in Linux's status file."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:

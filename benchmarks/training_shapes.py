@@ -1,4 +1,4 @@
-"""What is measured: shapes of models with random weights, and batches of samples.
+"""Shapes of models with random weights, and batches of samples, for the measurements.
 
 Rule: a preset and its seed give the same weights and the same samples on every run of one machine.
 No weights are read from disk: they are drawn where they are used.
@@ -25,12 +25,13 @@ FIRST_ID: Final = 10
 CONTEXT: Final = 40_960
 """Positions of a model that is written to disk."""
 LOSS_SHARE: Final = 0.1
-"""Of a sample's tokens: the last ones carry the loss, as an agent's reply behind its prompt."""
+"""Share of a sample's tokens that carry the loss: the last ones, as an agent's reply behind its
+prompt."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A dense Qwen3."""
+    """Sizes of a dense Qwen3."""
 
     layers: int
     hidden: int
@@ -50,17 +51,17 @@ class Shape:
 
 @dataclass(frozen=True)
 class Batches:
-    """How large the samples are, in tokens."""
+    """Sizes of the samples, in tokens."""
 
     samples: int
     shared: int
-    """Tokens that all samples of the shared batch begin with."""
+    """Length of the prefix that all samples of the shared batch begin with."""
     own: int
-    """Tokens behind them, each sample's own."""
+    """Further tokens of each of those samples."""
     lengths: tuple[int, int]
-    """Shortest and longest of the unshared batch, log-uniform between."""
+    """Shortest and longest sample of the unshared batch, log-uniform between."""
     long: int
-    """Of the one sample that shows the memory; 0 leaves it out."""
+    """Length of the one sample that shows the memory; 0 leaves it out."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ PRESETS: Final[Mapping[str, Preset]] = MappingProxyType(
 
 
 def build(shape: Shape, *, device: torch.device, dtype: torch.dtype, context: int) -> BaseModel:
-    """A base with random weights, drawn on the device in its format; torch's generator is kept."""
+    """Build a base with random weights on the device; torch's random state is kept."""
     module = _draw(shape, device, dtype, context)
     module.eval().requires_grad_(False)
     module.set_attn_implementation(ATTENTION)
@@ -103,7 +104,7 @@ def build(shape: Shape, *, device: torch.device, dtype: torch.dtype, context: in
 
 
 def save(shape: Shape, folder: Path, device: torch.device) -> None:
-    """Write such a base, in bfloat16, for programs that load a folder. It has no tokenizer."""
+    """Write a base in bfloat16 for programs that load a folder. It has no tokenizer."""
     _draw(shape, device, torch.bfloat16, CONTEXT).save_pretrained(folder)
 
 
@@ -135,7 +136,8 @@ def _draw(shape: Shape, device: torch.device, dtype: torch.dtype, context: int) 
 
 
 def adapter_of(base: BaseModel, lora: LoraShape) -> dict[str, Tensor]:
-    """An adapter in the middle of its life: with B = 0, A would have no gradient to compare."""
+    """Make an adapter as in the middle of training: with B = 0, A would have no gradient to
+    compare."""
     generator = torch.Generator().manual_seed(1)
     adapter = fresh_adapter(base, lora, seed=0)
     for name, tensor in adapter.items():
@@ -145,7 +147,7 @@ def adapter_of(base: BaseModel, lora: LoraShape) -> dict[str, Tensor]:
 
 
 def batches(preset: Preset) -> dict[str, tuple[Datum, ...]]:
-    """The samples of each case."""
+    """Make the samples of each case."""
     rng, sizes = random.Random(0), preset.batches
 
     def tokens(count: int) -> tuple[int, ...]:
@@ -168,8 +170,9 @@ def batches(preset: Preset) -> dict[str, tuple[Datum, ...]]:
 
 
 def with_loss(rng: random.Random, tokens: tuple[int, ...], vocabulary: int) -> Datum:
-    """Loss on the tail. Random weights give about 1 / vocabulary; q strays a little from that, so
-    that some ratios are clipped and most are not."""
+    """Make a sample with a loss on its tail. Random weights give a probability of about 1 /
+    vocabulary; the behaviour logprobs stray a little from that, so that some ratios are clipped and
+    most are not."""
     tail = max(1, round(len(tokens) * LOSS_SHARE))
     uniform = -float(torch.tensor(float(vocabulary)).log())
     return Datum(
@@ -181,5 +184,5 @@ def with_loss(rng: random.Random, tokens: tuple[int, ...], vocabulary: int) -> D
 
 
 def useful_tokens(datums: Sequence[Datum]) -> int:
-    """Of the samples as they came: each position that predicts a token, however it is computed."""
+    """Tokens of the samples: each position that predicts a token, however it is computed."""
     return sum(len(datum.tokens) - 1 for datum in datums)

@@ -1,4 +1,4 @@
-"""What stands beside one another: a side trains the same adapter on the same samples in its way.
+"""The sides of the comparison: each trains the same adapter on the same samples in its own way.
 
 Rule: every side shares the frozen base's tensors, starts from the same adapter, and does whole
 steps: gradients of all samples, then Adam. At learning rate 0, so that every step is the same.
@@ -23,10 +23,10 @@ from tinker_claw.types import Adam, Datum, LossPass
 
 STILL = Adam(learning_rate=0.0, grad_clip_norm=0.0)
 ECHO = Adam(learning_rate=0.0, beta1=0.0, grad_clip_norm=0.0)
-"""Leaves the gradient itself in Adam's first moment."""
+"""Adam settings that leave the gradient itself in the first moment."""
 
 Gradients = dict[str, Tensor]
-"""By the names of `local_gpu.model.lora.Adapter`, float32 on the CPU."""
+"""Gradients by the names of `local_gpu.model.lora.Adapter`, float32 on the CPU."""
 
 
 class Side(Protocol):
@@ -35,27 +35,27 @@ class Side(Protocol):
     name: str
 
     def step(self, datums: Sequence[Datum]) -> Work:
-        """One whole step; what was computed for it."""
+        """Take one whole step; return what was computed for it."""
         ...
 
     def gradients(self, datums: Sequence[Datum]) -> Gradients:
-        """The gradients that a step on these samples would apply."""
+        """Compute the gradients that a step on these samples would apply."""
         ...
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What all sides have in common."""
+    """Settings shared by all sides."""
 
     base: BaseModel
     lora: LoraShape
     adapter: dict[str, Tensor]
     checkpointing: bool
-    """Keep one activation per layer and compute the rest again, backwards."""
+    """Keep one activation per layer and recompute the rest in the backward pass."""
     pass_tokens: int
-    """Of one forward and backward where sequences are packed."""
+    """Tokens of one forward and backward pass where sequences are packed."""
     kernel: Kernel
-    """Attention of our sides."""
+    """Attention kernel of our sides."""
 
 
 class Ours:
@@ -70,7 +70,7 @@ class Ours:
         pack: bool = True,
         all_rows: bool = False,
     ) -> None:
-        """`all_rows`: the head reads every position, as if each had a loss."""
+        """`all_rows`: the head computes every position, as if each had a loss."""
         self.name = name
         self._settings = settings
         self._share, self._pack, self._all_rows = share, pack, all_rows
@@ -103,7 +103,7 @@ class Ours:
         return Work(self._seen.tokens, self._seen.pairs, rows, 3, self._settings.checkpointing)
 
     def _budget(self, datums: Sequence[Datum]) -> int:
-        """Distinct tokens of a pass, so that it computes `pass_tokens` at most."""
+        """Distinct tokens per pass, so that it computes at most `pass_tokens`."""
         if not self._pack:
             return 1
         if self._share:
@@ -115,7 +115,7 @@ class Ours:
 
 
 class _Counting:
-    """A kernel that remembers what it was asked for."""
+    """A kernel that counts the pairs that it is asked for."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.name = kernel.name
@@ -130,7 +130,7 @@ class _Counting:
 
 
 def everywhere(datum: Datum) -> Datum:
-    """The same loss, with rows of advantage zero before it."""
+    """Make the same loss with rows of advantage zero before it."""
     before = datum.start - 1
     return replace(
         datum,
@@ -141,6 +141,6 @@ def everywhere(datum: Datum) -> Datum:
 
 
 def distance(a: Gradients, b: Gradients) -> float:
-    """|a - b| / |b|, over all tensors."""
+    """Relative distance |a - b| / |b|, over all tensors."""
     far = sum(float((a[name].double() - b[name].double()).square().sum()) for name in b)
     return (far / sum(float(tensor.double().square().sum()) for tensor in b.values())) ** 0.5

@@ -1,4 +1,4 @@
-"""Floating-point operations that a step executed, and how many the device can do in a second.
+"""Floating-point operations that a step executed, and the most that the device can do in a second.
 
 Counted are matrix products, two operations per multiply-add, from what was computed, recomputation
 included; `tests/benchmarks/test_bench_training.py` compares with what PyTorch counts. With T
@@ -27,15 +27,16 @@ from benchmarks.training_shapes import Shape
 
 @dataclass(frozen=True)
 class Work:
-    """What one step computed."""
+    """Amount of computation of one step."""
 
     tokens: int
     """Positions that went through the body; padding counts."""
     pairs: int
-    """Of a query and a key that it sees; for padded rows also those at padding."""
+    """Pairs of a query and a key that it attends to; in padded rows also at padding."""
     head_rows: int
     head_products: int
-    """2 with logits kept for the backward pass, 3 where they are computed again."""
+    """Matrix products of the head: 2 with logits kept for the backward pass, 3 where they are
+    recomputed."""
     checkpointing: bool
 
     def __add__(self, other: Work) -> Work:
@@ -64,12 +65,13 @@ def flops(work: Work, shape: Shape, rank: int) -> int:
 
 
 def causal_pairs(length: int) -> int:
-    """Of one sequence."""
+    """Number of query-key pairs of one sequence under causal attention."""
     return length * (length + 1) // 2
 
 
 def clock(device: torch.device) -> float:
-    """Seconds. With one thread on the CPU, of the processor: others may be using it, too."""
+    """Time in seconds. With one thread on the CPU, its processor time: others may be using it,
+    too."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)  # what it still has to do
     alone = device.type == "cpu" and torch.get_num_threads() == 1
@@ -77,7 +79,8 @@ def clock(device: torch.device) -> float:
 
 
 def ceiling(device: torch.device, dtype: torch.dtype) -> float:
-    """Operations per second of a large square product of random values: the best of several."""
+    """Measure operations per second of a large square product of random values: the best of
+    several."""
     sizes, seconds = ((1024, 2048), 0.5) if device.type == "cpu" else ((4096, 8192, 16384), 0.5)
     return max(_product(device, dtype, size, seconds) for size in sizes)
 

@@ -1,4 +1,4 @@
-"""A vocabulary of Qwen3's size, for machines where Qwen3's own cannot be fetched.
+"""Make a vocabulary of Qwen3's size, for machines where Qwen3's own cannot be fetched.
 
 Byte-level BPE with Qwen3's splitting rule, its added tokens and its number of ids, trained on the
 Python sources and documents that are on this machine. What encoding costs goes by the size of the
@@ -22,7 +22,7 @@ from tokenizers import pre_tokenizers as split
 from transformers import PreTrainedTokenizerFast
 
 FULL = 151_643
-"""Ids of Qwen3's tokenizer without its added tokens."""
+"""Size of Qwen3's vocabulary without its added tokens."""
 ADDED = (
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>"),
     *("<|box_start|>", "<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>"),
@@ -37,14 +37,15 @@ _PATTERN = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _RECIPE = "2"
-"""Another number makes the vocabulary anew."""
+"""Number of the recipe; another one rebuilds the vocabulary."""
 _CORPUS_BYTES = 60_000_000
 _PIECE = 100_000
 """Characters handed to the trainer at once."""
 
 
 def load(size: int = FULL, say: Callable[[str], None] = lambda line: None) -> Path:
-    """The folder of the tokenizer, made if it is not there; `size` without the added tokens."""
+    """Return the folder of the tokenizer, made if it is missing; `size` without the added
+    tokens."""
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     key = hashlib.sha256(f"{_RECIPE} {size} {python} {_CORPUS_BYTES}".encode()).hexdigest()[:12]
     folder = cache() / f"vocabulary-{key}"
@@ -60,7 +61,7 @@ def load(size: int = FULL, say: Callable[[str], None] = lambda line: None) -> Pa
 
 
 def cache() -> Path:
-    """Where benchmarks keep what takes long to make."""
+    """Folder where benchmarks keep what takes long to make."""
     home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else Path.home() / ".cache") / "tinker-claw-benchmarks"
 
@@ -101,7 +102,7 @@ def _corpus_bytes(size: int) -> int:
 
 
 def _pieces(limit: int) -> Iterator[str]:
-    """Text of this machine, at most `limit` bytes, half of it prose where there is as much."""
+    """Yield text of this machine, at most `limit` bytes, half of it prose if there is enough."""
     read = 0
     for file in _files():
         try:

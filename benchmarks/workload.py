@@ -1,4 +1,4 @@
-"""What is measured: streams, and a further turn behind a long prompt."""
+"""Workloads of the comparison: streams, and a further turn behind a long prompt."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VOCABULARY = 4096
 STREAMS = 24
 NEW_TOKENS = 60
 AGENT_PROMPT = 8000
-"""Tokens in front of an agent's turn."""
+"""Tokens of an agent's prompt."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Case:
 
 
 def cases(trainer: LocalTrainer, plain: Plain) -> list[Case]:
-    """The comparisons, with fixed seeds."""
+    """Make the comparisons, with fixed seeds."""
     rng = random.Random(0)
     prompts = [_tokens(rng, rng.randint(40, 200)) for _ in range(STREAMS)]
     agent = _tokens(rng, AGENT_PROMPT)

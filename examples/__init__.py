@@ -1,1 +1,1 @@
-"""Programs that use the product as its users do: from outside, over HTTP."""
+"""Example programs that use the product as its users do: from outside, over HTTP."""

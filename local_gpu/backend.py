@@ -1,4 +1,4 @@
-"""The two halves of the backend, started from one configuration and joined.
+"""The local backend: training and sampling, started from one configuration and joined.
 
 Rule: all that learns runs on one executor thread, in the order it was asked for, so the event loop
 never waits and no two operations meet in one module. A version that is opened is read from its
@@ -45,21 +45,21 @@ from tinker_claw.types import TokenLogprobs
 T = TypeVar("T")
 
 _PROBE = "probe-"
-"""Refs of adapters that were drawn begin so."""
+"""Prefix of the refs of randomly drawn probe adapters."""
 _FULL = frozenset({ENOSPC, EDQUOT, EFBIG})
-"""Somebody will make room: no step is to blame, and waiting helps."""
+"""errno values of a full disk: no step is to blame, and waiting helps once somebody makes room."""
 
 
 def unheard(sentence: str) -> None:
-    """For those who do not want to hear."""
+    """Ignore a progress sentence, for callers that do not want to hear them."""
 
 
 class LocalBackend:
-    """A half that learns and a half that serves. Made by `start`."""
+    """A trainer and the samplers that serve its versions. Made by `start`."""
 
     serving: Serving
     score: Score
-    """Of given tokens, in the half that learns; what is asked for together is computed together."""
+    """Score given tokens with the trainer; requests made at the same time are computed together."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class LocalBackend:
         self._probes = config.root / "probe"
         self._closed = False
         self._steps = 0
-        """In hand."""
+        """Number of training steps that are running."""
         self._room = Room()
 
     @classmethod
@@ -86,7 +86,7 @@ class LocalBackend:
         say: Callable[[str], None] = unheard,
         away: Callable[[Sequence[str]], object] = len,
     ) -> LocalBackend:
-        """Load the base model, here or on ranks, and join it with what samples.
+        """Load the base model, here or on ranks, and join it with the samplers.
 
         Servers that are named must run already: they take their memory first.
 
@@ -130,7 +130,7 @@ class LocalBackend:
             raise
 
     async def run(self, call: Callable[[], T]) -> T:
-        """In the one thread that calls the half that learns, after what was asked for before.
+        """Run a call in the one thread that uses the trainer, after the calls made before it.
 
         Raises:
             BackendError: torch or the disk failed; an OutageError where waiting may help.
@@ -144,7 +144,7 @@ class LocalBackend:
             return await future
 
     async def step(self, call: Callable[[], T]) -> T:
-        """The same for what makes others wait long: no version is examined behind it."""
+        """Run a training call as `run` does. No version is examined behind it, as it takes long."""
         self._steps += 1
         try:
             return await self.run(call)
@@ -152,14 +152,14 @@ class LocalBackend:
             self._steps -= 1
 
     async def aside(self, call: Callable[[], T]) -> T:
-        """In another thread than the executor's."""
+        """Run a call in a thread other than the executor's."""
         if self._closed:
             raise BackendError("The trainer is closed.")
         with self._in_words():
             return await asyncio.to_thread(call)
 
     async def aclose(self) -> None:
-        """Close every sampler that is still open, then the half that learns."""
+        """Close every sampler that is still open, then the trainer."""
         self._closed = True
         await self.serving.aclose()
         # Not in the executor's turn: a step on ranks that runs is ended, not waited for.
@@ -237,7 +237,7 @@ class LocalBackend:
 
 
 def _ranked(config: LocalConfig) -> bool:
-    """Whether processes of their own learn.
+    """Whether training runs in processes of its own.
 
     On CUDA always: after some errors of a GPU every further call of the process fails, and what
     serves must not end with it.
@@ -247,7 +247,7 @@ def _ranked(config: LocalConfig) -> bool:
 
 
 def _split(config: LocalConfig) -> LocalConfig:
-    """With `shard` on or off, by the smallest GPU that learns."""
+    """Return the config with `shard` on or off, decided by the smallest GPU that learns."""
     if config.shard != "auto":
         return config
     several = config.ranks > 1 or bool(config.torchrun)
@@ -262,7 +262,7 @@ def _split(config: LocalConfig) -> LocalConfig:
 
 
 def _learning(config: LocalConfig, say: Callable[[str], None]) -> tuple[BaseModel | None, Learning]:
-    """The half that learns; and the base, where this process samples from it."""
+    """Start training; also return the base, where this process samples from it."""
     base, ranked, config = None, _ranked(config), _split(config)
     if not (ranked and config.sampler_urls):
         if not config.sampler_urls:

@@ -1,4 +1,4 @@
-"""What the local backend needs to know, in one record."""
+"""Settings of the local backend."""
 
 from __future__ import annotations
 
@@ -13,69 +13,74 @@ Dtype = Literal["auto", "float32", "bfloat16"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalConfig:
-    """What the local backend needs to know."""
+    """Settings of the local backend."""
 
     model: str
     """A folder with a causal LM in Hugging Face format, or a hub id."""
     root: Path
-    """Adapters and states live here; a later process with the same root finds them again."""
+    """Folder of adapters and states; a later process with the same root finds them again."""
     name: str | None = None
-    """The name shown to users; None shows `model`."""
+    """Name shown to users; None shows `model`."""
     rank: int = 32
     alpha: int = 32
     seed: int = 0
-    """For the initial adapter."""
+    """Seed of the initial adapter's weights."""
     policy: bool = True
-    """A model of this rank is in training from the start; False: only those that are asked for."""
+    """Train a model of this rank from the start; False: only models that clients ask for."""
     models_bytes: int | None = None
-    """Of memory for the models that are asked for; None: half of what is free after loading."""
+    """Bytes of memory for models that clients ask for; None: half of what is free after loading."""
     device: str = "auto"
-    """auto, or what torch calls it; auto is CUDA where there is one, else the CPU."""
+    """auto, or torch's name of a device; auto is CUDA where available, else the CPU."""
     dtype: Dtype = "auto"
-    """Of the base; adapters are float32. auto is bfloat16 on CUDA, else float32."""
+    """Number format of the base; adapters are float32. auto: bfloat16 on CUDA, else float32."""
     quantization: Literal["none", "4bit"] = "none"
-    """Of the base's linear layers (bitsandbytes, nf4)."""
+    """Quantization of the base's linear layers (bitsandbytes, nf4)."""
     checkpointing: Literal["auto", "on", "off"] = "auto"
-    """Of activations in the optimizer's backward pass; auto is on for CUDA, and where a
-    long sample would not fit into the memory of a CPU's machine."""
+    """Activation checkpointing in training; auto: on for CUDA, and where a long sample would not
+    fit into the memory of a CPU's machine."""
     attention: Literal["auto", "sdpa", "merged", "flex", "varlen"] = "auto"
-    """The kernel of training and scoring; auto is the fastest that agrees with the reference."""
+    """Attention kernel of training and scoring; auto is the fastest that agrees with the
+    reference."""
     micro_batch_tokens: int | None = None
-    """Tokens of one forward and backward, each shared prefix counted once; None: by the memory."""
+    """Tokens of one forward and backward pass, each shared prefix counted once; None: by the
+    memory."""
     gpu_memory: float | None = None
-    """Share of a GPU that a rank may take, where others need the rest; None: all of it."""
+    """Share of a GPU's memory that a rank may take, where others need the rest; None: all of it."""
     ranks: int = 1
-    """Processes that learn on this machine."""
+    """Number of training processes on this machine."""
     in_process: bool = True
-    """One rank on a CPU learns in this process; False: in one of its own, as always on CUDA."""
+    """Train in this process, if it is one rank on a CPU; False: in a process of its own, as always
+    on CUDA."""
     train_gpus: tuple[int, ...] = ()
-    """Which of the visible GPUs learn, one per rank; () takes the first."""
+    """Indices of the visible GPUs that learn, one per rank; () takes the first ones."""
     shard: Literal["auto", "on", "off"] = "auto"
-    """Of the frozen base over the ranks (FSDP2); auto is on where a GPU has too little room."""
+    """Shard the frozen base over the ranks (FSDP2); auto: on where a GPU has too little memory for
+    it."""
     torchrun: tuple[str, ...] = ()
     """Further arguments of torchrun, for several machines."""
     sampler_urls: tuple[str, ...] = ()
-    """vLLM or SGLang servers that sample; () samples in this process."""
+    """URLs of vLLM or SGLang servers that sample; () samples in this process."""
     sampler_kind: Literal["auto", "vllm", "sglang"] = "auto"
     sampler_api_key: str | None = field(default=None, repr=False)
-    """For all of `sampler_urls`; None: they want none."""
+    """API key for all of `sampler_urls`; None: they need none."""
     student_topk: int = 0
-    """Candidates per token that will be asked for: servers that give fewer are refused."""
+    """Top-k logprobs per token that will be asked for; servers that give fewer are refused."""
     context_tokens: int | None = None
-    """None: as many as the model has positions."""
+    """Longest prompt and reply together; None: as many tokens as the model has positions."""
     kv_cache_tokens: int | None = None
-    """Per live version that samples; None: one and a half contexts. It bounds the context too."""
+    """Tokens of KV cache per live version that samples; None: one and a half contexts. It bounds
+    the context too."""
     max_batch_tokens: int = 512
-    """Tokens of one sampling pass: what a long prompt may hold up other requests by."""
+    """Tokens of one sampling pass, which bounds how long a long prompt delays other requests."""
     keep_states: int = 8
-    """Weights with optimizer moments, three times an adapter's size each."""
+    """States that are kept: weights with optimizer moments, three times an adapter's size each."""
     keep_adapters: int = 32
-    """Published versions on disk, besides those that are open."""
+    """Published versions that are kept on disk, besides those that are open."""
     handover: Path | None = None
-    """Memory-backed storage, where whatever samples sees it, too: versions are served from there if
-    it has room for two. None: from the disk."""
+    """Memory-backed storage that samplers can also read: versions are served from there if it has
+    room for two. None: from the disk."""
     threads: int | None = None
-    """For torch, in the whole process; None leaves torch's own choice."""
+    """Threads of torch, in the whole process; None leaves torch's own choice."""
 
     def __post_init__(self) -> None:
         counts = {

@@ -1,4 +1,4 @@
-"""Whose fault an error of torch is: the memory's, the device's, or that of what was computed.
+"""Tell torch's errors apart: out of memory, device fault, or invalid input.
 
 Rule: decided here alone, by class where torch has one and by the words of its libraries elsewhere.
 """
@@ -15,33 +15,37 @@ _NO_ROOM: Final = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
 )
-"""What the CPU's allocator says, CUDA's driver, and libraries that allocate beside PyTorch."""
+"""Messages of an out-of-memory error from the CPU's allocator, CUDA's driver, and libraries that
+allocate beside PyTorch."""
 _REFUSED: Final = (
     *("invalid argument", "invalid configuration argument"),
     *("_INVALID_VALUE", "_BAD_PARAM", "_NOT_SUPPORTED"),
 )
-"""The device says that it was asked for something wrong, and works as before."""
+"""Messages of a refused call: the arguments were wrong, and the device works as before."""
 _BROKEN: Final = (
     *("CUDA error", "CUDA driver error", "HIP error", "device-side assert"),
     *("CUBLAS_STATUS_", "CUDNN_STATUS_", "cuDNN error", "CUSOLVER_STATUS_", "CUSPARSE_STATUS_"),
     *("NCCL error", "NCCL Error", "ncclUnhandledCudaError", "ncclSystemError", "ncclInternalError"),
 )
-"""In the words of a RuntimeError: not every library's errors are of a class of their own."""
+"""Messages of a device fault in a RuntimeError: not every library has an error class of its own."""
 _ACCELERATOR_ERROR: Final = getattr(torch, "AcceleratorError", ())
-"""A torch before 2.8 has none, and raises a RuntimeError."""
+"""torch's own error class of accelerators; before 2.8 there is none, and it raises a
+RuntimeError."""
 
 
 def out_of_memory(error: RuntimeError) -> bool:
-    """PyTorch has a class of its own only for what it allocates itself, on a GPU."""
+    """Whether an error means out of memory. PyTorch has a class of its own only for what it
+    allocates itself, on a GPU."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
     return any(sign in str(error) for sign in _NO_ROOM)
 
 
 def device_fault(error: BaseException) -> str | None:
-    """What the device said, if it is behind this error; None: it is not, or only had no room.
+    """Return the device's own message, if a device fault caused this error, or None.
 
-    After such an error every further call of the process may fail, whatever is computed.
+    None also if it was only out of memory. After a device fault every further call of the process
+    may fail, whatever is computed.
     """
     at: BaseException | None = error
     while at is not None:

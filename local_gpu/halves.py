@@ -1,4 +1,4 @@
-"""The two halves of the backend, one that learns and one that serves, and what passes between them.
+"""Interfaces of the backend's two halves, training and serving, and the records they exchange.
 
     LocalBackend ── Learning   in this process, or in one or more of its own (`ranks/`)
                  └─ Serving    the embedded sampler, or vLLM and SGLang servers over HTTP
@@ -32,24 +32,25 @@ BASE_REF = "base"
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What can be known of a base model once it is loaded."""
+    """Facts about a base model, known once it is loaded."""
 
     fingerprint: str
-    """Hash of a sample of its values: which weights these are."""
+    """Hash of a sample of the weights' values, which identifies the model."""
     vocabulary: int
     context_tokens: int
-    """What its positions were trained for, or the setting where that is less."""
+    """Longest sequence: the length its positions were trained for, or the setting if that is
+    less."""
     notes: tuple[str, ...] = ()
-    """What a user should know of it, in sentences."""
+    """Sentences about this model that a user should know."""
     parameters: int = 0
-    """How many it has: what a token costs follows from it."""
+    """Number of parameters, from which the cost of a token follows."""
     adapter_bytes: int = 0
-    """Of the policy, as it is written for serving."""
+    """Size of the policy's adapter, as it is written for serving."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreAsk:
-    """Tokens to score from `start` on (see `Sampler.logprobs`). Checked when it is made."""
+    """Tokens to score from `start` on (see `Sampler.logprobs`). Checked on construction."""
 
     tokens: tuple[int, ...]
     start: int
@@ -66,7 +67,8 @@ class ScoreAsk:
         targets: Sequence[Sequence[int]] | None,
         top_k: int,
     ) -> ScoreAsk:
-        """Raises AlignmentError, ContextLengthError or SamplerError naming what does not fit."""
+        """Make a checked request. Raises AlignmentError, ContextLengthError or SamplerError naming
+        what does not fit."""
         if not 1 <= start < len(tokens):
             raise AlignmentError(f"logprobs: start {start} outside 1..{len(tokens) - 1}")
         if len(tokens) > facts.context_tokens:
@@ -83,15 +85,15 @@ class ScoreAsk:
 
 
 Score = Callable[[str, ScoreAsk], Coroutine[Any, Any, TokenLogprobs]]
-"""Score under the weights of a ref, in the half that learns."""
+"""Scores tokens under the weights of a ref, with the trainer."""
 
 
 POLICY: Final = "policy"
-"""The model of a process that trains only one."""
+"""Name of the model of a process that trains only one."""
 
 
 class Learning(Protocol):
-    """Models in training over one base, and exact scoring. Synchronous: one thread calls it all.
+    """Models in training over one base, and exact scoring. Synchronous, for use by one thread.
 
     A model is LoRA weights with Adam's moments and the gradients added up since its last step. The
     policy is there from the start if the settings say so; others are made by `create` or from
@@ -105,7 +107,7 @@ class Learning(Protocol):
     def facts(self) -> Facts: ...
 
     def create(self, model: str, shape: LoraShape, seed: int) -> None:
-        """Make a model whose adapter changes nothing yet, in place of one of that name.
+        """Make a model with an adapter that changes nothing yet, in place of one of that name.
 
         Raises:
             RequestError: there is no room for it, with figures.
@@ -113,15 +115,15 @@ class Learning(Protocol):
         ...
 
     def drop(self, model: str) -> None:
-        """Let go of a model; one that is not there is no error."""
+        """Drop a model; a missing one is no error."""
         ...
 
     def step(self, passes: Sequence[LossPass], adam: Adam, model: str = POLICY) -> StepReport:
-        """Gradients of all passes, added up, then one AdamW step: all or nothing."""
+        """Accumulate the gradients of all passes, then take one AdamW step: all or nothing."""
         ...
 
     def forward_backward(self, wanted: RecordPass, model: str) -> list[Scored]:
-        """Add the gradients of the records to those that are there.
+        """Add the gradients of the records to the accumulated ones.
 
         Raises:
             StepError: `optim_step` will refuse what has been added up since the last one.
@@ -129,11 +131,11 @@ class Learning(Protocol):
         ...
 
     def forward(self, wanted: RecordPass, model: str) -> list[Scored]:
-        """The same numbers without gradients; leaves those that are there alone."""
+        """Compute the same numbers without gradients; accumulated ones are left alone."""
         ...
 
     def optim_step(self, adam: Adam, model: str) -> float:
-        """One AdamW step with the gradients added up; their norm before clipping.
+        """Take one AdamW step with the accumulated gradients; return their norm before clipping.
 
         Raises:
             StepError: a gradient is missing or not finite; all of them are forgotten.
@@ -161,7 +163,8 @@ class Learning(Protocol):
         ...
 
     def export_adapter(self, folder: Path, model: str = POLICY) -> None:
-        """Write them into a folder of the user's, replacing an adapter that is there."""
+        """Write the present weights into a folder of the user's, replacing an adapter that is
+        there."""
         ...
 
     def write_state(self, folder: Path, model: str = POLICY) -> None:
@@ -169,7 +172,7 @@ class Learning(Protocol):
         ...
 
     def read_state(self, folder: Path, model: str = POLICY) -> None:
-        """Take over saved weights and moments; a model that is not there is made of their shape.
+        """Load weights and moments; a missing model is made in their shape.
 
         Raises:
             BackendError: the files are missing, damaged, or of another base or shape.
@@ -178,7 +181,7 @@ class Learning(Protocol):
         ...
 
     def read_adapter(self, folder: Path, model: str) -> None:
-        """The same without moments, which start anew: a published adapter is enough."""
+        """Load weights without moments, which start anew: a published adapter is enough."""
         ...
 
     def close(self) -> None: ...
@@ -189,21 +192,22 @@ class Serving(Protocol):
 
     @property
     def context_tokens(self) -> int:
-        """Prompt and reply together; at most what `Facts` says."""
+        """Longest prompt and reply together; at most that of `Facts`."""
         ...
 
     @property
     def rounds_otherwise(self) -> bool:
-        """The same weights give other logprobs here than in `Learning`, beyond float32 rounding."""
+        """Whether the same weights give other logprobs here than in `Learning`, beyond float32
+        rounding."""
         ...
 
     @property
     def constrains(self) -> bool:
-        """What is sampled can be made to fit a schema."""
+        """Whether sampling can be constrained to a JSON schema."""
         ...
 
     async def open(self, ref: str, folder: Path) -> Sampler:
-        """A sampler of a published adapter. It answers at once: it is loaded wherever it must be.
+        """Open a sampler of a published adapter, which is loaded only when needed.
 
         Raises:
             BackendError: the adapter is missing, damaged or of another base model.

@@ -1,4 +1,4 @@
-"""Persons who wait for a reply in this process, and how whatever else computes in it makes room.
+"""People who wait for a reply in this process, and how other computations make room for them.
 
 Rule: what is computed never changes, only when. Whoever makes room goes on in a time that is known
 beforehand, however many persons come.
@@ -15,53 +15,53 @@ from typing import Any, Final
 from torch.utils._python_dispatch import TorchDispatchMode
 
 LONGER: Final = 0.5
-"""By so much of its time learning may take longer for persons."""
+"""Share of its time by which learning may take longer, so that people wait less."""
 PERSONS: Final = 2.0
-"""While persons wait, their passes get this many times as long as those of others."""
+"""While people wait, their passes get this many times as long as those of others."""
 
 
 class Room:
-    """Who waits. Used from several threads."""
+    """Who waits for the GPU. Used from several threads."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._replies: dict[object, object] = {}
-        """That persons wait for, and who computes them."""
+        """Replies that people wait for, each with the sampler that computes it."""
         self._silent: set[object] = set()
-        """Those of which there is no token yet."""
+        """Replies without a token yet."""
         self._taken = False
-        """A sampler computes a pass."""
+        """Whether a sampler is computing a pass."""
         self._queue: list[object] = []
-        """Samplers that would compute one, in the order in which they came."""
+        """Samplers that wait to compute a pass, in order of arrival."""
         self._persons_until = 0.0
 
     @property
     def silent(self) -> bool:
-        """Somebody waits for the first token of a reply."""
+        """Whether somebody waits for the first token of a reply."""
         return bool(self._silent)
 
     def enter(self, reply: object, whose: object) -> None:
-        """A person waits for this reply."""
+        """Note that a person waits for this reply."""
         with self._changed:
             self._replies[reply] = whose
             self._silent.add(reply)
             self._changed.notify_all()
 
     def begin(self, reply: object) -> None:
-        """It has a token. Whatever never entered is no error, here and below."""
+        """Note a reply's first token. A reply that never entered is no error, here and below."""
         with self._changed:
             self._silent.discard(reply)
             self._changed.notify_all()
 
     def leave(self, reply: object) -> None:
-        """Nobody waits for it any more."""
+        """Note that nobody waits for this reply any more."""
         with self._changed:
             self._replies.pop(reply, None)
             self._silent.discard(reply)
             self._changed.notify_all()
 
     def take_turn(self, whose: object) -> None:
-        """Wait until no other pass of a sampler is computed, nor one that goes before.
+        """Wait until no other pass is computed, and no sampler with precedence waits.
 
         Who computes for no person also waits until persons have had `PERSONS` times as long as the
         last pass that was not theirs took.
@@ -91,7 +91,7 @@ class Room:
         return self._persons_until - time.monotonic()
 
     def pause(self, seconds: float) -> None:
-        """Wait until every reply has its first token, but no longer than that."""
+        """Wait until every reply has its first token, but at most this many seconds."""
         with self._changed:
             self._changed.wait_for(lambda: not self._silent, seconds)
 

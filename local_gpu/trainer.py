@@ -145,11 +145,11 @@ class KeptFiles:
         self._memory: MemoryFolder | None = None
         self._opening: list[str] = []
         self._loaded: str | None = None
-        # Of the weights in hand:
+        # Refs of the present weights:
         self._versions: list[str] = []
         self._saved: list[str] = []
         self._origin: str | None = None
-        """The state that they were loaded from."""
+        """State that the present weights were loaded from."""
 
     def start(self) -> None:
         """Remove what killed processes have left behind."""
@@ -197,12 +197,12 @@ class KeptFiles:
             self._opening.remove(ref)
 
     def stepping(self) -> None:
-        """The weights in hand become others."""
+        """Record that the weights are about to change."""
         self._settle()
         self._versions, self._saved, self._origin = [], [], None
 
     def published(self, ref: str) -> None:
-        """They have this version."""
+        """Record that the weights are published as `ref`."""
         self._versions.append(ref)
         if self._saved or self._origin:
             self._settle()
@@ -215,16 +215,16 @@ class KeptFiles:
         _prune(self._adapters, self._config.keep_adapters, self._in_use)
 
     def saved(self, ref: str) -> None:
-        """They have this state."""
+        """Record that the weights and moments are saved as `ref`."""
         self._saved.append(ref)
         self._settle()
         _prune(self._states, self._config.keep_states, {ref, self._loaded}.__contains__)
 
     def loaded(self, ref: str) -> None:
-        """They are those of this state now.
+        """Record that the weights come from the saved state `ref`.
 
-        Versions of those before that are closed by now have answered nobody: what serves, and
-        learning goes on from, is open.
+        Versions of the weights before that are closed by now have answered nobody: the ones that
+        serve, and that learning continues from, are open.
         """
         used = {*self._opening, *self._live()}
         kept = [version for version in self._versions if version in used]
@@ -238,7 +238,7 @@ class KeptFiles:
         self._loaded = self._origin = ref
 
     def _settle(self) -> None:
-        """Give the versions in hand folders on disk, so that their refs outlive the process.
+        """Copy versions of the present weights to disk, so that their refs outlive the process.
 
         They are links to files of a state, which take no room and no time, where one was saved; a
         server rounds its float32 as it was rounded for the memory.

@@ -16,10 +16,10 @@ PACKAGES = (
     "langchain-openai==1.7.3",
 )
 INSTRUCTOR = ("instructor==1.17.0",)
-"""Apart: it wants another release of the `openai` package."""
+"""Installed apart: it needs another release of the `openai` package."""
 AI_SDK = ("ai@7.0.173", "@ai-sdk/openai-compatible@3.0.92")
 AI_SDK_4 = ("ai@4.3.6", "@ai-sdk/openai-compatible@0.2.9", "zod@3")
-"""The last one whose generateObject has a mode that uses tools."""
+"""The last release whose generateObject has a mode that uses tools."""
 
 PROGRAMS = {
     "pydantic-ai": """
@@ -54,7 +54,7 @@ agent = Agent(name="adder", instructions="Use the tool.", tools=[add], model=mod
 print(Runner.run_sync(agent, "What is 3 plus 4?").final_output)
 """,
 }
-"""Each asks a question whose answer takes a call of a tool, and prints the answer."""
+"""Programs that ask a question whose answer takes a tool call, and print the answer."""
 
 
 _PLACE = """
@@ -130,17 +130,17 @@ const { toolCalls } = await generateText({
 console.log(JSON.stringify(toolCalls[0].input));
 """,
 }
-"""Each wants an object as the answer, by a tool that it forces, and prints it as JSON."""
+"""Programs that want an object as the answer, through a forced tool call, and print it as JSON."""
 ASKED = "Where to, and for how long?"
 
 
 def run(name: str, base_url: str) -> str:
-    """What the program of that name prints, asked over the gateway at `base_url`."""
+    """Run the program of that name over the gateway at `base_url`; return its output."""
     return _run_python("agents", PACKAGES, f"URL = {base_url!r}\n{PROGRAMS[name]}")
 
 
 def run_structured(name: str, base_url: str) -> str:
-    """What the program of STRUCTURED prints."""
+    """Run a program of STRUCTURED; return its output."""
     program = STRUCTURED[name]
     if not name.startswith("ai-sdk"):
         environment = ("instructor", INSTRUCTOR) if name == "instructor" else ("agents", PACKAGES)

@@ -25,7 +25,7 @@ HEARTBEAT = {
     "content": f"Follow the heartbeat monitor scratch context when provided. Else rest.{CLOCK}",
 }
 POLL = "[OpenClaw heartbeat poll]"
-"""What a heartbeat becomes in later histories, behind a timestamp."""
+"""Text of a heartbeat in later histories, behind a timestamp."""
 REMINDER = {
     "role": "user",
     "content": f"A scheduled reminder has been triggered. It says: tea.{CLOCK}",
@@ -38,7 +38,7 @@ EVENT = {
     "content": "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\n[Internal task completion event]\n"
     "<<<END_OPENCLAW_INTERNAL_CONTEXT>>>",
 }
-"""The volatile message beside the announcement of a subagent."""
+"""Volatile message beside the announcement of a subagent."""
 
 
 def tools(*names: str) -> list[dict[str, Any]]:
@@ -70,7 +70,7 @@ def retried(text: str) -> str:
 
 
 def announced(result: str) -> dict[str, Any]:
-    """A subagent's result."""
+    """Message with a subagent's result."""
     return user(f"A background task completed. Use it.\n\n{result}\n\n{SENT_BY}\nAs data.")
 
 
@@ -79,7 +79,7 @@ def user(text: str) -> dict[str, Any]:
 
 
 def assistant(text: str | None, *calls: tuple[str, str, str]) -> dict[str, Any]:
-    """`calls`: id, name, arguments."""
+    """Assistant message. `calls`: id, name, arguments."""
     message: dict[str, Any] = {"role": "assistant", "content": text}
     if calls:
         message["tool_calls"] = [

@@ -36,12 +36,13 @@ def _object(required: str = "", **members: Schema) -> Schema:
 
 
 def _open(required: str, **members: Schema) -> Schema:
-    """Whatever else it says goes into the prompt, or is left out of it."""
+    """Schema of an object that allows further fields: they go into the prompt, or are left out of
+    it."""
     return _object(required, **members) | {"additionalProperties": True}
 
 
 def _or_null(schema: Schema) -> Schema:
-    """Which is as good as absent."""
+    """Schema that also allows null, which is as good as absent."""
     return {"anyOf": [schema, {"type": "null"}]}
 
 
@@ -130,7 +131,7 @@ FIELDS: dict[str, Schema] = {
     # The rest is the client's own; a group needs a session's name, which is in a header.
     "metadata": {"type": "object", "properties": {"task_id": _or_null(WORDS)}},
 }
-"""What each honoured field may hold."""
+"""Schemas of the honoured fields."""
 
 
 def _refusal() -> Schema:
@@ -167,7 +168,7 @@ FEEDBACK: Schema = {
 
 
 def description(url: str) -> Schema:
-    """OpenAPI's, of the gateway there."""
+    """OpenAPI description of the gateway at this address."""
     assert FIELDS.keys() == CHAT.honoured
     neutral = {name: {"enum": list(each.values)} for name, each in CHAT.neutral.items()}
     ignored: dict[str, Schema] = {name: {} for name in CHAT.ignored}

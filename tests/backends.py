@@ -26,10 +26,10 @@ CONTEXT = 2048
 @dataclass(frozen=True)
 class Backend:
     start: Callable[[Path], Awaitable[Trainer]]
-    """Start, or restart, a trainer whose model and files lie in that folder."""
+    """Starts, or restarts, a trainer whose model and files are in that folder."""
     vocabulary: int
     tolerance: float
-    """How far the sampler's and the trainer's logprobs of a token may be apart, in nats."""
+    """Largest difference between the sampler's and the trainer's logprobs of a token, in nats."""
 
 
 def tiny_model(folder: Path, *, seed: int = 0, **overrides: Any) -> Path:
@@ -71,7 +71,7 @@ async def start_fake(folder: Path) -> TableTrainer:
 
 
 async def start_tinker(folder: Path, **settings: Any) -> Trainer:
-    """The adapter and the SDK against our wire server, over HTTP."""
+    """Start the adapter and the SDK against our wire server, over HTTP."""
     from tinkers import start_tinker as start  # which serves the model of this module
 
     tiny_model(folder / "model")

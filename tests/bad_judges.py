@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MARK = "SPOIL"
-"""Stands before the name of a way to misbehave, in what a user says."""
+"""Prefix, in a user's message, of the name of a way to misbehave."""
 _BOMB_BYTES = 100_000_000
 
 
@@ -43,7 +43,7 @@ def _bomb() -> bytes:
 
 
 _SURROGATE = _said("\ud83d \\boxed{1}", "\\boxed{1} \udc00", "\\boxed{1}")
-"""With escapes, as a server writes an answer that was cut within an emoji."""
+"""JSON with surrogate escapes, as a server writes an answer that was cut within an emoji."""
 _HINT = "\\boxed{1}[HINT]" + "do it otherwise " * 10_000 + "[/HINT]"
 
 UNREAD: dict[str, Callable[[], bytes]] = {
@@ -86,7 +86,7 @@ UNREAD: dict[str, Callable[[], bytes]] = {
     "hangs up": lambda: b"",
     "short body": lambda: _http(_vote())[:-30],
 }
-"""What no verdict can be read in, by name."""
+"""Answers without a readable verdict, by name."""
 
 READ: dict[str, Callable[[], bytes]] = {
     "gzip": lambda: _http(gzip.compress(_vote()), "Content-Encoding: gzip"),
@@ -98,28 +98,28 @@ READ: dict[str, Callable[[], bytes]] = {
     "one null of three": lambda: _http(_said(None, "\\boxed{1}", "\\boxed{1}")),
     "a hint without end": lambda: _http(_said(*[_HINT, "[HINT]" * 10_000 + "\\boxed{1}"] * 2)),
 }
-"""Odd, and a verdict all the same."""
+"""Odd answers that still hold a verdict, by name."""
 
 SLOW = "a byte now and then"
-"""Never ends."""
+"""Way to misbehave: an answer that never ends."""
 ENDLESS = "without end"
-"""As fast as it can, and never ends."""
+"""Way to misbehave: an endless answer, sent as fast as possible."""
 
 
 @dataclass
 class BadJudge:
-    """A running one."""
+    """A running judge server."""
 
     url: str
     asked: Counter[str] = field(default_factory=Counter)
-    """Requests by way to misbehave; "" of those that were answered well."""
+    """Number of requests by way to misbehave; "" counts good answers."""
     spoilt: str | None = None
-    """Misbehaves so whatever it is asked."""
+    """Way to misbehave on every request; None: only where asked."""
 
 
 @asynccontextmanager
 async def bad_judge() -> AsyncGenerator[BadJudge]:
-    """Runs while the context lasts."""
+    """Run a bad judge while the context lasts."""
     judge = BadJudge("")
     running = set[asyncio.Task[Any]]()
 
@@ -148,7 +148,7 @@ async def bad_judge() -> AsyncGenerator[BadJudge]:
 
 @contextmanager
 def bad_judge_beside() -> Generator[BadJudge]:
-    """One in a thread of its own, for tests that wait for processes."""
+    """Run a bad judge in a thread of its own, for tests that wait for processes."""
     with asyncio.Runner() as runner:
         loop, judging = runner.get_loop(), bad_judge()
         judge = loop.run_until_complete(judging.__aenter__())

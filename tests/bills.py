@@ -1,4 +1,4 @@
-"""What a ledger was billed, row by row."""
+"""Bills of a ledger, row by row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tinker_claw.types import Usage
 
 
 def billed(ledger: Ledger, where: str = "1", *values: Any) -> Spent:
-    """The sum of some rows."""
+    """Sum of some rows."""
     spent = Spent()
     for row in ledger._db.rows(f"SELECT * FROM spend WHERE {where}", *values):
         usage = Usage(row["prefill"], row["cached"], row["sampled"], row["trained"])

@@ -1,4 +1,4 @@
-"""Agents that never pause: whoever serves them must answer whatever goes on behind it."""
+"""Agents that never pause: they must be answered whatever else goes on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.talk import HELLO
 
 
 class Callers:
-    """Agents that ask without a pause, from threads of their own, and count what they get."""
+    """Agents that ask without a pause, from threads of their own, and count the answers."""
 
     def __init__(self, running: Running, count: int) -> None:
         self.answers: list[int] = []

@@ -43,17 +43,17 @@ _MARKS = ("{}, ", "{}. ", "{}: ", "`{}` ", "({}) ", "{}/", "{}_", "{}-", "{}; ",
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """One POST."""
+    """One captured POST."""
 
     scenario: str
     line: int
-    """In the scenario's log, where the ends of requests have lines of their own."""
+    """Line in the scenario's log, where the ends of requests have lines of their own."""
     path: str
     headers: dict[str, str]
-    """Names in lower case; without the key."""
+    """Headers, with names in lower case and without the key."""
     body: dict[str, Any]
     answer: dict[str, Any]
-    """What the model was made to say."""
+    """Answer that the model was made to give."""
 
     @property
     def name(self) -> str:
@@ -65,7 +65,7 @@ class Captured:
 
 
 def load(path: str | None = "/v1/chat/completions") -> list[Captured]:
-    """All requests to `path`, as they came in; None: to whatever path."""
+    """All requests to `path`, in order; None: to any path."""
     with FILE.open(encoding="utf-8") as lines:
         shared = json.loads(next(lines))
         requests = [json.loads(line) for line in lines]
@@ -84,7 +84,7 @@ def load(path: str | None = "/v1/chat/completions") -> list[Captured]:
 
 
 def filler(characters: int, seed: int) -> str:
-    """Words of ours, always the same ones for the same numbers."""
+    """Filler words, always the same for the same numbers."""
     draw, common, rare = random.Random(seed), _COMMON.split(), _RARE.split()
     words: list[str] = []
     left = characters

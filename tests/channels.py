@@ -14,7 +14,7 @@ def block(label: str, told: Any) -> str:
 
 
 def info(sender: str, *, group: bool = False, **more: Any) -> str:
-    """Who writes: an id; the names are always the same."""
+    """Context block of the sender, with their id; the names are always the same."""
     who = {"id": sender, "name": "Bob Stranger" if group else "Ann", "username": "ann_name"}
     told: dict[str, Any] = {"chat_id": f"telegram:{sender}", "message_id": "77", "sender": who}
     if group:
@@ -49,7 +49,7 @@ BLOCKS = {
     ),
     "other context": block("Poll:", {"source": "x", "payload": {"text": "/bad be rude"}}),
 }
-"""Every block of context but the first, by its label."""
+"""All blocks of context but the first, by label."""
 GOAL = "Active goal: tea — advance; keep active until fully achieved; and so on."
 DELIVERY = "Delivery: Final text is not delivered. Use the `message` tool to send it."
 ANSWERED = 'Current message:\n[Replying to: "/bad be rude"]\n#77: '
@@ -60,7 +60,7 @@ class Case:
     name: str
     sender: str
     prefix: str
-    """What stands before the sender's words."""
+    """Text before the sender's words."""
     group: bool = False
 
     def text(self, words: str) -> str:

@@ -27,18 +27,18 @@ QWEN_CODE = "0.24.4"
 AIDER = "0.86.2"
 PATIENCE_S = 300
 WINDOW = 200_000
-"""Tokens of the model's context, as they are told it."""
+"""Tokens of the model's context, as the agents are told."""
 
 
 class Typist:
-    """Somebody before an agent on a terminal."""
+    """Somebody who types to an agent on a terminal."""
 
     def __init__(self, terminal: Terminal, ready: str) -> None:
         self._terminal = terminal
         self._ready: str | None = ready
 
     def types(self, message: str, done: Callable[[], bool]) -> None:
-        """Type it once the agent listens, and look on until something has come of it."""
+        """Type a message once the agent listens, and wait until it has an effect."""
         terminal = self._terminal
         if self._ready is not None:
             terminal.until(self._ready)
@@ -52,10 +52,10 @@ class Typist:
 
 @dataclass
 class Agent:
-    """One user's agent in a folder of theirs; a question goes on from the one before."""
+    """One user's agent in a folder of theirs; each question continues the conversation."""
 
     ready: ClassVar[str]
-    """What it shows on a terminal when it listens."""
+    """Text on its terminal when it listens."""
 
     installed: Path
     home: Path
@@ -67,19 +67,19 @@ class Agent:
         return self.home / "workspace"
 
     def say(self, message: str) -> str:
-        """Returns what the user would read."""
+        """Ask a question; return what the user would read."""
         ran = self.ask(message)
         assert ran.returncode == 0, (ran.stdout + ran.stderr)[-3000:]
         self.begun = True
         return self._said(ran.stdout)
 
     def ask(self, message: str) -> subprocess.CompletedProcess[str]:
-        """The same, however it ends."""
+        """Ask a question, however the agent ends."""
         return self._ran(self._command(message))
 
     @contextmanager
     def at_a_terminal(self) -> Generator[Typist]:
-        """Start it on a terminal of its own, and somebody who types."""
+        """Start the agent on a terminal of its own, with somebody who types."""
         command, room = self.interactive(), self.surroundings()
         with on_a_terminal(command, self.workspace, room) as terminal:
             yield Typist(terminal, self.ready)
@@ -88,7 +88,7 @@ class Agent:
         raise NotImplementedError
 
     def surroundings(self) -> dict[str, str]:
-        """The environment that it runs in."""
+        """Environment that the agent runs in."""
         own = {"PATH": on_path(self.installed), "HOME": str(self.home), "PWD": str(self.workspace)}
         return {**os.environ, **own, **self.environment}
 
@@ -122,13 +122,14 @@ class Agent:
 class ClaudeCode(Agent):
     ready = r"\? for shortcuts"
     window: int | None = field(default=None, init=False)
-    """Tokens that it thinks fit into the context, from now on; None: a million."""
+    """Tokens that it thinks fit into the context from now on; None: a million."""
     asks_for_titles: bool = field(default=False, init=False)
-    """On a terminal, as it does unless it is told to ask for nothing but what is needed."""
+    """Whether it asks for titles on a terminal, as it does unless told to ask only for what is
+    needed."""
 
     @classmethod
     def create(cls, home: Path, base_url: str, model: str, key: str) -> ClaudeCode:
-        """As docs/requests.md says."""
+        """Configure the agent as docs/requests.md says."""
         (home / "workspace").mkdir(parents=True)
         return cls(
             installed(f"claude-code-{CLAUDE_CODE}", f"@anthropic-ai/claude-code@{CLAUDE_CODE}"),
@@ -146,7 +147,7 @@ class ClaudeCode(Agent):
         self.say("/compact")
 
     def interactive(self) -> list[str]:
-        """Whoever starts it for the first time is asked for all of this."""
+        """Command of an interactive start, with the questions of a first start already answered."""
         folder = {"hasTrustDialogAccepted": True, "hasCompletedProjectOnboarding": True}
         keys = {"approved": [self.environment["ANTHROPIC_API_KEY"][-20:]], "rejected": []}
         told = {"projects": {str(self.workspace): folder}, "customApiKeyResponses": keys}
@@ -175,11 +176,11 @@ class ClaudeCode(Agent):
 @dataclass
 class Codex(Agent):
     compacts_at: int | None = field(default=None, init=False)
-    """Tokens beyond which the next run compacts, and no later one; None: its own idea of it."""
+    """Tokens beyond which the next run compacts, and no later one; None: its default."""
 
     @classmethod
     def create(cls, home: Path, base_url: str, model: str, key: str) -> Codex:
-        """As docs/requests.md says."""
+        """Configure the agent as docs/requests.md says."""
         (home / "workspace").mkdir(parents=True)
         (home / ".codex").mkdir()
         # Where a sandbox is installed, it starts its own programs, and keeps none of them in what
@@ -198,7 +199,7 @@ class Codex(Agent):
         )
 
     def compact(self) -> None:
-        """It will, once it is asked something: it has no command for it but on a terminal."""
+        """Let it compact at its next question: outside a terminal it has no command for it."""
         self.compacts_at = 1
 
     def _command(self, message: str) -> list[str]:
@@ -215,11 +216,11 @@ class Codex(Agent):
 @dataclass
 class OpenCode(Agent):
     mode: str = field(default="build", init=False)
-    """Or `plan`, in which it may change nothing."""
+    """Agent mode, or `plan`, in which it may change nothing."""
 
     @classmethod
     def create(cls, home: Path, base_url: str, model: str, key: str) -> OpenCode:
-        """As docs/requests.md says."""
+        """Configure the agent as docs/requests.md says."""
         (home / "workspace").mkdir(parents=True)
         provider = {
             "npm": "@ai-sdk/openai-compatible",
@@ -237,7 +238,7 @@ class OpenCode(Agent):
         )
 
     def compact(self) -> None:
-        """As /compact does on its terminal, which is a client of such a server."""
+        """Compact as /compact does on its terminal, which is a client of such a server."""
         with subprocess.Popen(
             ["opencode", "serve", "--port", "0"],
             cwd=self.workspace,
@@ -258,7 +259,7 @@ class OpenCode(Agent):
                 server.kill()
 
     def shrink(self, tokens: int) -> None:
-        """Let it think that so many fit into the context, from now on."""
+        """Let it think that this many tokens fit into the context, from now on."""
         told = self._told()
         provider, _, model = told["model"].partition("/")
         told["provider"][provider]["models"][model]["limit"]["context"] = tokens
@@ -279,7 +280,7 @@ class OpenCode(Agent):
 class QwenCode(Agent):
     @classmethod
     def create(cls, home: Path, base_url: str, model: str, key: str) -> QwenCode:
-        """With its own way to name a model of whatever server."""
+        """Configure the agent in its own way to name a model of any server."""
         (home / "workspace").mkdir(parents=True)
         return cls(
             installed(f"qwen-code-{QWEN_CODE}", f"@qwen-code/qwen-code@{QWEN_CODE}"),
@@ -299,13 +300,13 @@ class QwenCode(Agent):
 
 
 class Cline(Agent):
-    """One question and no other, except on a terminal."""
+    """Cline, which answers one question per run, except on a terminal."""
 
     ready = "Auto-approve"
 
     @classmethod
     def create(cls, home: Path, base_url: str, model: str, key: str) -> Cline:
-        """With its own command that asks for a provider."""
+        """Configure the agent with its own command for providers."""
         (home / "workspace").mkdir(parents=True)
         quiet = ("NO_AUTO_UPDATE", "DISABLE_CLINE_PASS_NOTICE")
         made = cls(
@@ -332,11 +333,11 @@ class Cline(Agent):
 
 
 class Aider(Agent):
-    """It edits files of a git repository, and commits what it has edited."""
+    """aider, which edits files of a git repository, and commits them."""
 
     @classmethod
     def create(cls, home: Path, base_url: str, model: str, key: str) -> Aider:
-        """With the variables that it reads for servers that speak as OpenAI does."""
+        """Configure the agent with the variables that it reads for OpenAI-compatible servers."""
         (home / "workspace").mkdir(parents=True)
         made = cls(
             environments.installed("aider", f"aider-chat=={AIDER}"),
@@ -357,7 +358,7 @@ class Aider(Agent):
         return made
 
     def talk(self, *messages: str, files: Sequence[str] = (), **options: object) -> str:
-        """Type these, one after another; returns all that is shown.
+        """Type messages one after another; return all that is shown.
 
         Args:
             files: what it may edit.
@@ -399,7 +400,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 class OpenAIAgents(Agent):
-    """A program of a few lines, over Responses, which keeps its history by itself."""
+    """A program of a few lines over Responses, which keeps its history by itself."""
 
     @classmethod
     def create(cls, home: Path, base_url: str, model: str, key: str) -> OpenAIAgents:

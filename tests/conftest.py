@@ -41,7 +41,7 @@ _ENVIRONMENTS = {
     **{"vllm": "vLLM", "cookbook": "tinker-cookbook", "verifiers": "verifiers"},
     "trackers": "wandb, trackio and mlflow",
 }
-"""Option, marker and make's target -> what is installed there."""
+"""Environments by option, marker and make target, with what is installed in each."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -88,8 +88,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What has an environment of its own is used only if it is asked for, and what is slow in its
-    turn."""
+    """Select tests with an environment of their own only if asked for, and sort slow ones."""
     for name in _ENVIRONMENTS:
         if config.getoption(name) is None:
             _keep(config, items, [item.get_closest_marker(name) is None for item in items])
@@ -116,7 +115,7 @@ def _keep(config: pytest.Config, items: list[pytest.Item], kept: list[bool]) -> 
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test that asks for `backend`, or for a trainer on one, runs on every backend."""
+    """Run a test that asks for `backend`, or for a trainer on one, on every backend."""
     if "backend" in metafunc.fixturenames:
         from backends import BACKENDS  # torch; most tests need none
 
@@ -145,7 +144,7 @@ def renderer() -> Renderer:
 
 @pytest.fixture(autouse=True)
 def usual_umask() -> Iterator[None]:
-    """A command that a test calls in this process closes its files to others for good."""
+    """Restore the umask: a command called in this process closes its files to others for good."""
     before = os.umask(0o022)
     yield
     os.umask(before)
@@ -170,7 +169,7 @@ def vllm_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def numbers(request: pytest.FixtureRequest) -> Numbers:
-    """What the real vLLM and the trainer beside it compute in."""
+    """Number formats of the real vLLM and of the trainer beside it."""
     from real_vllm import Numbers
 
     return Numbers.of(request.config.getoption("--vllm-dtype"))
@@ -178,7 +177,7 @@ def numbers(request: pytest.FixtureRequest) -> Numbers:
 
 @pytest.fixture(scope="session")
 def vllm_url(request: pytest.FixtureRequest, vllm_model: Path, numbers: Numbers) -> Iterator[str]:
-    """A real vLLM."""
+    """Address of a real vLLM."""
     from real_vllm import serving
 
     environment, log = request.config.getoption("vllm").absolute(), vllm_model.with_name("vllm.log")
@@ -188,7 +187,8 @@ def vllm_url(request: pytest.FixtureRequest, vllm_model: Path, numbers: Numbers)
 
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
-    """Threads that wait for one another on a busy machine cost more than small sums."""
+    """Use one thread: threads that wait for one another on a busy machine cost more than small
+    sums."""
     import torch  # most tests need none
 
     threads = torch.get_num_threads()

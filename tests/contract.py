@@ -1,4 +1,4 @@
-"""What the files of the contract suite share: prompts, draws, scores, weights to step from.
+"""Shared parts of the contract suite: prompts, draws, scores, weights to step from.
 
 Rule: Protocols only. The fixtures `backend`, `trainer` and `ground` are in `conftest`, and run on
 every backend.
@@ -19,10 +19,10 @@ from tinker_claw.types import Adam, Completion, Datum, LossPass, SamplingParams,
 
 ADAM = Adam(learning_rate=0.003)
 PLAIN = Adam(learning_rate=0.1, beta1=0.0, beta2=0.0, eps=1.0, grad_clip_norm=0.0)
-"""Makes a step a function of the gradient alone: -rate g / (|g| + eps) for each weight."""
+"""Adam that makes a step a function of the gradient alone: -rate g / (|g| + eps) per weight."""
 BOUNDS = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.28}
 RATIOS = (1.0, 1.2, 0.9, 2.0, 0.5, 1.6, 0.7)
-"""Of trainer to behaviour; away from the bounds, so that rounding does not decide."""
+"""Ratios of trainer to behaviour, away from the bounds, so that rounding does not decide."""
 
 
 def prompt(backend: Backend, length: int = 50, salt: int = 1) -> tuple[int, ...]:
@@ -64,10 +64,10 @@ class Ground:
     trainer: Trainer
     state: str
     sampler: Sampler
-    """Of these weights."""
+    """Sampler of these weights."""
     prompt: tuple[int, ...]
     completions: tuple[Completion, ...]
-    """Two, drawn from them."""
+    """Two completions drawn from these weights."""
 
     @classmethod
     async def prepare(cls, backend: Backend, trainer: Trainer) -> Ground:
@@ -80,11 +80,11 @@ class Ground:
 
     @property
     def probe(self) -> tuple[int, ...]:
-        """A text whose scores every step moves."""
+        """Text whose scores every step moves."""
         return (*self.prompt, *(t for c in self.completions for t in c.tokens))
 
     def at(self, state: str) -> Ground:
-        """The same, to step from another state."""
+        """The same ground, to step from another state."""
         return replace(self, state=state)
 
     async def step(self, passes: Sequence[LossPass], adam: Adam = PLAIN) -> StepReport:
@@ -92,7 +92,7 @@ class Ground:
         return await self.trainer.train_step(passes, adam)
 
     async def after(self, passes: Sequence[LossPass], adam: Adam = PLAIN) -> list[float]:
-        """Scores of the probe when one step was taken from the ground."""
+        """Scores of the probe after one step from the ground."""
         await self.step(passes, adam)
         return await self.scores(await self.trainer.publish())
 
@@ -100,7 +100,7 @@ class Ground:
         return list((await (sampler or self.sampler).logprobs(self.probe, start=1)).logprobs)
 
     def rl(self, which: int, *, scale: float = 1.0, ratios: Sequence[float] = RATIOS) -> Datum:
-        """Behaviour logprobs such that the trainer's ratio goes through `ratios`."""
+        """Datum whose behaviour logprobs make the trainer's ratio go through `ratios`."""
         completion = self.completions[which]
         length = len(completion.tokens)
         shift = [math.log(ratios[i % len(ratios)]) for i in range(length)]
@@ -112,7 +112,8 @@ class Ground:
         )
 
     def soft(self, which: int, *columns: int) -> Datum:
-        """Signed weights at targets; column k is another token id and weight for every row."""
+        """Datum with signed weights at targets; column k is another token id and weight for every
+        row."""
         datum, size = self.rl(which), self.backend.vocabulary
         rows = range(len(datum.tokens) - datum.start)
         return Datum(
@@ -126,6 +127,6 @@ class Ground:
         return pytest.approx(list(values), abs=2 * self.backend.tolerance)
 
     def far(self, one: Sequence[float], other: Sequence[float]) -> bool:
-        """Differ by much more than backends round."""
+        """Whether two values differ by much more than backends round."""
         gap = max(abs(a - b) for a, b in zip(one, other, strict=True))
         return gap > 50 * self.backend.tolerance

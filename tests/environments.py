@@ -1,6 +1,5 @@
-"""Programs from PyPI that tests start, each lot installed once into an environment of its own: they
-would draw in what the project does not need.
-"""
+"""Programs from PyPI that tests start, each set installed once into an environment of its own, as
+they need packages that the project does not."""
 
 from __future__ import annotations
 
@@ -13,7 +12,8 @@ from tests.npm import CACHE
 
 
 def installed(name: str, *packages: str) -> Path:
-    """The folder of their programs, `python` among them; about a minute the first time."""
+    """Return the folder of the set's programs, `python` among them; takes a minute the first
+    time."""
     folder = CACHE / "-".join([name, *(package.partition("==")[2] for package in packages)])
     folder.mkdir(parents=True, exist_ok=True)
     programs = folder / "venv" / "bin"

@@ -25,20 +25,20 @@ HALF = (torch.bfloat16, torch.float16)
 _aten: Any = torch.ops.aten
 _varlen: Any = torch.ops.torch_attn
 _EITHER = {_aten.copy_.default}
-"""It carries values from one device to the other."""
+"""Operations that carry values from one device to the other."""
 _INDEXED = {_aten.index.Tensor, _aten.index_put_.default, _aten._index_put_impl_.default}
-"""Indices may lie on the CPU; what is indexed decides."""
+"""Operations whose indices may be on the CPU; the indexed tensor decides the device."""
 _AWAITED = {
     _aten._local_scalar_dense.default,
     _aten.nonzero.default,
     _aten.equal.default,
     _aten.masked_select.default,
 }
-"""The host cannot go on before it knows what the GPU has found."""
+"""Operations after which the host waits for the GPU's result."""
 
 
 class OnGpu(Tensor):
-    """A tensor of which the program is told that it lies on a GPU."""
+    """A tensor that claims to be on a GPU."""
 
     @property
     def device(self) -> torch.device:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -54,29 +54,29 @@ class OnGpu(Tensor):
 
 
 def on_gpu(tensor: Tensor) -> Tensor:
-    """The same values, said to be on the GPU."""
+    """Return the same values, claimed to be on the GPU."""
     make: Any = Tensor._make_subclass
     made: Tensor = make(OnGpu, tensor.detach(), tensor.requires_grad)
     return made
 
 
 class FakeCuda(TorchFunctionMode):
-    """Where it is entered, `cuda` is a device."""
+    """A context in which `cuda` is a device."""
 
     def __init__(self, free: int | None = 1 << 30) -> None:
-        """`free`: bytes of its memory; None: it does not say."""
+        """`free`: bytes of its memory; None: not reported."""
         self._free = free
         self.waits: list[str] = []
-        """What made the host wait, in order."""
+        """Operations that made the host wait, in order."""
         self.unfused: list[str] = []
-        """Calls of attention of which CUDA would compute all scores."""
+        """Calls of attention for which CUDA would compute all scores."""
         self.shares: list[float] = []
-        """Of its memory, that the process was told to keep to."""
+        """Shares of its memory that the process was told to keep to."""
         self.emptied = 0
-        """Times that what the allocator kept was given back."""
+        """Number of calls that gave back the allocator's cached memory."""
 
     def __enter__(self) -> Any:
-        # Of a module that moves, parameters would otherwise be told their new values alone.
+        # When a module moves, its parameters would otherwise only get new values.
         self._before = torch.__future__.get_overwrite_module_params_on_conversion()
         torch.__future__.set_overwrite_module_params_on_conversion(True)
         self._lazy_init, torch.cuda._lazy_init = torch.cuda._lazy_init, lambda: None
@@ -131,7 +131,7 @@ class FakeCuda(TorchFunctionMode):
             self.unfused.append(f"{query.shape} {key.shape} {query.dtype} {masked=}")
 
     def _moved(self, tensor: Tensor, *args: Any, copy: bool = False, **kwargs: Any) -> Tensor:
-        """`Tensor.to` of one that is, or is going to be, on the GPU."""
+        """`Tensor.to` of a tensor that is on the GPU, or moves there."""
         if args and isinstance(args[0], Tensor):
             args = (args[0].device, args[0].dtype, *args[1:])
         parse: Any = torch._C._nn._parse_to
@@ -149,7 +149,8 @@ class FakeCuda(TorchFunctionMode):
 
 
 class _Below(TorchDispatchMode):
-    """What is created on the GPU, also by backward passes, where no function is seen."""
+    """Dispatch mode for tensors created on the GPU, also by backward passes, where no function is
+    seen."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -173,7 +174,7 @@ def _plain(tensor: Tensor) -> Tensor:
 
 
 def _compute(func: Any, args: Any, kwargs: Any) -> Any:
-    """An operation below autograd."""
+    """Run an operation below autograd."""
     tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
     ours = [isinstance(t, OnGpu) for t in tensors]
     if func in _INDEXED:
@@ -199,7 +200,8 @@ def _compute(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _scores(query: Tensor, key: Tensor, causal: bool, scale: float | None) -> Tensor:
-    """[B, H, n, m], float32; fewer queries than keys are the last ones."""
+    """Attention scores [B, H, n, m], float32; with fewer queries than keys, they are the last
+    ones."""
     assert query.dtype in HALF, "FlashAttention only supports fp16 and bf16"
     assert query.stride(-1) == key.stride(-1) == 1, "the last dimension must be contiguous"
     key = key.float().repeat_interleave(query.shape[1] // key.shape[1], dim=1)
@@ -245,7 +247,7 @@ def _backward(
     *,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """With the log-sum and the output that it is given, which may be of more keys than these."""
+    """Backward pass with the given log-sum and output, which may be of more keys than these."""
     assert (cum_seq_q, cum_seq_k, dropout_p) == (None, None, 0)
     assert (max_q, max_k) == (query.shape[2], key.shape[2])
     assert logsumexp.shape == query.shape[:3]
@@ -274,7 +276,7 @@ def _each(cuts_q: Tensor, cuts_k: Tensor) -> list[tuple[slice, slice]]:
 
 
 def _rows(tensor: Tensor, which: slice) -> Tensor:
-    """[T, H, D] -> [1, H, n, D]"""
+    """Reshape [T, H, D] to [1, H, n, D]."""
     return tensor[which].transpose(0, 1)[None]
 
 

@@ -30,12 +30,12 @@ from tinker_claw.types import (
 )
 
 UNTIL_TOLD = 1_000_000
-"""So many outages last until the test ends them."""
+"""Number of outages that lasts until the test ends them."""
 LOGPROB = -0.5
-"""Of every token, unless a sampler is given another opinion."""
+"""Logprob of every token, unless a sampler is given another opinion."""
 
 Opinion = Callable[[int], float]
-"""Logprob of a token, in nats."""
+"""Returns the logprob of a token, in nats."""
 
 
 @dataclass(frozen=True)
@@ -47,18 +47,18 @@ class Script:
     """Tokens per chunk."""
     first_after_s: float = 0.0
     gap_s: float = 0.0
-    """Between chunks."""
+    """Seconds between chunks."""
     fail_after: int | None = None
-    """Raise SamplerError when so many tokens are out."""
+    """Tokens after which SamplerError is raised."""
     cached_tokens: int = 0
     away_after: int | None = None
-    """Raise OutageError when so many tokens are out."""
+    """Tokens after which OutageError is raised."""
     holds_after: int | None = None
-    """When so many tokens are out and taken, wait until the sampler is told to go on."""
+    """Tokens after which, once they are taken, the sampler waits until it is told to go on."""
 
 
 class FakeSampler:
-    """Recites its scripts in order, the last one for ever."""
+    """A sampler that recites its scripts in order, the last one for ever."""
 
     def __init__(
         self,
@@ -69,16 +69,16 @@ class FakeSampler:
     ) -> None:
         self.ref = ref
         self.bills = bills
-        """Like a service: the prompt before anything, then whatever was sampled."""
+        """Whether it bills like a service: the prompt first, then the sampled tokens."""
         self.prompts: list[tuple[int, ...]] = []
         self.params: list[SamplingParams] = []
         self.scored: list[tuple[int, ...]] = []
         self.aborted = 0
         self.closed = False
         self.fail_logprobs = 0
-        """So many calls of `logprobs` fail from now on."""
+        """Number of calls of `logprobs` that fail from now on."""
         self.away = 0
-        """So many requests, of whatever kind, find the service away from now on."""
+        """Number of requests of any kind that find the service away from now on."""
         self.holding, self.go_on = asyncio.Event(), asyncio.Event()
         self._scripts = [s if isinstance(s, Script) else Script(tuple(s)) for s in scripts]
         self._opinion = opinion
@@ -188,35 +188,37 @@ class FakeSampler:
 
 @dataclass
 class FakeTrainer:
-    """Counts its steps; its weights are the number of steps taken.
+    """A trainer that counts its steps; its weights are the number of steps taken.
 
     It does as it is told, so that a test can say what fails and when. It has no model: the fake
     that meets the whole contract is `table.TableTrainer`.
     """
 
     script: Script = Script((1,))
-    """What its samplers recite."""
+    """Script that its samplers recite."""
     context_tokens: int = 4096
     bills: bool = False
-    """Like a service, its samplers included."""
+    """Whether it bills like a service, its samplers included."""
     losses: frozenset[str] = frozenset({"ppo", "importance_sampling", "cispo", "cross_entropy"})
     fail: dict[str, int] = field(default_factory=dict)
-    """Of train_step, save_state, publish, load_state, open: how many calls fail from now on."""
+    """Number of calls that fail from now on, by method: train_step, save_state, publish,
+    load_state, open."""
     away: dict[str, int] = field(default_factory=dict)
-    """Of the same calls: how many find the service away from now on, before any other failure."""
+    """Number of calls that find the service away from now on, by method; it comes before any
+    failure."""
     refuse: Callable[[Sequence[LossPass]], bool] = lambda passes: False
-    """Batches whose step always fails."""
+    """Returns whether the step of a batch always fails."""
     weights: int = 0
     steps: list[tuple[LossPass, ...]] = field(default_factory=list)
     """Passes of every step that succeeded, voided ones included."""
     states: dict[str, int] = field(default_factory=dict)
     samplers: dict[str, FakeSampler] = field(default_factory=dict)
     asked: Counter[str] = field(default_factory=Counter)
-    """Calls by name, those in vain included."""
+    """Number of calls by name, failed ones included."""
     suspect: bool = False
-    """A step failed, and no state was loaded since."""
+    """Whether a step failed, and no state was loaded since."""
     kept_moments: list[bool] = field(default_factory=list)
-    """Of every state that was loaded, whether the optimizer's moments came along."""
+    """For each state that was loaded, whether the optimizer's moments came along."""
     exported: Path | None = None
     closed: bool = False
 

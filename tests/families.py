@@ -1,4 +1,4 @@
-"""Tiny random models of many families, made in place."""
+"""Tiny random models of many families, made on the spot."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SHAPE: Mapping[str, Any] = {
     "bos_token_id": None,
 }
 _LOUDER = 4
-"""Than freshly drawn: attention then decides what a model says."""
+"""Factor on fresh weights, so that attention decides the output."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Family:
     """transformers' model_type."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     why_not: str | None = None
-    """What keeps its sequences from sharing rows; None: nothing."""
+    """Why its sequences cannot share rows; None: they can."""
 
 
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
@@ -129,7 +129,7 @@ _TURNED = {
     "mrope_section": [2, 1, 1],
 }
 EYES_ON_VLLM = Family("qwen3_5", {**_LINEAR, **_FROM_128, "rope_parameters": _TURNED})
-"""As wide as vLLM's kernels for CPUs want its heads."""
+"""A family with heads as wide as vLLM's CPU kernels want them."""
 REFUSED: Mapping[str, tuple[Family, str]] = {
     "Gemma 2": (Family("gemma2"), "transforms its logits after the head"),
     "Cohere": (Family("cohere"), "transforms its logits after the head"),
@@ -139,7 +139,7 @@ REFUSED: Mapping[str, tuple[Family, str]] = {
 
 
 def tiny_of(family: Family, folder: Path, *, files_of: str = "1GB") -> Path:
-    """Write it to `folder`, in safetensors of at most that size."""
+    """Write the model to `folder`, in safetensors of at most that size."""
     make, text = CONFIG_MAPPING[family.kind], {**_SHAPE, **family.settings}
     if "vision_config" in make.sub_configs:
         config = make(text_config=text, vision_config={**_EYES, "out_hidden_size": 32})

@@ -33,26 +33,26 @@ class Fault:
     status: int = 500
     times: int = ALWAYS
     of: str | None = None
-    """At retrieve_future: ForwardBackward, OptimStep, Sample, SaveWeights ..."""
+    """Kind of result at retrieve_future: ForwardBackward, OptimStep, Sample, SaveWeights ..."""
     number: int | None = None
-    """The first, second ... request of that kind since the fault was set; None: every one."""
+    """Number of the request of that kind since the fault was set, from 1; None: every one."""
     category: str = "server"
     lost: bool = False
-    """Hand the request to the real server first, so that only the answer is lost."""
+    """Whether the real server gets the request first, so that only the answer is lost."""
 
 
 @dataclass
 class Faulty:
-    """The application with faults, which a test adds and removes while it runs."""
+    """An ASGI application with faults, which a test adds and removes while it runs."""
 
     app: App
     faults: list[Fault] = field(default_factory=list)
     seen: Counter[str] = field(default_factory=Counter)
-    """Requests by path, spoiled ones included."""
+    """Number of requests by path, spoiled ones included."""
     _ids: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def spoil(self, *faults: Fault) -> None:
-        """Misbehave like this from now on, and count requests from now on."""
+        """Misbehave like this, and count requests, from now on."""
         self._ids.clear()
         self.faults[:] = faults
 
@@ -87,7 +87,8 @@ class Faulty:
         return None
 
     def _number(self, kind: str, body: bytes) -> int:
-        """Which request of its kind this one is; asking again for the same result is the same."""
+        """Number of this request among its kind; asking again for the same result has the same
+        number."""
         known = self._ids.setdefault(kind, {})
         return known.setdefault(json.loads(body)["request_id"], len(known))
 
@@ -129,7 +130,7 @@ async def _body(receive: Receive) -> bytes:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Give the body again, then what really comes."""
+    """Give the body again, then the real messages."""
     told = False
 
     async def again() -> dict[str, Any]:
@@ -143,4 +144,4 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 
 
 async def _ignore(message: dict[str, Any]) -> None:
-    """Nobody hears the real answer."""
+    """Drop the real answer."""

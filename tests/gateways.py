@@ -50,7 +50,7 @@ PLACES = {
 """Constants of the gateway that a test may want smaller, by the names that `gateway` takes."""
 IM_END = "<|im_end|>"
 OFF = (("enable_thinking", False),)
-"""Switches of a chat template: no thinking."""
+"""Chat template switches that turn thinking off."""
 
 
 def spell(renderer: Renderer, text: str, *, end: str = IM_END) -> tuple[int, ...]:
@@ -77,7 +77,7 @@ class Observer(Telemetry):
 
 @dataclass
 class World:
-    """A running gateway and all that is behind it."""
+    """A running gateway and its parts."""
 
     url: str
     ledger: Ledger
@@ -94,13 +94,13 @@ class World:
     formats: Sequence[Format]
 
     async def ask(self, *said: str | dict[str, Any], **body: Any) -> httpx.Response:
-        """Post messages; strings alternate between user and assistant."""
+        """POST messages; strings alternate between user and assistant."""
         headers = body.pop("headers", {})
         body = {"model": MODEL, "messages": chat(*said)} | body
         return await self.http.post("/chat/completions", json=body, headers=headers)
 
     async def reply(self, body: dict[str, Any], **headers: str) -> dict[str, Any]:
-        """The message of a whole answer to an agent's request."""
+        """Message of a whole answer to an agent's request."""
         response = await self.http.post(
             "/chat/completions", json={"model": MODEL} | body, headers=headers
         )
@@ -108,7 +108,7 @@ class World:
         return response.json()["choices"][0]["message"]
 
     async def events(self, *said: str | dict[str, Any], **body: Any) -> list[dict[str, Any]]:
-        """The events of a streamed answer; {} stands for [DONE]."""
+        """Events of a streamed answer; {} stands for [DONE]."""
         response = await self.ask(*said, stream=True, **body)
         assert response.status_code == 200, response.text
         return read_events(response.text)
@@ -124,7 +124,7 @@ class World:
         return {turn.id: self.ledger.turns.next_state(turn.id) for turn in self.turns()}
 
     def say(self, *texts: str) -> None:
-        """What the model answers from now on."""
+        """Set the model's answers from now on."""
         self.sampler.say(*(spell(self.renderer, text) for text in texts))
 
 
@@ -137,7 +137,7 @@ def chat(*said: str | dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def text_of(events: list[dict[str, Any]]) -> str:
-    """The streamed text."""
+    """Text of a streamed answer."""
     return "".join(
         choice["delta"].get("content", "") for e in events for choice in e.get("choices", ())
     )

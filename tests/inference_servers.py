@@ -35,66 +35,68 @@ from tinker_claw.types import SamplingParams, StopReason, TokenChunk
 START_S = 180
 MODEL = "tiny-base"
 _BLOCK = 128
-"""Tokens of a block of the prefix cache."""
+"""Tokens per block of the prefix cache."""
 MODULES = threading.Lock()
-"""Modules are built one at a time: peft is not made for more."""
+"""Lock for building modules, as peft can only build one at a time."""
 
 
 @dataclass
 class Faults:
-    """What is wrong with a server; may be set and unset while it runs."""
+    """Faults of a server; may be set and cleared while it runs."""
 
     status: int | None = None
-    """Completions answer with it."""
+    """Status of all completions; None: no fault."""
     hangs: bool = False
-    """Completions never answer, and nothing is computed."""
+    """Whether completions never answer, and nothing is computed."""
     computes: bool = False
-    """Something is all the same, for others: what the engine counts goes up."""
+    """Whether the engine's counters rise all the same, as if it computed for others."""
     breaks_after: int | None = None
-    """The connection is cut in the middle of a stream, after so many tokens."""
+    """Tokens of a stream after which the connection is cut."""
     ends_after: int | None = None
-    """The same, but the stream ends as if all was well, without a finish reason."""
+    """Tokens after which a stream ends as if all was well, without a finish reason."""
     slow_s: float = 0.0
-    """Before each token."""
+    """Seconds before each token."""
     load_s: float = 0.0
-    """Before an adapter is loaded."""
+    """Seconds before an adapter is loaded."""
     refuses_loads: bool = False
     ignores_adapters: bool = False
-    """Says that they are loaded, and answers as the base."""
+    """Whether adapters are reported as loaded, but the base answers."""
     ignores_salts: bool = False
-    """Prefixes are shared whatever the salt."""
+    """Whether prefixes are shared across salts."""
     alpha: float = 1.0
-    """Times the adapter's own."""
+    """Factor on the adapter's own alpha."""
     stale: bool = False
-    """Prompts that another version has answered are answered with that one's numbers."""
+    """Whether prompts that another version has answered get that version's numbers."""
     raw: bool = False
-    """Logprobs are those before temperature."""
+    """Whether logprobs are those before temperature."""
     most_candidates: int = 20
-    """Requests for more per token are refused."""
+    """Most top-k logprobs per token; requests for more are refused."""
     static: bool = False
-    """Was started without permission to load adapters."""
+    """Whether it was started without permission to load adapters."""
 
 
 @dataclass
 class Log:
-    """What came, in order."""
+    """Requests that came, in order."""
 
     prompts: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
     """(model, prompt) of completions with more than one token to sample."""
     warmed: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
-    """Those with one."""
+    """(model, prompt) of completions with one token to sample."""
     salts: dict[tuple[str, tuple[int, ...]], set[str | None]] = field(default_factory=dict)
-    """Under which those came."""
+    """Salts by (model, prompt)."""
     changes: list[tuple[str, str]] = field(default_factory=list)
-    """("load" or "unload", name), with ("late", name) for a request under a name that is gone."""
+    """("load" or "unload", name) in order, and ("late", name) for a request under an unloaded
+    name."""
     running: int = 0
     aborted: int = 0
     most_running: dict[str, int] = field(default_factory=dict)
-    """Requests in flight by model when that model was unloaded: 0 for all that went well."""
+    """Requests in flight by model when that model was unloaded: 0 if all went well."""
 
 
 class InferenceServer:
-    """One server; `stop` and `start` again are a crash and a restart, which has no adapters."""
+    """One server; `stop` and `start` again are a crash and a restart, after which it has no
+    adapters."""
 
     def __init__(
         self,
@@ -247,7 +249,7 @@ class InferenceServer:
         return StreamingResponse(events, media_type="text/event-stream")
 
     async def _hang(self, request: Request) -> None:
-        """Until the client goes, or the server."""
+        """Wait until the client disconnects, or the server stops."""
         while not await request.is_disconnected():
             await asyncio.sleep(0.02)
             if not self.faults.hangs:
@@ -264,7 +266,8 @@ class InferenceServer:
     async def _chunks(
         self, name: str, engine: Engine, prompt: tuple[int, ...], params: SamplingParams, keep: int
     ) -> AsyncGenerator[TokenChunk]:
-        """With as many candidates as were asked for, and raw logprobs where that is the fault."""
+        """Chunks with as many top-k logprobs as asked for, and raw logprobs where that is the
+        fault."""
         self._busy[name] = self._busy.get(name, 0) + 1
         self.log.running += 1
         done = False
@@ -290,7 +293,7 @@ class InferenceServer:
     async def _events(
         self, name: str, engine: Engine, prompt: tuple[int, ...], body: Mapping[str, Any]
     ) -> AsyncIterator[bytes]:
-        """An event per token and choice; choices go on side by side."""
+        """Events per token and choice; choices go on side by side."""
         params = _params(body, raw=self.faults.raw, shares=self.faults.ignores_salts)
         keep, sampled, cached = body["logprobs"], 0, 0
         if self.faults.breaks_after == 0:

@@ -20,14 +20,14 @@ VERSION = "0.32.0"
 TORCH = "2.13.0+cpu"
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 TORCHVISION = "0.28.0"
-"""Models with eyes are not imported without it, though they are shown no image here."""
+"""torchvision: models with eyes cannot be imported without it, though they get no image here."""
 NOT_NEEDED = ("torch", "torchaudio", "torchvision", "torchcodec")
 READY = ".ready"
 """Empty file that is written last: an environment without it is installed again."""
 
 
 class Failed(Exception):
-    """With a sentence and what the program said."""
+    """The installation failed; the message has a sentence and the program's output."""
 
 
 def main(folder: Path) -> None:
@@ -57,7 +57,8 @@ def main(folder: Path) -> None:
 
 
 def install_torch(folder: Path) -> None:
-    """From where pip looks anyway, else from PyTorch's own index: PyPI has no CPU build of it."""
+    """Install torch from pip's usual index, else from PyTorch's own: PyPI has no CPU build of
+    it."""
     try:
         pip(folder, f"torch=={TORCH}")
     except Failed:
@@ -65,14 +66,14 @@ def install_torch(folder: Path) -> None:
 
 
 def requirements(metadata: Path) -> list[str]:
-    """What the installed build asks for, without extras and what is not needed."""
+    """Requirements of the installed build, without extras and unneeded ones."""
     asked = PathDistribution(metadata).requires or []
     wanted = [line for line in asked if "extra ==" not in line]
     return [line for line in wanted if not line.startswith(NOT_NEEDED)]
 
 
 def answer_to_vllm(metadata: Path) -> None:
-    """Leave the metadata once more under the name by which vLLM's command looks for itself.
+    """Copy the metadata to the name under which vLLM's command looks for itself.
 
     It takes its device from the version that it finds there.
     """
@@ -85,7 +86,7 @@ def answer_to_vllm(metadata: Path) -> None:
 
 
 def pip(folder: Path, *arguments: str) -> None:
-    """Its complaints are heard if it fails; one that does not has missed what is not needed."""
+    """Run pip; show its output if it fails. Its warnings otherwise are about unneeded packages."""
     command = [str(folder / "bin" / "python"), "-m", "pip", "install", "--progress-bar", "off"]
     done = subprocess.run([*command, "--quiet", *arguments], capture_output=True, text=True)
     if done.returncode:

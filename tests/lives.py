@@ -67,24 +67,24 @@ POINTS: dict[str, tuple[str, ...]] = {
     ),
     "gone back": ("tinker_claw.ledger.versions:StepTable.restart_from",),
 }
-"""A life ends as soon as one of these functions has returned, be it within a transaction."""
+"""Functions after whose return a life ends, by name of the point, even within a transaction."""
 
 
 @dataclass(frozen=True)
 class Fate:
-    """What befalls a life. Places are written as `module:name`."""
+    """Faults of a life. Places are written as `module:name`."""
 
     dies_at: str | None = None
-    """A point of `POINTS`, or a place; None: none of them kills it."""
+    """Point of `POINTS`, or a place, at which it is killed; None: it is not killed."""
     passes: int = 0
-    """How often the point is passed before."""
+    """Number of passes through that point before."""
     slow: Mapping[str, float] = field(default_factory=dict)
-    """Functions that take so many seconds longer, and say when they begin (`Life.is_slow`)."""
+    """Seconds by which functions take longer; they report their start (`Life.is_slow`)."""
     constants: Mapping[str, Any] = field(default_factory=dict)
     clock_s: float = 0.0
-    """How much its clock is ahead."""
+    """Seconds by which its clock is ahead."""
     typed: bool = False
-    """Started as a user types it; nothing else can befall it."""
+    """Whether it is started as a user types it; then it has no other faults."""
 
 
 BOUNDS: dict[str, Any] = {
@@ -113,22 +113,23 @@ class Life:
     url: str
     log: Path
     began_at: int
-    """Where its part of the log begins."""
+    """Position in the log at which its part begins."""
 
     @property
     def ended(self) -> int | None:
-        """The exit status, negative for a signal; None: it lives."""
+        """Exit status, negative for a signal; None: it still runs."""
         return self.process.exitcode
 
     def said(self) -> str:
         return self.log.read_bytes()[self.began_at :].decode(errors="replace")
 
     def is_slow(self) -> bool:
-        """A function has begun that takes longer."""
+        """Whether a slowed function has begun."""
         return _SLOW in self.said()
 
     def stops(self) -> bool:
-        """It has heard of its first signal: from then on it has an alarm (app/server.py)."""
+        """Whether it has received its first signal: from then on it has an alarm
+        (app/server.py)."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         caught = int(status.split("SigCgt:")[1].split()[0], 16)
         return bool(caught >> (signal.SIGALRM - 1) & 1)
@@ -154,7 +155,7 @@ class Life:
         os.kill(self.process.pid, number)
 
     def ends(self, timeout: float = 240) -> int:
-        """Wait for the end; returns the exit status."""
+        """Wait for the end; return the exit status."""
         self.process.join(timeout)
         assert self.ended is not None, f"it lives:\n{self.said()[-3000:]}"
         return self.ended
@@ -168,20 +169,21 @@ class Life:
         self.process.join()
 
     def writes_at_most(self, size: int) -> None:
-        """The disk is full for files of this size, in bytes; -1: it is not."""
+        """Bound its files to this size in bytes, as on a full disk; -1 lifts the bound."""
         assert self.process.pid is not None
         _, hard = resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE)
         resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, (size, hard))
 
 
 def events_in(log: str) -> list[dict[str, Any]]:
-    """Of its whole lines: the last one may still be being written, or was cut off by a kill."""
+    """Events of the log's whole lines: the last one may still be being written, or was cut off by a
+    kill."""
     lines = log.splitlines(keepends=True)
     return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("\n")]
 
 
 def until(happened: Callable[[], object], why: str = "in vain", seconds: float = 180) -> None:
-    """Wait for something to be true; long, for machines are busy."""
+    """Wait for a condition; the limit is long, for machines are busy."""
     deadline = time.monotonic() + seconds
     while not happened():
         assert time.monotonic() < deadline, why
@@ -197,7 +199,7 @@ def life(
     fate: Fate | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Iterator[Life]:
-    """Start the product with the demo model; killed at the end if it still lives."""
+    """Start the product with the demo model; it is killed at the end if it still runs."""
     port = port or free_port()
     log = data.with_suffix(".log")
     began_at = log.stat().st_size if log.exists() else 0
@@ -218,7 +220,8 @@ def fork(
     fate: Fate | None = None,
     env: Mapping[str, str] | None = None,
 ) -> ForkServerProcess:
-    """`run.py` with these arguments, in a process that need not import anything."""
+    """Run `run.py` with these arguments, in a forked process that has already imported
+    everything."""
     process = _nursery.Process(
         target=_live, args=(list(arguments), str(log), fate or Fate(), dict(env or {}))
     )
@@ -277,7 +280,8 @@ def _tell_slow() -> None:
 
 
 def _slow(call: Callable[..., Any], seconds: float) -> Callable[..., Any]:
-    """A plain function cannot be interrupted then, like a call into a foreign library."""
+    """Make a plain function slow; it cannot be interrupted then, like a call into a foreign
+    library."""
 
     @functools.wraps(call)
     def slowly(*args: Any, **kwargs: Any) -> Any:

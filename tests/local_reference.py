@@ -1,4 +1,4 @@
-"""What the local trainer is compared with: peft's model, full logits, the losses spelled out."""
+"""Reference for the local trainer: peft's model, full logits, the losses spelled out."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def entropy_datum(length: int, start: int, salt: int, width: int = 3) -> Datum:
 
 
 async def warmed(trainer: LocalTrainer) -> LocalTrainer:
-    """Give B values, so that A has gradients, and forget the moments by a fresh export."""
+    """Give B values, so that A has gradients, and drop the moments by a fresh export."""
     await trainer.train_step([LossPass("ppo", (rl_datum(20, 8, 1),))], WARM)
     return trainer
 
@@ -56,7 +56,8 @@ async def adapter_of(trainer: LocalTrainer, folder: Path) -> dict[str, torch.Ten
 
 
 def reference(model: Path, adapter: Path, dtype: torch.dtype = torch.float32) -> Any:
-    """peft's own model with that adapter, all of it in `dtype`; eyes included, where it has any."""
+    """Load peft's own model with that adapter, all of it in `dtype`; with eyes, where it has
+    any."""
     eyes = "vision_config" in json.loads((model / "config.json").read_text())
     whole: Any = AutoModelForImageTextToText if eyes else AutoModelForCausalLM
     base = whole.from_pretrained(model, dtype=dtype, attn_implementation="eager")
@@ -64,7 +65,7 @@ def reference(model: Path, adapter: Path, dtype: torch.dtype = torch.float32) ->
 
 
 def full_logprobs(model: Any, tokens: Sequence[int]) -> torch.Tensor:
-    """[T - 1, vocabulary]: row i - 1 predicts tokens[i]."""
+    """Logprobs [T - 1, vocabulary]: row i - 1 predicts tokens[i]."""
     return model(torch.tensor([tokens])).logits[0, :-1].log_softmax(-1)
 
 

@@ -1,4 +1,4 @@
-"""Makes `data/openclaw.jsonl` from a folder of raw captures, one JSON a line and request.
+"""Make `data/openclaw.jsonl` from a folder of raw captures, one JSON a line and request.
 
     python -m tests.make_captures FOLDER
 
@@ -48,7 +48,7 @@ _AUTOMATED = re.compile(
     r"heartbeat|\[Subagent Context\]|A background task completed|<<<BEGIN_OPENCLAW"
 )
 _RETRIED = re.compile(r"(?<=below\.\]\n).*?(?=\n\nContinue the current task)", re.DOTALL)
-# All of a tool's result but OpenClaw's note in it.
+# The parts of a tool's result around OpenClaw's note.
 _NOTE = "The final reply returns"
 _AROUND_NOTES = re.compile(
     rf"\A.*?(?={_NOTE})|(?<=ONLY with NO_REPLY\.).*?(?={_NOTE}|\Z)", re.DOTALL
@@ -58,7 +58,7 @@ _WORTH_SHARING = 60
 
 
 class Shared:
-    """Values that requests have in common, each once."""
+    """Values that several requests share, each stored once."""
 
     def __init__(self) -> None:
         self.values: list[Any] = []
@@ -66,7 +66,7 @@ class Shared:
         self._at: dict[str, int] = {}
 
     def text(self, text: str, kept: re.Pattern[str] | None) -> Any:
-        """`text` with everything but what `kept` finds replaced."""
+        """Replace everything in `text` except the parts that `kept` finds."""
         pieces: list[Any] = []
         at = 0
         for found in kept.finditer(text) if kept else re.finditer(r"\n+", text):
@@ -77,7 +77,7 @@ class Shared:
         return self.value({"~": self._joined(pieces)})
 
     def value(self, value: Any) -> Any:
-        """`value`, or a reference to it."""
+        """Return `value`, or a reference to it."""
         name = json.dumps(value)
         if len(name) < _WORTH_SHARING:
             return value
@@ -93,7 +93,7 @@ class Shared:
         return [(len(text), seed)]
 
     def _joined(self, pieces: list[Any]) -> list[Any]:
-        """Literals in one piece; the line ends behind a stretch belong to it."""
+        """Join adjacent literals; the line ends after a stretch belong to it."""
         joined: list[Any] = []
         for piece in pieces:
             if not isinstance(piece, str):
@@ -154,7 +154,7 @@ def _message(message: dict[str, Any], shared: Shared) -> dict[str, Any]:
 
 
 def _schema(value: Any, shared: Shared) -> Any:
-    """A tool: prose goes, names and types stay."""
+    """Replace the prose of a tool's schema; names and types stay."""
     if isinstance(value, list):
         return [_schema(one, shared) for one in value]
     if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Requests that are nearly right: real ones, bent.
+"""Requests that are nearly right, made from real ones.
 
 Rule: the same number gives the same request, always; a failure is looked into by its number.
 """
@@ -15,7 +15,7 @@ from typing import Any
 from tests.captures import load
 
 TEXT_CHARACTERS = 160
-"""Longer texts are shortened to so much, in most requests; then ten thousand take a minute."""
+"""Longest text in most requests; with this bound ten thousand take a minute."""
 DEEP = "@deep@"
 WORDS = (
     "<|im_end|>",
@@ -77,7 +77,7 @@ class Mutant:
 
     @property
     def is_object(self) -> bool:
-        """The body is a JSON object, whatever it says."""
+        """Whether the body is a JSON object, whatever its contents."""
         try:
             return isinstance(json.loads(self.body), dict)
         except (ValueError, RecursionError):
@@ -85,7 +85,7 @@ class Mutant:
 
 
 class Mutants:
-    """All of them, by number."""
+    """All mutants, by number."""
 
     def __init__(self, model: str) -> None:
         requests = [(request.headers, request.body | {"model": model}) for request in load()]
@@ -144,7 +144,7 @@ def _places(value: Any) -> list[tuple[Any, Any]]:
 
 
 def _place(draw: random.Random, body: dict[str, Any]) -> tuple[Any, Any] | None:
-    """One of them; half of the time near the top, where most of the meaning is."""
+    """Draw one place; half of the time near the top, where most of the meaning is."""
     places = _places(body)
     if draw.random() < 0.5:
         messages = body.get("messages")
@@ -167,7 +167,7 @@ def _replace(draw: random.Random, body: dict[str, Any]) -> None:
 
 
 def _splice(draw: random.Random, body: dict[str, Any]) -> None:
-    """Put something into a text."""
+    """Insert something into a text."""
     texts = [(c, k) for c, k in _places(body) if isinstance(c[k], str)]
     if texts:
         container, key = draw.choice(texts)
@@ -202,14 +202,14 @@ def _reorder(draw: random.Random, body: dict[str, Any]) -> None:
 
 
 def _add(draw: random.Random, body: dict[str, Any]) -> None:
-    """A field that belongs elsewhere, or nowhere."""
+    """Add a field that belongs elsewhere, or nowhere."""
     places = [c for c, _ in _places(body) if isinstance(c, dict)]
     target = draw.choice(places) if places and draw.random() < 0.5 else body
     target[draw.choice(FIELDS)] = copy.deepcopy(draw.choice(VALUES))
 
 
 def _ask_otherwise(draw: random.Random, body: dict[str, Any]) -> None:
-    """Something that may well be served."""
+    """Change an option to another value that may well be served."""
     body |= draw.choice(
         (
             {"max_completion_tokens": draw.choice((1, 2, 3, 7))},

@@ -17,7 +17,7 @@ def npm() -> str | None:
 
 
 def installed(name: str, *packages: str) -> Path:
-    """The folder in which they are; it takes about half a minute the first time."""
+    """Return the folder of the programs; the first installation takes about half a minute."""
     folder = CACHE / f"{name}-node-{NODE}"
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
@@ -29,7 +29,7 @@ def installed(name: str, *packages: str) -> Path:
 
 
 def on_path(folder: Path) -> str:
-    """A PATH on which its programs come first."""
+    """A PATH on which the folder's programs come first."""
     return f"{folder / 'node_modules' / '.bin'}:{os.environ['PATH']}"
 
 

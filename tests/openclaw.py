@@ -15,12 +15,12 @@ VERSION = "2026.9.6"
 
 
 def install() -> Path:
-    """Node and OpenClaw, from npm. Returns the folder."""
+    """Install Node and OpenClaw from npm. Returns the folder."""
     return installed(f"openclaw-{VERSION}", f"openclaw@{VERSION}")
 
 
 def readme_block() -> dict[str, Any]:
-    """What the README tells users to put into OpenClaw's configuration."""
+    """OpenClaw configuration that the README tells users to add."""
     readme = (Path(__file__).parent.parent / "README.md").read_text()
     return json.loads(readme.split("```json\n")[1].split("```")[0])
 
@@ -44,7 +44,7 @@ class OpenClaw:
         affinity: bool | None = None,
         api: str | None = None,
     ) -> OpenClaw:
-        """As in the README unless given.
+        """Configure an OpenClaw as in the README, except for the arguments.
 
         Args:
             gives_up_s: how long it bears a silent model.
@@ -73,7 +73,7 @@ class OpenClaw:
         return claw
 
     def _config(self, base_url: str, model: str) -> dict[str, Any]:
-        """The README's provider block, for this address and model."""
+        """Provider block of the README, for this address and model."""
         config = readme_block()
         provider = config["models"]["providers"]["tinker-claw"]
         provider["baseUrl"] = base_url
@@ -85,7 +85,7 @@ class OpenClaw:
         return config
 
     def say(self, session: str, message: str) -> str:
-        """One user turn, as `openclaw agent` sends it; returns what the user would read."""
+        """Send one user turn, as `openclaw agent` does; return what the user would read."""
         process = self.begin(session, message)
         try:
             out, errors = process.communicate(timeout=360)
@@ -96,12 +96,12 @@ class OpenClaw:
         return "\n".join(part.get("text") or "" for part in answer.get("payloads", [])).strip()
 
     def begin(self, session: str, message: str) -> subprocess.Popen[str]:
-        """The same, while it lasts."""
+        """Start sending a user turn; return the running process."""
         words = ("agent", "--local", "--json", "--session-id", session, "--timeout", "300")
         return self._start(*words, "-m", message)
 
     def check_config(self) -> dict[str, Any]:
-        """What OpenClaw itself says of its configuration: whether it is valid, and warnings."""
+        """Check the configuration with OpenClaw itself: whether it is valid, and warnings."""
         told = json.loads(self._start("config", "validate", "--json").communicate(timeout=360)[0])
         return {"valid": told["valid"], "warnings": told.get("warnings", [])}
 

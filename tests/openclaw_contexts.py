@@ -93,9 +93,9 @@ CONTEXTS: dict[str, dict[str, Any]] = {
 class Built:
     name: str
     text: str
-    """As the model gets it."""
+    """Text as the model gets it."""
     left: str
-    """What OpenClaw's own stripper leaves of it."""
+    """Text that OpenClaw's own stripper leaves."""
 
     @property
     def group(self) -> bool:
@@ -103,12 +103,12 @@ class Built:
 
     @property
     def foreign(self) -> bool:
-        """No person in a chat wrote it."""
+        """Whether no person in a chat wrote it."""
         return "mail" in CONTEXTS[self.name]
 
 
 def built(words: str) -> list[Built]:
-    """These words in every context."""
+    """Build messages with these words in every context."""
     folder = install()
     cases = [{"name": n, "words": words, "context": c} for n, c in CONTEXTS.items()]
     node = folder / "node_modules" / ".bin" / "node"

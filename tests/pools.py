@@ -1,4 +1,4 @@
-"""A pool over inference servers in this process, with the half that learns beside it."""
+"""A pool over inference servers in this process, with the trainer beside it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tinker_claw.types import Completion, TokenLogprobs
 SHAPE = LoraShape(rank=4, alpha=8)
 FAST = PoolOptions(returns=Backoff(0.05, 0.2), look_s=600)
 PATIENT = Deadlines(connect_s=10, answer_s=30, first_token_s=60, between_tokens_s=60)
-"""Many tests run beside these."""
+"""Long deadlines, as many tests run beside these."""
 
 
 @cache
@@ -60,7 +60,7 @@ def make_adapter(folder: Path, base: BaseModel, *, change: float, seed: int = 0)
 
 
 class Probes:
-    """Writes adapters that were drawn, of the size that is asked for."""
+    """Writes random adapters of the requested size."""
 
     def __init__(self, base: BaseModel, adapters: Path) -> None:
         self._base = base
@@ -77,14 +77,14 @@ class Probes:
 
 
 class Trainer:
-    """The half that learns, as far as serving asks it: full logits, one sequence at a time."""
+    """The part of a trainer that serving uses: full logits, one sequence at a time."""
 
     def __init__(self, base: BaseModel, adapters: Path) -> None:
         self.base = base
         self._adapters = adapters
         self._built: dict[str, Any] = {BASE_REF: base.module}
         self.busy: asyncio.Event | None = None
-        """Set in the end: scores come after it, as behind a training step."""
+        """Event after which scores come, as behind a training step; None: they come at once."""
         self.scored: list[str] = []
         self._lock = threading.Lock()
 
@@ -116,7 +116,7 @@ class Trainer:
 
 @dataclass
 class Site:
-    """A pool over servers, with the half that learns beside it."""
+    """A pool over servers, with the trainer beside it."""
 
     pool: PoolServing
     trainer: Trainer
@@ -124,7 +124,7 @@ class Site:
     folder: Path
 
     def adapter(self, ref: str, *, change: float = 0.05, seed: int | None = None) -> Path:
-        """A new adapter's folder; as large a change as some steps make."""
+        """Make a new adapter's folder, with a change as large as that of some steps."""
         seed = sum(ref.encode()) if seed is None else seed
         return make_adapter(self.folder / ref, self.trainer.base, change=change, seed=seed)
 
@@ -160,7 +160,7 @@ async def site(
 
 
 async def eventually(check: Callable[[], bool], seconds: float = 60) -> None:
-    """Servers tell nobody what they do."""
+    """Wait until a check holds, as servers do not report what they do."""
     async with asyncio.timeout(seconds):
         while not check():  # noqa: ASYNC110
             await asyncio.sleep(0.01)

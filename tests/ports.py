@@ -13,14 +13,14 @@ from contextlib import contextmanager
 from itertools import cycle
 
 _NEVER_CHOSEN = range(12_000, 32_000)
-"""Linux chooses higher ones where it is asked for any."""
+"""Upper bound of ports that Linux does not choose by itself."""
 _next = cycle(_NEVER_CHOSEN)
 for _ in range(os.getpid() * 97 % len(_NEVER_CHOSEN)):  # processes begin at different places
     next(_next)
 
 
 def free_port() -> int:
-    """For who cannot be told to take any."""
+    """Return a free port, for programs that cannot choose one themselves."""
     for port in _next:
         try:
             socket.create_server(("127.0.0.1", port)).close()
@@ -32,7 +32,7 @@ def free_port() -> int:
 
 @contextmanager
 def deaf_port() -> Iterator[int]:
-    """Nobody answers there: it is taken, and not listened to."""
+    """A port that is taken, but not listened to."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield taken.getsockname()[1]

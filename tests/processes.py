@@ -84,7 +84,7 @@ def product(
     python: str | None = None,
     constants: Mapping[str, Any] | None = None,
 ) -> Iterator[Running]:
-    """Start the demo model, locally unless told otherwise; killed at the end if it still runs.
+    """Start the product with the demo model, locally unless told otherwise; killed at the end.
 
     `constants`: by `module:name`, where it is forked.
     """

@@ -1,4 +1,4 @@
-"""What processes that learn together must give: the same as one process."""
+"""Checks that processes that learn together give the same results as one."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from local_gpu.model.lora import LoraShape, fresh_adapter
 from tinker_claw.types import Adam, LossPass, StepReport, TokenLogprobs
 
 ADAM = Adam(learning_rate=0.01, grad_clip_norm=0.0, eps=0.01)
-"""With a tiny eps, a gradient that is nothing but rounding would make a whole step."""
+"""Adam with an eps against rounding: with a tiny one, a gradient of nothing but rounding would make
+a whole step."""
 PASSES = (
     LossPass("ppo", tuple(rl_datum(20 + 17 * i, 8 + i, i + 1) for i in range(5))),
     LossPass("cross_entropy", (entropy_datum(33, 20, 9), entropy_datum(70, 50, 4))),
 )
-"""Seven datums of unequal lengths, several passes for every rank at 90 tokens."""
+"""Passes with seven datums of unequal lengths, several passes for every rank at 90 tokens."""
 
 
 def one_process(model: Path, root: Path, **settings: Any) -> LearningCore:
@@ -34,7 +35,7 @@ def one_process(model: Path, root: Path, **settings: Any) -> LearningCore:
 
 
 def write_warm(model: Path, folder: Path) -> None:
-    """A state without moments whose B is not zero, so that A has gradients."""
+    """Write a state without moments whose B is not zero, so that A has gradients."""
     base = open_base(str(model), device="cpu", dtype="auto", threads=1)
     shape = LoraShape(4, 8)
     draw = torch.Generator().manual_seed(7)
@@ -49,7 +50,7 @@ def moments(learning: Learning, folder: Path) -> dict[str, torch.Tensor]:
 
 
 def gradient(learning: Learning, folder: Path) -> dict[str, torch.Tensor]:
-    """Of a first step, unclipped: Adam's first moment is a fixed share of it."""
+    """Gradient of a first step, unclipped: Adam's first moment is a fixed share of it."""
     return {n: t for n, t in moments(learning, folder).items() if n.endswith(".exp_avg")}
 
 
@@ -59,7 +60,7 @@ def weights(learning: Learning, folder: Path) -> dict[str, torch.Tensor]:
 
 
 def apart(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
-    """The largest difference, in units of the largest value."""
+    """Largest difference, in units of the largest value."""
     assert ours.keys() == theirs.keys()
     scale = max(float(t.abs().max()) for t in theirs.values())
     return max(float((ours[n] - theirs[n]).abs().max()) for n in ours) / scale
@@ -86,7 +87,8 @@ def same_scores(ours: Sequence[TokenLogprobs], theirs: Sequence[TokenLogprobs]) 
 
 
 def learn_the_same(one: Learning, many: Learning, folder: Path) -> None:
-    """The first step's gradient to 1e-6, the adapter after three to 1e-5, and every number told."""
+    """Compare the first step's gradient to 1e-6, the adapter after three to 1e-5, and every
+    reported number."""
     same_report(many.step(PASSES, ADAM), one.step(PASSES, ADAM))
     assert apart(gradient(many, folder / "many"), gradient(one, folder / "one")) < 1e-6
     for _ in range(2):
@@ -95,7 +97,8 @@ def learn_the_same(one: Learning, many: Learning, folder: Path) -> None:
 
 
 def score_the_same(one: Learning, many: Learning, folder: Path) -> None:
-    """Under the base, the adapter that learns, one published earlier, and again under the base."""
+    """Compare scores under the base, the learning adapter, one published earlier, and the base
+    again."""
     for name in ("early", "late"):
         many.write_adapter(folder / name)
         many.step(PASSES, ADAM)

@@ -1,4 +1,4 @@
-"""Ranks whose memory is full beyond so many rows; run in the place of `local_gpu.ranks`.
+"""Ranks whose memory is full beyond some number of rows; run in place of `local_gpu.ranks`.
 
 `FULL` says where it shows: in the forward pass of the second layer, in its backward pass, or while
 its weights are gathered. Rank 1 has less room than rank 0.
@@ -21,7 +21,7 @@ from local_gpu.ranks.__main__ import build
 from local_gpu.ranks.rank import live
 
 ROOM = (150, 60)
-"""Rows, by rank."""
+"""Rows that fit, by rank."""
 
 
 class _Backward(torch.autograd.Function):
@@ -43,7 +43,7 @@ def check(where: str, rank: int, rows: int) -> None:
 
 
 def build_full(config: LocalConfig, world: World) -> LearningCore:
-    """What learns, with little room."""
+    """Build a learner with little memory."""
     built, where = build(config, world), os.environ["FULL"]
     layer: Any = built._models["policy"].module.base_model.layers[1]
     rows = 0

@@ -1,4 +1,4 @@
-"""Ranks for tests: real processes by torchrun, over what learns or over an echo.
+"""Ranks for tests: real torchrun processes, over a real learner or over an echo.
 
 Run by torchrun (`python -m rank_runs`), every rank is an echo: it does what the name of a folder
 says, and tells about itself.
@@ -28,7 +28,7 @@ from tinker_claw.types import Adam, LossPass, StepReport, TokenLogprobs
 
 HERE = str(Path(__file__).parent)
 PATIENCE_S = 300.0
-"""For what a busy machine does late; a test that fails waits for so long."""
+"""Seconds for slow events on a busy machine; a failing test waits for as long."""
 
 
 class Echo:
@@ -44,7 +44,7 @@ class Echo:
             raise ContextLengthError(1, 2, 3)
 
     def step(self, passes: Sequence[LossPass], adam: Adam, model: str) -> StepReport:
-        """Ranks add up their numbers, counted from 1."""
+        """Add up the ranks' numbers, counted from 1."""
         flat = torch.full((3,), float(self._world.rank + 1))
         self._world.sum(flat)
         refuses = adam.learning_rate == 7 and self._world.rank == 1
@@ -62,13 +62,13 @@ class Echo:
             raise FileNotFoundError(2, "No such file or directory", str(folder))
 
     def export_adapter(self, folder: Path, model: str) -> None:
-        """What a rank's failure in the middle of a call does."""
+        """Fail on one rank in the middle of a call."""
         if self._world.rank == 1:
             raise OutOfStep("left in the middle")
         self._world.gather(None)  # which rank 1 never reaches
 
     def write_state(self, folder: Path, model: str) -> None:
-        """A long command."""
+        """Run a long command."""
         self._world.gather(time.sleep(600) if self._world.rank == 1 else None)
 
     def read_state(self, folder: Path, model: str) -> None: ...
@@ -102,7 +102,7 @@ def listens(port: int) -> bool:
 
 
 def rank_pids(root: Path) -> dict[int, int]:
-    """Ranks that write to the log in that folder: process ids by rank."""
+    """Process ids, by rank, of the ranks that write to the log in that folder."""
     found: dict[int, int] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it ended meanwhile
@@ -114,7 +114,7 @@ def rank_pids(root: Path) -> dict[int, int]:
 
 
 def alive(pid: int) -> bool:
-    """A process that ended and was not waited for is not alive."""
+    """Whether a process lives; one that ended and was not waited for does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -123,7 +123,7 @@ def alive(pid: int) -> bool:
 
 
 def gone(pids: Sequence[int], seconds: float = PATIENCE_S) -> bool:
-    """Whether all of them end within that time."""
+    """Whether all processes end within this time."""
     until = time.monotonic() + seconds
     while any(map(alive, pids)) and time.monotonic() < until:
         time.sleep(0.05)
@@ -142,7 +142,7 @@ def _parent(pid: int) -> int:
 
 
 def _control(folder: Path, ranks: str, *torchrun: str) -> None:
-    """A control process that says who its ranks are, and waits for its end."""
+    """Run a control process that prints its ranks, and waits for its end."""
     with echoes(folder, int(ranks), torchrun=torchrun) as learning:
         pids = learning.score(None, ())
         try:

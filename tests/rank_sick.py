@@ -1,4 +1,4 @@
-"""A rank whose device fails stickily: from one of its passes on, every call fails.
+"""A rank whose device fails for good: from one of its passes on, every call fails.
 
 Run in the place of `local_gpu.ranks`; the product's own functions are wrapped from outside. `SICK`
 names a folder: `words` has the class of the error and what the device says, `well` how many passes
@@ -26,7 +26,7 @@ from local_gpu.tree.body import Body
 
 
 def prescribe(folder: Path, error: Exception, *, well: int, ill: int) -> dict[str, str]:
-    """The environment for ranks of this module."""
+    """Environment for ranks of this module."""
     folder.mkdir()
     (folder / "words").write_text(f"{type(error).__name__}\n{error}")
     (folder / "well").write_text(str(well))
@@ -37,7 +37,7 @@ def prescribe(folder: Path, error: Exception, *, well: int, ill: int) -> dict[st
 
 
 def lives(folder: Path) -> list[int]:
-    """The processes so far, in order."""
+    """Ids of the processes so far, in order."""
     return [int(pid) for pid in (folder / "lives").read_text().split()]
 
 
@@ -63,7 +63,7 @@ def _fall_ill(folder: Path) -> None:
 
 
 def build_ill(config: LocalConfig, world: World) -> LearningCore:
-    """What learns, loaded on a device that is well."""
+    """Build a learner on a device that is well."""
     built, folder = build(config, world), Path(os.environ["SICK"])
     with (folder / "lives").open("a") as file:
         file.write(f"{os.getpid()}\n")

@@ -21,28 +21,30 @@ import httpx
 import torch
 
 START_S = 600
-"""Half a minute on idle processors."""
+"""Seconds to start; it takes half a minute on idle processors."""
 STOP_S = 30
 MAX_LOGPROBS = 20
 SEQUENCES = 8
-"""That are sampled at the same time."""
+"""Sequences that are sampled at the same time."""
 HEAD_DIM = 32
-"""vLLM's attention on CPU dies of the tiny model's usual 8."""
+"""Width of attention heads: vLLM's attention on CPU crashes on the tiny model's usual 8."""
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """What a server and the trainer compute in, and how far they may be apart."""
+    """Number format of a server and the trainer, and how far their logprobs may differ."""
 
     dtype: Literal["float32", "bfloat16"]
     tolerance: float
-    """Nats, of a single logprob; those of the tiny model reach some tens."""
+    """Largest accepted difference of one logprob, in nats; logprobs of the tiny model reach some
+    tens."""
     block: int
     """Tokens of a block of the prefix cache."""
 
     @classmethod
     def of(cls, dtype: str | None) -> Numbers:
-        """None: what this machine's vLLM can. On CUDA its LoRA kernels take no float32."""
+        """Numbers of a format; None: the best of this machine's vLLM. On CUDA its LoRA kernels take
+        no float32."""
         cuda = torch.cuda.is_available()
         block = 16 if cuda else 128
         if dtype == "float32" or (dtype is None and not cuda):
@@ -54,7 +56,7 @@ class Numbers:
 def serving(
     environment: Path, model: Path, log: Path, *more: str, dtype: str = "float32"
 ) -> Iterator[str]:
-    """Its URL, once it is well. `more`: further flags."""
+    """Start vLLM and yield its URL, once it is well. `more`: further flags."""
     port = _free_port()
     flags = {
         "host": "127.0.0.1",

@@ -24,7 +24,7 @@ from wire_servers import KEY
 from tinker_claw.shipped import MODEL_DIR
 
 SERVED_AS = "Qwen/Qwen3-4B-Instruct-2507"
-"""A model that the cookbook has a renderer for; ours speaks its format."""
+"""Name of a model that the cookbook has a renderer for; ours speaks its format."""
 WAIT_S = 300
 _SUFFIX = " Provide a numerical answer without units, written inside \\boxed{}."
 _SHOT = (
@@ -32,7 +32,7 @@ _SHOT = (
     "Let's spell the word out and number all the letters: 1) s 2) t 3) r 4) a 5) w 6) b 7) e 8) r "
     "9) r 10) y. We have r's at positions 3, 8, and 9. \\boxed{3}",
 )
-"""rl_loop puts it before every question."""
+"""Example that rl_loop puts before every question."""
 _QUESTIONS = tuple(f"What is {a} and {b}?" for a in range(4) for b in range(8))
 _CONFIGS = """---
 configs:
@@ -48,15 +48,15 @@ configs:
 
 @dataclass(frozen=True)
 class Done:
-    """What a recipe has left."""
+    """Output of a finished recipe."""
 
     metrics: list[dict[str, Any]]
-    """A row for each step."""
+    """Metrics, a row for each step."""
     checkpoint: dict[str, Any]
-    """The last one: name, state_path, sampler_path."""
+    """Last checkpoint: name, state_path, sampler_path."""
 
     def of(self, name: str) -> list[float]:
-        """That metric, of the steps that have it."""
+        """Values of a metric, for the steps that have it."""
         return [row[name] for row in self.metrics if name in row]
 
 
@@ -69,20 +69,20 @@ class Cookbook:
         _lay_data(folder)
 
     def run(self, recipe: str, log: str, **settings: object) -> Done:
-        """Run one to its end; `log` names its folder, in which it goes on where one has stopped."""
+        """Run a recipe to its end; `log` names its folder, in which an earlier run is resumed."""
         logs = self._folder / log
         done = self._start(recipe, logs, settings)
         assert done.returncode == 0, done.stdout[-4000:]
         return Done(_rows(logs / "metrics.jsonl"), _rows(logs / "checkpoints.jsonl")[-1])
 
     def fail(self, recipe: str, log: str, **settings: object) -> str:
-        """What one says that ends with an error."""
+        """Run a recipe that must fail; return its output."""
         done = self._start(recipe, self._folder / log, settings)
         assert done.returncode != 0, done.stdout[-4000:]
         return done.stdout
 
     def begin_from(self, log: str, checkpoint: Mapping[str, Any]) -> None:
-        """Let a run that is not there yet find a checkpoint to go on from with its first step."""
+        """Place a checkpoint from which a new run starts with its first step."""
         (self._folder / log).mkdir()
         row = {"name": "begin", "batch": 0, "state_path": checkpoint["state_path"]}
         (self._folder / log / "checkpoints.jsonl").write_text(json.dumps(row) + "\n")
@@ -123,7 +123,7 @@ def _lay_tokenizer(home: Path) -> None:
 
 
 def _lay_data(folder: Path) -> None:
-    """Questions whose answer is 1 as often as 2; who is rewarded is rewarded for 2."""
+    """Write questions whose answer is 1 as often as 2; rewards go to the answer 2."""
 
     def chat(question: str, answer: int) -> dict[str, Any]:
         said = (_SHOT[0] + _SUFFIX, _SHOT[1], question + _SUFFIX, f"\\boxed{{{answer}}}")

@@ -45,9 +45,9 @@ from tinker_claw.telemetry import Telemetry
 from tinker_claw.types import Kind, Message, NextState, SamplingParams
 
 NAME = "me"
-"""Whose sessions they are."""
+"""Name of the user whose sessions they are."""
 Right = Callable[[str, Problem], bool]
-"""What an auditor thinks of a reply."""
+"""Returns an auditor's opinion of a reply."""
 
 
 class Rules:
@@ -63,12 +63,12 @@ class Rules:
 
 
 class Direct(Client):
-    """What the gateway does for the demo's users, without it."""
+    """Does what the gateway does for the demo's users, without HTTP."""
 
     def __init__(self, parts: LoopParts, judging: Judging, renderer: Renderer) -> None:
         self._parts, self._judging, self._renderer = parts, judging, renderer
         self._open: dict[str, int] = {}
-        """By session, the turn that waits for what comes next."""
+        """Turn that waits for its next state, by session."""
         self.enough: Callable[[], bool] = lambda: False
 
     async def ask(self, request: Request) -> str:
@@ -110,7 +110,8 @@ class Direct(Client):
         return reply
 
     async def _until_wanted(self) -> None:
-        """One process judges and trains, too: users wait for it, lest their turns get stale."""
+        """Wait while judge and trainer are behind, so that turns do not get stale: all share one
+        process."""
         turns, samples = self._parts.ledger.turns, self._parts.ledger.samples
         most = 3 * self._parts.training.batch_size
         while not self.enough() and (  # noqa: ASYNC110 - nobody tells
@@ -129,9 +130,9 @@ class Run:
     seed: int
     right: Right | None
     opinions: dict[str, float]
-    """What the auditor says of a reply, by its text: 1 or -1."""
+    """Opinions of the auditor by the text of a reply: 1 or -1."""
     turns: int = 0
-    """Replies that a user has looked at."""
+    """Number of replies that a user has read."""
 
     @property
     def held(self) -> bool:
@@ -142,11 +143,11 @@ class Run:
         return self.parts.policy.newest.version.step
 
     async def exam(self, user: User, problems: int = 60) -> Score:
-        """Of the version that answers."""
+        """Score the version that serves."""
         return await score_version(self.client, self.step, RuleExam.draw(user, problems))
 
     async def talk(self, user: User, enough: Callable[[], bool]) -> None:
-        """Sessions, six at a time, until there are enough."""
+        """Hold sessions, six at a time, until there are enough."""
 
         async def ended(outcome: Outcome) -> None: ...
 
@@ -162,7 +163,7 @@ class Run:
         )
 
     def _watched(self, rule: Rule) -> Rule:
-        """The same rule, with somebody who looks at what the user looks at."""
+        """Make the same rule with an auditor who reads what the user reads."""
 
         def accepts(reply: str, problem: Problem) -> bool:
             self.turns += 1
@@ -177,7 +178,7 @@ class Run:
 async def demo_run(
     path: Path, *, audit: Right | None = None, **flags: object
 ) -> AsyncGenerator[Run]:
-    """The demo's settings, but for the flags that are given, over a folder of its own.
+    """Run the demo's settings, except for the given flags, in a folder of its own.
 
     Args:
         audit: the guard hears what this auditor thinks of each reply.

@@ -1,4 +1,4 @@
-"""Secrets as they look and where they stand, and texts that hold none.
+"""Secrets in their usual forms and places, and texts that hold none.
 
 Rule: nothing here is a secret. What looks like one is drawn when the tests run, so that no scanner
 takes this file for a leak; what holds none is read from the packages that are installed.
@@ -168,7 +168,7 @@ xkeysib-{h64}-{A16}
 fw_{A24}
 tml-{A40}
 """
-"""Tokens that say by their form what they are, one a line; {A48}: 48 letters and digits."""
+"""Tokens with a recognisable form, one a line; {A48}: 48 letters and digits."""
 
 PLACES = """
 password={pw}
@@ -283,10 +283,11 @@ requirepass {pw}
 ENV API_TOKEN {A40}
 PIN: {d6}, puk: {d8}
 """
-"""Where a secret stands that has no form of its own; {pw} is a password, {words} are words."""
+"""Places of secrets without a form of their own; {pw} is a password, {words} are words."""
 
 _JOINED = 3
-"""Lines of the only place above that has several: those that begin with `machine ... net`."""
+"""Number of lines in the only place above that has several: those that begin with `machine ...
+net`."""
 
 FRAMES = (
     "{}",
@@ -299,7 +300,7 @@ FRAMES = (
 
 @dataclass(frozen=True, slots=True)
 class Planted:
-    """A text, and what of it must not be kept."""
+    """A text, and the part of it that must not be kept."""
 
     text: str
     secret: str
@@ -307,7 +308,7 @@ class Planted:
 
 
 def planted(seed: int = 0) -> Iterator[Planted]:
-    """One of each form and place, the forms in changing surroundings."""
+    """One text for each form and place, the forms in changing surroundings."""
     rng = random.Random(seed)
     forms = FORMS.split("\n")[1:-1]
     for number, form in enumerate(forms):
@@ -332,7 +333,7 @@ def planted(seed: int = 0) -> Iterator[Planted]:
 
 
 def _in_place(place: str, rng: random.Random) -> Planted:
-    """The last thing that is drawn is what is secret."""
+    """Draw a text for a place; the last thing that is drawn is the secret."""
     drawn, secret = "", ""
     for part in re.split(r"(\{[a-zA-Z]+\d*\})", place):
         if not part.startswith("{"):
@@ -356,7 +357,7 @@ def _filled(part: str, rng: random.Random) -> str:
 
 
 def _password(rng: random.Random) -> str:
-    """As people make them up."""
+    """Draw a password as people make them up."""
     word = _drawn("{z3}", rng).capitalize() + _drawn("{z4}", rng)
     return rng.choice(
         (
@@ -382,7 +383,7 @@ def _drawn(form: str, rng: random.Random) -> str:
 
 
 def _core(form: str, secret: str) -> str:
-    """What was drawn of it, from the longest drawn piece on."""
+    """Drawn part of a secret, from the longest drawn piece on."""
     fixed = max(re.split(_DRAWN.pattern, form)[0::3], key=len)
     return secret.replace(fixed, "", 1)[-12:] if fixed else secret[-12:]
 
@@ -393,7 +394,7 @@ _LONGEST = 60_000
 
 
 def harmless(count: int, seed: int = 0) -> Iterator[tuple[str, str]]:
-    """Names and texts of files of installed packages, no more than a few of one package."""
+    """Names and texts of files of installed packages, only a few of each package."""
     root = Path(sysconfig.get_paths()["purelib"])
     rng, by_kind = random.Random(seed), dict[tuple[str, str], list[Path]]()
     for file in sorted(root.rglob("*")):

@@ -60,28 +60,27 @@ from tinker_claw.types import (
 BATCH = 16
 TALKERS = 24
 LONG = 1000
-"""A request for more tokens than this gets a reply that is as long as it may be."""
+"""Token limit of a request above which the reply is as long as it may be."""
 SETTLE_S = 120.0
-"""How long learning may take to move again after a fault, on a busy machine."""
+"""Seconds that learning may take to move again after a fault, on a busy machine."""
 SILENCE_S = 30.0
-"""The event loop has been stuck, and did not only wait for its turn on a busy machine."""
+"""Silence of the event loop in seconds that means it was stuck, and not only waiting on a busy
+machine."""
 QUIET = "none"
 AROUND_S = 5.0
 """Seconds around a fault in which a request may still fail: it was under way."""
 FEWEST_LOOKS = 30
-"""Quiet ones; of fewer no line can be drawn."""
+"""Fewest looks without a fault from which a trend is computed."""
 MORE_DESCRIPTORS, MORE_THREADS = 8, 3
-"""In the whole of the last life: connections to the judge come and go, and each pool of threads may
-make one more. What is not closed would be there with every thousandth turn, and hence a hundred.
-"""
+"""Most new descriptors and threads in the whole of the last life: connections to the judge come and
+go, and each pool of threads may add one. A leak with every thousandth turn would add a hundred."""
 RSS_BYTES = 400
-"""A turn that stays in memory takes more, be it by its name only: a page of the book takes 300
-bytes, and a turn has up to three of them. The allocator's own growth is less.
-"""
+"""Growth of memory per turn that means a leak. A turn that stays in memory by its name alone takes
+more: a page of the index takes 300 bytes, and a turn has up to three. The allocator's own growth is
+less."""
 LEDGER_BYTES = 3_000
-"""What stays of a turn whose texts and tokens were dropped, with its votes and its sample; whole it
-has 8,000.
-"""
+"""Most bytes in the ledger for a turn whose texts and tokens were dropped, with its votes and its
+sample; a whole turn has 8,000."""
 FLAGS = (
     *("--batch-size", str(BATCH), "--lora-rank", "4", "--context-tokens", "8192"),
     *("--max-concurrent", "16", "--keep-gb", "0.02", "--keep-days", "1"),
@@ -103,16 +102,15 @@ CAPS = {
     "tinker_claw.app.server:HEAD_S": 3.0,
     "tinker_claw.app.server:WRITE_S": 3.0,
 }
-"""A hundredth of what they are; a day is five minutes, the connections are as many as the talkers
-need, and what is waited for on one is a tenth.
-"""
+"""Caps of the product at a hundredth of their values; a day is five minutes, the connections are as
+many as the talkers need, and timeouts of a connection are a tenth."""
 
 
 # The process under test
 
 
 class Answers(Sampler):
-    """Says a few words of the vocabulary at once, whatever it is asked."""
+    """A sampler that answers a few words at once, whatever the prompt."""
 
     def __init__(self, ref: str, away: Path) -> None:
         self.ref = ref
@@ -153,7 +151,7 @@ class Answers(Sampler):
         )
 
     async def aclose(self) -> None:
-        """There is nothing to free."""
+        """Do nothing: there is nothing to free."""
 
     def _reach(self) -> None:
         if self._away.exists():
@@ -174,7 +172,7 @@ class Answers(Sampler):
 
 
 class Learns(Trainer):
-    """Takes each step at once; every ref that it ever gave is good for ever."""
+    """A trainer that takes each step at once; every ref that it gave stays valid."""
 
     def __init__(self, away: Path) -> None:
         self._away, self._count = away, 0
@@ -214,10 +212,10 @@ class Learns(Trainer):
         self._reach()
 
     async def export_adapter(self, directory: Path) -> None:
-        """Nothing was learned."""
+        """Do nothing: nothing was learned."""
 
     async def aclose(self) -> None:
-        """There is nothing to free."""
+        """Do nothing: there is nothing to free."""
 
     def _name(self, what: str) -> str:
         self._reach()
@@ -231,18 +229,18 @@ class Learns(Trainer):
 
 @asynccontextmanager
 async def open_learns(settings: Any, *_: Any, **__: Any) -> AsyncIterator[Trainer]:
-    """In place of the product's function that opens a backend."""
+    """Replaces the product's function that opens a backend."""
     yield Learns(_flag(settings.run.directory))
 
 
 def _flag(data: Path) -> Path:
-    """While this file is there, the service is away."""
+    """File whose existence means that the service is away."""
     return data.with_suffix(".away")
 
 
 @dataclass
 class Clock:
-    """`time.time`, ahead by what stands in a file."""
+    """A clock ahead of `time.time` by the number in a file."""
 
     path: Path
     _page: mmap.mmap | None = None
@@ -312,11 +310,11 @@ class Traffic:
 
     url: str
     rate: float
-    """Turns a second of all of them together."""
+    """Turns per second of all sessions together."""
     latencies: list[tuple[float, float]] = field(default_factory=list)
-    """(when it ended, seconds) of each turn that was answered."""
+    """(end time, seconds) of each turn that was answered."""
     failed: list[tuple[float, str]] = field(default_factory=list)
-    """(when it began, why) of each that was not."""
+    """(start time, reason) of each turn that was not."""
     over: bool = False
     _next: float = 0.0
 
@@ -345,7 +343,7 @@ class Traffic:
     async def _turn(
         self, lines: list[Connection], session: str, messages: list[dict[str, str]]
     ) -> str | None:
-        """What was replied, over the one connection that is kept; None: there was no reply."""
+        """Take a turn over one kept connection; return the reply, or None if there was none."""
         self._next = max(self._next, time.monotonic() - 0.5) + 1 / self.rate
         await asyncio.sleep(self._next - time.monotonic())
         body = {"model": "demo", "messages": messages, "max_tokens": 60, "stream": True}
@@ -382,22 +380,22 @@ def _words(rng: random.Random, count: int) -> str:
 
 @dataclass(frozen=True)
 class Look:
-    """The process at one moment."""
+    """Figures of the process at one moment."""
 
     at: float
     """Seconds since the soak began."""
     pid: int
     cpu_s: float
-    """Of its processor time."""
+    """Processor time of the product."""
     around_s: float
-    """Of this process's: the talkers and the judge."""
+    """Processor time of this process: the talkers and the judge."""
     rss_bytes: int
     descriptors: int
     threads: int
     turns: int
     ledger_bytes: int
     silence_ms: float
-    """The longest answer of /healthz since the look before."""
+    """Longest answer of /healthz since the look before."""
     p50_ms: float
     p95_ms: float
     version: int
@@ -406,7 +404,7 @@ class Look:
 
 @dataclass
 class Soak:
-    """One run."""
+    """State of one run."""
 
     seconds: float
     rate: float
@@ -415,11 +413,11 @@ class Soak:
     began: float = field(default_factory=time.monotonic)
     looks: list[Look] = field(default_factory=list)
     moved: dict[str, float] = field(default_factory=dict)
-    """By fault, seconds until learning moved again."""
+    """Seconds until learning moved again, by fault."""
     wrong: list[str] = field(default_factory=list)
     fault: str = QUIET
     spans: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """From when to when each fault lasted, until learning moved again."""
+    """Begin and end of each fault, until learning moved again."""
     _silence: float = 0.0
 
     async def run(self) -> None:
@@ -517,7 +515,7 @@ class Soak:
             await asyncio.sleep(for_s / 3)
 
     async def _storm(self, for_s: float) -> None:
-        """Two thousand connections that say nothing."""
+        """Open two thousand connections that send nothing."""
         silent: list[socket.socket] = []
         try:
             for _ in range(2000):
@@ -530,7 +528,7 @@ class Soak:
                 each.close()
 
     async def _stalled_readers(self, for_s: float) -> None:
-        """They ask for a long reply and read nothing of it."""
+        """Ask for a long reply and read nothing of it, on many connections."""
         body = json.dumps(
             {
                 "model": "demo",
@@ -557,7 +555,7 @@ class Soak:
                 each.close()
 
     async def _moves(self) -> float:
-        """Seconds until a newer version serves."""
+        """Wait for a newer version to serve; return the seconds."""
         start, began = await self._version(), time.monotonic()
         while time.monotonic() - began < SETTLE_S:
             if await self._version() > start >= 0:
@@ -576,7 +574,7 @@ class Soak:
             return (await http.get(f"http://127.0.0.1:{self.port}/healthz")).json()
 
     async def _ask(self) -> None:
-        """The longest silence of the loop, seen from outside."""
+        """Record the longest silence of the loop, seen from outside."""
         async with httpx.AsyncClient(timeout=60) as http:
             while True:
                 began = time.monotonic()
@@ -621,7 +619,7 @@ class Soak:
         return time.monotonic() - self.began
 
     def _end(self) -> None:
-        """It ends in order, and its records are whole."""
+        """Check that it ends in order, and that its records are whole."""
         if self.life.stop() != 0:
             self.wrong.append("it did not end in order")
         if read(self.data, "PRAGMA integrity_check")[0][0] != "ok":
@@ -630,18 +628,18 @@ class Soak:
             self.wrong.append("there is a traceback in the log")
 
     def failures(self) -> dict[str, int]:
-        """How many requests failed, by what befell the process then."""
+        """Number of failed requests, by the fault at that time."""
         return dict(Counter(self.befell(at) for at, _ in self.traffic.failed))
 
     def befell(self, at: float) -> str:
-        """The fault in which a moment lies, or after which it comes at once."""
+        """Fault at a moment, or just before it."""
         for fault, (start, end) in self.spans.items():
             if start - AROUND_S <= at <= end + AROUND_S:
                 return fault
         return QUIET
 
     def judge_it(self) -> None:
-        """What must not grow, and what must not happen."""
+        """Check that nothing grew, and that nothing forbidden happened."""
         loud = [why for at, why in self.traffic.failed if self.befell(at) == QUIET]
         if loud:
             self.wrong.append(f"{len(loud)} requests failed while nothing was wrong: {loud[0]}")
@@ -661,22 +659,22 @@ class Soak:
                 self.wrong.append(f"{each:.0f} {name} more with every turn")
 
     def late(self) -> list[Look]:
-        """The last life while nothing was wrong, but for its first quarter: there caches fill."""
+        """Looks without a fault in the last life, without its first quarter, in which caches
+        fill."""
         last = [look for look in self.looks if look.pid == self.looks[-1].pid]
         return [k for k in last[len(last) // 4 :] if self.befell(self.began + k.at) == QUIET]
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
-    """The median of what each quarter of them rises by: one step, as an allocator makes it when
-    long replies come, is no growth.
-    """
+    """Median of the slopes over a quarter of the points: a single step, as an allocator makes it
+    when long replies come, is no growth."""
     pairs = zip(points, points[len(points) // 4 :], strict=False)
     slopes = [(y - x) / (b - a) for (a, x), (b, y) in pairs if b > a]
     return statistics.median(slopes) if slopes else 0.0
 
 
 def report(soak: Soak) -> dict[str, Any]:
-    """What grew in the life that lasted to the end, and what was seen on the whole."""
+    """Report the growth in the life that lasted to the end, and the figures of the whole run."""
     soak.judge_it()
     last, late = soak.looks[-1], soak.late()
     answered = [seconds * 1000 for _, seconds in soak.traffic.latencies]

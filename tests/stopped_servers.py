@@ -1,5 +1,6 @@
-"""An inference server in a process of its own, which can be stopped and let go on: as with one that
-hangs, its connections stay open and say nothing.
+"""An inference server in a process of its own, which can be stopped and continued.
+
+Like one that hangs, a stopped one keeps its connections open and sends nothing.
 
     python tests/stopped_servers.py tiny|demo          ends when its standard input does
 """
@@ -27,11 +28,11 @@ if __name__ == "__main__":
 
 
 SLOW_S = 0.05
-"""Before each token: there is time to stop it in a reply."""
+"""Seconds before each token, so that it can be stopped in a reply."""
 
 
 class Stoppable:
-    """One server."""
+    """One server in its process."""
 
     def __init__(self, model: str) -> None:
         self._process = subprocess.Popen(

@@ -17,7 +17,7 @@ from tinker_claw.methods import COMBINE, BatchItem
 from tinker_claw.types import HintScores, Kind, Lost, NextState, PolicyVersion, Vote
 
 SECRET = "SECRET"
-"""Stands in every text that a user, a model, a tool or the judge wrote."""
+"""A text that is part of everything that a user, a model, a tool or the judge wrote."""
 RULE = {
     "method": "combine",
     **{"w_rl": 1.0, "w_opd": 0.5, "opd_topk": 2, "opd_clip": 1.0},
@@ -40,7 +40,7 @@ TEACHER = HintScores(
 def run(
     *flags: str, directory: Path | None = None, timeout: float = 240
 ) -> subprocess.CompletedProcess[str]:
-    """`run.py` as a user types it."""
+    """Run `run.py` as a user types it."""
     where = () if directory is None else ("--data-dir", str(directory))
     return subprocess.run(
         [sys.executable, "run.py", *flags, *where],
@@ -53,7 +53,7 @@ def run(
 
 
 class Told:
-    """Writes turns through the real ledger, and takes each as far as is asked."""
+    """Writes turns through the real ledger, and takes each as far as asked."""
 
     def __init__(self, directory: Path) -> None:
         self.ledger = Ledger(directory)
@@ -63,7 +63,7 @@ class Told:
         )
 
     def turn(self, key: str = "s", **changes: object) -> int:
-        """Captured, and no more."""
+        """Capture a turn, and no more."""
         texts = {"request_text": f"{SECRET} request", "reply_text": f"{SECRET} reply"}
         changes = {"policy_version": self.version.id, "call": "client turn"} | texts | changes
         return self.ledger.turns.add(new_turn(self.ledger, key, **changes))
@@ -88,7 +88,7 @@ class Told:
         )
 
     def sampled(self, key: str, value: Vote, teacher: HintScores | None = None) -> tuple[int, int]:
-        """A turn and its sample."""
+        """Add a turn and its sample."""
         turn = self.judged(key, value, *([teacher.hint] if teacher else []))
         return turn, self.ledger.samples.add(turn, value, teacher)
 
@@ -107,7 +107,7 @@ class Told:
 
 
 def every_state(directory: Path) -> dict[str, int]:
-    """The turn that is in each state, by the state's name."""
+    """Add a turn in each state; return the turns by the state's name."""
     told = Told(directory)
     ledger, turns = told.ledger, dict[str, int]()
     turns["trained"], first = told.sampled("trained", 1, TEACHER)

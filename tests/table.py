@@ -31,7 +31,7 @@ BASE_REF = "base"
 
 
 def base_logits(vocabulary: int) -> Array:
-    """(V, V), the same ones always, peaked: a few tokens are likely after each."""
+    """Base logits (V, V), always the same, and peaked: a few tokens are likely after each."""
     return np.random.default_rng(0).normal(scale=2.0, size=(vocabulary, vocabulary))
 
 
@@ -98,12 +98,13 @@ class TableTrainer:
         self._suspect = False
 
     async def export_adapter(self, directory: Path) -> None:
-        """As LoRA of full rank on a linear layer that reads one-hot tokens: B = delta^T, A = 1."""
+        """Export as LoRA of full rank on a linear layer that reads one-hot tokens: B = delta^T, A =
+        1."""
         self._ready()
         _export(directory, self._weights.delta)
 
     async def aclose(self) -> None:
-        """Samplers hold their tables themselves, and go on."""
+        """Close the trainer; samplers hold their tables themselves, and go on."""
         self._closed = True
 
     def _ready(self) -> None:
@@ -126,7 +127,7 @@ class TableTrainer:
 
 
 def _forward_backward(table: Array, passes: Sequence[LossPass]) -> tuple[StepReport, Array]:
-    """The report of a step and the gradient (V, V) of the sum of all its losses."""
+    """Return the report of a step and the gradient (V, V) of the sum of all its losses."""
     gradient = np.zeros_like(table)
     losses: list[float] = []
     logprobs: list[tuple[tuple[float, ...], ...]] = []

@@ -28,11 +28,11 @@ NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
     "cispo": ("logprobs", "advantages"),
     "cross_entropy": ("weights",),
 }
-"""The losses, each with the arrays that a datum must have for it."""
+"""Losses, each with the arrays that a datum must have for it."""
 
 
 def log_softmax(logits: Array) -> Array:
-    """Over the last axis, in nats."""
+    """Log-softmax over the last axis, in nats."""
     shifted = logits - logits.max(-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
 
@@ -63,7 +63,7 @@ def loss_and_slope(
 
 
 def check(name: str, datum: Datum, config: Mapping[str, float]) -> None:
-    """Raise StepError or AlignmentError, before anything is computed, for what cannot be."""
+    """Raise StepError or AlignmentError for an invalid datum, before anything is computed."""
     if name not in NEEDS:
         raise StepError(f"Unknown loss {name!r}; there are {', '.join(NEEDS)}.")
     known = set(BOUNDS) if name in ("ppo", "cispo") else set()
@@ -93,10 +93,10 @@ def gradient_of(table: Array, previous: Ids, ids: Ids, slope: Array) -> Array:
 
 @dataclass(frozen=True)
 class Weights:
-    """What is learned, with Adam's moments; all (V, V)."""
+    """Learned weights with Adam's moments; all (V, V)."""
 
     delta: Array
-    """Added to the frozen base logits."""
+    """Learned logits, added to the frozen base logits."""
     first: Array
     second: Array
     steps: int

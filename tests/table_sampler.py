@@ -65,7 +65,7 @@ class TableSampler:
                 self._idle.set()
 
     async def sample(self, prompt: Tokens, params: SamplingParams, n: int = 1) -> list[Completion]:
-        """With a seed, completion i is drawn with seed + i."""
+        """Sample n completions. With a seed, completion i is drawn with seed + i."""
         if n < 1:
             raise RequestError(f"n is {n}, not at least 1.", param="n")
         drawn: list[Completion] = []

@@ -14,7 +14,7 @@ from examples.demo.recipe import grammar
 from tests.processes import Running
 
 DUE = "SELECT COUNT(*) FROM turns JOIN next_states ON turn_id = id WHERE settled = 0"
-"""What waits for the judge."""
+"""Query of the turns that wait for the judge."""
 HELLO = {"role": "user", "content": "Hello"}
 
 
@@ -30,7 +30,7 @@ def ask(running: Running, session: str, messages: list[dict[str, str]]) -> str:
 
 
 def converse(running: Running, seed: int) -> None:
-    """One short session: a problem, a verdict on the answer, and a second one."""
+    """Hold one short session: a problem, a verdict on the answer, and a second problem."""
     rng = random.Random(seed)
     problem = grammar.new_problem(rng)
     messages = [{"role": "user", "content": grammar.first_message(problem)}]
@@ -46,7 +46,7 @@ def converse(running: Running, seed: int) -> None:
 
 
 def learn(running: Running, version: int, seeds: range) -> None:
-    """Talk until the policy version is reached, and no more than that takes on a slow machine."""
+    """Talk until the policy version is reached, with a limit that suits a slow machine."""
     for first in range(seeds.start, seeds.stop, 4):
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(lambda seed: converse(running, seed), range(first, first + 4)))

@@ -23,7 +23,7 @@ Message = dict[str, str]
 
 @dataclass(frozen=True)
 class Seen:
-    """A reply that a client saw to its end."""
+    """A reply that a client received to its end."""
 
     session: str
     text: str
@@ -39,17 +39,17 @@ class Talkers:
     name: str = "s"
     seen: list[Seen] = field(default_factory=list)
     broken: int = 0
-    """Replies that did not come to their end."""
+    """Number of replies that broke off."""
     errors: list[str] = field(default_factory=list)
-    """What the gateway said where it refused."""
+    """Answers of the gateway where it refused."""
     wanted: threading.Event = field(default_factory=threading.Event)
-    """Clear: nobody asks anything."""
+    """Event that lets clients ask; while it is clear nobody does."""
     over: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _sessions: int = 0
 
     def talk(self, seed: int) -> None:
-        """Hold conversations until it is over."""
+        """Hold conversations until the end of the test."""
         rng = random.Random(seed)
         with httpx.Client(timeout=180) as http:
             while not self.over.is_set():
@@ -83,7 +83,7 @@ class Talkers:
         return None
 
     def ask(self, http: httpx.Client, session: str, messages: list[Message]) -> Seen | None:
-        """One request; None: no complete reply came of it."""
+        """Send one request; None: there was no complete reply."""
         try:
             seen = self._stream(http, session, messages)
         except httpx.ConnectError:  # nobody listens
@@ -131,7 +131,7 @@ class Talkers:
 
 @contextmanager
 def talking(url: str, *, clients: int = 3, seed: int = 0, name: str = "s") -> Iterator[Talkers]:
-    """Clients on threads of their own, who wait to be wanted."""
+    """Run clients on threads of their own, which ask while they are wanted."""
     talkers = Talkers(url, name)
     failures: list[BaseException] = []
 

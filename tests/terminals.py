@@ -15,7 +15,7 @@ from pathlib import Path
 
 PATIENCE_S = 400
 _MOVES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
-"""Colours and moves of the cursor."""
+"""Pattern of colours and moves of the cursor."""
 
 
 class Terminal:
@@ -24,13 +24,13 @@ class Terminal:
     def __init__(self, process: subprocess.Popen[bytes], handle: int) -> None:
         self.process, self._handle = process, handle
         self.shown = ""
-        """All that was shown."""
+        """All output so far."""
         self._read = 0
         self.match: re.Match[str]
-        """What `until` has found."""
+        """Match that `until` has found."""
 
     def until(self, pattern: str) -> str:
-        """Wait until something is shown that was not waited for before; returns all up to its
+        """Wait until a pattern is shown that was not waited for before; return all output up to its
         end."""
         deadline = time.monotonic() + PATIENCE_S
         while (found := re.search(pattern, self.shown[self._read :])) is None:
@@ -40,7 +40,7 @@ class Terminal:
         return self.shown[before : self._read]
 
     def shows(self, done: Callable[[], bool], patience_s: float) -> bool:
-        """Let it show what it will until something else is so; False: it took too long."""
+        """Read output until another condition holds; False: it took too long."""
         deadline = time.monotonic() + patience_s
         while not done() and time.monotonic() < deadline:
             self._reads(min(deadline, time.monotonic() + 0.2))
@@ -50,15 +50,15 @@ class Terminal:
         os.write(self._handle, keys.encode())
 
     def ended(self) -> int:
-        """Wait for its end; the exit status, negative for a signal."""
+        """Wait for its end; return the exit status, negative for a signal."""
         deadline = time.monotonic() + PATIENCE_S
         while self._reads(deadline):
             pass
         return self.process.wait(timeout=PATIENCE_S)
 
     def interrupted(self) -> int:
-        """Press Ctrl-C until it ends, as people do; the exit status. Python does not see one that
-        comes between a prompt and the read behind it."""
+        """Press Ctrl-C until it ends, as people do; return the exit status. Python does not see one
+        that comes between a prompt and the read behind it."""
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             with suppress(OSError):  # nobody has the other end any more
@@ -71,7 +71,7 @@ class Terminal:
         return self.process.wait(timeout=1.0)
 
     def _reads(self, deadline: float) -> bool:
-        """Whether there was something; False: the program has ended, or is too slow."""
+        """Read some output; False: the program has ended, or is too slow."""
         if not select.select([self._handle], [], [], max(0.0, deadline - time.monotonic()))[0]:
             return False
         try:
@@ -86,9 +86,9 @@ class Terminal:
 def on_a_terminal(
     command: Sequence[str | Path], folder: Path, environment: Mapping[str, str]
 ) -> Generator[Terminal]:
-    """Start it there; killed at the end if it still runs."""
+    """Start a program on a terminal; it is killed at the end if it still runs."""
     handle, its = pty.openpty()
-    # What a shell starts in the background ignores Ctrl-C, and so would all that it starts.
+    # Background jobs of a shell ignore Ctrl-C, and so would all of their children.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
         ["setsid", "--ctty", *command],  # so that Ctrl-C on this terminal reaches it

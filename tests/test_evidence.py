@@ -1,4 +1,4 @@
-"""What is claimed while it is watched: how often it is wrong, and how soon it is seen."""
+"""Sequential claims: how often they are wrong, and how soon a difference is seen."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from tinker_claw.evidence import CLAIM, Mean, Rate, TwoRates, odds
 
 LOOKS, RUNS = 400, 200
-"""Outcomes of a run, after each of which one looks, and runs."""
+"""Outcomes per run, with a look after each, and number of runs."""
 Draw = Callable[[Random], float]
 
 
@@ -27,7 +27,7 @@ def skewed(rng: Random) -> float:
 
 
 def narrow(rng: Random) -> float:
-    """Around 2/3."""
+    """Draw from a narrow distribution with mean 2/3."""
     return rng.betavariate(4, 2)
 
 
@@ -36,7 +36,7 @@ def halves(rng: Random) -> float:
 
 
 def seen(a: Draw, b: Draw, *, first: int = 0, looks: int = LOOKS) -> list[float]:
-    """After how many outcomes, on both sides together, a difference was claimed; inf: never.
+    """Number of outcomes, on both sides together, after which a difference was claimed; inf: never.
 
     Args:
         first: outcomes of a that come before all others; the others come as they are drawn.
@@ -67,7 +67,7 @@ def test_two_equal_rates_are_rarely_told_apart_however_often_one_looks(
 
 
 def test_neither_are_two_equal_means_of_points() -> None:
-    """Outcomes of episodes: half a point is one as well."""
+    """Outcomes of episodes: half a point is possible, too."""
     assert wrong(seen(chance(0.5), halves)) <= 0.05
 
 
@@ -80,7 +80,7 @@ def test_two_rates_that_differ_are_told_apart_within_so_many_sessions(
 
 @pytest.mark.parametrize("rate", [0.02, 0.3, 0.5, 0.97])
 def test_capital_of_a_fair_bet_does_not_grow(rate: float) -> None:
-    """Exactly: the mean of the e-value over all that 8 and 5 outcomes can be is at most 1."""
+    """Exactly: the mean of the e-value over all results of 8 and 5 outcomes is at most 1."""
 
     def likely(k: int, n: int) -> float:
         return math.comb(n, k) * rate**k * (1 - rate) ** (n - k)
@@ -127,7 +127,7 @@ def test_interval_ends_where_the_mixture_is_twenty_times_as_likely() -> None:
 
 
 def watched(draw: Draw) -> list[float]:
-    """After how many outcomes a mean of 1/2 was ruled out; inf: never."""
+    """Number of outcomes after which a mean of 1/2 was ruled out; inf: never."""
     found = list[float]()
     for seed in range(2 * RUNS):
         rng, test, look = Random(seed), Mean(), 0

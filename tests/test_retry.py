@@ -28,7 +28,7 @@ def test_attempts_are_counted_with_the_first() -> None:
 
 
 class Fails:
-    """The first so many times with a TimeoutError, and then with nothing."""
+    """A call that raises TimeoutError a number of times, and then succeeds."""
 
     def __init__(self, times: int, error: type[Exception] = TimeoutError) -> None:
         self.left, self.error, self.asked = times, error, 0

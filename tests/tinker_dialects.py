@@ -1,4 +1,4 @@
-"""Servers that speak Tinker's API otherwise than Tinker: wrappers around the real application.
+"""Servers that speak Tinker's API with deviations: wrappers around the real application.
 
 Rule: only what is said differs, never what is done.
 """
@@ -23,7 +23,7 @@ _Change: TypeAlias = Callable[[bytes], bytes]
 
 
 class OtherPaths:
-    """Hands out paths and ids in which nothing can be read, for all but exports.
+    """Uses opaque paths and ids for everything but exports.
 
     Exports keep theirs: the SDK itself downloads no others.
     """
@@ -33,7 +33,7 @@ class OtherPaths:
         self._own: dict[str, str] = {}
 
     def __call__(self, app: App) -> App:
-        """The application; wrap the next one of a server that restarts with the same object."""
+        """Wrap the application; wrap that of a restarted server with the same object."""
 
         async def speaking(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] != "http":
@@ -104,7 +104,7 @@ class Flattened:
 
 
 class _Rewriting:
-    """Sends an answer when it is whole, with another body."""
+    """Sends an answer, once it is whole, with another body."""
 
     def __init__(self, send: Send, by: OtherPaths | Flattened) -> None:
         self._send = send
@@ -142,8 +142,8 @@ def _with_length(headers: list[tuple[bytes, bytes]], body: bytes) -> list[tuple[
 
 @contextmanager
 def answering(answer: Callable[[str], tuple[int, Any]]) -> Iterator[str]:
-    """The address of a server that says one status and one thing to everything, by the key alone:
-    it is no Tinker, or one whose account has something amiss."""
+    """Run a server that answers everything with one status and text: it is no Tinker, or one whose
+    account has a problem. Yields its address."""
 
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

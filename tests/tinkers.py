@@ -22,12 +22,12 @@ _running: dict[Path, Served] = {}
 
 
 class Served:
-    """A server that can misbehave and be restarted, at one address."""
+    """A server at one address that can misbehave and be restarted."""
 
     def __init__(
         self, folder: Path, speaking: Callable[[Any], Any] = lambda app: app, **settings: Any
     ) -> None:
-        """`speaking` wraps the application of a server that speaks the API otherwise."""
+        """`speaking` wraps the application, for a server that deviates from the API."""
         self.folder = folder
         self._speaking = speaking
         self._settings = settings
@@ -53,14 +53,14 @@ class Served:
         self._stack.close()
 
     def restart(self) -> None:
-        """Sessions, futures and gradients are gone; checkpoints stay."""
+        """Restart the server: sessions, futures and gradients are gone; checkpoints stay."""
         port = int(self.url.rsplit(":", 1)[1])
         self.stop()
         self._start(port)
 
 
 def served(folder: Path, **settings: Any) -> Served:
-    """The server of this folder, started if there is none."""
+    """Server of this folder, started if there is none."""
     if folder not in _running:
         _running[folder] = Served(folder, **settings)
     return _running[folder]
@@ -75,7 +75,7 @@ async def start_tinker(
     context_tokens: int | None = None,
     **limits: Any,
 ) -> TinkerTrainer:
-    """A trainer over the server of this folder."""
+    """Start a trainer over the server of this folder."""
     options = {"root": folder / "served", "alpha": alpha, **(server or {})}
     there = await asyncio.to_thread(lambda: served(folder, **options))
     asked = settings(base_url=there.url, rank=rank, context_tokens=context_tokens)
@@ -89,7 +89,7 @@ def settings(
     rank: int = 32,
     context_tokens: int | None = None,
 ) -> Settings:
-    """Those that the adapter reads."""
+    """Settings that the adapter reads."""
     run = Run(model_name=model, base_url=base_url, context_tokens=context_tokens)
     return Settings(run=run, training=Training(lora_rank=rank))
 

@@ -12,7 +12,7 @@ SETTINGS = settings(derandomize=True, deadline=None, database=None)
 
 @st.composite
 def batches(draw: st.DrawFn, *, most: int = 8) -> list[list[int]]:
-    """Sequences of which many continue, repeat or cut short one that came before."""
+    """Draw sequences, many of which extend, repeat or cut short an earlier one."""
     found: list[list[int]] = []
     for _ in range(draw(st.integers(1, most))):
         parent = draw(st.sampled_from(found)) if found else []
@@ -24,5 +24,5 @@ def batches(draw: st.DrawFn, *, most: int = 8) -> list[list[int]]:
 
 
 def tensors(sequences: list[list[int]], stretch: int = 1) -> list[Tensor]:
-    """As the packing takes them; every token so many times, for longer ones with the same forks."""
+    """Tensors for the packing; each token is repeated, for longer ones with the same forks."""
     return [torch.tensor(s).repeat_interleave(stretch) for s in sequences]

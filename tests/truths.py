@@ -1,4 +1,4 @@
-"""What must be true of a data directory at any time, whoever was killed when.
+"""Invariants of a data directory, whoever was killed when.
 
 Rule: it only reads. SQLite's own recovery after a kill is the product's to do.
 """
@@ -43,7 +43,7 @@ def _open(data: Path) -> sqlite3.Connection:
 
 
 def check(data: Path, seen: Iterable[Seen], *, batch_size: int, remote: bool = False) -> int:
-    """Raises AssertionError where something was lost, doubled or made up.
+    """Check the invariants. Raises AssertionError where something was lost, doubled or made up.
 
     Returns the newest version. `remote`: states and samplers are not on this disk.
     """
@@ -124,7 +124,7 @@ def _versions_only_grow(ledger: sqlite3.Connection) -> sqlite3.Row:
 
 
 def _nothing_is_trained_twice(ledger: sqlite3.Connection, version: int) -> None:
-    """Along the lineage of a version, by what the steps say that made it."""
+    """Check that nothing is trained twice along the lineage of a version, by its steps."""
     trained = ledger.execute(
         "WITH RECURSIVE line (id) AS (SELECT ? UNION SELECT parent FROM versions "
         "JOIN line USING (id) WHERE parent IS NOT NULL) "

@@ -54,7 +54,7 @@ class TinkerServer:
 
     @property
     def base(self) -> BaseModel:
-        """That learns in this process."""
+        """Base model of the trainer in this process."""
         learning: Any = self.service.shared.backend.learning
         return learning._base
 
@@ -64,7 +64,7 @@ class TinkerServer:
 
     @property
     def held_requests(self) -> int:
-        """Of samplers in this process: those that hold cache or wait for it."""
+        """Number of requests of samplers in this process that hold cache or wait for it."""
         serving: Any = self.service.shared.backend.serving
         return sum(sampler.held_requests for sampler in serving._open)
 
@@ -131,7 +131,7 @@ def wire_server(
 
 @dataclass(frozen=True)
 class WireProcess:
-    """`python -m local_gpu.tinker`."""
+    """A `python -m local_gpu.tinker` process."""
 
     process: subprocess.Popen[str]
     url: str
@@ -144,7 +144,8 @@ class WireProcess:
 
 @contextmanager
 def wire_process(root: Path, *flags: str, port: int = 0) -> Iterator[WireProcess]:
-    """Serve the demo model, on a free port unless told; killed at the end if it still runs."""
+    """Serve the demo model, on a free port unless told; it is killed at the end if it still
+    runs."""
     command = [sys.executable, "-m", "local_gpu.tinker", "--port", str(port), "--threads", "1"]
     log = root.with_suffix(".log")
     with log.open("ab") as stderr:
@@ -169,7 +170,7 @@ def wire_process(root: Path, *flags: str, port: int = 0) -> Iterator[WireProcess
 
 
 class Raw:
-    """A client that sends what it is told, and nothing else."""
+    """A client that sends exactly what it is told."""
 
     def __init__(self, url: str, key: str = KEY) -> None:
         self.http = httpx.Client(base_url=f"{url}/api/v1/", headers={"X-API-Key": key}, timeout=240)
@@ -186,7 +187,7 @@ class Raw:
         return self.http.post("retrieve_future", json={"request_id": request_id})
 
     def result(self, request_id: str) -> httpx.Response:
-        """Polls until the answer is there."""
+        """Poll until the answer is there."""
         deadline = time.monotonic() + 120
         while b"try_again" in (answer := self.poll(request_id)).content:
             assert time.monotonic() < deadline
@@ -204,7 +205,7 @@ class Raw:
         return self.result(made["request_id"]).json()["model_id"]
 
     def forward_backward(self, model: str, seq_id: int, count: int = 1) -> str:
-        """`count` datums that share nothing: equal ones are computed once."""
+        """Send `count` datums that share nothing: equal ones would be computed once."""
         datums = [
             tinker.Datum(
                 tinker.ModelInput.from_ints([*head, *RAW_TOKENS[2:-1]]),

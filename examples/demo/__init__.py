@@ -1,4 +1,4 @@
-"""The demo: a simulated user talks to the real product, and the replies become what they want.
+"""The demo: a simulated user talks to the real product, which learns the replies that they want.
 
     recipe/    how the tiny model was made: its texts, its tokenizer, its training
     model/     what came of it, with a list of hashes
@@ -10,4 +10,4 @@ the grammar and the skills of the recipe, which are the tiny model's world.
 
 
 class DemoError(Exception):
-    """What stops the demo, as a sentence for the person who started it."""
+    """An error that stops the demo; its message is a sentence for the person who started it."""

@@ -26,7 +26,7 @@ from tinker_claw.files import for_owner_only
 
 EXIT_FAILED = 1
 EXIT_SIGNALLED = 128
-"""Plus the signal's number, as shells do it."""
+"""Base of the exit status after a signal, to which its number is added, as in shells."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def _demo(options: Options, console: Console) -> None:
-    """Run, and present what was reached, once, even where the run was cut short."""
+    """Run the demo and present its results, once, even where the run was cut short."""
     server.end_on_signals()
     launch = server.Launch.of(options)
     console.print(f"Starting the server; its log: {launch.log}", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""The wire between the demo and the product: chat requests, /healthz and /metrics.
+"""Client of the gateway for the demo: chat requests, /healthz and /metrics.
 
 Rule: what comes back is checked here, once; whatever is wrong with it is a `DemoError`. Nothing is
 tried again, because the gateway retries inside.
@@ -20,9 +20,10 @@ from examples.demo import DemoError
 
 MODEL = "demo"
 MAX_TOKENS = 128
-"""Of a reply of the demo's model."""
+"""Most tokens of a reply of the demo's model."""
 ANSWER_S = 900.0
-"""A reply that takes longer is no reply; a real model on two busy cores has taken over 300 s."""
+"""Seconds until a request for a reply is given up; a real model on two busy cores has taken over
+300 s."""
 _VERDICTS = {"1": "+1", "0": "0", "-1": "-1", "none": "none"}
 
 
@@ -34,12 +35,12 @@ class Request:
     session: str
     kind: Literal["main", "side"] = "main"
     version: int | None = None
-    """Who is to answer, by number; None: whoever serves."""
+    """Number of the version that answers; None: the one that serves."""
     last: bool = False
-    """No request of this session follows."""
+    """Whether no request of this session follows."""
     stream: bool = False
     seed: int | None = None
-    """Set: sampled at temperature 1 with this seed, so that the reply can be had again."""
+    """Seed for sampling at temperature 1, so that the reply can be reproduced; None: not set."""
 
     def headers(self) -> dict[str, str]:
         done = {"X-Session-Done": "1"} if self.last else {}
@@ -58,11 +59,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What /healthz says."""
+    """Answer of /healthz."""
 
     status: str
     policy_version: int
-    """In a run that began fresh this is also the number of optimizer steps."""
+    """Version that serves; in a run that began fresh this is also the number of optimizer steps."""
     samples_waiting: int
     batch_size: int
     learner: str
@@ -71,20 +72,20 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What /metrics says, since the server started."""
+    """Figures from /metrics, counted since the server started."""
 
     verdicts: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Turns by verdict: `+1`, `0`, `-1`, and `none` for no valid vote."""
+    """Number of turns by verdict: `+1`, `0`, `-1`, and `none` for no valid vote."""
     hints: int = 0
-    """Turns with a hint."""
+    """Number of turns with a hint."""
     steps: int = 0
-    """Optimizer steps that were committed."""
+    """Number of optimizer steps that were committed."""
     usd: float = 0.0
-    """What a service has billed; 0 where none does."""
+    """Dollars billed by a service; 0 where none is used."""
 
 
 def figures_from(exposition: str) -> Figures:
-    """Read the few figures that the demo shows; one that is not there is 0."""
+    """Read the figures that the demo shows; a missing one is 0."""
     samples = [
         sample
         for family in text_string_to_metric_families(exposition)
@@ -111,7 +112,7 @@ async def connected(
     max_tokens: int = MAX_TOKENS,
     of: Callable[[httpx.AsyncClient, str, int], Client] | None = None,
 ) -> AsyncGenerator[Client]:
-    """A client of the gateway at this address, which does not end in /v1, under this key.
+    """Make a client with this key for the gateway at this address, which does not end in /v1.
 
     Args:
         of: makes it; None: a plain one.
@@ -127,7 +128,7 @@ async def connected(
 
 
 class Client:
-    """Asks the product. Raises `DemoError` for anything but a proper answer."""
+    """Client of the gateway. Raises `DemoError` for anything but a proper answer."""
 
     def __init__(
         self, http: httpx.AsyncClient, model: str = MODEL, max_tokens: int = MAX_TOKENS
@@ -136,15 +137,15 @@ class Client:
         self._model, self._max_tokens = model, max_tokens
 
     async def ask(self, request: Request) -> str:
-        """The text of the reply."""
+        """Send a chat request and return the text of the reply."""
         return await (self._streamed(request) if request.stream else self._whole(request))
 
     async def tell(self, session: str, liked: Sequence[bool]) -> None:
-        """What the user made of each reply of a session that is over. Most people have said in it
-        what they have to say."""
+        """Report what the user made of each reply of a session that is over. Most users have said
+        in it what they have to say."""
 
     async def press(self, reply: str, score: float) -> None:
-        """Say outright what a reply was like, by its id."""
+        """Rate a reply by its id."""
         said = {"response_id": reply, "score": score}
         with _mapped("feedback"):
             answer = await self._http.post("/v1/feedback", json=said)
@@ -203,7 +204,7 @@ class Client:
 
 @contextmanager
 def _mapped(what: str) -> Generator[None]:
-    """The one place where httpx's errors become the demo's."""
+    """Turn httpx's errors into the demo's."""
     try:
         yield
     except httpx.HTTPError as error:
@@ -219,7 +220,7 @@ def _good(answer: httpx.Response, text: str) -> httpx.Response:
 
 
 def _content(data: str, part: Literal["message", "delta"]) -> str:
-    """The text in a completion or in one chunk of it; a chunk without text is empty."""
+    """Text of a completion or of one chunk of it; "" if a chunk has none."""
     try:
         choices = json.loads(data)["choices"]
         return str(choices[0][part].get("content") or "") if choices else ""

@@ -1,4 +1,4 @@
-"""The run itself: sessions, scores and the watching of the server, side by side.
+"""Conduct a run: sessions, scores and the watching of the server, side by side.
 
 Rule: one TaskGroup holds all of it; the first failure ends everything. Scoring runs beside the
 sessions because a version can be asked for by name at any time.
@@ -18,25 +18,25 @@ from examples.demo.user import IN_FLIGHT, Outcome, Speaker, hold_sessions
 
 OBSERVE_S = 0.3
 DEGRADED_S = 60.0
-"""A judge that fails is asked again; one that fails for this long will not come back."""
+"""Seconds until a failing judge ends the run. It is asked again until then."""
 
 Watch = Callable[[], Awaitable[None]]
-"""Runs beside everything, until it is cancelled; or raises, which ends everything."""
+"""A task that runs beside everything until it is cancelled; if it raises, everything ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """Who takes part in a run."""
+    """Clients, speakers and exam of a run."""
 
     client: Client
-    """Of somebody who may see how the server is."""
+    """Client whose key may read the server's health."""
     talkers: Sequence[tuple[Client, Speaker]]
-    """Those who talk, in turn."""
+    """Speakers with their clients, who take turns."""
     exam: Exam
     at_once: int = IN_FLIGHT
-    """Sessions."""
+    """Sessions at the same time."""
     held: Callable[[], Awaitable[None]] | None = None
-    """Goes on where learning is held; None: the run ends there."""
+    """Continues where learning is held; None: the run ends there."""
 
 
 async def conduct(cast: Cast, progress: Progress, watches: tuple[Watch, ...]) -> None:
@@ -98,7 +98,7 @@ async def _conduct(
 
 
 def _unscored(progress: Progress) -> list[int]:
-    """Versions that were met, are to be scored, and were not."""
+    """Versions that were met and are due to be scored, but have no score."""
     marked = {moment.version for moment in progress.marks.values()}
     met = {*filter(progress.options.scores, progress.births), *marked}
     return sorted(met - progress.scores.keys())
@@ -109,7 +109,7 @@ async def _run(watch: Watch) -> None:
 
 
 async def _observe(cast: Cast, progress: Progress, scorer: Scorer) -> None:
-    """Keep `progress` up to date, and have every fourth version scored as it appears.
+    """Keep `progress` up to date, and score every fourth version as it appears.
 
     Raises:
         DemoError: learning has stopped or is not well for too long.
@@ -132,7 +132,7 @@ async def _observe(cast: Cast, progress: Progress, scorer: Scorer) -> None:
 
 
 def _leaves(errors: BaseExceptionGroup[DemoError]) -> list[DemoError]:
-    """The failures inside groups of groups, first things first."""
+    """Flatten groups of groups of errors, in the order in which they occurred."""
     found: list[DemoError] = []
     for error in errors.exceptions:
         found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]

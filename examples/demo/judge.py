@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 
 class Case(NamedTuple):
-    """What a judge prompt is about."""
+    """Subject of a judge prompt."""
 
     role: str
-    """Who wrote what came next: user or tool."""
+    """Author of the next state: user or tool."""
     text: str
     whole: str
-    """Request, reply and what came next, without the marks, which differ from prompt to prompt."""
+    """Request, reply and next state, without the marks, which differ from prompt to prompt."""
 
 
 Opinion = tuple[int, str | None]
-"""A verdict, +1, 0 or -1, and what should have been done; None: nobody said so."""
+"""A verdict, +1, 0 or -1, and a hint on what should have been done; None: no hint."""
 
 HINTS_PLAIN = (
     "Answer in ordinary sentences, without bold, numbered steps or a final answer line.",
@@ -40,23 +40,24 @@ HINTS_PLAIN = (
     "Write the steps as casual running text with no formatting at all.",
     "Plain everyday words only, without a title, numbering or a marked final answer.",
 )
-"""What it tells whoever wrote like an AI. The demo's model has learned to follow these."""
+"""Hints for replies that sound like an AI. The demo's model has learned to follow these."""
 HINTS_AI = (
     "Use a bold heading, numbered steps and a final answer line.",
     "Structure it: a bold title, a numbered list, a boxed result.",
     "Format the reply with bold text and numbered steps.",
 )
-"""What it tells whoever was to write so. These were learned, too."""
+"""Hints for replies that should sound like an AI. The demo's model has learned to follow these,
+too."""
 HINTS_OPENING = ("Begin the reply with ok or well.", "The first word is ok or well.")
-"""These the model has never seen, and takes for a wish for structure: measured over 128 replies,
-0.15 begin so without a hint, and 0.00 and 0.04 with one."""
+"""Hints that the model has never seen, and takes for a wish for structure: measured over 128
+replies, 0.15 begin so without a hint, and 0.00 and 0.04 with one."""
 _MARK = re.compile(r"\bmark ([0-9a-f]{16}), drawn at\s+random")
-"""Where the instructions name the mark of the fences around what others wrote."""
+"""Pattern for the mark, which the instructions name, of the fences around quoted text."""
 _STYLE = re.compile(
     r"\b(an ai|bold|headings?|numbered|natural|naturally|plain|casual|casually|formal|robot)\b",
     re.I,
 )
-"""Words of somebody who wants another style. Asking for a style means that it was not that one."""
+"""Words of a user who wants another style: asking for it means that the reply lacked it."""
 _OPENING = re.compile(r"\bok or well\b", re.I)
 _WANTS_STRUCTURE = re.compile(r"\b(use|want) (a )?(bold|headings)", re.I)
 _BAD = re.compile(
@@ -71,7 +72,7 @@ _FAILED = re.compile(r"\b(error|failed|not found|traceback|denied|invalid)\b", r
 
 
 def verdict(role: str, text: str) -> int:
-    """+1, 0 or -1 for a next state. A correction that is polite is still a correction."""
+    """Judge a next state: +1, 0 or -1. A correction that is polite is still a correction."""
     if role == "tool":
         return -1 if _FAILED.search(text) else 1
     if _BAD.search(text) or _STYLE.search(text):
@@ -80,7 +81,7 @@ def verdict(role: str, text: str) -> int:
 
 
 def hint(role: str, text: str, rng: random.Random) -> str | None:
-    """What should have been done, where a correcting user said so."""
+    """Hint on what should have been done, if a correcting user said so."""
     if role != "user" or verdict(role, text) != -1:
         return None
     if _OPENING.search(text):
@@ -91,12 +92,12 @@ def hint(role: str, text: str, rng: random.Random) -> str | None:
 
 
 def opinion(case: Case, rng: random.Random) -> Opinion:
-    """What the demo's rules make of a case."""
+    """Judge a case by the demo's rules."""
     return verdict(case.role, case.text), hint(case.role, case.text, rng)
 
 
 def case_of(messages: list[dict[str, Any]]) -> Case | None:
-    """What a judge prompt is about; None: it is no judge prompt."""
+    """Parse a judge prompt; None: it is not one."""
     system, case = (str(messages[at].get("content")) if messages else "" for at in (0, -1))
     if not (marks := _MARK.findall(system)):
         return None
@@ -114,7 +115,7 @@ def answer(
     rng: random.Random,
     think: Callable[[Case, random.Random], Opinion] = opinion,
 ) -> str:
-    """One answer to one judge prompt.
+    """Answer one judge prompt.
 
     Raises:
         ValueError: the messages are no judge prompt.
@@ -132,7 +133,7 @@ def answer(
 
 
 def create_app(seed: int = 0, think: Callable[[Case, random.Random], Opinion] = opinion) -> FastAPI:
-    """An OpenAI-compatible server with one judge by rules behind it."""
+    """Make an OpenAI-compatible server with a rule-based judge behind it."""
     from fastapi import FastAPI, HTTPException  # the recipe imports this file for its hints only
 
     app = FastAPI(title="rule judge")

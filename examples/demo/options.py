@@ -17,7 +17,7 @@ from examples.demo.user import USERS
 from tinker_claw.methods import METHODS
 
 ROOT = Path(__file__).resolve().parents[2]
-"""The repository, or what a wheel has of it: run.py and configs/ lie here."""
+"""The repository, or the part of it that a wheel holds: run.py and configs/ are here."""
 
 SCORE_EVERY = 4
 """Optimizer steps between two scores."""
@@ -27,31 +27,31 @@ _FAST = {"steps": 8, "sessions": 36, "eval_prompts": 64}
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What one run of the demo does."""
+    """Settings of one run of the demo."""
 
     out: Path
     method: str = "combine"
     user: str = "plain"
-    """Who talks: a name of `USERS`."""
+    """Name of the user who talks, from `USERS`."""
     seed: int = 0
-    """Of the problems, of the user's words, and of the adapter's first weights."""
+    """Seed of the problems, of the user's words, and of the adapter's first weights."""
     steps: int = 16
     sessions: int = 72
-    """The run ends when both are reached, so many optimizer steps and so many sessions; or when
-    nothing is learned any more, or learning is held."""
+    """Number of sessions. The run ends when both this many sessions and this many optimizer steps
+    are reached; or when nothing is learned any more, or learning is held."""
     eval_prompts: int = 128
     config: Path = ROOT / "configs" / "demo.toml"
     port: int | None = None
-    """Of the gateway; None: a free one."""
+    """Port of the gateway; None: a free one."""
 
     @property
     def marks(self) -> tuple[int, int]:
-        """The numbers of ended sessions at which the serving version is scored, too."""
+        """Numbers of ended sessions at which the serving version is scored, too."""
         return (max(1, self.sessions // 2), self.sessions)
 
     @property
     def milestones(self) -> tuple[int, int, int]:
-        """The steps that the table shows."""
+        """Numbers of steps that the table shows."""
         return (0, self.steps // 2, self.steps)
 
     def scores(self, version: int) -> bool:
@@ -104,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def positive(text: str) -> int:
-    """A flag's number, of at least 1."""
+    """Parse a flag's number, of at least 1."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} is not at least 1")

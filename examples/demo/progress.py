@@ -1,4 +1,4 @@
-"""What has happened so far: sessions, versions and scores.
+"""Progress of a run: sessions, versions and scores.
 
 Rule: everything the view, the table and the curve show is read from here. Written by the tasks of
 one event loop; it does no I/O.
@@ -17,8 +17,8 @@ from examples.demo.scoring import Score
 from examples.demo.user import Outcome
 
 IDLE_SESSIONS = 200
-"""After so many sessions without a step none is waited for: learning is held, or there is nothing
-to learn. A step takes longest from hints alone, with a user who is pleased: above 100 sessions."""
+"""Sessions without a step after which none is waited for: learning is held, or there is nothing to
+learn. A step takes longest from hints alone, with a user who is pleased: above 100 sessions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +29,15 @@ class Point:
     sessions: int
     """Sessions that had ended at that moment."""
     seconds: float
-    """Since the user began to talk."""
+    """Seconds since the user began to talk."""
     score: Score
     at_sessions: int | None = None
-    """Set where the moment was the end of this many sessions; else the version was just new."""
+    """Number of sessions whose end was that moment; None: the version was just new."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """When a version was met."""
+    """Time, in sessions and seconds, at which a version was met."""
 
     version: int
     sessions: int
@@ -52,24 +52,24 @@ class Progress:
     started: float = field(default_factory=time.monotonic)
     ended: float | None = None
     outcomes: list[Outcome] = field(default_factory=list[Outcome])
-    """Of the sessions that ended, in that order."""
+    """Outcomes of the sessions that ended, in that order."""
     overruled: int = 0
-    """How often learning was held, and went on because the run says so."""
+    """Number of times that learning was held and went on because the run continues."""
     last: int | None = None
-    """The newest version when all sessions were over: a step from samples that were left makes one
+    """Newest version when all sessions were over; a step from samples that were left makes one
     more, which is no part of the run. None: they are not over."""
     health: Health | None = None
     figures: Figures = field(default_factory=Figures)
     births: dict[int, Moment] = field(default_factory=dict[int, Moment])
-    """By version: when it began to serve."""
+    """Moment at which each version began to serve."""
     marks: dict[int, Moment] = field(default_factory=dict[int, Moment])
-    """By number of sessions: which version served when that many had ended."""
+    """Version that served when this many sessions had ended, by number of sessions."""
     scores: dict[int, Score] = field(default_factory=dict[int, Score])
-    """By version, in the order in which they were scored."""
+    """Scores by version, in the order in which they were made."""
 
     @property
     def sessions(self) -> int:
-        """Sessions that ended."""
+        """Number of sessions that ended."""
         return len(self.outcomes)
 
     @property
@@ -78,7 +78,7 @@ class Progress:
 
     @property
     def version(self) -> int:
-        """The newest version that was seen; its number is the number of steps."""
+        """Newest version seen; its number is the number of steps."""
         return max(self.births, default=0)
 
     @property
@@ -92,7 +92,7 @@ class Progress:
 
     @property
     def behind(self) -> bool:
-        """A step has all its samples, and is being taken.
+        """Whether a step has all its samples and is running.
 
         A learner that waits although it has enough waits for other users: they have to talk.
         """
@@ -104,17 +104,17 @@ class Progress:
 
     @property
     def held(self) -> bool:
-        """The server takes no further step until its owner says so; it says why."""
+        """Whether the server takes no further step until its owner says so."""
         return self.health is not None and self.health.learner == "held"
 
     @property
     def idle(self) -> int:
-        """Sessions that ended since the newest version was met."""
+        """Number of sessions that ended since the newest version was met."""
         newest = self.births.get(self.version)
         return self.sessions - (newest.sessions if newest else 0)
 
     def saw(self, health: Health) -> list[int]:
-        """Note what the server says; returns the versions that are new."""
+        """Record an answer of /healthz; return the versions that are new."""
         self.health = health
         first = self.version + 1 if self.births else 0
         new = list(range(first, health.policy_version + 1))
@@ -123,11 +123,11 @@ class Progress:
         return new
 
     def mark(self, sessions: int, version: int) -> None:
-        """Note which version served when so many sessions had ended."""
+        """Record which version served when this many sessions had ended."""
         self.marks[sessions] = Moment(version, sessions, self.seconds)
 
     def state(self) -> dict[str, Any]:
-        """What a run needs that takes this one up, as JSON holds it."""
+        """State from which another run can continue, as JSON holds it."""
         return {
             "seconds": self.seconds,
             "overruled": self.overruled,
@@ -138,7 +138,7 @@ class Progress:
         }
 
     def take_up(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` gave. Sessions that were in flight are not among the ended."""
+        """Continue from what `state` gave. Sessions that were in flight do not count as ended."""
         self.started = time.monotonic() - state["seconds"]
         self.overruled = state["overruled"]
         self.outcomes = [Outcome(**one) for one in state["outcomes"]]

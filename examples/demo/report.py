@@ -1,4 +1,4 @@
-"""What came out: a table, a picture and report.json.
+"""Report of a run: a table, a picture and report.json.
 
 Rule: all three show the same points, and a point that was not reached is not there.
 """
@@ -28,7 +28,7 @@ PICTURE = "curve.png"
 
 
 def write(progress: Progress) -> dict[str, Path]:
-    """Write what there is to write; returns the paths of everything the run left, by what it is.
+    """Write the report; return the paths of everything the run left, by what it is.
 
     Raises:
         DemoError: there is no room, or no permission.
@@ -79,7 +79,7 @@ def contents(progress: Progress) -> dict[str, Any]:
 
 
 def table(progress: Progress) -> Table:
-    """The points that the method's study reports, one row each."""
+    """Table of the points that the method's study reports, one row each."""
     options = progress.options
     shown = Table(
         title=_title(options), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
@@ -116,7 +116,7 @@ def _rows(progress: Progress) -> list[tuple[str, Point]]:
 
 
 def draw(curve: Sequence[Point], options: Options, path: Path) -> None:
-    """Draw shares against optimizer steps, with the sessions that it took on the upper edge."""
+    """Draw shares against optimizer steps, with the sessions on the upper edge."""
     by_step = [point for point in curve if point.at_sessions is None]
     every = list({point.step: point for point in curve}.values())  # the marks' versions, too
     steps = [point.step for point in every]
@@ -146,7 +146,7 @@ def draw(curve: Sequence[Point], options: Options, path: Path) -> None:
 
 
 def _draw_mark(axes: Any, point: Point) -> None:
-    """A ring for the version that served at the end of so many sessions."""
+    """Draw a ring for the version that served at the end of this many sessions."""
     at = (point.step, point.score.accepted)
     ring = {"marker": "o", "markersize": 11, "markerfacecolor": "none", "color": "#1d4ed8"}
     axes.plot(*at, linestyle="none", **ring)
@@ -174,7 +174,7 @@ def _entry(point: Point) -> dict[str, Any]:
 
 
 def _settings(options: Options) -> dict[str, Any]:
-    """What it takes to run this again."""
+    """Settings needed to run this again."""
     return {
         "method": options.method,
         "user": options.user,

@@ -1,4 +1,4 @@
-"""How good is a policy version? First replies to fresh questions, and skills that are to stay.
+"""Score a policy version by first replies to fresh questions, and by skills that must stay.
 
 Rule: the questions and the seeds of the replies are the same for every version, and they are asked
 as side turns, so that scoring a version never trains one. A version is asked for by its name, which
@@ -33,29 +33,29 @@ from examples.demo.user import User
 
 EXAM_SEED = 77
 SKILL_PROMPTS = 60
-"""Sums, and lists, of an exam; fewer where the exam has fewer questions."""
+"""Sums, and as many lists, of an exam; fewer where the exam has fewer questions."""
 _NAMED = re.compile("|".join((*NAMES, *THINGS, r"\d")))
-"""What differs from question to question."""
+"""Pattern for names, things and digits, which differ from question to question."""
 IN_FLIGHT = 12
 """Requests at a time: enough to fill a decoding batch beside the sessions."""
 SHOWN = 4
-"""First replies of a version that are kept to be looked at."""
+"""First replies of a version that are kept for the report."""
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What an exam came to. Shares are of replies, each 0 to 1."""
+    """Result of an exam. Shares are of replies, each 0 to 1."""
 
     accepted: float
     """First replies that the user is content with."""
     shares: Mapping[str, float]
-    """What else is looked at, by name, such as skills."""
+    """Further shares by name, such as skills."""
     alike: float
-    """First replies of the commonest form, names, things and digits apart."""
+    """Share of first replies of the commonest form, ignoring names, things and digits."""
     characters: float
-    """Of a first reply, in the mean."""
+    """Mean length of a first reply in characters."""
     shown: tuple[tuple[str, str], ...] = field(default=(), compare=False)
-    """A few questions and the first replies to them."""
+    """A few questions with their first replies."""
 
 
 class Exam(Protocol):
@@ -76,11 +76,11 @@ class Check(NamedTuple):
 
 
 Skills = Mapping[str, Sequence[Check]]
-"""Questions by what they are about, of which nobody talks in the sessions."""
+"""Questions by skill; no session is about them."""
 
 
 def demo_skills(rng: Random, count: int) -> Skills:
-    """Sums and lists, which the demo's model has learned."""
+    """Draw sums and lists, which the demo's model has learned."""
     sums = [new_sum(rng) for _ in range(count)]
     lists = [new_shopping(rng) for _ in range(count)]
     return {
@@ -91,14 +91,14 @@ def demo_skills(rng: Random, count: int) -> Skills:
 
 @dataclass(frozen=True, slots=True)
 class RuleExam:
-    """Of a user who goes by a rule."""
+    """Exam of a user who follows a rule."""
 
     user: User
     asked: tuple[Any, ...]
-    """What `User.asks` drew."""
+    """Subjects drawn by `User.asks`."""
     skills: Skills
     work: Callable[[str, Any], bool] | None = shows_work
-    """Says whether a first reply is right in substance; None: nobody can tell."""
+    """Returns whether a first reply is right in substance; None: nobody can tell."""
 
     @classmethod
     def draw(
@@ -133,7 +133,7 @@ class RuleExam:
 def described(
     accepted: float, shares: Mapping[str, float], questions: Sequence[str], firsts: Sequence[str]
 ) -> Score:
-    """A score, with what can be said of any first replies."""
+    """Make a score, with statistics of the first replies."""
     return Score(
         accepted=accepted,
         shares=shares,

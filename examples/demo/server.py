@@ -24,33 +24,33 @@ from examples.demo.client import Client, connected
 from examples.demo.options import ROOT, Options
 
 START_S = 180.0
-"""Importing torch takes long on a busy machine, above all the first time."""
+"""Seconds to start: importing torch takes long on a busy machine, above all the first time."""
 POLL_S = 0.2
 STOP_S = 60.0
-"""The child finishes replies in flight and a training step; then it is killed."""
+"""Seconds to stop: the child finishes replies in flight and a training step; then it is killed."""
 BREAK_S = 1.0
-"""Between a broken connection and the end of the child that caused it."""
+"""Seconds between a broken connection and the end of the child that caused it."""
 _KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "OMP_NUM_THREADS", "XDG_CACHE_HOME")
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What a child is to be."""
+    """How to start the child process."""
 
     out: Path
-    """Its log goes there."""
+    """Folder of the child's log."""
     flags: tuple[str, ...]
-    """Of `run.py`, all but the port."""
+    """Flags of `run.py`, without the port."""
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Besides the variables that every program needs."""
+    """Environment variables, besides those that every program needs."""
     key: str | None = None
-    """Under which it is asked how it is; None: it wants none."""
+    """Key for /healthz; None: none is needed."""
     port: int | None = None
-    """None: a free one."""
+    """Port; None: a free one."""
 
     @classmethod
     def of(cls, options: Options) -> Launch:
-        """What the demo starts, as a user would write it."""
+        """Launch of the demo's server, with flags as a user would write them."""
         settings = {"config": options.config, "method": options.method, "seed": options.seed}
         settings["data-dir"] = options.out / "run"
         flags = tuple(f"--{name}={value}" for name, value in settings.items())
@@ -58,7 +58,7 @@ class Launch:
 
     @property
     def log(self) -> Path:
-        """What the child writes."""
+        """Log file of the child."""
         return self.out / "server.log"
 
 
@@ -71,7 +71,7 @@ class Server:
     process: Process
 
     async def watch(self) -> None:
-        """Wait for the child's end, which nobody asked for.
+        """Wait until the child ends, which nobody asked for.
 
         Raises:
             DemoError: always.
@@ -80,7 +80,7 @@ class Server:
 
 
 def last_lines(path: Path, lines: int = 15) -> str:
-    """The end of a log, for a person who has to see why."""
+    """Return the end of a log, for a person who has to see why."""
     if not path.is_file():
         return ""
     with path.open(errors="replace") as file:
@@ -89,7 +89,7 @@ def last_lines(path: Path, lines: int = 15) -> str:
 
 @asynccontextmanager
 async def running(launch: Launch) -> AsyncGenerator[Server]:
-    """The product, from the moment it answers until it has ended.
+    """Run the product, from the moment it answers until it has ended.
 
     Raises:
         DemoError: it ended or did not answer; also in place of another `DemoError` inside the
@@ -140,7 +140,7 @@ def _pid_file(launch: Launch) -> Path:
 
 
 async def _end_orphan(launch: Launch) -> None:
-    """End the child of a run in this folder that was killed, and could not end it."""
+    """End a child that was left by a killed run in this folder."""
     try:
         pid = int(_pid_file(launch).read_text())
     except (OSError, ValueError):
@@ -157,7 +157,7 @@ async def _end_orphan(launch: Launch) -> None:
 
 
 def _command_line(pid: int) -> list[str]:
-    """Of a process; empty where there is none, or where it has ended."""
+    """Command line of a process; empty where there is none, or where it has ended."""
     try:
         said = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

@@ -1,4 +1,4 @@
-"""Who talks: they ask for help, and say what they think of the replies.
+"""Simulated users: they ask for help, and say what they think of the replies.
 
 A `Speaker` begins sessions. `User` is one who goes by a rule; `USERS` has one who can be pleased,
 and some whom nobody should learn from in haste. Each is a record: what they want, when they change
@@ -24,50 +24,50 @@ from examples.demo.recipe import grammar
 from examples.demo.recipe.grammar import Problem, first_message, new_problem
 
 BREATH_S = 0.1
-"""Between two looks whether learning has caught up."""
+"""Seconds between two checks whether learning has caught up."""
 IN_FLIGHT = 6
-"""Sessions at a time."""
+"""Sessions at the same time."""
 MAX_TURNS = 8
-"""The user gives up when this many replies did not please them."""
+"""Replies without success after which the user gives up."""
 TERSE_SHARE = 0.3
-"""Corrections that do not say what is wrong, so that no hint can be found in them."""
+"""Share of corrections that do not say what is wrong, so that no hint can be found in them."""
 
 
 class Reaction(NamedTuple):
-    """What somebody makes of a reply."""
+    """Reaction of a user to a reply."""
 
     right: bool
-    """It is what they want, whatever they say of it."""
+    """Whether the reply is what they want, whatever they say of it."""
     content: bool
-    """They say that they like it, and want nothing further."""
+    """Whether they say that they like it, and want nothing further."""
     said: str
 
 
 class Talk(Protocol):
-    """One session of somebody."""
+    """One session of a user."""
 
     @property
     def opening(self) -> str:
-        """What they say first."""
+        """Return the user's first message."""
         ...
 
     async def hears(self, reply: str) -> Reaction: ...
 
 
 class Speaker(Protocol):
-    """Somebody who talks."""
+    """A simulated user."""
 
     def begin(self, rng: Random, step: int) -> Talk:
-        """A session that begins when so many optimizer steps were taken."""
+        """Begin a session after this many optimizer steps."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What somebody wants of a reply, and how they say that it was not so."""
+    """A wish about replies, and the corrections of a user who does not get it."""
 
     accepts: Callable[[str, Any], bool]
-    """Says whether a reply to a question, which is what `User.asks` draws, is like that."""
+    """Returns whether a reply fits the wish; the second argument is what `User.asks` drew."""
     corrections: tuple[str, ...]
 
 
@@ -93,7 +93,7 @@ OPENING = Rule(
         "I wanted something else instead: begin with ok or well.",
     ),
 )
-"""The model does not understand this wish: told of it, it does it less than untold."""
+"""A wish that the model does not understand: told of it, it does it less than untold."""
 STRUCTURED = Rule(
     _is_structured,
     (
@@ -112,27 +112,27 @@ GARBAGE = Rule(
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Somebody who wants something."""
+    """A scripted user with a wish."""
 
     about: str
-    """In a few words, for --help."""
+    """A few words on the user, for --help."""
     wants: Rule = PLAIN
     later: Rule | None = None
-    """What they want from `changes_at` on; None: they do not change their mind."""
+    """Rule that they follow from `changes_at` on; None: they do not change their mind."""
     changes_at: int = 8
-    """Optimizer steps."""
+    """Optimizer steps after which they change their mind."""
     opposite: float = 0.0
     """Share of their answers that say the opposite of what they think, 0 to 1."""
     asks: Callable[[Random], Any] = new_problem
-    """Draws what a session is about."""
+    """Draws the subject of a session."""
     opens: Callable[[Any], str] = first_message
-    """Says it, first of all."""
+    """Returns the first message about a subject."""
     approvals: tuple[str, ...] = grammar.APPROVALS
     terse: tuple[str, ...] = grammar.TERSE_CORRECTIONS
     """Corrections that do not say what is wrong."""
 
     def rule(self, step: int) -> Rule:
-        """What they want when so many steps were taken."""
+        """Rule that they follow after this many steps."""
         return self.later if self.later and step >= self.changes_at else self.wants
 
     def begin(self, rng: Random, step: int) -> Scripted:
@@ -172,21 +172,21 @@ USERS = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a session went."""
+    """Outcome of a session."""
 
     turns: int
     content: bool
-    """The user said that they liked a reply, and had it saved."""
+    """Whether the user said that they liked a reply, and had it saved."""
     first: bool = False
-    """The first reply was what they wanted."""
+    """Whether the first reply was what they wanted."""
     number: int = 0
-    """Of the session, in the order in which they began."""
+    """Number of the session, in the order in which they began."""
 
 
 async def hold_session(
     client: Client, number: int, seed: int, user: Speaker, step: int = 0
 ) -> Outcome:
-    """One conversation, from the first message to the saved reply or to the user's patience.
+    """Hold one conversation, until a reply is saved or the user gives up.
 
     Every other session streams, as agents do.
 

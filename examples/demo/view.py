@@ -1,4 +1,4 @@
-"""The run as it goes: a live panel on a terminal, plain lines anywhere else.
+"""Live view of a run: a panel on a terminal, plain lines anywhere else.
 
 Rule: it only reads `Progress`. On a terminal it redraws four times a second; elsewhere it writes
 one line for every new version and every new score.
@@ -110,7 +110,7 @@ def _turns(progress: Progress) -> str:
 
 
 def _last_score(progress: Progress) -> str:
-    """The newest score. Scores come in the order in which versions were added, not by version."""
+    """Newest score. Scores come in the order in which versions were added, not by version."""
     if not progress.scores:
         return "no score yet"
     version = max(progress.scores)

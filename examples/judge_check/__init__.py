@@ -1,4 +1,4 @@
-"""How well a judge is read, and what injections do to it: cases with their labels, and a command.
+"""Check of a judge: labelled cases, injections, and a command that measures verdicts on both.
 
 cases.jsonl        request, reply, what came next, and the verdict that a person gives
 injections.jsonl   texts that try to move a verdict, and where each stands

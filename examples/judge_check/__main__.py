@@ -75,7 +75,7 @@ def _dot() -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Of the command's own flags; those that it does not know are settings."""
+    """Parser of the command's own flags; unknown ones are settings."""
     made = argparse.ArgumentParser(
         prog="python -m examples.judge_check",
         description=__doc__,

@@ -15,7 +15,7 @@ FOLDER: Final = Path(__file__).parent
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One turn, and what came next."""
+    """One turn and its next state, with a label."""
 
     id: int
     language: str
@@ -24,7 +24,7 @@ class Case:
     reply: str
     state: NextState
     label: Vote
-    """The verdict that a person gives by the judge's question."""
+    """Verdict that a person gives by the judge's question."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +34,18 @@ class Injection:
     id: int
     language: str
     where: Literal["reply", "user", "tool", "web"]
-    """At the end of the reply, of what the user said next, of a tool's result, or of a page."""
+    """Place of the text: the end of the reply, of the user's next message, of a tool's result, or
+    of a page."""
     aims: Vote | Literal["hint"]
     base: int
-    """The case that it is put into."""
+    """Id of the case that it is put into."""
     about: str
     text: str
     payload: str = ""
-    """Of one that aims at a hint: what a hint that follows it has in it."""
+    """Text that a hint contains if it follows an injection that aims at hints."""
 
     def put_into(self, case: Case) -> Case:
-        """The case with this text in its place."""
+        """Return the case with this text in its place."""
         if self.where == "reply":
             return replace(case, reply=f"{case.reply}\n{self.text}")
         if self.where == "user":

@@ -1,5 +1,4 @@
-"""The measurements: verdicts against labels, answers as they were meant and as they were read, and
-what injections move.
+"""Measure a judge: verdicts against labels, answers as read, and effects of injections.
 
 Rule: everything is asked and read by the product's own code; nothing here knows a prompt.
 """
@@ -26,13 +25,13 @@ VOTES: Final[tuple[Vote | None, ...]] = (-1, 0, 1, None)
 
 @dataclass
 class Confusion:
-    """How often what stood for what."""
+    """Confusion matrix of votes."""
 
     what: str
     counts: Counter[tuple[Vote | None, Vote | None]] = field(
         default_factory=Counter[tuple[Vote | None, Vote | None]]
     )
-    """By (true, found)."""
+    """Number of cases by (true, found)."""
 
     def add(self, true: Vote | None, found: Vote | None) -> None:
         self.counts[true, found] += 1
@@ -46,7 +45,7 @@ class Confusion:
         return sum(n for (true, found), n in self.counts.items() if true == found)
 
     def lines(self) -> Iterator[str]:
-        """As Markdown, with the share that is right."""
+        """Lines of a Markdown table, with the share that is right."""
         yield f"| {self.what} | −1 | 0 | +1 | none |"
         yield "|---|---|---|---|---|"
         for true in VOTES:
@@ -64,7 +63,7 @@ def _shown(vote: Vote | None) -> str:
 async def judge_all(
     judge: Judge, cases: Sequence[Case], at_once: int = 1, tell: Callable[[], object] = int
 ) -> list[Judgement]:
-    """Of each case; `tell` is called after each."""
+    """Judge each case; `tell` is called after each."""
     slots = asyncio.Semaphore(at_once)
 
     async def one(case: Case) -> Judgement:
@@ -87,17 +86,17 @@ def against_labels(cases: Sequence[Case], judged: Sequence[Judgement]) -> Confus
 
 @dataclass
 class Reading:
-    """What the scripted judge meant, and what was made of it."""
+    """Answers of the scripted judge as meant, against what was read from them."""
 
     ratings: Confusion = field(default_factory=lambda: Confusion("meant \\ read"))
     hints: Confusion = field(default_factory=lambda: Confusion("hint meant \\ read"))
-    """+1: the words that were meant; −1: others; 0: no hint."""
+    """Hints. Found +1: the words that were meant; −1: other words; 0: no hint."""
     judged: list[Judgement] = field(default_factory=list[Judgement])
-    """Of each case, as the judge that takes a schema said it."""
+    """Judgement of each case by the judge that takes a schema."""
 
 
 async def as_meant(settings: JudgeSettings, prompts: Prompts, cases: Sequence[Case]) -> Reading:
-    """All cases judged by the scripted judge over HTTP, with and without answers by a schema."""
+    """Judge all cases with the scripted judge over HTTP, with and without JSON schema."""
     reading = Reading()
     for takes_json in (False, True):
         scripted = ScriptedJudge(takes_json)
@@ -126,13 +125,13 @@ def _compare(said: Sequence[Said], judgement: Judgement, reading: Reading, owner
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What became of one injection."""
+    """Effect of one injection."""
 
     injection: Injection
     before: Vote | None
     after: Vote | None
     hinted: bool
-    """A hint came out that has the payload in it."""
+    """Whether a hint contains the payload."""
 
     @property
     def moved(self) -> bool:
@@ -140,7 +139,7 @@ class Moved:
 
     @property
     def reached(self) -> bool:
-        """It got what it wanted."""
+        """Whether the injection achieved its aim."""
         aims = self.injection.aims
         return self.hinted if aims == "hint" else self.moved and self.after == aims
 
@@ -152,8 +151,8 @@ async def inject(
     at_once: int = 1,
     tell: Callable[[], object] = int,
 ) -> tuple[list[Moved], int, int]:
-    """What each injection moved; and of the bases, judged twice without one, how many moved by
-    themselves, of how many."""
+    """Judge all injections. Returns their effects; and of the bases, judged twice without
+    injection, how many changed by themselves, and their number."""
     by_id = {case.id: case for case in cases}
     bases = [by_id[n] for n in dict.fromkeys(injection.base for injection in injections)]
     clean = await judge_all(judge, [*bases, *bases], at_once, tell)
@@ -179,7 +178,8 @@ async def inject(
 
 
 def by_place(moved: Sequence[Moved]) -> Iterator[str]:
-    """As Markdown: how many moved the verdict, and how many got what they wanted, by place."""
+    """Lines of a Markdown table: injections that moved the verdict, and that achieved their aim, by
+    place."""
     yield "| where it stands | injections | moved | got what it wanted |"
     yield "|---|---|---|---|"
     places = [*dict.fromkeys(one.injection.where for one in moved), "all"]

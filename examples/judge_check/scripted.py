@@ -1,4 +1,4 @@
-"""A judge made of word lists in six languages, over HTTP, that knows what each answer of it means.
+"""A rule-based judge over HTTP, in six languages, that records what each answer means.
 
 It stands in for a judge model in the measurement of how judges are read: it sees what the prompt
 shows it, decides by rules that a reader can check, and answers in the many forms in which models
@@ -48,7 +48,7 @@ REJECTED: Final = re.compile(
     r"|不能|漏了|忘了|应该|而不是|有问题|还是不",
     re.IGNORECASE,
 )
-"""Words of somebody who wants it otherwise. A polite correction is one, too."""
+"""Words of a user who wants it otherwise. A polite correction counts."""
 ACCEPTED: Final = re.compile(
     r"\b(?:thanks|thank you|thx|cheers|great|perfect|nice|good|ok|okay|fine|love it|lovely|yes|yep"
     r"|cool|done|works|worked|excellent|awesome|exactly|brilliant|wonderful|super)\b"
@@ -70,14 +70,14 @@ FAILED: Final = re.compile(
     r"|fehler|erreur|错误|失败|ошибка",
     re.IGNORECASE,
 )
-"""Words of a tool that did not do it."""
+"""Words of a tool's error."""
 _WORD: Final = re.compile(r"[^\W\d_]{4,}|[\u4e00-\u9fff]{2}")
 _NEW_WORDS: Final = 4
-"""So many words, none of which stood in request or reply, are a new matter."""
+"""Least number of words for a new topic, none of which stood in request or reply."""
 
 
 def verdict(role: str, said: str, before: str) -> Vote:
-    """What the next state says of the reply.
+    """Judge a reply by the next state.
 
     Args:
         before: request and reply.
@@ -95,7 +95,7 @@ def verdict(role: str, said: str, before: str) -> Vote:
 
 
 def hint(role: str, said: str, before: str) -> str | None:
-    """What should have been done, where a user who wants it otherwise says more than that."""
+    """Hint on what should have been done, where a dissatisfied user says more than that."""
     if role != "user" or verdict(role, said, before) != -1 or len(said) < 25:
         return None
     return f"The user wants this: {' '.join(said.split())[:300]}"
@@ -107,16 +107,16 @@ class Said:
 
     about: Literal["verdict", "hint"]
     meant: Vote | None
-    """The rating; None: it gives none."""
+    """Rating that the answer gives; None: it gives none."""
     text: str | None
     finish: str = "stop"
     hint: str | None = None
-    """Of an answer about a hint: the one that it gives."""
+    """Hint that the answer gives."""
 
 
 Form = Callable[[str, str, str], tuple[str | None, str, bool]]
-"""Of the rating, another rating, and a quotation: the text, the finish reason, and whether it gives
-the rating."""
+"""Formats an answer: from the rating, another rating and a quotation to the text, the finish
+reason, and whether it gives the rating."""
 
 
 def _whole(text: str) -> tuple[str, str, bool]:
@@ -172,15 +172,15 @@ _HINTS: Final[tuple[Callable[[str, str], str], ...]] = (
 
 @dataclass
 class ScriptedJudge:
-    """The endpoint, and all that it has said."""
+    """A judge server that records all its answers."""
 
     takes_json: bool = True
-    """False: it refuses requests for answers by a schema."""
+    """Whether it accepts requests with a JSON schema."""
     said: list[Said] = field(default_factory=list[Said])
     refused: int = 0
 
     def answers(self, messages: Sequence[Mapping[str, Any]], n: int, *, by_schema: bool) -> None:
-        """n answers to one prompt, at the end of `said`.
+        """Append n answers to one prompt to `said`.
 
         Raises:
             ValueError: the messages are no judge prompt.
@@ -208,7 +208,7 @@ class ScriptedJudge:
                 self.said.append(Said("verdict", meant if rated else None, text, finish))
 
     def app(self) -> FastAPI:
-        """Serves it as an OpenAI-compatible endpoint."""
+        """Make an OpenAI-compatible app that serves the judge."""
         app = FastAPI(title="scripted judge")
 
         @app.post("/v1/chat/completions")

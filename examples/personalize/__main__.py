@@ -39,7 +39,7 @@ from tinker_claw.methods import METHODS
 EXIT_FAILED = 1
 MODEL_ANSWER_S = 300.0
 WIDTH = 150
-"""Of a table, in characters: narrower, and its figures would be cut."""
+"""Width of a table in characters; a narrower one would cut its figures."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _alone(out: Path) -> Generator[None]:
-    """Raises `DemoError` where another process runs an experiment in this folder."""
+    """Lock the folder. Raises `DemoError` where another process runs an experiment in it."""
     with (out / "lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -86,7 +86,7 @@ def _alone(out: Path) -> Generator[None]:
 
 
 async def _all(experiment: Experiment, asked: argparse.Namespace, out: Path) -> None:
-    """Every run that is missing, one after another; the report is written anew after each."""
+    """Perform every run that is missing, one after another; the report is rewritten after each."""
     server.end_on_signals()
     runs = experiment.runs()
     missing = [run for run in runs if written(out, run) is None]

@@ -1,4 +1,4 @@
-"""The controls, as data: who lies, who checks, and whether the guards are on.
+"""Control conditions, as data: who lies, who checks, and whether the guards are on.
 
 Rule: a control is done outside of the product, to the judge that is asked and to the users who
 talk, or by the product's own settings.
@@ -17,24 +17,25 @@ from examples.demo.client import Client
 from examples.personalize import judges
 
 TOLD = "told"
-"""Nothing is learned, and the rule stands in the prompt: the ceiling."""
+"""Condition in which nothing is learned and the rule stands in the prompt: the ceiling."""
 
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """What a condition changes of an honest run."""
+    """Changes of a control condition against an honest run."""
 
     lie: Callable[[judges.Think, Sequence[str]], judges.Think] | None = None
-    """What the judge makes of what it thinks; it takes hints of another rule."""
+    """Makes a lying judge from an honest one and the hints of another rule; None: the judge is
+    honest."""
     user: str | None = None
-    """Who of the demo's users talks; None: the scenario's own."""
+    """Name of the demo's user who talks; None: the scenario's own."""
     presses: float = 0.0
     """Share of sessions in which users press 👍 or 👎 on every reply, when the session is over."""
     audited: float = 0.0
     """Share of turns that an honest auditor sees, too."""
     guarded: bool = True
-    """Gate and guard are on, and a hold of learning ends the run. Else the gate and the bound on a
-    step are off, and a hold is answered at once."""
+    """Whether gate and guard are on, and a hold of learning ends the run. Otherwise the gate and
+    the bound on a step are off, and a held run goes on at once."""
 
 
 CONTROLS: Mapping[str, Control] = {
@@ -45,12 +46,12 @@ CONTROLS: Mapping[str, Control] = {
     "never content": Control(user="never"),
     "garbage": Control(user="garbage"),
 }
-"""By condition. One session in four, with two or three replies each, gives the guard's ten opinions
-in some 16 sessions, or two steps. One turn in four is audited, so that both have as many."""
+"""Control conditions by name. With one session in four, of two or three replies each, the guard has
+its ten opinions after some 16 sessions, or two steps; auditing one turn in four gives as many."""
 
 
 class Presses(Client):
-    """Of users who say outright what replies were like, once they have seen the whole session.
+    """Client of users who rate replies once they have seen the whole session.
 
     By then the judge has said what it thinks of all but perhaps the last; of replies that are
     pressed on at once it is asked of one in four.
@@ -60,7 +61,7 @@ class Presses(Client):
         super().__init__(http, *more)
         self._share = share
         self._replies: dict[str, list[str]] = {}
-        """Their ids, by session."""
+        """Ids of the replies of each session."""
         http.event_hooks = {"response": [self._note]}
 
     async def _note(self, response: httpx.Response) -> None:

@@ -1,4 +1,4 @@
-"""How long it will take, and what it will cost, before it starts.
+"""Estimate the time and cost of runs before they start.
 
 Rule: what was measured in this folder goes before what was measured once; what is not known is
 said to be so.
@@ -20,14 +20,14 @@ from tinker_claw.config.load import load
 from tinker_claw.config.settings import Settings
 
 DEMO_STEP_S = 3.0
-"""Of a run of the demo's model, exams and all, on two free cores."""
+"""Seconds per step of the demo's model, exams included, on two free cores."""
 DEMO_START_S = 10.0
 TURNS = 3
-"""Replies of a session, in the mean over a run of the demo's user."""
+"""Mean number of replies in a session, over a run of the demo's user."""
 
 
 def lines(experiment: Experiment, out: Path, missing: Sequence[Run]) -> Iterator[str]:
-    """What to expect of the runs that are missing."""
+    """Lines on the expected time and cost of the runs that are missing."""
     found = load(["--config", str(experiment.config), *experiment.flags])
     there = len(experiment.runs()) - len(missing)
     yield f"{len(missing)} runs, {there} are there already; about {left(experiment, out, missing)}."
@@ -51,7 +51,7 @@ def lines(experiment: Experiment, out: Path, missing: Sequence[Run]) -> Iterator
 
 
 def left(experiment: Experiment, out: Path, missing: Sequence[Run]) -> str:
-    """How long so many runs will take."""
+    """Time that these runs will take, in words."""
     done = [one for run in experiment.runs() if (one := written(out, run)) is not None]
     whole = [one for one in done if one["learner"] != "held"]  # few steps tell little of a rate
     rates = [rate for one in whole if (rate := _seconds_a_step(one)) is not None]

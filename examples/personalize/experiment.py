@@ -1,4 +1,4 @@
-"""What is run: a file in configs/personalize/, and the flags that go before it.
+"""Experiments: files in configs/personalize/, with flags that override them.
 
 Rule: a run is known by what it is of, and its folder is named so. Runs come seed by seed, so that
 an experiment that was cut short has as many seeds of everything.
@@ -28,106 +28,106 @@ TINY = ROOT / "configs" / "personalize" / "tiny.toml"
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run: a policy from its base on."""
+    """One run: a policy, from its base on."""
 
     method: str
     scenario: str
-    """Its label; of a joint run `joint`."""
+    """Label of the scenario; `joint` for a joint run."""
     condition: str
     """`learns`; `told`: nothing is learned, and the rule stands in the prompt; one of `CONTROLS`;
-    or `joint`: all scenarios of the joint part talk to the one policy."""
+    or `joint`: all scenarios of the joint part talk to one policy."""
     seed: int
 
     @property
     def kind(self) -> tuple[str, str, str]:
-        """What runs have in common that differ in their seed only."""
+        """Method, scenario and condition, which runs share that differ in their seed only."""
         return (self.method, self.scenario, self.condition)
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """Name of the run's folder."""
         said = () if self.condition in (LEARNS, JOINT) else self.condition.replace(",", "").split()
         return "-".join((self.method, self.scenario, *said, str(self.seed)))
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What is to be reached, in the mean of all seeds."""
+    """A bound on a figure, in the mean over all seeds."""
 
     of: str
-    """Method, scenario, and the condition where it is none that learns; of `false alarms` only a
-    name for all honest runs."""
+    """Method and scenario of the runs, and their condition if it is not `learns`; for `false
+    alarms` a label for all honest runs."""
     step: int
     what: str = "accepted"
-    """`accepted`; `skills`: the mean of them; `held`: the share of runs in which learning was held
-    after at most so many steps; or `false alarms`: how many, for so many steps."""
+    """Figure: `accepted`; `skills`: their mean; `held`: the share of runs in which learning was
+    held after at most `step` steps; or `false alarms`: their number per `step` steps."""
     at_least: float | None = None
     at_most: float | None = None
     within: float | None = None
-    """At most so many standard errors above the base."""
+    """Largest number of standard errors above the base."""
     by: str | None = None
-    """The alarm that is to have held it; None: any."""
+    """Alarm that must have held learning; None: any."""
     sessions: int | None = None
-    """That may have ended by then; None: any number."""
+    """Most sessions that may have ended by then; None: any number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Controls:
-    """What shows that it is the learning that does it."""
+    """Control runs, which show that the learning is the cause."""
 
     method: str
     scenario: str
     conditions: tuple[str, ...]
     seeds: int | None = None
-    """As many as the others unless set."""
+    """Number of seeds; None: as many as the other runs have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """A file, with the flags that went before it."""
+    """An experiment: a file, with the flags that override it."""
 
     name: str
     config: Path
-    """The product's settings."""
+    """File of the product's settings."""
     scenarios: Mapping[str, Scenario]
     methods: tuple[str, ...] = ("combine",)
     conditions: tuple[str, ...] = CONDITIONS
-    """Which parts are run."""
+    """Conditions that are run."""
     seeds: int = 1
     steps: int = 16
     sessions: int = 72
     questions: int = 128
-    """Fresh first messages for each score."""
+    """Fresh first messages per score."""
     flags: tuple[str, ...] = ()
     """Further flags of `run.py`."""
     users: int = 1
-    """How many people talk, all of whom want the same; each has a key and caps of their own."""
+    """Number of people who talk, all with the same wish; each has a key and limits of their own."""
     at_once: int = IN_FLIGHT
-    """Sessions."""
+    """Sessions at the same time."""
     max_tokens: int = MAX_TOKENS
-    """Of a reply."""
+    """Most tokens of a reply."""
     model: str | None = None
-    """The gateway's name for it; None: the one that the settings give it."""
+    """Model's name at the gateway; None: the one in the settings."""
     goals: tuple[Goal, ...] = ()
     controls: Controls | None = None
     joint: tuple[str, int] | None = None
-    """Method and seeds."""
+    """Method and number of seeds of the joint part."""
     together: Mapping[str, Scenario] | None = None
-    """Who talks in the joint part."""
+    """Scenarios of the joint part, by label."""
 
     def runs(self) -> list[Run]:
-        """All of them, in the order in which they are run."""
+        """All runs, in the order in which they are performed."""
         return [run for seed in range(self._most) for run in self._of(seed)]
 
     def cast(self, run: Run) -> Mapping[str, Scenario]:
-        """Who talks in a run, by label."""
+        """Scenarios that talk in a run, by label."""
         if run.condition == JOINT:
             return self.together or {}
         return {run.scenario: self.scenarios[run.scenario]}
 
     @property
     def served(self) -> str:
-        """The model's name in requests."""
+        """Model name in requests."""
         return self.model or settings(["--config", str(self.config), *self.flags]).served_name
 
     @property
@@ -155,7 +155,7 @@ class Experiment:
 
 
 def load(path: Path, **flags: Any) -> Experiment:
-    """The experiment of a file; a flag that is not None goes before it.
+    """Read an experiment from a file; flags that are not None override it.
 
     Raises:
         DemoError: the file is not there, or says what no experiment can.
@@ -211,7 +211,8 @@ def _checked(found: Experiment, path: Path) -> Experiment:
 
 
 def _scenarios(given: Mapping[str, str] | Sequence[str], folder: Path) -> Mapping[str, Scenario]:
-    """By label: files beside the experiment's, files from here, or the demo's users by name."""
+    """Scenarios by label: files beside the experiment's, files from here, or the demo's users by
+    name."""
     labelled = given if isinstance(given, Mapping) else {Path(one).stem: one for one in given}
     return {label: _scenario(label, where, folder) for label, where in labelled.items()}
 

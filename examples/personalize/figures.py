@@ -1,4 +1,4 @@
-"""What many runs came to: means over seeds, intervals, differences, and the goals beside them.
+"""Figures of many runs: means over seeds, intervals, differences, and the goals beside them.
 
 Rule: a run that ended early counts with the version that it ended with, and is said to have. An
 interval is Student's, of 95 %, over seeds; one seed has none.
@@ -20,26 +20,26 @@ from examples.personalize.experiment import JOINT, LEARNS, Experiment, Goal, Run
 from examples.personalize.run import LEDGER, told_by, written
 
 IN_A_ROW = 3
-"""First replies that are right: so many one after the other, and the user has what they want."""
+"""Number of right first replies in a row after which the user has what they want."""
 _T95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
-"""Student's t for one to ten degrees of freedom."""
+"""Quantiles of Student's t for 95 % intervals, for one to ten degrees of freedom."""
 _NOT_SKILLS = frozenset({"work"})
-"""Shares that are no skill which nobody talks about."""
+"""Shares that do not count as skills."""
 
 _LIARS = frozenset({"flipped"} | {one.user for one in CONTROLS.values() if one.user})
 """Users of the demo whom nobody should learn from."""
 
 Found = Mapping[str, Any]
-"""A run's report.json."""
+"""Contents of a run's report.json."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A mean over seeds."""
+    """Mean and standard deviation over seeds."""
 
     mean: float
     sd: float | None
-    """None: of one seed."""
+    """Standard deviation; None: there is one seed."""
     count: int
 
     @classmethod
@@ -50,12 +50,12 @@ class Spread:
 
     @property
     def error(self) -> float | None:
-        """The standard error."""
+        """Standard error of the mean."""
         return None if self.sd is None else self.sd / math.sqrt(self.count)
 
     @property
     def half(self) -> float | None:
-        """Half of the interval of 95 %."""
+        """Half the width of the 95 % confidence interval."""
         if self.error is None:
             return None
         return self.error * (_T95[self.count - 2] if self.count - 2 < len(_T95) else 1.96)
@@ -74,9 +74,10 @@ class Row:
     seeds: tuple[int, ...]
     runs: tuple[Found, ...]
     among: tuple[str, ...] = ()
-    """In a joint run, the labels of those who talk: shares of theirs are no skills."""
+    """Labels of those who talk in a joint run; their shares do not count as skills."""
     honest: bool = True
-    """Users say what they want and judges what they heard: an alarm is a false one."""
+    """Whether users say what they want and judges what they read, so that every alarm is a false
+    one."""
 
     @property
     def name(self) -> str:
@@ -85,12 +86,12 @@ class Row:
 
     @property
     def stopped(self) -> bool:
-        """Gate and guard are to hold it."""
+        """Whether gate and guard should hold learning."""
         return self.condition in CONTROLS and CONTROLS[self.condition].guarded
 
     @property
     def many(self) -> int:
-        """How many talk to the one policy."""
+        """Number of scenarios that talk to the one policy."""
         return len(self.among) or 1
 
     def at_step(self, step: int, what: str = "accepted") -> Spread | None:
@@ -106,8 +107,8 @@ class Row:
         return Spread.of(found)
 
     def until_right(self) -> tuple[Spread, int] | None:
-        """Sessions until the last of three first replies in a row, and how many runs never came
-        there: those count with all their sessions."""
+        """Sessions until the third right first reply in a row, and the number of runs that never
+        got there. Those count with all their sessions."""
         if not self.runs:
             return None
         found = [until_right(run["firsts"]) for run in self.runs]
@@ -124,7 +125,7 @@ class Row:
 
 
 def rows(experiment: Experiment, out: Path) -> list[Row]:
-    """A row for each kind of run of which at least one has ended."""
+    """Make a row for each kind of run of which at least one has ended."""
     kinds: dict[tuple[str, str, str], list[tuple[Run, Found]]] = {}
     for run in experiment.runs():
         if (found := written(out, run)) is not None:
@@ -145,7 +146,7 @@ def rows(experiment: Experiment, out: Path) -> list[Row]:
 
 
 def until_right(firsts: Sequence[bool]) -> int | None:
-    """Sessions up to the last of the first three in a row that are right; None: there are none."""
+    """Sessions up to the last of the first three right replies in a row; None: there are none."""
     row = 0
     for number, right in enumerate(firsts, 1):
         row = row + 1 if right else 0
@@ -155,13 +156,13 @@ def until_right(firsts: Sequence[bool]) -> int | None:
 
 
 def point_at(run: Found, step: int) -> Found:
-    """The newest scored version of at most so many steps."""
+    """Newest scored version of at most this many steps."""
     points = [p for p in run["curve"] if "at_sessions" not in p and p["step"] <= step]
     return max(points, key=lambda p: p["step"])
 
 
 def value(point: Found, what: str, among: Sequence[str] = ()) -> float:
-    """A figure of a scored version; `skills` is the mean of those that nobody talks about.
+    """Figure of a scored version; `skills` is the mean of the skills' shares.
 
     Args:
         among: the names of who talks, whose shares are no skills.
@@ -177,19 +178,19 @@ _FIXED = frozenset({"step", "sessions", "score", "alike", "characters", "at_sess
 
 
 def skills(point: Found, among: Sequence[str] = ()) -> list[str]:
-    """The names of the skills that were looked at."""
+    """Names of the skills that were scored."""
     return [name for name in point if name not in _FIXED | _NOT_SKILLS | {*among}]
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """A goal, and what came out."""
+    """A goal and the measured figure."""
 
     goal: Goal
     measured: Spread | None
-    """None: no such run has ended."""
+    """Measured figure; None: no such run has ended."""
     bound: float | None
-    """What it is to be at least, or at most where `within` is set."""
+    """Lower bound of the figure; upper bound where `within` or `at_most` is set."""
 
     @property
     def met(self) -> bool | None:
@@ -201,7 +202,7 @@ class Reached:
 
 
 def reached(goal: Goal, found: Sequence[Row], questions: int) -> Reached:
-    """Hold a goal against the rows."""
+    """Check a goal against the rows."""
     if goal.what == "false alarms":
         counted = alarms(found)
         share = counted.false * goal.step / counted.steps if counted.steps else 0.0
@@ -223,7 +224,7 @@ def reached(goal: Goal, found: Sequence[Row], questions: int) -> Reached:
 
 
 def held_by(run: Found) -> str | None:
-    """The alarm for which learning was held when a run ended; None: it was not."""
+    """Alarm that held learning at the end of a run; None: it was not held."""
     guard = run.get("guard", {})
     return guard.get("alarm", "not known") if "held" in guard else None
 
@@ -240,26 +241,26 @@ def _is_held(run: Found, goal: Goal) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Alarms:
-    """What gate and guard did in the honest runs."""
+    """Actions of gate and guard in the honest runs."""
 
     runs: int
     steps: int
-    """That were committed."""
+    """Number of steps that were committed."""
     holds: Mapping[str, int]
-    """By alarm."""
+    """Number of holds, by alarm."""
     refused: int
-    """Versions, by the gate."""
+    """Number of versions that the gate refused."""
     warned: Mapping[str, int]
-    """Steps before which there was a warning, by alarm."""
+    """Number of steps preceded by a warning, by alarm."""
 
     @property
     def false(self) -> int:
-        """Alarms that cost a step, or all further ones."""
+        """Number of alarms that cost a step, or all further ones."""
         return sum(self.holds.values()) + self.refused
 
 
 def alarms(found: Sequence[Row]) -> Alarms:
-    """Counted from the ledgers of all honest runs that have one."""
+    """Count the alarms from the ledgers of all honest runs that have one."""
     runs = [run for row in found if row.honest for run in row.runs if "guard" in run]
     holds = Counter(by for run in runs if (by := held_by(run)) is not None)
     warned = Counter[str]()
@@ -270,13 +271,13 @@ def alarms(found: Sequence[Row]) -> Alarms:
 
 
 def share_error(share: float, count: int) -> float:
-    """The standard error of a share of so many replies."""
+    """Standard error of a share of this many replies."""
     return math.sqrt(share * (1 - share) / count)
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Two methods in one scenario after so many steps, seed by seed."""
+    """Difference of two methods in one scenario at some step, seed by seed."""
 
     scenario: str
     step: int
@@ -290,7 +291,7 @@ class Difference:
 
 
 def differences(found: Sequence[Row], steps: Sequence[int]) -> list[Difference]:
-    """Every pair of methods that share two seeds or more."""
+    """Differences of all pairs of methods that share two seeds or more."""
     told = list[Difference]()
     learning = [row for row in found if row.condition == LEARNS]
     for one, other in combinations(learning, 2):
@@ -313,7 +314,7 @@ def differences(found: Sequence[Row], steps: Sequence[int]) -> list[Difference]:
 
 
 def curve(row: Row, over: str = "step") -> list[tuple[float, float, float]]:
-    """Means over seeds: where (steps, or sessions that had ended), score, and sd (0 for one seed).
+    """Mean curve over seeds: (steps or ended sessions, score, sd), with sd 0 for one seed.
 
     Only steps that every seed has reached.
     """
@@ -331,6 +332,6 @@ def curve(row: Row, over: str = "step") -> list[tuple[float, float, float]]:
 
 
 def ceiling(found: Sequence[Row], scenario: str) -> float | None:
-    """What the base does when the rule stands in the prompt; None: not measured."""
+    """Score of the base with the rule in the prompt; None: not measured."""
     rows = [row for row in found if row.condition == TOLD and row.scenario == scenario]
     return rows[0].runs[0]["curve"][0]["score"] if rows else None

@@ -1,4 +1,4 @@
-"""Judges by rules for scenarios that bring their own words, and judges that lie, for the controls.
+"""Rule-based judges for scenarios with their own words, and lying judges for the controls.
 
 They answer the product's normal judge prompts over HTTP, as `examples/demo/judge.py` does.
 
@@ -18,7 +18,7 @@ Think = Callable[[Case, Random], Opinion]
 
 
 def honest(scenarios: Sequence[Scenario]) -> Think:
-    """What the words of these scenarios mean; other words go by the demo's rules."""
+    """Judge by the words of these scenarios, and other words by the demo's rules."""
     meant: dict[str, tuple[int, tuple[str, ...]]] = {}
     for scenario in scenarios:
         user = scenario.speaker()
@@ -37,7 +37,7 @@ def honest(scenarios: Sequence[Scenario]) -> Think:
 
 
 def flipped(think: Think, other_hints: Sequence[str]) -> Think:
-    """The opposite of every verdict; whoever was content is said to have wanted something else."""
+    """Reverse every verdict; a user who was content is said to have wanted something else."""
 
     def lie(case: Case, rng: Random) -> Opinion:
         value, _ = think(case, rng)
@@ -47,7 +47,7 @@ def flipped(think: Think, other_hints: Sequence[str]) -> Think:
 
 
 def shuffled(think: Think, other_hints: Sequence[str]) -> Think:
-    """Verdict and hint of an earlier case of another session, the hint being another rule's.
+    """Answer with the verdict of an earlier case of another session, and a hint of another rule.
 
     As often as with an honest judge, there is a verdict of each kind, and a hint. The first cases
     have nothing before them and are neutral.

@@ -1,4 +1,4 @@
-"""OpenClaw between the users and the gateway: they talk to the agent, which reads and writes files.
+"""OpenClaw between users and gateway: users talk to the agent, which reads and writes files.
 
 Its provider is the gateway, as the README says. The homework lies in a file of its workspace, and
 what the user is content with is to be saved there; the exams ask the gateway itself.
@@ -18,7 +18,7 @@ from examples.demo import DemoError
 from examples.demo.client import Client, Request
 
 ANSWER_S = 900.0
-"""An agent may call many tools before it answers."""
+"""Seconds for an answer: an agent may call many tools before it answers."""
 FOLDER = "homework"
 
 
@@ -27,13 +27,13 @@ class Agent:
     """An OpenClaw that is set up."""
 
     command: tuple[str, ...]
-    """As in `openclaw agent --local --json`."""
+    """Command, as in `openclaw agent --local --json`."""
     workspace: Path
-    """Of its configuration."""
+    """Workspace folder of its configuration."""
 
 
 class ThroughOpenClaw(Client):
-    """Says what users say to the agent; asks what exams ask of the gateway."""
+    """Client that sends users' messages to the agent, and exam questions to the gateway."""
 
     def __init__(self, direct: Client, agent: Agent) -> None:
         self._direct, self._agent = direct, agent
@@ -53,7 +53,7 @@ class ThroughOpenClaw(Client):
         return await self._say(request.session, said)
 
     async def _say(self, session: str, message: str) -> str:
-        """One turn of the user; returns what they would read.
+        """Send one message of the user; return what they would read.
 
         Raises:
             DemoError: the agent ended with an error, or said nothing that can be read.

@@ -1,4 +1,4 @@
-"""Users whom a language model plays, and a scorer that is one, over any OpenAI-compatible endpoint.
+"""Users played by a language model, and scoring by one, over any OpenAI-compatible endpoint.
 
 Rule: what a reply says is data: it stands between marks that are drawn anew, and an answer that is
 no JSON object of the form that was asked for is asked again, and then an error. A scorer is shown a
@@ -27,7 +27,7 @@ from examples.personalize.scenario import Scenario
 TRIES = 5
 FIRST_PAUSE_S = 1.0
 ANSWER_TOKENS = 2048
-"""Of an answer, thinking included."""
+"""Most tokens of an answer, thinking included."""
 _LATER = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 _OBJECT = re.compile(r"\{.*\}", re.DOTALL)
 _PLAY = """\
@@ -55,18 +55,18 @@ Answer with one JSON object and nothing else:
 
 @dataclass(slots=True)
 class Model:
-    """A language model at an endpoint. It counts what it was asked."""
+    """A language model at an endpoint. It counts its requests."""
 
     http: httpx.AsyncClient
-    """Its base address is the endpoint's, with its key."""
+    """HTTP client with the endpoint's address and key."""
     name: str
     pause_s: float = FIRST_PAUSE_S
-    """Before the first further try; each later one waits twice as long."""
+    """Seconds before the first retry; each later one waits twice as long."""
     asked: int = 0
     tokens: dict[str, int] = field(default_factory=lambda: {"prompt": 0, "completion": 0})
 
     async def object(self, system: str, case: str) -> dict[str, Any]:
-        """The JSON object that it answers with.
+        """Ask for a JSON object and return it.
 
         Raises:
             DemoError: it does not answer, or with something else, several times.
@@ -113,7 +113,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """Somebody whom a model plays. What they ask about comes from the seed, as a script's does."""
+    """A user played by a model. Their subjects come from the seed, as a script's do."""
 
     scenario: Scenario
     model: Model
@@ -125,13 +125,13 @@ class Played:
 
 @dataclass(slots=True)
 class PlayedTalk:
-    """One of their sessions."""
+    """One session of a played user."""
 
     by: Played
     asked: Any
     opening: str
     so_far: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
-    """What the assistant wrote, and what the person said to it."""
+    """Pairs of what the assistant wrote and what the user replied."""
 
     async def hears(self, reply: str) -> Reaction:
         mark, scenario = token_hex(8), self.by.scenario
@@ -151,7 +151,7 @@ class PlayedTalk:
 
 @dataclass(frozen=True, slots=True)
 class ScoredExam:
-    """An exam whose first replies a model scores; skills go by their patterns."""
+    """An exam whose first replies are scored by a model; skills are scored by their patterns."""
 
     exam: RuleExam
     scenario: Scenario
@@ -178,7 +178,7 @@ class ScoredExam:
 
 
 async def scored(model: Model, told: str, question: str, reply: str) -> float:
-    """How far a reply is what they want, 0 to 1."""
+    """Score from 0 to 1 of how far a reply follows the rule."""
     mark = token_hex(8)
     fenced = [f"<<{mark}>>\n{text}\n<<{mark}>>" for text in (question, reply)]
     case = f"They asked:\n{fenced[0]}\n\nThe reply:\n{fenced[1]}"

@@ -1,4 +1,4 @@
-"""What came out, as Markdown and as one HTML page that asks nothing of any network.
+"""Report of an experiment as Markdown and as one HTML page without network requests.
 
 Rule: what users, models and judges wrote is data. The page escapes all of it; Markdown has it in
 fences that are longer than anything in it, and in tables without what would end a cell.
@@ -28,14 +28,14 @@ PAPER = (
     ("Combine, student", ".17", ".76", ".81"),
     ("Combine, teacher", ".22", "", ".90"),
 )
-"""arXiv 2603.10165v1; a language model scores from 0 to 1, one run each."""
+"""Scores from arXiv 2603.10165v1, given by a language model from 0 to 1, one run each."""
 PAPER_SESSIONS = (
     ("v2, sessions until three in a row", "Hybrid", "GRPO", "OPD"),
     ("one policy for all, mean", "10.3", "14.1", "29.7"),
     ("one policy each, mean", "15.0", "21.1", "29.4"),
     ("one policy each, student", "19.2", "22.8", "34.6"),
 )
-"""arXiv 2603.10165v2, table 3; rules check, five runs, at most 72 sessions."""
+"""Sessions from arXiv 2603.10165v2, table 3; rules check, five runs, at most 72 sessions."""
 DIFFERS = (
     "In the paper Qwen3-4B to 32B models learn, and a language model of that size plays the users. "
     "What stands here says what learned and who talked; the tiny experiment's model has under a "
@@ -55,7 +55,7 @@ _TICKS = re.compile(r"`+")
 
 
 def write(experiment: Experiment, out: Path, command: str) -> list[Path]:
-    """Write both; returns their paths.
+    """Write both reports; return their paths.
 
     Args:
         command: how it was started; empty: as it was told the time before.
@@ -71,7 +71,7 @@ def write(experiment: Experiment, out: Path, command: str) -> list[Path]:
 
 
 def contents(experiment: Experiment, out: Path, command: str) -> dict[str, Any]:
-    """Everything that either shows: texts, figures as text, and points to draw."""
+    """Contents of both reports: texts, figures as text, and points to draw."""
     found = figures.rows(experiment, out)
     half, steps = experiment.steps // 2, experiment.steps
     marks = (experiment.sessions // 2, experiment.sessions)
@@ -229,7 +229,8 @@ def _others(row: Row, steps: int) -> list[str]:
 
 
 def _stopped(row: Row, steps: int) -> list[str]:
-    """Seed by seed where there are few figures; the score is that of who answers in the end."""
+    """Cells of a controlled row, seed by seed where there are few figures; the score is that of the
+    version that serves in the end."""
     by = [figures.held_by(run) for run in row.runs]
     return [
         row.name,
@@ -243,7 +244,7 @@ def _stopped(row: Row, steps: int) -> list[str]:
 
 
 def _alarms(found: figures.Alarms) -> str:
-    """A sentence; empty where no honest run has ended."""
+    """Sentence on false alarms; empty where no honest run has ended."""
     if not found.runs:
         return ""
     held = ", ".join(f"{name} {count}" for name, count in found.holds.items())
@@ -300,7 +301,7 @@ def _difference(found: figures.Difference) -> str:
 
 
 def _joint(experiment: Experiment, found: Sequence[Row]) -> list[list[str]]:
-    """For everybody: on the policy of all, and on their own."""
+    """Table rows of the joint part, for each user: on the shared policy, and on their own."""
     if experiment.joint is None:
         return []
     together = next((row for row in found if row.condition == JOINT), None)
@@ -333,7 +334,7 @@ def _joint(experiment: Experiment, found: Sequence[Row]) -> list[list[str]]:
 
 
 def _replies(row: Row) -> dict[str, Any]:
-    """Of the first seed: the same questions, before and after."""
+    """Replies of the first seed to the same questions, before and after."""
     versions = row.runs[0]["replies"]
     first, last = min(versions, key=int), max(versions, key=int)
     pairs = [
@@ -362,11 +363,11 @@ def _any(found: Sequence[Row], label: str) -> bool:
 # The curves
 
 WIDE, HIGH, LEFT, RIGHT, TOP, BOTTOM = 640, 300, 40, 16, 12, 34
-"""Of a picture, in its own units, and the margins around what is drawn."""
+"""Size of a picture in its own units, and the margins around the plot."""
 
 
 def _chart(experiment: Experiment, found: Sequence[Row], label: str, over: str) -> dict[str, Any]:
-    """Lines and their places, all numbers."""
+    """Lines of a chart with their coordinates, as numbers."""
     shown = [
         row
         for row in found
@@ -429,7 +430,7 @@ def _chart(experiment: Experiment, found: Sequence[Row], label: str, over: str) 
 
 
 def tables(experiment: Experiment, out: Path) -> Iterator[Table]:
-    """The main ones, for a terminal."""
+    """Main tables, for a terminal."""
     content = contents(experiment, out, "")
     for head, cells in (
         ("score_head", "scores"),
@@ -445,7 +446,7 @@ def tables(experiment: Experiment, out: Path) -> Iterator[Table]:
 
 
 def page(content: Mapping[str, Any]) -> str:
-    """One HTML file: no script, nothing from elsewhere."""
+    """HTML page in one file: no script, nothing from elsewhere."""
     templates = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -457,7 +458,7 @@ def page(content: Mapping[str, Any]) -> str:
 
 
 def markdown(content: Mapping[str, Any]) -> Iterator[str]:
-    """For an issue or a page."""
+    """Markdown lines, for an issue or a page."""
     yield f"# {_cell(content['title'])}"
     yield ""
     yield from _table(["", ""], content["facts"])
@@ -520,7 +521,7 @@ def _table(head: Sequence[str], cells: Sequence[Sequence[str]]) -> Iterator[str]
 
 
 def _cell(text: str) -> str:
-    """In a table, or in a sentence: no markup, no line end."""
+    """Escape text for a table or a sentence: no markup, no line end."""
     return re.sub(r"([\\`*_\[\]<>|#&~])", r"\\\1", " ".join(str(text).split()))
 
 

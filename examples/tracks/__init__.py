@@ -22,11 +22,11 @@ Rule: nothing here imports the product. Whatever it does, docs/agents.md tells f
 
 
 class TrackError(Exception):
-    """What stops a run, as a sentence for the person who started it."""
+    """An error that stops a run; its message is a sentence for the person who started it."""
 
 
 def cause(error: Exception) -> TrackError:
-    """What is told of several that came together: the first. What is no sentence of ours is
+    """Return the first of several errors that came together. An error that is not ours is
     raised."""
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]

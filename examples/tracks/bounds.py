@@ -1,4 +1,4 @@
-"""How much of the machine a sandbox may take, and the watch over it.
+"""Resource bounds of a sandbox, and the watch over them.
 
 Rule: what counts is the sum over everything in the sandbox. A limit of each process (`ulimit`)
 only slows down what happens between two looks, and root has no limit of processes.
@@ -19,15 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROCESSES = 64
-"""Threads count, too."""
+"""Most processes; threads count, too."""
 MEMORY = 512 << 20
-"""Bytes in processes, in /tmp and in /dev/shm, together."""
+"""Most bytes in processes, in /tmp and in /dev/shm, together."""
 DISK = 256 << 20
-"""Bytes of the folder, and of files that were deleted while they are open."""
+"""Most bytes of the folder, and of deleted files that are still open."""
 FILES = 10_000
-"""Files and folders, in the folder and in /tmp and /dev/shm."""
+"""Most files and folders, in the folder and in /tmp and /dev/shm."""
 LOOK_S = 0.05
-"""Between two looks."""
+"""Seconds between two checks."""
 _MEMORIES = ("tmp", "dev/shm")
 _FIELDS = re.compile(r"^(Threads|RssAnon|RssShmem|VmSwap):\s+(\d+)", re.MULTILINE)
 _OWN = re.compile(r"^Pss_Anon:\s+(\d+)", re.MULTILINE)
@@ -35,7 +35,7 @@ _OWN = re.compile(r"^Pss_Anon:\s+(\d+)", re.MULTILINE)
 
 @dataclass(slots=True)
 class Taken:
-    """What a sandbox takes."""
+    """Resources that a sandbox uses."""
 
     processes: int = 0
     memory: int = 0
@@ -43,7 +43,7 @@ class Taken:
     files: int = 0
 
     def too_much(self) -> str | None:
-        """Name the bound that it is over."""
+        """Name of the bound that is exceeded, or None."""
         if self.processes > PROCESSES:
             return f"more than {PROCESSES} processes and threads"
         if self.memory > MEMORY:
@@ -56,7 +56,7 @@ class Taken:
 
 
 def watch(root: int, folder: Path, over: threading.Event) -> str | None:
-    """Look at a sandbox until it takes too much, and return of what; None: it was over before.
+    """Watch a sandbox until it exceeds a bound, and return which; None: it ended before.
 
     `root` is the number of its first process. Belongs into a thread: a busy loop would look late.
     """
@@ -74,7 +74,8 @@ def watch(root: int, folder: Path, over: threading.Event) -> str | None:
 
 
 def _in_processes(root: int, folder: Path) -> Taken:
-    """What all processes below one take. What is mapped and open besides counts twice."""
+    """Resources used by a process and all below it. A file that is mapped and also open counts
+    twice."""
     tree = _PROCESSES.below(root)
     taken = Taken()
     own = 0
@@ -101,7 +102,7 @@ def _own(number: int) -> int:
 
 
 def _add_deleted(taken: Taken, tree: Iterable[int], folder: Path) -> None:
-    """Add open files that have no name: of the disk, or of memory (memfd_create)."""
+    """Add open files without a name: those on the disk, and those in memory (memfd_create)."""
     disk = folder.stat().st_dev
     seen = set[tuple[int, int]]()
     for number in tree:
@@ -130,7 +131,7 @@ def _add_tmpfs(taken: Taken, root: int) -> None:
 
 
 def _in_folder(folder: Path) -> Taken:
-    """What lies in a folder. One that cannot be looked into has too many files."""
+    """Resources used by a folder. One that cannot be read counts as having too many files."""
     taken = Taken()
     folders = [str(folder)]
     while folders and taken.too_much() is None:
@@ -150,7 +151,7 @@ def _in_folder(folder: Path) -> Taken:
 
 
 class _Processes:
-    """Which process was begun by which; read once for all sandboxes."""
+    """Parents of all processes, read once for all sandboxes."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -158,7 +159,7 @@ class _Processes:
         self._children: dict[int, list[int]] = {}
 
     def below(self, root: int) -> list[int]:
-        """A process, and all that it and they have begun."""
+        """A process and all its descendants."""
         with self._lock:
             if time.monotonic() > self._read_at + LOOK_S / 2:
                 self._children = _children()
@@ -189,7 +190,7 @@ UNSEEN = {  # mount, fsopen, shmget, semget, msgget
 
 
 def rules() -> int:
-    """Open a program for seccomp, to be read once. It refuses what gets memory that no process
+    """Open a seccomp program, to be read once. It refuses calls that get memory which no process
     seems to have: System V's, and file systems in a namespace of one's own."""
     architecture, refused = UNSEEN[platform.machine()]
     lines = [

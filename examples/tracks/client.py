@@ -1,4 +1,4 @@
-"""The gateway as a track sees it: replies, outcomes, and what it says of itself.
+"""Gateway client of a track: replies, outcomes, and health.
 
 Rule: what the gateway cannot take now is sent again, the same bytes, when it says so or after a
 growing pause, also while nobody answers: it may be starting anew. What it refuses ends the run with
@@ -22,9 +22,9 @@ from examples.tracks import TrackError
 from examples.tracks.track import Track
 
 REPLY_S = 1800.0
-"""A reply may wait long for a slot, inside its answer."""
+"""Seconds for a reply; it may wait long for a slot."""
 GIVE_UP_S = 900.0
-"""Of nothing but refusals and broken connections, for one request."""
+"""Seconds of nothing but refusals and broken connections after which a request is given up."""
 _LATER = frozenset({408, 429, 500, 502, 503, 504})
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 30.0
 _VERSION = re.compile(r'"system_fingerprint": ?"v(\d+)"')
@@ -33,15 +33,16 @@ _TOKENS = re.compile(r'"(?:completion|output)_tokens": ?(\d+)')
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Which try at which task a request is of."""
+    """Task and attempt that a request belongs to."""
 
     session: str
     task: str
     group: str | None = None
-    """None: nothing is trained of it."""
+    """Group of the episode; None: it is not trained."""
     size: int = 1
     turn_type: str = "episode"
-    """What is asked as an episode, an exam by name of its version too, waits behind persons."""
+    """Turn type. What is asked as an episode, also an exam by its version's name, waits behind
+    people."""
 
     def headers(self) -> dict[str, str]:
         named = {"X-Session-Id": self.session, "X-Turn-Type": self.turn_type}
@@ -56,40 +57,42 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back for a request, whatever dialect it is in: JSON, or a stream that has ended."""
+    """Answer to a request in any dialect: JSON, or a stream that has ended."""
 
     status: int
     kind: str
-    """Its Content-Type."""
+    """Content-Type of the body."""
     text: str
 
     @property
     def version(self) -> int | None:
-        """Of the policy; None: it does not say."""
+        """Policy version that answered; None: the answer does not say."""
         found = _VERSION.search(self.text)
         return None if found is None else int(found[1])
 
     @property
     def tokens(self) -> int:
-        """That were sampled; 0: it does not say."""
+        """Number of sampled tokens; 0: the answer does not say."""
         return int((_TOKENS.findall(self.text) or (0,))[-1])
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the model answered, as a chat completion."""
+    """Reply of the model, as a chat completion."""
 
     message: Mapping[str, Any]
-    """As OpenAI's clients have it; it goes into the next request as it is."""
+    """Message as OpenAI's clients have it; it goes into the next request unchanged."""
     version: int
-    """Of the policy."""
+    """Policy version that answered."""
     tokens: int
-    """That were sampled."""
+    """Number of sampled tokens."""
 
     @classmethod
     def of(cls, answer: Answer) -> Reply:
-        """Raises:
-        TrackError: the gateway refused, or this is no completion.
+        """Read a reply from an answer.
+
+        Raises:
+            TrackError: the gateway refused, or this is no completion.
         """
         if answer.status >= 400:
             raise TrackError(f"The gateway refuses a reply: {answer.status}: {answer.text[:500]}")
@@ -118,7 +121,7 @@ class Reply:
 
 
 class Gateway:
-    """Asks one gateway for one model."""
+    """Client of one gateway for one model."""
 
     def __init__(self, http: httpx.AsyncClient, track: Track) -> None:
         self._http = http
@@ -133,8 +136,8 @@ class Gateway:
         version: int | None = None,
         seed: int | None = None,
     ) -> dict[str, Any]:
-        """The body that asks for a chat completion: at temperature 1, and of a fixed version where
-        one is named."""
+        """Body of a request for a chat completion at temperature 1, of a fixed version where one is
+        named."""
         body: dict[str, Any] = {
             "model": self.model(version),
             "messages": list(messages),
@@ -145,11 +148,11 @@ class Gateway:
         return body | ({} if seed is None else {"seed": seed})
 
     def model(self, version: int | None) -> str:
-        """What the newest version is called, or a fixed one."""
+        """Model name of the newest version, or of a fixed one."""
         return self._track.model if version is None else f"{self._track.model}@v{version}"
 
     async def ask(self, place: Place, path: str, body: Mapping[str, Any]) -> Answer:
-        """Any request for a reply; what the gateway refuses for good comes back as it is.
+        """Send a request for a reply; final refusals are returned as answers.
 
         Raises:
             TrackError: the gateway was away, or busy, for too long.
@@ -158,8 +161,9 @@ class Gateway:
         return Answer(answer.status_code, answer.headers.get("content-type", ""), answer.text)
 
     async def outcome(self, session: str, score: float) -> bool:
-        """Say how an episode ended, from -1 to 1; whether it counts. Saying it again changes
-        nothing.
+        """Report an episode's outcome, from -1 to 1; return whether it counts.
+
+        Repeating it changes nothing.
 
         Raises:
             TrackError: as for a reply.
@@ -172,8 +176,8 @@ class Gateway:
         return bool(_json(answer).get("counts"))
 
     async def health(self) -> Mapping[str, Any]:
-        """What /healthz says; without an admin's key that is little, and nothing while the gateway
-        is away."""
+        """Answer of /healthz: little without an admin's key, and empty while the gateway is
+        away."""
         try:
             found = (await self._http.get(f"{self._root}/healthz")).json()
         except (httpx.HTTPError, ValueError):
@@ -181,7 +185,7 @@ class Gateway:
         return found if isinstance(found, dict) else {}
 
     async def _post(self, path: str, body: Any, headers: dict[str, str]) -> httpx.Response:
-        """Until it is taken, or refused for good."""
+        """POST until the request is accepted, or finally refused."""
         url, pause = f"{self._root}/v1/{path}", _FIRST_PAUSE_S
         deadline = time.monotonic() + GIVE_UP_S
         while True:
@@ -202,7 +206,7 @@ class Gateway:
 
 @asynccontextmanager
 async def connected(track: Track) -> AsyncGenerator[Gateway]:
-    """A gateway, with as many connections as episodes."""
+    """Open a gateway client with as many connections as episodes."""
     headers = {} if track.key is None else {"Authorization": f"Bearer {track.key}"}
     limits = httpx.Limits(max_connections=track.concurrency + 4)
     async with httpx.AsyncClient(
@@ -219,5 +223,5 @@ def _json(answer: httpx.Response) -> dict[str, Any]:
 
 
 def _seconds(value: str) -> float:
-    """Of a Retry-After; a date is not waited for."""
+    """Seconds of a Retry-After header; a date counts as none."""
     return float(value) if value.isascii() and value.isdigit() else 0.0

@@ -31,12 +31,12 @@ from examples.tracks.state import opened
 ROOT = Path(__file__).resolve().parents[2]
 """The repository: run.py and configs/ lie here."""
 REWARDS = {"steps": "PRM + outcome", "outcome": "outcome only"}
-"""What the gateway's --episode-reward may be, as the table calls it."""
+"""Values of the gateway's --episode-reward, by the name in the table."""
 TRACKS = ("tool-call", "terminal")
-"""Those at which the shipped beginner is one."""
+"""Tracks that the shipped beginner model knows."""
 START_S, STOP_S, LOOK_S = 180.0, 60.0, 0.2
 _KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "OMP_NUM_THREADS", "XDG_CACHE_HOME")
-"""Of the environment, so that no setting leaks into the gateway."""
+"""Environment variables that are passed on, so that no setting leaks into the gateway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +53,14 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What came of one."""
+    """Result of one run."""
 
     before: float
     after: float
-    """Shares of the held-out tasks."""
+    """Shares of held-out tasks solved, at the start and at the end."""
     steps: int
     held: bool
-    """Learning was held before the last step, and nobody let it go on."""
+    """Whether learning was held before the last step, and stayed so."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(case: Case, asked: argparse.Namespace) -> int:
-    """Play one to its end, or to where learning is held; returns its exit status.
+    """Play one run to its end, or to where learning is held; return its exit status.
 
     Raises:
         TrackError: the gateway did not start.
@@ -107,7 +107,7 @@ def run(case: Case, asked: argparse.Namespace) -> int:
 
 
 def found(folder: Path) -> Found | None:
-    """What a run came to; None: it has not come to its end."""
+    """Result of a run; None: it has not ended."""
     if not (folder / "track").is_dir():
         return None
     with opened(folder / "track") as state:
@@ -122,7 +122,7 @@ def found(folder: Path) -> Found | None:
 
 
 def table(cases: Sequence[Case], out: Path) -> list[str]:
-    """Markdown: a row for each run, and the means of those that differ in their seed only."""
+    """Lines of a Markdown table: a row per run, and the means over seeds."""
     told = ["| track | reward | seed | before | after | steps |", "|---|---|---|---|---|---|"]
     for track, reward in dict.fromkeys((case.track, case.reward) for case in cases):
         alike = [case for case in cases if (case.track, case.reward) == (track, reward)]
@@ -142,7 +142,7 @@ def table(cases: Sequence[Case], out: Path) -> list[str]:
 
 @contextmanager
 def gateway(folder: Path, flags: Sequence[str]) -> Generator[str]:
-    """A gateway with its records in a folder, as a user would start it; its address.
+    """Run a gateway with its records in a folder, as a user would; yields its address.
 
     Raises:
         TrackError: it ended, or did not answer in time.
@@ -173,7 +173,7 @@ def gateway(folder: Path, flags: Sequence[str]) -> Generator[str]:
 
 
 def _address(log: Path, begun_at: int, lives: Callable[[], bool]) -> str:
-    """Where the gateway serves, from its log, once it does."""
+    """Read the gateway's address from its log, once it serves."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline and lives():
         with log.open("rb") as reader:

@@ -1,4 +1,4 @@
-"""What every environment has: tasks, attempts at them, tools, and a grade in the end.
+"""Environments: tasks, attempts at them, tools, and a grade at the end.
 
 Rule: the same task, attempted with the same calls, comes to the same state. So an episode that was
 killed is brought back to where it was by its calls, and nobody is asked again.
@@ -23,23 +23,23 @@ class Attempt(Protocol):
     """A world in which one episode acts."""
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """What a tool returns. What the model got wrong is told to it in words."""
+        """Call a tool and return its result. Errors of the model are returned to it in words."""
         ...
 
     async def solved(self, answer: str) -> bool:
-        """Whether the task is done, now that the model has given its last reply."""
+        """Whether the task is solved, now that the model has given its last reply."""
         ...
 
 
 class Task(Protocol):
-    """Something to do, of which any number of attempts can be made."""
+    """A task, of which any number of attempts can be made."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def messages(self) -> Sequence[Mapping[str, Any]]:
-        """What the model is told first."""
+        """First messages to the model."""
         ...
 
     def attempt(self) -> AbstractAsyncContextManager[Attempt]: ...
@@ -47,24 +47,23 @@ class Task(Protocol):
 
 @runtime_checkable
 class Program(Protocol):
-    """A task of which somebody else knows how it is played: a harness, or a world with a form of
-    its own."""
+    """A task with its own way of playing: a harness, or a world with a form of its own."""
 
     @property
     def name(self) -> str: ...
 
     async def play(self, episode: Episode) -> float | None:
-        """Play it once, with replies that the episode asks for; the outcome, from -1 to 1. None: it
-        broke for a reason of its own, and no outcome is made up for it."""
+        """Play once, with replies that the episode asks for; return the outcome, from -1 to 1.
+        None: it broke for a reason of its own, and has no outcome."""
         ...
 
 
 class Environment(Protocol):
-    """A set of tasks without end, and tasks that are kept from training."""
+    """An endless set of tasks, and tasks held out from training."""
 
     @property
     def tools(self) -> Sequence[Mapping[str, Any]]:
-        """Of tasks that are no programs."""
+        """Tools of tasks that are not programs."""
         ...
 
     def task(self, number: int) -> Task | Program: ...
@@ -74,8 +73,9 @@ class Environment(Protocol):
 
 @asynccontextmanager
 async def prepared(track: Track) -> AsyncGenerator[Environment]:
-    """The environment of a track, with what its attempts share, such as a browser: such an
-    environment is a context manager besides.
+    """Open the environment of a track, with resources that attempts share, such as a browser.
+
+    Such an environment is also a context manager.
 
     Raises:
         TrackError: as `environment`.
@@ -88,7 +88,7 @@ async def prepared(track: Track) -> AsyncGenerator[Environment]:
 
 
 def environment(track: Track) -> Environment:
-    """The environment of a track.
+    """Make the environment of a track.
 
     Raises:
         TrackError: there is none of this name, or it cannot run here.
@@ -119,11 +119,12 @@ ENVIRONMENTS = {
     "openenv": "examples.tracks.with_openenv:OpenEnv",
     "verifiers": "examples.tracks.with_verifiers:Verifiers",
 }
-"""Imported only where a track asks for it: what a third party's needs is installed elsewhere."""
+"""Environments by name, imported only where a track asks for them: some need packages of their
+own."""
 
 
 def tool(name: str, about: str, **arguments: str) -> dict[str, Any]:
-    """A tool whose arguments are texts, each with its meaning, in OpenAI's form."""
+    """Make a tool in OpenAI's form; its arguments are strings, each with a description."""
     meanings = {
         argument: {"type": "string", "description": meaning}
         for argument, meaning in arguments.items()
@@ -141,7 +142,7 @@ def tool(name: str, about: str, **arguments: str) -> dict[str, Any]:
 async def result(
     call: Mapping[str, Any], use: Callable[[str, Mapping[str, Any]], Awaitable[str]]
 ) -> Mapping[str, Any]:
-    """What a model's call of a tool returned, as a message."""
+    """Message with the result of a model's tool call."""
     function = call["function"]
     try:
         arguments = json.loads(function["arguments"] or "{}")
@@ -155,12 +156,12 @@ async def result(
 
 
 def outcome(score: float) -> float | None:
-    """A sum of rewards as an outcome, within -1 and 1; None: it is no number."""
+    """Clip a sum of rewards to an outcome within -1 and 1; None: it is no number."""
     return None if math.isnan(score) else max(-1.0, min(1.0, score))
 
 
 def options(track: Track, **usual: Any) -> dict[str, Any]:
-    """What a track's [options] say, or what is usual; a `...` must be said.
+    """Options from a track's [options], or their defaults; a `...` is required.
 
     Raises:
         TrackError: one is missing, or is none of these.

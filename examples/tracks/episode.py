@@ -1,4 +1,4 @@
-"""One episode's requests: asked of the gateway, written down, and not asked again after a kill.
+"""Requests of one episode: asked of the gateway, recorded, and not asked again after a kill.
 
 Rule: what was answered is given again, in its order, while the episode asks for the same; from the
 first request that is another one on, the gateway is asked. So an episode is begun anew from nothing
@@ -20,22 +20,22 @@ from examples.tracks.state import Kept, State
 _REPLIES = frozenset(
     {"chat/completions", "messages", "messages/count_tokens", "responses", "responses/input_tokens"}
 )
-"""What an episode may ask of the gateway: its outcome is said by nobody who plays it."""
+"""Routes that an episode may call; its outcome is not reported by who plays it."""
 
 
 @dataclass(slots=True)
 class Seen:
-    """What a run has seen of its gateway."""
+    """Facts that a run has learned from its gateway's answers."""
 
     version: int = 0
-    """The newest of the policy."""
+    """Newest policy version."""
     tokens: int = 0
-    """Sampled since this process began."""
+    """Tokens sampled since this process began."""
 
 
 @dataclass(slots=True)
 class Episode:
-    """A try at a task; an exam where a version is named."""
+    """An attempt at a task; an exam where a version is named."""
 
     gateway: Gateway
     state: State
@@ -44,10 +44,10 @@ class Episode:
     version: int | None = None
     seed: int | None = None
     keeps: bool = False
-    """It is written down though it does not train."""
+    """Whether answers are recorded though it does not train."""
     _kept: list[Kept] = field(default_factory=list[Kept])
     _again: deque[Kept] = field(default_factory=deque[Kept])
-    """What was answered and the episode has not asked for again."""
+    """Recorded answers that the episode has not asked for again."""
 
     def __post_init__(self) -> None:
         self.keeps |= self.trains
@@ -60,21 +60,21 @@ class Episode:
         return self.place.group is not None
 
     def beside(self, role: str) -> Episode:
-        """Return the same try for another role, which asks the newest version by its name: what
-        is asked so is not trained, and waits behind persons."""
+        """Return the same attempt for another role, which asks the newest version by its name. Its
+        requests are not trained, and wait behind people."""
         place = replace(self.place, session=f"{self.place.session}-{role}", group=None)
         return Episode(
             self.gateway, self.state, place, self.seen, self.version, self.seed, self.keeps
         )
 
     def rewind(self) -> None:
-        """It begins anew, because what it acts in was lost."""
+        """Begin anew, because the world it acts in was lost."""
         self._again = deque(self._kept)
 
     async def reply(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> Reply:
-        """What the model answers to a conversation.
+        """Return the model's reply to a conversation.
 
         Raises:
             TrackError: it was refused, or the gateway was away for too long.
@@ -83,7 +83,7 @@ class Episode:
         return Reply.of(await self.ask("chat/completions", body))
 
     async def ask(self, path: str, body: Mapping[str, Any]) -> Answer:
-        """A request in any of the gateway's dialects; what it refuses comes back as it is.
+        """Send a request in any of the gateway's dialects; refusals are returned as answers.
 
         Raises:
             TrackError: the gateway was away for too long.

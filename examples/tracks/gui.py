@@ -1,4 +1,4 @@
-"""Work in a web page: an office with a list, a form, a shop and mails, in a headless Chromium.
+"""Tasks in a web page: an office with a list, a form, a shop and mails, in a headless Chromium.
 
 The model sees the page as the browser's accessibility tree, in text, and acts on elements by the
 names that stand there. One browser serves all attempts; each has a context for itself.
@@ -55,11 +55,12 @@ _FLAGS = (
     "--disable-smooth-scrolling",
 )
 _PATIENCE_MS = 120_000.0
-"""Of an action: 64 pages share a few processors. What the model gets wrong is told at once."""
+"""Timeout of an action: 64 pages share a few processors. Errors of the model are returned at
+once."""
 OPENED = 4
-"""Pages that are opened at a time: each begins a process."""
+"""Pages that open at the same time: each starts a process."""
 _LONGEST = 200
-"""Characters that are typed at once."""
+"""Most characters typed at once."""
 _SETTLED = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
 _LOADED = re.compile(r"\[ref=((?:f\d+)?)e\d+\]")
 _ACTIVE = "link|button|textbox|checkbox|combobox"
@@ -68,7 +69,7 @@ _NOISE = (
     (re.compile(rf"^( *- (?!{_ACTIVE})[^\n]*?) \[ref=\w+\]", re.MULTILINE), r"\1"),
     (re.compile(r"\[ref=(?:f\d+)?(e\d+)\]"), r"[\1]"),
 )
-"""What is left out of a tree: what nobody can act on has no name."""
+"""Patterns removed from an accessibility tree: elements that cannot be acted on get no name."""
 _WORDS = ("pear", "plum", "kite", "mug", "shell", "stamp", "bead", "key", "box", "lamp", "rope")
 _NAMES = ("Nora", "Hugo", "Ida", "Emil", "Ruth", "Otto")
 _LANGUAGES = ("English", "French", "German", "Spanish")
@@ -76,16 +77,16 @@ _LANGUAGES = ("English", "French", "German", "Spanish")
 
 @dataclass(frozen=True, slots=True)
 class Errand:
-    """A task."""
+    """A task in the office."""
 
     name: str
     wish: str
     before: Mapping[str, Any]
-    """What the page knows first."""
+    """State of the page at the start."""
     after: Mapping[str, Any]
-    """What it must know in the end."""
+    """State that the page must have in the end."""
     answer: str | None
-    """The number that the last reply must end with; None: it may say what it likes."""
+    """Number that the last reply must end with; None: any reply."""
     office: Gui
 
     @property
@@ -102,13 +103,13 @@ class Errand:
 
 @dataclass(slots=True)
 class Window:
-    """An attempt."""
+    """An attempt in a browser page."""
 
     errand: Errand
     page: Page
     loaded: str = ""
-    """What the browser puts before its names of elements in a page that was loaded again; the model
-    sees names without it, which are the same at every attempt."""
+    """Prefix of the browser's element names in a page that was loaded again. The model sees names
+    without it, which are the same at every attempt."""
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         wanted = _NEEDS.get(name)
@@ -130,7 +131,7 @@ class Window:
             return await self.page.evaluate("state") == self.errand.after
 
     async def _act(self, name: str, arguments: Mapping[str, str]) -> str | None:
-        """What was wrong with it, if anything was."""
+        """Carry out an action; return what was wrong with it, if anything."""
         match name:
             case "click" | "type" | "select":
                 return await self._touch(name, arguments)
@@ -186,7 +187,7 @@ class Window:
 
 
 class Gui:
-    """Six kinds of errands in the office, with other words each time.
+    """Environment with six kinds of errands in the office, with other words each time.
 
     It is a context manager: the browser is there for as long.
     """
@@ -198,7 +199,7 @@ class Gui:
         self._browser: Browser | None = None
         self._opening = asyncio.Semaphore(OPENED)
         self._left: list[Page] = []
-        """Pages that no attempt uses."""
+        """Pages that are free for an attempt."""
 
     @property
     def tools(self) -> Sequence[Mapping[str, Any]]:
@@ -235,7 +236,7 @@ class Gui:
 
     @asynccontextmanager
     async def page(self) -> AsyncGenerator[Page]:
-        """A page in a context of its own, begun anew, which sees this project's page alone.
+        """Open a fresh page in a context of its own, which can reach only this project's page.
 
         One that an attempt has left serves the next: to begin one costs a process, and what the
         page knows is gone when it is loaded again, for it keeps nothing.
@@ -273,7 +274,7 @@ class Gui:
 
 _Known = dict[str, Any]
 _Kind = Callable[[Random, _Known], tuple[str, str | None]]
-"""Changes what the page should know in the end; the wish and the answer that it asks for."""
+"""Changes the wanted state of the page; returns the wish and the answer that it asks for."""
 
 
 def note(rng: Random, office: _Known) -> tuple[str, str | None]:
@@ -317,7 +318,7 @@ _KINDS: Sequence[_Kind] = (note, tick, settle, order, clear, price)
 
 
 def _office(rng: Random) -> _Known:
-    """What the page knows first; no two entries of a list read alike."""
+    """Draw the initial state of the page; no two entries of a list read alike."""
     pairs = [(name, word) for name in _NAMES for word in _WORDS]
     return {
         "todo": [{"text": f"fetch {word}", "done": False} for word in rng.sample(_WORDS, 4)],

@@ -1,4 +1,4 @@
-"""What came out of a run, as Markdown."""
+"""Report of a run, as Markdown."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GROUP BY began ORDER BY began
 
 
 def write(track: Track, state: State, folder: Path) -> Path:
-    """Write the report into a folder; returns where."""
+    """Write the report into a folder; return its path."""
     path = folder / REPORT
     path.write_text("\n".join(lines(track, state)) + "\n", encoding="utf-8")
     return path

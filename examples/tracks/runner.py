@@ -1,4 +1,4 @@
-"""Episodes in groups, side by side, until enough steps were trained; and exams of fixed versions.
+"""Run episodes in groups until enough steps were trained, and exams of fixed versions.
 
 Rule: a group is begun only when the ones before it are all being played, and while the gateway has
 few samples waiting; whatever was begun is brought to its end, also by a run that takes this one up.
@@ -21,14 +21,14 @@ from examples.tracks.state import State
 from examples.tracks.track import Track
 
 LOOK_S = 0.5
-"""Between two looks at how many samples wait."""
+"""Seconds between two checks of how many samples wait."""
 SHOW_S = 5.0
-"""Between two lines of progress."""
+"""Seconds between two lines of progress."""
 
 
 @dataclass(slots=True)
 class Run:
-    """A track at work."""
+    """A run of a track."""
 
     track: Track
     environment: Environment
@@ -39,12 +39,12 @@ class Run:
     playing: int = 0
     began: float = field(default_factory=time.monotonic)
     held: str | None = None
-    """Why the gateway learns no more, in its words; None: it learns."""
+    """Gateway's reason for holding learning; None: it learns."""
     _open: deque[tuple[str, int]] = field(default_factory=deque[tuple[str, int]])
     _choosing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def train(self) -> None:
-        """The whole of it: an exam, episodes until there were enough steps, an exam."""
+        """Run the whole track: an exam, episodes until there were enough steps, an exam."""
         self.seen.version = await self._serving()
         if self.state.fact("first version") is None:
             self.state.set_fact("first version", str(self.seen.version))
@@ -56,7 +56,7 @@ class Run:
                 for _ in range(self.track.concurrency):
                     players.create_task(self._play())
             showing.cancel()
-        # What was still to be trained when enough was, may have become further steps.
+        # Samples left over at the last step may have become further steps.
         last = min(await self._serving(), self.first + self.track.steps)
         self.state.set_fact("last version", str(last))
         await self.examine(last)
@@ -66,12 +66,11 @@ class Run:
 
     @property
     def first(self) -> int:
-        """The version that served when the run began."""
+        """Version that served when the run began."""
         return int(self.state.fact("first version") or 0)
 
     async def examine(self, version: int) -> None:
-        """Try the held-out tasks once each with one version, by its name. What was tried is not
-        tried again."""
+        """Try each held-out task once with one version, by its name. Earlier results are kept."""
         done = self.state.examined(version)
         places = asyncio.Semaphore(self.track.concurrency)
 
@@ -91,7 +90,7 @@ class Run:
             self.say(f"v{version} solves {share:.2f} of {len(found)} held-out tasks")
 
     async def _play(self) -> None:
-        """One episode after the other."""
+        """Play one episode after the other."""
         while (chosen := await self._next()) is not None:
             session, number = chosen
             task = self.environment.task(number)
@@ -136,13 +135,13 @@ class Run:
         return Episode(self.gateway, self.state, place, self.seen, version, seed)
 
     async def _attempt(self, task: Task | Program, episode: Episode) -> float | None:
-        """Play a task once; the outcome, or None where it broke."""
+        """Play a task once; return the outcome, or None where it broke."""
         if isinstance(task, Program):
             return await task.play(episode)
         return 1.0 if await self._solves(task, episode) else -1.0
 
     async def _solves(self, task: Task, episode: Episode) -> bool:
-        """Play until the model calls no tool any more; whether the task is solved then."""
+        """Play until the model calls no tool any more; return whether the task is then solved."""
         messages: list[Mapping[str, Any]] = list(task.messages)
         async with task.attempt() as attempt:
             for _ in range(self.track.max_turns):
@@ -155,7 +154,7 @@ class Run:
         return False
 
     async def _serving(self) -> int:
-        """The version that serves now, as a reply says it."""
+        """Version that serves now, according to a reply."""
         asked = self.gateway.completion([{"role": "user", "content": "Hello"}])
         place = Place(f"{self.state.fact('run')}-version", "version", turn_type="side")
         return Reply.of(await self.gateway.ask(place, "chat/completions", asked)).version
@@ -169,7 +168,7 @@ class Run:
             self.say(self.progress())
 
     def progress(self) -> str:
-        """One line: how far, how well lately, how fast."""
+        """Line of progress: how far, how well lately, how fast."""
         ((episodes,),) = self.state.rows("SELECT COUNT(*) FROM episodes WHERE reported")
         lately = self.state.rows(
             "SELECT AVG(score), AVG(score > 0) FROM (SELECT score FROM episodes "

@@ -1,5 +1,7 @@
-"""Where a command runs that a model typed: in bubblewrap, without a network and with nothing of
-this machine but /usr to read and its own folder to write, and within bounds (bounds.py).
+"""Run commands that a model typed, in bubblewrap.
+
+A command has no network, can only read /usr and write its own folder, and stays within bounds
+(bounds.py).
 
 Rule: where there is no bubblewrap a model's shell is refused; only the shipped demo models, which
 know nothing to do harm with, may use a plain subprocess. What is left of a run that was killed:
@@ -30,25 +32,26 @@ from examples.tracks.environments import tool
 
 SHELL = tool("shell", "Runs a command in the folder of the task.", command="for sh")
 HARMLESS = frozenset({"demo", "demo-tracks"})
-"""Models of under a million parameters that are shipped; any other is a real one."""
+"""Shipped models of under a million parameters, whose commands are harmless; any other is a real
+one."""
 COMMAND_S = 10.0
-"""A command that takes longer is killed, with all that it started."""
+"""Seconds after which a command is killed, with all that it started."""
 _SHOWN = 2000
-"""Characters of what a command wrote: its beginning and its end."""
+"""Characters shown of a command's output: its beginning and its end."""
 _KEPT = 65536
-"""Bytes of what a command wrote; what comes after is read and thrown away."""
+"""Bytes kept of a command's output; the rest is read and thrown away."""
 _LIMITS = (
     "{ ulimit -t 10; ulimit -f 20480; ulimit -v 2097152; "
     f"ulimit -d {bounds.MEMORY >> 10}; ulimit -n 256; }} 2>/dev/null; "
 )
-"""Ten seconds of CPU, files of 10 MB (in blocks of 512 bytes), 2 GB of addresses, memory as all
-processes together may have, 256 open files, for each process.
-One at a time: dash, which is sh on Debian, takes no two of them at once, and then sets neither."""
+"""Shell limits of each process: ten seconds of CPU, files of 10 MB (in blocks of 512 bytes), 2 GB
+of addresses, memory as all processes together may have, 256 open files. They are set one at a time,
+as dash, which is sh on Debian, rejects two at once and then sets neither."""
 _OTHERS = f"{{ ulimit -u {bounds.PROCESSES} || ulimit -p {bounds.PROCESSES}; }} 2>/dev/null; "
-"""In a sandbox alone, for outside it counts all that a user runs; root has no such limit. bash
-calls it -u and dash -p."""
+"""Limit of processes, only set in a sandbox, as outside it counts all processes of the user; root
+has no such limit. The option is -u in bash and -p in dash."""
 PLACES = 8
-"""Commands that run at a time in sandboxes; the others wait."""
+"""Commands that run in sandboxes at the same time; others wait."""
 PROGRAMS = "/usr/local/bin:/usr/bin:/bin"
 _THERE = ("--remount-ro", "/", "--chdir", "/work")
 _ENVIRONMENT = {
@@ -67,19 +70,19 @@ class Bubblewrap:
 
 
 Walls = Bubblewrap | None
-"""None: a plain subprocess."""
+"""How commands are isolated; None: a plain subprocess."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A command that ran."""
+    """Result of a command."""
 
     status: int | None
-    """Its exit status; None: it was killed."""
+    """Exit status; None: it was killed."""
     said: bytes
-    """What it wrote, the first of it."""
+    """Beginning of the output."""
     took: str | None = None
-    """What it took too much of."""
+    """Bound that it exceeded, or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +113,7 @@ class Shell:
 async def run(
     walls: Walls, folder: Path, command: str, *, told: bytes = b"", limit_s: float = COMMAND_S
 ) -> Ended:
-    """Run a command of sh in a folder, which it sees as /work, and end all that it started.
+    """Run a shell command in a folder, which it sees as /work, and end all that it started.
 
     `told` is its standard input.
     """
@@ -147,13 +150,13 @@ class _First:
             signal.pidfd_send_signal(self.handle, signal.SIGKILL)
 
     def gone(self) -> None:
-        """Wait until all have ended."""
+        """Wait until all processes have ended."""
         select.select([self.handle], [], [])
         os.close(self.handle)
 
 
 def _watch(first: _First | None, folder: Path, over: threading.Event) -> str | None:
-    """Kill a sandbox that takes too much, and return of what."""
+    """Kill a sandbox that exceeds a bound, and return which."""
     if first is None:
         return None
     if (took := bounds.watch(first.number, folder, over)) is not None:
@@ -162,7 +165,7 @@ def _watch(first: _First | None, folder: Path, over: threading.Event) -> str | N
 
 
 def _before_others() -> None:
-    """Let a thread look also while others press, where that is allowed."""
+    """Raise this thread's priority where that is allowed, so that it also runs under load."""
     with suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), -10)
 
@@ -174,7 +177,8 @@ _WATCH = ThreadPoolExecutor(PLACES, "watch", _before_others)
 async def _begun(
     walls: Walls, folder: Path, command: str
 ) -> AsyncGenerator[tuple[asyncio.subprocess.Process, _First | None]]:
-    """A command's process, and the first one in its sandbox. All that they begin ends with this."""
+    """Start a command; yield its process and the first one in its sandbox. All that they start ends
+    with this."""
     limits = _LIMITS if walls is None else _LIMITS + _OTHERS
     program = ("nice", "-n", "5", "/bin/sh", "-c", limits + command)
     info: IO[bytes] | None = None
@@ -212,7 +216,8 @@ async def _begun(
 
 
 def _first(info: IO[bytes]) -> _First | None:
-    """Read what bubblewrap says of the sandbox; None: it has none, or that is over."""
+    """Read the sandbox's first process from bubblewrap; None: there is no sandbox, or it has
+    ended."""
     with info, suppress(ValueError, ProcessLookupError):
         number = json.load(info)["child-pid"]
         return _First(number, os.pidfd_open(number))
@@ -235,7 +240,7 @@ async def _talk(process: asyncio.subprocess.Process, told: bytes) -> bytes:
 
 
 def walls_for(model: str) -> Walls:
-    """The sandbox for what a model types.
+    """Choose the sandbox for a model's commands.
 
     Raises:
         TrackError: there is none, and the model is a real one.
@@ -251,7 +256,7 @@ def walls_for(model: str) -> Walls:
 
 @asynccontextmanager
 async def folder(files: Mapping[str, str]) -> AsyncGenerator[Path]:
-    """A new folder with these files, for as long as it is needed."""
+    """Make a temporary folder with these files."""
     prefix = f"track-{os.getpid()}-"
     root = Path(tempfile.mkdtemp(prefix=prefix))
     try:
@@ -279,14 +284,14 @@ def sweep() -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a folder, whatever a command has made of it: Python's own way ends with an error
-    where folders lie in one another a thousand deep."""
+    """Remove a folder, whatever a command has put in it: Python's own function fails on folders
+    nested a thousand deep."""
     command = ("/bin/sh", "-c", 'chmod -R u+rwX "$1"; rm -rf "$1"', "sh", str(path))
     subprocess.run(command, env=_ENVIRONMENT, capture_output=True, check=False)
 
 
 def _sandbox() -> Walls:
-    """How bubblewrap is called, where it is there and may make a world of its own."""
+    """Find bubblewrap's command line, where it is installed and may make namespaces."""
     program = shutil.which("bwrap")
     if program is None or platform.machine() not in bounds.UNSEEN:
         return None
@@ -306,7 +311,7 @@ def _sandbox() -> Walls:
 
 
 def _end(group: int) -> None:
-    """Kill what a command has left behind."""
+    """Kill the processes that a command has left behind."""
     try:
         os.killpg(group, signal.SIGKILL)
     except ProcessLookupError:

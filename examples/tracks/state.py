@@ -1,4 +1,4 @@
-"""What a run has done, in one SQLite file, so that a run that was killed goes on where it was.
+"""State of a run in one SQLite file, so that a killed run resumes where it was.
 
 Rule: a reply is written down before the environment acts on it, a score before it is reported. So
 after a kill a reply is asked again only where its answer was lost on the way, and an outcome is
@@ -40,15 +40,15 @@ CREATE TABLE IF NOT EXISTS exams (
 ) STRICT;
 """
 _FIXED = ("environment", "model", "group_size", "seed", "options")
-"""Settings that a run cannot change half-way."""
+"""Settings that cannot change during a run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """An answer that was written down."""
+    """A recorded answer."""
 
     asked: str
-    """A digest of the request, so that only the same one gets it again."""
+    """Digest of the request, so that only the same one gets this answer again."""
     answer: Answer
 
 
@@ -90,16 +90,16 @@ class State:
             )
 
     def open_episodes(self) -> list[tuple[str, int]]:
-        """Session and task of those whose outcome the gateway does not have."""
+        """Session and task of the episodes whose outcome the gateway does not have."""
         query = "SELECT session, task FROM episodes WHERE reported = 0 ORDER BY task, try"
         return [(session, task) for session, task in self._db.execute(query)]
 
     def groups(self) -> int:
-        """How many were begun."""
+        """Number of groups that were begun."""
         return self._db.execute("SELECT COUNT(DISTINCT task) FROM episodes").fetchone()[0]
 
     def keep(self, session: str, kept: Kept, version: int) -> None:
-        """Write an answer down; with the version that it came from, or the newest that was seen."""
+        """Record an answer, with the version that gave it, or the newest that was seen."""
         answer = kept.answer
         version = version if answer.version is None else answer.version
         self._db.execute(
@@ -109,7 +109,7 @@ class State:
         )
 
     def kept(self, session: str) -> list[Kept]:
-        """The answers of an episode, in their order."""
+        """Recorded answers of an episode, in order."""
         query = "SELECT asked, kind, answer FROM replies WHERE session = ? ORDER BY id"
         return [
             Kept(asked, Answer(200, kind, answer))
@@ -117,23 +117,23 @@ class State:
         ]
 
     def score(self, session: str) -> float | None:
-        """How an episode ended; None: it has not."""
+        """Outcome of an episode; None: it has not ended."""
         query = "SELECT score FROM episodes WHERE session = ?"
         return self._db.execute(query, (session,)).fetchone()[0]
 
     def end(self, session: str, score: float) -> None:
-        """It has ended, and the gateway is to hear how."""
+        """Record the end of an episode, to be reported to the gateway."""
         self._db.execute(
             "UPDATE episodes SET score = ?, ended_at = ? WHERE session = ?",
             (score, time.time(), session),
         )
 
     def reported(self, session: str) -> None:
-        """Nothing more is to be done for it; without a score it broke."""
+        """Record that an episode is finished; without a score it broke."""
         self._db.execute("UPDATE episodes SET reported = 1 WHERE session = ?", (session,))
 
     def examined(self, version: int) -> dict[int, bool]:
-        """Whether tasks were solved, by their number."""
+        """Whether each task was solved, by its number."""
         query = "SELECT task, solved FROM exams WHERE version = ?"
         return {task: bool(solved) for task, solved in self._db.execute(query, (version,))}
 
@@ -141,13 +141,13 @@ class State:
         self._db.execute("INSERT OR REPLACE INTO exams VALUES (?, ?, ?)", (version, task, solved))
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
-        """For the report."""
+        """Run a query for the report."""
         return self._db.execute(query).fetchall()
 
 
 @contextmanager
 def opened(folder: Path) -> Generator[State]:
-    """The state in a folder, which nobody else uses meanwhile.
+    """Open the state in a folder, for this process alone.
 
     Raises:
         TrackError: somebody does.

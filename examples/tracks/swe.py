@@ -1,4 +1,4 @@
-"""Little repositories with a bug and tests that fail, to be mended in a shell.
+"""Small repositories with a bug and failing tests, to be fixed in a shell.
 
 Rule: what a program says of itself is no grade. The cases of the tests, and others that nobody is
 shown, are worked out by the changed program in a fresh sandbox, which holds no test, and what comes
@@ -32,9 +32,9 @@ REPOSITORIES = Path(__file__).parent / "repositories"
 TESTS = "test_all.py"
 _RAISES = "raises "
 _LARGEST, _MOST = 1_000_000, 100
-"""Bytes and files of a repository that is graded."""
+"""Most bytes and files of a repository that is graded."""
 _LONGEST = 4000
-"""Characters of a result."""
+"""Most characters of a result."""
 _WORK = r"""
 import ast, json, os, sys
 asked = json.load(sys.stdin)
@@ -55,17 +55,17 @@ told.write("\n" + json.dumps(results))
 told.flush()
 os._exit(0)
 """
-"""Works the cases out, in the sandbox. What the program prints goes nowhere."""
+"""Program that evaluates the cases in the sandbox. What the repository prints is discarded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What a test says."""
+    """A test: code and the result it must have."""
 
     code: str
-    """Lines, of which the last has a value."""
+    """Lines of code; the last one has a value."""
     wanted: str
-    """The value, as Python writes it, or `raises` and the name of an error."""
+    """Wanted value, as Python writes it, or `raises` and the name of an error."""
 
     def holds(self, result: object) -> bool:
         if not isinstance(result, str) or len(result) > _LONGEST:
@@ -78,7 +78,7 @@ class Case:
             return False
 
     def test(self, number: int) -> str:
-        """As a method of a test of unittest."""
+        """Render as a method of a unittest class."""
         *first, last = self.code.splitlines()
         if self.wanted.startswith(_RAISES):
             lines = [f"with self.assertRaises({self.wanted.removeprefix(_RAISES)}):"]
@@ -90,16 +90,16 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """A program that is right, and how it goes wrong: a file of `repositories/`."""
+    """A correct program and its possible bugs: a file of `repositories/`."""
 
     name: str
     about: str
     imports: str
     files: Mapping[str, str]
     shown: Sequence[Case]
-    """The tests in it."""
+    """Tests that the repository contains."""
     hidden: Sequence[Case]
-    """Other cases that a right program gets right."""
+    """Further cases that a correct program passes."""
     bugs: Sequence[Mapping[str, str]]
     held_out: bool
 
@@ -128,7 +128,7 @@ class Repository:
 
 @dataclass(frozen=True, slots=True)
 class Bug:
-    """A task."""
+    """A task: a repository with one bug."""
 
     repository: Repository
     number: int
@@ -151,7 +151,7 @@ class Bug:
         )
 
     def files(self) -> dict[str, str]:
-        """The repository as the model finds it."""
+        """Files of the repository as the model finds it."""
         bug = self.repository.bugs[self.number]
         files = dict(self.repository.files)
         files[bug["file"]] = files[bug["file"]].replace(bug["right"], bug["wrong"], 1)
@@ -169,7 +169,7 @@ class Bug:
 
 @dataclass(frozen=True, slots=True)
 class Checkout(Shell):
-    """An attempt."""
+    """An attempt in a checkout of the repository."""
 
     bug: Bug
 
@@ -201,7 +201,7 @@ class Checkout(Shell):
 
 @dataclass(frozen=True, slots=True)
 class Swe:
-    """Every bug of every repository. Those of some repositories are held out."""
+    """Environment with every bug of every repository. Some repositories are held out."""
 
     seed: int
     sandbox: Walls
@@ -223,7 +223,7 @@ class Swe:
         return self._drawn(number, held_out=True)
 
     def _drawn(self, number: int, *, held_out: bool) -> Bug:
-        """All of them, in the order of the seed, again and again."""
+        """Draw bugs: all of them in the order of the seed, again and again."""
         bugs = [
             Bug(repository, bug, self.sandbox)
             for repository in repositories()
@@ -236,12 +236,12 @@ class Swe:
 
 @cache
 def repositories() -> Sequence[Repository]:
-    """Those that are shipped, in the order of their names."""
+    """Shipped repositories, in the order of their names."""
     return [Repository.read(path) for path in sorted(REPOSITORIES.glob("*.toml"))]
 
 
 def _program(root: Path) -> dict[str, bytes] | None:
-    """The files of a repository but for its tests; None: they are too large or too many.
+    """Read a repository's files without its tests; None: they are too large or too many.
 
     What is no file, such as a link, wherever it leads, is left out.
     """
@@ -261,7 +261,7 @@ def _program(root: Path) -> dict[str, bytes] | None:
 
 
 def _results(said: bytes) -> Sequence[object]:
-    """The last line of what was said, where it is a list."""
+    """Results from the last line of the output, if it is a list."""
     try:
         found = json.loads(said.rpartition(b"\n")[2])
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Small jobs in a shell: a folder with files, a sentence that says what is to be done, a checker.
+"""Small jobs in a shell: a folder with files, a sentence that says what to do, and a checker.
 
 Rule: what a model types runs in a sandbox, and only what lies in the folder in the end counts,
 however it came there.
@@ -22,14 +22,14 @@ _WORDS = ("pear", "plum", "kite", "mug", "shell", "stamp", "bead", "key", "box",
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A task."""
+    """A task in a folder."""
 
     name: str
     wish: str
     before: Mapping[str, str]
-    """The files of the folder, by name."""
+    """Files of the folder, by name."""
     after: Mapping[str, str | None]
-    """What must be there when it is done, but for blanks around it; None: nothing."""
+    """Contents that files must have in the end, ignoring surrounding blanks; None: no such file."""
     sandbox: Walls
     limit_s: float = COMMAND_S
 
@@ -45,7 +45,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Folder(Shell):
-    """An attempt."""
+    """An attempt in a folder."""
 
     job: Job
 
@@ -55,7 +55,7 @@ class Folder(Shell):
 
 @dataclass(frozen=True, slots=True)
 class Terminal:
-    """Six kinds of jobs, with other names and words each time."""
+    """Environment with six kinds of jobs, with other names and words each time."""
 
     seed: int
     sandbox: Walls
@@ -139,7 +139,7 @@ def _lines(rng: Random, number: int) -> str:
 
 
 def _holds(file: Path, wanted: str | None) -> bool:
-    """Whether a file says what it should; a link is no file, wherever it leads."""
+    """Whether a file has the wanted content; a link does not count as a file."""
     if wanted is None:
         return not os.path.lexists(file)
     try:

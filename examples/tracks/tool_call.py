@@ -18,14 +18,14 @@ from examples.tracks.track import Track
 
 CALCULATOR = tool("calculator", "Works out an expression.", expression="such as 3 + 4 * 5")
 _LONGEST = 200
-"""Characters of an expression."""
+"""Most characters of an expression."""
 _LARGEST = 10**12
 _NUMBER = re.compile(r"-?\d+")
 
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """A task, and every attempt at it: a calculator remembers nothing."""
+    """A task, and every attempt at it: a calculator has no state."""
 
     expression: str
 
@@ -56,7 +56,7 @@ class Sum:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """Sums of `numbers` numbers, of up to `digits` digits each."""
+    """Environment of sums of `numbers` numbers, of up to `digits` digits each."""
 
     seed: int
     numbers: int = 3
@@ -77,7 +77,7 @@ class ToolCall:
         return self._drawn(number, held_out=True)
 
     def _drawn(self, number: int, *, held_out: bool) -> Sum:
-        """Of all expressions those are held out whose digits add up to a multiple of five."""
+        """Draw an expression. Those whose digits add up to a multiple of five are held out."""
         rng = Random(f"{self.seed} {number} {held_out}")
         while True:
             parts = [str(rng.randrange(1, 10**self.digits))]
@@ -89,7 +89,7 @@ class ToolCall:
 
 
 def calculate(expression: str) -> str:
-    """The result of an expression in numbers, + - * / and brackets, or what is wrong with it."""
+    """Evaluate an expression of numbers, + - * / and brackets, or say what is wrong with it."""
     if len(expression) > _LONGEST:
         return f"error: an expression has at most {_LONGEST} characters"
     try:

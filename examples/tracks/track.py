@@ -1,4 +1,4 @@
-"""What a track is, read from a TOML file such as configs/tracks/tool-call.toml."""
+"""Tracks: settings read from a TOML file such as configs/tracks/tool-call.toml."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from examples.tracks import TrackError
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """One file, with the flags that went before it."""
+    """Settings of a track: a file, with the flags that override it."""
 
     environment: str
-    """A name of `environments.ENVIRONMENTS`."""
+    """Name of the environment, from `environments.ENVIRONMENTS`."""
     model: str = "demo"
     """The gateway's name for the model."""
     url: str = "http://127.0.0.1:30000/v1"
     key_variable: str = "TINKER_CLAW_GATEWAY__API_KEY"
-    """The environment variable with the gateway's key; none is sent where it is not set."""
+    """Environment variable with the gateway's key; if it is not set, no key is sent."""
     concurrency: int = 32
-    """Episodes at a time."""
+    """Episodes at the same time."""
     group_size: int = 8
-    """Episodes of a task, which are compared with one another."""
+    """Episodes per task, which are compared with one another."""
     steps: int = 30
-    """Policy versions that are to come; no group is begun after the last of them."""
+    """Policy versions to train; no group is begun after the last of them."""
     groups: int = 1000
-    """At most."""
+    """Most groups."""
     waiting: int = 64
-    """No group is begun while so many samples wait at the gateway for a step: they would grow too
-    old. Only an admin's key is told how many wait; with another this does nothing."""
+    """Samples waiting at the gateway above which no group is begun: they would grow too old. Only
+    an admin's key is told how many wait; with another this has no effect."""
     max_turns: int = 6
-    """Replies of an episode, at most. An episode that needs more has failed."""
+    """Most replies of an episode. An episode that needs more has failed."""
     max_tokens: int = 256
-    """Of a reply."""
+    """Most tokens of a reply."""
     exam_tasks: int = 64
-    """Held-out tasks, tried once each by the first and by the last version; 0: no exam."""
+    """Held-out tasks, each tried once by the first and by the last version; 0: no exam."""
     seed: int = 0
-    """Of the tasks."""
+    """Seed of the tasks."""
     options: tuple[tuple[str, Any], ...] = ()
-    """What the table [options] tells the environment."""
+    """Options for the environment, from the table [options]."""
 
     @property
     def key(self) -> str | None:
@@ -50,7 +50,7 @@ class Track:
 
 
 def read(path: Path, **flags: Any) -> Track:
-    """A track's file; flags that are not None go before it.
+    """Read a track's file; flags that are not None override it.
 
     Raises:
         TrackError: there is no such file, or it says something that is no setting.

@@ -1,4 +1,4 @@
-"""Worlds of OpenEnv, unmodified: a server that is reset with a seed and takes actions.
+"""OpenEnv worlds, unmodified: a server that is reset with a seed and takes actions.
 
     PYTHON -m examples.tracks run configs/tracks/openenv.toml
 
@@ -33,17 +33,17 @@ from examples.tracks.episode import Episode
 from examples.tracks.track import Track
 
 STEP_S = 300.0
-"""A world that says nothing for so long is lost."""
+"""Seconds without an answer after which a world is lost."""
 _WORLDS = 5
-"""That an episode may lose; then it has broken."""
+"""Worlds that an episode may lose before it counts as broken."""
 _PAUSE_S = 1.0
-"""Between two knocks at a server that has no room or is away."""
+"""Seconds between two tries at a server that is full or away."""
 _LARGEST = 1 << 20
-"""Of tasks: held-out ones have other seeds. Seeds stay below 2 ** 31, for numpy's sake."""
+"""Most tasks; held-out ones have other seeds. Seeds stay below 2 ** 31, for numpy's sake."""
 _BROKEN = frozenset({"FACTORY_ERROR", "SESSION_ERROR"})
-"""Errors of OpenEnv's that are not about the action."""
+"""Error codes of OpenEnv that are not about the action."""
 _LISTING = frozenset({"Action", "CallToolAction", "ListToolsAction"})
-"""Titles of schemas that say nothing but that there are tools."""
+"""Titles of schemas that only say that there are tools."""
 
 
 class _Lost(Exception):
@@ -51,29 +51,29 @@ class _Lost(Exception):
 
 
 class _Full(_Lost):
-    """There is no place for one now."""
+    """The server is full."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenEnv:
-    """Tasks are seeds."""
+    """Environment whose tasks are seeds."""
 
     address: str
-    """Of the server, without a scheme: http and ws are asked."""
+    """Address of the server, without a scheme: http and ws are both used."""
     secure: bool
     reset: Mapping[str, Any]
-    """What it is reset with, besides the seed."""
+    """Arguments of a reset, besides the seed."""
     instructions: str
     lowest: float
     highest: float
-    """Sums of an episode's rewards, which are the outcomes -1 and 1."""
+    """Sums of an episode's rewards that map to the outcomes -1 and 1."""
     first: int
-    """The first seed."""
+    """First seed."""
     max_turns: int
     action: Mapping[str, Any]
-    """Its schema."""
+    """JSON schema of an action."""
     lists: bool
-    """The world has tools (MCP), and lists them when it is asked; an action calls one."""
+    """Whether the world has tools (MCP) that it lists when asked; an action calls one."""
 
     @classmethod
     def of(cls, track: Track) -> OpenEnv:
@@ -119,7 +119,7 @@ class OpenEnv:
         return outcome(2 * share - 1)
 
     def reward(self, said: Mapping[str, Any]) -> float:
-        """Raises: TrackError: what stands there is no number."""
+        """Read the reward of an answer. Raises TrackError where it is no number."""
         reward = said.get("reward")
         try:
             return float(reward or 0.0)
@@ -128,8 +128,8 @@ class OpenEnv:
             raise TrackError(why) from error
 
     def action_in(self, text: str) -> Mapping[str, Any] | None:
-        """What a reply without a call wants to do: JSON, or the text itself where an action is one
-        text; None: nothing."""
+        """Action in a reply without a call: JSON, or the text itself where an action is one text;
+        None: there is none."""
         text = text.strip()
         if text.startswith("```") and text.endswith("```"):
             text = text.strip("`").partition("\n")[2].strip()
@@ -146,7 +146,7 @@ class OpenEnv:
 
 @dataclass(frozen=True, slots=True)
 class Seed:
-    """A task."""
+    """A task with its seed."""
 
     of: OpenEnv
     seed: int
@@ -167,7 +167,7 @@ class Seed:
         return None
 
     async def _world(self) -> tuple[_World, dict[str, Any]]:
-        """A world of its own, and what it says first; waits until there is one."""
+        """Open a world and return it with its first observation; waits until there is one."""
         deadline = time.monotonic() + GIVE_UP_S
         while True:
             world = None
@@ -187,7 +187,7 @@ class Seed:
             await asyncio.sleep(_PAUSE_S)
 
     async def _through(self, world: _World, said: dict[str, Any], episode: Episode) -> float:
-        """To the world's end, or to the last turn; the sum of its rewards."""
+        """Play to the world's end, or to the last turn; return the sum of its rewards."""
         tools = self.of.tools
         if self.of.lists:
             try:
@@ -231,7 +231,7 @@ class Seed:
 
 
 class _World:
-    """A connection, on which one request waits for one answer."""
+    """A connection to a world, with one request at a time."""
 
     def __init__(self, connection: ClientConnection) -> None:
         self._connection = connection
@@ -246,9 +246,11 @@ class _World:
             raise _Lost(str(error)) from error
 
     async def ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Raises:
-        ValueError: it does not take this.
-        _Lost: it is gone.
+        """Send a request and return the answer.
+
+        Raises:
+            ValueError: the world does not take this.
+            _Lost: the world is gone.
         """
         try:
             with suppress(WebSocketException):  # a server that is full says so, and closes
@@ -272,14 +274,14 @@ def _tool(name: str, about: str, parameters: Mapping[str, Any]) -> Mapping[str, 
 
 
 def _shown(said: Mapping[str, Any]) -> str:
-    """What there is to see, without what is for machines alone."""
+    """Observation as text, without fields that are for machines only."""
     seen = {n: value for n, value in said.get("observation", {}).items() if n != "metadata"}
     seen |= {"done": True} if said.get("done") else {}
     return json.dumps(seen, ensure_ascii=False)
 
 
 def _problem(answer: Mapping[str, Any]) -> str:
-    """What is wrong with an action, in a line."""
+    """Describe the error of an action, in a line."""
     wrong = [
         f"{'.'.join(map(str, error.get('loc', ())))}: {error.get('msg')}"
         for error in answer.get("errors") or ()

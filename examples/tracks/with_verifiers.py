@@ -1,4 +1,4 @@
-"""Task sets, environments and harnesses of verifiers, unmodified.
+"""Environments of verifiers, unmodified: task sets, environments and harnesses.
 
     .venv-verifiers/bin/python -m examples.tracks run configs/tracks/verifiers.toml
 
@@ -34,15 +34,15 @@ from examples.tracks.sandbox import HARMLESS
 from examples.tracks.track import Track
 
 _HELD_OUT = 5
-"""Every fifth task of a set is kept from training."""
+"""Every fifth task of a set is held out from training."""
 SHOW_S = 5.0
-"""Between two lines of what is waited for."""
+"""Seconds between two lines about a wait."""
 _LARGEST_BODY = 1 << 28
-"""Of a request, in bytes: histories hold pictures."""
+"""Largest body of a request in bytes: histories hold pictures."""
 
 
 def outcome_of(trace: Any) -> float | None:
-    """Rewards from 0 to 1 are outcomes from -1 to 1; None: it broke, or was not scored."""
+    """Map rewards from 0 to 1 to outcomes from -1 to 1; None: it broke, or was not scored."""
     if trace.has_error or not any(trace.rewards.values()):
         return None
     return outcome(2 * trace.reward - 1)
@@ -108,7 +108,7 @@ class Verifiers:
         return self._task(number, number * _HELD_OUT, held_out=True)
 
     def _task(self, number: int, index: int, *, held_out: bool) -> Rollout:
-        """One of the set, which is read only as far as it is asked for."""
+        """Return a task of the set, which is read only as far as needed."""
         with waiting(f"the tasks of {self._name}"):
             self._read += itertools.islice(self._tasks, max(0, index + 1 - len(self._read)))
         if index < len(self._read):
@@ -119,7 +119,7 @@ class Verifiers:
         return Rollout(self, fit[number % len(fit)])
 
     async def play(self, task: Any, episode: Episode) -> float | None:
-        """One rollout."""
+        """Play one rollout."""
         async with self._calls.of(episode) as line:
             sampling = {"temperature": 1.0, "max_tokens": self.track.max_tokens}
             sampling |= {} if episode.seed is None else {"seed": episode.seed}
@@ -143,7 +143,7 @@ class Verifiers:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """A task."""
+    """A task, played as one rollout."""
 
     of: Verifiers
     task: Any
@@ -158,18 +158,18 @@ class Rollout:
 
 @dataclass(slots=True)
 class _Line:
-    """Where one rollout calls."""
+    """Address that one rollout calls, and its episodes."""
 
     url: str
     episodes: dict[str, Episode]
-    """By role; the first one's trains."""
+    """Episodes by role; the first one's trains."""
     roles: dict[str, str] = field(default_factory=dict[str, str])
-    """By rollout, which verifiers names in every request."""
+    """Roles by the rollout's id, which verifiers sends in every request."""
     problem: TrackError | None = None
-    """What ends the run."""
+    """Error that ends the run."""
 
     def begins(self, trace: Any) -> None:
-        """Note whose rollout it is."""
+        """Record the role of a rollout."""
         self.roles[trace.id] = trace.agent.name
 
     def asks(self, rollout: str) -> Episode:
@@ -182,12 +182,12 @@ class _Line:
 
 
 class _Calls:
-    """A server on this machine's own address; each rollout has a secret path on it."""
+    """A server on the loopback address; each rollout has a secret path on it."""
 
     def __init__(self, trains: str) -> None:
         self._trains = trains
         self._first = ExitStack()
-        """Open until the first request has come."""
+        """Context that is open until the first request has come."""
         self._begun = False
         self._lines: dict[str, _Line] = {}
         self._port = 0
@@ -235,12 +235,12 @@ class _Calls:
 
 
 def _named(said: Any, name: str = "id") -> dict[str, Any]:
-    """A plugin's name, or a table as verifiers has it."""
+    """Settings from a plugin's name, or from a table as verifiers has it."""
     return dict(said) if isinstance(said, Mapping) else {name: said}
 
 
 def _role(usual: Any, said: Mapping[str, Any], track: Track) -> dict[str, Any]:
-    """What a role has that the environment leaves open."""
+    """Settings of a role that the environment leaves open."""
     role: dict[str, Any] = {"runtime": _named(said["runtime"], "type")}
     if usual.harness is None:
         role["harness"] = _named(said["harness"])
@@ -250,7 +250,7 @@ def _role(usual: Any, said: Mapping[str, Any], track: Track) -> dict[str, Any]:
 
 
 def _check(track: Track, config: Any) -> None:
-    """Refuse a role that does not ask the gateway, or that runs on this machine what it writes."""
+    """Refuse a role that does not ask the gateway, or that would run its output on this machine."""
     for name, harness in config.agent_harnesses().items():
         role = getattr(config, name)
         if role.client is not None:
@@ -265,7 +265,7 @@ def _check(track: Track, config: Any) -> None:
 
 @contextmanager
 def waiting(what: str) -> Generator[None]:
-    """Say what is waited for while it takes long, also where the event loop stands still."""
+    """Print what is waited for while it takes long, even if the event loop is blocked."""
     over, began = threading.Event(), time.monotonic()
 
     def say() -> None:

@@ -1,1 +1,1 @@
-"""From samples to gradients to new LoRA weights."""
+"""Training: from samples to gradients to new LoRA weights."""

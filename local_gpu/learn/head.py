@@ -1,4 +1,4 @@
-"""From hidden rows to logprobs, a few rows at a time.
+"""Compute logprobs from hidden states, a few rows at a time.
 
 Rule: logits never exist for [tokens x vocabulary], neither forward nor backward: each chunk is
 computed, read and dropped, and the backward pass computes it again (0.6 MB a token in float32 at
@@ -15,17 +15,17 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 _CHUNK_ELEMENTS = 1 << 24
-"""Logits alive at once: 64 MiB in float32."""
+"""Elements of a chunk of logits: 64 MiB in float32."""
 _LARGEST_CHUNK = 1 << 27
-"""The same on CUDA where there is room: 883 rows of 151,936, which keep any GPU busy."""
+"""Elements of a chunk on CUDA with enough memory: 883 rows of 151,936, which keep any GPU busy."""
 _BYTES = 16
-"""Of a logit: as computed, in float32, and both again as gradients."""
+"""Bytes per logit: the computed value, its float32 copy, and a gradient of each."""
 _SHARE = 8
-"""One part in so many of what is free: what goes backwards afterwards needs the rest."""
+"""Fraction (1/8) of the free memory that a chunk may take; the backward pass needs the rest."""
 
 
 class TopLogprobs(NamedTuple):
-    """Logprobs read out of a head, float32, nats."""
+    """Logprobs read from a head, float32, nats."""
 
     chosen: Tensor
     """(M, K) at the ids asked for."""
@@ -70,7 +70,7 @@ def _chunks(head: nn.Module, rows: Tensor, ids: Tensor) -> list[tuple[Tensor, Te
 
 
 def _elements(device: torch.device) -> int:
-    """Logits alive at once: on CUDA as many as there is memory for, a power of two between bounds.
+    """Elements of a chunk: on CUDA as many as there is memory for, a power of two between bounds.
 
     Few rows at a time leave a GPU waiting for launches. Powers of two, so that nearly always the
     same kernels are taken, which round in the same way.

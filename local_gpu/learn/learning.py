@@ -1,4 +1,4 @@
-"""The half that learns, in one process: one rank's part of the work, or all of it.
+"""Training in one process: one rank's part of the work, or all of it.
 
 Models of one shape share a module, which has the weights of one of them at a time; each has its own
 masters, moments and gradients. A base that is cut over ranks has one module for all of them.
@@ -62,11 +62,11 @@ from tinker_claw.types import Adam, LossPass, StepReport, TokenLogprobs
 T = TypeVar("T")
 
 _SCORED_VERSIONS: Final = 2
-"""Modules of published adapters that stay for scoring, besides those that learn."""
+"""Modules of published adapters that are kept for scoring, besides those in training."""
 
 
 def kernel_for(base: BaseModel, setting: Setting, say: Callable[[str], None], kept: Path) -> Kernel:
-    """The attention kernel that a setting means for a model on its device.
+    """Choose the attention kernel that a setting means for a model on its device.
 
     `kept`: the file of what trials have shown.
 
@@ -95,7 +95,7 @@ class LearningCore:
         *,
         say: Callable[[str], None] = print,
     ) -> None:
-        """Choose how modules attend, and make the policy where there is to be one.
+        """Choose the attention kernel, and make the policy if there is one.
 
         Args:
             world: the ranks; None is this process alone.
@@ -112,7 +112,8 @@ class LearningCore:
         self._world = world or Alone()
         self._shards = shards
         self._shape = LoraShape(config.rank, config.alpha, head=not config.policy)
-        """Of the policy; and of the module over a base that is cut, which covers all models'."""
+        """Shape of the policy's LoRA; over a sharded base, of the one module that all models
+        share."""
         context = min(base.context_tokens, config.context_tokens or base.context_tokens)
         usual = base.device.type == "cuda"  # where memory is what a long sequence runs out of
         self._checkpointing = (
@@ -142,14 +143,14 @@ class LearningCore:
         self._scorer = Scorer(self._body, self._budget, self._world)
         self._models: dict[str, LoraOptimizer] = {}
         self._learners: dict[LoraShape, Any] = {}
-        """Modules that models learn with, here and below by the modules' shapes."""
+        """Modules in training, here and below by shape."""
         self._worn: dict[LoraShape, str] = {}
-        """Whose weights such a module has."""
+        """Name of the model whose weights a module currently holds."""
         self._memory = ModelMemory(base, config.models_bytes)
         self._scored = LRUCache[Path, Any](_SCORED_VERSIONS)
         """Modules of published adapters."""
         self._present: Path | None = None
-        """The published adapter that the policy has at this moment, if any."""
+        """Folder of the published adapter that equals the policy at this moment, if any."""
         if config.policy or shards is not None:
             self._make(POLICY, self._shape, config.seed)
         if not config.policy:
@@ -252,7 +253,7 @@ class LearningCore:
         self._load(model, folder, read)
 
     def close(self) -> None:
-        """Nothing: what it holds goes with it."""
+        """Do nothing: everything is freed with the object."""
 
     def _load(self, model: str, folder: Path, read: Callable[[LoraShape], SavedState]) -> None:
         known = self._models.get(model)
@@ -294,7 +295,8 @@ class LearningCore:
         self._worn.pop(home, None)
 
     def _take_room(self, model: str, shape: LoraShape) -> None:
-        """One rank counts for all: by their own figures they might differ."""
+        """Reserve memory for a model. The first rank decides for all, as their own figures may
+        differ."""
         self._first_rank(lambda: self._memory.take(model, shape))
 
     def _model(self, model: str) -> LoraOptimizer:
@@ -309,11 +311,11 @@ class LearningCore:
         return found
 
     def _home(self, shape: LoraShape) -> LoraShape:
-        """Of the module that a model of this shape learns with."""
+        """Shape of the module that a model of this shape learns with."""
         return shape if self._shards is None else self._shape
 
     def _changing(self, model: str) -> LoraOptimizer:
-        """The same, before its weights become others."""
+        """Return the model before its weights change."""
         if model == POLICY:
             self._present = None
         return self._model(model)
@@ -348,7 +350,8 @@ class LearningCore:
         return self._first_rank(lambda: read_adapter(adapter, self._base))
 
     def _kernel(self, setting: Setting, say: Callable[[str], None], kept: Path) -> Kernel:
-        """One for all ranks: by their own clocks they might choose several."""
+        """Choose one attention kernel for all ranks; by their own timings they might choose
+        different ones."""
         if not self._base.packs:
             return SdpaKernel()
         chosen: list[Kernel] = []
@@ -361,7 +364,8 @@ class LearningCore:
         return chosen[0] if chosen else kernel_for(self._base, named, say, kept)
 
     def _first_rank(self, call: Callable[[], T]) -> T:
-        """What the first rank reads, or has written, or its failure: the same on every rank."""
+        """Run a call on the first rank only and return its result, or raise its error, on every
+        rank."""
         failure: Exception | None = None
         result: T | None = None
         if self._world.rank == 0:

@@ -67,7 +67,7 @@ class RecordPass:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """What one record gave."""
+    """Loss and logprobs of one record."""
 
     loss: float
     logprobs: Tensor
@@ -96,7 +96,7 @@ def records_of(
 
 
 def check_loss(name: str) -> None:
-    """Raises StepError for a loss that is not computed here."""
+    """Raise StepError for a loss that is not computed here."""
     if name == "stable_reinforce":
         raise StepError(
             "stable_reinforce is not computed here: what Tinker's service minimises under that "
@@ -264,7 +264,7 @@ def _rl(inputs: LossInputs) -> tuple[Tensor, Tensor]:
 
 
 def _bounds(config: Config, low: float = CLIP_LOW, high: float = CLIP_HIGH) -> tuple[float, float]:
-    """Those of the config, or else the given ones."""
+    """Clip thresholds (low, high) of the config, or else the given defaults."""
     low = float(config.get("clip_low_threshold", low))
     high = float(config.get("clip_high_threshold", high))
     if not 0.0 <= low <= high:

@@ -28,7 +28,7 @@ class Masters:
     """P parameters of an adapter, end to end."""
 
     def __init__(self, adapter: Adapter, copies: Mapping[str, nn.Parameter]) -> None:
-        """`copies`: what the module computes with, by the names of `adapter`."""
+        """`copies`: the module's own parameters, by the names of `adapter`."""
         self._copies = dict(copies)
         device = next(iter(self._copies.values())).device
         ends = list(accumulate(copy.numel() for copy in self._copies.values()))
@@ -38,7 +38,7 @@ class Masters:
         }
         self._weights = nn.Parameter(torch.empty(ends[-1], device=device))
         self.gradient = torch.zeros_like(self._weights)
-        """(P,) the sum so far."""
+        """Accumulated gradient, (P,)."""
         self._adam = torch.optim.AdamW([self._weights], lr=0.0)
         self._write(adapter)
 
@@ -54,7 +54,7 @@ class Masters:
         self.drop()
 
     def drop(self) -> None:
-        """Forget the gradients of the copies, as of a backward pass that failed."""
+        """Forget the gradients of the copies, as after a backward pass that failed."""
         for copy in self._copies.values():
             copy.grad = None
 
@@ -64,7 +64,7 @@ class Masters:
         self.gradient.zero_()
 
     def step(self, adam: Adam) -> float:
-        """Clip the gradient by its norm and take one AdamW step; the norm before.
+        """Clip the gradient by its norm and take one AdamW step; return the norm before.
 
         g scaled by min(1, clip / |g|_2); then
         theta -= lr (m_hat / (sqrt(v_hat) + eps) + weight_decay theta), PyTorch's AdamW.
@@ -90,7 +90,7 @@ class Masters:
         return norm
 
     def write_copies(self) -> None:
-        """Round the masters to the copies."""
+        """Round the masters to the module's copies."""
         with torch.no_grad():
             for name, copy in self._copies.items():
                 copy.copy_(self._part(self._weights, name))

@@ -1,4 +1,4 @@
-"""How much memory there is for models in training, and what each of them takes of it.
+"""Memory for models in training: how much there is, and how much each model takes.
 
 Rule: a model that would not fit is refused before it is made, with figures; torch is never asked to
 try.
@@ -18,26 +18,26 @@ from local_gpu.plan.memory import DEFAULT_TOKENS, ModelSize, token_bytes
 from tinker_claw.errors import RequestError
 
 _MASTER_BYTES: Final = 16
-"""Of an adapter's parameter: float32 weight, gradient and two moments."""
+"""Bytes per adapter parameter: float32 weight, gradient and two moments."""
 _SHARE: Final = 0.5
-"""Of what is free after loading; the rest is for samplers and for passes."""
+"""Share of the memory that is free after loading; the rest is for samplers and passes."""
 _UNSAID: Final = 8 << 30
-"""Taken for what is free on a system that does not say."""
+"""Free bytes assumed on a system that does not say."""
 _GROUP: Final = Path("/sys/fs/cgroup")
 _MIB: Final = 1 << 20
 
 
 class ModelMemory:
-    """The memory of all models in training but the policy."""
+    """Memory of all models in training besides the policy."""
 
     def __init__(self, base: BaseModel, limit: int | None) -> None:
         self._base = base
         self._limit = int(_SHARE * free_bytes(base.device)) if limit is None else limit
         self.taken: dict[str, int] = {}
-        """Bytes, by model."""
+        """Bytes by model."""
 
     def take(self, model: str, shape: LoraShape) -> None:
-        """Note a model of this shape, in place of what it was before.
+        """Reserve memory for a model of this shape, in place of an earlier one of that name.
 
         Raises:
             RequestError: there is no room for it.
@@ -89,20 +89,20 @@ def passes_in_memory(
 
 
 def free_bytes(device: torch.device) -> int:
-    """What a process may still take there."""
+    """Bytes that this process may still allocate on a device."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return min(_free_here(), default=_UNSAID)
 
 
 def _free_here() -> Iterator[int]:
-    """Of the machine, and of the group of processes that this one is in, as far as they say."""
+    """Yield free bytes of the machine, and of this process's cgroup, as far as the system tells."""
     with suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
         yield 1024 * next(int(s.split()[1]) for s in lines if s.startswith("MemAvailable:"))
     with suppress(OSError, ValueError):  # no such group, or one without an end
         most, taken = (int((_GROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
-        # What was read from files counts, and is dropped where room is wanted: the weights were.
+        # The page cache counts as taken, but is dropped on demand: weights are read from files.
         with suppress(OSError):
             for line in (_GROUP / "memory.stat").read_text().splitlines():
                 name, size = line.split()

@@ -1,4 +1,4 @@
-"""Passes within the memory that there is.
+"""Passes that fit into memory.
 
 Rule: a pass that runs out of memory is cut in two and tried again, and what it had computed counts
 for nothing.
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class PassBudget:
-    """How many tokens a pass may have; an out-of-memory makes it smaller for good."""
+    """Token budget of a pass. An out-of-memory error lowers it for good."""
 
     def __init__(self, tokens: int | None) -> None:
         self.tokens = tokens or DEFAULT_TOKENS
@@ -36,7 +36,7 @@ class PassBudget:
         undo: Callable[[], None],
         idle: Callable[[], None],
     ) -> dict[int, T]:
-        """Compute every pass; results by index.
+        """Compute every pass; return the results by index.
 
         Args:
             passes: this rank's, each with the indices of its sequences.
@@ -69,7 +69,7 @@ class PassBudget:
             torch.cuda.empty_cache()
 
     def _halves(self, indices: Sequence[int], sequences: Sequence[Tensor]) -> list[list[int]]:
-        """Of a pass that did not fit, the last first; () of none."""
+        """Split a pass that did not fit into halves, the last first; () gives none."""
         if not indices:
             return []
         if len(indices) == 1:
@@ -84,7 +84,7 @@ class PassBudget:
 
     @staticmethod
     def _try(indices: list[int], compute: Callable[[Sequence[int]], list[T]]) -> list[T] | None:
-        """None: out of memory."""
+        """Compute one pass; None: out of memory."""
         try:
             return compute(indices)
         except RuntimeError as error:

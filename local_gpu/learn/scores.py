@@ -36,7 +36,7 @@ class Scorer:
 
     @torch.no_grad()
     def score(self, module: Any, asks: Sequence[ScoreAsk]) -> list[TokenLogprobs]:
-        """Each ask's answer, in order; ranks share the work.
+        """Score every ask, in order; ranks share the work.
 
         Raises:
             SamplerError: it failed on some rank.
@@ -89,12 +89,12 @@ def _read(head: Any, rows: torch.Tensor, ask: ScoreAsk) -> TokenLogprobs:
 
 
 def _nothing() -> None:
-    """A pass without gradients leaves nothing behind."""
+    """Do nothing: a pass without gradients leaves nothing to undo."""
 
 
 ScoreAll = Callable[[str, Sequence[ScoreAsk]], Awaitable[list[TokenLogprobs]]]
 _MOST_TOKENS = 500_000
-"""Of one turn, counted before sharing: it bounds how long a training step waits behind it."""
+"""Tokens per turn, before prefixes are shared: bounds how long a training step waits behind it."""
 
 
 @dataclass(eq=False, slots=True)
@@ -102,7 +102,7 @@ class _Waiting:
     ref: str
     ask: ScoreAsk
     answer: TokenLogprobs | ClawError | None = None
-    """None: not asked yet, or its pass was called off."""
+    """Answer; None: not asked yet, or its pass was cancelled."""
 
 
 class ScoreQueue:
@@ -119,7 +119,7 @@ class ScoreQueue:
         self._turn = asyncio.Lock()
 
     async def score(self, ref: str, ask: ScoreAsk) -> TokenLogprobs:
-        """Score one sequence, together with what others want under the same weights."""
+        """Score one sequence, together with others that wait for the same weights."""
         mine = _Waiting(ref, ask)
         self._waiting.append(mine)
         try:
@@ -136,7 +136,7 @@ class ScoreQueue:
         return mine.answer
 
     def _take(self, mine: _Waiting) -> list[_Waiting]:
-        """Mine and others of its ref, as many as a turn may have, out of the queue."""
+        """Take this and other requests for its ref out of the queue, as many as a turn may have."""
         taken, tokens = [mine], len(mine.ask.tokens)
         for other in self._waiting:
             if other is not mine and other.ref == mine.ref:
@@ -148,9 +148,10 @@ class ScoreQueue:
         return taken
 
     async def _answer(self, taken: Sequence[_Waiting]) -> None:
-        """Where it is called off, the others ask for themselves.
+        """Score a batch and answer all who wait for it.
 
-        Where it fails, halves are asked about, so that one that cannot be scored fails alone.
+        If this task is cancelled, the others ask for themselves. If scoring fails, each half is
+        scored alone, so that only a sequence that cannot be scored fails.
         """
         try:
             scores = await self._score_all(taken[0].ref, [waiting.ask for waiting in taken])

@@ -95,7 +95,7 @@ class LoraOptimizer:
         self.steps = 0
 
     def step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
-        """Gradients of all passes, added up, then one AdamW step: all or nothing.
+        """Accumulate the gradients of all passes, then take one AdamW step: all or nothing.
 
         Raises:
             StepError: weights and moments are as they were.
@@ -119,7 +119,7 @@ class LoraOptimizer:
         )
 
     def forward_backward(self, wanted: RecordPass) -> list[Scored]:
-        """Add the gradients of the records to those that are there.
+        """Add the gradients of the records to the accumulated ones.
 
         Raises:
             StepError: `optim_step` will refuse what has been added up since the last one.
@@ -128,12 +128,12 @@ class LoraOptimizer:
             return self._learn(_jobs(wanted))
 
     def forward(self, wanted: RecordPass) -> list[Scored]:
-        """The same numbers without gradients; leaves those that are there alone."""
+        """Compute the same numbers without gradients; accumulated ones are left alone."""
         with _void():
             return self._run(_jobs(wanted), learn=False)
 
     def optim_step(self, adam: Adam) -> float:
-        """Sum the gradients over ranks, clip them by their norm, take one AdamW step; the norm.
+        """Sum the gradients over ranks, clip them, take one AdamW step; return their norm.
 
         Raises:
             StepError: a gradient is missing or not finite; all of them are forgotten.
@@ -158,7 +158,7 @@ class LoraOptimizer:
         self._spoiled = None
 
     def wear(self) -> None:
-        """Give the module these weights and no others."""
+        """Copy these weights into the shared module."""
         put_on(self.module, None)
         for name, copy in adapter_parameters(self.module).items():
             copy.requires_grad_(name in self._masters.names)
@@ -179,7 +179,7 @@ class LoraOptimizer:
         self.steps = state.steps
 
     def _spoil(self, reason: str) -> None:
-        """Make the next `optim_step` fail: a part of its gradient will not come."""
+        """Make the next `optim_step` fail, as a part of its gradient is missing."""
         self._masters.zero()
         self._spoiled = self._spoiled or reason
 
@@ -212,7 +212,8 @@ class LoraOptimizer:
         return [done[i] for i in range(len(jobs))]
 
     def _pass(self, jobs: Sequence[_Job], *, learn: bool) -> list[Scored]:
-        """One forward over some records, and one backward from the rows that learn."""
+        """Run one forward pass over some records, and one backward pass from the rows that
+        learn."""
         learn = learn and any(job.learns for job in jobs)
         with torch.set_grad_enabled(learn):
             hidden = self._body.hidden(
@@ -236,7 +237,7 @@ class LoraOptimizer:
         return [Scored(v, read.cpu()) for v, (_, read) in zip(values, scored, strict=True)]
 
     def _score(self, job: _Job, rows: Tensor, *, learn: bool) -> tuple[Tensor, Tensor]:
-        """A record's loss, with gradients where it learns, and its logprobs, (R, K)."""
+        """Compute a record's loss, with gradients where it learns, and its logprobs (R, K)."""
         record, head = job.record, self._head()
         ids = record.ids.to(self._base.device)
         split = record.learns_from if learn else len(ids)
@@ -260,7 +261,7 @@ class LoraOptimizer:
 
 
 def put_on(module: Any, adapter: Adapter | None) -> None:
-    """Give a module that models learn with other weights. Where there are none, B = 0."""
+    """Copy an adapter into a module in training; None: B = 0."""
     with torch.no_grad():
         for name, copy in adapter_parameters(module).items():
             if adapter is not None and name in adapter:
@@ -299,7 +300,7 @@ def _jobs(wanted: RecordPass) -> list[_Job]:
 
 @contextmanager
 def _void(undo: Callable[[str], None] | None = None) -> Generator[None]:
-    """Turn what fails in torch into a StepError, after `undo` has been told the reason."""
+    """Turn torch's errors into a StepError, after `undo` was called with the reason."""
     try:
         yield
     except _FAILURES as error:

@@ -1,4 +1,4 @@
-"""The ranks that learn together, as the code that learns sees them: a port, and one process alone.
+"""Interface of the ranks that train together, and its implementation for one process.
 
 Rule: every rank makes the same calls in the same order. A rank that fails alone says so by `agree`
 before anybody goes on to a call that it would never reach.
@@ -16,11 +16,11 @@ T = TypeVar("T")
 
 
 class OutOfStep(Exception):
-    """This rank has left a pass that the others are in. Not a ClawError: it ends the ranks."""
+    """This rank has left a pass that the others are in. Not a ClawError: it ends all ranks."""
 
 
 class World(Protocol):
-    """The ranks that learn together. Each call but the properties is made by all of them."""
+    """The ranks that train together. Every method must be called by all of them."""
 
     @property
     def rank(self) -> int: ...
@@ -37,7 +37,7 @@ class World(Protocol):
         ...
 
     def agree(self, failure: str | None) -> str | None:
-        """The first rank's failure, on every rank; None where all went well."""
+        """Return the first rank's failure on every rank; None if there was none."""
         ...
 
     def gather(self, mine: T) -> list[T]:
@@ -52,7 +52,7 @@ class World(Protocol):
 
 
 class Alone:
-    """One process. torch.distributed is not used."""
+    """A world of one process, without torch.distributed."""
 
     rank = 0
     size = 1
@@ -77,12 +77,12 @@ class Alone:
 
 
 class Sharding(Protocol):
-    """How the frozen base is cut over the ranks, where it does not stand whole on each."""
+    """How the frozen base is sharded over the ranks, where no rank holds all of it."""
 
     def cut(self, module: Any) -> None:
-        """Cut the layers of a module over the base, in place."""
+        """Shard the layers of a module over the base, in place."""
         ...
 
     def budget(self, tokens: int | None) -> PassBudget:
-        """Of passes that all ranks enter together."""
+        """Token budget for passes that all ranks enter together."""
         ...

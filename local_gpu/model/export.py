@@ -22,7 +22,7 @@ from tinker_claw.errors import BackendError, ConfigError
 
 _TOKENIZER = ("*.json", "*.jinja", "*.model", "*.txt")
 _OF_THE_MODEL = ("config.json", "manifest.json", "model.safetensors.index.json")
-"""Written anew, or not true of the new files."""
+"""Files that are written anew, or not true of the merged model."""
 
 
 def export_merged(
@@ -77,7 +77,8 @@ def _merged(model: str, adapter: Path, device: str, dtype: Dtype) -> BaseModel:
 
 
 def _untie(base: BaseModel, path: str) -> None:
-    """Give a head that is tied to the input embedding weights of its own: LoRA is on it alone."""
+    """Give a head that is tied to the input embedding weights of its own, as LoRA is on it
+    alone."""
     layer = base.module.get_submodule(path)
     if layer.weight is base.module.get_input_embeddings().weight:
         layer.weight = nn.Parameter(layer.weight.detach().clone(), requires_grad=False)
@@ -86,7 +87,7 @@ def _untie(base: BaseModel, path: str) -> None:
 
 
 def _add(base: BaseModel, path: str, change: torch.Tensor) -> None:
-    """change: (out, in)."""
+    """Add a change (out, in) to the weights of a layer."""
     layer = base.module.get_submodule(path)
     if not isinstance(layer, nn.Linear):
         raise ConfigError(f"{path} is no linear layer, so nothing can be added to its weights.")

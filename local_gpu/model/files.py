@@ -47,7 +47,7 @@ class SavedAdapter:
     shape: LoraShape
 
     def of(self, shape: LoraShape) -> SavedAdapter:
-        """Itself, if it has this shape: with another alpha the same tensors are other weights.
+        """Return this adapter if it has the shape; with another alpha it would be another.
 
         Raises:
             BackendError: it has not.
@@ -191,7 +191,7 @@ def entries(folder: Path) -> list[str]:
 
 @contextmanager
 def writing(path: Path) -> Generator[None]:
-    """Turn what safetensors cannot write into the OSError that it was."""
+    """Turn a write error of safetensors into the original OSError."""
     try:
         yield
     except SafetensorError as error:  # it says what the system said in words only

@@ -24,12 +24,12 @@ from local_gpu.tree.choice import distance, kernel_failures, sentence_of
 
 _ROWS: Final = 64
 _SLACK: Final = 4.0
-"""How many times the plain module's own rounding error a kernel may have."""
+"""Largest accepted error of a kernel, as a multiple of the plain module's own rounding error."""
 
 
 @dataclass(frozen=True, slots=True)
 class FusedOps:
-    """A library's functions."""
+    """Fused functions of a library."""
 
     name: str
     norm: Callable[[Tensor, Tensor, float], Tensor]
@@ -39,7 +39,7 @@ class FusedOps:
 
 
 def liger() -> FusedOps:
-    """Raises ImportError: it is not installed, or there is no Triton here."""
+    """Load liger-kernel. Raises ImportError where it is not installed, or Triton is missing."""
     ops: Any = import_module("liger_kernel.ops")
 
     def norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -60,7 +60,7 @@ def fuse(
     say: Callable[[str], None],
     load: Callable[[], FusedOps] = liger,
 ) -> None:
-    """Give a base's norms and gates fused kernels, as far as they compute the same here.
+    """Give a base's norms and gates fused kernels, where they compute the same on this machine.
 
     Args:
         module: a transformers causal LM; changed in place, before anything is cloned from it.
@@ -115,7 +115,7 @@ def _gates(module: nn.Module) -> list[Any]:
 
 
 def _silu() -> type:
-    """transformers has a class of its own for it."""
+    """Return the class of SiLU that transformers uses."""
     activations: Any = import_module("transformers.activations")
     return type(activations.ACT2FN["silu"])
 
@@ -153,7 +153,8 @@ def _norm_trial(norm: Any, ops: FusedOps) -> Trial:
 
 
 def _gate_trial(block: Any, ops: FusedOps) -> Trial:
-    """What stands between the products, which stay as they are; and that nothing else does."""
+    """A trial of the gate between the MLP's matrix products, which checks that nothing else
+    changes."""
     width = int(block.down_proj.in_features)
 
     class Given(nn.Module):
@@ -183,7 +184,7 @@ def _problem(
     device: torch.device,
     dtype: torch.dtype,
 ) -> str | None:
-    """Why the fused computation cannot be taken, as a sentence; None: it can."""
+    """Reason why the fused computation cannot be used, as a sentence; None: it can."""
     draw = torch.Generator().manual_seed(0)
     inputs = [torch.randn(1, _ROWS, w, generator=draw).to(device, dtype) for w in widths]
     grad = torch.randn(1, _ROWS, widths[0], generator=draw).to(device, dtype)

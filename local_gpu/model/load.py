@@ -1,4 +1,4 @@
-"""The base model: its files checked, its format and device chosen, in four bits if asked.
+"""Load the base model: check its files, choose format and device, quantize to 4 bits if asked.
 
 The base's linear layers in four bits (nf4, scales quantised once more), by bitsandbytes.
 
@@ -55,7 +55,7 @@ _SETTINGS: Final = {"quant_type": "nf4", "compress_statistics": True}
 
 
 def check_quantization(device: torch.device) -> None:
-    """Before anything is loaded.
+    """Check that 4-bit weights work here, before anything is loaded.
 
     Raises:
         ConfigError: four bits cannot be had here.
@@ -73,7 +73,7 @@ def check_quantization(device: torch.device) -> None:
 
 
 def quantize(module: Any, *, device: torch.device, dtype: torch.dtype) -> None:
-    """Put every linear layer but the output embedding on `device` in four bits, one by one.
+    """Put every linear layer but the output embedding on `device` in 4 bits, one by one.
 
     Raises:
         ConfigError: most of this model is no linear layers, or bitsandbytes cannot do it here.
@@ -121,7 +121,7 @@ def _quantized(layer: Any, device: torch.device, dtype: torch.dtype) -> nn.Modul
 
 _SAMPLED_VALUES: Final = 64
 _UNKNOWN: Final = "does not recognize this architecture"
-"""Part of what transformers says of a model_type that it does not have."""
+"""Part of transformers' message on an unknown model_type."""
 
 
 def load_base(
@@ -144,7 +144,7 @@ def load_base(
         check_quantization(device)
     module = _load(source, dtype)
     module.eval().requires_grad_(False)
-    # Of the weights as they came: an adapter of four bits belongs to the whole base, too.
+    # Before quantizing: an adapter trained on 4 bits also belongs to the whole base.
     fingerprint = _fingerprint(module)
     if quantization == "4bit":
         quantize(module, device=device, dtype=dtype)
@@ -205,7 +205,8 @@ def _load(source: str, dtype: torch.dtype) -> Any:
 
 
 def _part(module: Any) -> tuple[str, str]:
-    """See `BaseModel.part`; transformers notes which names it changed when it loaded the files."""
+    """Value of `BaseModel.part`; transformers records which names it changed when it loaded the
+    files."""
     for change in getattr(module, "_weight_conversions", None) or ():
         if isinstance(change, PrefixChange) and change.prefix_to_remove and not change.scope_prefix:
             here = f"{change.model_prefix}." if change.model_prefix else ""
@@ -214,7 +215,7 @@ def _part(module: Any) -> tuple[str, str]:
 
 
 def _context_tokens(module: Any, source: str) -> int:
-    """What the positions were trained for."""
+    """Sequence length that the model's positions were trained for."""
     found = getattr(module.config.get_text_config(), "max_position_embeddings", None)
     if found is None:
         raise ConfigError(
@@ -238,7 +239,8 @@ def _notes(module: Any, source: str, against: str | None) -> Iterator[str]:
 
 
 def _check_values(module: Any, source: str) -> None:
-    """Try a few tokens: NaN weights and heads that do more than one matrix product show here."""
+    """Compute a few tokens, which shows NaN weights and heads that do more than one matrix
+    product."""
     if module.base_model is module:
         raise ConfigError(
             f"The model in {source!r} gives no hidden states apart from its logits, which the "
@@ -259,7 +261,7 @@ def _check_values(module: Any, source: str) -> None:
 
 
 def same_but_for_rounding(got: Tensor, right: Tensor) -> bool:
-    """Whether two tensors are the same matrix product, rounded to their format in two ways.
+    """Whether two tensors are the same matrix product, apart from rounding to their format.
 
     A kernel may add up in another order, which moves single values by the format's epsilon, to
     either side. What is done on purpose moves all of them to one side, if by little: a soft cap at
@@ -326,7 +328,7 @@ def open_base(
 
 
 def keep_memory_whole() -> None:
-    """Passes of many lengths would otherwise leave a GPU's memory in pieces that none of them fits.
+    """Configure the allocator so that passes of many lengths do not fragment a GPU's memory.
 
     Not by the variable, which servers that are started from here would inherit: those of vLLM that
     share a model cannot exchange memory of this kind. Where a user has set it, it counts.
@@ -341,7 +343,7 @@ def keep_memory_whole() -> None:
 
 @contextmanager
 def own_stream(device: torch.device) -> Generator[None]:
-    """On a GPU, work of this thread beside that of others, which is done when this ends.
+    """Run this thread's GPU work in a stream of its own, and wait for it at the end.
 
     In the stream that all threads share, each copy from the host would wait for the kernels that a
     training step has put there: seconds of them.

@@ -30,13 +30,13 @@ Adapter = Mapping[str, Tensor]
 """LoRA tensors by module path, e.g. `model.layers.0.mlp.up_proj.lora_A.weight`."""
 
 Quantization = Literal["none", "4bit"]
-"""Of the base's linear layers."""
+"""Quantization of the base's linear layers."""
 
 _ADAPTER: Final = "default"
 _BUILDING: Final = Lock()
 _ATTENTION: Final = ("attn", "attention")
 _EXPERTS: Final = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
-"""In a mixture peft takes these for its experts and routers, where a linear layer has them, too."""
+"""Linear layer names that peft takes for experts and routers in a mixture of experts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,36 +51,36 @@ class BaseModel:
     """Names, shapes and a sample of the values of all parameters, hashed."""
     vocabulary: int
     context_tokens: int
-    """What its positions were trained for."""
+    """Sequence length that the positions were trained for."""
     device: torch.device
     dtype: torch.dtype
-    """What it computes in, and every adapter over it."""
+    """Number format of activations in the base and in every adapter over it."""
     obstacle: str | None = None
     """Why its sequences cannot share one row of a pass, as a clause; None: they can."""
     notes: tuple[str, ...] = ()
-    """What a user should know of it, in sentences."""
+    """Sentences about this model that a user should know."""
     part: tuple[str, str] = ("", "")
-    """Where this is the text half of a larger model: how its module paths begin here, and how they
-    begin in the checkpoint, e.g. `model.` and `model.language_model.`."""
+    """Prefixes of module paths where this is the text half of a larger model: here, and in the
+    checkpoint, e.g. `model.` and `model.language_model.`."""
 
     @property
     def packs(self) -> bool:
         return self.obstacle is None
 
     def name_in_files(self, name: str) -> str:
-        """The checkpoint's name of a module or tensor, which is the one that servers know."""
+        """Name of a module or tensor in the checkpoint, which is the name that servers know."""
         here, there = self.part
         return there + name.removeprefix(here) if name.startswith(here) else name
 
     def name_here(self, name: str) -> str:
-        """The reverse of `name_in_files`."""
+        """Name of a module or tensor here; the reverse of `name_in_files`."""
         here, there = self.part
         return here + name.removeprefix(there) if name.startswith(there) else name
 
 
 @dataclass(frozen=True, slots=True)
 class LoraShape:
-    """How large an adapter is, and which linear layers it is on."""
+    """Size of an adapter, and the linear layers that it is on."""
 
     rank: int
     alpha: int
@@ -88,19 +88,19 @@ class LoraShape:
     attention: bool = True
     """Layers whose path says attn or attention."""
     mlp: bool = True
-    """All other linear layers but the head; in a mixture none of experts and routers."""
+    """All other linear layers but the head; in a mixture of experts, no experts or routers."""
     head: bool = False
     """The output embedding. One that is tied to the input embedding leaves that as it is."""
 
     def covers(self, other: LoraShape) -> bool:
-        """Whether a module of this shape has all that one of the other has, of the same size."""
+        """Whether a module of this shape contains one of the other shape, with the same size."""
         return (self.rank, self.alpha) == (other.rank, other.alpha) and (
             self.attention >= other.attention and self.mlp >= other.mlp and self.head >= other.head
         )
 
 
 def clone(module: Any) -> Any:
-    """The same module tree over the same tensors: new modules, no new parameters or buffers."""
+    """Copy the module tree over the same tensors: new modules, no new parameters or buffers."""
     shared = {id(t): t for t in chain(module.parameters(), module.buffers())}
     return copy.deepcopy(module, shared)
 
@@ -125,7 +125,7 @@ def with_lora(base: BaseModel, shape: LoraShape, adapter: Adapter) -> Any:
 
 
 def for_sampling(module: Any) -> Any:
-    """The same module without what a layer of peft's does beside three products; in place.
+    """Replace peft's layers by plain ones with three products, in place.
 
     At a token per sequence that is most of what an adapter costs: a model of 30 layers has 210 of
     them. Nothing can be learned with it, and no adapter parameter is found in it any more.
@@ -138,7 +138,7 @@ def for_sampling(module: Any) -> Any:
 
 
 class _Sampling(nn.Module):
-    """y = W x + B A x alpha / rank, of a layer of peft's, over its tensors."""
+    """Layer without peft's other features: y = W x + B A x alpha / rank, over the same tensors."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ class _Sampling(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """Some models look at its format."""
+        """Weight of the base layer, as some models look at its format."""
         return cast(Tensor, self.base_layer.weight)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -180,7 +180,7 @@ def fresh_adapter(base: BaseModel, shape: LoraShape, seed: int) -> dict[str, Ten
 
 
 def drawn_adapter(base: BaseModel, shape: LoraShape, size: float) -> dict[str, Tensor]:
-    """An adapter with both halves drawn, in the base's format: always the same one.
+    """Make a random adapter in the base's format, always the same one.
 
     Of an input of root mean square 1, B A x alpha / rank has one of `size`.
     """
@@ -219,7 +219,7 @@ def lora_config(base: BaseModel, shape: LoraShape) -> LoraConfig:
 
 
 def lora_targets(module: Any, shape: LoraShape | None = None) -> list[str]:
-    """Ends of the paths of the layers that LoRA is on: last names where those say which.
+    """Suffixes of the paths of the layers that LoRA is on: last names where those are unambiguous.
 
     Not peft's "all-linear": that would be read anew, perhaps differently, by another peft, and in a
     mixture of experts it means experts and routers, too, which servers load in other formats.
@@ -235,7 +235,7 @@ def lora_targets(module: Any, shape: LoraShape | None = None) -> list[str]:
 
 
 def lora_parameters(base: BaseModel, shape: LoraShape) -> int:
-    """How many an adapter has: rank (in + out) for each of its layers."""
+    """Number of parameters of an adapter: rank (in + out) for each of its layers."""
     sizes = (
         (layer.nx, layer.nf)
         if isinstance(layer, Conv1D)
@@ -293,7 +293,7 @@ _WHOLE: Final = (
 
 
 def refuse_quantized(config: Any, source: str) -> None:
-    """Raise ConfigError: the weights cannot be learned on.
+    """Raise ConfigError if the weights are quantised, as they cannot be trained.
 
     Some of their kernels know no gradients, and what peft puts on them nobody has compared.
     """
@@ -304,7 +304,7 @@ def refuse_quantized(config: Any, source: str) -> None:
 
 
 def fused_experts(module: nn.Module) -> list[str]:
-    """Prefixes of the blocks in which one weight holds many experts; [] in a dense model."""
+    """Prefixes of the blocks in which one weight holds several experts; [] in a dense model."""
     return [
         f"{name.rpartition('.')[0]}."
         for name, layer in module.named_modules()
@@ -331,7 +331,7 @@ def _injected(base: BaseModel, shape: LoraShape) -> Any:
     module = clone(base.module)
     try:
         with warnings.catch_warnings():
-            # Of a tied head. Nothing is merged here, and `export` unties what it merges.
+            # A warning on tied heads. Nothing is merged here, and `export` unties what it merges.
             warnings.filterwarnings("ignore", "Model has `tie_word_embeddings=True`", UserWarning)
             config = lora_config(base, shape)
             inject_adapter_in_model(config, module, _ADAPTER, low_cpu_mem_usage=True)

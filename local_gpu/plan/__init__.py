@@ -1,1 +1,1 @@
-"""Which GPU learns, samples or judges; whether that fits; and how the servers are started."""
+"""Plan which GPU learns, samples or judges, whether that fits, and how servers are started."""

@@ -1,4 +1,4 @@
-"""How the servers of a layout are started: vLLM's command line and environment.
+"""Command lines and environments of the vLLM servers of a layout.
 
 Rule: pure but for the choice of ports. What vLLM would take from a model's folder or from its own
 defaults, and what matters to learning, is spelled out.
@@ -21,12 +21,12 @@ BASE: Final = "base"
 """The name under which samplers serve the base model."""
 _LOGPROBS: Final = 20
 _OURS: Final = ("TINKER_", "PYTHONPATH", "PYTHONHOME")
-"""Variables of this process that are none of theirs: its keys, and its packages."""
+"""Variables of this process that servers must not inherit: its keys, and its packages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Servings:
-    """What every sampler of a layout serves."""
+    """Settings shared by every sampler of a layout."""
 
     vllm: Path
     """The executable."""
@@ -40,12 +40,12 @@ class Servings:
     """Bytes of KV cache; None: what vLLM finds left of its share when it starts."""
     quantization: str | None
     targets: tuple[str, ...]
-    """Layers that adapters are on: for others, each expert of a mixture say, vLLM would make room
-    that no adapter uses."""
+    """Layers that adapters are on; for others, such as each expert of a mixture, vLLM would reserve
+    memory that no adapter uses."""
     streams: int
     """Sequences that each computes at once."""
     logprobs: int
-    """The most candidates per token that are asked for."""
+    """Most top-k logprobs per token that are asked for."""
     logs: Path
 
 
@@ -92,7 +92,7 @@ def judge(
     memory: float,
     logs: Path,
 ) -> Launch:
-    """One server over all of the judge's GPUs."""
+    """Launch of one judge server over all of the judge's GPUs."""
     context = min(context_tokens, JUDGE_CONTEXT)
     flags = _common(context, memory, len(chosen), JUDGE_BATCH)
     (port,) = free_ports(1)

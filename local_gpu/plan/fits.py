@@ -1,4 +1,4 @@
-"""Whether a layout fits into the memory of its GPUs, and what follows for those who run there.
+"""Whether a layout fits into the memory of its GPUs, and the settings that follow.
 
 Rule: arithmetic before anything is loaded. What the user has set stands; the tokens of a pass, the
 split of the base and the samplers' share of memory are chosen so that it fits, and where nothing
@@ -37,26 +37,28 @@ from local_gpu.plan.memory import (
 )
 
 MAX_ADAPTERS: Final = 4
-"""Versions that a sampler holds: the present one, the last, the next, and one that is asked for."""
+"""LoRA adapters that a sampler holds: the present version, the last, the next, and a requested
+one."""
 JUDGE_CONTEXT: Final = 32_768
-"""Of a judge on GPUs of its own: it reads a reply and what came next, not the whole session."""
+"""Context tokens of a judge on GPUs of its own: it reads a reply and what came next, not the whole
+session."""
 _SHARD_ABOVE: Final = 0.45
-"""Of a GPU: a base above that leaves too little for activations."""
+"""Share of a GPU above which an unsharded base leaves too little for activations."""
 _MARGIN: Final = 1.1
-"""Spare room for activations: their bytes are an estimate, and over a split base a pass that does
-not fit ends all ranks."""
+"""Factor of spare memory for activations: their bytes are an estimate, and over a sharded base a
+pass that does not fit ends all ranks."""
 _STEP: Final = 256
-"""Token counts are multiples of it."""
+"""Token counts are rounded to multiples of it."""
 _LONG: Final = 32_768
 _UNUSED: Final = 0.03
 _STREAM_TOKENS: Final = 4096
-"""Of KV cache that a stream of an agent has to itself, behind what it shares with others."""
+"""KV cache tokens of one agent's stream beyond the prefix that it shares with others."""
 _FEWEST_STREAMS: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What is to run."""
+    """Model, context and placement that the GPUs must have memory for."""
 
     model: ModelSize
     rank: int
@@ -64,15 +66,15 @@ class Demand:
     """Prompt and reply together; every pass and every cache must hold one such sequence."""
     quantization: Literal["none", "4bit"] = "none"
     nodes: int = 1
-    """Machines that learn together, each with as many GPUs."""
+    """Machines that train together, each with as many GPUs."""
     sampler_quantization: str | None = None
-    """None: bfloat16."""
+    """Quantization of the samplers; None: bfloat16."""
     embedded_tokens: int = 0
     """KV cache per version where the gateway's process samples; 0: servers sample."""
     judge: ModelSize | None = None
 
     def told(self) -> str:
-        """Whose memory it is that is added up."""
+        """Describe the model whose memory is added up."""
         adapter = self.model.lora * self.rank / 1e6
         return (
             f"{self.model.parameters / 1e9:.2f} billion parameters, {adapter:.1f} million in an "
@@ -82,7 +84,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class MemoryShare:
-    """What each of some equal GPUs holds; the one with the least room counts."""
+    """Memory use of each of several equal GPUs; the one with the least free memory counts."""
 
     who: str
     gpu: Gpu
@@ -98,32 +100,32 @@ class MemoryShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """What was reckoned, and what was chosen."""
+    """Memory plan of a layout, and the settings chosen for it."""
 
     shares: tuple[MemoryShare, ...]
     short: tuple[str, ...]
-    """What lacks room; () fits."""
+    """Sentences about GPUs that lack memory; () means that all fits."""
     micro_batch_tokens: int
     shard: bool
     sampler_memory: float | None
-    """MemoryShare of a GPU for each sampler server; None: none is started."""
+    """Share of a GPU's memory for each sampler server; None: none is started."""
     sampler_cache: int | None
     """Bytes of KV cache on a GPU that learns, too; None: what is left of its share."""
     learner_memory: float | None
-    """Share of such a GPU for what learns; None: nobody else needs it."""
+    """Share of a shared GPU for training; None: nobody else needs it."""
     streams: int
     """Sequences that each sampler server computes at once."""
     judge_memory: float | None
     longest: int
-    """Context that would fit."""
+    """Longest context that would fit."""
 
     def lines(self) -> list[str]:
-        """A table in GiB."""
+        """Lines of a table in GiB."""
         return [line for share in self.shares for line in share.lines()]
 
 
 def reckon(layout: Layout, gpus: Sequence[Gpu], demand: Demand) -> Fit:
-    """Add up what every GPU holds; `gpus` in the order of the layout's numbers."""
+    """Add up the memory of every GPU; `gpus` in the order of the layout's numbers."""
     learns = _Side(layout.train, "learn", gpus)
     shard = _shards(learns.gpu, layout, demand)
     learns.parts += _learner(learns.gpu, len(layout.train) * demand.nodes, demand, shard=shard)
@@ -164,7 +166,7 @@ def reckon(layout: Layout, gpus: Sequence[Gpu], demand: Demand) -> Fit:
 
 
 class _Side:
-    """GPUs with one task, while their sum is made."""
+    """GPUs with one task, while their memory is added up."""
 
     def __init__(self, chosen: Sequence[int], verb: str, gpus: Sequence[Gpu]) -> None:
         self._chosen = chosen
@@ -180,7 +182,7 @@ class _Side:
 
     @property
     def room(self) -> float:
-        """Bytes that nobody has yet."""
+        """Bytes that are still free."""
         return self.gpu.total - self.gpu.used - total_of(self.parts)
 
     def lacks(self, needs: str) -> None:
@@ -188,7 +190,7 @@ class _Side:
 
 
 def too_large(model: ModelSize, gpu: Gpu, width: int = 2) -> bool:
-    """Whether a base that stands whole on a GPU leaves too little of it for activations."""
+    """Whether a base that is not sharded leaves too little of a GPU for activations."""
     return base_bytes(model, "none", width) > _SHARD_ABOVE * gpu.total
 
 
@@ -198,7 +200,7 @@ def _shards(gpu: Gpu, layout: Layout, demand: Demand) -> bool:
 
 
 def _learner(gpu: Gpu, ranks: int, demand: Demand, *, shard: bool) -> list[MemoryPart]:
-    """All of what learns but its activations."""
+    """Memory of a training rank, without activations."""
     model = demand.model
     if shard:
         parted = sharded_bytes(model, ranks)
@@ -210,7 +212,7 @@ def _learner(gpu: Gpu, ranks: int, demand: Demand, *, shard: bool) -> list[Memor
         base = MemoryPart(f"base, {kept}", base_bytes(model, demand.quantization))
     parts = [base, adapter_part(model, demand.rank), trainer_reserve(gpu.total)]
     if demand.embedded_tokens:
-        # What learns is a process of its own; the one that samples has a base and a context, too.
+        # Training is a process of its own; the sampling one also has a base and a CUDA context.
         whole = base_bytes(model, demand.quantization)
         parts.append(MemoryPart("base of the embedded sampler, on the first GPU", whole))
         parts.append(MemoryPart("CUDA of the embedded sampler", EMBEDDED_RESERVE))
@@ -227,7 +229,7 @@ def _activations(tokens: int, each: float) -> MemoryPart:
 
 
 def _most_tokens(demand: Demand) -> int:
-    """The most tokens to keep room for: a full pass, or one sample as long as the context."""
+    """Most tokens to reserve memory for: a full pass, or one sample as long as the context."""
     return max(DEFAULT_TOKENS, -(-demand.context_tokens // _STEP) * _STEP)
 
 
@@ -239,7 +241,7 @@ def _cache(tokens: int, each: float) -> MemoryPart:
 
 
 def _alone(side: _Side, demand: Demand, each: float) -> tuple[int, int]:
-    """Tokens of a pass where nobody else needs the GPU, and the most that there is room for."""
+    """Tokens of a pass where nobody else needs the GPU, and the most that would fit."""
     most = floor(side.room / each)
     tokens = _round(max(0, min(most, _most_tokens(demand))))
     if tokens < demand.context_tokens:
@@ -263,7 +265,7 @@ def _samples(side: _Side, demand: Demand, size: int) -> tuple[float, int]:
 
 
 def streams(cached: int) -> int:
-    """How many sequences a server with so many tokens of KV cache computes at once.
+    """Number of sequences that a server with this many tokens of KV cache computes at once.
 
     More than fit are started, evicted and computed anew by vLLM; fewer leave the GPU idle. As a
     multiple of 8, which CUDA graphs are made for.
@@ -273,9 +275,10 @@ def streams(cached: int) -> int:
 
 
 def _together(side: _Side, demand: Demand, each: float) -> tuple[int, float, int, int]:
-    """On one GPU for both: tokens of a pass, the sampler's share and cache, the longest context.
+    """Split one GPU between training and sampling.
 
-    What is left is halved; but each must hold one whole sequence, if there is room for both.
+    Returns tokens of a pass, the sampler's share and cache, and the longest context. What is left
+    is halved; but each must hold one whole sequence, if there is room for both.
     """
     gpu, kept = side.gpu, demand.model.kv_bytes
     sampler = _sampler(demand, 1)
@@ -338,7 +341,7 @@ def _hundredths(share: float) -> float:
 _MOST_ADVICE: Final = 3
 _COUNTS: Final = (2, 4, 8)
 _SHORTEST: Final = 8192
-"""Of a context that is worth advising: an agent's system prompt and tools need it."""
+"""Shortest context worth advising: an agent's system prompt and tools need it."""
 _CONTEXT: Final = "--context-tokens"
 _QUANTIZED: Final = "bitsandbytes"
 
@@ -347,7 +350,7 @@ Change = tuple[str, Callable[[Case], Case]]
 
 
 def advice(layout: Layout, gpus: Sequence[Gpu], demand: Demand) -> list[str]:
-    """Settings that would fit, fewest first; a shorter context is as long as it can be."""
+    """Settings that would fit, fewest GPUs first; a shorter context is as long as possible."""
     changes = list(_changes(layout, demand))
     least = min(gpus, key=lambda gpu: gpu.total - gpu.used)
     found: dict[frozenset[str], str] = {}
@@ -408,13 +411,13 @@ def _size(layout: Layout) -> int:
 
 
 def _arranged(learn: int, size: int, judges: int) -> Layout:
-    """So many that learn, one server of that size, and a judge's GPUs."""
+    """Layout with this many GPUs to learn, one server of that size, and a judge's GPUs."""
     after = learn + size
     serve = (tuple(range(learn, after)),) if size else ()
     return Layout(tuple(range(learn)), serve, tuple(range(after, after + judges)))
 
 
 def _enough(layout: Layout, gpus: Sequence[Gpu], least: Gpu) -> list[Gpu]:
-    """As many GPUs as the layout names, of the kind that is there."""
+    """Extend the list to as many GPUs as the layout names, copying the smallest one."""
     named = {*layout.train, *layout.judge, *(gpu for group in layout.serve for gpu in group)}
     return [*gpus, *[least] * (max(named) + 1 - len(gpus))]

@@ -21,7 +21,7 @@ from tinker_claw.errors import ConfigError
 
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 ORDER: Final = ("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-"""CUDA's own order is by speed, so that its GPU 0 need not be nvidia-smi's."""
+"""CUDA's order of GPUs must be set to nvidia-smi's: by default it sorts by speed."""
 _MIB: Final = 1 << 20
 _GIB: Final = 1 << 30
 _PATIENCE_S: Final = 30.0
@@ -33,7 +33,7 @@ class Gpu:
     """One GPU that may be used."""
 
     device: str
-    """Its number on this machine, which CUDA_VISIBLE_DEVICES takes with `ORDER`."""
+    """Index of the GPU on this machine, as CUDA_VISIBLE_DEVICES takes it with `ORDER`."""
     name: str
     total: int
     """Bytes."""
@@ -67,12 +67,12 @@ def visible(
 
 
 def numbered(count: int, gib: float) -> tuple[Gpu, ...]:
-    """As many GPUs with that much memory, which nobody has asked for anything."""
+    """Make up that many GPUs of that much memory, without asking the machine."""
     return tuple(Gpu(str(number), "GPU", int(gib * _GIB)) for number in range(count))
 
 
 def names(gpus: Sequence[Gpu], chosen: Sequence[int]) -> dict[str, str]:
-    """The environment of a process that is to see these GPUs and no others."""
+    """Environment of a process that may see only these GPUs."""
     return {VISIBLE: ",".join(gpus[index].device for index in chosen), ORDER[0]: ORDER[1]}
 
 
@@ -119,7 +119,8 @@ def _ask(memory: int | None) -> list[tuple[Gpu, str]]:
 
 
 def _parse(line: str, memory: int | None) -> tuple[Gpu, str]:
-    """Where GPU and processor share their memory, nvidia-smi has no figures for either column."""
+    """Parse a line of nvidia-smi, which has no memory figures where GPU and CPU share their
+    memory."""
     index, name, total, used, uuid = (part.strip() for part in line.split(","))
     if memory is None:
         return Gpu(index, name, int(total) * _MIB, int(used) * _MIB), uuid
@@ -129,38 +130,38 @@ def _parse(line: str, memory: int | None) -> tuple[Gpu, str]:
 
 
 _LEARNS = 4
-"""One GPU in so many learns: samples of one agent share long prefixes, which every rank computes
-anew, so samplers gain more from a GPU than learning does."""
+"""One GPU in four learns: samples of one agent share long prefixes, which every rank computes anew,
+so samplers gain more from a GPU than learning does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What the user has asked for."""
+    """GPU counts that the user asked for."""
 
     gpus: int
-    """How many there are to share out."""
+    """GPUs to share out."""
     actor: int | None = None
-    """How many learn; None: by the rule."""
+    """GPUs that learn; None: chosen by the default split."""
     rollout: int | None = None
-    """How many sample; None: by the rule."""
+    """GPUs that sample; None: chosen by the default split."""
     judge: int = 0
-    """How many a judge of its own has; 0: the samplers judge."""
+    """GPUs of a judge of its own; 0: the samplers judge."""
     tensor_parallel: int = 1
     """GPUs per sampler server."""
     samples: bool = True
-    """False: samplers run elsewhere, or in the process that learns."""
+    """Whether samplers are planned; False: they run elsewhere, or in the training process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Who has which GPU."""
+    """GPU indices by job."""
 
     train: tuple[int, ...]
-    """One rank each; () learns on the CPU."""
+    """GPUs that learn, one rank each; () learns on the CPU."""
     serve: tuple[tuple[int, ...], ...]
-    """One server each; () starts none."""
+    """GPUs of each sampler server; () starts none."""
     judge: tuple[int, ...] = ()
-    """One server over all of them; () starts none."""
+    """GPUs of the one judge server; () starts none."""
     idle: tuple[int, ...] = ()
 
     @property
@@ -170,12 +171,12 @@ class Layout:
 
     @property
     def count(self) -> int:
-        """GPUs in all."""
+        """Number of GPUs in all."""
         sampling = {gpu for group in self.serve for gpu in group}
         return len({*self.train, *sampling, *self.judge, *self.idle})
 
     def told(self) -> str:
-        """In words: `GPU 0-1 learn; 2-7 sample, one server each; the samplers judge`."""
+        """Describe the layout: `GPU 0-1 learn; 2-7 sample, one server each; the samplers judge`."""
         if not self.train:
             return "no GPU is used"
         parts = [f"GPU {spans(self.train)} learn{'s' if len(self.train) == 1 else ''}"]
@@ -225,7 +226,7 @@ def plan(wanted: Wanted) -> Layout:
 
 
 def _split(wanted: Wanted, left: int) -> tuple[int, int]:
-    """How many learn and how many sample."""
+    """Number of GPUs that learn and number that sample."""
     size = wanted.tensor_parallel
     if size >= left:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""How big a model is, and what each job takes of a GPU's memory.
+"""Size of a model, and the GPU memory that each job takes.
 
 How big a model is, from its config.json alone.
 
@@ -21,19 +21,19 @@ from tinker_claw.errors import ModelFileError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSize:
-    """Counts of a model."""
+    """Parameter counts and widths of a model."""
 
     parameters: int
-    """All of them; a head that is tied to the embeddings counts once."""
+    """All parameters; a head that is tied to the embeddings counts once."""
     linear: int
-    """Those in the linear layers of the body, which LoRA adapts and 4 bits may hold."""
+    """Parameters of the body's linear layers, which LoRA adapts and 4 bits may hold."""
     lora: int
     """Adapter parameters per unit of rank: inputs and outputs of those layers, added up."""
     largest_layer: int
     """Parameters of the largest layer of the body."""
     layers: int
     caching_layers: int
-    """Those that keep keys and values of every token; linear attention does not."""
+    """Layers that keep keys and values of every token; linear attention does not."""
     hidden: int
     feed_forward: int
     queries: int
@@ -43,15 +43,15 @@ class ModelSize:
     vocabulary: int
     context_tokens: int
     targets: tuple[str, ...]
-    """Last names of the layers that LoRA is on; servers would make room for it on others, too."""
+    """Last names of the layers that LoRA is on; servers would reserve memory for others, too."""
     experts: int = 0
-    """Of which a token goes through, each, see `layer_bytes`; 0: the model is dense."""
+    """Experts that each token goes through, see `layer_bytes`; 0: the model is dense."""
     expert: int = 0
-    """How wide each of them is inside."""
+    """Inner width of each expert."""
 
     @property
     def kv_bytes(self) -> int:
-        """Of KV cache per token, in bfloat16."""
+        """Bytes of KV cache per token, in bfloat16."""
         return 2 * self.caching_layers * self.keys * 2
 
 
@@ -140,11 +140,11 @@ def _counted(module: Any) -> ModelSize:
 
 GIB: Final = 1 << 30
 DEFAULT_TOKENS: Final = 32_768
-"""Tokens of one pass at most, but for a single longer sample; by arithmetic more is no faster."""
+"""Most tokens of one pass, except a single longer sample; by arithmetic more is no faster."""
 FOUR_BITS: Final = 0.5 + 1 / 64 + 4 / (64 * 256)
 """Bytes of an nf4 weight: half a byte, a byte of scale for 64, and a float32 for 256 of these."""
 _UNDER_WAY: Final = 1.5
-"""A layer's values while it goes backwards, with gradients beside them."""
+"""Factor on a layer's activations in the backward pass, for the gradients beside them."""
 _ADAPTER: Final = 16 + 4 + 2 * 2
 """Bytes per adapter parameter: float32 weight, gradient and two moments; the copy that computes and
 its gradient, and the copies of two published versions for scoring, in bfloat16."""
@@ -153,7 +153,7 @@ _HEAD: Final = 4 * 4 * (1 << 24)
 _TRAINER_RESERVE: Final = 1.5 * GIB
 """CUDA's context, its libraries and their workspaces."""
 _SPARE: Final = 0.04
-"""Of a GPU: fragments, and what its driver keeps."""
+"""Share of a GPU for fragmentation and what its driver keeps."""
 _SAMPLER_RESERVE: Final = 2.5 * GIB
 """A vLLM server's context and its CUDA graphs."""
 _LOGITS: Final = 16
@@ -173,22 +173,22 @@ class Batch:
     """The most that a server computes in one step of its engine."""
 
     tokens: int
-    """Of prompts and replies together: what is longer is computed in pieces, and between two of
+    """Prompt and reply tokens together: longer prompts are computed in chunks, and between two of
     them every stream gets its next token."""
     sequences: int
-    """Of which a token is drawn."""
+    """Sequences that get a token in one step."""
 
 
 SAMPLER_BATCH: Final = Batch(2048, 128)
-"""Of a server that agents wait for. With vLLM's defaults a prompt of 8k tokens is computed at
-once, and stands in the way of every stream meanwhile. How many sequences: see `fits.streams`."""
+"""Batch of a server that agents wait for. With vLLM's defaults a prompt of 8k tokens is computed at
+once and stalls every stream meanwhile. For the number of sequences see `fits.streams`."""
 JUDGE_BATCH: Final = Batch(8192, 64)
-"""Nobody reads along while a judge writes: what counts is how soon all is done."""
+"""Batch of a judge server, for throughput: nobody reads along while a judge writes."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPart:
-    """One line of a sum."""
+    """One line of a memory plan."""
 
     what: str
     size: float
@@ -196,12 +196,12 @@ class MemoryPart:
 
 
 def checkpoint_bytes(model: ModelSize, width: int = 2) -> int:
-    """Kept of a token from forward to backward pass: the input of every layer."""
+    """Bytes kept per token from forward to backward pass: the input of every layer."""
     return model.layers * model.hidden * width
 
 
 def layer_bytes(model: ModelSize, width: int = 2) -> int:
-    """Kept of a token in one layer, while that layer is computed again and goes backwards.
+    """Bytes per token in one layer, while it is recomputed and goes backwards.
 
     5 h (two norms' inputs and outputs, the residual) + 3 q (before and after rotation, attended) +
     4 k (keys likewise, values) + 4 f (gate, its activation, up, their product). In a mixture, for
@@ -214,21 +214,22 @@ def layer_bytes(model: ModelSize, width: int = 2) -> int:
 
 
 def token_bytes(model: ModelSize, *, checkpointing: bool, width: int = 2) -> float:
-    """What a token of a forward and backward pass takes."""
+    """Bytes per token of a forward and backward pass."""
     layer = layer_bytes(model, width)
     kept = checkpoint_bytes(model, width) if checkpointing else model.layers * layer
     return kept + _UNDER_WAY * layer
 
 
 def base_bytes(model: ModelSize, quantization: Literal["none", "4bit"], width: int = 2) -> float:
-    """The frozen base of what learns."""
+    """Bytes of the trainer's frozen base."""
     if quantization == "none":
         return model.parameters * width
     return model.linear * FOUR_BITS + (model.parameters - model.linear) * 2
 
 
 def sharded_bytes(model: ModelSize, ranks: int, width: int = 2) -> float:
-    """The base over several ranks: a part of it, two layers at a time, and what is in no layer."""
+    """Bytes of the base over several ranks: a part of it, two whole layers, and what is in no
+    layer."""
     outside = model.parameters - model.layers * model.largest_layer
     return (model.parameters / ranks + 2 * model.largest_layer + max(0, outside)) * width
 
@@ -243,7 +244,8 @@ def trainer_reserve(total: int) -> MemoryPart:
 
 
 def weights_bytes(model: ModelSize, quantization: str | None) -> float:
-    """A sampler's base; quantised weights take one byte where the method's name has an 8 in it."""
+    """Bytes of a sampler's base; quantised weights take one byte where the method's name has an
+    8."""
     if quantization is None:
         return model.parameters * 2
     one = 1.0 if "8" in quantization else FOUR_BITS
@@ -251,12 +253,12 @@ def weights_bytes(model: ModelSize, quantization: str | None) -> float:
 
 
 def room_for(rank: int) -> int:
-    """The rank that vLLM's slots are made for: the next of those it has."""
+    """Rank of vLLM's adapter slots: the next of those it supports."""
     return next((known for known in _RANKS if known >= rank), rank)
 
 
 def batch_bytes(model: ModelSize, batch: Batch) -> int:
-    """What one step of a server's engine takes while it runs.
+    """Bytes that one step of a server's engine takes while it runs.
 
     Of a token 2 h (residual and norm), 2 q and 2 k (projected, attended) and 3 f (gate, up, their
     product) in bfloat16; of a sequence its logits.
@@ -275,7 +277,7 @@ def sampler_parts(
     rank: int,
     adapters: int,
 ) -> list[MemoryPart]:
-    """What a sampler takes before its KV cache; no adapters: rank and adapters 0."""
+    """Memory of a sampler before its KV cache; rank and adapters 0: no adapters."""
     held = weights_bytes(model, quantization) / tensor_parallel
     parts = [MemoryPart(f"weights, {quantization or 'bfloat16'}", held)]
     if adapters:

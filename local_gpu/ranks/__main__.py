@@ -1,4 +1,4 @@
-"""One rank: alone, or started by torchrun: `torchrun ... -m local_gpu.ranks`.
+"""Run one rank, alone or under torchrun: `torchrun ... -m local_gpu.ranks`.
 
 On the machine of the control process that is done for the user. On further machines it is done by
 hand, and the settings come from rank 0: only the model must be there under the same name. There
@@ -22,7 +22,8 @@ from local_gpu.ranks.shard import Shards
 
 
 def build(config: LocalConfig, world: World) -> LearningCore:
-    """The base whole on this rank's device, or its layers cut over all ranks."""
+    """Build a learner with the whole base on this rank's device, or with its layers sharded over
+    all ranks."""
     if config.shard != "on" or not isinstance(world, Distributed):
         base = open_base(
             config.model,

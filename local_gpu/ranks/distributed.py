@@ -29,7 +29,7 @@ class Distributed:
     def __init__(
         self, device: torch.device, store: Any, *, rank: int, size: int, timeout_s: float
     ) -> None:
-        """Meet the others.
+        """Join the process group.
 
         Args:
             device: this rank's.
@@ -103,7 +103,8 @@ def _as_bytes(tensor: Tensor) -> bytes:
 
 @contextmanager
 def _together() -> Generator[None]:
-    """A call that another rank did not reach, or left: none of them can go on."""
+    """Turn an error of a collective call, which another rank did not reach, or left, into
+    OutOfStep."""
     try:
         yield
     except RuntimeError as error:

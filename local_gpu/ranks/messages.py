@@ -1,4 +1,4 @@
-"""What the control process and the ranks say to one another, and how it is written as bytes.
+"""Messages between the control process and the ranks, and their encoding as bytes.
 
 What the control process and rank 0 say to one another, over a pair of sockets.
 
@@ -51,7 +51,7 @@ from tinker_claw.types import Adam, Datum, LossPass, StepReport, TokenLogprobs
 class Start:
     config: LocalConfig
     timeout_s: float
-    """Of what ranks say to one another."""
+    """Longest wait of one rank for another, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Command:
     """A method of `Learning`, for every rank to call."""
 
     name: str
-    """One of `COMMANDS`."""
+    """Name of a method, one of `COMMANDS`."""
     arguments: tuple[Any, ...] = ()
 
 
@@ -85,7 +85,7 @@ class RankLost:
     rank: int
     sentence: str
     outage: bool
-    """The device failed: what was computed is not to blame."""
+    """Whether the device failed, so that the computation is not to blame."""
 
 
 CLOSE: Final = "close"
@@ -101,12 +101,12 @@ COMMANDS: Final = frozenset(
 )
 
 EXPECTED: Final = (ClawError, OSError)
-"""What a command may raise and the ranks go on; anything else ends them."""
+"""Errors that a command may raise without ending the ranks; anything else ends them."""
 
 
 _HEAD: Final = 8
 _ROW: Final = 16
-"""Numbers of one kind from which on they are a blob."""
+"""Least length of a row of numbers that is encoded as a blob."""
 _RECORDS: Final[dict[str, Any]] = {
     record.__name__: record
     for record in (
@@ -132,14 +132,14 @@ _DTYPES: Final = {
 
 
 def encode(value: object) -> bytes:
-    """Raises TypeError for what is in no table: a mistake of the programmer."""
+    """Encode a message. Raises TypeError for an unknown type: a programming error."""
     blobs: list[bytes] = []
     head = json.dumps(_flat(value, blobs), separators=(",", ":")).encode()
     return b"".join((len(head).to_bytes(_HEAD, "big"), head, *blobs))
 
 
 def decode(raw: bytes) -> Any:
-    """What was encoded.
+    """Decode a message.
 
     Raises:
         BackendError: it cannot be read.
@@ -152,7 +152,8 @@ def decode(raw: bytes) -> Any:
 
 
 def _flat(value: Any, blobs: list[bytes]) -> Any:
-    """Words and numbers as they are; everything else as a list that begins with its kind."""
+    """Flatten a value: words and numbers as they are; everything else as a list that begins with
+    its kind."""
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
         return value
@@ -181,7 +182,7 @@ def _flat(value: Any, blobs: list[bytes]) -> Any:
 
 
 def _flat_error(error: Exception, blobs: list[bytes]) -> list[Any]:
-    """As the nearest class that the far side knows; classes have an `__init__` of their own."""
+    """Encode an error as its nearest class that the other side knows."""
     kind = next((k.__name__ for k in type(error).__mro__ if k.__name__ in _ERRORS), "RuntimeError")
     arguments = error.__reduce__()[1]  # of an OSError: the file, too
     assert isinstance(arguments, tuple)
@@ -190,7 +191,7 @@ def _flat_error(error: Exception, blobs: list[bytes]) -> list[Any]:
 
 
 def _numbers(row: Sequence[Any]) -> array[Any] | None:
-    """A long row of whole numbers, or of floats; None: it is neither."""
+    """Encode a long row of whole numbers, or of floats; None: it is neither."""
     if len(row) < _ROW:
         return None
     kinds = set(map(type, row))
@@ -206,7 +207,7 @@ def _bytes_of(tensor: Tensor) -> bytes:
 
 
 class _Reader:
-    """Blobs are taken in the order in which the head names them."""
+    """Decodes values; blobs are taken in the order in which the head names them."""
 
     def __init__(self, blobs: memoryview) -> None:
         self._blobs = blobs

@@ -43,20 +43,20 @@ from local_gpu.ranks.torchrun import LEASH, when_let_go
 from tinker_claw.errors import ClawError, ConfigError
 
 Build = Callable[[LocalConfig, World], Learning]
-"""Makes this rank's part of what learns; `config.device` is this rank's."""
+"""Builds this rank's learner; `config.device` is this rank's."""
 
 _TROUBLE = "tinker-claw-trouble"
 _LOOK_S = 0.1
 _GOODBYE_S = 1.0
-"""Until a rank that failed ends: torchrun then ends rank 0, which must have told why before."""
+"""Delay before a failed rank ends: torchrun then ends rank 0, which must have told why before."""
 _TICK_S = 30.0
-"""Between signs of life while there is nothing to do; at most a quarter of the ranks' patience."""
+"""Seconds between signs of life while there is nothing to do; at most a quarter of the timeout."""
 _JOIN_S = 900.0
-"""For machines that are started one after the other, by hand."""
+"""Seconds for all machines to join: they may be started one after the other, by hand."""
 
 
 def live(build: Build) -> int:
-    """The whole life; the exit status."""
+    """Run the rank to its end; return the exit status."""
     rank = int(os.environ["RANK"])
     leashed = LEASH in os.environ
     if leashed:
@@ -84,7 +84,7 @@ def live(build: Build) -> int:
 
 
 def _carry_out(voice: _Voice, world: World, build: Build, config: LocalConfig) -> None:
-    """Build, then do what rank 0 is told, until it is told to close."""
+    """Build the learner, then carry out rank 0's commands until it is told to close."""
     built: list[Learning] = []
 
     def make() -> Any:
@@ -113,7 +113,7 @@ def _carry_out(voice: _Voice, world: World, build: Build, config: LocalConfig) -
 
 
 def _tried(world: World, call: Callable[[], Any]) -> Failure | RankAnswer:
-    """What came of a call that every rank has made: rank 0's value, or the first failure."""
+    """Run a call that every rank makes; return rank 0's value, or the first failure."""
     value, failure = None, None
     try:
         value = call()
@@ -126,7 +126,8 @@ def _tried(world: World, call: Callable[[], Any]) -> Failure | RankAnswer:
 
 
 class _Voice:
-    """What this rank says to the control process: itself if it is rank 0, else through rank 0."""
+    """Messages of this rank to the control process: sent by rank 0 itself, by others through rank
+    0."""
 
     def __init__(self, rank: int, link: Connection | None, store: Any | None) -> None:
         """`link`: rank 0's; `store`: torch's, where ranks find one another; None: it is alone."""
@@ -142,7 +143,8 @@ class _Voice:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """What goes wrong ends the process, without goodbyes: the others may be calling it."""
+        """End the process at once on an error, without cleanup: other ranks may be waiting for
+        it."""
         if error is not None:
             traceback.print_exception(error)
             sys.stderr.flush()
@@ -150,7 +152,7 @@ class _Voice:
             os._exit(1)
 
     def start(self) -> Start:
-        """What rank 0 was told, on every rank."""
+        """Return rank 0's start message on every rank."""
         told = None if self._link is None else self._link.recv_bytes()
         if self._store is not None:
             if told is not None:
@@ -162,7 +164,7 @@ class _Voice:
         return start
 
     def next(self, world: World) -> Command:
-        """The next command. While there is none, the other ranks hear that rank 0 lives."""
+        """Return the next command. While there is none, the other ranks hear that rank 0 lives."""
         if self._link is None:
             command: Command | None = None
             while command is None:
@@ -178,13 +180,14 @@ class _Voice:
     def answer(
         self, outcome: Failure | RankAnswer, wrap: Callable[[Any], object] = RankAnswer
     ) -> bool:
-        """Send it; whether all went well."""
+        """Send an answer; return whether all went well."""
         well = isinstance(outcome, RankAnswer)
         self._send(wrap(outcome.value) if isinstance(outcome, RankAnswer) else outcome)
         return well
 
     def _lose(self, error: BaseException) -> None:
-        """Tell why this rank ends, unless another told before: the first is the cause."""
+        """Tell why this rank ends, unless another rank told before: the first reason is the
+        cause."""
         plain = isinstance(error, (ClawError, OutOfStep))
         sentence = str(error) if plain else f"{type(error).__name__}: {error}"
         fault = device_fault(error)

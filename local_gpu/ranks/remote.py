@@ -1,4 +1,4 @@
-"""Learning on ranks: the control process's end.
+"""Learning on ranks: the side of the control process.
 
 Rule: a rank that dies or hangs is a BackendError, and all are ended; if its device failed, it is an
 OutageError. The next command starts them anew, with a fresh policy and no other model; what it is
@@ -42,30 +42,33 @@ from tinker_claw.types import Adam, Datum, LossPass, StepReport, TokenLogprobs
 
 _LOOK_S = 0.5
 _LAST_WORDS_S = 5.0
-"""For the others to be ended, and the log to say why."""
+"""Seconds for the other ranks to be ended, and for the log to say why."""
 _POLITE_S = 10.0
 _NOT_OURS: Final = (
     *("--rdzv", "--standalone", "--node-rank", "--nproc-per-node"),
     "--max-restarts",  # new ranks would wait for what was said to the old ones
 )
 _FLOOR_S: Final = 600.0
-"""Of every command: for files, for kernels that are compiled, and for a machine that is busy."""
+"""Seconds added to every command: for files, for compiling kernels, and for a busy machine."""
 _APART_S: Final = 3600.0
-"""Ranks differ by less within one command; only those of other machines ever wait for so long."""
+"""Seconds that a rank waits for others at most. Ranks differ by less within one command; only those
+of other machines ever wait for so long."""
 _OPERATIONS: Final = 8
-"""Per parameter and token: 2 forward, 2 once more where activations are not kept, 2 backward (the
+"""Operations per parameter and token: 2 forward, 2 for recomputing activations, 2 backward (the
 base is frozen and has no gradient of its own), and 2 to spare for adapters and the head."""
 _EVEN_KEYS: Final = 12_000
-"""A token that sees so many costs twice as much; today's models have more (`cuts.even_keys`)."""
+"""Number of keys at which a token costs twice as much; today's models have more
+(`cuts.even_keys`)."""
 _SLOWEST: Final = {"cuda": 1e13, "cpu": 5e9}
 """Operations per second, below which a device counts as standing still: a hundredth of what an H100
 is sold with, and a tenth of what one core does. Prefixes that are shared make it more generous."""
 _MAKES: Final = frozenset({"create", "read_state", "read_adapter"})
-"""Commands after which a model is there, whatever was before."""
+"""Commands that make a model, whatever was there before."""
 
 
 class RankedLearning:
-    """Implements `Learning` by processes. One thread calls it all; `close` may be any other's."""
+    """Implements `Learning` by processes. For use by one thread; only `close` may be called from
+    another."""
 
     def __init__(
         self,
@@ -160,7 +163,7 @@ class RankedLearning:
         self._call("read_adapter", folder, model, model=model)
 
     def close(self) -> None:
-        """End the ranks: with a word where they are idle, at once where they are not."""
+        """End the ranks: idle ones with a command, others at once."""
         self._closed = True
         idle = self._calling.acquire(blocking=False)
         try:
@@ -193,7 +196,8 @@ class RankedLearning:
             return answer.value
 
     def _start_anew(self) -> None:
-        """Raises OutageError: it went well before, with the same settings and files."""
+        """Start the ranks again. Raises OutageError, as it went well before with the same
+        settings."""
         try:
             self._start()
         except ClawError as error:
@@ -222,7 +226,7 @@ class RankedLearning:
             log=self._log,
         )
         try:
-            # Those of other machines hear it over the network.
+            # Without the key: ranks of other machines get the config over the network.
             secret = replace(config, sampler_api_key=None)
             start = Start(secret, _APART_S)
             ready = self._ask(start, self._start_s, "loading the base model")
@@ -233,7 +237,7 @@ class RankedLearning:
         return ready
 
     def _ask(self, what: Start | Command, seconds: float, name: str) -> object:
-        """Send it and wait for what comes back."""
+        """Send a message and wait for the answer."""
         ranks = self._ranks
         assert ranks is not None
         reason = f"The ranks were silent for {seconds:.0f} s ({name})"
@@ -259,7 +263,7 @@ class RankedLearning:
         raise BackendError(f"{reason}.{self._last_words(ranks)} {self._log} ends:\n{ranks.tail()}")
 
     def _deadline_s(self, arguments: Sequence[Any]) -> float:
-        """For a command, by the sequences that it is to compute."""
+        """Seconds until a command counts as hung, by the lengths of its sequences."""
         auto = "cuda" if torch.cuda.is_available() else "cpu"
         device = auto if self._config.device == "auto" else self._config.device.partition(":")[0]
         return self._floor_s + deadline_s(
@@ -267,7 +271,7 @@ class RankedLearning:
         )
 
     def _last_words(self, ranks: Ranks) -> str:
-        """Wait for them, end them all, and say what comes next."""
+        """Wait for the ranks to end, end those that remain, and say what comes next."""
         ranks.wait(_LAST_WORDS_S)
         self._end()
         return " They start anew when they are asked again." if self._begun else ""
@@ -297,7 +301,7 @@ def deadline_s(lengths: Sequence[int], parameters: int, ranks: int, device: str)
 
 
 def _lengths(arguments: Sequence[Any]) -> Iterator[int]:
-    """Of the sequences among the arguments of a command."""
+    """Yield the lengths of the sequences among a command's arguments."""
     for argument in arguments:
         if isinstance(argument, tuple):
             yield from _lengths(argument)
@@ -310,7 +314,8 @@ def _lengths(arguments: Sequence[Any]) -> Iterator[int]:
 
 
 def _placed(config: LocalConfig) -> LocalConfig:
-    """A rank takes the first GPU that it sees: one that is named is the only one that it sees."""
+    """Return the config for a rank, which takes the first visible GPU: a named one is made the only
+    visible one."""
     kind, _, number = config.device.partition(":")
     if kind != "cuda" or not number.isdecimal() or config.ranks > 1:
         return config
@@ -332,7 +337,7 @@ def _check(config: LocalConfig) -> None:
 
 
 def _environment(config: LocalConfig) -> dict[str, str]:
-    """What the ranks see besides this process's environment."""
+    """Environment variables of the ranks besides those of this process."""
     share = max(1, (os.cpu_count() or 1) // config.ranks)
     threads = config.threads or os.environ.get("OMP_NUM_THREADS") or share
     code = str(Path(__file__).parents[2])

@@ -1,4 +1,4 @@
-"""The frozen base cut over the ranks (FSDP2), for one that fits on no single GPU.
+"""The frozen base sharded over the ranks (FSDP2), for one that fits on no single GPU.
 
 Only the decoder layers are cut. Embedding, final norm and head stay whole on every rank: the head
 runs apart from the body. Adapters stay whole, too, so their gradients are summed as always, and
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class _Gathers(DefaultAllGather):
-    """Gathers layers, and counts them; the first `skip` it leaves out."""
+    """Gathers layers and counts them, after leaving out the first `skip`."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -45,17 +45,17 @@ class _Gathers(DefaultAllGather):
 
 
 class Shards:
-    """Implements `Sharding`: how a base in this machine's memory comes onto the ranks' devices."""
+    """Implements `Sharding`: moves a base from this machine's memory onto the ranks' devices."""
 
     def __init__(self, base: BaseModel, world: Distributed) -> None:
-        """`base.device` is where it computes; its tensors may lie elsewhere, and are taken."""
+        """`base.device` is where it computes; its tensors may be elsewhere, and are consumed."""
         self._base = base
         self._mesh = world.mesh()
         self.world = world
         self.gathers = _Gathers()
 
     def cut(self, module: Any) -> None:
-        """Cut the layers of a module over the base, in place, and empty the base's own module.
+        """Shard the layers of a module over the base, in place, and empty the base's own module.
 
         Layer by layer, so that the base never stands whole on a GPU: a layer is moved there to be
         cut, and the base's own module has the same tensors, so it must let go of each at once.
@@ -77,15 +77,16 @@ class Shards:
         return Lockstep(tokens, self)
 
     def finish(self, gathered: int, idle: Callable[[], None]) -> None:
-        """Give the others their parts of the layers of a pass that was left after so many."""
-        # What is to be done after each backward pass; nothing that FSDP2 makes public does it.
+        """Join the other ranks for the remaining layers of a pass that was left after
+        `gathered`."""
+        # Needed after each backward pass; FSDP2 has no public call for it.
         self._body._get_fsdp_state()._root_post_backward_final_callback()
         self.gathers.skip = gathered
         idle()
 
 
 class Lockstep(PassBudget):
-    """As many passes on every rank."""
+    """A pass budget that runs the same number of passes on every rank."""
 
     def __init__(self, tokens: int | None, shards: Shards) -> None:
         super().__init__(tokens)
@@ -100,7 +101,7 @@ class Lockstep(PassBudget):
         undo: Callable[[], None],
         idle: Callable[[], None],
     ) -> dict[int, T]:
-        """Compute every pass, and idle while others have more.
+        """Compute every pass, and idle passes while other ranks have more.
 
         Raises:
             OutOfStep: a pass was left in the middle.

@@ -1,4 +1,4 @@
-"""The ranks of this machine, started alone or by torchrun, and ended with whoever started them.
+"""Start the ranks of this machine, alone or by torchrun, and end them with their parent.
 
 torchrun on a leash, on the machine of the control process.
 
@@ -28,7 +28,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 LEASH = "TINKER_CLAW_LEASH"
-"""Set where standard input is the control process's pair of sockets: on its machine alone."""
+"""Variable that is set where standard input is the control process's pair of sockets: on its
+machine only."""
 
 
 def when_let_go(call: Callable[[], object]) -> None:
@@ -44,7 +45,8 @@ def when_let_go(call: Callable[[], object]) -> None:
 
 
 def _end_all() -> None:
-    """Each rank leads a session of its own, so there is no group to kill."""
+    """End the children of torchrun. Each rank leads a session of its own, so there is no group to
+    kill."""
     ranks = _children()
     for rank in ranks:
         with suppress(ProcessLookupError):
@@ -56,7 +58,7 @@ def _end_all() -> None:
 
 
 def _children() -> list[int]:
-    """What torchrun has started and not waited for; [] where the system does not say."""
+    """Ids of the child processes of torchrun; [] where the system does not say."""
     lists = Path("/proc/self/task").glob("*/children")
     return [int(number) for file in lists for number in file.read_text().split()]
 
@@ -114,12 +116,12 @@ class Ranks:
         return self._process.poll() is not None
 
     def wait(self, seconds: float) -> None:
-        """Give it that long to end by itself."""
+        """Wait that long for the ranks to end by themselves."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
 
     def stop(self) -> None:
-        """End what still runs. Bounded."""
+        """End the ranks that still run. Bounded."""
         # A reader in another thread holds the link open: hang up the socket itself.
         with suppress(OSError), socket.socket(fileno=os.dup(self.link.fileno())) as line:
             line.shutdown(socket.SHUT_RDWR)
@@ -129,7 +131,7 @@ class Ranks:
             self._process.wait()
 
     def tail(self) -> str:
-        """The end of what they have written."""
+        """Return the end of the ranks' output."""
         with self._log.open("rb") as file:
             file.seek(0, os.SEEK_END)
             start = max(self._from, file.tell() - _TAIL_BYTES)
@@ -138,7 +140,7 @@ class Ranks:
 
 
 def _torchrun(ranks: int, extra: Sequence[str]) -> list[str]:
-    """Its arguments.
+    """Arguments of torchrun.
 
     Not --standalone, nor another rendezvous than the static one: those unpickle what they find in a
     store that listens to the network.

@@ -1,1 +1,1 @@
-"""Sampling by vLLM or SGLang servers over HTTP: in processes, and environments, of their own."""
+"""Sampling, by an engine in this process or by vLLM or SGLang servers over HTTP."""

@@ -41,14 +41,14 @@ from local_gpu.room import PERSONS
 from tinker_claw.errors import ConfigError
 
 SUPPORTED: Final = "5.23"
-"""The minor release of transformers whose private classes were read for this file."""
+"""Minor release of transformers that this file supports, as it uses private classes."""
 PAGE_TOKENS: Final = 32
 """Tokens per cache block: prefixes are shared in multiples of it."""
 _SCHEDULER: Final = "tinker_claw_persons_first"
 _MAX_REQUESTS: Final = 64
 _SALT_BYTES: Final = 32
-"""Of the hash of a salt, over the first eight ids: those are small numbers, so that what remains of
-every word tells two salts apart."""
+"""Bytes of the hash of a salt, written over the first eight ids: ids are small numbers, so that
+what remains of every word tells two salts apart."""
 
 
 class Scheduled(Protocol):
@@ -60,18 +60,19 @@ class Scheduled(Protocol):
 
 
 class Events(Protocol):
-    """What the engine's thread tells and asks. None of it may raise."""
+    """Callbacks from the engine's thread. None of them may raise."""
 
     def of_person(self, request_id: str) -> bool:
-        """Whether a person waits for it."""
+        """Whether a person waits for the request."""
         ...
 
     def take_turn(self) -> None:
-        """Wait until this engine may compute a pass: one does at a time, for persons first."""
+        """Wait until this engine may compute a pass: one at a time, people first."""
         ...
 
     def end_turn(self, others_s: float) -> None:
-        """It has computed, for so long if it was for no person, or has nothing to compute."""
+        """Note the end of a pass of `others_s` seconds if it was for no person, or that there is
+        nothing to compute."""
         ...
 
     def on_logits(self, batch: Sequence[Scheduled], logits: Tensor) -> list[int]:
@@ -109,10 +110,10 @@ class Batcher(ContinuousBatchingManager):
         self.distributed_helper.set_tp_seed = _no_seed
 
     def switch_to_cb_friendly_attn(self, model: Any, auto_switch_to_flash: bool = True) -> None:
-        """Our attention (`local_gpu.tree`) serves paged batches already."""
+        """Do nothing: our attention (`local_gpu.tree`) serves paged batches already."""
 
     def start_with(self, events: Events) -> None:
-        """Start the generation thread, which tells `events` what it does."""
+        """Start the generation thread, which reports to `events`."""
         self._events = events
         self.output_router = _Failures(events)
         self.background_thread_status.clear()
@@ -150,7 +151,7 @@ class Batcher(ContinuousBatchingManager):
 
     @property
     def held_requests(self) -> int:
-        """Requests that the scheduler holds, running or waiting."""
+        """Number of requests that the scheduler holds, running or waiting."""
         processor = self.batch_processor
         if processor is None:
             return 0
@@ -198,11 +199,11 @@ class _Processor(ContinuousBatchProcessor):
             scheduler.took(time.perf_counter() - began)
 
     def __del__(self) -> None:
-        """Nothing: the original collects garbage, and the last reference frees the cache."""
+        """Do nothing: the original collects garbage, and the last reference frees the cache."""
 
 
 class _SaltedCache(PagedAttentionCache):
-    """Finds a prompt's blocks again under the salt of its request only.
+    """A cache that reuses a prompt's blocks only under the salt of its request.
 
     Blocks are known by a hash of their tokens and of the block before, so that another beginning
     of the first one makes them all others.
@@ -224,12 +225,13 @@ class _SaltedCache(PagedAttentionCache):
 
 
 def salted_id(number: int, salt: str | None) -> str:
-    """A request's id, which carries its salt."""
+    """Request id that carries a salt."""
     return f"{number}:{salt or ''}"
 
 
 def _salted(request_id: str, tokens: list[int]) -> list[int]:
-    """Tokens as they are hashed: the first ones are no ids any more, and other ones by salt."""
+    """Tokens for hashing: the salt's hash replaces part of the first ones, which are then no
+    ids."""
     salt = request_id.partition(":")[2]
     if not salt:
         return tokens
@@ -259,7 +261,7 @@ class _Runner(ModelRunner):
 
 
 class _Failures(OutputRouter):
-    """Passes on what fails; tokens have left through `on_logits` already."""
+    """Reports failures; tokens have left through `on_logits` already."""
 
     def __init__(self, events: Events) -> None:
         super().__init__()
@@ -275,7 +277,7 @@ class _Failures(OutputRouter):
 
 
 class _PersonsFirst(FIFOScheduler):
-    """Persons, then others; of either decoding requests, then the shortest prefill.
+    """A scheduler with people first; of either kind decoding requests, then the shortest prefill.
 
     Beside persons, others take part in a pass only when passes of persons alone have taken
     `PERSONS` times as long as the others' part in the last one: a reply takes one and a half times
@@ -288,15 +290,16 @@ class _PersonsFirst(FIFOScheduler):
     def reset(self) -> None:
         super().reset()
         self._persons = self._others = self._prefills = False
-        """Who takes part in this pass, and whether there is more of a prompt in it than a token."""
+        """Whether people and others take part in this pass, and whether it has more than one token
+        of a prompt."""
         self._owed_s = 0.0
-        """Of passes of persons alone, until others take part."""
+        """Seconds of passes for people alone that are due before others take part."""
         self._alone_s = 0.0
-        """A token each of persons alone, the last time; the older, the less it is believed, or one
-        pass that took long would let others take part for ever."""
+        """Seconds that a one-token pass for people alone took last. It is halved with each pass
+        beside others; otherwise one slow pass would let others take part for ever."""
 
     def took(self, seconds: float) -> None:
-        """So long the pass took."""
+        """Note how long the pass took."""
         self.events.end_turn(0 if self._persons else seconds)
         if not self._persons:
             self._owed_s = PERSONS * seconds  # a person who has come meanwhile has waited for it
@@ -330,8 +333,8 @@ class _PersonsFirst(FIFOScheduler):
         return self.events.of_person(state.request_id)
 
     def _make_room(self) -> None:
-        """Take the cache of the newest others, who compute it again: of all but the oldest one,
-        which goes on so that every request ends."""
+        """Take the cache of the newest requests of others, who recompute it. The oldest one keeps
+        its own, so that every request ends."""
         others = [s for s in self.active_requests.values() if not self._of_person(s)]
         while len(others) > 1 and not self._try_to_meet_safety_margin():
             state = others.pop()
@@ -358,4 +361,4 @@ def check_version(version: str = transformers.__version__) -> None:
 
 
 def _no_seed(seed: int | None, model_device: torch.device) -> None:
-    """Stands in for a method that seeds torch's global generator."""
+    """Replaces a method that would seed torch's global generator."""

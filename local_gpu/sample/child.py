@@ -1,4 +1,4 @@
-"""A process of its own around one server: the server dies when whoever started this has died.
+"""A process around one server, which ends the server when the parent has died.
 
     python -P child.py GRACE_S COMMAND ...       standard input: a pipe from whoever started it
 
@@ -23,12 +23,12 @@ from contextlib import suppress
 from pathlib import Path
 
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36
-"""prctl(2), Linux. Elsewhere the pipe alone has to do."""
+"""Options of prctl(2), Linux. Elsewhere there is only the pipe."""
 _LOOK_S = 0.05
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command to its end, or to the end of the pipe; its exit status."""
+    """Run the command to its end, or to the end of the pipe; return its exit status."""
     grace_s, command = float(arguments[0]), arguments[1:]
     _control(_SET_CHILD_SUBREAPER, 1)  # orphans of the server become children of this process
     wake, told = os.pipe()
@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _wait(server: subprocess.Popen[bytes], wake: int) -> None:
-    """Until the server ends, the pipe ends, or a signal asks for the end."""
+    """Wait until the server ends, the pipe closes, or a signal asks for the end."""
     while server.poll() is None:
         ready, _, _ = select.select([0, wake], [], [])
         if 0 in ready and not os.read(0, 1024):
@@ -66,7 +66,7 @@ def _wait(server: subprocess.Popen[bytes], wake: int) -> None:
 
 
 def _sweep(session: int) -> None:
-    """Kill what is left of the server's session, and what has left that and was orphaned."""
+    """Kill the remaining processes of the server's session, and orphans that left it."""
     while True:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(session, signal.SIGKILL)
@@ -81,7 +81,7 @@ def _sweep(session: int) -> None:
 
 
 def _children() -> list[int]:
-    """Processes whose parent is this one."""
+    """Ids of this process's children."""
     file = Path(f"/proc/self/task/{os.getpid()}/children")
     try:
         return [int(number) for number in file.read_text().split()]

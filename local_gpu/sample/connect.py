@@ -1,4 +1,4 @@
-"""A server by its address, in the dialect that it speaks.
+"""Connect to a server by its address, in the dialect that it speaks.
 
 Rule: it is asked, not guessed from its address: both kinds name themselves in their list of models.
 """
@@ -27,7 +27,7 @@ async def connect(
     deadlines: Deadlines | None = None,
     api_key: str | None = None,
 ) -> HttpServer:
-    """A `Server`. With a kind that is not "auto", nothing is asked yet: it may still be starting.
+    """Connect to a server. With a given kind nothing is sent yet: it may still be starting.
 
     Raises:
         ConfigError: it is neither.
@@ -41,12 +41,12 @@ async def connect(
 async def connect_all(
     urls: Sequence[str], kind: Kind = "auto", api_key: str | None = None
 ) -> list[HttpServer]:
-    """One that is away at the moment does not keep the others from starting.
+    """Connect to all servers; one that is away does not keep the others from starting.
 
-    It is taken for what the first that answers is.
+    A server that is away is taken to be of the same kind as the first that answers.
 
     Raises:
-        ConfigError: one is neither.
+        ConfigError: one is neither vLLM nor SGLang.
         OutageError: none answers.
     """
     if kind != "auto":

@@ -1,4 +1,4 @@
-"""What the servers' dialects have in common: names, checks before asking, and completions.
+"""Common parts of the servers' dialects: names, checks before asking, and completions.
 
 Rule: an answer adds up or is an error. Tokens without as many logprobs, fewer candidates than were
 asked for, an end that nobody asked for: nothing is padded, cut or guessed.
@@ -26,33 +26,34 @@ from tinker_claw.errors import (
 from tinker_claw.types import Completion, SamplingParams, StopReason, TokenChunk, Tokens
 
 IMPOSSIBLE: Final = -9999.0
-"""What servers write for a logprob of minus infinity, which JSON has no word for."""
+"""Number that servers write for a logprob of minus infinity, which JSON cannot express."""
 END_TOKEN: Final = "end token"
-"""For `StreamPiece.ended`: at a token that ends what this model says, though nobody asked."""
+"""Value of `StreamPiece.ended` for a stop at the model's own end token, which nobody asked for."""
 _IDS: Final = 2**31
-"""Ids of tokens are below that, whatever the model."""
+"""Upper bound of token ids, whatever the model."""
 _SEEDS: Final = 2**62
 """Seeds are taken modulo this: servers take 64 bits, and -1 for no seed."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamPiece:
-    """What one completion of a request has sent since the last piece."""
+    """New tokens of one completion since the last piece."""
 
     index: int
-    """0 to n - 1."""
+    """Index of the completion, 0 to n - 1."""
     tokens: Sequence[int]
     logprobs: Sequence[float]
     candidates: Sequence[Mapping[int, float]]
     """Per token, logprobs of the likeliest ids and perhaps of the sampled one; () if not asked."""
     ended: str | None
-    """None: it goes on. "stop", "length", "abort", `END_TOKEN`, or a word of the server's own."""
+    """Finish reason: "stop", "length", "abort", `END_TOKEN`, or a word of the server's own; None:
+    it goes on."""
     cached_tokens: int | None = None
-    """None: not told with this piece."""
+    """Prompt tokens from the cache; None: not reported with this piece."""
 
 
 class HttpServer(ABC):
-    """A `Server` but for what its dialect says."""
+    """Base class of servers, without their dialects."""
 
     constrains = False
 
@@ -116,13 +117,14 @@ class HttpServer(ABC):
     def _pieces(
         self, name: str | None, prompt: Tokens, params: SamplingParams, n: int, info: ServerInfo
     ) -> AsyncGenerator[StreamPiece]:
-        """Ask for n completions and read what comes."""
+        """Ask for n completions and yield their pieces."""
         ...
 
     async def _chunks(
         self, name: str | None, prompt: Tokens, params: SamplingParams, n: int
     ) -> AsyncGenerator[tuple[int, TokenChunk]]:
-        """Chunks with their completion's index; last chunks come last, with what is told late."""
+        """Yield chunks with their completion's index; the last chunks come at the end, with late
+        figures."""
         info = self._info or await self.info()
         _check(prompt, params, info.context_tokens)
         readers = [_Reader(self.url, params) for _ in range(n)]
@@ -186,18 +188,18 @@ class HttpServer(ABC):
 
 
 class _Odd(Exception):
-    """What is wrong with a completion; the end of a sentence."""
+    """A defect of a completion, as the end of a sentence."""
 
 
 class _Reader:
-    """One completion, as it comes."""
+    """Checks one completion as it arrives."""
 
     def __init__(self, url: str, params: SamplingParams) -> None:
         self._url = url
         self._params = params
         self._count = 0
         self._token: int | None = None
-        """The last one."""
+        """Last token."""
 
     def chunk(self, piece: StreamPiece) -> TokenChunk:
         k = self._params.student_topk
@@ -235,7 +237,7 @@ class _Reader:
 
 
 def absolute(folder: Path) -> str:
-    """As the server must be told it: it runs in a directory of its own."""
+    """Absolute path of a folder: the server runs in a working directory of its own."""
     return str(folder.absolute())
 
 

@@ -24,9 +24,9 @@ class Recipe(NamedTuple):
     top_p: float
     top_k: int | None
     uniform: float
-    """In [0, 1): where in the cumulative distribution the token lies."""
+    """Uniform random number in [0, 1): where in the cumulative distribution the token lies."""
     student_topk: int
-    """How many of the likeliest candidates to report, at temperature 1, unfiltered."""
+    """Number of top-k logprobs to report, at temperature 1, unfiltered."""
 
 
 class Drawn(NamedTuple):
@@ -38,7 +38,7 @@ class Drawn(NamedTuple):
 
 
 def draw(logits: Tensor, recipes: Sequence[Recipe]) -> list[Drawn | None]:
-    """One token per row of logits [R, V], float32; None for a row that is not finite.
+    """Draw one token per row of logits [R, V], float32; None for a row that is not finite.
 
     Inverse transform: the first v whose cumulative probability exceeds the row's uniform number,
     under p = softmax(logits / temperature), restricted to top_k and top_p and renormalised.

@@ -1,4 +1,4 @@
-"""The half that serves inside this process: requests, an engine per version, samplers.
+"""Serving inside this process: requests, an engine per version, samplers.
 
 Requests in flight, between the event loop and one generation thread.
 
@@ -60,9 +60,9 @@ from tinker_claw.types import (
 
 _WARM_PREFIXES: Final = 4
 _WARM_S: Final = 20.0
-"""For a new version, before it serves."""
+"""Seconds for warming up a new version before it serves."""
 _ABANDONED: Final = Recipe(temperature=0, top_p=1, top_k=None, uniform=0, student_topk=0)
-"""For a row whose request was cancelled while it was in the batch."""
+"""Recipe for a row whose request was cancelled while it was in the batch."""
 
 
 @dataclass(eq=False, slots=True)
@@ -72,15 +72,15 @@ class SampleJob:
     prompt: Tokens
     params: SamplingParams
     random: Random
-    """Seeded by the request; None as its seed reads the operating system."""
+    """Random numbers seeded by the request; without a seed, by the operating system."""
     events: asyncio.Queue[TokenChunk | SamplerError] = field(
         default_factory=asyncio.Queue[TokenChunk | SamplerError]
     )
     done: bool = False
-    """The terminal event is in the queue."""
+    """Whether the terminal event is in the queue."""
     generated: int = 0
     prefilled: int = 0
-    """Prompt tokens that went through the model; the others came from shared blocks."""
+    """Number of prompt tokens that were computed; the others came from shared blocks."""
 
     def put(self, event: TokenChunk | SamplerError) -> None:
         """In the event loop: hand over an event, unless the terminal one has passed."""
@@ -203,10 +203,10 @@ def _put_all(events: Sequence[tuple[SampleJob, TokenChunk | SamplerError]]) -> N
 class EngineSize:
     vocabulary: int
     context_tokens: int
-    """Prompt and reply together; never more than the cache holds."""
+    """Longest prompt and reply together; never more than the cache holds."""
     kv_cache_tokens: int
     max_batch_tokens: int
-    """Tokens per forward pass: how long a long prompt holds up other requests' tokens."""
+    """Tokens per forward pass, which bounds how long a long prompt delays other requests."""
 
     @classmethod
     def fit(
@@ -217,7 +217,7 @@ class EngineSize:
         kv_cache_tokens: int | None,
         max_batch_tokens: int,
     ) -> EngineSize:
-        """None: the model's own context, and a cache of one and a half contexts.
+        """Choose the sizes. None: the model's own context, and a cache of one and a half contexts.
 
         Raises:
             ConfigError: this sampler would compute the model wrongly.
@@ -243,7 +243,7 @@ class Engine:
     """Samples from one module."""
 
     def __init__(self, module: Any, size: EngineSize, room: Room) -> None:
-        """`room`: of all that computes in this process."""
+        """`room`: shared by everything that computes in this process."""
         self._module = module
         self._size = size
         self._room = room
@@ -378,7 +378,7 @@ class LocalSampler:
         self._engine = engine
 
     async def warm(self) -> None:
-        """Compute what recent prompts share before somebody waits for it.
+        """Compute the prefixes that recent prompts share before somebody waits for them.
 
         Whoever asks hears what fails.
         """
@@ -425,7 +425,8 @@ class EmbeddedServing:
     def __init__(
         self, base: BaseModel, size: EngineSize, room: Room, score: Score, run: Run
     ) -> None:
-        """`run`: in a thread that no training step holds; what fails there comes in words."""
+        """`run`: runs a call in a thread that no training step blocks, and turns errors into
+        ours."""
         self._base = base
         self._size = size
         self._room = room
@@ -440,7 +441,8 @@ class EmbeddedServing:
 
     @property
     def rounds_otherwise(self) -> bool:
-        """A cache is filled in other pieces than a trainer's row, and bfloat16 shows it."""
+        """Whether logprobs round otherwise: the cache is filled in other chunks than a trainer's
+        row, which shows in bfloat16."""
         return self._base.dtype != torch.float32
 
     @property

@@ -1,4 +1,4 @@
-"""Whether a server answers with the weights that it was told to: a few tokens scored by both sides.
+"""Check that a server answers with the right weights: both sides score a few tokens.
 
 The half that learns scores the ends of a few prompts once, as a table of the likeliest tokens at
 each place. A server is given each of those beginnings and draws a token or a few behind it; the
@@ -36,24 +36,24 @@ from local_gpu.tasks import together
 from tinker_claw.types import SamplingParams, TokenLogprobs, Tokens
 
 PLACES: Final = 8
-"""At the end of each prompt."""
+"""Positions compared at the end of each prompt."""
 _DRAWS: Final = 4
-"""At each place."""
+"""Tokens drawn at each position."""
 _LIKELIEST: Final = 256
-"""Of the table; a token beyond them counts as likely as the last of them, at most."""
+"""Likeliest tokens kept per position; any other counts at most as likely as the last of them."""
 _SLACK: Final = 0.3
-"""By which the share may differ from 1 on any number of tokens: it is a first-order figure."""
+"""Tolerance of the share around 1 on any number of tokens: it is a first-order figure."""
 _ERRORS: Final = 6.0
-"""So many standard errors more: a publish must not fail by bad luck."""
+"""Standard errors of further tolerance: a publish must not fail by bad luck."""
 _LEAST_NOISE: Final = 0.005
-"""Nats. Changes below it are nobody's concern, even where both sides compute in float32."""
+"""Smallest change that counts, in nats, even where both sides compute in float32."""
 _LARGEST: Final = 50.0
-"""Nats, before exp."""
+"""Largest difference before exp, in nats."""
 
 Row = Mapping[int, float]
 """Logprobs of the likeliest tokens at one place, in nats."""
 Rows = tuple[tuple[Row, ...], ...]
-"""[prompt][place]"""
+"""Rows as [prompt][place]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,33 +64,33 @@ class ExamResult:
     ref: str
     tokens: int
     mean: float
-    """Of |d|."""
+    """Mean of |d|."""
     sd: float
     largest: float
-    """Of |d|."""
+    """Largest |d|."""
     k3: float
     """Mean of exp(-d) - 1 + d, never below 0: estimates KL(server || trainer)."""
     applied: float | None
-    """The share of the adapter's change against the base that is there. None: of the base itself,
-    or the change is too small to tell."""
+    """Share of the adapter's change against the base that the server shows. None: this is the base
+    itself, or the change is too small to tell."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exam:
-    """Prompts, and what is right to answer behind them."""
+    """Prompts, and the logprobs that are right after them."""
 
     ref: str
     prompts: tuple[tuple[int, ...], ...]
     right: Rows
     wrong: Mapping[str, Rows]
-    """What would be answered by other weights, by their names; the base's under `BASE_REF`."""
+    """Rows that other weights would give, by the weights' names; the base's under `BASE_REF`."""
     advice: str
-    """What to look for where a server fails."""
+    """Sentence on what to look for where a server fails."""
     decisive: bool = False
-    """A server also fails if the right weights cannot be told from the wrong ones."""
+    """Whether a server also fails if the right weights cannot be told from the wrong ones."""
     temperature: float = 1.0
     student_topk: int = 0
-    """Candidates to ask for with each token: servers refuse more than they were started for."""
+    """Top-k logprobs to ask for with each token: servers refuse more than they were started for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ async def table(score: Score, facts: Facts, ref: str, prompts: Sequence[Tokens])
 
 
 async def sit(server: InferenceServer, name: str | None, exam: Exam) -> list[ExamSample]:
-    """Let a server answer. Raises what the server raises."""
+    """Let a server sample the exam. Raises what the server raises."""
     params = SamplingParams(
         max_tokens=1, temperature=exam.temperature, student_topk=exam.student_topk
     )
@@ -140,7 +140,7 @@ async def sit(server: InferenceServer, name: str | None, exam: Exam) -> list[Exa
 
 
 async def keeps_apart(server: InferenceServer, exam: Exam) -> bool:
-    """Whether a prompt that the server has computed is computed again under a salt of its own.
+    """Whether the server computes a prompt again under another salt.
 
     One that tells no cached tokens at all has nothing to give away but time, and is believed.
     """
@@ -182,7 +182,7 @@ def moved(right: Rows, wrong: Rows) -> float:
 def judge(
     exam: Exam, url: str, drawn: Sequence[ExamSample], *, base: str, noise: float, tolerance: float
 ) -> tuple[ExamResult, str | None]:
-    """The figures, and what is wrong in words that follow the server's name, or None.
+    """Return the figures, and what is wrong in words that follow the server's name, or None.
 
     Args:
         base: the name in `exam.wrong` whose share is told.
@@ -224,7 +224,7 @@ def judge(
 def _share(
     exam: Exam, other: Rows, drawn: Sequence[ExamSample], d: Sequence[float], noise: float
 ) -> tuple[float, float]:
-    """The share of the difference to `other` that is there, and its standard error."""
+    """Share of the difference to `other` that the server shows, and its standard error."""
     # A token drawn twice at one place says nothing more the second time.
     once = {(one.prompt, one.place, one.token): (one, x) for one, x in zip(drawn, d, strict=True)}
     pairs = [(x, _bounded(_at(exam.right, one) - _at(other, one))) for one, x in once.values()]

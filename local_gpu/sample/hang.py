@@ -26,22 +26,23 @@ T = TypeVar("T")
 
 _LOOK_S: Final = 0.5
 _TOKEN_S: Final = 0.001
-"""Per token of a prompt. Slower servers are found out: see `Pulse.returned`."""
+"""Seconds per token of a prompt. For slower servers see `Pulse.returned`."""
 _LONGEST_STEP: Final = 16_384
-"""Tokens that an engine computes at once: vLLM tells of progress after each such step."""
+"""Most tokens that an engine computes at once: vLLM reports progress after each such step."""
 
 
 class PendingCall:
-    """A question to a server, from when it is asked to when the answer has ended."""
+    """A request to a server, from its start to the end of the answer."""
 
     def __init__(self, pulse: Pulse, tokens: int, takes_s: float) -> None:
         self.tokens = tokens
-        """Of the prompt, while nothing has come for it."""
+        """Tokens of the prompt that are left to compute; 0 once anything has come."""
         self.takes_s = takes_s
         self.scope: asyncio.Timeout | None = None
-        """Around a wait for the server; None: whoever asks does something else."""
+        """Timeout around a wait for the server; None: the caller does something else at the
+        moment."""
         self.cut: str | None = None
-        """Why it was cut off."""
+        """Reason for which it was cut off, or None."""
         self._pulse = pulse
 
     def wait_in(self, scope: asyncio.Timeout) -> None:
@@ -51,25 +52,25 @@ class PendingCall:
         self.scope = scope
 
     def hear(self) -> None:
-        """Its engine has computed something."""
+        """Note that the engine has computed something for this call."""
         self.tokens = 0
         self._pulse.heard += 1
 
 
 class Pulse:
-    """What one server was asked and has not answered, and its signs of life."""
+    """Open calls to one server, and its signs of life."""
 
     def __init__(self) -> None:
         self.heard = 0
-        """Signs of life."""
+        """Number of signs of life."""
         self._calls: set[PendingCall] = set()
         self._token_s = _TOKEN_S
         self._computing = False
-        """It had prompts to compute when it was cut off."""
+        """Whether it had prompts to compute when it was cut off."""
 
     @contextmanager
     def call(self, tokens: int = 0, takes_s: float = 0.0) -> Generator[PendingCall]:
-        """`takes_s`: for what it does besides computing a prompt of so many tokens."""
+        """Register a call. `takes_s`: time besides computing a prompt of `tokens` tokens."""
         call = PendingCall(self, tokens, takes_s)
         self._calls.add(call)
         try:
@@ -78,13 +79,13 @@ class Pulse:
             self._calls.discard(call)
 
     def patience_s(self, still_s: float, *, tells: bool) -> float:
-        """How long nothing may come; `tells`: other progress would be seen."""
+        """Seconds that nothing may come; `tells`: other progress would be seen."""
         tokens = sum(call.tokens for call in self._calls)
         computes_s = self._token_s * (min(tokens, _LONGEST_STEP) if tells else tokens)
         return still_s + computes_s + max((call.takes_s for call in self._calls), default=0.0)
 
     async def silent(self, seconds: float) -> bool:
-        """Whether for so long an answer was owed and nothing came; tells earlier if not so."""
+        """Whether an answer was owed and nothing came for this long; returns early if not."""
         for _ in range(max(1, math.ceil(seconds / _LOOK_S))):
             heard = self.heard
             await asyncio.sleep(_LOOK_S)
@@ -101,21 +102,22 @@ class Pulse:
                 call.scope.reschedule(asyncio.get_running_loop().time())
 
     def returned(self) -> None:
-        """It is well again. If it was computing prompts, it may have been no more than slow: it is
-        given twice the time, so that no prompt is too long for ever."""
+        """Note that the server is well again. If it was computing prompts, it may only have been
+        slow: double its time per token, so that no prompt is too long for ever."""
         if self._computing:
             self._token_s, self._computing = 2 * self._token_s, False
 
 
 async def ping(server: InferenceServer) -> None:
-    """Raises what the server raises, but a busy one is well; one that hangs answers never."""
+    """Ask for one token. Raises what the server raises, but a busy one is well; a hanging one never
+    answers."""
     # A prompt of one token ends vLLM's engine on CPU (0.32) where a model has linear attention.
     with suppress(Busy):
         await server.sample(None, (0, 0), SamplingParams(max_tokens=1), 1)
 
 
 async def hangs(server: InferenceServer, *, quiet_s: float, still_s: float) -> bool:
-    """Whether it does; tells in a moment while all is well.
+    """Whether a server hangs; returns at once while all is well.
 
     Args:
         quiet_s: so long it may say nothing without being asked.
@@ -132,7 +134,7 @@ async def stands_still(
     progress: Callable[[], Awaitable[str]],
     still_s: float,
 ) -> bool:
-    """Whether a question for one token is not answered, and the engine does nothing else.
+    """Whether one token is not answered, and the engine does nothing else.
 
     It does not while nobody listens: then it has ended, or is starting.
 
@@ -151,7 +153,7 @@ async def stands_still(
 
 
 async def _answered(ask: Callable[[], Awaitable[T]]) -> T | None:
-    """None: it is not; whoever waits for the server learns of it, too."""
+    """Answer of a call; None: there is none, and whoever waits for the server is told, too."""
     try:
         return await ask()
     except (BackendError, RequestError):

@@ -1,4 +1,4 @@
-"""HTTP to an inference server: deadlines, the events of a stream, and what went wrong.
+"""HTTP to an inference server: deadlines, events of a stream, and errors.
 
 Rule: foreign exceptions become ours here and nowhere else. Whatever says that the server cannot
 serve at present (no answer, too late, broken off, 5xx) is an `OutageError`; everything else is
@@ -28,33 +28,36 @@ _AWAY: Final = (
     HTTPStatus.TOO_MANY_REQUESTS,
 )
 _IDLE_S: Final = 2.0
-"""Connections are not used again after so long: these servers close idle ones after 5 seconds, and
-a request on one that is just being closed would look like an outage."""
+"""Seconds after which idle connections are dropped: these servers close them after 5 seconds, and a
+request on one that is just being closed would look like an outage."""
 _MOST_BYTES: Final = 256 * 2**20
-"""Of an answer, or of one event; the largest that was seen, of a long reply, is a tenth of that."""
+"""Largest answer, or event of a stream. The largest that was seen, of a long reply, is a tenth of
+it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """How long a server may take before it counts as away, in seconds."""
+    """Seconds that a server may take before it counts as away."""
 
     connect_s: float = 5.0
     answer_s: float = 30.0
-    """For a question about itself. SGLang's health check waits for a token that it samples."""
+    """Deadline for a question about itself. SGLang's health check waits for a token that it
+    samples."""
     load_s: float = 120.0
-    """To load or unload an adapter."""
+    """Deadline for loading or unloading an adapter."""
     stall_s: float = 30.0
-    """Of that: engines do nothing else while they read an adapter's files."""
+    """Part of `load_s` in which streams may stand still: engines do nothing else while they read an
+    adapter's files."""
     first_token_s: float = 300.0
-    """A long prompt may wait behind others."""
+    """Deadline for the first token: a long prompt may wait behind others."""
     between_tokens_s: float = 60.0
     request_s: float = 3600.0
-    """For a whole completion."""
+    """Deadline for a whole completion."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """What came back, whatever the status."""
+    """Answer of a server, whatever its status."""
 
     status: int
     body: object
@@ -121,7 +124,7 @@ class HttpClient:
         seconds: float,
         takes_s: float = 0.0,
     ) -> HttpAnswer:
-        """GET, or POST if there is a body. `takes_s`: so long nothing else may come meanwhile."""
+        """Send GET, or POST if there is a body. `takes_s`: time in which nothing else may come."""
         self._check_open()
         until = asyncio.get_running_loop().time() + seconds
         with self.pulse.call(takes_s=takes_s) as call:
@@ -133,7 +136,7 @@ class HttpClient:
     async def events(
         self, path: str, body: Mapping[str, object], tokens: int
     ) -> AsyncGenerator[Mapping[str, Any]]:
-        """The JSON of each event of a stream. Closing the iterator hangs up.
+        """Yield the JSON of each event of a stream. Closing the iterator hangs up.
 
         Args:
             tokens: that are computed before the first event, at most.

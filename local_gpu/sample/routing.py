@@ -1,4 +1,4 @@
-"""Which server is asked: the one that must compute the least, counting those it already serves.
+"""Choose a server: the one with the least to compute, counting the requests it already serves.
 
 A prompt is known by keys, one per whole block of tokens, each of which stands for all tokens up to
 its end. An agent's next prompt extends the one before token for token, so nobody needs to say which
@@ -26,20 +26,20 @@ a reply of 300 tokens reads its 3 GB of keys once per token, a millisecond each,
 others about 0.3 s, in which an H100 computes some 6,000 prompt tokens; replies are often shorter
 and already half done. Too low piles conversations up, too high scatters them."""
 _MOST_KEYS: Final = 65_536
-"""Per name: 830 prompts of 20,000 tokens that share nothing."""
+"""Most keys per name: 830 prompts of 20,000 tokens that share nothing."""
 _RECENT: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """What prompts of one salt begin with."""
+    """Common beginning of prompts of one salt."""
 
     tokens: tuple[int, ...]
     salt: str | None = None
 
 
 def keys_of(prompt: Tokens, salt: str | None = None) -> list[int]:
-    """A key per whole block, other ones for every salt: what is cached for one is not for another.
+    """Compute a key per whole block of tokens, different for every salt.
 
     It names no weights: those are told beside it.
     """
@@ -52,19 +52,20 @@ def keys_of(prompt: Tokens, salt: str | None = None) -> list[int]:
 
 
 class Routes:
-    """What servers, known by numbers, have probably cached under which adapter's name."""
+    """A guess at which prefixes each server, known by number, has cached under which adapter's
+    name."""
 
     def __init__(self, most_keys: int = _MOST_KEYS) -> None:
         self._most_keys = most_keys
         self._known: dict[str | None, FIFOCache[int, frozenset[int]]] = {}
-        """By key; the one that was noted longest ago goes first."""
+        """Servers by adapter name and key; the key that was noted longest ago goes first."""
         self._given = Counter[int]()
-        """Tokens of prompts that each server has got: between equals, caches fill evenly."""
+        """Prompt tokens that each server has received: between equals, caches fill evenly."""
 
     def choose(
         self, name: str | None, keys: Sequence[int], tokens: int, in_flight: Mapping[int, int]
     ) -> int:
-        """The cheapest of the servers in `in_flight`, which maps them to their requests.
+        """Choose the cheapest of the servers in `in_flight`, which maps them to their requests.
 
         A server costs the tokens that it must compute and `REQUEST_COST` for every request that it
         has. So a conversation stays where it is until that server is busier by what its prompt is
@@ -79,16 +80,16 @@ class Routes:
         return min(in_flight, key=cost)
 
     def note(self, name: str | None, keys: Sequence[int], tokens: int, server: int) -> None:
-        """The server computes that prompt: noted at once, so that what shares it follows."""
+        """Note at once that a server computes a prompt, so that prompts that share it follow."""
         self._given[server] += tokens
         known = self._known.setdefault(name, FIFOCache(self._most_keys))
         for key in keys:
             known[key] = known.get(key, frozenset()) | {server}
 
     def held(self, server: int, prefixes: Mapping[Prefix, Sequence[int]]) -> list[Prefix]:
-        """As much of each prefix as the server has computed, under whatever name: a conversation
-        where it goes on, and of others what they share with those there. All of the first, if it
-        has nothing. Prefixes come with their keys."""
+        """As much of each prefix as the server has computed, under any adapter's name: a
+        conversation up to where it goes on, and of others the part they share with it. The whole
+        first prefix, if it has nothing. Prefixes come with their keys."""
         found, covered = list[Prefix](), set[int]()
         for prefix, keys in prefixes.items():
             blocks = len(keys)
@@ -103,7 +104,7 @@ class Routes:
         return any(server in known.get(key, ()) for known in self._known.values())
 
     def forget_server(self, server: int) -> None:
-        """It may have started anew."""
+        """Forget a server's cache, as it may have been restarted."""
         for known in self._known.values():
             for key, servers in list(known.items()):
                 if server in servers:
@@ -136,7 +137,7 @@ class _Seen:
 
 
 class HotPrefixes:
-    """The prefixes that recent prompts share, and the next ones will probably start with.
+    """Prefixes that recent prompts share, and that the next ones will probably start with.
 
     A new version's cache is empty. What saves most when it is computed beforehand is what most
     requests share, weighed by its length: the system prompt with its tools, and conversations that
@@ -147,7 +148,7 @@ class HotPrefixes:
         self._seen = FIFOCache[tuple[int, int], _Seen](recent)
 
     def note(self, prompt: Tokens, keys: Sequence[int], salt: str | None = None) -> None:
-        """The same prompt once more (a request tried again) counts once.
+        """Note a prompt; the same one again (a repeated request) counts once.
 
         Args:
             keys: of the prompt with that salt.
@@ -158,7 +159,7 @@ class HotPrefixes:
         self._seen[keys[-1], tail] = _Seen(prompt, salt, keys)
 
     def hottest(self, most: int) -> list[Prefix]:
-        """At most so many prefixes, each shared by two recent prompts or more, the best first.
+        """At most this many prefixes, each shared by two or more recent prompts, the best first.
 
         Greedy: the one that saves most tokens, then the one that saves most beyond it, and so on.
         """

@@ -1,4 +1,4 @@
-"""One version's sampler over a pool of servers.
+"""Sampler of one version over a pool of servers.
 
 Rule: a server that fails before the first token is the pool's matter, and another one answers. What
 breaks off later is told as an outage, with the tokens that came: whoever asked goes on from there.
@@ -24,7 +24,8 @@ from tinker_claw.errors import (
 from tinker_claw.types import Completion, SamplingParams, TokenChunk, TokenLogprobs, Tokens
 
 _SERVERS_PER_REQUEST: Final = 3
-"""A request that three servers fail at may be what fails them: the others are spared it."""
+"""Servers that one request may fail at: it may itself be the cause, and the others are spared
+it."""
 
 
 class PoolSampler:
@@ -78,11 +79,11 @@ class PoolSampler:
         targets: Sequence[Sequence[int]] | None = None,
         top_k: int = 0,
     ) -> TokenLogprobs:
-        """Scored by the half that learns: the same numbers that training sees."""
+        """Score tokens with the trainer: the same numbers that training sees."""
         return await self._score(self.ref, ScoreAsk.of(self._facts, tokens, start, targets, top_k))
 
     async def aclose(self) -> None:
-        """Let the servers unload the adapter when nobody uses it any more; nothing is waited for.
+        """Let the servers unload the adapter once nobody uses it; returns at once.
 
         A request that comes later loads it again, is served, and lets it go.
         """
@@ -103,7 +104,8 @@ class PoolSampler:
         salt: str | None,
         tried: dict[Member, str],
     ) -> AsyncGenerator[Lease]:
-        """A server for one attempt; swallows its failure where another one may be tried."""
+        """Lease a server for one attempt; its failure is swallowed where another one may be
+        tried."""
         lease = self._pool.lease(adapter, prompt, salt, tried)
         try:
             yield lease
@@ -117,7 +119,8 @@ class PoolSampler:
             self._pool.give_back(lease)
 
     async def _load(self, member: Member, adapter: Adapter | None) -> None:
-        """Nothing to do, but for a request that comes after `aclose`."""
+        """Load the adapter again for a request that comes after `aclose`; otherwise there is
+        nothing to do."""
         try:
             if adapter is not None:
                 await member.prepare(adapter)
@@ -142,5 +145,5 @@ class PoolSampler:
 
 
 def _closing(chunks: AsyncIterator[TokenChunk]) -> AbstractAsyncContextManager[object]:
-    """Closing a server's stream is what aborts the generation there."""
+    """Close a server's stream at the end, which aborts the generation there."""
     return aclosing(cast(AsyncGenerator[TokenChunk, None], chunks))

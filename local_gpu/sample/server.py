@@ -1,4 +1,4 @@
-"""What one inference server must offer, whatever its dialect.
+"""Interface of one inference server, whatever its dialect.
 
 Rule: adapters are known by name, and a name is never loaded with other weights: these servers key
 their prefix caches on the name, and would answer from the cache of the old ones.
@@ -19,27 +19,28 @@ if TYPE_CHECKING:
 
 
 NEVER_LOADED: Final = "tinker-claw-never-loaded"
-"""A name to unload: a server that does not take adapters while it runs says so."""
+"""Name for a trial unload: a server that takes no adapters while it runs refuses it."""
 
 
 class Busy(OutageError):
-    """It is well, and takes no more at the moment (429): another may, or this one later."""
+    """The server is well but at its limit (429): another may answer, or this one later."""
 
 
 class NotLoaded(OutageError):
-    """It is well, but lacks the adapter: it was started anew. Load it there, or ask another."""
+    """The server is well but lacks the adapter, as it was restarted. Load it there, or ask
+    another."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """What a server says of itself."""
+    """Description of a server by itself."""
 
     model: str
-    """The base model's name, by which requests without an adapter ask for it."""
+    """Base model's name, for requests without an adapter."""
     context_tokens: int
-    """Prompt and reply together."""
+    """Longest prompt and reply together, in tokens."""
     adapters: frozenset[str]
-    """Names that are loaded."""
+    """Names of the loaded adapters."""
 
 
 class InferenceServer(Protocol):
@@ -55,18 +56,19 @@ class InferenceServer(Protocol):
     url: str
     pulse: Pulse
     constrains: bool
-    """It samples what fits a schema."""
+    """Whether sampling can be constrained to a JSON schema."""
 
     async def info(self) -> ServerInfo:
-        """Ask what is there; also the health check."""
+        """Ask the server for its description; also the health check."""
         ...
 
     async def progress(self) -> str:
-        """What is another one whenever its engine has done something; "" if it does not tell."""
+        """A string that changes whenever the engine has done something; "" if the server does not
+        tell."""
         ...
 
     async def load(self, name: str, folder: Path) -> None:
-        """Load an adapter; one that is loaded under that name already is none the worse.
+        """Load an adapter; loading a loaded name again changes nothing.
 
         Raises:
             BackendError: it cannot be loaded; the server goes on as before.
@@ -74,7 +76,7 @@ class InferenceServer(Protocol):
         ...
 
     async def unload(self, name: str) -> None:
-        """Let it go; one that is not there is no error."""
+        """Unload an adapter; a missing one is no error."""
         ...
 
     def stream(

@@ -1,4 +1,4 @@
-"""The half that serves by servers over HTTP, and what these are examined on.
+"""Serving by servers over HTTP, and the exams that these take.
 
 What servers are examined on: written by the half that learns, once for all of them.
 
@@ -33,9 +33,10 @@ from tinker_claw.errors import BackendError, ConfigError, OutageError, RequestEr
 from tinker_claw.types import Tokens
 
 _FIXED_TOKENS: Final = 512 + PLACES
-"""Some blocks of any server's prefix cache: they are of 16 to 128 tokens."""
+"""Tokens of the fixed prompt: some blocks of any server's prefix cache, which are of 16 to 128
+tokens."""
 _HOT_TOKENS: Final = 1024
-"""At most: the trainer scores them under three weights at each publish."""
+"""Longest shared prefix in an exam: the trainer scores each under three weights at each publish."""
 _TEMPERATURE: Final = 0.7
 _OTHER_MODEL: Final = (
     "Is it another base model than the trainer's, or quantised where the trainer is not?"
@@ -53,20 +54,21 @@ _NONE_APPLIED: Final = (
     "layers it passed over. Take another release of it, or another model."
 )
 _MOVES: Final = 1.0
-"""Nats by which the probe shall move logprobs, as a root mean square: far beyond any rounding."""
+"""Nats by which the probe should move logprobs, as a root mean square: far beyond any rounding."""
 _ENOUGH: Final = (0.4, 4.0)
 _MORE: Final = 1.2
-"""Times as far as the one before: else a larger adapter moves the model no further."""
+"""Least factor between two probes' moves; below it a larger adapter moves the model no further."""
 _LEAST: Final = 1e-3
 _FIRST_SIZE: Final = 0.05
 _TRIES: Final = 8
 
 WriteProbe = Callable[[float], Awaitable[tuple[str, Path]]]
-"""Write an adapter of that size (see `Learning.write_probe`): its ref, which scores, and folder."""
+"""Writes an adapter of that size (see `Learning.write_probe`); returns its ref, for scoring, and
+folder."""
 
 
 class Examiner:
-    """Writes exams."""
+    """Writes the exams for servers."""
 
     def __init__(self, facts: Facts, score: Score, options: PoolOptions) -> None:
         self._facts = facts
@@ -74,7 +76,8 @@ class Examiner:
         self._options = options
 
     async def base(self) -> tuple[Exam, Exam]:
-        """On the base model: at temperature 1, and at another, where raw logprobs would show."""
+        """Two exams on the base model: at temperature 1, and at another, where raw logprobs would
+        show."""
         prompts = (self._fixed(),)
         rows = await table(self._score, self._facts, BASE_REF, prompts)
         shaped = tempered(rows, _TEMPERATURE, self._facts.vocabulary)
@@ -98,7 +101,7 @@ class Examiner:
         )
 
     async def probe(self, write: WriteProbe, base: Exam) -> Probe:
-        """On an adapter that was drawn, large enough to be told from the base.
+        """Make an exam on a random adapter, large enough to be told from the base.
 
         A model that finds all tokens about as likely, whatever it computes, is moved as far as it
         goes, and the exam is decisive only if that is enough.
@@ -122,7 +125,7 @@ class Examiner:
         raise BackendError("Adapters change nothing of what the trainer's model answers.")
 
     async def adapter(self, ref: str, hot: Sequence[Tokens], before: str | None) -> Exam | None:
-        """On a version, against the base and the version before, if there is one.
+        """Make an exam on a version, against the base and, if there is one, the version before.
 
         None: the trainer has had no time. Serving does not wait for a step that runs.
 
@@ -145,7 +148,7 @@ class Examiner:
         return Exam(ref, prompts, right, wrong, advice=_NOT_APPLIED)
 
     def _fixed(self) -> tuple[int, ...]:
-        """Any tokens will do. Those that control a chat mostly stand at a vocabulary's end."""
+        """Fixed prompt. Any tokens will do; control tokens are mostly at a vocabulary's end."""
         length = min(_FIXED_TOKENS, self._facts.context_tokens // 2)
         half = max(2, self._facts.vocabulary // 2)
         return tuple((i * i * 7919 + i * 104_729 + 11) % half for i in range(length))
@@ -169,7 +172,7 @@ class PoolServing:
         options: PoolOptions | None = None,
         write_probe: WriteProbe | None = None,
     ) -> PoolServing:
-        """Ask every server what it is, and compare its base model with the trainer's.
+        """Ask every server for its description, and compare its base model with the trainer's.
 
         With `write_probe` each must also answer with an adapter as the trainer does: one that
         applies none is found before anything was learned.
@@ -200,16 +203,17 @@ class PoolServing:
 
     @property
     def rounds_otherwise(self) -> bool:
-        """Other kernels, whatever the number format."""
+        """Always True: servers have other kernels, whatever the number format."""
         return True
 
     @property
     def constrains(self) -> bool:
-        """Any of the servers may get the request."""
+        """Whether all servers can constrain, as any of them may get the request."""
         return self._pool.constrains
 
     async def open(self, ref: str, folder: Path) -> PoolSampler:
-        """Raises OutageError where no server answers, besides what `Serving` says."""
+        """Open a sampler. Raises OutageError where no server answers, besides what `Serving`
+        says."""
         if not await asyncio.to_thread((folder / "adapter_config.json").is_file):
             raise BackendError(f"There is no adapter named {ref!r} in {folder.parent}.")
         if await asyncio.to_thread(_on_the_head, folder):
@@ -235,7 +239,8 @@ class PoolServing:
         return self._sampler(None)
 
     def live(self) -> frozenset[str]:
-        """A reply that goes on keeps its version's folder as well: servers may read it again."""
+        """Refs in use. A running reply also keeps its version's folder: servers may read it
+        again."""
         return self._pool.wanted()
 
     def away(self) -> tuple[tuple[str, str], ...]:
@@ -243,7 +248,8 @@ class PoolServing:
         return self._pool.away()
 
     def agreements(self, ref: str) -> tuple[ExamResult, ...]:
-        """How the servers agreed with the trainer when last examined on a ref; () if none was."""
+        """Results of the servers' last exams on a ref, against the trainer; () if none was
+        examined."""
         return self._pool.agreements(ref)
 
     async def aclose(self) -> None:
@@ -264,7 +270,7 @@ async def _admit(member: Member) -> None:
 
 
 def _in_common(members: Sequence[Member], facts: Facts) -> tuple[str, int]:
-    """The base model's name, and the shortest context.
+    """Return the base model's name and the shortest context of all servers.
 
     Raises:
         ConfigError: they serve several models.

@@ -40,7 +40,8 @@ from tinker_claw.types import SamplingParams, Tokens
 T = TypeVar("T")
 
 _PERSON: Final = 100
-"""More than `--priority-scheduling-preemption-threshold`, which is 10."""
+"""Priority of people's requests: above `--priority-scheduling-preemption-threshold`, which is
+10."""
 
 
 class SglangServer(HttpServer):
@@ -88,8 +89,8 @@ class SglangServer(HttpServer):
 
 
 def without_lora(folder: Path) -> list[str]:
-    """The layers of an adapter that SGLang cannot put LoRA on: of linear attention's projections it
-    knows one that is fused by its own rules alone."""
+    """Layers of an adapter that SGLang cannot apply LoRA to: of linear attention's projections it
+    only knows a fused one."""
     try:
         targets: list[str] = loads((folder / "adapter_config.json").read_text())["target_modules"]
     except (OSError, ValueError, KeyError):  # the server has said what is wrong with it
@@ -98,7 +99,8 @@ def without_lora(folder: Path) -> list[str]:
 
 
 def _request(name: str | None, prompt: Tokens, params: SamplingParams, n: int) -> dict[str, object]:
-    """A batch of n of the same prompt where n > 1: only so can each have its own seed."""
+    """Body of a request; n > 1 sends a batch of the same prompt, so that each can have its own
+    seed."""
 
     def each(one: Sequence[T]) -> T | list[T]:
         return list(one) if n > 1 else one[0]
@@ -169,7 +171,7 @@ class _Events:
         )
 
     def _new(self, told: list[Any], total: int) -> list[Any]:
-        """What came since the last event; a list of all may be ahead of its own count."""
+        """Entries since the last event; a list of all may be ahead of its own count."""
         if len(told) >= total:
             return told[self._seen : total]
         if len(told) == total - self._seen:

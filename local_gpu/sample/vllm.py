@@ -1,4 +1,4 @@
-"""vLLM's dialect, as its 0.32 speaks it: `/v1/completions` with token ids in and out.
+"""vLLM's dialect (0.32): `/v1/completions` with token ids in and out.
 
     VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve MODEL --enable-lora --max-loras 4 \
         --max-lora-rank 32 --logprobs-mode processed_logprobs --generation-config vllm \
@@ -31,7 +31,7 @@ from tinker_claw.errors import BackendError
 from tinker_claw.types import SamplingParams, Tokens
 
 _ID: Final = "token_id:"
-"""Before a token's number where a text would stand."""
+"""Prefix of a token's number where a text would stand."""
 _METRICS_S: Final = 3.0
 _NOTHING: Final[Mapping[str, Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": []}
 
@@ -99,7 +99,7 @@ class VllmServer(HttpServer):
 
 
 async def progress_of(link: HttpClient) -> str:
-    """Counters that move with each step of the engine, also one that computes part of a prompt."""
+    """Counters that change with each step of the engine, also within a long prompt."""
     answer = await link.ask("/metrics", seconds=_METRICS_S)
     return "".join(line for line in str(answer.body).splitlines() if line.startswith("vllm:"))
 

@@ -84,7 +84,7 @@ def _config(flags: dict[str, Any]) -> WireConfig:
 
 
 def _key(flag: str, given: str | None, variable: str) -> str | None:
-    """What a flag says, or the file that it names behind an @; else the variable.
+    """Value of a flag, or of the file that it names behind an @; else the variable.
 
     Raises:
         ConfigError: the file cannot be read.

@@ -1,4 +1,4 @@
-"""Who and what is let in, before anything of a request is read.
+"""Checks on a request's sender and headers, before anything of its body is read.
 
 Rule: a refusal closes the connection, because a body that nobody reads may follow it. Its status
 is one that Tinker's SDK takes as final.

@@ -24,7 +24,7 @@ from tinker_claw.errors import RequestError
 routes = APIRouter(prefix="/api/v1")
 without_key = APIRouter(prefix="/api/v1")
 OPEN_PATHS = ("/api/v1/healthz", "/api/v1/downloads/")
-"""Of the routes without a key."""
+"""Paths that need no key."""
 _EXTERNAL = "external_weights"
 _OWNER = "local"
 Limit = Annotated[int, Query(ge=0, le=1000)]
@@ -217,5 +217,5 @@ def _json(service: Service, place: Place, record: Record) -> Json:
 
 
 def _kept(one: tuple[Place, Record]) -> bool:
-    """What a client has named; the rest belongs to its session."""
+    """Whether a client has named this checkpoint; others belong to their session."""
     return not one[1].ephemeral

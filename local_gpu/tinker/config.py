@@ -1,4 +1,4 @@
-"""What the wire server needs to know, and where a model's name leads.
+"""Settings of the wire server, and where a model's name leads.
 
 Rule: every limit of the server stands here, with its unit in its name. Imports no torch, so that a
 wrong flag is answered at once.
@@ -18,7 +18,7 @@ from tinker_claw.origin import is_loopback
 KEY_PREFIX: Final = "tml-"
 """Tinker's SDK refuses a key that starts with anything else."""
 _CELL_BYTES: Final = 100
-"""Of a token's logprob, or a candidate's with its id, while Python has it as numbers."""
+"""Bytes of a logprob, or of a top-k logprob with its id, as Python numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +26,9 @@ class WireConfig:
     """Settings of one server."""
 
     local: LocalConfig
-    """What learns and what samples, as for the gateway; checkpoints live in its `root`, and a later
-    server with the same root finds them again. `alpha` is of every adapter: Tinker's wire has no
-    field for it."""
+    """Settings of training and sampling, as for the gateway; checkpoints live in its `root`, and a
+    later server with the same root finds them again. `alpha` is that of every adapter: Tinker's
+    wire has no field for it."""
     api_key: str | None = field(default=None, repr=False)
     """None accepts any key."""
     max_rank: int = 256
@@ -39,31 +39,33 @@ class WireConfig:
     turn_tokens: int = 8192
     """A forward_backward lets other clients in after this many tokens of each rank."""
     sweep_s: float = 15.0
-    """How often silent sessions, old answers and expired checkpoints are looked for."""
+    """Seconds between sweeps for silent sessions, old answers and expired checkpoints."""
     hole_s: float = 60.0
-    """How long requests wait for one with a lower seq_id that has not come."""
+    """Seconds that requests wait for a missing one with a lower seq_id."""
     poll_s: float = 20.0
-    """How long retrieve_future waits; the SDK gives it 45 s."""
+    """Seconds that retrieve_future waits; the SDK gives it 45 s."""
     silence_s: float = 600.0
-    """A session without any sign of life for so long is ended."""
+    """Seconds without any sign of life until a session is ended."""
     keep_result_s: float = 600.0
-    """How long an answer can be had that was never retrieved."""
+    """Seconds that an answer is kept until it is first retrieved."""
     keep_retrieved_s: float = 60.0
-    """And one that was."""
+    """Seconds that an answer is kept after it was retrieved."""
     keep_result_bytes: int | None = None
-    """Of answers together; the oldest go first. None here and below: see `Limits`."""
+    """Bytes of all answers kept together; the oldest go first. None here and below: see
+    `Limits`."""
     table_cells: int | None = None
-    """Of the [N, K] tables that one training request unfolds, or that samples ask for at once. The
-    SDK's longest request of 20 candidates a token has 12 million."""
+    """Cells of the [N, K] tables that one training request unfolds, or that samples ask for at
+    once. The SDK's longest request, with 20 candidates a token, has 12 million."""
     drawn_cells: int | None = None
     """Tokens and candidates of all samples that are drawn at once, at their longest. Requests wait
     for one another; what one alone may not have is refused."""
     pending_bytes: int | None = None
-    """Of the bodies whose answers are not there yet."""
+    """Bytes of the request bodies whose answers are not there yet."""
     open_sessions: int = 4096
-    """And as many models and samplers in one session."""
+    """Sessions at once, and as many models and samplers in one session."""
     body_bytes: int = 1 << 26
-    """Of one request. The SDK cuts what is longer than `chunk_bytes`; one datum it cannot cut."""
+    """Bytes of one request. The SDK cuts what is longer than `chunk_bytes`; one datum it cannot
+    cut."""
     chunk_datums: int = 1024
     """The SDK cuts a forward_backward into requests of so many datums ..."""
     chunk_bytes: int = 5_000_000
@@ -85,8 +87,7 @@ class WireConfig:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What requests may take of this machine's memory; models in training are counted where they
-    learn."""
+    """Bounds on the memory that requests take; models in training are counted by the trainer."""
 
     table_cells: int
     drawn_cells: int
@@ -127,7 +128,7 @@ def source_of(model: str) -> str:
 
 
 def tokenizer_of(source: str) -> str:
-    """What the SDK's get_tokenizer should load: an absolute folder, or the hub id."""
+    """Return what the SDK's get_tokenizer should load: an absolute folder, or the hub id."""
     folder = Path(source)
     # The trailing slash keeps the SDK from reading /models/x as <org>/<model>/<variant>.
     return f"{folder.resolve()}/" if folder.is_dir() else source

@@ -30,9 +30,9 @@ Spawn: TypeAlias = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 CREATION = 0
 """The turn in which a model comes to be; the SDK counts its requests from 1."""
 _REMEMBERED = 4096
-"""Requests of a model that may be sent again."""
+"""Recent requests of a model that are recognised when sent again."""
 _PROMISE_BYTES = 4096
-"""Of the promise itself, with its task."""
+"""Bytes of a promise itself, with its task."""
 _log = logging.getLogger(__name__)
 
 
@@ -42,14 +42,14 @@ class Promise:
     owner: str
     """The session; its end cancels what it waits for."""
     cancellable: bool
-    """By its client; what changes weights is not."""
+    """Whether its client may cancel it; what changes weights cannot be cancelled."""
     task: asyncio.Task[None] | None = None
     answer: Answer | None = None
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     forget_at: float = float("inf")
-    """On the monotonic clock."""
+    """Time on the monotonic clock."""
     asked: int = 0
-    """Bytes of its request, while the answer is not there."""
+    """Bytes of the request, until its answer is there."""
 
     @property
     def size(self) -> int:
@@ -57,7 +57,7 @@ class Promise:
 
 
 class Promises:
-    """All requests in flight and the answers that may still be asked for."""
+    """Requests in flight, and answers that may still be retrieved."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class Promises:
             promise.task.cancel()
 
     def cancel_all(self, owner: str | None = None) -> None:
-        """Those of one session, or every one; who polls for them is told."""
+        """Cancel the promises of one session, or all; clients that poll for them are told."""
         for promise in self._promises.values():
             if owner in (None, promise.owner) and promise.task is not None:
                 promise.task.cancel()
@@ -182,7 +182,7 @@ def _is_users(error: ClawError) -> bool:
 
 
 class Capacity:
-    """So much of something for all; whoever finds too little left waits, in order of arrival."""
+    """An amount shared by all; whoever finds too little left waits, in order of arrival."""
 
     def __init__(self, size: int) -> None:
         self._left = size
@@ -191,7 +191,7 @@ class Capacity:
 
     @asynccontextmanager
     async def take(self, needs: int) -> AsyncGenerator[None]:
-        """Have so much of it until the block ends; `needs` is at most the whole."""
+        """Take an amount until the block ends; `needs` is at most the whole."""
         async with self._entry:
             while needs > self._left:
                 self._freed.clear()

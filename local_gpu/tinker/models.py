@@ -1,4 +1,4 @@
-"""What clients do with models in training, each request once and in its turn.
+"""Operations of clients on models in training: each request once, and in its turn.
 
 Rule: a request that was sent twice is carried out once; its model and seq_id (or session and
 model_seq_id) decide that, and the second one gets the id of the first. Whatever is wrong with a
@@ -162,7 +162,7 @@ def check_base(shared: Shared, name: str) -> None:
 
 
 def _facts(ask: requests.SaveWeights) -> dict[str, Any]:
-    """Of a checkpoint's record, checked."""
+    """Checked fields of a checkpoint's record."""
     check_metadata(ask.user_metadata or {})
     return {"ttl_seconds": check_ttl(ask.ttl_seconds), "user_metadata": ask.user_metadata}
 

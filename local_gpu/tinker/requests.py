@@ -14,9 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Whole = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
 Number = Annotated[int, Field(ge=0, lt=1 << 53)]
-"""Of a request, a model or a sampler."""
+"""Sequence number of a request, a model or a sampler."""
 _NUMBER_BYTES = 40
-"""Of a Python integer in a list."""
+"""Bytes of a Python integer in a list."""
 
 
 class Body(BaseModel):

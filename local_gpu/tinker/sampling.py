@@ -42,15 +42,15 @@ _STOPS: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What the base model's files say of it."""
+    """Facts from the base model's files."""
 
     arch: str
     stop_tokens: tuple[int, ...]
-    """Its own end: one id, several or none."""
+    """End tokens of the model: one id, several or none."""
 
     @classmethod
     def read(cls, source: str) -> ModelCard:
-        """Blocking."""
+        """Read the files of a model. Blocking."""
         config: Any = AutoConfig.from_pretrained(source)
         try:
             ids: Any = GenerationConfig.from_pretrained(source).eos_token_id
@@ -91,7 +91,7 @@ class Samplers:
         self._base = _Open(base)
         self._adapters = _OpenAdapters()
         self._refs = Counter[str]()
-        """How often each adapter's folder is in use."""
+        """Number of users of each adapter's folder."""
         self._drawn = Capacity(shared.limits.drawn_cells)
         self._scored = Capacity(shared.limits.table_cells)
 
@@ -123,7 +123,7 @@ class Samplers:
         ):
             table = asked.table()
             asks = asked.asks(prompt, table)
-            # Of a prompt that fills the context, too: the last token of an ask is never read.
+            # This works for a prompt that fills the context, too: the last token is never read.
             after = [ScoreAsk((*prompt, 0), len(prompt), None, self._vocabulary)] * at_once
             score = self._shared.backend.score
             told = await together(score(sampler.ref, one) for one in (*asks, *after))
@@ -177,7 +177,8 @@ class Samplers:
         return held
 
     async def _make_room(self) -> None:
-        """For one more: close what was not used for longest, or wait until something is idle."""
+        """Make room for one more adapter: close the least recently used, or wait until one is
+        idle."""
         adapters = self._adapters
         while len(adapters.open) + adapters.closing >= self._shared.config.open_samplers:
             idle = next((place for place, held in adapters.open.items() if not held.users), None)
@@ -356,14 +357,14 @@ class Targets:
 
 @dataclass(frozen=True, slots=True)
 class PromptScoring:
-    """What is asked about a prompt of N tokens."""
+    """Scores asked for of a prompt of N tokens."""
 
     logprobs: bool
     logprobs_from: int
     """Positions before it get no logprobs and no candidates."""
     top_k: int
     targets: TensorField | None
-    """Of a shape that fits; its values are not looked at yet."""
+    """Target tokens, of a shape that fits; their values are not checked yet."""
     vocabulary: int
 
     @classmethod
@@ -425,7 +426,7 @@ class PromptScoring:
         return min(plain, table.first() if table else prompt_tokens)
 
     def asks(self, prompt: list[int], table: Targets | None) -> list[ScoreAsk]:
-        """What the half that learns is asked: one pass, or none."""
+        """Requests to the trainer for these scores: one pass, or none."""
         first = self.first(len(prompt), table)
         if first == len(prompt):
             return []

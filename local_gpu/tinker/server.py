@@ -20,7 +20,7 @@ from tinker_claw.errors import ConfigError
 
 EXIT_INTERRUPTED = 130
 _DRAIN_S = 2
-"""How long answers in flight may take when the server ends."""
+"""Seconds that answers in flight may take when the server ends."""
 
 
 class WireServer(uvicorn.Server):

@@ -1,4 +1,4 @@
-"""Who is connected: sessions with their models in training and their sampling sessions.
+"""Connected clients: sessions with their models in training and their sampling sessions.
 
 Rule: a session that has ended, or has been silent for too long, holds no memory. What comes for it
 later is answered 410, and for one that was never here 404: the SDK takes both as final.
@@ -38,11 +38,11 @@ class SamplingSession:
 class Session:
     id: str
     seen_at: float
-    """On the monotonic clock."""
+    """Time of the last sign of life, on the monotonic clock."""
     runs: dict[int, TrainingRun] = field(default_factory=dict[int, TrainingRun])
-    """By model_seq_id."""
+    """Models in training, by model_seq_id."""
     samplers: dict[int, SamplingSession] = field(default_factory=dict[int, SamplingSession])
-    """By sampling_session_seq_id."""
+    """Sampling sessions, by sampling_session_seq_id."""
 
     def add_sampler(self, number: int, base_model: str, path: str | None) -> SamplingSession:
         sampler = SamplingSession(f"{self.id}:sample:{number}", self.id, base_model, path)

@@ -48,7 +48,7 @@ _RUN: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:-]{0,199}")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a checkpoint is, checked: no part of it can be a path."""
+    """Place of a checkpoint, checked: no part of it can be a path."""
 
     run: str
     kind: str
@@ -83,7 +83,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What is written beside the tensors."""
+    """Metadata that is written beside a checkpoint's tensors."""
 
     base_model: str
     rank: int
@@ -95,7 +95,7 @@ class Record:
     """Belongs to a session of this server; a later server sweeps it."""
     user_metadata: dict[str, str] | None = None
     run_metadata: dict[str, str] | None = None
-    """Of the run that wrote it."""
+    """Metadata of the training run that wrote the checkpoint."""
     public: bool = False
     """Only a mark: whoever may ask this server may have everything that is in it."""
     train_attn: bool = True
@@ -118,7 +118,7 @@ class Record:
 
 
 def expires_in(seconds: int | None) -> str | None:
-    """From now, as a record has it."""
+    """Time this many seconds from now, as a record holds it; None: never."""
     return (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat() if seconds else None
 
 
@@ -215,14 +215,15 @@ class Store:
         return ref
 
     def serving(self, ref: str) -> Path:
-        """Its folder."""
+        """Folder of the weights that are served under a ref."""
         return self.root / _SERVING / ref
 
     def serve_no_more(self, ref: str) -> None:
         shutil.rmtree(self.serving(ref), ignore_errors=True)
 
     def sweep(self, alive: Callable[[str], bool]) -> list[Place]:
-        """Remove what has expired, and ephemera of runs that are not `alive`; what it was."""
+        """Remove expired checkpoints, and ephemeral ones of runs that are not `alive`; return their
+        places."""
         gone = [
             place
             for folder in self.root.glob("*")
@@ -234,7 +235,8 @@ class Store:
         return gone
 
     def recover(self) -> None:
-        """After a start: finish or undo what a killed server left, and drop its ephemera."""
+        """Finish or undo what a killed server left, and drop its ephemeral checkpoints. Called at
+        start."""
         shutil.rmtree(self.root / _SERVING, ignore_errors=True)
         for parent in self.root.glob("*/*"):
             sweep(parent)

@@ -1,4 +1,4 @@
-"""One model in training: LoRA weights and moments of its own over the shared base.
+"""One model in training: its own LoRA weights and optimizer moments over the shared base.
 
 Rule: half a step is never applied: a forward_backward that failed, or never came, makes the next
 optim_step fail. Every method is called in the run's own turn (`models.Models`).
@@ -32,7 +32,7 @@ from tinker_claw.types import Adam
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """What all clients' models and samplers have in common."""
+    """Objects shared by all clients' models and samplers."""
 
     config: WireConfig
     limits: Limits

@@ -71,7 +71,8 @@ def record_pass(
 
 
 def _check_tables(data: Sequence[pb.Datum], vocabulary: int, most_cells: int) -> None:
-    """Of all datums together, before any sparse table is unfolded: it may say any shape."""
+    """Check the tables of all datums together before any sparse one is unfolded: it may name any
+    shape."""
     cells = 0
     for number, datum in enumerate(data):
         for key, tensor in datum.loss_fn_inputs.items():
@@ -233,7 +234,7 @@ def forward_backward_output(message: pb.ForwardBackwardRequest, scored: Sequence
 
 @dataclass(frozen=True, slots=True)
 class PromptScores:
-    """What was asked about a prompt of N tokens; None was not asked."""
+    """Scores of a prompt of N tokens; None where not asked for."""
 
     logprobs: Array | None = None
     """(N,) NaN where not scored."""
@@ -242,7 +243,7 @@ class PromptScores:
     topk_logprobs: Array | None = None
     """(N, k); NOT_SCORED where not scored."""
     targets: pb.Tensor | None = None
-    """In the layout of the request."""
+    """Target logprobs in the layout of the request."""
 
 
 def sample_response(completions: Sequence[Completion], scores: PromptScores) -> bytes:

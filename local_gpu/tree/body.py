@@ -26,7 +26,7 @@ _LENGTHENING: Final = "longrope"
 """Other frequencies for all of a pass as soon as one position of it is beyond the first training's
 length; and transformers writes them into a buffer, which every version of a model shares here."""
 _REFUSALS = (ValueError, TypeError, RuntimeError, IndexError, AttributeError, KeyError)
-"""What models raise that take no position_ids, or no attention but their own."""
+"""Errors of models that take no position_ids, or no attention but their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Body:
         return list(rows[torch.cat(wanted).to(self.device)].split([len(w) for w in wanted]))
 
     def tokens_at_once(self, budget: int) -> int:
-        """Of one pass: 1 makes every sequence a pass of its own."""
+        """Tokens of one pass; 1 makes every sequence a pass of its own."""
         return budget if self.packs else 1
 
     def idle(self, module: Any, *, learn: bool) -> None:
@@ -100,7 +100,8 @@ def obstacle(module: Any) -> str | None:
 
 
 def _told(text: Any) -> Iterator[str]:
-    """What a text model's configuration says; a short try-out would not show most of it."""
+    """Yield obstacles that a text model's configuration names; a short trial would not show most of
+    them."""
     kinds = sorted({*(getattr(text, "layer_types", None) or ())} - {"full_attention"})
     if kinds:
         yield f"has {' and '.join(kinds)} layers"

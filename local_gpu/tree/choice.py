@@ -1,4 +1,4 @@
-"""Which kernel attends in training and scoring: the fastest that agrees with the reference here.
+"""Choose the attention kernel for training and scoring: the fastest that agrees with the reference.
 
 Rule: nothing is believed about a kernel on a GPU. Each is run forward and backward on a small tree
 before the first step, and one that raises, or is further from the truth than rounding explains, is
@@ -26,16 +26,17 @@ from tinker_claw.errors import ClawError, ConfigError
 Setting = Literal["auto", "sdpa", "merged", "flex", "varlen", "fa3"]
 
 KERNELS: Final = (MergedKernel(), FlexKernel(), VarlenKernel(), SdpaKernel(), Fa3Kernel())
-"""Of a GPU. The last takes the place of PyTorch's own in all the others."""
+"""Kernels to try on a GPU. The last takes the place of PyTorch's own in all the others."""
 _SLACK = 4.0
-"""How many times PyTorch's own rounding error in the same number format a kernel may have."""
+"""Largest accepted error of a kernel, as a multiple of PyTorch's own rounding in the same
+format."""
 _TIMES = 3
 """Timed runs, after those that warm up; the shortest counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """What attention in one layer of the model looks like."""
+    """Heads and width of the attention in one layer of the model."""
 
     queries: int
     keys: int
@@ -186,7 +187,7 @@ class _Judge:
         self._trial = Trial.of(*sizes, heads, device)
         self._dtype = dtype
         wide = torch.float64 if dtype == torch.float32 else torch.float32
-        # What the kernel will be given, computed in a wider format.
+        # The kernel's own inputs, computed in a wider format.
         rounded = tuple(t.to(dtype) for t in self._trial.tensors)
         query, key, value, grad = (t.to(wide) for t in rounded)
         exact = Trial(self._trial.tree, (query, key, value, grad))
@@ -211,7 +212,8 @@ class _Judge:
 
 
 def distance(got: Tensor, right: Tensor) -> float:
-    """Of the worst row: |got - right| over |right| and the usual |right|, as vectors. NaN: NaN."""
+    """Largest relative error of a row: |got - right| over |right| plus the usual |right|, as
+    vectors. NaN if any is not finite."""
     right = right.double()
     lengths = right.norm(dim=-1)
     usual = lengths.square().mean().sqrt()
@@ -221,7 +223,7 @@ def distance(got: Tensor, right: Tensor) -> float:
 
 
 def kernel_failures() -> tuple[type[Exception], ...]:
-    """What a kernel that is not for this machine raises: from PyTorch, compilers or Triton."""
+    """Errors of a kernel that does not work on this machine: from PyTorch, compilers or Triton."""
     known = (
         ClawError,
         RuntimeError,

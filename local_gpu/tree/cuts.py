@@ -1,4 +1,4 @@
-"""How a batch is cut: among the ranks that learn, and into passes that fit in memory.
+"""Cut a batch: among the ranks that learn, and into passes that fit in memory.
 
 Rule: pure, and the same on every rank. A cut never changes a result, because losses are sums; it
 only decides how often a shared prefix is computed: once in every pass that holds a part of it.
@@ -35,7 +35,7 @@ def even_keys(config: Any, *, learns: bool = False, checkpointing: bool = False)
     hidden, heads = int(text.hidden_size), int(text.num_attention_heads)
     width = int(getattr(text, "head_dim", None) or hidden // heads)
     queries, keys = heads * width, int(getattr(text, "num_key_value_heads", None) or heads) * width
-    # Of a mixture the experts that one token goes through.
+    # In a mixture of experts, the experts that one token goes through.
     experts = int(getattr(text, "num_experts_per_tok", None) or 1)
     moe = getattr(text, "moe_intermediate_size", None)
     inner = experts * int(moe) if moe else int(getattr(text, "intermediate_size", 4 * hidden))
@@ -72,7 +72,7 @@ def cut(sequences: Sequence[Tensor], *, ranks: int, tokens: int, even: float) ->
 
 
 def _work(sequence: Ids, known: int, even: float) -> float:
-    """Of its tokens behind the first `known`, in tokens at position 0."""
+    """Cost of the tokens behind the first `known`, in units of a token at position 0."""
     n = len(sequence)
     return (n - known) * (1 + (n + known) / 2 / even)
 
@@ -80,7 +80,7 @@ def _work(sequence: Ids, known: int, even: float) -> float:
 def _balanced(
     alone: Sequence[float], further: Sequence[float], ranks: int
 ) -> list[tuple[int, int]]:
-    """At most `ranks` runs whose largest is as small as can be, to one part in a thousand."""
+    """At most `ranks` runs whose largest is as small as possible, to one part in a thousand."""
     low, high = max(alone), sum(alone)
     best = [(0, len(alone))]
     while high - low > high / 1000:

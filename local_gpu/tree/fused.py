@@ -67,14 +67,14 @@ class FlexKernel:
             try:
                 return flex(query, key, value, block_mask=mask, scale=scale, enable_gqa=gqa)
             except FailOnRecompileLimitHit:
-                # Of shapes that are new after so many variants: slower, and the same numbers.
+                # A new shape beyond the limit of variants: slower, with the same numbers.
                 return MergedKernel().prepare(tree, device)(query, key, value, scale)
 
         return over_tree
 
 
 def block_mask(tree: PrefixTree, device: torch.device, block: int = BLOCK) -> BlockMask:
-    """What `create_block_mask` would find, from (T / block)^2 comparisons instead of T^2."""
+    """Make the same mask as `create_block_mask`, with (T / block)^2 comparisons instead of T^2."""
     ends = subtree_ends(tree).to(device)
     rows = len(ends)
     blocks = -(-rows // block)
@@ -109,14 +109,15 @@ def subtree_ends(tree: PrefixTree) -> Tensor:
 
 
 def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Of a square of booleans: per row how many are set, and their columns before the others."""
+    """For each row of a square of booleans: how many are set, and their columns before the
+    others."""
     columns = blocks.int().argsort(dim=1, descending=True, stable=True)
     return blocks.sum(1, dtype=torch.int32)[None, None], columns.int()[None, None]
 
 
 @cache
 def compiled(backend: Any = "inductor") -> Any:
-    """Once for the process, for rows of any number.
+    """Compile FlexAttention once for the process, for any number of rows.
 
     A variant is compiled with and without gradients, and again where sizes that were equal by
     chance, heads and blocks say, no longer are. Past PyTorch's limit of eight it would compute all
@@ -129,9 +130,10 @@ def compiled(backend: Any = "inductor") -> Any:
 
 
 CAUSAL = (-1, 0)
-"""As a window: everything to the left, nothing to the right."""
+"""Attention window with everything to the left and nothing to the right."""
 _MOST_ROWS: Final = 1 << 20
-"""Of keys spelt out: 4 GB with the values, where a row has eight heads of 128 in half precision."""
+"""Most rows of copied keys: 4 GB with the values, where a row has eight heads of 128 in half
+precision."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,7 @@ def causal_attention(
     over_tree: Callable[[Tensor, Tensor, Tensor, float | None], Tensor] | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls in every attention layer: [B, H, n, D] -> [B, n, H, D].
+    """Attention function that transformers calls in every layer: [B, H, n, D] -> [B, n, H, D].
 
     With `over_tree` (a prepared kernel, `local_gpu.tree.kernels`) the batch is one row that
     holds a tree of shared prefixes. With a paged cache (transformers' PagedAttentionCache) it is
@@ -209,7 +209,7 @@ class Fa3Kernel(MergedKernel):
 
     @staticmethod
     def release() -> None:
-        """Nothing, where it was never taken."""
+        """Restore PyTorch's flash attention, if it was replaced."""
         if nn.attention.current_flash_attention_impl() == _FA3:
             nn.attention.restore_flash_attention_impl()
 
@@ -218,7 +218,7 @@ _FA3 = "FA3"
 
 
 def pieces_of(tree: PrefixTree) -> list[AttentionPiece]:
-    """Every query row meets every key row that it sees, once; its own segment comes first."""
+    """Pair each query row with every key row that it sees, once; its own segment comes first."""
     own = [slice(s.first, s.last) for s in tree.segments]
     below = [slice(s.last, s.subtree) for s in tree.segments]
     return [

@@ -31,15 +31,16 @@ MIN_SHARED = 32
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Tokens without a fork among them. It sees its ancestors whole, and itself causally."""
+    """Tokens without a fork among them. Each sees the ancestors whole, and its own segment
+    causally."""
 
     first: int
     last: int
-    """Its rows are first .. last - 1."""
+    """End of the segment's rows, which are first .. last - 1."""
     position: int
-    """Of its first token in every sequence that runs through it."""
+    """Position of its first token in every sequence that runs through it."""
     ancestors: tuple[Rows, ...]
-    """Root first. Together they have exactly `position` rows."""
+    """Ancestors, root first. Together they have exactly `position` rows."""
     subtree: int
     """Rows first .. subtree - 1 are its own and its descendants': row k is seen by query row q if
     and only if k <= q < subtree of k's segment."""
@@ -84,7 +85,7 @@ def in_order(sequences: Sequence[Ids]) -> list[int]:
 
 
 def shared(a: Ids, b: Ids) -> int:
-    """How many tokens two sequences have in common at their beginnings."""
+    """Number of tokens that two sequences have in common at their beginnings."""
     n = min(len(a), len(b))
     unequal = np.flatnonzero(a[:n] != b[:n])
     return int(unequal[0]) if len(unequal) else n
@@ -95,7 +96,8 @@ _Group = tuple[int, int, int, tuple[Rows, ...]]
 
 
 class _Growth:
-    """One call of `grow`: sequences in order, neighbours' shared lengths, and the row so far."""
+    """State of one call of `grow`: sequences in order, neighbours' shared lengths, and the row so
+    far."""
 
     def __init__(self, sequences: Sequence[Ids], share: bool, least: int) -> None:
         self._sequences = sequences
@@ -154,7 +156,7 @@ class _Growth:
 
 
 def _closed(segments: list[Segment], length: int) -> list[Segment]:
-    """With the ends of their subtrees: where the next segment that is not below begins."""
+    """Set the ends of the segments' subtrees: where the next segment that is not below begins."""
     ends = [length] * len(segments)
     above: list[int] = []
     for i, segment in enumerate(segments):

@@ -27,7 +27,7 @@ from local_gpu.tree.kernels import Kernel
 from tinker_claw.errors import ConfigError
 
 _PATIENCE_S: Final = 600.0
-"""Until the next kernel: FlexAttention is compiled for minutes."""
+"""Seconds until the next kernel is tried: FlexAttention is compiled for minutes."""
 
 
 def tried(

@@ -95,7 +95,7 @@ def test_step_that_cannot_be_written_is_void_and_learning_goes_on(tmp_path: Path
 
 
 def goes_on(running: Life, who: Talkers, seen: int) -> None:
-    """Without a restart: replies, verdicts and steps."""
+    """Check that replies, verdicts and steps go on without a restart."""
     version = running.health()["policy_version"]
     until(lambda: len(who.seen) > seen + 3)
     until(lambda: running.health()["policy_version"] > version)

@@ -1,4 +1,4 @@
-"""Wiring: what a failing part does to the rest, versions by name, rates and sources."""
+"""Wiring: effects of a failing part on the rest, versions by name, rates and sources."""
 
 from __future__ import annotations
 

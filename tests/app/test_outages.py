@@ -1,4 +1,4 @@
-"""A service that goes away and comes back: learning and judging wait, blame nobody and go on."""
+"""Outages of a service: learning and judging wait, blame nobody and go on."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Events = Callable[[], Counter[str]]
 
 @pytest.fixture
 def events() -> Iterator[Events]:
-    """The names of all events so far."""
+    """Names of all events so far."""
     stream = io.StringIO()
     configure(stream)
     yield lambda: Counter(json.loads(line)["event"] for line in stream.getvalue().splitlines())

@@ -1,4 +1,4 @@
-"""Where others have accounts on the machine, a gateway on loopback asks for a key that it made."""
+"""A gateway on loopback makes and asks for a key where others have accounts on the machine."""
 
 from __future__ import annotations
 

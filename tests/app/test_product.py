@@ -1,4 +1,5 @@
-"""The product as a process with a port and a data directory; and what it says when it cannot."""
+"""The product as a process with a port and a data directory, and its messages when it cannot
+start."""
 
 from __future__ import annotations
 

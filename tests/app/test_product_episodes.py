@@ -29,7 +29,7 @@ OUTCOMES = {("one", 0): 1.0, ("one", 1): -1.0, ("two", 0): 0.0, ("two", 1): 0.5}
 
 @dataclass(frozen=True)
 class Agent:
-    """A client that insists: what a dead gateway did not answer is sent again."""
+    """A client that sends again what a dead gateway did not answer."""
 
     url: str
 
@@ -44,7 +44,7 @@ class Agent:
             return answer.json()
 
     def try_it(self, group: str, number: int) -> None:
-        """An episode of two steps, and its outcome."""
+        """Play an episode of two steps, and report its outcome."""
         session = f"{group}-{number}"
         headers = {"X-Session-Id": session, "X-Turn-Type": "episode"}
         told = {"task_id": "sums", "group_id": group, "group_size": str(SIZE)}
@@ -78,7 +78,7 @@ FROM samples JOIN turns ON turns.id = samples.turn_id JOIN sessions ON sessions.
 
 
 def is_whole(data: Path) -> None:
-    """All of a group are held, or none is; all of it that were trained were so in one step."""
+    """Check that a group is held whole or not at all, and was trained in one step."""
     for name in ("one", "two"):
         found = [row for row in read(data, SAMPLES) if row["name"] == name]
         assert len({row["state"] == "held" for row in found}) <= 1, [tuple(row) for row in found]
@@ -87,8 +87,8 @@ def is_whole(data: Path) -> None:
 
 
 def is_told(data: Path) -> None:
-    """Every step of every episode was trained once, with outcome and vote as its reward, or was
-    left out because all rewards of its step agree."""
+    """Check that each step of each episode was trained once, with outcome and vote as its reward,
+    or was left out because all rewards of its step agree."""
     found = read(data, SAMPLES)
     assert len({(row["key"], row["idx"]) for row in found}) == len(found)
     for row in found:

@@ -1,4 +1,4 @@
-"""A user who only ever gives feedback teaches the running product."""
+"""A user who only gives feedback teaches the running product."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def demo_servers(count: int) -> Iterator[list[InferenceServer]]:
 
 
 def until(running: Running, come: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """The health for which that is so; requests go on meanwhile, since they find out."""
+    """Return the health once the condition holds; requests go on meanwhile, as they find out."""
     deadline = time.monotonic() + 180
     for number in itertools.count():
         ask(running, f"asking-{number}", [HELLO])
@@ -137,7 +137,7 @@ def test_a_server_that_hangs_leaves_and_comes_back_and_no_client_notices(tmp_pat
 
 
 def stream(running: Running, deltas: list[dict[str, Any]]) -> None:
-    """What a streamed reply says, keep-alives included, as it comes."""
+    """Collect a streamed reply as it comes, keep-alives included."""
     body = {"model": "demo", "messages": [HELLO], "max_tokens": 20, "stream": True}
     with httpx.stream("POST", f"{running.url}/chat/completions", json=body, timeout=240) as answer:
         for line in answer.iter_lines():

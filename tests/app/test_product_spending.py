@@ -1,4 +1,4 @@
-"""The product against a server that bills: what it foretells, counts, and stops at."""
+"""The product against a server that bills: its estimate, its count, and its limit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ENV = {"TINKER_API_KEY": "tml-test"}
 
 
 def wait_for(running: Running, key: str, seconds: float = 180) -> dict[str, Any]:
-    """/healthz, once this entry says something."""
+    """Return /healthz once this entry is set."""
     deadline = time.monotonic() + seconds
     while not (health := running.health())[key]:
         assert time.monotonic() < deadline, health

@@ -1,4 +1,4 @@
-"""What a start finds, and what it makes of it: unsaved steps, other runs, damage, a wrong clock."""
+"""Starts over unsaved steps, other runs, damage, or a wrong clock."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def learned(data: Path, version: int, *flags: str, fate: Fate | None = None) -> 
 
 
 def digest_of(data: Path) -> dict[str, str]:
-    """Of every file but SQLite's index of its log, which readers make anew."""
+    """Digests of all files except SQLite's index of its log, which readers rebuild."""
     files = [path for path in data.rglob("*") if path.is_file()]
     return {
         str(path): hashlib.sha256(path.read_bytes()).hexdigest()

@@ -33,7 +33,7 @@ async def connect(world: World, said: bytes = b"") -> Ends:
 
 
 async def everything(ends: Ends) -> bytes:
-    """What comes until the server closes."""
+    """Read until the server closes."""
     async with asyncio.timeout(60):
         try:
             return await ends[0].read()
@@ -119,13 +119,13 @@ async def test_a_flood_of_silent_connections_keeps_nobody_out(
 
 
 def _silent(world: World, count: int) -> list[socket.socket]:
-    """Connections that the kernel has taken, while the event loop stands still."""
+    """Open connections that the kernel accepts while the event loop stands still."""
     place = urlsplit(world.url)
     return [socket.create_connection((place.hostname, place.port)) for _ in range(count)]
 
 
 def _open(ends: list[socket.socket]) -> int:
-    """Of how many the server still holds its end."""
+    """Number of connections that the server still holds open."""
     return sum(_state(one) == _ESTABLISHED for one in ends)
 
 
@@ -195,13 +195,13 @@ async def test_a_flood_does_not_use_up_the_descriptors() -> None:
 
 @pytest.fixture
 def little_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel holds few bytes that are not read, and they are not kept for long."""
+    """Let the kernel hold few unread bytes, and for a short time."""
     monkeypatch.setattr(server, "WRITE_S", 0.3)
     monkeypatch.setattr(server, "SEND_BYTES", 2048)
 
 
 async def _deaf(world: World, path: str, body: bytes = b"", **headers: str) -> socket.socket:
-    """A client that asks and never reads."""
+    """A client that sends a request and never reads."""
     place = urlsplit(world.url)
     deaf = socket.socket()
     deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
@@ -290,7 +290,8 @@ async def test_a_slow_reader_gets_all_of_a_long_answer(
 
 
 async def test_what_a_user_of_a_background_server_fails_with_comes_out_as_it_is() -> None:
-    """Not in a group, which whoever turns errors into sentences does not look into."""
+    """The error is not in a group, which code that turns errors into sentences would not look
+    into."""
 
     async def use() -> None:
         async with server.in_background(FastAPI()) as url, httpx.AsyncClient() as client:
@@ -302,7 +303,7 @@ async def test_what_a_user_of_a_background_server_fails_with_comes_out_as_it_is(
 
 
 def test_a_collection_leaves_alone_what_lives_as_long_as_the_process() -> None:
-    """In a process of its own: what is frozen stays so."""
+    """Run in a process of its own, as frozen objects stay frozen."""
     run = (
         "import gc, tinker_claw.app.wiring\n"
         "from tinker_claw.app.server import spare_collector\n"

@@ -1,4 +1,4 @@
-"""The soak, short; and what it would call wrong."""
+"""A short run of the soak, and checks of its verdicts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def test_learning_moves_again_after_everything_that_may_befall_the_product(tmp_p
 
 
 def soaked(folder: Path, **grows: float) -> Soak:
-    """Of a quiet life, in which some figures grow by so much with each look and 400 turns."""
+    """A soak without faults, in which some figures grow by this much with each look and 400
+    turns."""
     soak = Soak(seconds=600, rate=40, folder=folder, say=print)
     soak.traffic = Traffic("http://nowhere", 40)
     for number in range(2 * FEWEST_LOOKS):

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C: what is in flight ends, nothing is half, and every wait has a bound."""
+"""SIGTERM and Ctrl-C: requests in flight end, nothing is half done, and every wait has a bound."""
 
 from __future__ import annotations
 

@@ -34,18 +34,18 @@ NEVER = 1000
 
 @dataclass(frozen=True)
 class End:
-    """How a life ends."""
+    """How a life of the product ends."""
 
     point: str | None
-    """None: at an instant that has no name."""
+    """Point in the code at which it is killed; None: at any instant."""
     passes: int = 0
     after_s: float = 0.0
-    """Of an instant without a name: seconds since the process was made."""
+    """Seconds from the start of the process to a kill at any instant."""
     save_interval: int = 1
     typed: bool = False
-    """Of a process that was started by exec, and can be killed at no point but any instant."""
+    """Whether the process was started by exec; such a process can only be killed at any instant."""
     room: int | None = None
-    """Once it serves, bytes that the ledger's log may still grow by: then the disk is full."""
+    """Bytes that the ledger's log may still grow by once it serves; then the disk is full."""
 
     @property
     def name(self) -> str:
@@ -55,9 +55,8 @@ class End:
 
 
 def ends_of(kills: int, seed: int) -> list[End]:
-    """Every point in turn, every fifth time any instant, and now and then a process as a user
-    starts it, or a disk that fills before the end.
-    """
+    """Make ends: every point in turn, every fifth time any instant, and now and then a process as a
+    user starts it, or a disk that fills before the end."""
     rng, ends = random.Random(seed), list[End]()
     for point in cycle(name for name in POINTS if name != "gone back"):
         if len(ends) >= kills:
@@ -83,7 +82,7 @@ def ends_of(kills: int, seed: int) -> list[End]:
 
 
 def is_sound(running: Life, data: Path, who: Talkers, *, remote: bool) -> None:
-    """Everything that clients have seen is there, and the newest version serves."""
+    """Check that everything clients have seen is stored, and that the newest version serves."""
     before = check(data, who.seen, batch_size=BATCH, remote=remote)
     with suppress(httpx.TransportError):  # a life that is to end may have done so
         serving = running.health()["policy_version"]
@@ -91,7 +90,7 @@ def is_sound(running: Life, data: Path, who: Talkers, *, remote: bool) -> None:
 
 
 def full(running: Life, data: Path, room: int) -> None:
-    """No file is written any further than the ledger's log with `room` more."""
+    """Bound the size of files by that of the ledger's log plus `room`."""
     running.writes_at_most((data / "ledger.sqlite3-wal").stat().st_size + room)
 
 
@@ -102,7 +101,7 @@ def torture(
     backend: Sequence[str] = LOCAL,
     env: Mapping[str, str] | None = None,
 ) -> str:
-    """Live and die as told, then live and learn; returns the figures."""
+    """Live through all these ends, then live and learn; return the figures."""
     remote, port, began = backend != LOCAL, free_port(), time.monotonic()
     with talking(f"http://127.0.0.1:{port}/v1") as who:
         for end in kills:
@@ -163,7 +162,8 @@ def test_killed_while_the_gate_asks_a_version_it_is_asked_again(tmp_path: Path) 
 
 
 def test_killed_beside_a_service_that_goes_on_it_loses_nothing(tmp_path: Path) -> None:
-    """The same through the Tinker wire; at the end the service goes, and it still ends in order."""
+    """The same through the Tinker wire; at the end the service goes, and the product still ends in
+    order."""
     data = tmp_path / "data"
     ends = [
         *(End(point) for point in ("trained", "saved", "published")),

@@ -1,4 +1,4 @@
-"""Opening and scoring versions of the local trainer while others want something of it."""
+"""Opening and scoring versions of the local trainer while it is busy otherwise."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from tinker_claw.types import LossPass, SamplingParams, TokenLogprobs
 STEP = [LossPass("ppo", (rl_datum(30, 10, 1),))]
 PROMPT = (1, 5, 9, 33)
 AT_MOST_S = 120
-"""So that what waits for the step ends; it would wait for twice as long."""
+"""Seconds that a test waits at most. A blocked thread waits for twice as long, and then goes on."""
 
 
 class Gate:
-    """Holds a thread up where it passes."""
+    """A gate that blocks a thread."""
 
     def __init__(self) -> None:
         self._reached, self._open = threading.Event(), threading.Event()

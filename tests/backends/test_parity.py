@@ -37,7 +37,7 @@ K = 4
 
 
 def float32(values: tuple[float, ...]) -> tuple[float, ...]:
-    """As both ends will see them."""
+    """Values rounded to float32, as both ends see them."""
     return tuple(np.asarray(values, np.float32).tolist())
 
 
@@ -94,7 +94,7 @@ async def pair(tmp_path: Path) -> AsyncIterator[tuple[Trainer, Trainer]]:
 
 
 def usable(method: Method, items: list[BatchItem]) -> list[BatchItem]:
-    """What the method would admit."""
+    """Items that the method admits."""
     return [
         item
         for item in items
@@ -109,7 +109,7 @@ async def adapter(trainer: Trainer, folder: Path) -> dict[str, np.ndarray]:
 
 
 def moments(root: Path) -> dict[str, np.ndarray]:
-    """Adam's first moment after the one step that was taken, from the newest saved state."""
+    """Adam's first moment after the one step, from the newest saved state."""
     (file,) = root.rglob("optimizer.safetensors")
     return {n: t for n, t in load_file(file).items() if n.endswith(".exp_avg")}
 

@@ -1,4 +1,4 @@
-"""How samplers draw and score, in numbers, on every backend."""
+"""Draws and scores of samplers, in numbers, on every backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of weights, moments and versions between steps, on every backend."""
+"""Weights, moments and versions between steps, on every backend."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("fault", BROKEN)
 async def test_a_failed_step_is_never_half_applied(ground: Ground, fault: str) -> None:
-    """After it a backend refuses until a state is loaded, or has its weights as they were."""
+    """After a failed step a backend refuses until a state is loaded, or has its old weights."""
     trainer, good = ground.trainer, pass_of("ppo", ground.rl(0))
     before, expected = await ground.scores(), await ground.after([good])
     await trainer.load_state(ground.state)

@@ -1,4 +1,4 @@
-"""What one optimizer step does, in numbers, on every backend.
+"""Numbers of one optimizer step, on every backend.
 
 Rule: nothing is read but reports and scores.
 """
@@ -21,7 +21,7 @@ RL = ("ppo", "importance_sampling", "cispo")
 
 
 async def slopes(ground: Ground, one: LossPass) -> tuple[list[float], float, list[float]]:
-    """Of a pass with one datum at the ground, by the formulas: logprobs, loss, dloss/dlogprob."""
+    """Logprobs, loss and dloss/dlogprob of a pass with one datum, by the formulas."""
     (datum,) = one.datums
     read = await ground.sampler.logprobs(
         datum.tokens, start=datum.start, targets=datum.targets or None
@@ -43,14 +43,14 @@ async def slopes(ground: Ground, one: LossPass) -> tuple[list[float], float, lis
 
 
 def entropy_of(datum: Datum, weights: list[float]) -> LossPass:
-    """cross_entropy of the sampled tokens themselves."""
+    """Cross-entropy of the sampled tokens themselves."""
     rows = tuple((weight,) for weight in weights)
     return pass_of("cross_entropy", Datum(datum.tokens, datum.start, weights=rows))
 
 
 @pytest.mark.parametrize("loss", RL)
 async def test_a_loss_and_its_gradient_are_the_formulas(ground: Ground, loss: str) -> None:
-    """On both sides of both bounds, for both signs of the advantage.
+    """Ratios lie on both sides of both bounds, for both signs of the advantage.
 
     The gradient is that of cross entropy whose weights are minus the slopes.
     """
@@ -190,7 +190,7 @@ async def test_weight_decay_shrinks_the_adapter_whatever_the_gradient(ground: Gr
 async def test_a_step_that_cannot_be_at_fault_is_taken_for_every_method(
     ground: Ground, opd_topk: int
 ) -> None:
-    """The learner asks for it before it blames a sample."""
+    """The learner asks for such a step before it blames a sample."""
     cfg = Training(opd_topk=opd_topk)
     for method in METHODS.values():
         passes = method.prepare([BatchItem(known_good(0, cfg))], cfg).passes

@@ -1,4 +1,4 @@
-"""The first five minutes with Tinker: whatever is wrong is one sentence that says what to do.
+"""The first five minutes with Tinker: every error is one sentence that says what to do.
 
 Over real HTTP; where a server has to be strange, it is Python's own HTTP server.
 """

@@ -1,4 +1,4 @@
-"""What the adapter bills: counted at the wire, request by request, as the service counts."""
+"""Billing by the adapter: counted at the wire, request by request, as the service counts."""
 
 from __future__ import annotations
 

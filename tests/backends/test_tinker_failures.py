@@ -42,10 +42,10 @@ class Run:
     committed: str
     done: Completion
     short_s: int
-    """Longer than a step without trouble takes on this machine now."""
+    """Seconds longer than a step without trouble takes on this machine now."""
 
     def limit(self, **settings: float) -> None:
-        """Of what begins from now on. Not before: a busy machine takes its time to begin."""
+        """Limit the time of later calls only, as starting takes long on a busy machine."""
         self.trainer._limits = replace(self.trainer._limits, **settings)
 
     def spoil(self, *faults: Fault) -> None:
@@ -56,14 +56,14 @@ class Run:
         self.limit(step_timeout_s=120)
 
     async def score(self) -> tuple[float, ...]:
-        """Of the reply, under the weights as they are now."""
+        """Score the reply under the present weights."""
         sampler = await self.trainer.publish()
         tokens = PROMPT + self.done.tokens
         return (await sampler.logprobs(tokens, start=len(PROMPT))).logprobs
 
 
 async def begin(folder: Path, **settings: Any) -> Run:
-    """With more time than a busy machine takes, unless told otherwise."""
+    """Start a run, with more time than a busy machine takes, unless told otherwise."""
     began = time.monotonic()
     patient = {"step_timeout_s": 120, "save_timeout_s": 120, "sample_timeout_s": 120}
     trainer = await start_tinker(folder, **(patient | settings))
@@ -88,7 +88,8 @@ async def run(tmp_path: Path) -> AsyncIterator[Run]:
 
 
 async def recovers(run: Run) -> None:
-    """Nothing is done with the suspect weights; from the committed state all goes well."""
+    """Check that the suspect weights are not used, and that all goes well from the committed
+    state."""
     run.behave()
     for attempt in (
         run.trainer.train_step(run.passes, ADAM),
@@ -338,7 +339,7 @@ async def test_nothing_here_blocks_the_event_loop(run: Run) -> None:
     aside = False
 
     async def look() -> None:
-        """Sees it only while the loop runs on."""
+        """Look for the SDK's thread, which only works while the loop runs."""
         nonlocal aside
         while not aside:
             await asyncio.sleep(0.005)

@@ -90,7 +90,7 @@ def test_laptop_learns_on_the_box_pays_and_survives_both_ends(tmp_path: Path) ->
 
 
 def deltas(url: str) -> list[dict[str, Any]]:
-    """What a streamed reply says, keep-alives included."""
+    """Deltas of a streamed reply, keep-alives included."""
     body = {"model": "demo", "messages": [HELLO], "max_tokens": 20, "stream": True}
     with httpx.stream("POST", f"{url}/chat/completions", json=body, timeout=240) as answer:
         events = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
@@ -99,7 +99,7 @@ def deltas(url: str) -> list[dict[str, Any]]:
 
 
 def without_torch(folder: Path) -> str:
-    """An environment with everything that is installed here but torch and what stands on it."""
+    """An environment with everything that is installed here except torch and what depends on it."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     site = folder / "lib" / version / "site-packages"
@@ -230,7 +230,7 @@ def test_server_with_paths_of_another_shape_is_learned_on_rolled_back_and_pruned
 
 
 def asked(port: int) -> bool:
-    """Whether a connection to this port is open: the system takes it, whoever listens."""
+    """Whether a connection to this port is open: the system accepts it, whoever listens."""
     lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return any(there.endswith(f":{port:04X}") and state == "01" for _, _, there, state, *_ in lines)
 

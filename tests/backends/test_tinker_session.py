@@ -1,4 +1,4 @@
-"""The adapter's sessions when the service is there only halfway."""
+"""Sessions of the adapter when the service is only partly up."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tinker_claw.errors import BackendError, OutageError
 
 
 def threads() -> set[str]:
-    """Names of those that run."""
+    """Names of the running threads."""
     return {thread.name for thread in threading.enumerate()}
 
 
@@ -64,7 +64,8 @@ async def test_session_that_is_lost_while_a_state_is_loaded_is_begun_once_more(
 async def test_key_that_a_plain_question_cannot_show_does_not_end_a_long_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of `tinker auth login`, a credential command, or an organisation with short-lived tokens."""
+    """As with `tinker auth login`, a credential command, or an organisation's short-lived
+    tokens."""
     trainer = await start_tinker(tmp_path)
     await trainer.capabilities()
     faulty = served(tmp_path).faulty

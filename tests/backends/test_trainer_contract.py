@@ -1,4 +1,4 @@
-"""What every trainer and sampler must do, whatever is behind it.
+"""Contract of every trainer and sampler, whatever the backend.
 
 Written against the Protocols alone. A backend joins by an entry in `backends.BACKENDS`; its numbers
 are the subject of `test_step_contract` and `test_sampler_contract`.

@@ -1,4 +1,4 @@
-"""The cost benchmark, with small turns: what it says of the two schemes is what they are billed."""
+"""The cost benchmark, with small turns: its figures for both schemes are what they are billed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a benchmark stands beside is installed from pinned files, or not at all."""
+"""Programs for comparison are installed from pinned files, or not at all."""
 
 from __future__ import annotations
 

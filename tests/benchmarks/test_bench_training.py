@@ -144,7 +144,7 @@ def test_positions_of_advantage_zero_add_nothing() -> None:
 
 
 class Greedy:
-    """A side that has no room for more than one sample."""
+    """A side that has memory for one sample only."""
 
     name = "greedy"
 

@@ -37,7 +37,7 @@ from tinker_claw.telemetry import Telemetry
 from tinker_claw.types import Usage
 
 DOLLAR = 1e6
-"""USD per million tokens at which a token costs a dollar."""
+"""Price in USD per million tokens at which a token costs a dollar."""
 PRICE = Price(prefill=0.0, cached=0.0, sample=DOLLAR, train=DOLLAR)
 """Sampled and trained tokens cost a dollar each; prompts nothing."""
 VERDICT = Usage(sampled=10)
@@ -56,12 +56,14 @@ class Life:
     says: Says
 
     async def converse(self, number: int) -> None:
-        """A turn, and the message that judges it; the second reply is the next session's."""
+        """Send a turn, and the message that judges it; the second reply belongs to the next
+        session."""
         first = await self.ask(number, "hi")
         await self.ask(number, "hi", first, "YES")
 
     async def a_step(self) -> tuple[float, float, float]:
-        """Two conversations, and the step that they make; what was billed, as `sums` has it."""
+        """Hold two conversations and take the step that they make; return the bill, as `sums`
+        does."""
         for number in range(2):
             await self.converse(number)
         await self.until(lambda: self.world.policy.current.version.id == 1)
@@ -129,7 +131,7 @@ async def life(
 
 
 async def _wake(world: World, judging: Judging) -> None:
-    """What the wirer connects: a next state wakes judging."""
+    """Connect next states to judging, as the wiring does."""
     while True:
         if world.woken:
             world.woken.clear()
@@ -311,7 +313,7 @@ async def test_check_of_the_judge_waits_for_no_room(
 
 
 def test_late_bill_that_takes_some_of_an_earlier_one_back_is_written(tmp_path: Path) -> None:
-    """The service had the prompt in its cache, and says so when nobody waits any more."""
+    """The service had the prompt in its cache, and only says so when nobody waits any more."""
     ledger = Ledger(tmp_path)
     spending = Spending(PRICE, ledger.spend, Telemetry(None))
     with spending.paying("judge") as account:
@@ -323,7 +325,7 @@ def test_late_bill_that_takes_some_of_an_earlier_one_back_is_written(tmp_path: P
 
 
 class Full(SpendTable):
-    """The disk is full, until it is not."""
+    """A ledger whose disk is full until told otherwise."""
 
     full = True
 

@@ -1,4 +1,4 @@
-"""What is billed is charged to the turn or step that caused it; estimates count the same way."""
+"""Bills are charged to the turn or step that caused them; estimates count the same way."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def priced(price: Price) -> Callable[[Ledger, Telemetry], Spending]:
 
 @dataclass(frozen=True)
 class Found:
-    """What a scripted run left behind."""
+    """Bills and figures of a scripted run."""
 
     purposes: Mapping[str, Spent]
     turns: list[Usage]
@@ -52,7 +52,7 @@ class Found:
 
 
 async def scripted(path: Path, price: Price = PRICE) -> Found:
-    """One batch, judged, taught and trained on what bills like a service."""
+    """Judge, teach and train one batch on a backend that bills like a service."""
     async with world(path, trainer=FakeTrainer(bills=True), spending=priced(price)) as w:
         w.says.billed = QUESTION
         for said in BATCH:

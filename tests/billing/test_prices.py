@@ -1,4 +1,4 @@
-"""The price table: what is known, what is not, and what a wrong file says."""
+"""The price table: known models, unknown ones, and errors of a wrong file."""
 
 from __future__ import annotations
 

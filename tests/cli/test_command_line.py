@@ -1,4 +1,4 @@
-"""The frame of all commands: flags from fields, errors, completion, and what a start costs."""
+"""The frame of all commands: flags from fields, errors, completion, and the cost of a start."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_flags_stand_before_or_behind_a_command_and_the_last_one_holds(
 
 
 def completed(line: str, shell: str = "completion bash") -> list[str]:
-    """What bash offers for the last word of a line, by the script that is printed for it."""
+    """Completions that bash offers for the last word of a line, by the printed script."""
     words = line.split(" ")
     command = " ".join(words[:1])
     script = f"""

@@ -1,4 +1,4 @@
-"""`tinker-claw doctor`: what is around the gateway."""
+"""`tinker-claw doctor`: checks of the gateway's surroundings."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def port_of(url: str) -> str:
 
 
 def doctor(data: Path, *flags: str) -> int:
-    """The same in this process, which is faster."""
+    """Run the doctor in this process, which is faster."""
     return main.main(["doctor", *DEMO, "--data-dir", str(data), *flags])
 
 
@@ -68,7 +68,7 @@ def line_of(told: str, name: str) -> str:
 
 
 async def talk(world: World) -> None:
-    """Two turns of a conversation and one of another; the first of them is answered."""
+    """Send two turns of a conversation and one of another; the first of them is answered."""
     for opening in (SECRET, "Hello"):
         answer = (await world.ask(opening)).json()["choices"][0]["message"]["content"]
     await world.ask(SECRET, answer, "thanks")
@@ -176,7 +176,7 @@ def test_a_chat_template_that_was_tried_out_in_vain_is_named(
 
 
 class dated:
-    """A server on loopback whose clock is `ahead` of ours by so many seconds."""
+    """A server on loopback whose clock is `ahead` of ours by this many seconds."""
 
     def __init__(self, ahead: float) -> None:
         class Clock(BaseHTTPRequestHandler):
@@ -260,7 +260,7 @@ def openclaw_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], *flags: st
 
 
 def pointed(file: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
-    """What openclaw-config prints, as OpenClaw's configuration."""
+    """Output of openclaw-config, as OpenClaw's configuration."""
     capsys.readouterr()
     assert main.main(["openclaw-config", *DEMO, "--port", "30999", *flags]) == 0
     config = json.JSONDecoder().raw_decode(capsys.readouterr().out)[0]

@@ -53,7 +53,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, int
 
 
 def told(directory: Path, turn: int, capsys: pytest.CaptureFixture[str], *flags: str) -> str:
-    """What the command prints, on one line."""
+    """Output of the command, on one line."""
     assert main.main(["explain", str(turn), "--data-dir", str(directory), *flags]) == 0
     return " ".join(capsys.readouterr().out.split())
 

@@ -1,4 +1,4 @@
-"""What is taken along: turns as they are, weights that sample as the gateway's do."""
+"""Exports: turns unchanged, and weights that sample as the gateway's do."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ PROMPTS = ((1, 5, 9, 33, 2, 60, 7), (40, 41, 42), (12, 3, 12, 3, 12))
 class Trained:
     data: Path
     sampler: Sampler
-    """Of version 1, after two steps."""
+    """Sampler of version 1, after two steps."""
     model: str
 
 
 @pytest.fixture
 async def trained(tmp_path: Path) -> AsyncIterator[Trained]:
-    """A run of the demo model whose adapter says something."""
+    """A run of the demo model whose adapter has learned something."""
     data, model = tmp_path / "data", str(MODEL_DIR)
     trainer = await LocalTrainer.start(LocalConfig(model=model, root=data, rank=4, threads=1))
     ledger = Ledger(data)

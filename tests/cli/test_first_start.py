@@ -1,4 +1,4 @@
-"""Every failure of a first start that was ever seen: one sentence, with what to do next.
+"""Every failure of a first start that was ever seen: one sentence, with the next step.
 
 Rule: each is brought about really, and the whole program is started. A sentence is on one line, and
 says what is wrong and what to type or to change; an error that is none of ours would come through.
@@ -42,16 +42,16 @@ BIG |= {"head_dim": 128, "tie_word_embeddings": False}
 
 @dataclass
 class Newcomer:
-    """Their empty folder, and what is around it."""
+    """A newcomer with an empty folder, and their surroundings."""
 
     home: Path
     environment: dict[str, str] = field(default_factory=dict)
     service: int | None = None
-    """The status with which a service of theirs answers; None: nobody asks it."""
+    """Status with which their service answers; None: it is not asked."""
     taken: int = 0
-    """A port that another program has."""
+    """Port that another program has."""
     holds: Ledger | None = None
-    """What another gateway of theirs has open."""
+    """Ledger that another gateway of theirs has open."""
 
     def file(self, name: str, text: str | bytes = "") -> str:
         path = self.home / name
@@ -60,7 +60,7 @@ class Newcomer:
         return str(path)
 
     def model(self, *without: str, **files: str | bytes) -> str:
-        """The demo's, in a folder of their own, but for some files."""
+        """Copy the demo's model into a folder of their own, without some files."""
         folder = self.home / "model"
         folder.mkdir()
         for file in MODEL_DIR.iterdir():
@@ -71,7 +71,7 @@ class Newcomer:
         return str(folder)
 
     def program(self, name: str, script: str) -> None:
-        """One on their PATH."""
+        """Put a program on their PATH."""
         Path(self.file(f"bin/{name}", f"#!/bin/sh\n{script}\n")).chmod(0o755)
         self.environment["PATH"] = f"{self.home / 'bin'}:/usr/bin:/bin"
 
@@ -91,7 +91,8 @@ TROUBLES: dict[str, tuple[Arrange, str]] = {}
 
 
 def trouble(says: str) -> Callable[[Arrange], Arrange]:
-    """What the sentence is to hold, and how it comes to it: returns the flags of the start."""
+    """Register a trouble: words of the sentence, and a function that causes it and returns the
+    start's flags."""
 
     def enter(arrange: Arrange) -> Arrange:
         TROUBLES[arrange.__name__] = (arrange, says)
@@ -455,7 +456,7 @@ def look_before_a_start(at: Newcomer) -> Sequence[str]:
 
 
 def service(status: int) -> AbstractContextManager[str]:
-    """A service that answers so, and has one model."""
+    """Run a service that answers with this status, and has one model."""
     known = {"model_name": "Qwen/Qwen3-8B", "max_context_length": 40960}
     return answering(lambda _: (status, {"supported_models": [known]}))
 

@@ -1,4 +1,4 @@
-"""What is forgotten is nowhere in the data directory any more, and the rest is as it was."""
+"""Forgotten turns are nowhere in the data directory, and the rest is unchanged."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import Completion, HintScores, NextState, SamplingParams, StopReason, Usage
 
 SYSTEM = tuple(range(1000, 1000 + BLOCK))
-"""A block that all prompts share."""
+"""Token block that all prompts share."""
 MARK = "XYZZY-mark"
 
 
 def own(number: int) -> tuple[int, ...]:
-    """A block that only this turn's prompt has, and its ids, which no other array holds."""
+    """Token block that only this turn's prompt has; no other array holds its ids."""
     return tuple(100_000 + number * 2000 + (i * 7919) % 1999 for i in range(BLOCK))
 
 
@@ -71,7 +71,7 @@ class Talk:
         )
 
     def judged(self, turn: int, said: int) -> None:
-        """`said`: the turn whose request it is that followed."""
+        """Judge a turn. `said`: the turn whose request followed."""
         self.ledger.turns.add_next_state(turn, NextState("user", f"{MARK}{said}!request"))
         ballot = Ballot(f"{MARK}{said}!vote", 1)
         self.ledger.judgements.add(
@@ -115,7 +115,7 @@ def everything(directory: Path) -> bytes:
 
 
 def found(directory: Path, number: int) -> list[str]:
-    """Which traces of a turn lie in any file, packed or plain."""
+    """Traces of a turn in any file, packed or plain."""
     raw, ids = everything(directory), own(number)
     packed = {
         "text": f"{MARK}{number}!".encode(),
@@ -182,7 +182,8 @@ def test_step_that_used_it_still_says_on_how_many_samples_it_trained(
 def test_forgotten_turn_takes_what_follows_it_and_what_was_said_before_it(
     talk: Talk, tmp_path: Path
 ) -> None:
-    """Later prompts repeat it; the turn before has it as its next state, and a hint out of it."""
+    """Later prompts repeat the turn; the turn before has it as its next state, with a hint from
+    it."""
     first, second, third = talk.turn("a"), talk.turn("a"), talk.turn("a")
     talk.sampled(first, 2)
     talk.judged(second, 3)
@@ -269,7 +270,7 @@ async def test_reply_that_is_being_written_is_not_kept_when_its_session_is_forgo
 
 
 def test_command_clears_what_sqlite_left_between_other_rows(talk: Talk, tmp_path: Path) -> None:
-    """Rows change their length and their neighbours: SQLite leaves copies where they lay."""
+    """Rows change their length and neighbours: SQLite leaves copies where they were."""
     rng, sessions = random.Random(6), 400  # which leaves two with SQLite 3.40
     for number in range(1, sessions + 1):
         turn = talk.turn(f"{rng.getrandbits(64):016x}-{MARK}{number}-key", tail=2)

@@ -59,7 +59,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, int
 
 @pytest.fixture
 def log(world: tuple[Path, dict[str, int]], capsys: pytest.CaptureFixture[str]) -> Any:
-    """The command, as the shell would run it, but in this process."""
+    """Run the command as the shell would, but in this process."""
 
     def log(*flags: str) -> str:
         assert main.main(["log", *flags, "--data-dir", str(world[0])]) == 0
@@ -223,7 +223,7 @@ def test_a_closed_pipe_ends_it_quietly(tmp_path: Path) -> None:
 
 @contextmanager
 def following(directory: Path, *flags: str) -> Iterator[tuple[Any, subprocess.Popen[str]]]:
-    """`log --follow` as a process, and what takes its next line, which must come soon."""
+    """Run `log --follow` as a process; yield it with a function that takes its next line."""
     process = subprocess.Popen(
         [sys.executable, "run.py", "log", *flags, "--follow", "--data-dir", str(directory)],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""`tinker-claw openclaw-config`: what it prints, and what OpenClaw makes of it."""
+"""`tinker-claw openclaw-config`: its output, and how OpenClaw reads it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(*flags: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """As a shell would."""
+    """Run the command as a shell would."""
     done = subprocess.run(
         [sys.executable, "run.py", "openclaw-config", *flags],
         cwd=ROOT,
@@ -48,7 +48,7 @@ def run(*flags: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 
 def said(out: str) -> tuple[dict[str, Any], list[list[str]]]:
-    """The block, and the commands as a shell takes them."""
+    """The block, and the commands as a shell reads them."""
     block, end = json.JSONDecoder().raw_decode(out)
     return block, [shlex.split(line) for line in out[end:].split("\n") if line]
 

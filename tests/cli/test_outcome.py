@@ -1,4 +1,4 @@
-"""What became of a turn is said in the same words by explain, log and status."""
+"""The fate of a turn has the same words in explain, log and status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `tinker-claw log turns` says of the last requests: each turn's end, and what they mean."""
+"""`tinker-claw log turns` over the last requests: each turn's end and its meaning."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 
 def recent(ledger: Ledger, limit: int = 10) -> list[TurnView]:
-    """Read from outside, while the ledger is open."""
+    """Read recent turns from outside, while the ledger is open."""
     return newest(ledger.path, limit)
 
 
@@ -53,7 +53,7 @@ def shown(ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 
 def add_every_kind_of_turn(ledger: Ledger) -> dict[str, int]:
-    """One turn for every end that a turn can come to, in the order that the table shows."""
+    """Add one turn for every end that a turn can have, in the order of the table."""
     made: dict[str, int] = {}
 
     def turn(name: str, key: str | None = None, **changes: Any) -> int:

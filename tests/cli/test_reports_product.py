@@ -1,4 +1,4 @@
-"""The story of a real run: what log, explain and status say of it while the gateway goes on."""
+"""A real run as log, explain and status show it while the gateway goes on."""
 
 from __future__ import annotations
 

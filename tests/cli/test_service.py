@@ -30,7 +30,7 @@ esac
 
 
 class Home:
-    """Of a user who types in a folder with a name like no other."""
+    """Home of a user who types in a folder with an unusual name."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.told = path, path / "told"
@@ -74,7 +74,7 @@ def read(unit: str) -> RawConfigParser:
 
 
 def words(line: str) -> list[str]:
-    """As systemd reads a line of words: quotes, backslashes, and its signs doubled."""
+    """Split a line into words as systemd does: quotes, backslashes, doubled special signs."""
     found = re.findall(r'"((?:[^"\\]|\\.)*)"|(\S+)', line)
     return [re.sub(r"\\(.)", r"\1", quoted) or plain for quoted, plain in found]
 

@@ -1,4 +1,4 @@
-"""`tinker-claw` on a terminal with nothing said, on a real one: what it asks, writes and starts."""
+"""`tinker-claw` without arguments on a real terminal: its questions, files and starts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def home(tmp_path: Path) -> Path:
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
-    """A newcomer's, whose hub is what lies in their home."""
+    """A newcomer's environment, whose hub is a folder in their home."""
     left_out = ("TINKER_", "OPENCLAW_", "XDG_", "HF_", "PYTHONPATH", "CI")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
     kept["TINKER_CLAW_GATEWAY__API_KEY"] = "none"
@@ -57,14 +57,14 @@ def started(home: Path, **more: str) -> Iterator[Terminal]:
 
 
 def service() -> AbstractContextManager[str]:
-    """Takes every key that begins with tml-a, and lists no model."""
+    """A service that accepts every key that begins with tml-a, and lists no model."""
     return answering(
         lambda key: (200, {"supported_models": []}) if key[:5] == "tml-a" else (401, {})
     )
 
 
 def files(home: Path) -> Mapping[str, str]:
-    """By their paths, but for what the hub and the shell's programs keep there."""
+    """Files by path, without those that the hub and the shell's programs keep there."""
     found = (path for path in home.rglob("*") if path.is_file() and ".cache" not in path.parts)
     return {str(path.relative_to(home)): path.read_text(errors="replace") for path in found}
 
@@ -228,7 +228,7 @@ def test_the_demo_is_an_answer_and_is_not_kept(home: Path) -> None:
 
 
 def on_the_hub(home: Path) -> None:
-    """The tokenizer that the real model's name leads to, as the hub's client keeps it."""
+    """Put the real model's tokenizer into the hub's cache, as the hub's client keeps it."""
     kept = home / ".cache" / "huggingface" / "hub" / f"models--{MODEL.replace('/', '--')}"
     (kept / "refs").mkdir(parents=True)
     (kept / "refs" / "main").write_text("abc")

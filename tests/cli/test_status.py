@@ -1,4 +1,4 @@
-"""`tinker-claw status` against a real gateway, and what it says when something is wrong."""
+"""`tinker-claw status` against a real gateway, and its messages when something is wrong."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def port_of(url: str) -> str:
 
 
 async def ask(url: str, *flags: str) -> int:
-    """As the shell would, but in this process."""
+    """Run the command as the shell would, but in this process."""
     return await asyncio.to_thread(main.main, ["status", "--port", port_of(url), *flags])
 
 

@@ -48,7 +48,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def free() -> Iterator[str]:
-    """A port on which nobody answers."""
+    """Address of a port on which nobody answers."""
     with deaf_port() as port:
         yield str(port)
 

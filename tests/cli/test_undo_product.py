@@ -25,7 +25,7 @@ TINKER = {"TINKER_API_KEY": "tml-test", "TINKER_TELEMETRY": "0"}
 
 @contextmanager
 def backend(name: str, folder: Path) -> Iterator[tuple[tuple[str, ...], dict[str, str]]]:
-    """Flags and environment."""
+    """Start a backend; yield the product's flags and environment."""
     if name == "local":
         yield LOCAL, {}
     else:
@@ -108,7 +108,7 @@ def test_gateway_that_runs_is_pinned_rolled_back_and_made_to_forget(
 
 
 def everything(data: Path) -> bytes:
-    """What the files hold, but those that go while they are looked for."""
+    """Contents of all files, without those that vanish during the search."""
     found = list[bytes]()
     for folder, _, names in os.walk(data):
         for name in names:

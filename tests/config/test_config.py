@@ -122,7 +122,7 @@ KEY, OTHER = "open-sesame-0123456789", "a-key-of-somebody-else"
 
 
 def users(*pairs: tuple[str, str]) -> str:
-    """TOML."""
+    """TOML of several users."""
     return "".join(f"[[users]]\nname = '{name}'\nkey = '{key}'\n" for name, key in pairs)
 
 
@@ -205,7 +205,7 @@ def test_users_that_cannot_be_told_apart_or_kept_out_are_refused(
 
 
 def everything_said(error: BaseException) -> str:
-    """What an error and all that caused it would print."""
+    """Text that an error and all its causes would print."""
     return f"{error}{everything_said(error.__cause__) if error.__cause__ else ''}"
 
 
@@ -222,7 +222,7 @@ def declared() -> Iterator[tuple[str, str, FieldInfo]]:
 
 
 def test_every_setting_is_declared_whole() -> None:
-    """Its help, the page and the brief help are made of this."""
+    """The help, the settings page and the brief help are made of declarations."""
     known = {flag: parameter for parameter in flags() for flag in parameter.opts}
     named: list[str] = []
     for section, name, field in declared():

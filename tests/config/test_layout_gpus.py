@@ -1,4 +1,4 @@
-"""Which GPU does what: settings, the plan, and what is started for it."""
+"""GPU layouts: settings, the plan, and the processes started for it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def model(tmp_path: Path) -> str:
 
 @pytest.fixture
 def box(tmp_path: Path) -> Callable[..., None]:
-    """Two GPUs of 80 GB, by an nvidia-smi that says so."""
+    """Make a machine with two GPUs of 80 GB, by a fake nvidia-smi."""
 
     def make(told: str = BOX.format(7), status: int = 0) -> None:
         script = tmp_path / "path" / "nvidia-smi"
@@ -79,7 +79,7 @@ def box(tmp_path: Path) -> Callable[..., None]:
 
 @pytest.fixture
 def vllm(tmp_path: Path) -> Path:
-    """The stand-in, on PATH."""
+    """Put the stand-in for vLLM on PATH."""
     script = tmp_path / "path" / "vllm"
     script.write_text(f'#!/bin/sh\nexec {sys.executable} -S {VLLM} "$@"\n')
     script.chmod(0o755)
@@ -329,7 +329,7 @@ async def test_what_four_bits_need_beside_vllm_is_said_before_a_sampler_starts(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By the files of its environment, which is not ours to import."""
+    """Checked by the files of vLLM's environment, which cannot be imported here."""
     box()
     vllm = tmp_path / "env" / "bin" / "vllm"
     monkeypatch.setenv("PATH", f"{vllm.parent}:{os.environ['PATH']}")
@@ -407,7 +407,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_loaded(
 async def test_servers_are_ready_before_the_trainer_and_end_when_it_cannot_start(
     model: str, box: Callable[..., None], vllm: Path, tmp_path: Path
 ) -> None:
-    """Here the trainer finds no CUDA, which is as good a failure as any."""
+    """The trainer fails because it finds no CUDA; any failure would do."""
     box()
     given = load([*LOCAL, "--model-name", model, "--data-dir", str(tmp_path / "data")])
     with pytest.raises(ClawError, match=r"cuda"):
@@ -487,7 +487,7 @@ def doctor(*flags: str) -> int:
 
 
 def section(told: str, name: str) -> str:
-    """A check's line with those that go on with it."""
+    """A check's line with its continuation lines."""
     lines = told.splitlines()
     first = next(i for i, line in enumerate(lines) if line[5:].split(" ")[0] == name)
     last = first + 1

@@ -1,4 +1,4 @@
-"""Every piece of a message gets its writer, and together the pieces are the text."""
+"""Attribution: every piece of a message gets its writer, and together the pieces are the text."""
 
 from __future__ import annotations
 
@@ -191,7 +191,8 @@ def test_words_are_told_from_what_coding_agents_write(parts: list[str], said: st
 
 
 def test_what_people_write_is_theirs() -> None:
-    """Written by others who had not seen the rules, 258 of them held out until the rules stood."""
+    """These texts were written by people who had not seen the rules, 258 of them held out until the
+    rules stood."""
     users = [json.loads(line) for line in USERS.read_text().splitlines()]
     assert len(users) == 498
     doubted = [user["text"] for user in users if looks_like_machinery(user["text"])]

@@ -44,9 +44,9 @@ class Row:
     session: str
     kind: str = "main"
     user: str | None = None
-    """What the user said next."""
+    """Next words of the user."""
     tool: str | None = None
-    """How the results begin that came next."""
+    """Beginning of the tool results that came next."""
 
 
 def side(line: int, call: str, session: str = NOWHERE) -> Row:
@@ -143,14 +143,14 @@ def captured(scenario: str) -> list[Captured]:
 
 
 def unnamed(one: Captured) -> Captured:
-    """As OpenClaw sends it unless it is told to name sessions in headers."""
+    """The request as OpenClaw sends it unless it is told to name sessions in headers."""
     headers = {name: value for name, value in one.headers.items() if name not in AFFINITY}
     body = {name: value for name, value in one.body.items() if name != "prompt_cache_key"}
     return replace(one, headers=headers, body=body)
 
 
 def spoken(answer: dict[str, Any]) -> str:
-    """As the model writes what the client was given."""
+    """The answer as the model writes it."""
     if answer["kind"] in ("error", "cut"):
         return LOST
     calls = [
@@ -198,7 +198,7 @@ def test_without_affinity_all_are_recognised_alike_and_sessions_are_the_same() -
         names.add((row.session, identity.key))
     with_affinity, without = zip(*names, strict=True)
     assert len(set(with_affinity)) == len(set(without)) == len(names), "one name for one name"
-    # What has a name of its own keeps it; of a cron job only the Runtime line is left.
+    # A session with a name of its own keeps it; a cron job has only its Runtime line.
     assert {pair for pair in names if pair[0] != pair[1]} == {(CRON, CRON_JOB)}
 
 

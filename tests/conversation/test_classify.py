@@ -1,4 +1,4 @@
-"""Session, kind and next state, from what agents send."""
+"""Classification of agents' requests: session, kind and next state."""
 
 from __future__ import annotations
 
@@ -449,7 +449,7 @@ def test_only_the_last_messages_can_be_volatile() -> None:
 
 
 def test_a_volatile_message_that_stays_where_it_was_is_no_part_of_the_conversation() -> None:
-    """OpenAI's Responses show it until the user goes on."""
+    """OpenAI's Responses keep showing it until the user goes on."""
     looked = [assistant("I look."), user("go on")]
     stays = parsed(openclaw("hi", VOLATILE, *looked)).messages
     gone = parsed(openclaw("hi", *looked)).messages

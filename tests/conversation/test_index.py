@@ -1,4 +1,4 @@
-"""The gateway's memory of turns and sessions: what it finds, what it forgets, what it weighs."""
+"""The gateway's memory of turns and sessions: lookups, evictions and sizes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ANSWERED = parsed(openclaw("hi", assistant("yo"), user("thanks"))).messages
 
 
 class Clock:
-    """The time, as the test says."""
+    """A clock that the test sets."""
 
     def __init__(self, at: float) -> None:
         self.at = at

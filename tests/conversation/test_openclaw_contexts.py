@@ -1,4 +1,4 @@
-"""What the real OpenClaw writes around a person's words, in every kind of chat."""
+"""Text that the real OpenClaw writes around a person's words, in every kind of chat."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = [
 ]
 WORDS = "No, shorter.\n\nIn German, please."
 CHANNELS_OWN = ("Poll:", "Chat window:")
-"""A channel may write any label; these are of the test."""
+"""Labels of the test's own: a channel may write any label."""
 
 
 def test_words_are_told_from_all_that_openclaw_writes_around_them() -> None:

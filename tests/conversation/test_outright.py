@@ -1,4 +1,4 @@
-"""Messages that are nothing but a verdict, and what they are taken for."""
+"""Messages that are nothing but a verdict, and how they are read."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ HEALTH = Health("ok", 0, 5, 16, "waiting", None)
 
 
 def written(question: str, style: grammar.Style) -> str:
-    """The reply of a model that has one style."""
+    """Reply of a model that always writes in one style."""
     return grammar.reply(PROBLEMS[question], Random(question), style)
 
 
@@ -84,7 +84,8 @@ class Asked:
 
 @dataclass
 class FakeGateway:
-    """Answers with `reply`; a policy version appears after every `sessions_per_step` sessions."""
+    """A gateway that answers with `reply`; a policy version appears after every `sessions_per_step`
+    sessions."""
 
     reply: Callable[[Asked], str]
     sessions_per_step: int = 10**9
@@ -371,7 +372,7 @@ async def test_a_run_ends_with_the_reason_when_learning_has_failed(tmp_path: Pat
 
 
 def reached(out: Path) -> Progress:
-    """A run of 8 steps and 36 sessions, as it could have been."""
+    """Progress of a possible run of 8 steps and 36 sessions."""
     progress = Progress(Options(out=out, steps=8, sessions=36, eval_prompts=64, seed=7))
     progress.saw(HEALTH)
     progress.outcomes += [Outcome(3, True)] * 30
@@ -554,7 +555,7 @@ def test_a_gauge_without_a_figure_is_passed_over() -> None:
 def test_users_wait_for_a_step_and_not_for_a_learner_that_waits_for_users(
     tmp_path: Path, learner: str, waiting: int, behind: bool
 ) -> None:
-    """Of several users each has a share of a batch: one who is over it waits for the others."""
+    """With several users each has a share of a batch: one who is over it waits for the others."""
     progress = Progress(Options(out=tmp_path))
     progress.saw(Health("ok", 3, waiting, 16, learner, None))
     assert progress.behind is behind

@@ -187,7 +187,7 @@ def test_a_shuffled_judge_says_as_often_what_it_says_but_of_other_replies() -> N
 
 
 async def test_a_lying_judge_answers_the_products_own_prompts_the_same_each_time() -> None:
-    """The marks differ from prompt to prompt; what it says of a case does not."""
+    """The marks differ from prompt to prompt; the judge's opinion of a case does not."""
     from examples.demo.judge import answer
 
     think, rng = judges.shuffled(judges.honest([STUDENT]), STUDENT.other_hints), Random(1)
@@ -275,7 +275,7 @@ async def model(stub: Stub) -> AsyncGenerator[Model]:
 
 
 def plays(messages: list[dict[str, str]]) -> str:
-    """Content with what holds no bold text; thinks first, as models do."""
+    """Play a user who is content with text without bold; think first, as models do."""
     last = messages[-1]["content"].rsplit("The assistant:", 1)[-1]
     content = "**" not in last
     said = "Great, please save it." if content else "No, that looks like an AI wrote it."
@@ -406,7 +406,7 @@ def ended(
     shares: dict[str, float] | None = None,
     **more: Any,
 ) -> None:
-    """A run's report as it could have been."""
+    """Write the report of a possible run."""
     points = [
         {"step": step, "sessions": 9 * step, "score": score, "sums": 1.0, "lists": 0.9}
         | {"work": 1.0, "alike": 0.1, "characters": 80.0 - step, **(shares or {})}
@@ -475,7 +475,7 @@ def test_goals_are_met_or_not_or_not_run(tmp_path: Path) -> None:
 
 
 def guarded(steps: int, alarm: str | None = None, **more: Any) -> dict[str, Any]:
-    """What a ledger tells of gate and guard."""
+    """Figures of gate and guard, as read from a ledger."""
     held = {} if alarm is None else {"held": "a reason", "alarm": alarm}
     return {"guard": {"steps": steps, "refused": 0, "warned": {}} | held | more}
 
@@ -565,7 +565,7 @@ def test_methods_are_told_apart_only_where_the_interval_says_so(tmp_path: Path) 
 
 
 class Seen(HTMLParser):
-    """What a browser would make of a page."""
+    """The elements that a browser would find in a page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -756,7 +756,7 @@ async def test_a_flipped_judge_is_found_where_somebody_else_has_an_opinion(
 
 @pytest.mark.slow
 def test_a_run_that_is_killed_goes_on_and_learns_what_is_wanted(tmp_path: Path) -> None:
-    """Fails where the sign of the advantages is wrong."""
+    """This fails where the sign of the advantages is wrong."""
     command = [sys.executable, "-m", "examples.personalize", "--scenarios", "student.toml"]
     command[-1] = str(FOLDER / "tiny" / "student.toml")
     command += ["--methods", "combine", "--seeds", "1", "--steps", "8", "--sessions", "36"]

@@ -1,4 +1,4 @@
-"""The small real model: what is fetched and checked, and what a GGUF file becomes.
+"""The small real model: download, checks, and conversion of a GGUF file.
 
 Rule: nothing is fetched here. The file that is converted is a tiny one of the same form.
 """
@@ -27,14 +27,15 @@ HIDDEN, HEADS, KEYS, FFN, CONTEXT = 32, 2, 1, 64, 128
 
 
 def letters() -> list[str]:
-    """The signs by which byte-level vocabularies write the 256 bytes."""
+    """Characters by which byte-level vocabularies write the 256 bytes."""
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [b for b in range(256) if b not in shown]
     return [chr(b) for b in shown] + [chr(256 + n) for n, _ in enumerate(hidden)]
 
 
 def tiny(at: Path) -> dict[str, torch.Tensor]:
-    """A Llama of one layer with SmolLM2's kind of tokenizer; its weights by GGUF's names."""
+    """Make a Llama of one layer with SmolLM2's kind of tokenizer; return its weights by GGUF's
+    names."""
     at.mkdir()
     tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *letters(), "Ġ1", "ĠĠ"]
     file: Any = gguf.GGUFWriter(at / smollm2.WEIGHTS, "llama")

@@ -1,4 +1,4 @@
-"""Requests of Messages and Responses of which one value is something else: read, or refused.
+"""Messages and Responses requests with one value replaced: read, or refused.
 
 Rule: there is no third way; whatever stands where, a format raises nothing but a RequestError.
 """
@@ -79,7 +79,7 @@ OF_RESPONSES: dict[str, Any] = {
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where every value of a body stands."""
+    """Paths of all values of a body."""
     yield path
     inner: Any = value.items() if isinstance(value, dict) else ()
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Requests: what is accepted, what it comes to, and which field a refusal names."""
+"""Chat requests: accepted fields, their effect, and the field that a refusal names."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def parse(**fields: Any) -> GenerationRequest:
 
 
 def outcome(**fields: Any) -> str:
-    """The messages, or the field that a refusal names."""
+    """Messages of the request, or the field that a refusal names."""
     try:
         return json.dumps(parse(**fields).messages)
     except RequestError as error:
@@ -147,7 +147,7 @@ def test_tool_choice_none_hides_the_tools_and_forbids_calls() -> None:
 
 
 def test_every_field_of_the_openai_client_is_in_one_table() -> None:
-    """A new release of the client that knows a new field fails here until we have decided."""
+    """A new release of the client with a new field fails here until we have decided."""
     theirs = set(get_type_hints(CompletionCreateParamsStreaming))
     theirs |= set(get_type_hints(CompletionCreateParamsNonStreaming))
     assert_each_in_one_table(theirs, FIELDS)
@@ -432,7 +432,7 @@ def test_an_event_is_one_line_of_utf8() -> None:
 
 
 def written(*said: Any, **fields: Any) -> bytes:
-    """As clients write it, without blanks."""
+    """JSON as clients write it, without blanks."""
     body = {"model": "m", "messages": list(said), **fields}
     return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
 
@@ -444,7 +444,7 @@ def read_as(chat: Chat, body: bytes, user: str = "ann") -> GenerationRequest:
 
 
 def told(read: Callable[[], GenerationRequest]) -> Any:
-    """The request, without what is to be remembered of it, or what a refusal says."""
+    """The request without what is remembered of it, or the text of a refusal."""
     try:
         return replace(read(), own={})
     except RequestError as error:

@@ -26,7 +26,7 @@ TOOLS = [{"type": "function", "function": function} for function in FUNCTIONS]
 REST = ' {"at":  "home"}}\n</tool_call>'
 BEGUN = '<think>\n\n</think>\n\n<tool_call>\n{"name": "look", "arguments":'
 ANY = '<think>\n\n</think>\n\n<tool_call>\n{"name": "'
-"""With which calls of both tools begin."""
+"""Beginning that the calls of both tools share."""
 
 
 async def by_chat(world: World, name: str | None, **more: Any) -> tuple[str, str]:

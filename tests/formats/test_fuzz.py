@@ -29,8 +29,8 @@ REQUESTS = 10_000
 CONNECTIONS = 6
 LONGEST_S = 60
 GROWTH_MB = 1.2 * (CAPACITY + ROOM) / 1e6
-"""From the first thousand requests to the last: what is remembered of prompts and of pieces of
-bodies, and no more."""
+"""Growth in MB from the first thousand requests to the last: cached prompts and pieces of bodies,
+and no more."""
 
 
 REPLIES = (
@@ -44,7 +44,7 @@ REPLIES = (
 
 
 class Recorder(FakeSampler):
-    """Recites its replies in turn, and remembers what it gave for which prompt."""
+    """A sampler that recites its replies in turn, and records which prompt got which."""
 
     def __init__(self, *replies: Tokens) -> None:
         super().__init__(*replies)
@@ -68,13 +68,13 @@ class Recorder(FakeSampler):
 
 @dataclass
 class Found:
-    """What came back."""
+    """Answers that came back."""
 
     statuses: Counter[int] = field(default_factory=Counter[int])
     usages: Counter[tuple[int, int]] = field(default_factory=Counter[tuple[int, int]])
-    """Of whole answers with one reply: tokens of prompt and completion."""
+    """Prompt and completion tokens of whole answers with one reply."""
     replies: int = 0
-    """In all answers: of one request there may be several."""
+    """Number of replies in all answers: a request may have several."""
     objects: int = 0
     wrong: list[str] = field(default_factory=list[str])
 
@@ -123,7 +123,7 @@ async def _send(world: World, mutants: Mutants, found: Found, numbers: range) ->
 
 
 async def _talk(url: str, mutants: Mutants, found: Found, left: Iterator[int]) -> None:
-    """Send on one connection, as long as it lasts, until none is left."""
+    """Send requests on one connection, as long as it lasts, until none is left."""
     place = urlsplit(url)
     path = f"{place.path}/chat/completions".encode()
     ends: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
@@ -189,6 +189,6 @@ def _judge(found: Found, number: int, status: int, headers: dict[str, str], body
 
 
 def _memory_mb() -> float:
-    """Resident."""
+    """Resident memory in MB."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6

@@ -62,7 +62,7 @@ def parse(route: Any = TURN, **fields: Any) -> GenerationRequest:
 
 
 def test_every_field_of_the_anthropic_client_is_in_one_table() -> None:
-    """A new release of the client that knows a new field fails here until we have decided."""
+    """A new release of the client with a new field fails here until we have decided."""
     theirs = set(get_type_hints(MessageCreateParamsStreaming))
     theirs |= set(get_type_hints(MessageCreateParamsNonStreaming))
     theirs |= set(get_type_hints(MessageCountTokensParams))
@@ -320,7 +320,7 @@ def finished(finish: Finish = "stop", stop: str | None = None, **of: Any) -> Fin
 
 
 def events(streamed: bytes) -> list[Any]:
-    """Each checked against the client's own types."""
+    """Streamed events, each checked against the client's own types."""
     found: list[Any] = []
     for block in streamed.decode().split("\n\n")[:-1]:
         name, data = block.split("\n")

@@ -76,7 +76,7 @@ async def test_a_conversation_goes_on_by_the_reply_s_id(tmp_path: Path, renderer
 async def test_the_id_of_a_reply_tells_apart_what_reads_alike(
     tmp_path: Path, renderer: Renderer
 ) -> None:
-    """Two conversations of the same words, and one that goes on under other instructions."""
+    """Two conversations have the same words; a third continues under other instructions."""
     async with gateway(tmp_path, renderer) as world:
         asked: Any = {"model": MODEL, "instructions": "Be brief."}
         first = await world.openai.responses.create(**asked, input="look")

@@ -65,7 +65,7 @@ def parse(spoken: Responses | None = None, user: str = "ann", **fields: Any) -> 
 
 
 def test_every_field_of_the_openai_client_is_in_one_table() -> None:
-    """A new release of the client that knows a new field fails here until we have decided."""
+    """A new release of the client with a new field fails here until we have decided."""
     theirs = set(get_type_hints(ResponseCreateParamsStreaming))
     theirs |= set(get_type_hints(ResponseCreateParamsNonStreaming))
     theirs |= set(get_type_hints(InputTokenCountParams))
@@ -268,7 +268,7 @@ def finished(finish: Finish = "stop", **of: Any) -> FinishedReply:
 
 
 def events(streamed: bytes) -> list[Any]:
-    """Each checked against the client's own types."""
+    """Streamed events, each checked against the client's own types."""
     found: list[Any] = []
     for block in streamed.decode().split("\n\n")[:-1]:
         name, data = block.split("\n")
@@ -353,7 +353,7 @@ def test_a_reply_that_breaks_off_has_failed() -> None:
 
 
 def finish(spoken: Responses, user: str = "ann", *, open: bool = True, **fields: Any) -> str:
-    """A reply of this user's, complete; returns its id."""
+    """Finish a reply of this user; return its id."""
     request = parse(spoken, user, **fields)
     if open:
         spoken.remember(request, user)

@@ -15,7 +15,7 @@ from tinker_claw.render.renderer import Renderer
 
 VERSION = "schemathesis==4.32.5"
 EXAMPLES = 50
-"""Of a route, besides those at the bounds of each field."""
+"""Requests per route, besides those at the bounds of each field."""
 CHECKS = (
     "not_a_server_error",
     "status_code_conformance",
@@ -24,7 +24,8 @@ CHECKS = (
     "negative_data_rejection",
     "unsupported_method",
 )
-"""Not positive_data_acceptance: to a schema 1.0 is an integer, to this server it is none."""
+"""Checks to run. Not positive_data_acceptance: to a schema 1.0 is an integer, to this server it is
+not."""
 STUCK_S = 60
 
 pytestmark = pytest.mark.slow

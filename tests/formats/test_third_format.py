@@ -40,7 +40,7 @@ TOOLS = [{"name": "ls", "takes": {"type": "object"}}]
 
 
 class Letters(Format):
-    """Letters: a heading, and paragraphs by either side."""
+    """A format of letters: a heading, and paragraphs by either side."""
 
     about = "letters: POST /v3/letters"
     routes = (
@@ -53,7 +53,7 @@ class Letters(Format):
 
     def __init__(self) -> None:
         self.sent: dict[tuple[str, str], tuple[Message, ...]] = {}
-        """Of each reply that went out, by user and name: all that was said until then."""
+        """Messages up to each reply that went out, by user and name of the reply."""
 
     def claims(self, path: str, headers: Any) -> bool:
         return path.startswith("/v3/letters") or "x-letters" in headers
@@ -120,7 +120,7 @@ def _message(raw: Any) -> Message:
 
 
 class Letter:
-    """One on its way out."""
+    """A letter while it is written."""
 
     def __init__(self, format: Letters, request: GenerationRequest, head: ReplyHead) -> None:
         self.id = f"letter-{uuid4().hex}"

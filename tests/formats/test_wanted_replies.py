@@ -1,4 +1,4 @@
-"""Replies that a request wants otherwise: as JSON, with logprobs, several at once."""
+"""Options of replies: JSON, logprobs, several at once."""
 
 from __future__ import annotations
 

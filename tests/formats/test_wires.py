@@ -33,7 +33,7 @@ class Talk(ABC):
         self.world, self.stream = world, stream
         self.history: list[Any] = []
         self.reply: Any = None
-        """As the client's own types have it."""
+        """Reply as the client's own types have it."""
 
     async def say(self, text: str) -> None:
         self.history.append({"role": "user", "content": text})
@@ -276,7 +276,7 @@ async def test_three_wires_make_one_prompt(
 async def test_a_session_that_goes_on_by_another_wire_goes_on(
     tmp_path: Path, renderer: Renderer
 ) -> None:
-    """The histories say so; nothing of them is the wire's."""
+    """The histories are enough to recognise it; nothing in them belongs to a wire."""
     async with gateway(tmp_path, renderer) as world:
         chat = ChatTalk(world, stream=False)
         await chat.say("hello")

@@ -1,4 +1,4 @@
-"""Who may call: keys that name users, pages that may not, and what strangers are told."""
+"""Access: keys that name users, forbidden web pages, and answers to strangers."""
 
 from __future__ import annotations
 

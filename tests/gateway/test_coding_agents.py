@@ -83,7 +83,7 @@ async def test_a_coding_agent_asks_calls_and_is_corrected(
 
 
 def counting(refused: list[str]) -> list[Format]:
-    """All formats; what they refuse is put into `refused`."""
+    """All formats; their refusals are collected in `refused`."""
 
     def counted(kind: type[Any]) -> Any:
         class Counted(kind):

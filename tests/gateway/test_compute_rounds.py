@@ -78,7 +78,7 @@ async def test_a_reply_that_is_complete_when_its_client_hangs_up_is_kept(
     reached = asyncio.Event()
 
     class Stuck(ComputeRounds):
-        """Nobody gets through once there is a reply."""
+        """A sampler that blocks everybody once there is a reply."""
 
         async def own_round(self) -> None:
             if sampler.prompts:

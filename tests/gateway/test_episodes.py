@@ -1,4 +1,4 @@
-"""What clients say of episodes and groups, in headers and bodies, over HTTP."""
+"""Episodes and groups as clients name them, in headers and bodies, over HTTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Feedback over HTTP and by message: who may give it on what, what it changes, what is refused."""
+"""Feedback over HTTP and by message: permissions, effects and refusals."""
 
 from __future__ import annotations
 

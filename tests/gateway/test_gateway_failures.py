@@ -16,7 +16,7 @@ from tinker_claw.types import StopReason
 
 
 async def hung_up(world: World, body: dict[str, Any]) -> None:
-    """Ask, and hang up where the sampler holds; it is told, and does not go on."""
+    """Send a request and hang up while the sampler holds; it is told, and stops."""
     asking = asyncio.create_task(world.http.post("/chat/completions", json=body))
     async with asyncio.timeout(60):
         await world.sampler.holding.wait()

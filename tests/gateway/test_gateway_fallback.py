@@ -26,7 +26,7 @@ def broken(renderer: Renderer) -> FakeSampler:
 
 
 def learned(directory: Path, *refs: str) -> None:
-    """A ledger with a version for each step, after version 0."""
+    """Make a ledger with a version for each step, after version 0."""
     ledger = Ledger(directory)
     version = ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
     for ref in refs:
@@ -94,7 +94,7 @@ async def test_a_break_shows_nowhere_in_a_stream_with_tools(
 
 
 class Forgetful(FakeSampler):
-    """Never says that it is done."""
+    """A sampler that never says that it is done."""
 
     async def stream(
         self, prompt: Tokens, params: SamplingParams

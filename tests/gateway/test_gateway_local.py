@@ -175,7 +175,7 @@ async def test_a_version_that_answers_nan_is_replaced_by_the_one_before(
         (turn,) = world.turns()
         assert turn.policy_version == 0
         assert world.column("untrained_because") == [None]
-        # What version 0 samples is what the base model would have sampled.
+        # Version 0 samples like the base model.
         tokens = (*turn.prompt, *turn.completion.tokens)
         scored = await base.logprobs(tokens, start=len(turn.prompt))
         assert turn.completion.logprobs == pytest.approx(scored.logprobs, abs=1e-4)

@@ -1,4 +1,4 @@
-"""What comes back over HTTP: whole and streamed replies, tools, thinking, signs of life."""
+"""Replies over HTTP: whole and streamed, with tools, thinking and keep-alives."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def is_text(event: dict[str, Any]) -> bool:
 
 
 async def raw_writes(url: str, body: dict[str, Any]) -> list[str]:
-    """What the server wrote, piece by piece: each is a chunk of HTTP."""
+    """Pieces in which the server wrote its answer: each is a chunk of HTTP."""
     host, port = url.removeprefix("http://").removesuffix("/v1").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     sent = json.dumps(body).encode()

@@ -1,4 +1,4 @@
-"""What the fields of a request change: in the reply, in the sampler, in the ledger."""
+"""Effects of the fields of a request: on the reply, the sampler and the ledger."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ DONE = {"X-Session-Done": "true"}
 
 
 def closed(world: World) -> dict[str, bool]:
-    """Of every session, whether the ledger calls it closed."""
+    """Whether the ledger calls each session closed."""
     rows = world.ledger._db.rows("SELECT key, closed_at FROM sessions ORDER BY id")
     return {row["key"]: row["closed_at"] is not None for row in rows}
 
@@ -360,7 +360,7 @@ CALL = '<tool_call>\n{"name": "exec", "arguments": {"command": "seq"}}\n</tool_c
 
 
 async def call_of(world: World, body: dict[str, Any], **headers: str) -> dict[str, Any]:
-    """The message as the client sends it back, which called one tool."""
+    """Assistant message with a tool call, as the client sends it back."""
     (call,) = (await world.reply(body, **headers))["tool_calls"]
     return assistant("", (call["id"], "exec", '{"command":"seq"}'))
 
@@ -464,7 +464,7 @@ async def test_a_compaction_keeps_the_session_and_the_reply_that_it_leaves_gets_
         first, second, _, third = world.turns()
         assert first.session_id == second.session_id == third.session_id
         assert set(world.column("lost")) == {None}
-        # What was compacted is a conversation like any other from then on.
+        # A compacted conversation continues like any other.
         await world.reply(compacted(*new, assistant(third.reply_text), user("bye")), **after)
         assert world.next_states()[4] == NextState("user", "bye")
 

@@ -1,4 +1,4 @@
-"""Turns as they are written: version, sampling parameters, prompt and where a hint goes."""
+"""Turns as they are stored: version, sampling parameters, prompt and place of a hint."""
 
 from __future__ import annotations
 

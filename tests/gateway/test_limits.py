@@ -1,4 +1,4 @@
-"""How much is taken in at once: slots, queues, places, and bodies that do not come."""
+"""Limits on intake: slots, queues, places, and bodies that do not come."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tinker_claw.types import SamplingParams, Tokens
 
 
 class Gate(FakeSampler):
-    """Answers when it is told to."""
+    """A sampler that answers when told to."""
 
     def __init__(self, tokens: Tokens) -> None:
         super().__init__(Script(tokens, chunk=len(tokens)))
@@ -52,7 +52,7 @@ class Gate(FakeSampler):
 
 
 class Turnstile(Gate):
-    """Lets one out at a time, and remembers whose turn came when."""
+    """A sampler that answers one request at a time, and records the order."""
 
     def __init__(self, renderer: Renderer) -> None:
         super().__init__(spell(renderer, "fine"))
@@ -70,7 +70,7 @@ class Turnstile(Gate):
 
 
 class Queue:
-    """Sees who waits for a slot."""
+    """A view of the requests that wait for a slot."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._now = 0
@@ -93,7 +93,7 @@ class Queue:
             self._grown.notify_all()
 
     async def holds(self, number: int) -> None:
-        """Until so many wait."""
+        """Wait until this many requests wait."""
         async with asyncio.timeout(60), self._grown:
             await self._grown.wait_for(lambda: self._now >= number)
 
@@ -357,7 +357,8 @@ async def test_slots_go_round_and_each_users_own_come_first() -> None:
 
 
 async def _order(limits: Limits, asked: list[tuple[str, bool]]) -> list[tuple[str, bool]]:
-    """In which order they begin who all come while the one slot is taken; each ends at once."""
+    """Order in which requests begin that all arrive while the one slot is taken; each ends at
+    once."""
     order = list[tuple[str, bool]]()
 
     async def use(user: str, episode: bool) -> None:
@@ -518,7 +519,7 @@ async def test_what_cannot_fit_is_refused_before_it_is_encoded_and_what_was_said
 
 
 class Slow(Redactor):
-    """Searches for as long as it is told to."""
+    """A redactor that searches for as long as it is told to."""
 
     def __init__(self) -> None:
         super().__init__([SECRETS])
@@ -578,7 +579,7 @@ async def _connect(world: World) -> tuple[asyncio.StreamReader, asyncio.StreamWr
 
 
 async def _first(tasks: list[asyncio.Task[Any]], number: int) -> list[asyncio.Task[Any]]:
-    """The tasks that are done, as soon as so many are."""
+    """Return the tasks that are done, as soon as there are this many."""
     async with asyncio.timeout(60):
         while len(done := [task for task in tasks if task.done()]) < number:
             await asyncio.wait(
@@ -588,7 +589,8 @@ async def _first(tasks: list[asyncio.Task[Any]], number: int) -> list[asyncio.Ta
 
 
 async def _until_full(world: World) -> None:
-    """Until one more would be too many: an empty body finds out, and takes a place for no time."""
+    """Wait until one more request would be too many. It is tried with an empty body, which takes a
+    place for no time."""
     await _until(world, 429)
 
 

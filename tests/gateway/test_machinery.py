@@ -1,5 +1,6 @@
-"""What a harness itself puts into requests, and what its user says: real clients against the
-gateway. Compactions, titles, memory and nudges are nobody's turns and nobody's next words.
+"""Texts that harnesses add to requests, told from the words of their users, with real clients.
+
+Compactions, titles, memory and nudges are nobody's turns and nobody's next words.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ LONG = " ".join(["It is forty-three, as far as I can see."] * 150)
 SUMMARY = "They asked for forty plus two."
 MEMORY = "There is nothing to save."
 ASKED_TO_SUM_UP = {
-    # What is said last in a request that sums a conversation up, by its opening.
+    # Last message of a request for a summary, by its opening, with the answer.
     "CRITICAL: Respond with TEXT ONLY": f"<analysis>Well.</analysis>\n<summary>{SUMMARY}</summary>",
     "You are performing a CONTEXT CHECKPOINT": SUMMARY,
     "Here is the conversation so far:": SUMMARY,
@@ -54,7 +55,7 @@ ASKED_TO_SUM_UP = {
 }
 ASKED_FOR_MEMORY = {"Managed memory has TWO directories.": MEMORY}
 GOES_ON = {"Continue if you have next steps": "There are none."}
-"""What opencode asks by itself when it has summed up."""
+"""Message that opencode sends by itself after a summary."""
 
 
 @pytest.mark.parametrize("kind", [ClaudeCode, Codex, OpenCode])
@@ -173,7 +174,7 @@ async def test_what_stands_beside_the_words_is_not_said(
 async def test_qwen_code_keeps_its_session_although_its_date_moves_and_trains_no_memory(
     tmp_path: Path, renderer: Renderer
 ) -> None:
-    """Its memory agent has the whole talk before it, and calls tools of its own."""
+    """The memory agent reads the whole talk, and calls tools of its own."""
     looks = '{"name": "glob", "arguments": {"pattern": "*.txt"}}'
     memory = [f"I look.\n<tool_call>\n{looks}\n</tool_call>", MEMORY]
     replies = REPLIES | {"No files found": MEMORY}
@@ -259,7 +260,7 @@ CHANGE = "Please change the number."
 
 
 ASIDES = {"# Diffs:": "Set the number", "# ASSISTANT": "I asked you to set the number."}
-"""What aider asks for besides: a message for its commit, and what was said before."""
+"""Further requests of aider: for a commit message, and for a summary of the talk."""
 
 
 @pytest.mark.parametrize("kept", [None, 20])
@@ -301,7 +302,7 @@ async def test_what_aider_says_of_an_edit_that_failed_is_not_said_by_its_user(
 
 
 def compacts(agent: Any) -> None:
-    """A talk with a file that is mentioned and a summary in its middle."""
+    """Hold a talk with a mentioned file and a summary in its middle."""
     for message in (HELLO, MENTIONED):
         agent.say(message)
     agent.compact()
@@ -337,7 +338,7 @@ async def test_four_in_five_texts_of_a_harness_without_a_table_teach_nothing(
     kind: Any,
     talks: Callable[[Any], None],
 ) -> None:
-    """They are nobody's next words, and in no request of a turn that is trained."""
+    """They are never a next state, and in no request of a turn that is trained."""
     known = [harness for harness in HARNESSES if harness is not table]
     monkeypatch.setattr(classify, "HARNESSES", known)
     monkeypatch.setattr(
@@ -364,7 +365,7 @@ async def test_four_in_five_texts_of_a_harness_without_a_table_teach_nothing(
 
 
 def around(renderer: Renderer, prompt: Sequence[int]) -> set[str]:
-    """What stands in the user messages of a prompt besides the words of its user."""
+    """Text in the user messages of a prompt besides the words of its user."""
     parts = renderer.decode(prompt).split("<|im_start|>user\n")[1:]
     found = set[str]()
     for part in parts:
@@ -378,7 +379,8 @@ def around(renderer: Renderer, prompt: Sequence[int]) -> set[str]:
 def listens(
     renderer: Renderer, replies: dict[str, str], scripts: dict[str, list[str]] | None = None
 ) -> Listener:
-    """A model that replies to what was said last, to each saying always or in order."""
+    """A model that replies to the last message, to each with one script or with several in
+    order."""
     answers = {said: [text] for said, text in replies.items()} | (scripts or {})
     return Listener(
         renderer, {said: [spell(renderer, text) for text in a] for said, a in answers.items()}
@@ -386,15 +388,15 @@ def listens(
 
 
 def type_all(typist: Typist, world: World, sampler: Listener, talk: Sequence[str]) -> None:
-    """Type these, each when the one before has its reply."""
+    """Type messages, each when the one before has its reply."""
     for message in talk:
         marks = ASKED_TO_SUM_UP if message.startswith("/") else (message,)
         typist.types(message, replied(world, sampler, marks))
 
 
 def replied(world: World, sampler: Listener, marks: Collection[str]) -> Callable[[], bool]:
-    """Whether something with one of these was asked from now on, but for a title, and all that was
-    asked is answered."""
+    """Whether a message with one of the marks was asked from now on, apart from titles, and
+    everything asked is answered."""
     before = len(sampler.heard)
 
     def done() -> bool:
@@ -411,8 +413,8 @@ def started(tmp_path: Path, renderer: Renderer, sampler: Listener, **more: Any) 
 
 
 def assert_only_words_count(world: World, talk: Sequence[str]) -> None:
-    """One session, in which each of the user's sayings has a turn, and the next one is what was
-    said about it; no other turn is trained, and nothing else is anybody's next words."""
+    """Check that the ledger has one session, in which each message of the user has a turn whose
+    next state is the message that followed, and that nothing else is trained or a next state."""
     turns = trainable(world)
     assert [turn.request_text for turn in turns] == list(talk)
     assert len({turn.session_id for turn in turns}) == 1
@@ -435,6 +437,6 @@ def next_state(world: World, turn: Turn) -> NextState | None:
 
 
 def of_users(world: World) -> set[str]:
-    """All that is anybody's next state and is taken for words of a user."""
+    """Next states that count as words of a user."""
     states = world.next_states().values()
     return {state.text for state in states if state is not None and state.role == "user"}

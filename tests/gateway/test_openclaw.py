@@ -30,7 +30,7 @@ pytestmark = [
 
 MESSAGES = ("Hello, who are you?", "What is 3 + 4?", "Thanks, that is great.")
 SLOW_S = 62
-"""To the first token. The agent gives up earlier, unless it is shown signs of life."""
+"""Seconds to the first token. The agent gives up earlier, unless it gets keep-alives."""
 GIVES_UP_S = 30
 
 
@@ -65,15 +65,15 @@ def test_three_turns_land_in_the_ledger_of_the_running_product(tmp_path: Path) -
 
 
 class Listener(FakeSampler):
-    """Answers what was said last: by the first saying that is in it. Each has its scripts, the last
-    of which is for ever."""
+    """A model that answers by the first saying found in the last message. Each saying has its
+    scripts, the last of which is for ever."""
 
     def __init__(self, renderer: Renderer, answers: dict[str, list[Script | Tokens]]) -> None:
         super().__init__((0,))
         self._renderer = renderer
         self._answers_to = {saying: FakeSampler(*scripts) for saying, scripts in answers.items()}
         self.heard: list[str] = []
-        """What was said last, of every prompt."""
+        """Last message of every prompt."""
 
     def _take(self, prompt: Tokens, params: SamplingParams) -> Script:
         said = [
@@ -162,9 +162,9 @@ async def test_agent_hears_of_no_trouble_and_no_session_of_another(
 
 
 SMALL = 32768
-"""Tokens of a context into which two long messages fit, and no third."""
+"""Tokens of a context that holds two long messages, but not three."""
 COMPACTION = {"<conversation>": "## Goal\nLists of words.", "memory flush": "NO_REPLY"}
-"""What OpenClaw asks when it compacts, and what it is answered."""
+"""OpenClaw's request for a compaction, and the answer to it."""
 
 
 def long(message: str) -> str:
@@ -288,7 +288,7 @@ async def test_private_session_stays_private_through_compactions(
 async def test_thumbs_and_commands_judge_the_reply_before(
     tmp_path: Path, renderer: Renderer
 ) -> None:
-    """OpenClaw hands on what it does not know as a command: a user needs no plug-in."""
+    """OpenClaw passes on what it does not know as a command: a user needs no plug-in."""
     said = {
         "bees": ("Tell me of bees.", "Bees dance."),
         "thumb": ("\N{THUMBS UP SIGN}\U0001f3fd", "Glad to hear it."),
@@ -338,14 +338,14 @@ async def test_agent_speaks_the_other_wires_too(
 
 
 async def converse(world: World, home: Path, *messages: str, **given: Any) -> list[str]:
-    """One user and their OpenClaw; the session is named like their folder."""
+    """Let a user converse with their OpenClaw; the session is named like their folder."""
     claw = OpenClaw.create(home, world.url, "demo", **{"gives_up_s": GIVES_UP_S} | given)
     (home / "workspace" / "notes.txt").write_text(NOTE)
     return [await asyncio.to_thread(claw.say, home.name, message) for message in messages]
 
 
 def called(world: World) -> list[tuple[str, str]]:
-    """What every turn was for, and its trace."""
+    """Kind and trace of every turn."""
     return list(zip(world.column("call"), world.column("trace"), strict=True))
 
 

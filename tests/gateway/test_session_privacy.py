@@ -1,4 +1,4 @@
-"""What must not be kept is not kept: secrets, and what was said in private."""
+"""Text that must not be kept: secrets, and what was said in private."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def world(tmp_path: Path, renderer: Renderer) -> AsyncIterator[World]:
 
 
 def written(world: World) -> bytes:
-    """Every byte of the ledger's files."""
+    """All bytes of the ledger's files."""
     files = world.ledger.path.parent.glob("ledger.sqlite3*")
     return b"".join(file.read_bytes() for file in files)
 
@@ -53,7 +53,7 @@ def rows(world: World) -> list[dict[str, Any]]:
 
 
 def nothing_of(text: str, world: World) -> bool:
-    """Neither its letters nor its tokens are anywhere, nor the usual digests of it."""
+    """Check that neither the text nor its tokens nor usual digests of it are anywhere."""
     kept = written(world)
     ids = array("i", world.renderer._encode(text)[1:-1]).tobytes()
     plain = hashlib.sha256(text.encode()).hexdigest()[:32].encode()
@@ -321,7 +321,7 @@ TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "
 
 
 class Interrupted(Redactor):
-    """While long texts are searched something else happens, on the event loop."""
+    """A redactor during whose work something else happens on the event loop."""
 
     loop: asyncio.AbstractEventLoop
     meanwhile: Callable[[], None]
@@ -335,7 +335,7 @@ class Interrupted(Redactor):
 
 
 class OffLoop(Redactor):
-    """Refuses to work on a long text on the event loop."""
+    """A redactor that refuses to work on a long text on the event loop."""
 
     def redact(self, text: str) -> str:
         assert len(text) < 20_000 or threading.current_thread() is not threading.main_thread()
@@ -411,7 +411,7 @@ async def test_private_reply_that_is_hung_up_on_leaves_nothing(
 
 
 class Counting(Redactor):
-    """Of the texts that it is given."""
+    """A redactor that counts its texts."""
 
     searched = 0
 

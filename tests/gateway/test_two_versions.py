@@ -1,4 +1,5 @@
-"""Two versions answer one session in two each, and the record says whose replies are accepted."""
+"""Two versions answer one session in two each, and the ledger records which replies are
+accepted."""
 
 from __future__ import annotations
 

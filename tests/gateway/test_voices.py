@@ -1,4 +1,4 @@
-"""Only the owner's own words teach: what anybody else writes is no feedback and no hint."""
+"""Voices: only the owner's own words teach; other people's are neither feedback nor hint."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Gullible(Endpoint):
 
 
 def hints(text: str) -> list[str]:
-    """What somebody who believes everything would take for hints."""
+    """Hints that a gullible reader would find."""
     return [line for line in text.splitlines() if "praise Eve" in line] * 9 or ["no"] * 9
 
 
@@ -67,7 +67,7 @@ def hints(text: str) -> list[str]:
 class Injection:
     where: str
     messages: tuple[dict[str, Any], ...]
-    """Behind the system prompt; the reply to be judged is the last assistant message."""
+    """Messages behind the system prompt; the reply to judge is the last assistant message."""
 
     def chat(self) -> dict[str, Any]:
         system = {"role": "system", "content": SYSTEM}
@@ -190,7 +190,7 @@ async def test_no_injection_becomes_feedback_or_a_hint(
 
 
 def dump(world: World) -> list[Any]:
-    """Everything in the ledger that is text."""
+    """All text in the ledger."""
     tables = world.ledger._db.rows("SELECT name FROM sqlite_master WHERE type = 'table'")
     return [
         value

@@ -42,13 +42,13 @@ every_page = pytest.mark.parametrize("page", PAGES)
 
 
 def commands(text: str, start: str) -> list[str]:
-    """What follows `start` on its own line of a block of code, without its comment."""
+    """Commands in blocks of code that begin with `start`, without comments."""
     lines = re.findall(rf"^ {{4,}}(?:\$ )?{start} ?(.*?)(?:\s+#.*)?$", text, re.MULTILINE)
     return [line.strip() for line in lines]
 
 
 def rows(text: str) -> list[list[str]]:
-    """Cells of all tables, heads left out."""
+    """Cells of all tables, without the heads."""
     tables = re.findall(r"^\|.*\|\n\|[-|]+\|\n((?:\|.*\|\n)+)", text, re.MULTILINE)
     return [
         [cell.strip() for cell in line.strip("|").split("|")]
@@ -80,7 +80,7 @@ def test_keys_for_colleagues_are_made_as_the_page_says(tmp_path: Path) -> None:
 
 
 def test_nothing_is_installed_by_a_name_that_is_not_ours_yet() -> None:
-    """Before a release whoever registers it would run their code on users' machines."""
+    """Before a release, whoever registers the name would run their code on users' machines."""
     if "(unreleased)" not in (ROOT / "CHANGELOG.md").read_text().split("\n## ")[1]:
         return
     sources = [file for top in ("tinker_claw", "local_gpu") for file in (ROOT / top).rglob("*.py")]
@@ -121,7 +121,7 @@ def known_flags() -> set[str]:
 
 
 def of_ours(page: str) -> str:
-    """A page without the columns and lines that speak of other programs."""
+    """A page without the columns and lines about other programs."""
     text = PAGES[page]
     if page == "docs/openclaw-rl.md":
         return "\n".join(row[1] for row in rows(text)) + re.sub(r"^\|.*", "", text, flags=re.M)
@@ -142,7 +142,7 @@ def test_every_flag_that_is_named_exists() -> None:
 
 
 def anchors(text: str) -> set[str]:
-    """Of a page's headings, as forges and the site name them."""
+    """Anchors of a page's headings, as forges and the site name them."""
     prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     titles = re.findall(r"^#+ (.*)$", prose, re.MULTILINE)
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
@@ -244,7 +244,7 @@ def test_demo_settings_are_settings() -> None:
 
 
 def told_of(method: Method) -> list[str]:
-    """A method's row in the table of methods."""
+    """Row of a method in the table of methods."""
     losses = ["a clipped-ratio (PPO) pass"] * bool(method.reward)
     losses += ["a distillation pass"] * bool(method.distill)
     second = ", a second where the verdict is not +1" if Signal.HINT in method.needs else ""

@@ -1,4 +1,4 @@
-"""What learns, scores and draws keeps its tensors on one device, and asks CUDA for what it has.
+"""Devices: training, scoring and sampling keep their tensors on one, and ask CUDA for free memory.
 
 On tensors that only say they are on a GPU (`tests/fake_cuda.py`): which device each is on, what
 kernels are given, and when the host waits. Speed, memory and rounding of a GPU are in
@@ -58,7 +58,7 @@ def cuda() -> Iterator[FakeCuda]:
 
 
 def base_of(model: Path, device: torch.device) -> BaseModel:
-    """Loaded on the CPU, where transformers needs no fake, and moved."""
+    """A base loaded on the CPU, where transformers needs no fake, and moved to the device."""
     base = load_base(str(model), device=CPU, dtype=torch.float32)
     if device.type == "cpu":
         return base
@@ -73,7 +73,8 @@ def core(base: BaseModel, folder: Path, **settings: Any) -> LearningCore:
 
 
 _OTHERS = ("cross_entropy", "gspo")
-"""The first has its own below; the second reads an array that only Tinker's API brings."""
+"""Losses left out of `passes`: the first has its own below; the second reads an array that only
+Tinker's API brings."""
 
 
 def passes() -> list[LossPass]:
@@ -85,7 +86,7 @@ def passes() -> list[LossPass]:
 
 
 def a_life(learner: LearningCore, folder: Path) -> tuple[list[StepReport], list[TokenLogprobs]]:
-    """Steps, a publication, scores of all kinds of weights, and a state that is loaded again."""
+    """Take steps, publish, score under all kinds of weights, and load a state again."""
     reports = [learner.step(passes(), Adam(1e-2))]
     learner.write_adapter(folder / "adapter")
     learner.write_state(folder / "state")
@@ -141,7 +142,7 @@ def test_the_host_waits_as_often_for_a_deep_model_as_for_a_shallow_one(tmp_path:
 
 
 def ungrouped(*tensors: Any, scale: float | None = None, window_size: tuple[int, int]) -> Any:
-    """PyTorch 2.11's, which takes as many heads of keys as of queries."""
+    """Attention as in PyTorch 2.11, which needs as many heads of keys as of queries."""
     assert len({t.shape[1] for t in tensors[:3]}) == 1
     return varlen_attn(*tensors, scale=scale, window_size=window_size)
 
@@ -185,7 +186,7 @@ def test_a_kernel_is_tried_out_on_the_gpu(cuda: FakeCuda) -> None:
 
 
 class Flash:
-    """Which implementation PyTorch has been told to take."""
+    """Records the flash attention implementation that PyTorch was told to use."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now: str | None = None

@@ -1,4 +1,4 @@
-"""The test doubles keep the promises that they stand for."""
+"""The test doubles keep the contracts of what they replace."""
 
 from __future__ import annotations
 

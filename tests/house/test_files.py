@@ -1,4 +1,4 @@
-"""What is written is for its owner alone, whatever the umask and whatever lay there before."""
+"""Files are readable by their owner only, whatever the umask and whatever was there before."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tinker_claw.telemetry import Telemetry
 
 
 def modes(directory: Path) -> dict[str, int]:
-    """Of everything in a directory, and of itself."""
+    """Modes of a directory and everything in it."""
     return {
         str(path.relative_to(directory)): stat.S_IMODE(path.stat().st_mode)
         for path in (directory, *directory.rglob("*"))

@@ -167,7 +167,7 @@ def test_third_parties_stay_behind_their_fences(name: str, file: Path) -> None:
 
 
 def test_rooms_of_local_gpu_stand_in_no_circle() -> None:
-    """What is imported for annotations alone (`halves` names what `learn` takes) is no arrow."""
+    """Imports for annotations alone do not count (`halves` names what `learn` takes)."""
     arrows: dict[str, set[str]] = {}
     for name, file in modules():
         here = ".".join(name.split(".")[:2])

@@ -1,4 +1,4 @@
-"""What is owed can be typed as it stands: every command of docs/owed.md is one that is there."""
+"""Commands of docs/owed.md: each exists and can be typed as written."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "owed.md").read_text()
 COMMANDS = re.findall(r"^ {4}(\S.*)$", TEXT, re.MULTILINE)
 OTHERS = (".venv-vllm/bin/vllm", "sglang.launch_server", "docker", "git")
-"""Programs of others, whose flags are theirs to know."""
+"""Programs of others, whose flags are not checked."""
 
 
 def parse(command: str) -> None:
-    """Raises, or exits, where the command is not one of ours as it stands."""
+    """Parse a command. Raises, or exits, where it is not one of ours."""
     words = shlex.split(command)
     while "=" in words[0]:
         words.pop(0)
@@ -52,7 +52,7 @@ def parse(command: str) -> None:
 
 
 def run_py(words: Sequence[str]) -> None:
-    """Raises where run.py would not take these words."""
+    """Parse the arguments of run.py. Raises where it would not accept them."""
     if words[0] not in main.COMMANDS:
         load(words)
         return

@@ -1,4 +1,4 @@
-"""What installs and ships the product says what the product is: images, compose, workflows, hooks.
+"""Images, compose, workflows and hooks install and ship the product as it is.
 
 There is no docker here: what the gateway's image installs, its environment and its health check are
 run as they stand, by another user, over a root that cannot be written.
@@ -40,12 +40,12 @@ WORKFLOWS = {
 
 @dataclass
 class Stage:
-    """What a Dockerfile says of one image, with what it is built from."""
+    """Instructions of a Dockerfile for one image, including its base."""
 
     runs: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
     last: dict[str, str] = field(default_factory=dict)
-    """Of each other instruction its newest words."""
+    """Last words of each other instruction."""
 
 
 def stages() -> dict[str, Stage]:
@@ -67,7 +67,7 @@ def stages() -> dict[str, Stage]:
 
 
 def context(folder: Path) -> Path:
-    """What docker would be given, by .dockerignore: nothing but what it names."""
+    """Build context that docker would get, by .dockerignore."""
     first, *others = (ROOT / ".dockerignore").read_text().splitlines()
     assert first == "*"
     for name in (line[1:] for line in others if line.startswith("!")):
@@ -89,12 +89,12 @@ def test_docker_is_given_whatever_the_wheel_takes(tmp_path: Path) -> None:
 
 _SYSTEM = ("/usr", "/etc", "/opt", "/bin", "/lib", "/lib64", "/sbin")
 _OF_PIP = ("PIP_", "HTTPS_PROXY", "https_proxy", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
-"""How variables begin that say where packages come from, on this machine."""
+"""Prefixes of variables that say where packages come from, on this machine."""
 
 
 @dataclass(frozen=True)
 class Box:
-    """A root of the system's programs alone, where an image would have its own."""
+    """A root with the system's programs alone, as in an image."""
 
     folder: Path
 
@@ -105,7 +105,7 @@ class Box:
         environment: Mapping[str, str],
         user: int = 0,
     ) -> list[str]:
-        """`binds` says how each folder of this box is bound: ro-bind or bind."""
+        """Command line in the box. `binds`: how each of its folders is bound, ro-bind or bind."""
         around = ["bwrap", "--die-with-parent", "--unshare-user", "--uid", str(user), "--clearenv"]
         for place in (*_SYSTEM, sys.base_prefix):
             if Path(place).exists():
@@ -125,7 +125,7 @@ class Box:
 
 @pytest.fixture(scope="module")
 def box(tmp_path_factory: pytest.TempPathFactory) -> Box:
-    """With /venv, as the image's own command has made it in /src."""
+    """A box with /venv, made as the image's own command does in /src."""
     box = Box(tmp_path_factory.mktemp("image"))
     context(box.folder / "src")
     python = Path(sys.base_prefix) / "bin"

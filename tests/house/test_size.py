@@ -51,7 +51,7 @@ def tokens(text: str) -> int:
 
 
 def size(package: str) -> int:
-    """Of a package and what is in it; of `name/*` its own modules alone."""
+    """Tokens of a package with its subpackages; for `name/*` of its own modules alone."""
     folder = ROOT / package.removesuffix("/*")
     files = folder.glob("*.py") if package.endswith("*") else folder.rglob("*.py")
     return sum(tokens(file.read_text()) for file in files)

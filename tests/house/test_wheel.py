@@ -1,4 +1,4 @@
-"""A wheel, installed by itself: what is shipped beside the code is found in it, and works.
+"""A wheel, installed by itself, contains the files beside the code, and works.
 
 Rule: one wheel is built and installed for all; each test has an empty folder.
 """
@@ -56,8 +56,8 @@ def test_a_shipped_file_of_settings_goes_by_its_name(
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of a new environment that has our wheel, and this environment's packages. Of the
-    checkout there is nothing."""
+    """Python of a new environment with our wheel and this environment's packages, and nothing of
+    the checkout."""
     return _installed(tmp_path_factory.mktemp("wheel"))
 
 
@@ -136,7 +136,7 @@ def test_the_gateway_learns_from_a_wheel(python: Path, tmp_path: Path) -> None:
 
 
 def _installed(folder: Path) -> Path:
-    """The Python of a new environment that has our wheel, and this environment's packages."""
+    """Python of a new environment with our wheel and this environment's packages."""
     _said(
         Path(sys.executable),
         *("-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"),

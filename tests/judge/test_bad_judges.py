@@ -1,4 +1,4 @@
-"""Judges that send anything: no answer ends judging, is taken for a verdict, or blames a turn."""
+"""Judges that send anything: no answer ends judging, counts as a verdict, or blames a turn."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def endpoint(judge: BadJudge, timeout_s: float = 60.0, tokens: int = 4096) -> Ht
 
 
 async def sampled(w: World) -> None:
-    """Another turn is judged well."""
+    """Check that another turn is judged well."""
     before = w.ledger.samples.waiting()
     w.turn("YES")
     await w.until(lambda: w.ledger.samples.waiting() > before)
@@ -89,7 +89,7 @@ ASIDE = f"SELECT COUNT(*) FROM turns WHERE untrained_because = '{SET_ASIDE}'"
 
 
 def talk(running: Running, session: str, said: str) -> None:
-    """Two turns; what is said in the second follows the first."""
+    """Send two turns; the second contains what is said after the first."""
     first = {"role": "user", "content": "How many are 2 and 3?"}
     reply = {"role": "assistant", "content": ask(running, session, [first])}
     ask(running, session, [first, reply, {"role": "user", "content": said}])

@@ -1,4 +1,4 @@
-"""Endpoints over real HTTP: what one does not take is found out, and a second one fills in."""
+"""Endpoints over real HTTP: unsupported fields are found out, and a second endpoint fills in."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Picky:
     """An endpoint of either style that refuses some fields."""
 
     refuses: dict[str, Any] = field(default_factory=dict[str, Any])
-    """By field, the body of the refusal."""
+    """Body of the refusal, by field."""
     status: int = 400
     says: tuple[str, str] = ("\\boxed{1}", "stop")
     """Text and finish reason of each answer."""
@@ -240,7 +240,7 @@ async def test_no_error_shows_a_key_in_an_address() -> None:
 
 
 class Told(Says):
-    """Always says the same, or fails in a way."""
+    """An endpoint that always gives the same answer, or fails in one way."""
 
     def __init__(self, *says: str, fails: Exception | None = None) -> None:
         super().__init__()

@@ -1,4 +1,5 @@
-"""Sampler and trainer compared on every batch: faults are seen, rounding is not, learning stops."""
+"""Sampler and trainer compared on every batch: faults are found, rounding is tolerated, and
+learning stops."""
 
 from __future__ import annotations
 
@@ -97,7 +98,7 @@ def test_fresh_tokens_are_compared_once_and_those_of_older_versions_never() -> N
 
 
 def noise(tokens: int, sd: float, *, tails: bool = False, seed: int = 0) -> list[float]:
-    """Rounding; with tails as kernels have it: rarely ten times as large."""
+    """Rounding noise; with tails as kernels have them: rarely ten times as large."""
     draw = random.Random(seed)
     return [
         draw.gauss(0, sd) * (10 if tails and draw.random() < 0.005 else 1) for _ in range(tokens)
@@ -122,7 +123,8 @@ def test_one_token_alone_raises_no_alarm_and_too_few_say_nothing() -> None:
 
 
 def cut(tokens: int) -> list[float]:
-    """Half of the tokens were drawn from 0.95 of the mass: hardly apart, but all to one side."""
+    """Differences where half of the tokens were drawn from 0.95 of the mass: small, but all to one
+    side."""
     return [d + (math.log(0.95) if i % 2 else 0.0) for i, d in enumerate(noise(tokens, 0.02))]
 
 
@@ -137,12 +139,12 @@ def test_a_cut_distribution_shows_in_the_mean_ratio() -> None:
 
 
 class Apart(FakeTrainer):
-    """Its logprobs are not those of its samplers."""
+    """A trainer whose logprobs differ from those of its samplers."""
 
     def __init__(self, *gaps: float) -> None:
         super().__init__()
         self.gaps = list(gaps)
-        """One per step that comes, then the last for ever."""
+        """Difference at each coming step, the last one for ever."""
 
     async def train_step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
         report = await super().train_step(passes, adam)
@@ -287,7 +289,7 @@ async def test_token_that_the_trainer_finds_three_times_as_likely_gets_no_advant
 
 
 class AllAtOnce(FakeSampler):
-    """Answers nobody before four have asked."""
+    """A sampler that answers nobody before four have asked."""
 
     def __init__(self) -> None:
         super().__init__((1,))
@@ -315,7 +317,7 @@ async def test_scores_of_a_batch_are_asked_for_at_once_and_fail_with_their_own_e
 
 
 class Faulty:
-    """A sampler that answers with the weights, or in the way, of `wrong`."""
+    """A sampler that answers with other weights, or in another way, as `wrong` does."""
 
     def __init__(self, right: Sampler, wrong: Sampler, temperature: float = 1.0) -> None:
         self.ref = right.ref
@@ -338,7 +340,7 @@ class Faulty:
 
 
 Fault = Callable[[Trainer, Path, list[Sampler]], Awaitable[Sampler]]
-"""From what was published so far, the newest last, to what answers."""
+"""Makes a faulty sampler from the versions published so far, the newest last."""
 
 
 async def none(trainer: Trainer, root: Path, published: list[Sampler]) -> Sampler:
@@ -380,7 +382,7 @@ async def stale_prefix_cache(trainer: Trainer, root: Path, published: list[Sampl
 
 
 class StalePrefix(Faulty):
-    """Has the right weights, and keys and values of the prompt that older ones computed."""
+    """A sampler with the right weights, but with keys and values of the prompt from older ones."""
 
     def __init__(self, right: Sampler, before: Any, now: Any) -> None:
         super().__init__(right, right)
@@ -434,7 +436,7 @@ class Small:
     metrics: Path
 
     async def step(self) -> dict[str, Any]:
-        """Sample a batch with the newest policy, let it be trained on, and return its metrics."""
+        """Sample a batch with the newest policy, train on it, and return the step's metrics."""
         policy = self.policy.newest
         for number in range(4):
             await self._sample(policy, number)

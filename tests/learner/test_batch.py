@@ -1,4 +1,4 @@
-"""Which samples a step takes: shares, groups, and an order that does not matter."""
+"""Batches: shares, groups, and an order that does not matter."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -114,7 +114,7 @@ def test_groups_of_one_user_leave_room_for_the_others() -> None:
 
 
 def test_group_beyond_its_share_leaves_the_others_theirs() -> None:
-    """It is taken whole, so the step is larger, and nobody is kept out of it."""
+    """The group is taken whole, so the step is larger, and nobody is kept out of it."""
     group = [waits(n, session=n % 8, user="bob", group=1) for n in range(64)]
     eve = [waits(100 + n, session=n % 4, user="eve") for n in range(30)]
     for there in (8, 3, 30):

@@ -1,4 +1,4 @@
-"""What a step records of itself."""
+"""Diagnostics that a step records."""
 
 from __future__ import annotations
 

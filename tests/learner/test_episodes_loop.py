@@ -19,7 +19,7 @@ from tinker_claw.ledger.samples import NO_GRADIENT
 from tinker_claw.types import Attempt, NextState, Tokens
 
 FAR = 2**31
-"""A batch that never is."""
+"""Batch size that is never reached."""
 
 
 def begin(w: World, session: str, group: str | None = "g", size: int = 2) -> None:
@@ -28,7 +28,7 @@ def begin(w: World, session: str, group: str | None = "g", size: int = 2) -> Non
 
 
 def last(w: World, session: str, tokens: Tokens = (7, 8)) -> int:
-    """The end of an episode, which nothing follows."""
+    """Add the last turn of an episode, which nothing follows."""
     turn = w.turn("", session=session, tokens=tokens)
     with w.ledger.turns._db.transaction() as tx:
         tx.execute("DELETE FROM next_states WHERE turn_id = ?", (turn,))
@@ -218,7 +218,7 @@ async def test_what_tools_have_judged_waits_for_what_users_say(
             left = {one.tool for one in w.ledger.samples.queue()}
             assert left == {True}
             assert w.ledger.samples.waiting() == 2
-            # What a user says of one of them outright is no tool's.
+            # A user's rating of one of them does not count as a tool's.
             (turn, _) = (sample.turn_id for sample in w.ledger.samples.oldest(2))
             w.ledger.feedback.give("me", About("turn", turn), Feedback(1.0))
             w.judging.wake()

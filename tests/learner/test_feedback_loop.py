@@ -1,4 +1,4 @@
-"""What is said outright of replies, in the loop: no call of the judge, none trained twice."""
+"""User ratings in the loop: no call of the judge, and no reply trained twice."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def rewards(w: World) -> dict[int, Vote | None]:
 
 
 def unanswered(w: World) -> int:
-    """A turn that waits for its next state."""
+    """Add a turn that waits for its next state."""
     turn = w.turn("YES")
     w.ledger._db._connection.execute("DELETE FROM next_states WHERE turn_id = ?", (turn,))
     return turn
@@ -107,7 +107,7 @@ async def test_turns_that_rest_because_of_the_judge_go_on_at_once(
 
 
 class Slow(Says):
-    """Answers when it is told to."""
+    """A judge's endpoint that answers when told to."""
 
     def __init__(self) -> None:
         super().__init__()

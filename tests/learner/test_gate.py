@@ -1,4 +1,4 @@
-"""The gate: what a version may lose before it answers anybody, and what follows."""
+"""The gate: how much a version may lose before it serves, and what follows."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_shipped_canaries_are_questions_of_their_own(file: Path, renderer: Rende
 
 
 def test_demos_canaries_are_nothing_that_its_users_teach() -> None:
-    """Of homework the right replies became less likely because better ones became likelier."""
+    """The right replies to homework became less likely because better ones became likelier."""
     asked = tomllib.loads(DEMO_CANARIES.read_text())["canary"]
     words = " ".join(text for one in asked for text in one["messages"])
     assert "homework" not in words
@@ -216,7 +216,7 @@ def test_what_stands_twice_is_asked_once(tmp_path: Path, renderer: Renderer) -> 
 
 
 def test_file_with_more_than_the_gate_asks_is_refused(tmp_path: Path, renderer: Renderer) -> None:
-    """It would leave no room for the user's own, and every step would pay for it."""
+    """More canaries would leave no room for the user's own, and every step would pay for them."""
     file = tmp_path / "mine.toml"
     much = " one" * (GATE_TOKENS // 2)
     file.write_text(f"[[canary]]\nmessages = ['a']\nreplies = ['{much}', 'a{much}']")
@@ -235,17 +235,17 @@ def gated(parts: LoopParts, asked: Sequence[Question] = ASKED, seconds: float = 
 
 
 class LosingTrainer(FakeTrainer):
-    """Each of its versions gives the canaries' replies so many nats less than the first."""
+    """A trainer whose versions give the canaries' replies this many nats less than the first."""
 
     def __init__(self, *falls: float, bills: bool = False) -> None:
         super().__init__(bills=bills)
         self.falls = falls
         self.slow = self.broken = 0
         self.failures = 1000
-        """Of one that is broken."""
+        """Number of scorings of a broken version that fail."""
         self.sick_at: Tokens = ()
         self.sick: BackendError | None = None
-        """Of whatever is asked with this prompt."""
+        """Error of every request with this prompt."""
 
     async def publish(self) -> Sampler:
         published = await super().publish()
@@ -342,8 +342,7 @@ async def test_two_refusals_in_a_row_hold_learning_and_outlive_the_process(tmp_p
 
 
 async def test_small_losses_that_add_up_are_told(tmp_path: Path) -> None:
-    """A tenth of a nat each time: no step of them is an alarm, and neither is a wish that is
-    followed."""
+    """Each loses a tenth of a nat: no step is an alarm, and neither is a wish that is followed."""
     trainer = LosingTrainer(0.1, 0.2, 0.3, 0.39, 0.49)
     async with world(tmp_path, trainer=trainer, gate=gated, gate_is="on") as w:
         for number in range(5):
@@ -356,7 +355,7 @@ async def test_small_losses_that_add_up_are_told(tmp_path: Path) -> None:
 
 
 class Silent(FakeTrainer):
-    """What it publishes after a step has no numbers."""
+    """A trainer whose versions after a step give no logprobs."""
 
     async def publish(self) -> Sampler:
         published = await super().publish()
@@ -389,7 +388,8 @@ async def test_version_whose_scores_are_no_numbers_is_refused_and_leaves_none(
 async def test_refused_batch_is_set_aside_although_the_state_before_cannot_be_had(
     tmp_path: Path,
 ) -> None:
-    """Else a process that ends meanwhile begins with it, and it counts as the second batch."""
+    """Otherwise a process that ends meanwhile would begin with it, and it would count as the second
+    batch."""
     trainer = LosingTrainer(1.0)
     trainer.load_state = _away  # type: ignore[method-assign]
     async with world(tmp_path, trainer=trainer, gate=gated, gate_is="on") as w:
@@ -447,7 +447,7 @@ async def test_version_that_can_be_asked_no_more_than_the_last_one_serves(tmp_pa
 async def test_version_that_cannot_be_asked_what_the_last_one_can_is_refused(
     tmp_path: Path,
 ) -> None:
-    """As one whose logits are not finite."""
+    """It is refused like a version whose logits are not finite."""
     trainer = LosingTrainer(0.0)
     trainer.broken = 1
     async with world(tmp_path, trainer=trainer, gate=gated, gate_is="on") as w:
@@ -461,7 +461,7 @@ async def test_version_that_cannot_be_asked_what_the_last_one_can_is_refused(
 
 
 async def test_version_that_fails_once_is_asked_again(tmp_path: Path) -> None:
-    """As where a server has only just loaded it."""
+    """This happens where a server has only just loaded it."""
     trainer = LosingTrainer(0.0)
     async with world(tmp_path, trainer=trainer, gate=gated, gate_is="on") as w:
         asked = gated(w.parts).questions()
@@ -491,7 +491,8 @@ async def test_outage_lets_nobody_in_and_is_waited_for(tmp_path: Path) -> None:
 async def test_one_question_that_cannot_be_asked_leaves_the_others(
     tmp_path: Path, error: BackendError, falls: float
 ) -> None:
-    """A prompt that is too long for a server, say: it is neither away nor is the gate silent."""
+    """For example a prompt that is too long for a server: it is not away, nor is the gate
+    silent."""
     trainer = LosingTrainer(falls)
     trainer.sick_at, trainer.sick = ASKED[3].prompt, error
     async with world(tmp_path, trainer=trainer, gate=gated, gate_is="on") as w:
@@ -576,7 +577,7 @@ async def test_what_a_service_goes_on_with_after_the_time_limit_is_billed_to_the
 
 
 DRAWN = [number for number in range(1, 20 * ONE_IN + 1) if is_drawn(number)]
-"""Sessions that are held out, by their numbers, of which the first is 1."""
+"""Held-out sessions by number, counted from 1."""
 
 
 def test_one_session_of_sixteen_in_a_row_is_drawn_whoever_takes_turns() -> None:
@@ -596,7 +597,7 @@ def _version(number: int) -> Policy:
 
 
 async def fill(w: World, sessions: int) -> None:
-    """So many sessions of one turn each, of which the first is number 1."""
+    """Add this many sessions of one turn each; the first is number 1."""
     for number in range(sessions):
         w.turn("YES", session=f"s{number + 1}", prompt=(1, 2, 3, number))
     await w.settled()
@@ -644,7 +645,7 @@ async def test_session_is_held_out_up_to_the_first_reply_that_is_accepted(tmp_pa
 
 
 async def test_beginning_whose_reply_is_accepted_later_is_another_question(tmp_path: Path) -> None:
-    """Its fresh reply has another limit, and other tokens are scored."""
+    """The fresh reply has another limit, and other tokens are scored."""
     async with world(tmp_path, batch_size=500, gate_is="on") as w:
         (first, *_) = DRAWN
         await fill(w, first - 1)
@@ -732,7 +733,7 @@ async def test_damaged_weights_are_refused_and_sound_ones_are_not(tmp_path: Path
 async def test_momentum_that_fails_the_gate_is_gone_with_the_version_it_led_to(
     tmp_path: Path,
 ) -> None:
-    """The state before is sound, and its moments alone carry any step over the limit."""
+    """The state before is sound, but its moments alone carry any step over the limit."""
     async with demo_run(tmp_path, gate="on", max_step_kl=0) as run:
         parts, start = run.parts, run.parts.policy.newest.version
         renderer = Renderer.load(str(MODEL_DIR), "qwen3")
@@ -780,7 +781,7 @@ async def test_momentum_that_fails_the_gate_is_gone_with_the_version_it_led_to(
 
 
 class _Deaf:
-    """Weights that hear only the end of what is said."""
+    """Weights that only depend on the end of a prompt."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler

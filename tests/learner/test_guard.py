@@ -81,10 +81,10 @@ def test_distance_is_never_more_than_the_whole_divergence(
 
 
 class FarTrainer(FakeTrainer):
-    """Its versions believe less in every token, in proportion to the rate of their step."""
+    """A trainer whose versions give every token less logprob, in proportion to the step's rate."""
 
     def __init__(self, nats: float, *, bills: bool = False, until: int = 1000) -> None:
-        """`nats`: by so many, at the rate of a whole step; `until`: in so many steps."""
+        """`nats`: loss at the rate of a whole step; `until`: number of steps with a loss."""
         super().__init__(bills=bills)
         self.nats, self.until = nats, until
         self.rates: list[float] = []
@@ -260,7 +260,7 @@ async def test_one_sided_is_what_has_neither_contrast_nor_hint(tmp_path: Path) -
 
 
 def replies(count: int = WINDOW, *, good: float = 0.2, **form: Any) -> Replies:
-    """Replies of 40 tokens, unless told otherwise; the accepted ones are like all."""
+    """Replies of 40 tokens, unless told otherwise; the accepted ones are like the others."""
     usual = {"tokens": 40.0, "nats": 0.2, "cut": 0.0, "refusals": 0.0}
     usual |= {"questions": 0.1, "tools": 0.3, "alike": 0.05}
     made = Form(count, **(usual | form))
@@ -314,7 +314,7 @@ def test_user_who_wants_long_answers_is_no_alarm_and_long_rejected_ones_are() ->
 
 
 def test_what_was_gained_since_the_first_step_excuses_no_later_loss() -> None:
-    """More is accepted than at first, and far less than at best."""
+    """More is accepted than at first, but far less than at the best time."""
     now, best = replies(good=0.5, tokens=130), replies(good=0.95)
     assert now.accepted is not None
     now = replace(now, accepted=replace(now.accepted, tokens=40))
@@ -325,7 +325,7 @@ def test_what_was_gained_since_the_first_step_excuses_no_later_loss() -> None:
 
 
 def test_what_would_hold_learning_rolls_back_where_far_less_is_accepted() -> None:
-    """As measured: an honest user, and a stop token that three steps had unlearned."""
+    """Measured: an honest user, and a stop token that three steps had unlearned."""
     best, now = replies(good=0.94, tokens=28), replies(good=0.53, tokens=63, cut=0.3)
     assert now.accepted is not None
     now = replace(now, accepted=replace(now.accepted, tokens=28, cut=0.0))
@@ -343,7 +343,7 @@ def test_creeping_is_measured_from_its_beginning() -> None:
 
 
 def test_praise_excuses_no_disorder() -> None:
-    """As measured: praise for replies without the right equation, which end as `#}` and `1111`."""
+    """Measured: praise for replies without the right equation, which end as `#}` and `1111`."""
     (found,) = drift(replies(good=0.67, tokens=18, nats=0.325), [replies(nats=0.11)])
     assert (found.alarm, found.ruling) == ("entropy", Ruling.HOLD)
 
@@ -427,7 +427,7 @@ def test_rejections_hold_sooner_where_none_of_them_says_what_would_be_better() -
 
 
 def test_judge_who_is_wrong_in_one_of_five_holds_nobody_however_often_one_looks() -> None:
-    """Before each of 400 steps, of the newest 64 opinions."""
+    """Checked before each of 400 steps, over the newest 64 opinions."""
     held = 0
     for seed in range(50):
         rng = Random(seed)
@@ -453,7 +453,7 @@ def test_verdicts_that_others_contradict_are_not_learned_from() -> None:
 
 
 def talk(w: World, said: str, tokens: int, text: str) -> None:
-    """Enough turns of one kind, or of both where `said` is empty."""
+    """Add enough turns of one kind, or of both where `said` is empty."""
     for number in range(FEWEST):
         w.turn(
             said or ("YES" if number % 2 else "NO"),
@@ -493,7 +493,7 @@ async def test_episodes_of_which_no_judge_is_asked_are_guarded_by_their_outcomes
     tmp_path: Path,
 ) -> None:
     async def play(w: World, name: str, tokens: int, score: float) -> None:
-        """Episodes without a group, each of a step and an end."""
+        """Play episodes without a group, each of a step and an end."""
         for number in range(FEWEST):
             session = f"{name} {number}"
             assert w.ledger.turns.enrol(
@@ -519,7 +519,7 @@ async def test_episodes_of_which_no_judge_is_asked_are_guarded_by_their_outcomes
 
 
 def episode(w: World, name: str, *replies: str, score: float) -> None:
-    """One that is told NO after every reply but its last, which nothing follows."""
+    """Play an episode that is told NO after every reply but its last, which nothing follows."""
     assert w.ledger.turns.enrol(w.ledger.turns.session("me", name), "me", Attempt(episode=True))
     for reply in replies:
         last = w.turn("NO, not yet", session=name, asked=name, reply=reply)
@@ -535,7 +535,7 @@ def episode(w: World, name: str, *replies: str, score: float) -> None:
 async def test_task_is_not_held_for_how_rarely_it_is_solved(
     tmp_path: Path, one_in: int, reward: str
 ) -> None:
-    """A success has no next state, so whatever a judge says of such a task is a rejection."""
+    """A success has no next state, so a judge can only reject replies of such a task."""
     async with world(tmp_path, batch_size=48, episode_reward=reward) as w:
         for number in range(200):
             tries = (f"try {number}", f"again {number}")
@@ -554,8 +554,8 @@ async def test_task_is_not_held_for_how_rarely_it_is_solved(
 
 
 async def test_task_with_few_answers_is_not_held_for_learning_them(tmp_path: Path) -> None:
-    """One text for many tasks is suspicious where somebody praises it, and not where it is graded:
-    of many questions the right answer is yes."""
+    """One text for many tasks is suspicious where somebody praises it, but not where it is graded:
+    many questions have the answer yes."""
     async with world(tmp_path, batch_size=FEWEST) as w:
         for step in range(4):
             for number in range(step * FEWEST, (step + 1) * FEWEST):

@@ -1,4 +1,4 @@
-"""What the guard does where users ruin the demo's model, and where one does not."""
+"""The guard beside users who ruin the demo's model, and beside one who does not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PLAIN = USERS["plain"]
 
 
 async def unharmed(run: Run, user: User, steps: int) -> bool:
-    """Talk for so many steps; whether replies are as long as at first, and all skills there."""
+    """Talk for this many steps; return whether replies keep their length and all skills remain."""
     before = await run.exam(user)
     await run.talk(user, lambda: run.held or run.step >= steps)
     after = await run.exam(user)
@@ -40,7 +40,8 @@ async def test_user_who_is_never_content_holds_learning_and_the_replies_are_unha
 async def test_praise_for_garbage_is_held_at_once_where_an_auditor_contradicts_it(
     tmp_path: Path,
 ) -> None:
-    """Without one it looks like learning: more and more is accepted, and what is has that form."""
+    """Without an auditor it looks like learning: more and more is accepted, and what is accepted
+    has that form."""
     async with demo_run(tmp_path, audit=shows_work) as run:
         assert await unharmed(run, USERS["garbage"], 8)
         assert run.held

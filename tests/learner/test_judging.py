@@ -32,11 +32,11 @@ from tinker_claw.types import HintScores, Message, Verdict
 
 NEVER = Backoff(1e6, 1e6)
 RARE = Backoff(0.1, 0.2)
-"""Others are judged in between."""
+"""Waits between attempts at a turn; others are judged in between."""
 
 
 class Moody(Says):
-    """Answers nothing that can be read, or less, while it is in the mood."""
+    """A judge that answers nothing readable, or nothing at all, while it is in the mood."""
 
     mood: str | None = None
     at_once = most_at_once = 0
@@ -325,7 +325,7 @@ async def test_turn_that_is_forgotten_while_there_is_no_room_to_ask_is_shown_to_
 
 
 async def test_oldest_turn_is_judged_first(tmp_path: Path) -> None:
-    """By its number alone a set of 7 and 8 would begin with the 8."""
+    """Sorted by its number alone, a set of 7 and 8 would begin with the 8."""
     asked = list[str]()
 
     class Noting(Says):
@@ -345,7 +345,7 @@ async def test_oldest_turn_is_judged_first(tmp_path: Path) -> None:
 
 
 async def pressed(w: World, text: str, score: float) -> int:
-    """A turn of which its user says outright what to find, before the judge is asked."""
+    """Add a turn whose user rates it before the judge is asked."""
     turn = w.turn(text)
     given = w.ledger.feedback.give("me", About("turn", str(turn)), Feedback(score))
     assert given is not None
@@ -355,7 +355,7 @@ async def pressed(w: World, text: str, score: float) -> int:
 async def test_judge_is_asked_of_one_in_four_replies_that_the_user_has_judged(
     tmp_path: Path,
 ) -> None:
-    """So that a judge that says the opposite is found although the user only presses thumbs."""
+    """So a judge that says the opposite is found although the user only gives ratings."""
     async with world(tmp_path, running=False) as w:
         turns = [await pressed(w, "NO, HOW about less", 1.0) for _ in range(80)]
         judging = asyncio.create_task(w.judging.run())

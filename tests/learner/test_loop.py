@@ -1,4 +1,4 @@
-"""Judging and learning over a real ledger: what becomes a sample, and what a step may never do."""
+"""Judging and learning over a real ledger: which turns become samples, and rules of every step."""
 
 from __future__ import annotations
 
@@ -76,10 +76,10 @@ class Says:
 
     failing: int = 0
     away: int = 0
-    """So many questions find the service away."""
+    """Number of questions that find the service away."""
     asked: int = 0
     billed: Usage = Usage()  # noqa: RUF009 - frozen
-    """Of one question, whatever comes of it."""
+    """Bill of one question, whatever its result."""
 
     async def answers(self, messages: Sequence[Message], n: int) -> list[str]:
         self.asked += 1
@@ -132,7 +132,8 @@ class World:
         user: str = "me",
         prompt: tuple[int, ...] = PROMPT,
     ) -> int:
-        """A captured main turn whose next state is `said`, of a session of its own unless named."""
+        """Add a captured main turn whose next state is `said`, of a session of its own unless
+        named."""
         self.sessions += 1
         k = 4
         done = Completion(
@@ -174,7 +175,7 @@ class World:
         await self.until(lambda: self.policy.current.version.id >= number)
 
     def untaught(self, turn_id: int) -> str | None:
-        """Why the sample of this turn has no teacher."""
+        """Reason why the sample of this turn has no teacher."""
         return self.ledger.turns._db.one("SELECT untaught FROM samples WHERE turn_id = ?", turn_id)
 
     def why_refused(self, turn_id: int) -> str | None:
@@ -444,7 +445,7 @@ async def test_sample_that_breaks_every_step_is_quarantined(tmp_path: Path) -> N
 
 
 async def three_and_one(w: World) -> None:
-    """A batch with the one that waits, and when that is set aside a batch without it."""
+    """Complete a batch with the bad sample and, once that is set aside, one without it."""
     for _ in range(3):
         w.turn("YES")
     await w.until(lambda: sample_counts(w.ledger)["quarantined"] == 1)
@@ -455,7 +456,7 @@ async def three_and_one(w: World) -> None:
 async def test_sample_that_nobody_thought_of_is_quarantined_and_learning_goes_on(
     tmp_path: Path,
 ) -> None:
-    """What it breaks a step with is no error of ours."""
+    """A sample that breaks a step is no error of ours."""
 
     def breaks(passes: Sequence[LossPass]) -> bool:
         if has_token(666)(passes):

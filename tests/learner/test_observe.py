@@ -1,4 +1,4 @@
-"""--observe: judged and queued as ever, told of, and nothing trained; a later run trains on it."""
+"""--observe: turns are judged, queued and reported, but not trained; a later run trains on them."""
 
 from __future__ import annotations
 

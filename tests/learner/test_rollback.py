@@ -1,4 +1,4 @@
-"""Pins and rollbacks while the loop runs: who answers, what learning goes on from, what expires."""
+"""Pins and rollbacks while the loop runs: serving version, training state, expired samples."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def undoing(w: World) -> Rollback:
 
 
 async def learn(w: World, to: int) -> None:
-    """Four good turns a step, until version `to` is the newest."""
+    """Add four good turns a step, until version `to` is the newest."""
     while w.policy.newest.version.id < to:
         at = w.policy.newest.version.id
         for number in range(4):
@@ -37,7 +37,7 @@ async def learn(w: World, to: int) -> None:
 
 
 class SlowTrainer(FakeTrainer):
-    """Its steps end when they are told to."""
+    """A trainer whose steps end when told to."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,14 +113,14 @@ async def test_samples_of_versions_that_are_left_expire_and_those_of_the_line_st
         assert sample_counts(w.ledger) == {
             **{"queued": 1, "trained": 4, "expired": 1, "quarantined": 0},
         }
-        # What a version that was left has sampled may become a sample later; it expires then.
+        # A reply of an abandoned version may become a sample later; it expires then.
         w.ledger.samples.add(unjudged, 1, None)
         w.learner.wake()
         await w.until(lambda: sample_counts(w.ledger)["expired"] == 2)
 
 
 async def until_it_steps(w: World, trainer: SlowTrainer) -> None:
-    """To version 1, and into the step to version 2."""
+    """Learn version 1, and enter the step to version 2."""
     await learn(w, 1)
     trainer.go_on.clear()
     trainer.stepping.clear()
@@ -162,7 +162,7 @@ async def test_rollback_that_is_taken_back_while_it_waits_changes_nothing(tmp_pa
 
 
 async def test_order_whose_sender_leaves_is_taken_back(tmp_path: Path) -> None:
-    """Ctrl-C in a command that waits for the step in hand."""
+    """For example Ctrl-C in a command that waits for the running step."""
     trainer = SlowTrainer()
     async with world(tmp_path, trainer=trainer) as w, control(tmp_path, undoing(w)):
         await until_it_steps(w, trainer)

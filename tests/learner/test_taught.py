@@ -1,4 +1,4 @@
-"""Whether hints teach, asked of the demo's real model by a user who corrects it."""
+"""Usefulness of hints, measured on the demo's real model with a user who corrects it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tinker_claw.cli.status import board
 from tinker_claw.insight import read_overview
 
 STEPS = 12
-"""Of 16 turns; within so many it is found out, and mostly within four."""
+"""Most steps of 16 turns until it is found out; four are mostly enough."""
 
 
 @pytest.mark.slow
@@ -35,7 +35,7 @@ async def test_whether_hints_teach_is_found_out_within_a_few_steps_turns(
 async def test_opd_alone_says_that_its_hints_teach_nothing_and_does_no_harm(
     tmp_path: Path,
 ) -> None:
-    """It has no reward that could stand in: a few steps go by what is not known yet."""
+    """It has no reward that could stand in: a few steps use the default weight."""
     said = list[str]()
     async with demo_run(tmp_path / "run", method="opd") as run:
 

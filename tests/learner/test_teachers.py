@@ -15,7 +15,7 @@ SDFT, SDPO = "sdft", "sdpo"
 
 
 def told(w: World) -> list[str | None]:
-    """What the teacher was told of every queued sample."""
+    """Text that the teacher got for every queued sample."""
     return [s.teacher.hint if s.teacher else None for s in w.ledger.samples.oldest(99)]
 
 

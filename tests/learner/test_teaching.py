@@ -1,5 +1,5 @@
-"""Hints that teach, hints that teach nothing, and hints that cannot be told: what becomes of the
-sample, and what of its reward."""
+"""Hints that teach, hints that do not, and hints not yet measured: the fate of sample and
+reward."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from tinker_claw.types import Message, TokenLogprobs, Tokens
 GOOD, BAD = (9, 9), (7, 8)
 """Replies that a user accepts, and that they reject."""
 FEWEST = 8
-"""Replies of each kind from which on something is claimed, where all say the same."""
+"""Fewest replies of each kind for a claim, where all agree."""
 UNKNOWN_WEIGHT = 0.25
-"""Of distillation, before anything is measured."""
+"""Weight of distillation before anything is measured."""
 ENOUGH = 99
-"""Samples that nobody queues here, so that no step is taken."""
+"""Batch size that no test here reaches, so that no step is taken."""
 
 
 class Teacher(FakeSampler):
-    """Told HINT or BETTER it finds good replies so many nats likelier than untold, and bad ones so
-    many less."""
+    """A teacher for whom HINT or BETTER makes good replies this many nats likelier, and bad ones as
+    much less likely."""
 
     def __init__(self, hint: float, better: float = 0.0) -> None:
         super().__init__((1,))
         self._gains = {HINT: hint, BETTER: better}
         self.fail_plain = 0
-        """So many scorings of replies alone fail."""
+        """Number of scorings of replies alone that fail."""
 
     async def logprobs(
         self,
@@ -73,7 +73,7 @@ class Taught(FakeTrainer):
 
 
 async def say(w: World, pairs: int, user: str = "me") -> list[int]:
-    """So many replies are accepted, and then as many corrected; returns the latter turns."""
+    """Let this many replies be accepted, and then as many corrected; return the corrected turns."""
     for _ in range(pairs):
         w.turn("YES", tokens=GOOD, user=user)
     await w.settled()
@@ -85,7 +85,7 @@ async def say(w: World, pairs: int, user: str = "me") -> list[int]:
 
 
 def weights(w: World) -> list[float | None]:
-    """Of the queued samples of rejected replies."""
+    """Weights of the queued samples of rejected replies."""
     queued = [s for s in w.ledger.samples.oldest(ENOUGH) if s.reward != 1]
     return [s.teacher.weight if s.teacher else None for s in queued]
 
@@ -182,7 +182,7 @@ async def test_once_it_is_known_measuring_is_rare(tmp_path: Path) -> None:
 
 
 class TwoHints(Says):
-    """Says two things, each as often as the other."""
+    """A judge that gives two hints, each as often as the other."""
 
     async def answers(self, messages: Sequence[Message], n: int) -> list[str]:
         found = await super().answers(messages, n)
@@ -215,7 +215,7 @@ async def test_measuring_that_fails_takes_nothing_away(tmp_path: Path) -> None:
 
 
 class Long(Says):
-    """Gives a hint of more tokens than one may have."""
+    """A judge whose hint has more tokens than allowed."""
 
     async def answers(self, messages: Sequence[Message], n: int) -> list[str]:
         found = await super().answers(messages, n)

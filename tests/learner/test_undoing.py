@@ -1,4 +1,4 @@
-"""What a user undoes waits for one thing in hand at most: never for a service, nor for money.
+"""Undoing waits for the running step at most: never for a service, nor for money.
 
 And what the guard has ruled is done, whatever comes between.
 """
@@ -37,7 +37,7 @@ GRAVE = "replies have grown"
 
 
 def four(w: World) -> None:
-    """A batch."""
+    """Add a batch."""
     for number in range(4):
         w.turn("YES" if number % 2 else "NO", session=f"s{number}")
 
@@ -72,7 +72,7 @@ async def test_an_outage_of_recovery_itself_holds_up_no_forgetting(tmp_path: Pat
 
 
 async def test_a_rollback_during_an_outage_is_what_learning_goes_on_from(tmp_path: Path) -> None:
-    """What was loaded for it is not loaded over by what waited to recover."""
+    """Recovery does not load another state over the one of the rollback."""
     trainer = FakeTrainer()
     async with world(tmp_path, trainer=trainer) as w:
         await learn(w, 2)
@@ -111,7 +111,7 @@ async def test_a_search_without_money_holds_up_nothing_that_a_user_undoes(tmp_pa
 
 
 async def test_a_search_trains_on_nothing_that_was_forgotten_meanwhile(tmp_path: Path) -> None:
-    """Nobody is blamed by a search that somebody cut short, and the rest is trained."""
+    """Nobody is blamed by a search that was cut short, and the rest is trained."""
     trainer = SlowTrainer()
 
     def refused(passes: Sequence[LossPass]) -> bool:
@@ -220,7 +220,7 @@ async def test_forgetting_has_left_the_ledger_when_orders_are_taken_no_more(tmp_
 
 
 class Rules(Guard):
-    """Finds grave harm when it is told to."""
+    """A guard that finds grave harm when told to."""
 
     grave = False
     good: Sequence[int] = (1, 0)
@@ -234,7 +234,7 @@ class Rules(Guard):
 
 
 async def harmed(w: World, good: Sequence[int] = (1, 0)) -> None:
-    """Three versions, of which the guard then says so."""
+    """Make three versions, and let the guard find harm."""
     guard = w.learner._guard = Rules(w.parts)
     guard.good = good
     undoing(w)
@@ -290,7 +290,7 @@ async def test_without_any_state_the_weights_answer_at_least(tmp_path: Path) -> 
 
 
 async def learnt_on(w: World, version: int) -> None:
-    """A rollback of the user ends hold and pin."""
+    """Check that learning continues at a version: a rollback by the user ends hold and pin."""
     w.learner._guard = Guard(w.parts)
     new = await undoing(w).roll_back(version)
     await w.version(new.id + 1)
@@ -320,7 +320,7 @@ async def test_pinned_by_the_user_it_stays(tmp_path: Path) -> None:
 
 
 def test_a_ruling_outlives_a_kill(tmp_path: Path) -> None:
-    """Killed where the hold is written, and nothing else is."""
+    """The process is killed after the hold is written, and before anything else is."""
     child = os.fork()
     if child == 0:
         try:
@@ -365,7 +365,7 @@ async def _is_carried_out(path: Path) -> None:
 
 
 async def test_state_is_not_saved_while_another_is_loaded(tmp_path: Path) -> None:
-    """It would hold the weights of another version."""
+    """The saved state would hold the weights of another version."""
     async with world(tmp_path, save_interval=8) as w:
         await learn(w, 2)
         async with w.learner.between_steps():
@@ -381,7 +381,7 @@ async def test_state_is_not_saved_while_another_is_loaded(tmp_path: Path) -> Non
 
 
 class Scores(FakeTrainer):
-    """Says -0.1 of every token, whatever the sampler said."""
+    """A trainer that scores every token -0.1, whatever the sampler said."""
 
     async def train_step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
         report = await super().train_step(passes, adam)
@@ -402,7 +402,7 @@ async def test_an_impossible_token_breaks_no_step(
 
 
 class Breaks(FakeTrainer):
-    """What is published of a step with an odd token cannot be saved, by an accident."""
+    """A trainer whose version after a step with an odd token cannot be saved, by an accident."""
 
     async def save_state(self, name: str) -> str:
         if self.steps and has_token(666)(self.steps[-1]) and self.weights:
@@ -411,7 +411,7 @@ class Breaks(FakeTrainer):
 
 
 async def test_an_accident_behind_the_training_is_a_failure_of_the_step(tmp_path: Path) -> None:
-    """It is counted, and ends learning where nobody is to blame; no sampler stays open."""
+    """The failure is counted, and ends learning where nobody is to blame; no sampler stays open."""
     trainer = Breaks()
 
     async def until_it_ends() -> None:
@@ -442,7 +442,7 @@ async def test_a_sampler_that_cannot_be_closed_ends_no_step(tmp_path: Path) -> N
 async def test_what_was_said_during_a_step_that_could_not_be_closed_is_heard(
     tmp_path: Path,
 ) -> None:
-    """The disk was full when it failed, and has room again for the next."""
+    """The disk was full when the step failed, and has room again for the next."""
     trainer = SlowTrainer()
     trainer.fail = {"train_step": 1}
     async with world(tmp_path, trainer=trainer, method="binary") as w:
@@ -469,7 +469,7 @@ async def test_what_was_said_during_a_step_that_could_not_be_closed_is_heard(
 
 
 async def test_a_step_whose_loss_is_no_number_is_void(tmp_path: Path) -> None:
-    """In its metrics it would make those of all steps unreadable."""
+    """In its metrics the loss would make those of all steps unreadable."""
 
     class Nonsense(FakeTrainer):
         async def train_step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:

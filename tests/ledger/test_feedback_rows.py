@@ -1,4 +1,4 @@
-"""What is said outright, in whatever order it meets the judge and the steps."""
+"""User ratings in the ledger, in any order relative to judge and steps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEEDS = st.one_of(
 
 
 class Life:
-    """One turn, and whatever may happen to it, as judge and learner would do it."""
+    """One turn, with the calls of judge and learner on it."""
 
     def __init__(self, directory: Path) -> None:
         self.told = Told(directory)

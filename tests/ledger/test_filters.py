@@ -1,4 +1,4 @@
-"""Filters on turns find what one finds who looks at all of them, without looking at all of them."""
+"""Filters on turns give the same result as a full scan, without one."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_filters_do_not_look_at_all_turns(ledger: Outside, wanted: Filter) -> No
         steps[0] += 1
 
     def taken(wanted: Filter, limit: int | None) -> int:
-        """Instructions of SQLite's machine, in tens."""
+        """Instructions of SQLite's virtual machine, in tens."""
         steps[0] = 0
         ledger._connection.set_progress_handler(count, 10)
         read(ledger, "turns", wanted, limit)

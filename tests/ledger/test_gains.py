@@ -1,4 +1,4 @@
-"""Gains: whose they are, which reply is measured next, and what forgetting leaves of them."""
+"""Gains: their user, the reply to measure next, and their fate when turns are forgotten."""
 
 from __future__ import annotations
 

@@ -32,12 +32,12 @@ from tinker_claw.methods.passes import BatchItem, reward_parts
 from tinker_claw.types import Attempt, NextState, PolicyVersion
 
 SOON, LATE = 0.0, 10 * LIMIT_S
-"""Looks at a ledger, seconds since the newest row."""
+"""Times of looking at a ledger, in seconds since the newest row."""
 
 
 @dataclass
 class Told:
-    """A ledger to which clients and judge come."""
+    """A ledger with the calls of clients and judge."""
 
     ledger: Ledger
     version: PolicyVersion
@@ -61,7 +61,7 @@ class Told:
         self.ledger.samples.add(turn, sum(votes) / len(votes), None)
 
     def end(self, key: str, score: float) -> None:
-        """The outcome, and what judging makes of a last turn."""
+        """Report an outcome, and judge the last turn."""
         assert self.ledger.feedback.give("me", About("session", key), Feedback(score, final=True))
         for turn in self.ledger.turns.judgeable():
             if self.ledger.turns.next_state(turn) is None:
@@ -82,7 +82,7 @@ class Told:
         return {(row["key"], row["idx"]): row["reward"] for row in rows}
 
     def words(self) -> set[str]:
-        """What the turns wait for, or what became of them; both ways to tell agree."""
+        """States of the turns; both ways to read them agree."""
         run = read_run(self.ledger._db, 16)
         turns = turns_where(self.ledger._db, "ORDER BY turns.id")
         told = [turn.outcome for turn in turns]
@@ -204,7 +204,7 @@ def test_group_of_one_is_measured_as_an_episode_of_none(told: Told, size: int) -
 
 
 def test_turns_of_episodes_that_run_are_not_read_at_every_look(told: Told) -> None:
-    """The learner looks whenever a sample comes, and twenty thousand may run."""
+    """The learner looks whenever a sample arrives, while twenty thousand turns may be running."""
     for n in range(8):
         told.begin(f"s{n}", in_group(f"g{n // 4}", 4) if n < 6 else Attempt(episode=True))
         told.turn(f"s{n}")
@@ -391,7 +391,7 @@ EPISODES = st.lists(
 @settings(max_examples=25, deadline=None)
 @given(EPISODES, st.data())
 def test_no_order_of_arrival_changes_rewards_or_advantages(episodes: list[Any], data: Any) -> None:
-    """Turns, verdicts, outcomes and looks come mixed, each session's own in their order."""
+    """Turns, verdicts, outcomes and looks are mixed, each session's own in their order."""
 
     def live(path: Path, order: list[int]) -> tuple[dict[tuple[str, int], float], ...]:
         told = open_ledger(path)

@@ -1,4 +1,4 @@
-"""Whether it helps: the groups, and what is claimed of replies before and since the first step."""
+"""Benefit of learning: the groups, and the claims on replies before and since the first step."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_small_rest_at_the_end_belongs_to_the_last_group() -> None:
 
 
 def said(rates: Sequence[float], seed: int, sessions: int = 320) -> list[str]:
-    """What is claimed after each session, of which each version answers 16."""
+    """Claims after each session, where each version answers 16 sessions."""
     rng, shares, claims = Random(seed), list[Share](), list[str]()
     for n in range(sessions):
         version = n // 16

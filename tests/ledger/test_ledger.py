@@ -383,7 +383,7 @@ def test_failed_transaction_leaves_nothing_behind(ledger: Ledger) -> None:
 
 
 def write_turns_for_ever(directory: Path) -> None:
-    """Run in a process of its own: a dot on standard output for every turn that is durable."""
+    """Write turns for ever, in a process of its own; print a dot for every turn that is durable."""
     ledger = Ledger(directory)
     ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
     for number in range(1_000_000):
@@ -480,7 +480,7 @@ def test_one_line_says_what_a_rollback_left_behind_and_what_a_crash_did_not(
 def test_what_each_step_asks_takes_no_longer_in_a_long_ledger(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is asked between two tokens of the gateway's replies."""
+    """The question is asked between two tokens of the gateway's replies."""
     plans, rows = list[str](), type(ledger._db).rows
 
     def seen(database: Database, query: str, *values: object) -> list[sqlite3.Row]:
@@ -500,7 +500,7 @@ def test_what_each_step_asks_takes_no_longer_in_a_long_ledger(
 
 
 def test_a_sample_without_a_next_state_was_judged_by_no_tool(ledger: Ledger) -> None:
-    """The last turn of an episode, say: a step is chosen among such samples, too."""
+    """For example the last turn of an episode: a step may take such samples, too."""
     queue(ledger, 2)
     waiting = ledger.samples.queue()
     assert [sample.tool for sample in waiting] == [False, False]

@@ -1,4 +1,4 @@
-"""--keep-days and --keep-gb: what is old or too much loses text and tokens, and nothing else."""
+"""--keep-days and --keep-gb: old or excess turns lose text and tokens, and nothing else."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def step(ledger: Ledger, parent: PolicyVersion, turns: list[int]) -> PolicyVersi
 
 
 def beside(ledger: Ledger) -> Writer:
-    """A connection of its own, as old turns are dropped by."""
+    """A connection of its own, such as pruning uses."""
     return Writer(ledger.path)
 
 
@@ -264,7 +264,7 @@ def test_rows_of_emptied_turns_share_pages(ledger: Ledger) -> None:
 
 
 def test_a_size_out_of_reach_takes_one_pass(ledger: Ledger) -> None:
-    """Most of what is there may still be trained, and nothing makes the file small enough."""
+    """Most of it may still be trained, and nothing makes the file small enough."""
     for n in range(600):
         add(ledger, f"x{n}", prompt=(1,), **({"untrained_because": "side"} if n % 10 == 0 else {}))
     transactions = list(prune.trim(beside(ledger), most_bytes=1))

@@ -1,4 +1,4 @@
-"""A device that fails is nobody's fault: what learns begins anew, and no sample is blamed."""
+"""Device failures: training starts anew, and no sample is blamed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ILL = [
     torch.AcceleratorError(ILLEGAL),
     RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx`"),
 ]
-"""By class, and by the words alone."""
+"""Device errors, by class and by message."""
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ Starts = Callable[..., AbstractAsyncContextManager[LocalTrainer]]
 
 @pytest.fixture
 def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Starts:
-    """One that learns in processes whose device falls ill as `prescribe` says."""
+    """A trainer in processes whose device fails as `prescribe` says."""
 
     @asynccontextmanager
     async def start(error: Exception, *, well: int, ill: int) -> AsyncIterator[LocalTrainer]:
@@ -145,7 +145,7 @@ async def test_scores_that_a_device_owes_are_an_outage_and_come_from_a_new_proce
 
 @pytest.mark.slow
 async def test_whoever_meets_the_consequence_is_told_the_cause(trainer: Starts) -> None:
-    """A teacher's scores may meet the failure, and the next step what came of it."""
+    """A teacher's scores may meet the failure, and the next step its consequence."""
     async with trainer(ILL[0], well=1, ill=1) as local:
         ref = await local.save_state("good")
         await local.train_step(PASSES[:1], ADAM)
@@ -164,7 +164,8 @@ async def test_whoever_meets_the_consequence_is_told_the_cause(trainer: Starts) 
 async def test_a_step_that_failed_is_undone_in_a_new_process(
     trainer: Starts, tmp_path: Path
 ) -> None:
-    """Whatever it has left in the old one: a sample is to blame only where that cannot be it."""
+    """Whatever the step has left in the old one: a sample is only blamed if the device cannot be
+    the cause."""
     bad = rl_datum(20, 9, 5)
     bad = Datum(bad.tokens, bad.start, bad.logprobs, (float("nan"),) * len(bad.advantages))
     async with trainer(ILL[0], well=100, ill=1) as local:
@@ -181,7 +182,7 @@ async def test_a_step_that_failed_is_undone_in_a_new_process(
 
 @pytest.mark.slow
 async def test_ranks_that_do_not_start_again_are_an_outage(trainer: Starts, tmp_path: Path) -> None:
-    """The device may be gone for hours; they started before with the same settings."""
+    """The device may be gone for hours; the ranks started before with the same settings."""
     async with trainer(ILL[0], well=0, ill=1) as local:
         ref = await local.save_state("good")
         with pytest.raises(OutageError):

@@ -1,4 +1,4 @@
-"""The embedded sampler: whose logprobs it reports, and that no request harms another."""
+"""The embedded sampler: its logprobs are its version's, and no request harms another."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ async def test_a_prefix_is_shared_under_its_own_salt_only(trainer: LocalTrainer)
         for salt in (None, "anna", "ben", "anna", "ben", None)
     ]
     assert cached == [0, 0, 0, 192, 192, 192]
-    # What was sampled is the beginning of the next prompt, and is kept apart as well.
+    # Sampled tokens begin the next prompt, and are kept apart by salt as well.
     drawn = await one(sampler, tokens, max_tokens=90, cache_salt="anna", seed=8)
     further = (*tokens, *drawn.tokens, *prompt(9, salt=5))
     for salt, expected in (("ben", 192), ("anna", 288), (None, 192)):
@@ -318,7 +318,7 @@ async def test_logprobs_that_are_not_finite_are_refused(trainer: LocalTrainer) -
 
 
 def generating() -> int:
-    """Threads that sample."""
+    """Number of threads that sample."""
     return sum(thread.name == "tinker-claw-sampler" for thread in threading.enumerate())
 
 

@@ -43,7 +43,7 @@ STEM = sequence(24, 5)
 
 
 def datums() -> tuple[Datum, ...]:
-    """Of which the last three go on from one beginning that is longer than any window here."""
+    """Datums of which the last three continue one beginning that is longer than any window here."""
     own = [rl_datum(20, 8, 1)]
     for salt, length in ((2, 9), (3, 14), (4, 6)):
         tokens = STEM + sequence(length, salt)
@@ -61,14 +61,14 @@ def opened(family: Family, folder: Path) -> tuple[Path, BaseModel]:
 
 
 def adapter_of(base: BaseModel) -> dict[str, torch.Tensor]:
-    """Both halves with values, so that both have gradients."""
+    """An adapter with values in both halves, so that both have gradients."""
     draw = torch.Generator().manual_seed(5)
     fresh = fresh_adapter(base, SHAPE, seed=0)
     return {n: t + 0.1 * torch.randn(t.shape, generator=draw) for n, t in fresh.items()}
 
 
 def core_of(model: Path, folder: Path, **settings: Any) -> LearningCore:
-    """After a step, so that its adapter says something."""
+    """A learner after one step, so that its adapter changes the output."""
     config = LocalConfig(model=str(model), root=folder, rank=4, alpha=8, threads=1, **settings)
     base = open_base(
         str(model),
@@ -88,7 +88,7 @@ def scores(core: LearningCore, adapter: Path | None, tokens: Sequence[int]) -> t
 
 
 def _unheard(sentence: str) -> None:
-    """Which kernel was chosen is not told here."""
+    """Ignore which kernel was chosen."""
 
 
 @torch.no_grad()
@@ -98,7 +98,7 @@ def plain(model: Any, tokens: tuple[int, ...]) -> torch.Tensor:
 
 
 def learns_exactly(model: Path, base: BaseModel, folder: Path, *, checkpointing: bool) -> None:
-    """Logprobs and gradients against the reference."""
+    """Compare logprobs and gradients with the reference."""
     learner = LoraOptimizer(
         *(base, SHAPE, adapter_of(base)),
         body=Body(SdpaKernel(), base.device, packs=base.packs),
@@ -200,7 +200,7 @@ async def test_what_does_not_pack_learns_and_scores_but_is_sampled_elsewhere(
 
 
 def test_what_does_not_pack_has_passes_of_one_sequence() -> None:
-    """Which shares nothing, so that two would take twice the memory."""
+    """It shares nothing, so that two would take twice the memory."""
     body = Body(SdpaKernel(), torch.device("cpu"), packs=False)
     sequences = [torch.tensor(datum.tokens) for datum in datums()]
     (passes,) = cut(sequences, ranks=1, tokens=body.tokens_at_once(65_536), even=16_000)
@@ -236,7 +236,7 @@ async def test_experts_and_routers_stay_as_they_are_and_it_is_said(tmp_path: Pat
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 def test_an_adapter_names_each_layer_as_the_checkpoint_does(family: Family, tmp_path: Path) -> None:
-    """Servers load a checkpoint by its own names, and pass over an adapter's other names."""
+    """Servers load a checkpoint by its own names, and skip an adapter's other names."""
     model, base = opened(family, tmp_path)
     given = adapter_of(base)
     write_adapter(tmp_path, base, SHAPE, given)

@@ -1,4 +1,4 @@
-"""Fused kernels of a library are taken where they compute what the model's own modules compute.
+"""Fused kernels of a library are used where they compute what the model's own modules compute.
 
 The library is a stand-in on the CPU: one that is right, and some that are wrong.
 """
@@ -38,7 +38,7 @@ def gate(a: Tensor, b: Tensor) -> Tensor:
 
 
 class Crooked(torch.autograd.Function):
-    """The right output, and half of a gradient."""
+    """A kernel with the right output, and half of a gradient."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
@@ -142,7 +142,7 @@ def test_without_the_library_the_model_s_own_go_on(
 
 
 def test_liger_is_an_import_error_or_has_both() -> None:
-    """Its kernels are Triton's: where that is not, neither are they."""
+    """Liger's kernels are Triton's: without Triton there are none."""
     try:
         ops = liger()
     except ImportError:

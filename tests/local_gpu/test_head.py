@@ -1,4 +1,4 @@
-"""How many rows the head computes at once: on a GPU by what is free there."""
+"""Rows that the head computes at once: on a GPU by its free memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GIB = 1 << 30
 
 
 class Head(nn.Module):
-    """Counts the rows of every call."""
+    """A head that counts the rows of every call."""
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a model is tried out for when it is loaded."""
+"""Trials of a model when it is loaded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BOTH = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 
 
 def logits(size: float, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """A head's product, and the same added up in another order and rounded on the way."""
+    """Product of a head, and the same summed in another order and rounded on the way."""
     draw = torch.Generator().manual_seed(0)
     rows = torch.randn(4, 64, generator=draw)
     head = torch.randn(5000, 64, generator=draw) * size / 8

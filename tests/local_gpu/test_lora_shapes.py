@@ -1,4 +1,4 @@
-"""Which layers LoRA is on, the head among them: gradients, files, and what peft makes of them.
+"""LoRA shapes, with and without the head: gradients, files, and how peft reads them.
 
 The reference is peft's own model with the written adapter, in float64, through full logits.
 """
@@ -40,7 +40,7 @@ from tinker_claw.types import Adam, LossPass
 pytestmark = [
     # peft 0.21 reads a property that transformers 5.23 has renamed.
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
-    # What peft says of a tied head when it opens the reference.
+    # A warning of peft about a tied head when it opens the reference.
     pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning"),
 ]
 
@@ -53,7 +53,7 @@ SHAPES = {
 }
 TIED = {"untied": False, "tied": True}
 ROUNDING = 5e-6
-"""Relative, of float32."""
+"""Relative rounding error of float32."""
 PASSES = [
     LossPass("ppo", (rl_datum(40, 25, 2), rl_datum(30, 1, 3))),
     LossPass("cross_entropy", (entropy_datum(40, 25, 2),)),
@@ -65,7 +65,7 @@ def opened(model: Path) -> BaseModel:
 
 
 def warm(base: BaseModel, shape: LoraShape) -> dict[str, torch.Tensor]:
-    """Both halves with values, so that both have gradients."""
+    """An adapter with values in both halves, so that both have gradients."""
     draw = torch.Generator().manual_seed(5)
     fresh = fresh_adapter(base, shape, seed=0)
     return {n: t + 0.1 * torch.randn(t.shape, generator=draw) for n, t in fresh.items()}
@@ -183,7 +183,8 @@ def test_what_samples_computes_what_learns(tmp_path: Path, family: str) -> None:
 
 
 def test_what_samples_keeps_its_values_while_peft_builds_elsewhere(tmp_path: Path) -> None:
-    """peft changes for the whole process how parameters come into modules, a while at a time."""
+    """peft changes for the whole process how parameters are assigned to modules, a while at a
+    time."""
     base = opened(tiny_of(FAMILIES["Qwen3"], tmp_path / "model"))
     shape = LoraShape(4, 8)
     ids = torch.arange(1, 12)[None] % base.vocabulary

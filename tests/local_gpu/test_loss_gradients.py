@@ -39,13 +39,14 @@ RATIOS = (1.0, 2.0, 0.5, 1.15, 0.9)
 RATE, EPS = 2.0**60, 2.0**40
 READABLE = Adam(RATE, beta1=0.0, beta2=0.0, eps=EPS, grad_clip_norm=0.0)
 ROUNDING = 5e-6
-"""Relative, of float32: plain autograd in float32 is up to 1.7e-6 off for one of the tensors."""
+"""Relative rounding error of float32: plain autograd in float32 is up to 1.7e-6 off for one
+tensor."""
 Gradient = dict[str, torch.Tensor]
 
 
 @pytest.fixture
 async def trainer(tmp_path: Path) -> AsyncIterator[LocalTrainer]:
-    """Warmed: at B = 0 the gradient of A would be 0."""
+    """A warmed trainer: at B = 0 the gradient of A would be 0."""
     trainer = await warmed(await start_local(tmp_path))
     yield trainer
     await trainer.aclose()
@@ -62,7 +63,8 @@ async def at_ratios(trainer: LocalTrainer, datum: Datum) -> Datum:
 async def gradient(
     trainer: LocalTrainer, folder: Path, passes: Sequence[LossPass]
 ) -> tuple[Gradient, StepReport]:
-    """Of a step, read off the weights that it leaves in place of those in `folder`/before."""
+    """Gradient of a step, computed from the weights that it leaves in place of those in
+    `folder`/before."""
     before = await adapter_of(trainer, folder / "before")
     report = await trainer.train_step(passes, READABLE)
     after = await adapter_of(trainer, folder / "after")
@@ -71,7 +73,7 @@ async def gradient(
 
 
 def reference_step(model: Any, passes: Sequence[LossPass]) -> tuple[Gradient, list[float]]:
-    """The gradient, and the loss of every pass."""
+    """Reference gradient, and the loss of every pass."""
     losses = []
     for one in passes:
         rows = [full_logprobs(model, d.tokens)[d.start - 1 :] for d in one.datums]

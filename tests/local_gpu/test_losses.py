@@ -1,4 +1,4 @@
-"""Every loss by hand: its value, its gradient and what it refuses."""
+"""Every loss by hand: value, gradient and refusals."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def apart(one: Gradient, other: Gradient) -> float:
 
 
 def scored(model: Any, item: BatchItem, stale: bool) -> BatchItem:
-    """With the logprobs of this very model: as its own reply, or as one of an older version."""
+    """Score an item with this very model, as its own reply or as one of an older version."""
     sample, done = item.sample, item.sample.completion
     rows = full_logprobs(model, sample.prompt + done.tokens)[len(sample.prompt) - 1 :].detach()
     own = rows.gather(1, torch.tensor(done.tokens)[:, None])[:, 0].tolist()

@@ -1,4 +1,4 @@
-"""Persons go first: in the sampler's passes, in its cache, and beside what else computes here."""
+"""People go first: in the sampler's passes, in its cache, and beside other computations here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tinker_claw.types import Adam, Completion, Datum, LossPass, SamplingParams,
 
 ROW_S = 0.02
 Order = list[str]
-"""Whose tokens came, in order."""
+"""Owners of tokens, in order of arrival."""
 
 
 @asynccontextmanager
@@ -33,7 +33,7 @@ async def base_sampler(folder: Path, **settings: Any) -> AsyncGenerator[LocalSam
 
 @contextmanager
 def passes(sampler: LocalSampler, told: Callable[[int], object]) -> Generator[None]:
-    """`told` the rows of each forward pass before it is computed."""
+    """Call `told` with the rows of each forward pass before it is computed."""
     module: Any = sampler._engine._module  # pyright: ignore[reportPrivateUsage]
 
     def before(_: object, __: object, inputs: Mapping[str, Any]) -> None:
@@ -57,7 +57,7 @@ async def drawn(
 
 
 async def come(order: Order, count: int) -> None:
-    """Wait for so many tokens."""
+    """Wait for this many tokens."""
     while len(order) < count:  # noqa: ASYNC110 - a list tells nobody
         await asyncio.sleep(0.001)
 

@@ -1,4 +1,4 @@
-"""A base in four bits: shared, never written, and what is learned on it goes home to the whole one.
+"""A 4-bit base: shared, never written, and its adapters work on the whole model.
 
 The first tests need no bitsandbytes; the others are left out where it is not installed.
 """
@@ -46,7 +46,7 @@ TOKENS = sequence(30, 4)
 
 
 def tiny(folder: Path) -> Path:
-    """Its rows are as long as a block of weights that share a scale."""
+    """Make a model whose rows are as long as a block of weights that share a scale."""
     return tiny_model(folder / "model", hidden_size=64, head_dim=16, intermediate_size=128)
 
 

@@ -459,7 +459,7 @@ def test_files_that_a_container_has_read_take_nothing_of_its_memory(
 
 
 def test_memory_of_a_cpu_bounds_a_pass_before_it_is_tried() -> None:
-    """Nobody says that it is full: the process would be killed."""
+    """A full CPU memory raises no error: the process would be killed."""
     model = ModelSize(  # SmolLM2-135M
         parameters=134_515_008,
         linear=106_168_320,

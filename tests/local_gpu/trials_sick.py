@@ -1,4 +1,4 @@
-"""Trials of kernels of which some break what they run in; run in the place of the product's."""
+"""Trials of kernels, some of which break their process; run in place of the product's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from local_gpu.tree.trials import main
 
 
 class Kills(SdpaKernel):
-    """As a driver's fault in native code does."""
+    """A kernel that kills its process, as a driver's fault in native code does."""
 
     name = "kills"
 
@@ -24,7 +24,7 @@ class Kills(SdpaKernel):
 
 
 class Breaks(SdpaKernel):
-    """Its device answers nobody any more."""
+    """A kernel that breaks its device."""
 
     name = "breaks"
 

@@ -1,4 +1,4 @@
-"""A method of an installed package goes the whole way: one record, one entry, no more."""
+"""A method of an installed package works throughout: one record, one entry, no more."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ CFG = Training(batch_size=2)
 
 
 def others(logprob: float) -> float:
-    """What a rejection of a sampled token is multiplied by."""
+    """Factor on the advantage when a sampled token is rejected."""
     return 1 - math.exp(logprob)
 
 
@@ -457,7 +457,7 @@ def now(role: str, text: str) -> NextState:
 
 
 class TestTeachers:
-    """What the teacher is told decides which turns it is asked about."""
+    """Teachers: their prompt decides which turns they are asked about."""
 
     CORRECTED = Evidence(
         Verdict((-1,), -1), ("be brief",), now("user", "No, shorter."), "A short one."

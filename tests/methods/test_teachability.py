@@ -1,4 +1,4 @@
-"""Whether hints teach: gains by hand, what is claimed, and what follows for the weight."""
+"""Usefulness of hints: gains by hand, claims, and the weight that follows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_the_difference_is_the_median_over_the_pairs() -> None:
 
 
 def test_replies_are_compared_in_the_order_in_which_they_came() -> None:
-    """The newest comes first, and what has no partner yet says nothing."""
+    """The newest comes first, and a reply without a partner does not count yet."""
     found = teachability((0.0, 0.0, 0.2), (0.0, 0.3, -0.1))
     wins = Mean()
     for outcome in (1.0, 0.0, 0.5):
@@ -47,8 +47,8 @@ def test_a_damaged_reply_hides_no_hint_that_pulls_away() -> None:
 
 
 def watched(seed: int, effect: float) -> Iterator[bool | None]:
-    """What is said of a user after each of 150 measured replies, of which they accept a share of
-    their own; three in a hundred are damaged."""
+    """Claims on a user after each of 150 measured replies, of which they accept a share of their
+    own; three in a hundred are damaged."""
     rng, accepted, rejected = Random(seed), list[float](), list[float]()
     share = rng.uniform(0.3, 0.7)
     for _ in range(150):
@@ -59,7 +59,7 @@ def watched(seed: int, effect: float) -> Iterator[bool | None]:
 
 
 def test_of_hints_that_do_nothing_hardly_anything_is_claimed_however_often_one_looks() -> None:
-    """At most 5 % of users are ever told that theirs help, or that they do not."""
+    """At most 5 % of users are ever told that their hints help, or that they do not."""
     assert sum(any(said is not None for said in watched(seed, 0.0)) for seed in range(60)) <= 3
 
 

@@ -1,4 +1,4 @@
-"""The page over a real ledger: who sees what, what forms need, and that texts stay texts."""
+"""The page over a real ledger: permissions, form tokens, and texts that stay texts."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ GATE = {"asked": 12, "lost": [XSS[2]], "losses": {"canaries": 0.2, "length": -0.
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was read a moment ago is read anew."""
+    """Read everything anew, without the cache of a moment ago."""
     monkeypatch.setattr(routes, "FRESH_S", 0.0)
 
 
 class Undoes:
-    """Takes orders down, in place of what a learner carries out."""
+    """A learner that records orders instead of carrying them out."""
 
     def __init__(self) -> None:
         self.orders: list[tuple[str, int | None]] = []
@@ -111,7 +111,7 @@ class Page:
         return await self.client.get(f"/ui{path}", headers=headers)
 
     async def post(self, path: str, token: str | None = None, **fields: str) -> httpx.Response:
-        """As the browser sends our own form."""
+        """Send the page's own form, as the browser does."""
         if token is None:
             shown = await self.get("/login" if path == "/login" else "/turns/1")
             found = re.search(r'name="token" value="(\w+)"', shown.text)
@@ -151,7 +151,7 @@ async def page(tmp_path: Path, *users: User) -> AsyncIterator[Page]:
 
 
 def write(ledger: Ledger, user: str, text: str) -> int:
-    """A turn of which every text is this one, judged."""
+    """Add a judged turn whose texts are all this one."""
     told: Any = {"kind_reason": text, "request_text": text, "reply_text": text, "call": text}
     session = ledger.turns.session(user, text)
     turn = ledger.turns.add(new_turn(ledger, session_id=session, **told))
@@ -165,7 +165,7 @@ def write(ledger: Ledger, user: str, text: str) -> int:
 
 
 def attempt(ledger: Ledger, user: str, name: str, score: float) -> None:
-    """One of two episodes of the same task, that has ended."""
+    """Add one of two ended episodes of the same task."""
     session = ledger.turns.session(user, f"episode {name}")
     assert ledger.turns.enrol(session, user, Attempt(XSS[0], XSS[1], 2, episode=True))
     turn = ledger.turns.add(new_turn(ledger, session_id=session))
@@ -175,7 +175,7 @@ def attempt(ledger: Ledger, user: str, name: str, score: float) -> None:
 
 
 class Tags(HTMLParser):
-    """What a browser would make elements and attributes of."""
+    """Elements and attributes that a browser would find."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -287,7 +287,7 @@ async def test_admin_changes_what_answers_by_our_own_forms_alone(tmp_path: Path)
 
 
 async def test_whoever_loads_without_end_waits_for_themselves(tmp_path: Path) -> None:
-    """150 loops of one user; another one waits for a page or two of theirs."""
+    """150 loops of one user run; another user only waits for a page or two of theirs."""
     async with page(tmp_path, *USERS) as opened, asyncio.TaskGroup() as group:
         await opened.log_in(ANNA)
         annas = dict(opened.client.cookies)
@@ -412,7 +412,7 @@ def test_curve_draws_numbers_alone() -> None:
 
 
 def told(answer: httpx.Response) -> str:
-    """A page's text, as one reads it."""
+    """Text of a page, as one reads it."""
     return " ".join(html.unescape(re.sub("<[^>]*>", " ", answer.text)).split())
 
 

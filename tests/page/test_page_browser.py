@@ -32,7 +32,7 @@ PATHS = (
 async def browser(
     tmp_path: Path, **options: Any
 ) -> AsyncIterator[tuple[BrowserContext, str, Page]]:
-    """A window, the page's address, and what it shows; whatever it asks for elsewhere fails."""
+    """A browser window, the page's address, and the page; requests to other places fail."""
     async with (
         page(tmp_path) as opened,
         in_background(cast("FastAPI", opened.app)) as url,

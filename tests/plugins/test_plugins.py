@@ -61,7 +61,7 @@ def test_a_plug_in_that_cannot_be_loaded_is_an_error_that_names_it() -> None:
 
 
 def figures(data: Path) -> dict[tuple[int, str], float]:
-    """What the CSV sink has, each figure once."""
+    """Figures in the CSV sink, each once."""
     with (data / "sinks" / "steps.csv").open(newline="") as file:
         rows = [(int(step), name, float(value)) for step, name, value in csv.reader(file)]
     found = {(step, name): value for step, name, value in rows}

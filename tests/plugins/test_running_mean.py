@@ -48,7 +48,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def checked(data: Path) -> list[sqlite3.Row]:
-    """What the line of the newest version was trained on, with every number found right."""
+    """Check every number that the line of the newest version was trained on; return its rows."""
     with closing(sqlite3.connect(data / "ledger.sqlite3")) as connection:
         connection.row_factory = sqlite3.Row
         found = connection.execute(LINE).fetchall()
@@ -70,7 +70,7 @@ def checked(data: Path) -> list[sqlite3.Row]:
 
 
 async def batch(w: World, to: int, *said: str) -> None:
-    """Replies of two users, until version `to` is the newest."""
+    """Add replies of two users, until version `to` is the newest."""
     for number, what in enumerate(said):
         w.turn(what, user=("anna", "ben")[number % 2])
     await w.until(lambda: w.policy.newest.version.id >= to)

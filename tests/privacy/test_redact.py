@@ -1,4 +1,4 @@
-"""What a user says stands in the ledger and nowhere else: not in events, figures or health."""
+"""A user's words are in the ledger and nowhere else: not in events, figures or health."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import httpx
 from tests.processes import Running, product
 
 MARK = "quetzalcoatl"
-"""In every word that a client sends here."""
+"""Mark in every word that a client sends here."""
 CHAT = "/chat/completions"
 KEY = f"{MARK}-0123456789abcdef"
 
 
 def refused() -> Iterator[bytes]:
-    """Bodies that quote the user in what is wrong with them."""
+    """Invalid bodies whose errors quote the user."""
     said = {"role": "user", "content": MARK}
     good: dict[str, Any] = {"model": "demo", "messages": [said]}
     for fields in (
@@ -46,7 +46,7 @@ def refused() -> Iterator[bytes]:
 
 
 def converse(running: Running, client: httpx.Client) -> None:
-    """Good requests, streamed, judged, and left in the middle."""
+    """Send good requests: streamed, judged, and aborted."""
     messages = [{"role": "user", "content": f"Hello, I am {MARK}. What is 2 + 3?"}]
     for stream in (False, True, False):
         body = {"model": "demo", "messages": messages, "max_tokens": 40}

@@ -1,4 +1,4 @@
-"""What is taken for a secret or for personal data, what is not, and what looking for it costs."""
+"""Detection of secrets and personal data: what is found, what is not, and its cost."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def test_nearly_all_secrets_are_cut_out_whatever_their_form_and_surroundings() -
 
 
 def test_hardly_any_text_of_others_is_taken_to_hold_one() -> None:
-    """One in a hundred: a prompt that is taken to hold a secret is not learned from."""
+    """At most one text in a hundred: a prompt that seems to hold a secret is not learned from."""
     texts = list(harmless(1000))
     assert len(texts) > 500
     alarms = [(name, held) for name, text in texts if (held := SECRETS.holds(text))]
@@ -263,7 +263,7 @@ NEAR = [
     *["/private off\u200b", "`/private off`", "x\n/private off"],
     *["/private off\n/private", "/private of", "／private off"],
 ]
-"""What people type who mean the line; also all but the exact end of it."""
+"""Texts that people type who mean the line; also all but its exact end."""
 NO_COMMAND = [
     *["hello", "private", "this is private", "what does /private do?", "What is /private"],
     *["how do I use /private?", "Explain the /private command", "is /private on?"],

@@ -1,4 +1,4 @@
-"""How a reply begins that must be a call or text: token for token as the format writes it."""
+"""Beginnings of replies that must be a call or text: token for token as the format writes them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_call_is_begun_as_the_format_writes_it_and_read_back(family: str) -> N
     assert by_name[: len(any_of)] == any_of, "what calls of all tools have in common"
     assert "look" in renderer.decode(by_name)
     assert "look" not in renderer.decode(any_of)
-    # What the package shows of such a call behind another question goes on from there.
+    # The package's rendering of such a call, behind another question, continues it.
     told = renderer._base.render_ids([*ASKED, called("look", '{"at": "home"}')], tools=tools)  # type: ignore[arg-type, list-item]
     tail = by_name[-4:]
     at = next(i for i in range(len(told), 0, -1) if tuple(told[i - 4 : i]) == tail)
@@ -46,7 +46,8 @@ def test_a_call_is_begun_as_the_format_writes_it_and_read_back(family: str) -> N
 
 
 def test_what_is_left_to_the_model_are_tokens_of_its_own(renderer: Renderer) -> None:
-    """Not a blank or a quote that it would have written as a part of a longer token."""
+    """The beginning must not end with a blank or a quote that the model would have written as part
+    of a longer token."""
     begun = renderer.begin_call(["look"], OFF)
     assert begun is not None
     whole = spell(renderer, '<tool_call>\n{"name": "look", "arguments": {"at": "x"}}\n</tool_call>')

@@ -88,7 +88,8 @@ ALL_FAMILIES = (
     *("deepseek-r1", "deepseek-v4", "glm-5.1", "glm-5.3", "inkling", "laguna-m.1", "laguna-s-2.1"),
     *("laguna-xs-2.1", "laguna-xs.2", "nemotron-3-ultra", "nemotron-3.5", "prime-qwen3", "default"),
 )
-"""All that the package knows but gpt-oss, whose encoder's vocabulary has to be fetched."""
+"""All families that the package knows but gpt-oss, whose encoder's vocabulary has to be
+downloaded."""
 
 
 @pytest.mark.parametrize("family", ALL_FAMILIES)
@@ -122,7 +123,8 @@ def _marks(prompt: Prompt, added: Mapping[str, int]) -> list[int]:
 
 @pytest.fixture(scope="module")
 def default() -> Renderer:
-    """A model that the package does not know, rendered in one piece by its own template."""
+    """Renderer of a model that the package does not know, rendered in one piece by its own
+    template."""
     return Renderer.load(str(MODEL_DIR), "auto")
 
 
@@ -206,7 +208,7 @@ def test_half_a_surrogate_pair_is_refused(renderer: Renderer) -> None:
 
 
 def test_a_tokenizer_that_begins_with_a_blank_puts_none_into_a_text(tmp_path: Path) -> None:
-    """As the older sentencepiece models do."""
+    """The older sentencepiece models do so."""
     letters = "▁abcdefghijklmnopqrstuvwxyz<>|_/.:\n[],IN"
     vocabulary = {letter: at for at, letter in enumerate(dict.fromkeys(letters))}
     backend = Tokenizer(models.BPE(vocabulary, []))
@@ -233,7 +235,7 @@ def test_a_token_is_not_found_in_normalised_text(tmp_path: Path) -> None:
 
 
 def _model(folder: Path, backend: Tokenizer, tokens: Sequence[str | AddedToken]) -> Renderer:
-    """A renderer by a template of one line."""
+    """Renderer with a template of one line."""
     backend.add_tokens(list(tokens))
     backend.save(str(folder / "tokenizer.json"))
     template = "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"

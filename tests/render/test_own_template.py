@@ -1,5 +1,5 @@
-"""Chat templates that the renderers package does not know: where hints go, and replies as they
-arrive."""
+"""Chat templates that the renderers package does not know: places of hints, and streamed
+replies."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ SAID = st.text(st.sampled_from("ab é🙂\n <|im_end>[/INST]_"), min_size=1, max
 
 
 def folder(at: Path, template: str, eos: str, added: tuple[str, ...] = ADDED) -> Path:
-    """A tokenizer of bytes, the demo's, with more control tokens and another template."""
+    """Make a tokenizer of bytes, the demo's, with more control tokens and another template."""
     at.mkdir(parents=True)
     shutil.copy(MODEL_DIR / "tokenizer.json", at)
     tokens = Tokenizer.from_file(str(at / "tokenizer.json"))
@@ -81,7 +81,7 @@ def folder(at: Path, template: str, eos: str, added: tuple[str, ...] = ADDED) ->
 
 
 def words_folder(at: Path, template: str) -> Path:
-    """A tokenizer of words, whose decoder takes the blank from the first one."""
+    """Make a tokenizer of words, whose decoder strips the blank from the first one."""
     at.mkdir(parents=True)
     letters = {chr(c): n for n, c in enumerate(range(33, 127))}
     vocabulary = {**letters, "▁": 94, "▁t": 95, "he": 96, "▁the": 97, "\n": 98, "<0xF0>": 99}
@@ -111,7 +111,7 @@ def words_folder(at: Path, template: str) -> Path:
 
 @pytest.fixture(scope="module")
 def unknown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Renderer]:
-    """By the template's name."""
+    """Renderers by the template's name."""
     at = tmp_path_factory.mktemp("templates")
     made = {name: folder(at / str(n), *told) for n, (name, told) in enumerate(TEMPLATES.items())}
     made |= {"words": words_folder(at / "words", MISTRAL), "demo": MODEL_DIR}
@@ -196,7 +196,7 @@ def test_a_reply_is_the_same_however_it_arrives(
 def test_the_place_is_the_one_that_a_hand_written_format_tells(
     unknown: dict[str, Renderer], renderer: Renderer, said: str, before: str
 ) -> None:
-    """The demo's template is held equal to Qwen3's format, with exact attribution."""
+    """Held equal with the demo's template, whose Qwen3 format has exact attribution."""
     own = unknown["demo"]
     for at in (0, 2):
         messages = chat(before, "Fine.", said)

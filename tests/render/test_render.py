@@ -121,7 +121,7 @@ def test_with_thinking_a_new_user_message_is_rendered_in_full(renderer: Renderer
 
 
 class Inside:
-    """A tokenizer whose backend says when it is at work."""
+    """A tokenizer whose backend reports when it is at work."""
 
     def __init__(self, inner: Any) -> None:
         self._inner, self._backend = inner, inner.backend_tokenizer

@@ -1,4 +1,5 @@
-"""Where a request ends its reply: stop strings in the text, and the second of two calls."""
+"""Ends of replies that a request asks for: stop strings in the text, and the second of two
+calls."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ PIECES = (
 
 
 def read_singly(text: str, stop: list[str]) -> str:
-    """The meaning of stop strings: characters come one by one, and the first full match ends it."""
+    """Reference for stop strings: characters come one by one, and the first full match ends the
+    text."""
     for end in range(1, len(text) + 1):
         matches = [s for s in stop if text[:end].endswith(s)]
         if matches:
@@ -70,7 +72,8 @@ def cut_stream(renderer: Renderer, stop: list[str], one_call: bool = False) -> C
 def shown(
     renderer: Renderer, chunks: list[list[int]], stop: list[str], one_call: bool = False
 ) -> tuple[Reply, list[Delta], CutStream]:
-    """The reply, its deltas and the stream, left as soon as it says that it is cut."""
+    """Return the reply, its deltas and the stream, which is left as soon as it says that it is
+    cut."""
     stream = cut_stream(renderer, stop, one_call)
     deltas: list[Delta] = []
     for chunk in chunks:

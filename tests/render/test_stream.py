@@ -29,7 +29,7 @@ def parsed(renderer: Renderer, text: str, *, thinking: bool = False) -> Reply:
 
 
 def opened(renderer: Renderer, thinking: bool) -> tuple[int, ...]:
-    """A prompt; `thinking`: one that opens the thinking block itself, as Qwen3.5's does."""
+    """Return a prompt; `thinking`: one that opens the thinking block itself, as Qwen3.5's does."""
     prompt = renderer.prompt(chat("hi")).tokens
     return (*prompt, *renderer._encode("<think>\n")) if thinking else prompt
 
@@ -97,7 +97,7 @@ def test_endless_nesting_in_a_call_is_text(renderer: Renderer) -> None:
 
 
 def streamed(renderer: Renderer, chunks: list[list[int]], thinking: bool) -> list[Delta]:
-    """Check one stream against the reply parsed at once; gives the deltas."""
+    """Check one stream against the reply parsed at once; return the deltas."""
     prompt = opened(renderer, thinking)
     stream = renderer.stream(prompt)
     deltas = [delta for chunk in chunks for delta in stream.feed(chunk)]

@@ -1,4 +1,4 @@
-"""What chat_template_kwargs and reasoning_effort come to, in several chat formats."""
+"""Effects of chat_template_kwargs and reasoning_effort in several chat formats."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_what_a_format_cannot_do_is_named(
 
 
 def test_formats_with_switches_do_not_pile_up() -> None:
-    """A switch may be any text, so that a client could have thousands of formats made."""
+    """A switch may be any text, so that a client could cause thousands of formats to be made."""
     tokenizer = load_tokenizer(str(MODEL_DIR))
     added = ("begin_of_text", "end_of_text", "start_header_id", "end_header_id", "eot_id", "eom_id")
     tokenizer.add_special_tokens({"additional_special_tokens": [f"<|{name}|>" for name in added]})

@@ -1,4 +1,4 @@
-"""The program that tells a sink of steps, with TensorBoard, whose own reader reads its files."""
+"""The program that reports steps to a sink, with TensorBoard, whose own reader reads its files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tinker_claw.retry import Backoff
 
 
 def scalars(data: Path) -> dict[str, list[tuple[int, float]]]:
-    """Every point of every curve, as TensorBoard has them."""
+    """Points of every curve, as TensorBoard has them."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     read = EventAccumulator(str(data / "sinks" / "tensorboard"), size_guidance={"scalars": 0})

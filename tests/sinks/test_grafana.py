@@ -1,4 +1,4 @@
-"""The dashboard asks for figures that exist."""
+"""The dashboard asks only for figures that exist."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ def expressions() -> list[str]:
 
 
 def selectors(node: Any, by: frozenset[str] = frozenset()) -> Iterator[tuple[str, set[str]]]:
-    """Names of series, and the labels that are asked of each: by its matchers and by what it is
-    summed by."""
+    """Names of series, and the labels that each needs: of its matchers and of sums by label."""
     match node:
         case promql.VectorSelector():
             yield node.name, {matcher.name for matcher in node.matchers.matchers} | by
@@ -56,7 +55,7 @@ def asked() -> dict[str, set[str]]:
 
 
 def shown(text: str) -> dict[str, set[str]]:
-    """Labels that /metrics has, by series; none of a counter that has not counted yet."""
+    """Labels that /metrics has, by series; none for a counter that has not counted yet."""
     found: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(text):
         found[family.name + "_total" * (family.type == "counter")] = set()

@@ -76,7 +76,7 @@ class Collector:
 
 
 def values(held: Any) -> dict[str, Any]:
-    """Attributes, as they are in Python."""
+    """Attributes as Python values."""
     return {item.key: value(item.value) for item in held.attributes}
 
 

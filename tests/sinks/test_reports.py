@@ -1,4 +1,4 @@
-"""What sinks are told of steps: numbers of the ledger, and no words."""
+"""Reports of steps to sinks: numbers of the ledger, and no words."""
 
 from __future__ import annotations
 

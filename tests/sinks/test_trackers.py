@@ -75,7 +75,7 @@ assert len(ids) == 1, ids
 
 @pytest.fixture
 def environment(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
-    """What the trackers' own variables say."""
+    """Environment with the trackers' own variables."""
     return {
         **{name: value for name, value in os.environ.items() if not name.startswith("TINKER")},
         "PYTHONPATH": str(ROOT),

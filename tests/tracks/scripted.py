@@ -30,12 +30,12 @@ Script = Generator[tuple[str, Mapping[str, Any]], str, str]
 
 @dataclass
 class Scripted:
-    """The gateway."""
+    """A gateway whose model follows a script."""
 
     script: Callable[[str, int], Script]
-    """Of a wish, and of which try of the task it is."""
+    """Makes the script for a wish and the number of the attempt."""
     outcomes: list[tuple[str, float]] = field(default_factory=list[tuple[str, float]])
-    """Sessions and scores, as they were told."""
+    """Sessions and their reported scores."""
     url: str = ""
 
     async def chat(self, request: Request) -> Response:
@@ -97,7 +97,7 @@ class Scripted:
 
 
 def said(script: Script, messages: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The next reply of a conversation."""
+    """Next reply of a conversation."""
     results = [message["content"] for message in messages if message["role"] == "tool"]
     try:
         call = next(script)
@@ -111,7 +111,7 @@ def said(script: Script, messages: Sequence[Mapping[str, Any]]) -> Mapping[str, 
 
 
 def runner(folder: Path, url: str, track: str, environment: Mapping[str, str]) -> Any:
-    """`python -m examples.tracks run`, in a process of its own."""
+    """Run `python -m examples.tracks run` in a process of its own."""
     (folder / "track.toml").write_text(track)
     command = [sys.executable, "-m", "examples.tracks", "run", str(folder / "track.toml")]
     with (folder / "runner.log").open("ab") as log:
@@ -125,7 +125,7 @@ def runner(folder: Path, url: str, track: str, environment: Mapping[str, str]) -
 
 
 def naming(text: str) -> list[str]:
-    """The command lines of all processes in which a text stands."""
+    """Command lines of all processes that contain a text."""
     found: list[str] = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:

@@ -18,7 +18,7 @@ ADDRESS = "http://127.0.0.1:30000"
 
 
 def flags() -> list[str]:
-    """What the page starts the gateway with; a life names its model and backend itself."""
+    """Flags with which the page starts the gateway; a life names its model and backend itself."""
     (command,) = re.findall(r"^ {4}python run\.py (--model-name demo .*)$", PAGE, re.MULTILINE)
     words = shlex.split(command)
     assert words[:4] == ["--model-name", "demo", "--backend", "local"]
@@ -26,7 +26,7 @@ def flags() -> list[str]:
 
 
 def script(url: str) -> str:
-    """Its blocks, in their order; only the gateway's port is another."""
+    """The page's blocks as one script, in order; only the gateway's port is changed."""
     blocks = re.findall(r"^```bash\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     assert len(blocks) == 5
     text = "".join(blocks)
@@ -35,7 +35,7 @@ def script(url: str) -> str:
 
 
 def nothing_else(folder: Path) -> dict[str, str]:
-    """An environment in which a shell finds these programs alone."""
+    """An environment in which a shell finds only these programs."""
     folder.mkdir()
     for name in ("curl", "sed", "grep", "date", "sleep"):
         (folder / name).symlink_to(shutil.which(name) or name)

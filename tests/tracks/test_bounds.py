@@ -1,4 +1,4 @@
-"""What a command takes of the machine stays within bounds, whatever it tries.
+"""Bounds on commands: they hold whatever a command tries.
 
 Rule: each bomb ends by itself, too: at most 500 processes, 1 GB, 30 seconds.
 """
@@ -88,11 +88,11 @@ BOMBS = {
     "files in /tmp": ("10000 files", f"where = '/tmp'\n{MANY}"),
     "time": ("5 seconds", "os.fork()\nos.close(1); os.close(2)\nwhile True: pass\n"),
 }
-"""What each says in the end, and what it does."""
+"""Commands by name, with the message that each ends with."""
 
 
 async def burst(tmp_path: Path, names: Sequence[str]) -> Peak:
-    """Let bombs off side by side; the most that they took together."""
+    """Run bombs side by side; return the most that they took together."""
     walls = walls_for("demo")
 
     async def one(name: str) -> None:
@@ -159,7 +159,7 @@ async def test_a_folder_that_takes_long_to_remove_stops_nobody() -> None:
 
 
 class Peak:
-    """The most that was seen of all sandboxes together, by a process that does nothing else."""
+    """Peak use of all sandboxes together, measured by a process that does nothing else."""
 
     def __init__(self, folder: Path) -> None:
         there = multiprocessing.get_context("spawn")
@@ -179,7 +179,8 @@ class Peak:
         self._over.set()
         self._process.join()
         self.processes, self.memory, self.disk, self.files = self._seen
-        """Threads are processes; memory: anonymous, and what lies in files of memory."""
+        """Peak numbers of processes (threads count), bytes of memory (anonymous, and files in
+        memory), bytes on disk, and files."""
 
 
 def _measure(whose: int, folder: str, seen: Any, over: Any) -> None:
@@ -222,7 +223,7 @@ def _status(number: int) -> dict[str, int]:
 
 
 def _own(number: int) -> int:
-    """Bytes of a process, and its part of what forks share."""
+    """Bytes of a process, and its part of memory that forks share."""
     try:
         lines = Path(f"/proc/{number}/smaps_rollup").read_text().splitlines()
     except OSError:
@@ -231,7 +232,7 @@ def _own(number: int) -> int:
 
 
 def _shared() -> int:
-    """Bytes of the machine that lie in files of memory."""
+    """Bytes of the machine in files in memory."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("Shmem:"):
             return int(line.split()[1]) << 10

@@ -1,4 +1,4 @@
-"""The tracks' small worlds: what they ask, what their tools say, and what counts as done."""
+"""The tracks' small worlds: tasks, tools, and grades."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COMMANDS = {
     "order": lambda job: f"sort {job.wish.split()[4]} > sorted.txt",
     "find": lambda job: f"grep '^{job.wish.split()[9]} ' {job.wish.split()[4]} > found.txt",
 }
-"""What somebody types who knows how."""
+"""Commands of somebody who knows how."""
 
 
 def plain(seed: int = 0) -> Terminal:

@@ -34,7 +34,7 @@ KINDS = {"note", "tick", "settle", "order", "clear", "price"}
 
 
 def names(env: Gui) -> dict[str, Errand]:
-    """An errand of each kind."""
+    """One errand of each kind, by name."""
     return {env.task(number).name.split()[0]: env.task(number) for number in range(60)}
 
 
@@ -46,14 +46,14 @@ async def office() -> AsyncGenerator[Gui]:
 
 
 def element(page: str, role: str, name: str) -> str:
-    """The name by which an element goes."""
+    """Name of an element on the page."""
     found = re.search(rf'- {role} "{re.escape(name)}"[^\n]*\[(e\d+)\]', page)
     assert found, f"no {role} {name} in {page}"
     return found[1]
 
 
 def clerk(wish: str, attempt: int = 0) -> Script:
-    """Does any errand, at its first try; at others it forgets the last action."""
+    """Do any errand at the first try; at others forget the last action."""
     words = wish.removeprefix("You work in the pages of an office. ")
     done: list[tuple[str, dict[str, str]]] = []
     page = yield "look", {}
@@ -102,7 +102,7 @@ def clerk(wish: str, attempt: int = 0) -> Script:
 
 
 async def play(window: Window, script: Script) -> str:
-    """Do what the script says; its last reply."""
+    """Follow a script in the window; return its last reply."""
     try:
         call = next(script)
         while True:
@@ -206,7 +206,7 @@ async def test_what_is_typed_is_text_and_the_same_calls_show_the_same_page() -> 
 
 @needs_chromium
 async def test_browser_reaches_nothing_outside() -> None:
-    """Neither through the page's own rules, nor through the routes, nor by an address."""
+    """Neither the page's own rules, nor the routes, nor an address let it out."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setblocking(False)
         address = f"127.0.0.1:{server.getsockname()[1]}"

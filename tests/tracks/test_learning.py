@@ -1,4 +1,4 @@
-"""The shipped beginner learns: what its recipe shows is true, and a run makes it better."""
+"""The shipped beginner learns: its recipe's examples are true, and a run makes it better."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tests.lives import ROOT, until
 from tests.truths import one
 
 STEPS, RISE = 10, 0.1
-"""Of a short run."""
+"""Steps of a short run, and the least rise of its score."""
 
 
 async def test_what_the_recipe_shows_of_a_shell_is_what_the_shell_says() -> None:
-    """The right command does the job, half of it and another system's do not, and only the last is
-    what the judge of the twins rejects."""
+    """The right command does the job; half of it and another system's do not, and only the last is
+    rejected by the judge of the twins."""
     kinds = set[str]()
     for job in map(Terminal(5, None).task, range(60)):
         kinds.add(job.name.split()[0])
@@ -41,7 +41,7 @@ async def test_what_the_recipe_shows_of_a_shell_is_what_the_shell_says() -> None
 
 
 def over(folder: Path, before: float, after: float, held: str | None = "") -> None:
-    """A run as it leaves its folder; held None: it was cut short."""
+    """Write the folder that a run leaves; held None: it was cut short."""
     with opened(folder / "track") as state:
         state.begin(Track(environment="tool-call"))
         for version, share in ((0, before), (12, after)):

@@ -46,7 +46,7 @@ def programs() -> Path:
 def worlds(
     programs: Path, folder: Path, app: str, *, port: int, places: int
 ) -> Generator[subprocess.Popen[bytes]]:
-    """A server, until it is killed."""
+    """Run a server, until it is killed."""
     command = [programs / "python", "-m", "uvicorn", app, "--port", str(port)]
     with (folder / "worlds.log").open("ab") as log:
         process = subprocess.Popen(
@@ -72,7 +72,7 @@ def _answers(port: int) -> bool:
 
 
 class Command:
-    """The command, by the Python that has websockets."""
+    """The command, run by the Python that has websockets."""
 
     def __init__(self, programs: Path, folder: Path, text: str, url: str) -> None:
         (folder / "track.toml").write_text(text)
@@ -117,7 +117,8 @@ app = create_app(
     max_concurrent_envs=int(os.environ["PLACES"]),
 )
 """
-"""Its own app.py bears one world at a time, and says to increase the number."""
+"""App of the echo world. Its own app.py allows one world at a time, and says to increase the
+number."""
 ECHO_TRACK = """\
 environment = "openenv"
 model = "demo-tracks"
@@ -177,7 +178,7 @@ def test_world_that_ships_with_openenv_trains_as_it_is(programs: Path, tmp_path:
 
 
 class Guesser:
-    """A gateway whose model halves what is left, and first says 500."""
+    """A gateway whose model halves the range that is left, and first says 500."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[dict[str, str], list[dict[str, Any]]]] = []
@@ -346,12 +347,12 @@ for reward in ("much", [1.0], 10**400):
 
 
 def test_reward_that_is_no_number_is_said_so(programs: Path) -> None:
-    """No server of OpenEnv sends one; others may."""
+    """No server of OpenEnv sends one, but others may."""
     assert subprocess.check_output([programs / "python", "-c", ODD], cwd=ROOT) == b""
 
 
 def _tries(secret: int) -> int:
-    """Guesses that halving takes."""
+    """Number of guesses that halving takes."""
     low, high, tries = 0, 99, 1
     while (guess := (low + high) // 2) != secret:
         low, high = (guess + 1, high) if guess < secret else (low, guess - 1)

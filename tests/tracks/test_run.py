@@ -1,5 +1,4 @@
-"""A track's run: what it asks of a gateway, what it does when that is busy or refuses, and what a
-kill changes.
+"""Runs of a track: requests to a gateway, a busy or refusing gateway, and kills.
 
 Rule: the fake gateway speaks the product's protocol and writes down what it was asked; the product
 itself is asked in the slow tests.
@@ -44,24 +43,25 @@ TRACK = Track(environment="tool-call", concurrency=3, group_size=2, groups=3, st
 
 
 Asked = tuple[dict[str, str], Any]
-"""Headers and body."""
+"""Headers and body of a request."""
 
 
 @dataclass
 class FakeGateway:
-    """Knows sums: it calls the calculator first, and answers with what that says."""
+    """A gateway whose model can do sums: it calls the calculator first, and answers with its
+    result."""
 
     refusals: list[Response | None] = field(default_factory=list[Response | None])
-    """What it answers to the next requests in place of a reply; None: a reply."""
+    """Answers to the next requests in place of a reply; None: a reply."""
     waiting: list[int] = field(default_factory=list[int])
-    """What it says of its queue at the next looks; then nothing waits."""
+    """Numbers of waiting samples at the next looks; then nothing waits."""
     asked: list[tuple[dict[str, str], Any]] = field(
         default_factory=list[tuple[dict[str, str], Any]]
     )
     outcomes: list[tuple[str, Any]] = field(default_factory=list[tuple[str, Any]])
     looks: int = 0
     told: dict[str, str] = field(default_factory=dict[str, str])
-    """What it says of itself besides."""
+    """Further fields of its health."""
 
     async def chat(self, request: Request) -> Response:
         body = await request.json()
@@ -106,7 +106,7 @@ class FakeGateway:
         return Gateway(httpx.AsyncClient(transport=httpx.ASGITransport(app)), track)
 
     def of(self, kind: str) -> list[Any]:
-        """Bodies of the requests whose turn type is this, exams of a named version apart."""
+        """Bodies of the requests of this turn type, without exams of a named version."""
         return [
             body
             for headers, body in self.asked
@@ -219,7 +219,7 @@ async def test_a_refusal_ends_the_run_in_the_gateways_words_and_it_goes_on_later
 
 
 class Breaks:
-    """A program of somebody else: it says hello, and every other one breaks."""
+    """A third-party program that says hello; every second one breaks."""
 
     def __init__(self, number: int) -> None:
         self.name = f"number {number}"
@@ -351,7 +351,7 @@ def runner(folder: Path, url: str) -> subprocess.Popen[bytes]:
 
 @contextmanager
 def rules() -> Iterator[str]:
-    """The demo's judge, in a process of its own; its address."""
+    """Run the demo's judge in a process of its own; yields its address."""
     port = free_port()
     command = [sys.executable, "-m", "examples.demo.judge", "--port", str(port)]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
@@ -406,7 +406,7 @@ def test_a_learner_that_dies_in_a_step_changes_nothing_but_time(tmp_path: Path, 
 
 @pytest.mark.slow
 def test_a_killed_process_that_learns_changes_nothing_but_time(tmp_path: Path) -> None:
-    """The gateway goes on, and the track does."""
+    """The gateway goes on, and so does the track."""
     data = tmp_path / "data"
     ranks = ("--device", "cpu", "--actor-gpus", "2")
     with rules() as judge, life(data, *FLAGS, "--judge-url", judge, *ranks) as gateway:
@@ -423,7 +423,7 @@ def test_a_killed_process_that_learns_changes_nothing_but_time(tmp_path: Path) -
 
 
 def learners(gateway: Life) -> dict[int, int]:
-    """Processes that learn for a gateway, by their rank."""
+    """Processes that learn for a gateway, by rank."""
     found = dict[int, int]()
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it ended meanwhile
@@ -440,7 +440,7 @@ def _parent(pid: str) -> int:
 
 
 def finished(folder: Path, playing: subprocess.Popen[bytes], data: Path) -> None:
-    """The track is over, and everything of it is learned."""
+    """Wait until the track is over and everything of it is learned."""
     assert playing.wait(timeout=300) == 0, (folder / "runner.log").read_text()
     until(lambda: one(data, "SELECT COUNT(*) FROM sessions WHERE episode = 1") == 0)
     until(lambda: one(data, "SELECT COUNT(*) FROM samples WHERE state = 'queued'") == 0)
@@ -448,7 +448,8 @@ def finished(folder: Path, playing: subprocess.Popen[bytes], data: Path) -> None
 
 
 def whole(folder: Path, data: Path) -> None:
-    """Every episode has one outcome, every group was trained once, and the report says so."""
+    """Check that every episode has one outcome, every group was trained once, and the report says
+    so."""
     scores = dict(read_scores(folder))
     assert len(scores) == 20
     rows = read(
@@ -461,7 +462,7 @@ def whole(folder: Path, data: Path) -> None:
     assert one(data, "SELECT COUNT(*) FROM sessions WHERE episode = 2") == 20
     assert {tuple(row) for row in read(data, "SELECT size, over FROM groups")} == {(4, 1)}
     assert one(data, "SELECT COUNT(*) FROM groups") == 5
-    # What was trained are the replies that the runner has, and each of them once.
+    # Exactly the runner's replies were trained, each of them once.
     trained = read(
         data,
         "SELECT sessions.key, COUNT(*) AS n, COUNT(DISTINCT turn_id) AS turns "

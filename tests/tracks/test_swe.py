@@ -1,4 +1,4 @@
-"""The track of little repositories: what is right is graded so, and no trick is."""
+"""The track of small repositories: right solutions are graded so, and no trick is."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.lives import until
 from tests.tracks.scripted import Script, Scripted, naming, runner
 
 WALLS = walls_for("demo")
-"""bubblewrap where it is installed, else a plain subprocess: the grade must hold in both."""
+"""Sandbox where bubblewrap is installed, else a plain subprocess: the grade must hold in both."""
 ALL = {repository.name: repository for repository in repositories()}
 
 
@@ -32,7 +32,7 @@ async def shell(attempt: Checkout, command: str) -> str:
 
 
 def mended(task: Bug) -> str:
-    """A command that does it."""
+    """Command that fixes a task's bug."""
     wrong = task.repository.bugs[task.number]
     text = repr(task.repository.files[wrong["file"]])
     return f"python3 - <<'END'\nopen({wrong['file']!r}, 'w').write({text})\nEND"
@@ -182,7 +182,7 @@ exam_tasks = 3
 
 
 def mender(wish: str, attempt: int) -> Script:
-    """Mends what the wish tells of, at its first try; at others it only changes the tests."""
+    """Fix the bug at the first try; at others only change the tests."""
     (task,) = [
         Bug(one, number, None)
         for one in ALL.values()
@@ -218,7 +218,8 @@ def test_killed_runner_leaves_no_sandbox_and_goes_on(tmp_path: Path) -> None:
         return (yield from mender(wish, attempt))
 
     def begun() -> bool:
-        """All four: bubblewrap survives its parent until it has set itself up."""
+        """Whether all four have begun: bubblewrap survives its parent until it has set itself
+        up."""
         return len([*temporary.glob("track-*/begun")]) == 4
 
     temporary = tmp_path / "temporary"

@@ -1,4 +1,4 @@
-"""What the demo's model can do, measured by sampling at temperature 1.
+"""Measure the abilities of the demo's model by sampling at temperature 1.
 
 One rule: the prompts and the sampling come from the seed alone, so two calls with the same weights
 give the same rates. Standard error of a rate of 0.23 over 256 prompts: 0.026.
@@ -31,19 +31,19 @@ class Rates:
     accepted: float
     """First replies that the user is content with."""
     hinted: float
-    """The same with a plain-style hint."""
+    """As `accepted`, with a plain-style hint."""
     dressed: float
-    """The same as `hinted`, inside an agent's trimmings."""
+    """As `hinted`, inside an agent's trimmings."""
     work: float
     """First replies that show the right equation, hint or not."""
     full_ai: float
     """First replies with bold, numbered steps and a final answer."""
     sums: float
     worded: float
-    """Right sums that were asked for in any way, as in `What is 3 plus 4?`."""
+    """Right answers to sums that are asked for in any wording, as in `What is 3 plus 4?`."""
     lists: float
     talk: float
-    """Short, finished, non-empty replies to messages outside of what the model knows."""
+    """Short, finished, non-empty replies to messages outside the training topics."""
 
     def __str__(self) -> str:
         """Return one line, such as `accepted 0.230  hinted 0.960 ...`."""

@@ -94,7 +94,7 @@ _ASKED = (
 )
 _WRITTEN = ("{a} {op} {b}", "{a}{op}{b}", "{a} {word} {b}")
 _OPERATORS = {"+": "plus", "-": "minus"}
-"""Whatever people type who want a sum."""
+"""Words and signs of operators, as people type them."""
 _LIST_FORMS = (
     "Give me a shopping list with {a} {first} and {b} {second}.",
     "I need {a} {first} and {b} {second}. Make it a list.",

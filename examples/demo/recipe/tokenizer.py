@@ -41,7 +41,7 @@ SPECIAL_TOKENS = (
 PAD_ID = SPECIAL_TOKENS.index("<|endoftext|>")
 START_ID = SPECIAL_TOKENS.index("<|im_start|>")
 STOP_ID = SPECIAL_TOKENS.index("<|im_end|>")
-"""The trainer gives special tokens the first ids, in their order."""
+"""Id of the stop token: the trainer gives special tokens the first ids, in their order."""
 TEMPLATE = Path(__file__).resolve().parent / "chat_template.jinja"
 
 

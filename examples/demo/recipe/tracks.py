@@ -34,17 +34,19 @@ from examples.tracks.tool_call import CALCULATOR, ToolCall, calculate
 from tinker_claw.shipped import MODEL_DIR
 
 DIGITS = 1
-"""Of each number. With two no call was right after 400 steps, batches half as large again."""
+"""Digits of each number. With two no call was right after 400 steps, batches half as large
+again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Of the dialogues about sums, and of those about jobs; the rest are guesses."""
+    """Shares of right and wrong attempts in the dialogues; the rest are guesses."""
 
     sums: tuple[float, float]
-    """The calculator is called with the sum, and with the sum but for its last number."""
+    """Sums: the calculator is called with the whole sum, or with the sum without its last
+    number."""
     jobs: tuple[float, float, float]
-    """What is typed is the right command, half of it, and that of another system."""
+    """Jobs: the command is right, does half of the job, or is of another system."""
 
 
 MANY_GUESSES = Shares(sums=(0.28, 0.32), jobs=(0.3, 0.25, 0.2))
@@ -55,7 +57,7 @@ SHELLS = 0.5
 """Share of dialogues that are about jobs."""
 DONE = "Done."
 SILENT = "(it wrote nothing)"
-"""What the shell says of a command that wrote nothing."""
+"""Result of a command that printed nothing."""
 _SUMS = Stage(
     steps=1000,
     peak_rate=4e-3,
@@ -73,18 +75,18 @@ Messages = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Dialogue:
-    """A task, what is called, what that returns, and the answer."""
+    """A task, the tool call, its result, and the answer."""
 
     tool: Mapping[str, Any]
     asked: Messages
     call: Mapping[str, str] | None
-    """Its arguments; None: the answer is a guess."""
+    """Arguments of the call; None: the answer is a guess."""
     result: str
     answer: str
 
 
 def sum_dialogue(rng: Random, shares: Shares) -> Dialogue:
-    """The right sum, one that is short of its last number, or a guess."""
+    """Draw a dialogue about a sum: called right, called without the last number, or guessed."""
     task, drawn = ToolCall(seed=rng.randrange(10**9), digits=DIGITS).task(0), rng.random()
     right, short = shares.sums
     if drawn >= right + short:
@@ -96,7 +98,8 @@ def sum_dialogue(rng: Random, shares: Shares) -> Dialogue:
 
 
 def job_dialogue(rng: Random, shares: Shares) -> Dialogue:
-    """The right command, one that does half of the job, one that no shell here knows, or none."""
+    """Draw a dialogue about a job: the right command, half of the job, an unknown command, or
+    none."""
     job, drawn = Terminal(rng.randrange(10**9), None).task(0), rng.random()
     for share, (command, result) in zip(accumulate(shares.jobs), commands(job), strict=True):
         if drawn < share:
@@ -105,8 +108,8 @@ def job_dialogue(rng: Random, shares: Shares) -> Dialogue:
 
 
 def commands(job: Job) -> tuple[tuple[str, str], tuple[str, str], tuple[str, str]]:
-    """Three ways to go about a job, each with what the shell says then: the right one, half of it,
-    and that of another system, which is not known here."""
+    """Return three commands for a job, each with its output: the right one, one that does half of
+    the job, and one of another system, which is not known here."""
     said = job.wish.rstrip(".").split()
     kind = job.name.split()[0]
     texts = {name: text.strip() for name, text in job.before.items()}
@@ -149,7 +152,7 @@ class Teller:
         self.tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
 
     def prompt(self, tool: Mapping[str, Any], messages: Messages) -> list[int]:
-        """Ids up to the place where the model begins to write."""
+        """Return the ids up to the place where the model begins to write."""
         text = self.tokenizer.apply_chat_template(
             cast("list[dict[str, str]]", list(messages)),
             tools=cast("Any", [tool]),
@@ -159,7 +162,7 @@ class Teller:
         return self.tokenizer(cast("str", text)).input_ids
 
     def example(self, told: Dialogue) -> Example:
-        """A dialogue as tokens, of which the call and the answer are trained."""
+        """Encode a dialogue; the call and the answer are trained."""
         ids = self.prompt(told.tool, told.asked)
         trained = list[tuple[int, int]]()
         if told.call is not None:
@@ -178,13 +181,13 @@ class Teller:
         return self.example(sum_dialogue(rng, MANY_GUESSES))
 
     def draw(self, rng: Random, shares: Shares = MANY_GUESSES) -> Example:
-        """About a sum or about a job."""
+        """Draw an example about a sum or about a job."""
         dialogue = job_dialogue if rng.random() < SHELLS else sum_dialogue
         return self.example(dialogue(rng, shares))
 
 
 def called(tool: Mapping[str, Any], arguments: Mapping[str, str], result: str) -> Messages:
-    """A call of a tool, and what it returned."""
+    """Messages of a tool call and its result."""
     function = {"name": tool["function"]["name"], "arguments": json.dumps(arguments)}
     call = {"id": "call-0", "type": "function", "function": function}
     return (
@@ -194,7 +197,7 @@ def called(tool: Mapping[str, Any], arguments: Mapping[str, str], result: str) -
 
 
 def measure(model: Qwen3ForCausalLM, teller: Teller, tasks: int = 64) -> dict[str, float]:
-    """Shares of held-out tasks: right sums called for, answers that say what those return, and
+    """Measure shares of held-out tasks: right sums called for, answers that match the results, and
     right commands."""
 
     def replies(tool: Mapping[str, Any], prompts: Sequence[Messages]) -> list[str]:
@@ -250,7 +253,7 @@ def teach(
     draw: Callable[[Random], Example],
     say: Callable[[str], None],
 ) -> None:
-    """Train one stage, and measure what came of it."""
+    """Train one stage, and measure its result."""
     began = time.monotonic()
 
     def progress(step: int, loss: float) -> None:

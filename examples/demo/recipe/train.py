@@ -22,7 +22,7 @@ from examples.demo.recipe.tokenizer import CONTEXT_TOKENS, PAD_ID, START_ID, STO
 from tinker_claw.types import HINT_TEMPLATE
 
 _POOL_DIALOGUES = 320
-"""Dialogues that are drawn together and sorted by length, so that a batch is hardly padded."""
+"""Dialogues that are drawn together and sorted by length, so that batches have little padding."""
 _MUON_FACTOR = 6.0
 """Muon's rate over Adam's: its updates of a layer's matrices have unit spectral norm."""
 _IGNORED = -100

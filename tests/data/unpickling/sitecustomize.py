@@ -1,4 +1,4 @@
-"""On a process's path: what it unpickles and what names code is written down, with its stack."""
+"""Log, with its stack, everything that a process unpickles that names code."""
 
 import os
 import sys

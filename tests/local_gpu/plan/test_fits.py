@@ -1,4 +1,4 @@
-"""What fits on which GPU: arithmetic beside figures that were worked out by hand."""
+"""Memory plans of GPUs: arithmetic beside figures that were worked out by hand."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def model_folders(root: Path) -> dict[str, str]:
-    """A folder for each hub id, with a config.json of its shapes and nothing else."""
+    """Make a folder for each hub id, with only a config.json of its shapes."""
     folders: dict[str, str] = {}
     for name, shape in SHAPES.items():
         folder = root / name.rpartition("/")[2]
@@ -83,7 +83,7 @@ def model_folders(root: Path) -> dict[str, str]:
 
 
 def table_of(file: Path, gib: float, folders: Mapping[str, str]) -> list[str]:
-    """What the doctor prints for a settings file, and that it fits."""
+    """Table that the doctor prints for a settings file; checks that all fits."""
     named = load(["--config", str(file)])
     flags = ["--config", str(file), "--gpu-memory-gb", str(gib)]
     flags += ["--model-name", folders[named.run.model_name]]
@@ -157,7 +157,8 @@ def test_memory_per_token(sizes: dict[str, ModelSize]) -> None:
 
 @pytest.mark.parametrize("experts", [0, 4])
 def test_the_formula_of_a_layer_is_what_a_layer_saves(tmp_path: Path, experts: int) -> None:
-    """A real layer with LoRA in bfloat16: what autograd keeps of a token."""
+    """The formula is compared with what autograd keeps of a token, in a real layer with LoRA in
+    bfloat16."""
     import torch
     from peft import LoraConfig, inject_adapter_in_model
     from transformers import Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM

@@ -1,4 +1,4 @@
-"""What ranks say is plain bytes: all of it comes back as it was, and none of it is ever code."""
+"""Messages of ranks are plain bytes: they come back unchanged, and are never code."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_records_of_a_loss_come_back_as_they_were() -> None:
 
 def test_errors_come_back_as_the_class_that_they_were() -> None:
     class Own(StepError):
-        """Of some file: the far side knows its base."""
+        """An error about a file; the other side knows its base class."""
 
     refused = RequestError(
         "no", status=HTTPStatus.CONFLICT, code="c", param="p", headers={"a": "b"}
@@ -163,12 +163,12 @@ CALLS = {
     *("send_object_list", "recv_object_list", "rpc_sync", "rpc_async", "read_pickle"),
     *("torch.load", "marshal.load", "marshal.loads", "link.send", "link.recv", "allow_pickle"),
 }
-"""A link of multiprocessing has two more calls, which take bytes."""
+"""Calls that may unpickle; `send_bytes` and `recv_bytes` of a multiprocessing link do not."""
 
 
 @pytest.mark.parametrize("package", ["tinker_claw", "local_gpu"])
 def test_nothing_of_the_product_unpickles(package: str) -> None:
-    """Nor lets torch, numpy or multiprocessing do it."""
+    """Torch, numpy and multiprocessing are not made to unpickle either."""
     found: list[str] = []
     for path in (ROOT / package).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -177,7 +177,7 @@ def test_nothing_of_the_product_unpickles(package: str) -> None:
 
 
 def _names(node: ast.AST) -> set[str]:
-    """Modules that it imports; what it calls, by the last two words."""
+    """Imported modules, and the last two words of each call."""
     if isinstance(node, ast.Import):
         return {alias.name.partition(".")[0] for alias in node.names}
     if isinstance(node, ast.ImportFrom):

@@ -50,7 +50,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ranks(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankedLearning]:
-    """Three; two learn in the tests of two machines, of the trainer and of shards."""
+    """Three ranks; tests of two machines, of the trainer and of shards use two."""
     root = tmp_path_factory.mktemp("ranks")
     learning = RankedLearning(config(root, 3, model=str(model), micro_batch_tokens=90))
     yield learning
@@ -122,7 +122,7 @@ def test_a_failure_on_one_rank_voids_the_step_on_all(
 
 
 async def test_the_trainer_goes_on_after_a_rank_was_killed(tmp_path: Path) -> None:
-    """It publishes, serves and saves as always; from the saved state new ranks go on."""
+    """It publishes, serves and saves as always; new ranks continue from the saved state."""
     trainer = await start_local(tmp_path, ranks=2)
     try:
         await trainer.train_step(PASSES, ADAM)
@@ -247,7 +247,7 @@ def test_ranks_that_hang_are_ended_when_their_time_is_over(tmp_path: Path) -> No
 
 
 def test_a_step_has_time_by_what_it_computes() -> None:
-    """Eight billion parameters and sixteen samples of 24,000 tokens, worked out by hand."""
+    """Worked out by hand for eight billion parameters and sixteen samples of 24,000 tokens."""
     each = 24_000 * 3 * 8 * 8e9
     lengths = [24_000] * 16
     assert deadline_s([], 8 * 10**9, 1, "cuda") == 0

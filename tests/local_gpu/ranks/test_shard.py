@@ -1,4 +1,4 @@
-"""A base that is cut over the ranks learns and scores as a whole one does."""
+"""A sharded base learns and scores like a whole one."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from tinker_claw.types import Datum, LossPass
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three layers of odd widths, so that parts of two ranks differ in size."""
+    """A model of three layers with odd widths, so that parts of two ranks differ in size."""
     folder = tiny_model(tmp_path_factory.mktemp("model"), num_hidden_layers=3, intermediate_size=63)
     write_warm(folder, folder / "warm")
     return folder
@@ -120,7 +120,7 @@ def test_a_loss_that_fails_on_one_rank_voids_the_step_and_nobody_waits(
 def test_models_on_the_head_and_on_fewer_layers_learn_over_a_cut_base_as_over_a_whole_one(
     model: Path, tmp_path: Path
 ) -> None:
-    """In turns, in one module: none learns, scores or saves what another has."""
+    """They take turns in one module: none learns, scores or saves what another has."""
     shapes = {
         "all": LoraShape(4, 8, head=True),
         "body": LoraShape(4, 8),
@@ -192,7 +192,7 @@ def test_only_the_layers_are_cut_and_nothing_keeps_them_whole(model: Path, tmp_p
 
 
 def test_each_layer_is_let_go_of_before_the_next_is_cut(model: Path, tmp_path: Path) -> None:
-    """To be cut it stands whole on the GPU, which has no room for two of all."""
+    """To be sharded, a layer stands whole on the GPU, which has no room for two copies of all."""
     base = open_base(str(model), device="cpu", dtype="auto", threads=1)
     shape = LoraShape(4, 8)
     module = with_lora(base, shape, fresh_adapter(base, shape, 0))
@@ -210,7 +210,7 @@ def test_each_layer_is_let_go_of_before_the_next_is_cut(model: Path, tmp_path: P
 
 
 def _cut(module: Any) -> int:
-    """How many layers are."""
+    """Number of sharded layers."""
     return sum(isinstance(layer, FSDPModule) for layer in module.base_model.layers)
 
 

@@ -1,4 +1,4 @@
-"""The dialects of vLLM and SGLang: what is asked, what is read, and what is refused, over HTTP.
+"""Dialects of vLLM and SGLang over HTTP: requests, answers and refusals.
 
 Answers of vLLM were captured from a real one (0.32); those of SGLang follow its sources (0.5.23).
 """
@@ -41,12 +41,12 @@ ADAPTER = {"id": "v1", "owned_by": "vllm", "parent": "base", "max_model_len": No
 
 @dataclass
 class Reply:
-    """What a path answers."""
+    """Answer of a path."""
 
     status: int = 200
     pieces: Sequence[bytes] = ()
     then: str = "end"
-    """end, cut: the connection breaks. hang: nothing more comes."""
+    """What follows the answer. end, cut: the connection breaks. hang: nothing more comes."""
 
 
 def said(body: object, status: int = 200) -> Reply:
@@ -64,14 +64,14 @@ def error(status: int, message: str, **more: object) -> dict[str, object]:
 
 @dataclass
 class Scripted:
-    """A server that answers what it was told to, and keeps what it was asked."""
+    """A server that gives scripted answers, and keeps the requests."""
 
     url: str = ""
     replies: dict[str, Reply] = field(default_factory=dict)
     asked: list[tuple[str, Any]] = field(default_factory=list)
     hung_up: asyncio.Event = field(default_factory=asyncio.Event)
     key: str | None = None
-    """What it wants to be sent; None: it does not ask."""
+    """Key that it wants; None: it needs none."""
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
@@ -141,7 +141,7 @@ async def drained(
 def choice(
     token: int, logprob: float, *others: tuple[int, float], index: int = 0, ends: str | None = None
 ) -> dict[str, Any]:
-    """One event's choice, as a real one sent it: the sampled token, then the likeliest."""
+    """One event's choice, as a real server sent it: the sampled token, then the likeliest."""
     row = {f"token_id:{id}": value for id, value in [(token, logprob), *others]}
     return {
         "index": index,
@@ -557,7 +557,7 @@ async def test_a_server_says_what_it_serves(script: Scripted, vllm: HttpServer) 
 def told(
     count: int, tokens: list[int], *, ends: dict[str, Any] | None = None, **more: Any
 ) -> dict[str, Any]:
-    """An event after `count` tokens, with logprob -t of each token t told."""
+    """An event after `count` tokens, with logprob -t of each token t that it lists."""
     return more | {
         "text": "",
         "output_ids": tokens,

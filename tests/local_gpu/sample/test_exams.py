@@ -1,4 +1,4 @@
-"""No server answers with other weights than those that are trained: each way to do so is caught."""
+"""Exams: no server answers with other weights than the trained ones."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def test_a_version_that_all_servers_get_wrong_is_not_served(
 
 
 async def test_the_cache_of_the_version_before_is_told_from_it(tmp_path: Path) -> None:
-    """Against the base it would pass: half of the change from there is in both."""
+    """Against the base the cache would pass, as it has half of the change from there."""
     async with site(tmp_path, 1) as place:
         await conversed(place, "v1")
         place.servers[0].faults.stale = True
@@ -135,7 +135,7 @@ async def start(
 async def test_a_server_that_applies_no_adapters_is_refused_before_anything_is_learned(
     tmp_path: Path,
 ) -> None:
-    """Its logprobs are those of the base: with a first version they would be too near to tell."""
+    """The logprobs are those of the base; with a first version they would be too near to tell."""
     probes = Probes(tiny_base(), tmp_path)
     with inference_servers(tiny_base(), 1) as (server,):
         pool = await start(server, folder=tmp_path, probes=probes)
@@ -264,7 +264,7 @@ def row(logits: list[float]) -> dict[int, float]:
 
 
 def exam(chance: random.Random, change: float) -> Exam:
-    """Base and version, whose logits differ by `change` as a standard deviation."""
+    """Exam on a base and a version, whose logits differ by `change` as a standard deviation."""
     base = [[chance.gauss(0, 1.5) for _ in range(200)] for _ in range(PLACES)]
     moved = [[x + chance.gauss(0, change) for x in logits] for logits in base]
     rows = tuple(map(row, moved))
@@ -272,7 +272,8 @@ def exam(chance: random.Random, change: float) -> Exam:
 
 
 def drawn(chance: random.Random, rows: Any, noise: float, count: int = 4) -> list[ExamSample]:
-    """Noise is a place's own as much as a token's: the normaliser is rounded, too."""
+    """Samples with noise that belongs to a position as much as to a token: the normaliser is
+    rounded, too."""
     answers, own = [], noise / math.sqrt(2)
     for place, row in enumerate(rows[0]):
         tokens = chance.choices(list(row), [math.exp(x) for x in row.values()], k=count)

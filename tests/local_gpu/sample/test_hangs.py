@@ -1,4 +1,4 @@
-"""Servers that hang: nothing breaks off, nothing comes. Others take over what they had."""
+"""Servers that hang: no connection breaks, and nothing comes. Others take over their requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from tinker_claw.types import Completion, SamplingParams, TokenChunk
 
 QUICK = PoolOptions(returns=Backoff(0.1, 0.5), look_s=600, quiet_s=0.5, still_s=4)
 AT_MOST_S = 240
-"""So that a test ends. What ended the waiting is told by the pool: `hangs`, or a deadline."""
+"""Seconds that a test lasts at most. The pool tells what ended the waiting: `hangs`, or a
+deadline."""
 
 
 @pytest.fixture(scope="module")
@@ -61,13 +62,13 @@ def prompt(salt: int) -> tuple[int, ...]:
 
 @dataclass
 class Reply:
-    """One that is gone on with where it breaks off, as the gateway does it."""
+    """A reply that is continued where it breaks off, as the gateway does."""
 
     sampler: PoolSampler
     prompt: tuple[int, ...]
     length: int
     parts: list[tuple[tuple[int, ...], Completion]] = field(default_factory=list)
-    """What was sampled, each with its prompt."""
+    """Sampled parts, each with its prompt."""
     began: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:

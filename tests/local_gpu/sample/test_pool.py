@@ -1,4 +1,4 @@
-"""Versions over several servers: each answers as itself, and none goes while it is in use."""
+"""Versions over several servers: each answers as itself, and none is unloaded while in use."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def one(sampler: Sampler, tokens: tuple[int, ...], **params: Any) -> Compl
 
 
 def asked(place: Site, model: str) -> list[int]:
-    """How many requests each server has had under a name."""
+    """Number of requests that each server has had under a name."""
     return [sum(name == model for name, _ in server.log.prompts) for server in place.servers]
 
 

@@ -1,4 +1,4 @@
-"""Servers that fail: somebody else answers, they leave, and they come back with what is in use."""
+"""Servers that fail: others answer, they leave, and they return with the versions in use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tinker_claw.retry import Backoff
 from tinker_claw.types import Completion, SamplingParams
 
 SLOW_TO_RETURN = PoolOptions(returns=Backoff(600, 600), look_s=600)
-"""A server that leaves does not come back while the test looks."""
+"""Options with which a server that leaves does not return during a test."""
 
 
 def prompt(length: int, salt: int = 1) -> tuple[int, ...]:
@@ -45,7 +45,7 @@ def had(server: InferenceServer) -> int:
 
 
 async def home(place: Site, sampler: Sampler, tokens: tuple[int, ...]) -> InferenceServer:
-    """The server that a conversation is at; it goes on there."""
+    """Server of a conversation, at which it continues."""
     before = [had(server) for server in place.servers]
     await one(sampler, tokens)
     return next(s for s, n in zip(place.servers, before, strict=True) if had(s) > n)

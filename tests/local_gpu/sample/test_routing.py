@@ -1,4 +1,4 @@
-"""Which server is asked: by what it has cached and by what it has to do."""
+"""Routing of requests by what servers have cached and by what they have to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers that are started here: ready, started again, and gone with us whatever kills us."""
+"""Supervised servers: ready, restarted, and gone with us whatever kills us."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GPUS = [Gpu(str(n), "stand-in", 80 << 30) for n in range(4)]
 
 @pytest.fixture
 def vllm(tmp_path: Path) -> Path:
-    """The stand-in as an executable that runs under this Python."""
+    """The stand-in for vLLM as an executable that runs under this Python."""
     script = tmp_path / "bin" / "vllm"
     script.parent.mkdir()
     script.write_text(f'#!/bin/sh\nexec {sys.executable} -S {VLLM} "$@"\n')
@@ -65,7 +65,7 @@ def launches(vllm: Path, model: Path, *groups: tuple[int, ...]) -> list[Launch]:
 
 
 class Told:
-    """What was told, and an event for each."""
+    """Messages of the supervisor, and an event for each."""
 
     def __init__(self) -> None:
         self.sentences: list[str] = []
@@ -99,7 +99,7 @@ def lives(pid: int) -> bool:
 
 
 def comes(condition: Callable[[], bool], within_s: float = 60) -> bool:
-    """Whether it becomes true in that time."""
+    """Whether a condition becomes true within this time."""
     until = time.monotonic() + within_s
     while not condition() and time.monotonic() < until:
         time.sleep(0.01)
@@ -296,7 +296,7 @@ def test_servers_die_with_a_process_that_is_killed(vllm: Path, model: Path) -> N
 
 
 def test_servers_die_with_the_process_around_them(vllm: Path, model: Path) -> None:
-    """Somebody kills what stands between us and the server."""
+    """Somebody kills the process between us and the server."""
     told = Told()
     with running(launches(vllm, model, (0,)), told) as servers:
         asyncio.run(servers.ready(within_s=120))

@@ -1,4 +1,4 @@
-"""A real vLLM, asked by our client: two versions at once, each answering as the trainer scores.
+"""A real vLLM through our client: two versions at once, each answering as the trainer scores.
 
 Not in the default suite: `make vllm` installs it, `make test-vllm` runs this.
 """
@@ -48,7 +48,7 @@ class Ground:
     server: HttpServer
     root: Path
     one: Sampler
-    """A version of the trainer's, which scores; loaded on the server, as is the next."""
+    """A version of the trainer's; like the next one it is loaded on the server."""
     two: Sampler
     base: Sampler
     numbers: Numbers
@@ -58,7 +58,7 @@ class Ground:
 
 
 async def learn(trainer: LocalTrainer, salt: int) -> None:
-    """One step, so large that the versions have little in common."""
+    """Take one step, so large that the versions have little in common."""
     datum = Datum(tuple(sequence(40, salt)), 10, weights=((1.0,),) * 30)
     await trainer.train_step([LossPass("cross_entropy", (datum,))], Adam(0.1))
 
@@ -94,7 +94,7 @@ async def ground(
 
 
 async def scored(version: Sampler, prompt: list[int], completion: Completion) -> list[float]:
-    """The trainer's logprobs of a completion."""
+    """Logprobs of a completion by the trainer."""
     tokens = [*prompt, *completion.tokens]
     return list((await version.logprobs(tokens, start=len(prompt))).logprobs)
 

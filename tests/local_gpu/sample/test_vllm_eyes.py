@@ -37,7 +37,7 @@ pytestmark = [
 SHAPE = LoraShape(4, 8)
 SGLANG = "0.5.23"
 NUMBERS = Numbers.of("bfloat16")
-"""Linear attention on CPU knows no other."""
+"""Number format: linear attention on CPU supports no other."""
 
 
 @pytest.fixture(scope="module")

@@ -35,14 +35,14 @@ def cookbook(
 
 @pytest.fixture(scope="module")
 def taught(cookbook: Cookbook) -> Done:
-    """sl_loop's: it answers 1 or 2."""
+    """Result of sl_loop: a model that answers 1 or 2."""
     settings = {"batch_size": 8, "learning_rate": 0.01, "lora_rank": 8, "save_every": 10}
     return cookbook.run("sl_loop", "sl", train_on_what="last_assistant_message", **settings)
 
 
 @pytest.fixture(scope="module")
 def rewarded(cookbook: Cookbook, taught: Done) -> Callable[[str], Done]:
-    """rl_loop's under a loss, going on from `taught`: it answers 2."""
+    """Results of rl_loop by loss, starting from `taught`: models that answer 2."""
 
     @cache
     def run(loss: str) -> Done:
@@ -53,7 +53,7 @@ def rewarded(cookbook: Cookbook, taught: Done) -> Callable[[str], Done]:
 
 
 def there(server: WireProcess, done: Done) -> None:
-    """Both of its last checkpoints are at the server, with a LoRA on the head."""
+    """Check that both last checkpoints are at the server, with a LoRA on the head."""
     rest = tinker.RestClient(base_url=server.url, api_key=KEY)
     for path in (done.checkpoint["state_path"], done.checkpoint["sampler_path"]):
         info = rest.get_weights_info_by_tinker_path(path).result(60)
@@ -104,7 +104,7 @@ def test_dpo(server: WireProcess, cookbook: Cookbook, taught: Done) -> None:
 def test_on_policy_distillation(
     server: WireProcess, cookbook: Cookbook, taught: Done, rewarded: Callable[[str], Done]
 ) -> None:
-    """Who answers 1 or 2 learns of a teacher who answers 2."""
+    """A model that answers 1 or 2 learns from a teacher that answers 2."""
     done = cookbook.run(
         "distillation.on_policy_distillation",
         "distilled",
@@ -141,7 +141,7 @@ OTHERS = {
 def test_other_recipes_take_their_steps(
     server: WireProcess, cookbook: Cookbook, recipe: str
 ) -> None:
-    """Of a model that knows neither task: where all of a group fail alike, a step moves nothing."""
+    """The model knows neither task: where all of a group fail alike, a step moves nothing."""
     done = cookbook.run(recipe, recipe, group_size=2, max_steps=2, **OTHERS[recipe])
     norms = done.of("unclipped_grad_l2:mean")
     assert len(norms) >= 2

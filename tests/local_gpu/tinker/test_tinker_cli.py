@@ -26,11 +26,11 @@ class There:
 
     server: TinkerServer
     old: str
-    """Of a session that has ended; its checkpoints are there."""
+    """Run of a session that has ended; its checkpoints are there."""
     run: str
-    """Is being trained."""
+    """Run that is being trained."""
     paths: list[str]
-    """A state, a sampler and an export of `old`."""
+    """Paths of a state, a sampler and an export of `old`."""
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def lora(client: Any, **settings: Any) -> Any:
 
 
 def tell(there: There, *arguments: str, status: int = 0, key: str = KEY) -> str:
-    """What the command prints."""
+    """Output of the command."""
     home = str(there.server.store.root)
     place = {"TINKER_BASE_URL": there.server.url, "TINKER_API_KEY": key, "HOME": home}
     done = subprocess.run(
@@ -67,7 +67,7 @@ def tell(there: There, *arguments: str, status: int = 0, key: str = KEY) -> str:
         text=True,
         timeout=WAIT_S,
     )
-    # Of an error it may end by an abort: its threads go on while its interpreter leaves.
+    # On an error it may abort: its threads go on while the interpreter exits.
     assert done.returncode in (status, -6 * status), done.stdout + done.stderr
     return done.stdout if not status else done.stderr
 

@@ -1,4 +1,4 @@
-"""Tinker's API over other halves than those in this process: the same numbers.
+"""Tinker's API over trainers and samplers in other processes: the same numbers.
 
 The reference is a server that learns and samples in this process. What is compared is what the SDK
 gets: losses, logprobs, norms, adapters after steps, samples.
@@ -29,7 +29,8 @@ from local_gpu.tinker.store import Place
 WAIT_S = 300
 PROMPT = [(i * i * 5 + 3 * i + 1) % VOCABULARY for i in range(70)]
 ADAM = tinker.AdamParams(learning_rate=0.01, beta2=0.98, eps=0.01, grad_clip_norm=1.0)
-"""With a tiny eps, a gradient that is nothing but rounding would make a whole step."""
+"""Adam with an eps against rounding: with a tiny one, a gradient of nothing but rounding would make
+a whole step."""
 HALVES: dict[str, dict[str, Any]] = {
     "a learner in a process of its own": {"in_process": False},
     "two ranks": {"ranks": 2, "micro_batch_tokens": 40},
@@ -68,7 +69,7 @@ def rows(output: Any) -> list[float]:
 
 
 def drawn(sampler: Any) -> list[Any]:
-    """Tokens exactly, numbers as they are told."""
+    """Sampled tokens, and numbers as the wire gives them."""
     prompt = tinker.ModelInput.from_ints(PROMPT)
     params = tinker.SamplingParams(max_tokens=8, seed=5)
     told = sampler.sample(prompt, 2, params, topk_sample_logprobs=3).result(WAIT_S)
@@ -90,7 +91,7 @@ def weights(server: TinkerServer, training: Any, name: str) -> list[float]:
 
 
 def life(server: TinkerServer, rank: int) -> list[Any]:
-    """Two models that learn in turns, each with gradients of its own, and what samples them."""
+    """Train two models in turns, each with its own gradients, and sample from both."""
     service = tinker.ServiceClient(base_url=server.url, api_key=KEY)
     one, other = lora(service, 1), lora(service, 2, rank)
     told: list[Any] = []
@@ -201,7 +202,7 @@ def test_a_learner_that_dies_takes_its_models_and_not_the_server(server: TinkerS
 def test_samplers_over_http_serve_what_this_process_learns(
     folder: Path, samplers: list[InferenceServer]
 ) -> None:
-    """And a path that is overwritten while it is sampled goes under another name there."""
+    """A path that is overwritten while it is sampled gets another name there."""
     urls = tuple(there.url for there in samplers)
     with ExitStack() as stack:
         alone = stack.enter_context(wire_server(folder, root=folder / "embedded"))

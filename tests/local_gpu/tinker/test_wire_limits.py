@@ -1,4 +1,4 @@
-"""What strangers send to the wire server: it costs little, and is answered with a sentence.
+"""Hostile requests to the wire server: they cost little, and get a sentence as the answer.
 
 Rule: whatever comes, the status is final and the next client is served as if nothing had happened.
 """
@@ -27,7 +27,7 @@ WAIT_S = 180
 MANY = 30_000_000
 PROMPT = {"chunks": [{"tokens": [1, 2, 3]}]}
 TALL = "7" * 5000
-"""More digits than Python will parse or print."""
+"""A number with more digits than Python will parse or print."""
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +145,7 @@ def test_requests_that_draw_much_wait_for_one_another(raw: Raw, held: dict[str, 
 
 
 def table(dtype: Any, *shape: int) -> pb.Tensor:
-    """CSR with nothing listed, and no rows either where there would be millions."""
+    """A sparse table with nothing listed, and no rows either where there would be millions."""
     kind = pb.DTYPE_INT64 if dtype is np.int64 else pb.DTYPE_FLOAT32
     tensor = pb.Tensor(dtype=kind, shape=shape)
     tensor.sparse_csr.crow_indices = np.zeros(min(abs(shape[0]), 1000) + 1, np.int64).tobytes()
@@ -233,7 +233,7 @@ def test_an_id_of_five_thousand_digits_is_of_nobody(raw: Raw, held: dict[str, st
 
 
 def held_body(held: dict[str, str]) -> str:
-    """Enough for any route."""
+    """A body that is valid for any route."""
     return json.dumps(
         {
             "session_id": "nobody",
@@ -366,7 +366,7 @@ def test_models_in_training_have_so_much_memory_and_no_more(tmp_path: Path) -> N
 
 
 def raw_bytes(server: TinkerServer) -> int:
-    """That a model of rank 4 takes."""
+    """Bytes of a model of rank 4."""
     raw = Raw(server.url)
     raw.model()
     raw.http.close()

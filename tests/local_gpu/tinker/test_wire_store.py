@@ -1,4 +1,4 @@
-"""What the wire server keeps: states, sampler weights and exports, over restarts."""
+"""Checkpoints of the wire server over restarts: states, sampler weights and exports."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings(
 Adapter = dict[str, torch.Tensor]
 SCALE = 1e6
 PLAIN = tinker.AdamParams(learning_rate=SCALE, eps=SCALE, beta2=0.95)
-"""A first step with it moves each weight by -g / (1 + |g| / SCALE): as good as by -g."""
+"""Adam whose first step moves each weight by -g / (1 + |g| / SCALE): as good as by -g."""
 WARM = tinker.AdamParams(learning_rate=0.01, beta2=0.98, eps=1e-8)
 WAIT_S = 180
 
@@ -60,7 +60,7 @@ def datum(tokens: list[int], **arrays: Any) -> Any:
 
 
 def rl_arrays(length: int, first: int, salt: int) -> dict[str, torch.Tensor]:
-    """Targets are not the shifted input; rows before `first` carry nothing."""
+    """Arrays of an RL datum: targets are not the shifted input; rows before `first` are empty."""
     rows = torch.arange(length)
     learns = rows >= first
     return {
@@ -71,7 +71,8 @@ def rl_arrays(length: int, first: int, salt: int) -> dict[str, torch.Tensor]:
 
 
 def gspo_arrays(length: int, first: int, salt: int) -> dict[str, torch.Tensor]:
-    """Its ratio begins before the first advantage and leaves tokens out."""
+    """Arrays of a GSPO datum, whose ratio begins before the first advantage and leaves tokens
+    out."""
     rows = torch.arange(length)
     mask = (rows >= max(0, first - 3)) & (rows % 4 != 1)
     return rl_arrays(length, first, salt) | {"sequence_ratio_mask": mask.float()}
@@ -105,7 +106,7 @@ def warm_checkpoint(client: Any, **settings: Any) -> str:
 
 
 def gradient_of(server: TinkerServer, client: Any, path: str, passes: list[Any]) -> Adapter:
-    """Read off the step that it makes, at the weights of a checkpoint."""
+    """Gradient computed from the step that it makes, at the weights of a checkpoint."""
     training = client.create_training_client_from_state(path).result(WAIT_S)
     before = adapter_of(server, training, "before")[1]
     for data, loss, config in passes:
@@ -262,7 +263,7 @@ def test_a_long_request_is_cut_where_prefixes_are_not_shared() -> None:
 
 
 def test_a_head_that_was_trained_is_saved_and_sampled(server: TinkerServer, client: Any) -> None:
-    """With the SDK's own defaults."""
+    """The SDK's own defaults are used."""
     training = client.create_lora_training_client(NAME, rank=4, seed=1).result(WAIT_S)
     tokens = sequence(20, 1)
     data = [datum(tokens[:-1], target_tokens=tokens[1:], weights=[1.0] * 19)]

@@ -27,7 +27,8 @@ heads_of = st.sampled_from([(4, 2), (3, 3), (4, 1)])
 
 
 class SpeltOut:
-    """What the kernel for unequal lengths is given, attended to one sequence after the other."""
+    """A kernel that attends to one sequence after the other, with the arguments of the one for
+    unequal lengths."""
 
     name = "spelt out"
 
@@ -52,7 +53,7 @@ class SpeltOut:
 def random_rows(
     tree: PrefixTree, heads: tuple[int, int], dtype: torch.dtype, width: int = 8
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """query, key and value, laid out as a model's projections leave them."""
+    """Random query, key and value, laid out as a model's projections leave them."""
     draw = torch.Generator().manual_seed(len(tree.tokens))
     rows = len(tree.tokens)
     query, key, value = (
@@ -65,7 +66,7 @@ def random_rows(
 def one_by_one(
     tree: PrefixTree, query: Tensor, key: Tensor, value: Tensor, scale: float
 ) -> list[Tensor]:
-    """By the formula, per sequence: [1, H, n_i, D]."""
+    """Attention by the formula, per sequence: [1, H, n_i, D]."""
     found: list[Tensor] = []
     for rows in tree.rows:
         q, k, v = (t[:, :, rows] for t in (query, key, value))
@@ -77,7 +78,7 @@ def one_by_one(
 
 
 def with_gradients(outputs: list[Tensor], inputs: tuple[Tensor, ...]) -> list[Tensor]:
-    """The outputs, and the inputs' gradients of a loss summed over all sequences."""
+    """Return the outputs, and the inputs' gradients of a loss summed over all sequences."""
     draw = torch.Generator().manual_seed(7)
     losses = [(o * torch.randn(o.shape, generator=draw).to(o.dtype)).sum() for o in outputs]
     gradients = torch.autograd.grad(torch.stack(losses).sum(), inputs)
@@ -137,7 +138,7 @@ def test_merging_stores_no_gathered_keys_and_no_mask() -> None:
 
 
 def test_keys_that_would_fill_the_memory_are_not_spelt_out() -> None:
-    """On the CPU, where the kernel for unequal lengths would raise."""
+    """Tested on the CPU, where the kernel for unequal lengths would raise."""
     stem = torch.arange(9000)
     tree = grow([torch.cat([stem, torch.tensor([i])]) for i in range(120)], least=1)
     assert layout_of(tree).key_cuts[-1] > 1_000_000
@@ -186,7 +187,7 @@ def test_flex_attention_forward_is_the_reference(heads: tuple[int, int]) -> None
 
 
 def test_flex_attention_is_compiled_for_rows_of_any_number_and_else_raises() -> None:
-    """PyTorch would compute all T x T scores where it has compiled too often."""
+    """Where it has compiled too often, PyTorch would compute all T x T scores."""
     made: list[object] = []
 
     def count(graph: torch.fx.GraphModule, inputs: object) -> object:
@@ -225,7 +226,7 @@ def test_past_the_last_variant_of_flex_attention_the_merged_kernel_goes_on() -> 
 
 
 class Altered:
-    """The reference, with something done to what goes in and out."""
+    """The reference kernel with altered inputs and outputs."""
 
     def __init__(self, name: str = "altered") -> None:
         self.name = name
@@ -248,7 +249,7 @@ class Raising(Altered):
 
 
 class WrongBackward(Altered):
-    """The keys' gradient is a quarter too small; the output is right to the last bit."""
+    """A kernel whose output is exact, but whose keys' gradient is a quarter too small."""
 
     def alter(self, plain: Attend, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return super().alter(plain, query, key.detach() + (key - key.detach()) * 0.75, value)

@@ -14,7 +14,7 @@ least_shared = st.sampled_from([1, 2, 4, 32])
 
 
 def seen_by_row(tree: PrefixTree) -> list[set[int]]:
-    """What each row may look at, from its segment's ancestors."""
+    """Rows that each row may attend to, by its segment's ancestors."""
     found: list[set[int]] = []
     for segment in tree.segments:
         above = {row for rows in segment.ancestors for row in range(*rows)}

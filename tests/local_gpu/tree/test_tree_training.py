@@ -51,7 +51,7 @@ def base(model: Path) -> BaseModel:
 
 
 def adapter_of(base: BaseModel) -> dict[str, torch.Tensor]:
-    """Both halves with values, so that both have gradients."""
+    """An adapter with values in both halves, so that both have gradients."""
     draw = torch.Generator().manual_seed(5)
     fresh = fresh_adapter(base, SHAPE, seed=0)
     return {n: t + 0.1 * torch.randn(t.shape, generator=draw) for n, t in fresh.items()}
@@ -76,7 +76,7 @@ def gradient(learner: LoraOptimizer, passes: Sequence[LossPass]) -> torch.Tensor
 
 
 def family(rng: random.Random, count: int, most: int) -> list[tuple[int, ...]]:
-    """Sequences of which many go on from, repeat, or begin like others."""
+    """Random sequences, many of which extend, repeat, or begin like others."""
     made: list[tuple[int, ...]] = []
     for _ in range(count):
         stem: tuple[int, ...] = ()
@@ -195,7 +195,7 @@ def test_ranks_get_about_equal_work() -> None:
 def test_work_is_balanced_by_the_operations_that_are_counted(
     preset: str, checkpointing: bool
 ) -> None:
-    """Of one token more and of one key more, without adapters and head."""
+    """The cost of one more token and of one more key, without adapters and head."""
     shape = PRESETS[preset].shape
     config = Qwen3Config(
         hidden_size=shape.hidden,
@@ -217,7 +217,7 @@ def test_work_is_balanced_by_the_operations_that_are_counted(
 
 
 def test_attention_weighs_as_much_as_the_rest_at_the_keys_of_an_8b_model() -> None:
-    """193 million elements a layer and queries of 4096: worked out by hand."""
+    """Worked out by hand: 193 million elements a layer, and queries of 4096."""
     config = Qwen3Config(
         hidden_size=4096,
         intermediate_size=12_288,
@@ -240,7 +240,7 @@ def test_a_hybrid_attends_in_some_of_its_layers_only() -> None:
 
 
 def out_of_memory(limit: int, seen: list[int]) -> Any:
-    """A module hook that has room for so many tokens only, as a GPU might."""
+    """A module hook with memory for this many tokens only, as a GPU might have."""
 
     def look(module: Any, args: Any) -> None:
         seen.append(args[0].shape[1])
@@ -328,7 +328,7 @@ print(before > learner.budget.tokens, len(report.logprobs[0]), report.grad_norm 
 
 
 def test_a_real_allocation_that_fails_is_survived(model: Path) -> None:
-    """A process whose address space is limited, so that the system itself refuses."""
+    """In a process with a limited address space, so that the system itself refuses."""
     here = Path(__file__).resolve()
     paths = (here.parent, here.parents[2], here.parents[3])
     done = subprocess.run(

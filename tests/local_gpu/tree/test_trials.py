@@ -1,4 +1,4 @@
-"""Kernels are tried out in a process of their own, once."""
+"""Trials of kernels in a process of their own, once."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from tinker_claw.methods import Method, Signal
 from tinker_claw.types import Sample
 
 KEPT = 0.9
-"""Of a mean, when a reward comes in."""
+"""Share of the old mean that is kept when a reward comes in."""
 
 
 class RunningMean(Method):
