@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sqlite3
+import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -21,8 +22,6 @@ from statistics import fmean
 
 from rich.console import Console
 from rich.table import Table
-
-from examples.demo.__main__ import main as demo
 
 OLDEST = 1.0
 """Goal for the mean staleness of trained samples, in steps."""
@@ -77,9 +76,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for seed in arguments.seeds:
             out = Path(folder) / str(seed)
-            flags = ["--seed", str(seed), "--out", str(out), *["--fast"] * arguments.fast]
-            if status := demo(flags):
-                sys.exit(status)
+            demo = [sys.executable, "-m", "examples.demo", "--seed", str(seed), "--out", str(out)]
+            subprocess.run([*demo, *["--fast"] * arguments.fast], check=True)
             row = read(out / "run" / "ledger.sqlite3", seed)
             figures = (row.steps, f"{row.staleness:.2f}", row.arrived, row.trained, row.expired)
             table.add_row(str(seed), *map(str, figures), str(row.unchecked))

@@ -151,8 +151,12 @@ class HttpServer(ABC):
         except _Odd as odd:
             raise SamplerError(f"The server {self.url} sent a completion that {odd}.") from odd
         except (
-            *(KeyError, TypeError, ValueError, IndexError),
-            *(AttributeError, OverflowError),
+            KeyError,
+            TypeError,
+            ValueError,
+            IndexError,
+            AttributeError,
+            OverflowError,
         ) as error:
             raise SamplerError(
                 f"The server {self.url} sent a completion that cannot be read ({error!r:.200})."

@@ -1,40 +1,28 @@
 """A pool of servers that samples as one: the servers, their health checks, and the choice of one.
 
-One server as the pool knows it: what it holds, what it has shown to answer rightly, its absence.
-
-Rule: an adapter is `ready` only after the server has answered with it as the trainer does, and is
-let go only when nobody has it in use. One change at a time: loads and unloads never cross.
-
-Looks after one server in the background: brings it back, unloads what nobody uses. Rule: a thread
-that only keeps time. All that is done to the server is done in the event loop, where the pool
-lives, one call at a time; so whichever task closes the pool can end it.
-
-Several servers as one: who is in the rotation, who is asked next, who uses which adapter. Rule:
-what is wanted is written down, and servers are brought to it: an adapter that is in use is on every
-server of the rotation, and one that is not in use goes from all of them. A server that fails leaves
-the rotation at once and comes back by the same way that it came in.
+Rule: an adapter that is in use is on every server of the rotation, and one that is not in use goes
+from all of them; it is `ready` only after the server has answered with it as the trainer does.
+Loads and unloads of a server never cross. A server that fails leaves the rotation at once, and
+comes back by the same way that it came in.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
 from collections.abc import (
     AsyncGenerator,
     Awaitable,
     Callable,
-    Coroutine,
     Generator,
     Mapping,
     Sequence,
 )
-from concurrent.futures import CancelledError
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from local_gpu.halves import BASE_REF
 from local_gpu.sample.exam import Exam, ExamResult, judge, keeps_apart, sit
@@ -324,58 +312,33 @@ _AFTER_A_BUG_S: Final = 30.0
 
 
 class Watch:
-    """Calls `tend` in the running event loop when woken, and when it has asked to be."""
+    """Calls `tend` when woken, and when it has asked to be, one call at a time."""
 
-    def __init__(self, name: str, tend: Callable[[], Coroutine[Any, Any, float | None]]) -> None:
+    def __init__(self, name: str, tend: Callable[[], Awaitable[float | None]]) -> None:
         """`tend` returns the seconds until its next call; None: when woken."""
-        self._name = name
-        self._tend = tend
-        self._loop = asyncio.get_running_loop()
-        self._woken = threading.Event()
-        self._ended = False
-        self._tending: asyncio.Task[Any] | None = None
-        # A daemon: it does not keep a process alive whose loop has ended without `aclose`.
-        self._thread = threading.Thread(target=self._run, name=f"watch {name}", daemon=True)
-        self._thread.start()
+        self._woken = asyncio.Event()
+        self._tending = asyncio.create_task(self._run(name, tend))
 
     def wake(self) -> None:
         self._woken.set()
 
     async def aclose(self) -> None:
-        """Cancel the running call, and end the thread."""
-        self._ended = True
-        if self._tending is not None:
-            self._tending.cancel()
-        self.wake()
-        await asyncio.to_thread(self._thread.join)
+        """Cancel the running call."""
+        self._tending.cancel()
+        await asyncio.wait((self._tending,))
 
-    async def _once(self) -> float | None:
-        if self._ended:
-            return None
-        self._tending = asyncio.current_task()
-        try:
-            return await self._tend()
-        finally:
-            self._tending = None
-
-    def _run(self) -> None:
+    async def _run(self, name: str, tend: Callable[[], Awaitable[float | None]]) -> None:
         seconds: float | None = None
-        while not self._ended:
-            self._woken.wait(seconds)
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._woken.wait()
             self._woken.clear()
-            call = self._once()
             try:
-                future = asyncio.run_coroutine_threadsafe(call, self._loop)
-            except RuntimeError:  # the loop is closed
-                call.close()
-                return
-            try:
-                error = future.exception()
-            except CancelledError:
-                return
-            if error is not None:
-                _log.error("Looking after %s failed.", self._name, exc_info=error)
-            seconds = _AFTER_A_BUG_S if error else future.result()
+                seconds = await tend()
+            except Exception:
+                _log.exception("Looking after %s failed.", name)
+                seconds = _AFTER_A_BUG_S
 
 
 _LEAVE_S: Final = 5.0

@@ -9,9 +9,6 @@ a time limit.
 from __future__ import annotations
 
 import asyncio
-import http
-import http.client
-import json
 import os
 import socket
 import subprocess
@@ -21,8 +18,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import IO, Any, Final
+
+import httpx
 
 from local_gpu.sample import child
 from local_gpu.sample.hang import stands_still
@@ -33,11 +33,6 @@ from tinker_claw.errors import ConfigError
 HOST: Final = "127.0.0.1"
 _ANSWER_S: Final = 5.0
 """Seconds for a server to answer a question about itself."""
-
-
-def ask_health(port: int) -> int | None:
-    """Return the HTTP status of a health check; None where nobody answers."""
-    return _status(port, "GET", "/health", None, _ANSWER_S)
 
 
 async def hangs(port: int, model: str, within_s: float) -> bool:
@@ -54,28 +49,20 @@ async def hangs(port: int, model: str, within_s: float) -> bool:
         await link.aclose()
 
 
-def ask_for_one_token(port: int, model: str, within_s: float) -> int | None:
-    return _status(port, "POST", "/v1/completions", _one_token(model), within_s)
-
-
 def _one_token(model: str) -> dict[str, Any]:
     return {"model": model, "prompt": [0], "max_tokens": 1, "logprobs": 1}
 
 
-def _status(port: int, method: str, path: str, body: Any, within_s: float) -> int | None:
-    """Return the HTTP status of a request; None where nobody answers."""
-    connection = http.client.HTTPConnection(HOST, port, timeout=within_s)
+def _status(port: int, path: str, within_s: float, body: Any = None) -> int | None:
+    """Return the HTTP status of GET, or of POST if there is a body; None where nobody answers."""
+    method, url = "GET" if body is None else "POST", f"http://{HOST}:{port}{path}"
     try:
-        headers = {"Content-Type": "application/json"} if body is not None else {}
-        content = json.dumps(body) if body is not None else None
-        connection.request(method, path, content, headers)
-        response = connection.getresponse()
-        response.read()
-        return response.status
-    except (OSError, http.client.HTTPException):
+        # Without certificates, which take 30 ms to load, and without proxies.
+        return httpx.request(
+            method, url, json=body, timeout=within_s, trust_env=False, verify=False
+        ).status_code
+    except httpx.HTTPError:
         return None
-    finally:
-        connection.close()
 
 
 Tell = Callable[[str], None]
@@ -283,15 +270,14 @@ def _look(waiting: Sequence[_Kept]) -> None:
                 f"{launch.name} ended with status {kept.ended} before it was ready."
                 f"{_quoted(launch.log)}"
             )
-        if ask_health(launch.port) == http.HTTPStatus.OK:
+        if _status(launch.port, "/health", _ANSWER_S) == HTTPStatus.OK:
             kept.ready = _warm_up(launch)
 
 
 def _warm_up(launch: Launch) -> bool:
-    """Ask for one token; return whether it was answered. If not, the server has ended, or is
-    slow."""
-    status = ask_for_one_token(launch.port, launch.model, _WARM_UP_S)
-    if status is not None and status != http.HTTPStatus.OK:
+    """Ask for one token; return whether it came. If not, the server has ended or is slow."""
+    status = _status(launch.port, "/v1/completions", _WARM_UP_S, _one_token(launch.model))
+    if status is not None and status != HTTPStatus.OK:
         raise ConfigError(
             f"{launch.name} is up, but answers its first request with HTTP {status}."
             f"{_quoted(launch.log)}"

@@ -15,6 +15,7 @@ import structlog
 
 from tests.fakes import UNTIL_TOLD, FakeTrainer
 from tests.learner.test_loop import SHORT, World, has_token, three_and_one, world
+from tests.tallies import sample_counts, step_counts
 from tinker_claw.errors import OutageError, SamplerError
 from tinker_claw.outages import Outages
 from tinker_claw.retry import Backoff
@@ -56,7 +57,7 @@ async def test_outage_anywhere_in_a_step_is_waited_out(
         await w.version(1)
         assert [outage for outage, _ in void_steps(w)] == [1, 1, 1]
         assert all("away" in error for _, error in void_steps(w))
-        counts = w.ledger.samples.counts()
+        counts = sample_counts(w.ledger)
         assert (counts["trained"], counts["quarantined"]) == (4, 0)
         tried = 1 if what == "scoring" else 4
         assert w.trainer.asked["train_step"] == tried, "nobody was looked for"
@@ -85,7 +86,7 @@ async def test_outage_while_going_back_over_unsaved_steps_loses_neither(tmp_path
         await w.version(1)
         w.trainer.away |= {"train_step": 1, "open": 2}
         batch(w)
-        await w.until(lambda: w.ledger.samples.counts()["trained"] == 8)
+        await w.until(lambda: sample_counts(w.ledger)["trained"] == 8)
         version = w.policy.current.version
         assert (version.id, version.step, w.trainer.weights) == (4, 2, 2)
         rows = w.ledger._db.rows("SELECT id, parent, step FROM versions ORDER BY id")
@@ -105,7 +106,7 @@ async def test_batch_whose_unsaved_step_went_void_is_under_no_suspicion(tmp_path
         w.trainer.away["train_step"] = 1
         w.trainer.refuse = lambda passes: w.trainer.asked["train_step"] == 3
         batch(w)
-        await w.until(lambda: w.ledger.samples.counts()["trained"] == 8)
+        await w.until(lambda: sample_counts(w.ledger)["trained"] == 8)
         # Batch one, batch two away, batch one failing once, and both of them.
         assert w.trainer.asked["train_step"] == 5
 
@@ -141,7 +142,7 @@ async def test_waiting_learner_says_when_it_tries_again_and_ends_at_once(tmp_pat
         await w.until(lambda: w.health.learner.state == "stalled")
         seen = w.health.snapshot(version=0, waiting=4, batch_size=4)
         assert 300 < seen["learner_next_try_s"] <= 600
-        assert w.ledger.steps.counts()["intent"] == 0
+        assert step_counts(w.ledger)["intent"] == 0
 
 
 async def test_waits_grow_until_a_step_succeeds_not_until_a_state_is_loaded(
@@ -172,7 +173,7 @@ async def test_outages_and_failures_of_one_batch_are_counted_apart(tmp_path: Pat
         await w.version(1)
         assert [outage for outage, _ in void_steps(w)] == [1, 1, 0]
         assert w.trainer.asked["train_step"] == 4, "one failure alone looks for no culprit"
-        assert w.ledger.samples.counts()["quarantined"] == 0
+        assert sample_counts(w.ledger)["quarantined"] == 0
 
 
 async def test_culprit_is_still_found_after_an_outage(tmp_path: Path) -> None:
@@ -181,7 +182,7 @@ async def test_culprit_is_still_found_after_an_outage(tmp_path: Path) -> None:
         w.turn("NO", tokens=(666,))
         await three_and_one(w)
         assert [outage for outage, _ in void_steps(w)] == [1, 0, 0]
-        assert w.ledger.samples.counts()["quarantined"] == 1
+        assert sample_counts(w.ledger)["quarantined"] == 1
 
 
 async def test_outage_of_a_batch_that_failed_twice_before_a_restart_looks_for_nobody(
@@ -216,12 +217,12 @@ async def test_outage_while_looking_for_the_culprit_blames_nobody_else(
         batch(w, "YES", "YES", "YES")
         await w.settled()
         guilty = w.turn("NO", tokens=(666,))
-        await w.until(lambda: w.ledger.samples.counts()["quarantined"] == 1)
+        await w.until(lambda: sample_counts(w.ledger)["quarantined"] == 1)
         rows = w.ledger._db.rows("SELECT turn_id FROM samples WHERE state = 'quarantined'")
         assert [row["turn_id"] for row in rows] == [guilty]
         w.turn("YES")
         await w.version(1)
-        assert w.ledger.samples.counts()["trained"] == 4
+        assert sample_counts(w.ledger)["trained"] == 4
 
 
 async def test_judging_waits_for_the_service_and_goes_on(tmp_path: Path, events: Events) -> None:

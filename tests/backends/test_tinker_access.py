@@ -269,9 +269,9 @@ async def test_paths_of_any_shape_are_trained_published_and_opened_again(tmp_pat
     assert (await rolled_back.logprobs(score, start=3)).logprobs == pytest.approx(
         scores[1].logprobs, abs=1e-5
     )
-    with pytest.raises(BackendError, match="cannot open the sampler 'tinker://model_x/v-1'"):
+    with pytest.raises(BackendError, match="opening the sampler 'tinker://model_x/v-1'"):
         await again.open("tinker://model_x/v-1")
-    with pytest.raises(BackendError, match="cannot load 'what is this'"):
+    with pytest.raises(BackendError, match="loading the state 'what is this'"):
         await again.load_state("what is this")
     await again.aclose()
 

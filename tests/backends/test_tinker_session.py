@@ -54,7 +54,7 @@ async def test_session_that_is_lost_while_a_state_is_loaded_is_begun_once_more(
     faulty.spoil(Fault("retrieve_future", status=404, of="LoadWeights", times=1))
     await trainer.load_state(state)
     faulty.spoil(Fault("load_weights", status=404))
-    with pytest.raises(BackendError, match="cannot load") as caught:
+    with pytest.raises(BackendError, match="loading the state") as caught:
         await trainer.load_state(state)
     assert not isinstance(caught.value, OutageError), "a state that is gone stays gone"
     faulty.behave()

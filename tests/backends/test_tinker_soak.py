@@ -20,6 +20,7 @@ from faults import Fault
 from safetensors.numpy import load_file
 from tinkers import Served, served
 
+from tests.tallies import step_counts
 from tinker_claw.backends.tinker.trainer import TinkerTrainer
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
@@ -129,7 +130,7 @@ async def soak(
     ending = Ending(
         versions=[tuple(row) for row in rows],
         quarantined=[row["id"] for row in bad],
-        counts=ledger.steps.counts(),
+        counts=step_counts(ledger),
         trained_once=not doubles,
         adapter=load_file(folder / "adapter" / "adapter_model.safetensors"),
     )

@@ -15,6 +15,7 @@ import structlog
 from tests.bills import billed, by_purpose, of_step, of_turn
 from tests.fakes import FakeTrainer
 from tests.learner.test_loop import three_and_one, world
+from tests.tallies import step_counts
 from tinker_claw.billing import estimate
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.estimate import announce, forecast
@@ -130,7 +131,7 @@ async def test_void_step_and_failed_judge_have_cost_their_money(tmp_path: Path) 
         for said in BATCH:
             w.turn(said)
         await w.version(1)
-        assert w.ledger.steps.counts() == {"intent": 0, "committed": 1, "void": 1}
+        assert step_counts(w.ledger) == {"intent": 0, "committed": 1, "void": 1}
         assert [of_step(w.ledger, n).trained for n in (1, 2)] == [20, 20]
         assert of_turn(w.ledger, 1).prefill >= 100, "asked in vain, and billed"
 

@@ -187,9 +187,9 @@ def test_turns_are_written_whole_one_a_line(tmp_path: Path) -> None:
     gone = {turns["expired"], turns["trained on its verdict"]}
     assert records.keys() == set(turns.values()) - gone
     one = records[turns["trained"]]
-    assert (one["request"], one["reply"]) == (f"{SECRET} request", f"{SECRET} reply")
+    assert (one["request_text"], one["reply_text"]) == (f"{SECRET} request", f"{SECRET} reply")
     assert one["next_state"] == {"role": "user", "text": f"{SECRET} answer", "beside": []}
-    assert (one["verdict"], one["hints"]) == (1, [f"{SECRET} hint"])
+    assert (one["verdict"], one["hint_texts"]) == (1, [f"{SECRET} hint"])
     (said,) = one["feedback"]
     assert (said["score"], said["text"], said["final"]) == (0.5, f"{SECRET} end", True)
     assert one["verdict_by"] == "judge"

@@ -13,6 +13,7 @@ from tests.fakes import FakeSampler, Script
 from tests.gateways import gateway, spell
 from tests.ledger.test_ledger import new_turn
 from tests.stories import METRICS, run
+from tests.tallies import sample_counts
 from tinker_claw.errors import UndoError
 from tinker_claw.ledger.codec import BLOCK, pack_ids, raw_ids
 from tinker_claw.ledger.database import reading
@@ -157,7 +158,7 @@ def test_forgotten_session_is_in_no_file_and_another_one_is_whole(
     assert talk.ledger.turns.get(kept) == before
     assert found(tmp_path, 2) == ["text", "tokens", "block", "rows"]
     assert talk.ledger.spend.total() == spent
-    assert talk.ledger.samples.counts() == {
+    assert sample_counts(talk.ledger) == {
         **{"queued": 0, "trained": 1, "expired": 0, "quarantined": 0},
     }
 

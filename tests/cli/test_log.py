@@ -40,9 +40,9 @@ KEYS = {
     "versions": "id parent step created_at saved made_by_step main_turns",
 }
 MORE = {
-    "turns": "session_key trace stop_reason params cached_tokens request_text reply_text "
-    "next_state feedback answers hint_texts judge_prompt by_second audit prompt tokens logprobs "
-    "topk_ids topk_logprobs",
+    "turns": "session_key session_outcome trace stop_reason params cached_tokens request_text "
+    "voices reply_text next_state feedback answers hint_texts judge_prompt by_second audit "
+    "prompt tokens logprobs topk_ids topk_logprobs",
     "verdicts": "next_state feedback answers hint_texts judge_prompt by_second audit",
     "feedback": "text",
     "samples": "hint untaught overlap weight advantages",

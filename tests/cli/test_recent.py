@@ -15,13 +15,13 @@ import pytest
 from tests.ledger.test_ledger import new_turn
 from tests.processes import ROOT
 from tinker_claw.cli import main
-from tinker_claw.cli.log import COLUMNS, read_log
+from tinker_claw.cli.log import COLUMNS
 from tinker_claw.errors import LedgerError
 from tinker_claw.ledger.database import SCHEMA_VERSION, reading
 from tinker_claw.ledger.judgements import TRIES, Ballot
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.ledger.outcome import advice, outcome, read_run
-from tinker_claw.ledger.views import Filter, TurnView, read_turns
+from tinker_claw.ledger.outcome import advice
+from tinker_claw.ledger.views import Filter, TurnView, read, read_turns
 from tinker_claw.types import Kind, NextState
 
 SECRET = "my landlady's cat"
@@ -107,8 +107,7 @@ def add_every_kind_of_turn(ledger: Ledger) -> dict[str, int]:
 def test_why_each_turn_was_trained_or_not(ledger: Ledger) -> None:
     made = add_every_kind_of_turn(ledger)
     turns = {turn.id: turn for turn in recent(ledger, 50)}
-    run = read_run(ledger._db, 16)
-    assert {name: outcome(turns[number], run).word for name, number in made.items()} == {
+    assert {name: turns[number].outcome for name, number in made.items()} == {
         "side": "side turn",
         "passed over": "waits for a next state, and may wait for ever",
         "waits": "waits for a next state",
@@ -124,7 +123,7 @@ def test_why_each_turn_was_trained_or_not(ledger: Ledger) -> None:
         "queued": "waits for its step",
         "stood in": "waits for a next state",
     }
-    records = {record["id"]: record for record in read_log(ledger._db, "turns", Filter(), 50, 16)}
+    records = {record["id"]: record for record in read(ledger._db, "turns", Filter(), 50)}
     columns = {column.name: column for column in COLUMNS["turns"]}
     seen = {
         name: (columns["next"].cell(records[n]), columns["verdict"].cell(records[n]))
@@ -142,7 +141,7 @@ def test_table_is_aligned_and_says_nothing_that_was_said(
     ledger: Ledger, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = add_every_kind_of_turn(ledger)
-    turns, run = recent(ledger, 50), read_run(ledger._db, 16)
+    turns = recent(ledger, 50)
     lines = shown(ledger, capsys)
     assert any("came from another version" in line for line in lines), "what they mean together"
     for said in (SECRET, "be brief", "I say so", "do it"):
@@ -154,7 +153,7 @@ def test_table_is_aligned_and_says_nothing_that_was_said(
     rows = [line for line in lines[1:] if line[:begin].strip()]
     assert [line.split()[0] for line in rows] == [str(n) for n in sorted(made.values())]
     for line, turn in zip(rows, turns, strict=True):
-        assert line[begin:].startswith(outcome(turn, run).word[:20])
+        assert line[begin:].startswith(turn.outcome[:20])
 
 
 def test_table_of_several_days_and_of_names_that_steer_terminals(
@@ -206,7 +205,7 @@ def test_reading_takes_no_lock_and_does_not_stop_the_writer(tmp_path: Path) -> N
 def test_a_ledger_that_cannot_be_read_is_named(ledger: Ledger, tmp_path: Path) -> None:
     with sqlite3.connect(ledger.path) as raw:
         raw.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
-    with pytest.raises(LedgerError, match="was written by a newer release"):
+    with pytest.raises(LedgerError, match="was written by another release"):
         recent(ledger)
     with sqlite3.connect(ledger.path) as raw:
         raw.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")

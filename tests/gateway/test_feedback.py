@@ -20,6 +20,7 @@ from tests.agents import TRACE, assistant, openclaw, user
 from tests.fakes import FakeSampler, Script
 from tests.gateways import World, gateway, spell
 from tests.processes import ROOT
+from tests.tallies import sample_counts, session_outcome
 from tinker_claw.conversation.outright import outright
 from tinker_claw.errors import RequestError
 from tinker_claw.gateway.feedback import FIELDS, MAX_BYTES, MAX_NAME, PATH, read
@@ -74,7 +75,7 @@ async def test_reply_is_judged_by_its_name_without_a_next_state(
         assert world.ledger.judgements.hints(1) == ("say hello back",)
         assert world.ledger.turns.judgeable() == [1], "it waits for no next state"
         assert world.woken == ["judge"]
-        assert world.ledger.feedback.outcome(1) is None
+        assert session_outcome(world.ledger, 1) is None
 
 
 @pytest.mark.parametrize(("score", "value"), [(1, 1), (0.4, 1), (0, 0), (-0.0, 0), (-1.0, -1)])
@@ -119,15 +120,15 @@ async def test_final_feedback_is_the_outcome_of_its_session_and_judges_no_reply(
 ) -> None:
     async with gateway(tmp_path, renderer) as world:
         await world.ask("hi", headers={"X-Session-Id": "one"})
-        assert world.ledger.feedback.outcome(1) is None, "a missing outcome is none, never 0"
+        assert session_outcome(world.ledger, 1) is None, "a missing outcome is none, never 0"
         answer = await give(world, session="one", score=0, final=True, task="t", group="g")
         assert not answer.json()["counts"]
         assert answer.json()["because"].startswith("it is of how the session ended, and the")
-        assert world.ledger.feedback.outcome(1) == 0
+        assert session_outcome(world.ledger, 1) == 0
         await give(world, turn=1, score=0.75, final=True, text="it works")
-        assert world.ledger.feedback.outcome(1) == 0.75, "the newest counts"
+        assert session_outcome(world.ledger, 1) == 0.75, "the newest counts"
         await give(world, turn=1, score=-1)
-        assert world.ledger.feedback.outcome(1) == 0.75
+        assert session_outcome(world.ledger, 1) == 0.75
         assert [(row["task"], row["task_group"]) for row in rows(world)] == [
             *(("t", "g"), (None, None), (None, None)),
         ]
@@ -179,7 +180,7 @@ async def test_queued_sample_gives_way_in_one_transaction_and_a_trained_one_stay
         after = await give(world, turn=2, score=-1)
         assert after.json()["because"] == "the reply was trained already"
         assert said_of(world, 2) == Verdict((), -1, "user", -1.0), "it is shown all the same"
-        assert ledger.samples.counts()["trained"] == 1
+        assert sample_counts(ledger)["trained"] == 1
         assert [row["unused"] for row in rows(world)] == [
             *("the reply is just being trained", None, "the reply was trained already"),
         ]
@@ -324,7 +325,7 @@ async def test_forgetting_takes_what_was_said_and_the_names_with_it(
         world.ledger.forget(from_turn(1))
         assert rows(world) == []
         assert world.column("response_id") == [None]
-        assert world.ledger.feedback.outcome(1) is None
+        assert session_outcome(world.ledger, 1) is None
         assert (await give(world, turn=1, score=1)).status_code == 404, "though its row stays"
         assert b"xochiquetzal" not in world.ledger.path.read_bytes()
 
@@ -703,4 +704,4 @@ async def test_a_thumb_on_a_trained_reply_is_recorded_only(
         await world.ask("hi", "fine", DOWN)
         assert [row["unused"] for row in rows(world)] == ["the reply was trained already"]
         assert world.ledger.turns.judgeable() == []
-        assert world.ledger.samples.counts()["trained"] == 1
+        assert sample_counts(world.ledger)["trained"] == 1

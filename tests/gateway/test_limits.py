@@ -504,7 +504,7 @@ async def test_what_cannot_fit_is_refused_before_it_is_encoded_and_what_was_said
         named = {"X-Session-Id": "s"}
         await world.reply(openclaw("good morning"), **named)
         (turn,) = world.turns()
-        known = len(renderer._encoder)
+        known = renderer._cache._known.currsize
         words = "this is far too much " * 2400
         later = openclaw("good morning", assistant("hello"), user(words))
         refused = await world.http.post(
@@ -512,7 +512,7 @@ async def test_what_cannot_fit_is_refused_before_it_is_encoded_and_what_was_said
         )
         assert_error(refused, 400, code="context_length_exceeded", param="messages")
         assert "so long" in refused.text
-        assert len(renderer._encoder) == known
+        assert renderer._cache._known.currsize == known
         state = world.next_states()[turn.id]
         assert state is not None
         assert state.text == words.strip()

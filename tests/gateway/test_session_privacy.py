@@ -231,16 +231,18 @@ async def test_something_near_the_line_is_private_and_is_said(world: World, line
 async def test_nothing_private_stays_in_memory(world: World) -> None:
     def remembered() -> list[bool]:
         (chat,) = [wire for wire in world.formats if isinstance(wire, Chat)]
-        places = (world.renderer._encoder._known, histories._MEANT, chat._known._made.items())
+        places = (histories._MEANT, chat._known._made.items())
         return [MARK in str(list(place)) for place in places]
 
+    rendered = world.renderer._cache._known.currsize
     await world.ask(f"/private\nI am {MARK} {'and more ' * 2000}")
-    assert remembered() == [False, False, False]
+    assert remembered() == [False, False]
+    assert world.renderer._cache._known.currsize == rendered
     kept = f"/private\nI am {MARK}", "fine", "/private off\nthanks"
     await world.ask(*kept)
-    assert remembered() == [False, False, False], "nor when it is over, and in the history"
+    assert remembered() == [False, False], "nor when it is over, and in the history"
     await world.ask(f"I am {MARK}")
-    assert remembered() == [True, False, True], "where it would be; meanings are without words"
+    assert remembered() == [False, True], "where it would be; meanings are without words"
 
 
 async def test_private_off_ends_it_and_the_past_is_not_trained(world: World) -> None:

@@ -94,7 +94,7 @@ FENCES = {
     "trackio": ("tinker_claw.sinks.trackio",),
     "mlflow": ("tinker_claw.sinks.mlflow",),
     "opentelemetry": ("tinker_claw.sinks.otel",),
-    "sqlite3": ("tinker_claw.ledger", "examples"),
+    "sqlite3": ("tinker_claw.ledger", "examples", "benchmarks"),
 }
 
 

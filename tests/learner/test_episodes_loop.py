@@ -11,6 +11,7 @@ import pytest
 
 from tests.fakes import LOGPROB, FakeTrainer
 from tests.learner.test_loop import World, has_token, world
+from tests.tallies import sample_counts
 from tinker_claw.learner.batch import FILL_S
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.groups import LIMIT_S, NO_OUTCOME
@@ -53,7 +54,7 @@ async def test_group_of_two_trains_when_its_second_outcome_comes(tmp_path: Path)
             await w.settled()
             last(w, session)
         end(w, "a", 1.0)
-        await w.until(lambda: w.ledger.samples.counts().get("held") == 3)
+        await w.until(lambda: sample_counts(w.ledger).get("held") == 3)
         assert w.trainer.steps == []
         end(w, "b", 0.0)
         await w.version(1)
@@ -97,7 +98,7 @@ async def test_batch_is_as_large_as_its_groups(tmp_path: Path) -> None:
         for n in range(5):
             end(w, f"s{n}", n / 4)
         await w.version(1)
-        assert w.ledger.samples.counts()["trained"] == 5
+        assert sample_counts(w.ledger)["trained"] == 5
         ((ppo,),) = w.trainer.steps
         assert len(ppo.datums) == 4, "the middle one has no advantage, and counts in B"
         assert ppo.datums[0].advantages[0] == pytest.approx(
@@ -114,9 +115,9 @@ async def test_time_limit_ends_a_group_by_itself(tmp_path: Path) -> None:
         end(w, "a", 1.0)
         end(w, "b", -1.0)
         await w.settled()
-        assert w.ledger.samples.counts().get("held") == 2
+        assert sample_counts(w.ledger).get("held") == 2
         await w.version(1)
-        assert w.ledger.samples.counts()["trained"] == 2
+        assert sample_counts(w.ledger)["trained"] == 2
         assert w.why_refused(3) == NO_OUTCOME
 
 
@@ -161,7 +162,7 @@ async def test_batch_in_which_nothing_is_better_expires_by_name_and_learning_goe
             begin(w, f"s{n}", None)
             last(w, f"s{n}")
             end(w, f"s{n}", 0.0)
-        await w.until(lambda: w.ledger.samples.counts()["expired"] == 4)
+        await w.until(lambda: sample_counts(w.ledger)["expired"] == 4)
         assert why(w) == {NO_GRADIENT}
         assert w.trainer.steps == []
         for said in ("YES", "NO", "YES", "NO"):
@@ -181,7 +182,7 @@ async def test_sample_that_breaks_its_groups_step_is_set_aside_and_the_others_tr
         for n in range(3):
             end(w, f"s{n}", n / 2)
         await w.version(1)
-        counts = w.ledger.samples.counts()
+        counts = sample_counts(w.ledger)
         assert (counts["trained"], counts["quarantined"]) == (2, 1)
 
 
@@ -194,7 +195,7 @@ async def test_lost_step_queues_its_group_whole_again(tmp_path: Path) -> None:
             end(w, f"s{n}", float(n))
         await w.version(1)
     async with world(tmp_path, method="binary", trainer=trainer, batch_size=FAR) as w:
-        assert w.ledger.samples.counts()["queued"] == 2
+        assert sample_counts(w.ledger)["queued"] == 2
         given = w.ledger.feedback.give("me", About("session", "s0"), Feedback(1.0))
         assert given is not None
         assert given.unused is not None
@@ -209,7 +210,7 @@ async def test_what_tools_have_judged_waits_for_what_users_say(
         for n in range(4):
             w.turn("YES" if n % 2 else "NO", role="tool")
         await w.settled()
-        await w.until(lambda: w.ledger.samples.counts()["trained"] == (4 if ahead_s else 0))
+        await w.until(lambda: sample_counts(w.ledger)["trained"] == (4 if ahead_s else 0))
         if not ahead_s:
             for said in ("YES", "NO"):
                 w.turn(said)

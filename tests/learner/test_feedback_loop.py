@@ -11,6 +11,7 @@ import pytest
 from tests.fakes import FakeSampler, FakeTrainer
 from tests.learner.test_judging import NEVER, Moody, judge_others_until
 from tests.learner.test_loop import SHORT, Says, World, world
+from tests.tallies import sample_counts
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.types import Message, TokenLogprobs, Tokens, Vote
 
@@ -191,7 +192,7 @@ async def test_a_batch_that_waits_for_its_step_is_taken_anew(tmp_path: Path) -> 
                 for _ in range(20):
                     await asyncio.sleep(0)  # it has its batch, and waits
                 say(w, turns[0], -1)
-            await w.until(lambda: w.ledger.samples.counts()["trained"] == 2)
+            await w.until(lambda: sample_counts(w.ledger)["trained"] == 2)
             judging.cancel()
             learning.cancel()
         found = w.ledger._db.rows("SELECT turn_id, reward FROM samples ORDER BY turn_id")

@@ -21,6 +21,7 @@ from tests.fakes import LOGPROB, FakeSampler, FakeTrainer
 from tests.learner.test_loop import World, world
 from tests.learner.test_rollback import undoing
 from tests.scripted_users import demo_run
+from tests.tallies import sample_counts
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.estimate import GATE_REPLY, GATE_TOKENS
 from tinker_claw.billing.meter import bill
@@ -289,12 +290,12 @@ async def test_version_that_lost_something_answers_nobody_and_its_batch_is_set_a
     async with world(tmp_path, trainer=LosingTrainer(1.0, 0.0), gate=gated, gate_is="on") as w:
         first = w.policy.current
         four(w)
-        await w.until(lambda: w.ledger.samples.counts()["quarantined"] == 4)
+        await w.until(lambda: sample_counts(w.ledger)["quarantined"] == 4)
         assert w.policy.current is first
         with reading(w.ledger.path) as rows:
             turn = read_turn(rows, 1)
             assert turn is not None
-            told = outcome(turn, read_run(rows, 4)).sentence
+            told = outcome(turn, read_run(rows, 4))
         assert "set aside, with its whole batch, because the gate refused the version" in told
         assert "failed" not in told
         (said,) = errors(w)
@@ -323,7 +324,7 @@ async def test_two_refusals_in_a_row_hold_learning_and_outlive_the_process(tmp_p
         await w.version(1)
         for refused in (4, 8):
             four(w)
-            await w.until(lambda n=refused: w.ledger.samples.counts()["quarantined"] == n)
+            await w.until(lambda n=refused: sample_counts(w.ledger)["quarantined"] == n)
         assert w.health.learner.state == "waiting", "the first had momentum from the step before"
         assert trainer.kept_moments == [False, False]
     async with world(tmp_path, trainer=trainer, gate=gated, gate_is="on") as w:
@@ -394,7 +395,7 @@ async def test_refused_batch_is_set_aside_although_the_state_before_cannot_be_ha
     async with world(tmp_path, trainer=trainer, gate=gated, gate_is="on") as w:
         four(w)
         await w.until(lambda: w.health.backend.attempts("learning") > 0)
-        assert w.ledger.samples.counts()["quarantined"] == 4
+        assert sample_counts(w.ledger)["quarantined"] == 4
 
 
 async def _away(ref: str, *, moments: bool = True) -> None:
@@ -405,7 +406,7 @@ async def test_shadow_says_what_it_would_refuse_and_lets_it_serve(tmp_path: Path
     async with world(tmp_path, trainer=LosingTrainer(1.0), gate=gated, gate_is="shadow") as w:
         four(w)
         await w.version(1)
-        assert w.ledger.samples.counts()["trained"] == 4
+        assert sample_counts(w.ledger)["trained"] == 4
         (found,) = gated(w.parts).findings()
         assert found.told.startswith("v1 serves, though right replies to canaries")
         four(w)
@@ -482,7 +483,7 @@ async def test_outage_lets_nobody_in_and_is_waited_for(tmp_path: Path) -> None:
         said = errors(w)
         assert said[0] == "the service is away, as told"
         assert said[-1] is None
-        assert w.ledger.samples.counts()["trained"] == 4, "of the same samples"
+        assert sample_counts(w.ledger)["trained"] == 4, "of the same samples"
 
 
 @pytest.mark.parametrize("error", [OutageError("HTTP 500"), SamplerError("refused")])
@@ -774,7 +775,7 @@ async def test_momentum_that_fails_the_gate_is_gone_with_the_version_it_led_to(
         await parts.trainer.load_state(state_ref)
         await run.talk(USERS["plain"], lambda: run.held or run.step >= 3)
         assert not run.held
-        assert parts.ledger.samples.counts()["quarantined"] == 16, "one batch alone was refused"
+        assert sample_counts(parts.ledger)["quarantined"] == 16, "one batch alone was refused"
         rows = parts.ledger._db.rows("SELECT metrics ->> 'rate' AS rate FROM steps ORDER BY id")
         assert [row["rate"] for row in rows[:4]] == [None, None, 0.25, 1.0]
 

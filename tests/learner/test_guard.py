@@ -19,6 +19,7 @@ from tests.bills import of_step
 from tests.fakes import LOGPROB, FakeSampler, FakeTrainer
 from tests.learner.test_loop import World, world
 from tests.learner.test_rollback import undoing
+from tests.tallies import sample_counts, step_counts
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.settings import Training
@@ -125,7 +126,7 @@ async def test_step_that_goes_too_far_is_taken_again_at_half_the_rate(tmp_path: 
             "--max-step-kl is 0.05"
         )
         assert said[2] is None
-        assert w.ledger.samples.counts()["trained"] == 4
+        assert sample_counts(w.ledger)["trained"] == 4
         (line,) = [json.loads(line) for line in w.metrics.read_text().splitlines()]
         assert (line["rate"], line["moved"]) == (0.25, pytest.approx(0.0362, abs=1e-4))
         candidates = [s for ref, s in w.trainer.samplers.items() if ref.startswith("fake")]
@@ -150,12 +151,12 @@ async def test_batch_that_goes_too_far_at_every_rate_is_set_aside_and_the_next_i
 ) -> None:
     async with world(tmp_path, trainer=FarTrainer(4.0, until=3), max_step_kl=0.05) as w:
         whole_batch(w)
-        await w.until(lambda: w.ledger.samples.counts()["quarantined"] == 4)
+        await w.until(lambda: sample_counts(w.ledger)["quarantined"] == 4)
         assert w.policy.current.version.id == 0
         assert w.trainer.weights == 0
         whole_batch(w)
         await w.version(1)
-        assert w.ledger.samples.counts() == {
+        assert sample_counts(w.ledger) == {
             "queued": 0,
             "trained": 4,
             "expired": 0,
@@ -176,8 +177,8 @@ async def test_service_that_is_away_while_the_candidate_is_scored_is_waited_for(
     async with world(tmp_path, trainer=Away(), max_step_kl=0.05) as w:
         whole_batch(w)
         await w.version(1)
-        assert w.ledger.steps.counts() == {"intent": 0, "committed": 1, "void": 1}
-        assert w.ledger.samples.counts()["trained"] == 4
+        assert step_counts(w.ledger) == {"intent": 0, "committed": 1, "void": 1}
+        assert sample_counts(w.ledger)["trained"] == 4
         assert w.trainer.weights == 1
         candidates = [s for ref, s in w.trainer.samplers.items() if ref.startswith("fake")]
         assert candidates[1].closed, "it never answered anybody"
@@ -188,8 +189,8 @@ async def test_two_batches_that_go_too_far_hold_learning(tmp_path: Path) -> None
         for _ in range(3):
             whole_batch(w)
         await w.until(lambda: w.health.learner.state == "held")
-        assert w.ledger.samples.counts()["quarantined"] == 8
-        assert w.ledger.samples.counts()["queued"] == 4, "the third batch waits"
+        assert sample_counts(w.ledger)["quarantined"] == 8
+        assert sample_counts(w.ledger)["queued"] == 4, "the third batch waits"
         assert "Two batches in a row moved the policy too far" in (w.health.learner.error or "")
         await undoing(w).roll_back(0)
         await w.version(2)

@@ -9,6 +9,7 @@ import pytest
 from examples.demo.recipe.grammar import accepts, shows_work
 from examples.demo.user import USERS, User
 from tests.scripted_users import Run, demo_run
+from tests.tallies import sample_counts, step_counts
 
 pytestmark = pytest.mark.slow
 PLAIN = USERS["plain"]
@@ -59,7 +60,7 @@ async def test_honest_user_is_never_held_up(tmp_path: Path, seed: int) -> None:
     async with demo_run(tmp_path, seed=seed) as run:
         await run.talk(PLAIN, lambda: run.held or run.step >= 16)
         assert not run.held, run.parts.health.learner.error
-        assert run.parts.ledger.samples.counts()["quarantined"] == 0
+        assert sample_counts(run.parts.ledger)["quarantined"] == 0
         score = await run.exam(PLAIN)
         assert score.accepted >= 0.8
 
@@ -71,6 +72,6 @@ async def test_steps_that_would_break_the_model_are_taken_at_a_smaller_rate(
     async with demo_run(tmp_path, learning_rate=3e-2) as run:
         await run.talk(PLAIN, lambda: run.held or run.step >= 4)
         score = await run.exam(PLAIN)
-        print(run.parts.ledger.steps.counts(), score)
-        assert run.parts.ledger.steps.counts()["void"] > 0
+        print(step_counts(run.parts.ledger), score)
+        assert step_counts(run.parts.ledger)["void"] > 0
         assert score.accepted >= 0.4

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import pytest
 
 from tests.fakes import LOGPROB, FakeSampler, FakeTrainer
+from tests.tallies import sample_counts, step_counts
 from tinker_claw.backends.open import lora_learning_rate
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.meter import bill
@@ -253,7 +254,7 @@ async def test_sixteen_samples_make_a_step_and_surplus_stays_queued(tmp_path: Pa
             w.turn("NO")
         await w.version(1)
         await w.settled()
-        assert w.ledger.samples.counts() == {
+        assert sample_counts(w.ledger) == {
             "queued": 3,
             "trained": 16,
             "expired": 0,
@@ -368,7 +369,7 @@ async def test_restart_goes_on_where_judging_and_the_queue_were(tmp_path: Path) 
     async with world(tmp_path, trainer=trainer) as w:
         w.turn("YES")
         await w.version(1)
-        assert w.ledger.samples.counts()["trained"] == 4
+        assert sample_counts(w.ledger)["trained"] == 4
 
 
 async def test_step_is_committed_with_state_version_and_metrics(tmp_path: Path) -> None:
@@ -396,8 +397,8 @@ async def test_failed_step_is_void_and_tried_again(tmp_path: Path, what: str) ->
         for _ in range(4):
             w.turn("YES")
         await w.version(1)
-        assert w.ledger.steps.counts() == {"intent": 0, "committed": 1, "void": 1}
-        assert w.ledger.samples.counts()["trained"] == 4
+        assert step_counts(w.ledger) == {"intent": 0, "committed": 1, "void": 1}
+        assert sample_counts(w.ledger)["trained"] == 4
         assert w.trainer.weights == 1, "the void step left nothing in the weights"
         assert w.health.learner.state in ("waiting", "training")
 
@@ -434,7 +435,7 @@ async def test_sample_that_breaks_every_step_is_quarantined(tmp_path: Path) -> N
         for _ in range(4):
             w.turn("YES")
         await w.version(1)
-        assert w.ledger.samples.counts() == {
+        assert sample_counts(w.ledger) == {
             "queued": 0,
             "trained": 4,
             "expired": 0,
@@ -447,7 +448,7 @@ async def three_and_one(w: World) -> None:
     """Complete a batch with the bad sample and, once that is set aside, one without it."""
     for _ in range(3):
         w.turn("YES")
-    await w.until(lambda: w.ledger.samples.counts()["quarantined"] == 1)
+    await w.until(lambda: sample_counts(w.ledger)["quarantined"] == 1)
     w.turn("YES")
     await w.version(1)
 
@@ -465,7 +466,7 @@ async def test_sample_that_nobody_thought_of_is_quarantined_and_learning_goes_on
     async with world(tmp_path, trainer=FakeTrainer(refuse=breaks)) as w:
         w.turn("NO", tokens=(666,))
         await three_and_one(w)
-        counts = w.ledger.samples.counts()
+        counts = sample_counts(w.ledger)
         assert (counts["trained"], counts["quarantined"]) == (4, 1)
         errors = w.ledger.steps._db.rows("SELECT DISTINCT error FROM steps WHERE status = 'void'")
         assert [tuple(row) for row in errors] == [("ZeroDivisionError: what nobody thought of",)]
@@ -480,7 +481,7 @@ async def test_sample_that_does_not_fit_is_quarantined_and_learning_goes_on(
         trainer = w.trainer
     async with world(tmp_path, trainer=trainer) as w:
         await three_and_one(w)
-        counts = w.ledger.samples.counts()
+        counts = sample_counts(w.ledger)
         assert (counts["trained"], counts["quarantined"]) == (4, 1)
 
 
@@ -501,7 +502,7 @@ async def test_trainer_that_fails_whatever_it_gets_stops_learning_with_the_cause
     assert failed.group_contains(BackendError, match="publishing failed, as told")
     async with world(tmp_path, trainer=failing) as w:
         await w.version(1)
-        assert w.ledger.samples.counts()["trained"] == 4
+        assert sample_counts(w.ledger)["trained"] == 4
 
 
 async def test_trainer_that_fails_whatever_it_gets_is_waited_for_and_no_sample_is_blamed(
@@ -515,7 +516,7 @@ async def test_trainer_that_fails_whatever_it_gets_is_waited_for_and_no_sample_i
         assert w.health.learner.state == "stalled"
         assert "fails whatever it is given" in (w.health.learner.error or "")
         await w.settled()
-        counts = w.ledger.samples.counts()
+        counts = sample_counts(w.ledger)
         assert (counts["queued"], counts["quarantined"]) == (8, 0)
         sick.clear()
         sick.append(False)
@@ -534,8 +535,8 @@ async def test_trainer_that_breaks_while_the_culprit_is_looked_for_makes_none(
         for number in range(4):
             w.turn("YES" if number % 2 else "NO")
         await w.version(1)
-        assert w.ledger.samples.counts()["quarantined"] == 0
-        assert w.ledger.samples.counts()["trained"] == 4
+        assert sample_counts(w.ledger)["quarantined"] == 0
+        assert sample_counts(w.ledger)["trained"] == 4
 
 
 async def test_stale_samples_get_scores_of_the_serving_policy_and_fresh_ones_do_not(
@@ -558,7 +559,7 @@ async def test_old_samples_expire_before_a_batch_is_taken(tmp_path: Path) -> Non
         for _ in range(5):
             w.turn("YES")
         await w.version(1)
-        await w.until(lambda: w.ledger.samples.counts()["expired"] == 1)
+        await w.until(lambda: sample_counts(w.ledger)["expired"] == 1)
         assert w.ledger.samples.waiting() == 0
 
 
@@ -585,7 +586,7 @@ async def test_uncommitted_step_is_void_after_a_restart(tmp_path: Path) -> None:
         trainer = w.trainer
         trainer.weights = 99  # trained, and killed before the commit
     async with world(tmp_path, trainer=trainer) as w:
-        assert w.ledger.steps.counts()["void"] == 1
+        assert step_counts(w.ledger)["void"] == 1
         await w.version(1)
         assert trainer.weights == 1
 
@@ -604,7 +605,7 @@ async def test_two_passing_failures_of_one_batch_blame_nobody_and_learning_goes_
         for number in range(4):
             w.turn("YES" if number % 2 else "NO")
         await w.version(1)
-        assert w.ledger.steps.counts() == {"intent": 0, "committed": 1, "void": 2}
+        assert step_counts(w.ledger) == {"intent": 0, "committed": 1, "void": 2}
         assert w.ledger.samples.waiting() == 0
 
 

@@ -13,6 +13,7 @@ from tests.fakes import FakeTrainer
 from tests.learner.test_loop import Says, world
 from tests.processes import product
 from tests.talk import converse, rows
+from tests.tallies import sample_counts
 from tinker_claw.privacy.redact import Redactor
 
 
@@ -63,8 +64,8 @@ async def test_what_was_observed_is_trained_later(tmp_path: Path) -> None:
         await w.settled()
     async with world(tmp_path, trainer=trainer) as w:
         await w.version(2)
-        assert w.ledger.samples.counts()["trained"] == 8
-        assert w.ledger.samples.counts()["queued"] == 1
+        assert sample_counts(w.ledger)["trained"] == 8
+        assert sample_counts(w.ledger)["queued"] == 1
 
 
 async def test_judge_gets_and_leaves_only_redacted_text(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from tests.fakes import FakeTrainer
 from tests.learner.test_loop import World, world
 from tests.ledger.test_ledger import queue
+from tests.tallies import sample_counts, step_counts, verdict_counts
 from tinker_claw.app.control import control
 from tinker_claw.errors import BackendError, OutageError, UndoError
 from tinker_claw.learner.recovery import restore, restore_pin
@@ -90,7 +91,7 @@ async def test_what_was_trained_before_a_rollback_is_not_trained_again(tmp_path:
     async with world(tmp_path) as w:
         await learn(w, 2)
         await undoing(w).roll_back(0)
-        assert w.ledger.samples.counts()["trained"] == 8
+        assert sample_counts(w.ledger)["trained"] == 8
         assert w.ledger.samples.waiting() == 0
 
 
@@ -109,13 +110,13 @@ async def test_samples_of_versions_that_are_left_expire_and_those_of_the_line_st
         await w.until(lambda: w.ledger.samples.waiting() == 2)
         unjudged = w.turn("UNJUDGEABLE")
         await undoing(w).roll_back(0)
-        assert w.ledger.samples.counts() == {
+        assert sample_counts(w.ledger) == {
             **{"queued": 1, "trained": 4, "expired": 1, "quarantined": 0},
         }
         # A reply of an abandoned version may become a sample later; it expires then.
         w.ledger.samples.add(unjudged, 1, None)
         w.learner.wake()
-        await w.until(lambda: w.ledger.samples.counts()["expired"] == 2)
+        await w.until(lambda: sample_counts(w.ledger)["expired"] == 2)
 
 
 async def until_it_steps(w: World, trainer: SlowTrainer) -> None:
@@ -143,7 +144,7 @@ async def test_rollback_during_a_step_answers_at_once_and_leaves_what_the_step_m
         assert (new.id, new.parent) == (3, 0), "the step made version 2, which is left behind"
         assert w.policy.current.version == new
         assert trainer.weights == 0
-        assert w.ledger.steps.counts() == {"intent": 0, "committed": 2, "void": 0}
+        assert step_counts(w.ledger) == {"intent": 0, "committed": 2, "void": 0}
 
 
 async def test_rollback_that_is_taken_back_while_it_waits_changes_nothing(tmp_path: Path) -> None:
@@ -278,7 +279,7 @@ async def test_turn_that_is_forgotten_while_it_is_judged_is_not_judged(tmp_path:
         answer.set()
         w.turn("YES")
         await w.settled()
-        assert w.ledger.judgements.counts()["good"] == 1
+        assert verdict_counts(w.ledger)["good"] == 1
         assert w.health.last_error is None
 
 
@@ -297,7 +298,7 @@ async def test_sample_that_is_forgotten_before_its_step_begins_is_not_in_it(
             w.ledger.forget(from_turn(turns[0]))
         await taking
         assert (w.trainer.asked["load_state"], w.health.last_error) == (0, None)
-        assert w.ledger.steps.counts() == {"intent": 0, "committed": 0, "void": 0}
+        assert step_counts(w.ledger) == {"intent": 0, "committed": 0, "void": 0}
         assert w.ledger.samples.waiting() == 3
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.learner.test_loop import HINT, World, world
+from tests.tallies import sample_counts
 from tinker_claw.ledger.prune import from_turn
 from tinker_claw.retry import Backoff
 
@@ -123,7 +124,7 @@ async def test_an_example_is_forgotten_with_the_turn_that_it_was(
         await w.settled()
         secret = w.turn("YES", session="a", reply="SECRET")
         state = "trained" if batch == 2 else "queued"
-        await w.until(lambda: w.ledger.samples.counts()[state] == 2)
+        await w.until(lambda: sample_counts(w.ledger)[state] == 2)
         w.ledger.forget(from_turn(secret))
         rows = w.ledger.turns._db.rows("SELECT hint, teacher_logprobs FROM samples")
         assert {(row["hint"] or "", row["teacher_logprobs"]) for row in rows} <= {("", None)}

@@ -18,6 +18,7 @@ import pytest
 from tests.fakes import LOGPROB, UNTIL_TOLD, FakeSampler, FakeTrainer
 from tests.learner.test_loop import World, has_token, world
 from tests.learner.test_rollback import SlowTrainer, learn, undoing
+from tests.tallies import sample_counts, step_counts
 from tinker_claw.app.control import control, tell
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
@@ -101,12 +102,12 @@ async def test_a_search_without_money_holds_up_nothing_that_a_user_undoes(tmp_pa
     spending = budget_of(0.00015)
     async with world(tmp_path, trainer=trainer, method="binary", spending=spending) as w:  # type: ignore[arg-type]
         four(w)
-        await w.until(lambda: w.ledger.steps.counts()["void"] == 2)
+        await w.until(lambda: step_counts(w.ledger)["void"] == 2)
         await w.until(lambda: w.spending.shown_in({})["spending_paused"] is not None)
         async with asyncio.timeout(60):
             await undoing(w).forget(in_session("s0", None))
             await undoing(w).roll_back(0)
-        assert w.ledger.samples.counts()["quarantined"] == 0
+        assert sample_counts(w.ledger)["quarantined"] == 0
 
 
 async def test_a_search_trains_on_nothing_that_was_forgotten_meanwhile(tmp_path: Path) -> None:
@@ -133,7 +134,7 @@ async def test_a_search_trains_on_nothing_that_was_forgotten_meanwhile(tmp_path:
         w.turn("NO")
         await w.version(1)
         assert trainer.asked["train_step"] == asked + 1, "no further rehearsal"
-        assert w.ledger.samples.counts()["quarantined"] == 0
+        assert sample_counts(w.ledger)["quarantined"] == 0
 
 
 async def test_a_step_over_what_is_forgotten_meanwhile_comes_to_nothing(tmp_path: Path) -> None:
@@ -397,7 +398,7 @@ async def test_an_impossible_token_breaks_no_step(
         monkeypatch.setattr("tests.learner.test_loop.LOGPROB", LOGPROB)
         four(w)
         await w.version(1)
-        assert w.ledger.steps.counts()["void"] == 0
+        assert step_counts(w.ledger)["void"] == 0
 
 
 class Breaks(FakeTrainer):
@@ -435,7 +436,7 @@ async def test_a_sampler_that_cannot_be_closed_ends_no_step(tmp_path: Path) -> N
     async with world(tmp_path) as w:
         w.learner.retire(replace(w.policy.current, sampler=Clings()))
         await learn(w, 2)
-        assert w.ledger.steps.counts() == {"intent": 0, "committed": 2, "void": 0}
+        assert step_counts(w.ledger) == {"intent": 0, "committed": 2, "void": 0}
 
 
 async def test_what_was_said_during_a_step_that_could_not_be_closed_is_heard(
@@ -479,5 +480,5 @@ async def test_a_step_whose_loss_is_no_number_is_void(tmp_path: Path) -> None:
     async with world(tmp_path, trainer=Nonsense()) as w:
         four(w)
         await w.version(1)
-        assert w.ledger.steps.counts() == {"intent": 0, "committed": 1, "void": 1}
+        assert step_counts(w.ledger) == {"intent": 0, "committed": 1, "void": 1}
         assert w.trainer.weights == 1

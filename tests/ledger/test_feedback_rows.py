@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.ledger.test_ledger import new_turn
 from tests.stories import Told
+from tests.tallies import sample_counts
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.types import Vote
 
@@ -83,7 +84,7 @@ class Life:
             assert (verdict and verdict.value) == self.found
         row = self.ledger._db.row("SELECT judged FROM verdicts WHERE turn_id = ?", self.turn)
         assert (row["judged"] if row else None) == self.found
-        counts = self.ledger.samples.counts()
+        counts = sample_counts(self.ledger)
         assert counts["trained"] == (self.trained is not None), "once at most"
         if counts["trained"]:
             (kept,) = self.ledger._db.rows("SELECT reward FROM samples WHERE state = 'trained'")

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from benchmarks.many_turns import fill
-from tinker_claw.ledger import views
 from tinker_claw.ledger.database import FILE, Outside, reading
 from tinker_claw.ledger.views import Filter, read
 
@@ -35,11 +34,7 @@ def fits(turn: dict[str, Any], wanted: Filter) -> bool:
     )
 
 
-@pytest.mark.parametrize("near", [1, 100])
-def test_filters_find_what_fits(
-    ledger: Outside, monkeypatch: pytest.MonkeyPatch, near: int
-) -> None:
-    monkeypatch.setattr(views, "_NEAR", near)
+def test_filters_find_what_fits(ledger: Outside) -> None:
     everything = read(ledger, "turns", Filter(), None)
     assert len(everything) == TURNS
     for user, kind, verdict, trained, (after, before) in itertools.product(
@@ -71,10 +66,7 @@ def test_filters_find_what_fits(
     ],
     ids=str,
 )
-def test_filters_do_not_look_at_all_turns(
-    ledger: Outside, monkeypatch: pytest.MonkeyPatch, wanted: Filter
-) -> None:
-    monkeypatch.setattr(views, "_NEAR", 100)
+def test_filters_do_not_look_at_all_turns(ledger: Outside, wanted: Filter) -> None:
     steps = [0]
 
     def count() -> None:

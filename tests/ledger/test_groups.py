@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ledger.test_ledger import new_turn
+from tests.tallies import sample_counts
 from tinker_claw.cli.explain import tell
 from tinker_claw.config.settings import Training
 from tinker_claw.ledger import groups, prune
@@ -22,9 +23,10 @@ from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.groups import LIMIT_S
 from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.ledger.outcome import count_outcomes, outcome, read_run
+from tinker_claw.ledger.outcome import outcome, read_run
 from tinker_claw.ledger.turns import OVER
 from tinker_claw.ledger.views import Filter, read, turns_where
+from tinker_claw.ledger.words import count_outcomes
 from tinker_claw.methods.base import BINARY
 from tinker_claw.methods.passes import BatchItem, reward_parts
 from tinker_claw.types import Attempt, NextState, PolicyVersion
@@ -83,11 +85,11 @@ class Told:
         """States of the turns; both ways to read them agree."""
         run = read_run(self.ledger._db, 16)
         turns = turns_where(self.ledger._db, "ORDER BY turns.id")
-        told = [outcome(turn, run) for turn in turns]
-        for one in told:
-            assert one.word in one.sentence
+        told = [turn.outcome for turn in turns]
+        for turn in turns:
+            assert turn.outcome in outcome(turn, run)
         counted = count_outcomes(self.ledger._db)
-        assert counted == {word: [o.word for o in told].count(word) for word in counted}
+        assert counted == {word: told.count(word) for word in counted}
         assert counted.total() == len(turns)
         return set(counted)
 
@@ -423,7 +425,7 @@ def test_no_order_of_arrival_changes_rewards_or_advantages(episodes: list[Any], 
             for sample, advantage in advantages
         }
         assert found.keys() == told.queued().keys()
-        assert told.ledger.samples.counts().get("held", 0) == 0
+        assert sample_counts(told.ledger).get("held", 0) == 0
         rewards = told.queued()
         told.ledger.close()
         return found, rewards

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tallies import sample_counts, step_counts, verdict_counts
 from tinker_claw.errors import LedgerError
 from tinker_claw.learner.batch import choose
 from tinker_claw.ledger.codec import (
@@ -186,7 +187,7 @@ def test_no_verdict_is_not_a_neutral_verdict(ledger: Ledger) -> None:
     assert ledger.judgements.verdict(turns[0]) == Verdict(votes=(None, -1), value=None)
     assert ledger.judgements.verdict(turns[1]) == Verdict(votes=(None, -1), value=0)
     assert ledger.judgements.hints(turns[2]) == ("be brief", "be short and brief")
-    assert ledger.judgements.counts() == {"good": 0, "neutral": 1, "bad": 1, "none": 1, "hints": 1}
+    assert verdict_counts(ledger) == {"good": 0, "neutral": 1, "bad": 1, "none": 1, "hints": 1}
     assert ledger.judgements.verdict(999) is None
 
 
@@ -221,7 +222,7 @@ def test_forty_queued_in_batches_of_sixteen_lose_none(ledger: Ledger) -> None:
         trained += batch
         assert ledger.samples.waiting() == waiting
     assert len(set(trained)) == 32
-    assert ledger.samples.counts() == {"queued": 8, "trained": 32, "expired": 0, "quarantined": 0}
+    assert sample_counts(ledger) == {"queued": 8, "trained": 32, "expired": 0, "quarantined": 0}
     assert (version.id, version.parent, version.step) == (2, 1, 2)
 
 
@@ -270,7 +271,7 @@ def test_step_that_was_left_open_is_void_before_the_next_one_begins(ledger: Ledg
         ledger.steps.commit(first, version, state_ref="s", sampler_ref="p", metrics={})
     ledger.steps.commit(second, version, state_ref="s", sampler_ref="p", metrics={})
     ledger.steps.void(second, "too late")
-    assert ledger.steps.counts() == {"intent": 0, "committed": 1, "void": 1}
+    assert step_counts(ledger) == {"intent": 0, "committed": 1, "void": 1}
     assert ledger.steps.failures(samples) == 0, "nothing says that it was the samples' doing"
 
 
@@ -287,7 +288,7 @@ def test_unsaved_steps_are_void_and_version_ids_still_grow(ledger: Ledger) -> No
     assert len(ledger.steps.unsaved(start)) == 2
     again = ledger.steps.restart_from(start)
     assert ledger.samples.waiting() == 4
-    assert ledger.steps.counts() == {"intent": 0, "committed": 0, "void": 2}
+    assert step_counts(ledger) == {"intent": 0, "committed": 0, "void": 2}
     assert (again.id, again.parent, again.step, again.sampler_ref) == (3, 0, 0, "p0")
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from tests.gateways import gateway
 from tests.ledger.test_ledger import COMPLETION, new_turn
+from tests.tallies import sample_counts, step_counts, verdict_counts
 from tinker_claw.app.main import once
 from tinker_claw.cli.explain import tell
 from tinker_claw.config.settings import Keeping
@@ -123,16 +124,16 @@ def test_emptied_turns_are_still_counted_and_told(ledger: Ledger) -> None:
     turn = sampled(ledger, "t")
     for n in range(SAFE_STATES):
         parent = step(ledger, parent, [turn] if n == 0 else [sampled(ledger, f"u{n}")])
-    figures = (ledger.samples.counts(), ledger.judgements.counts(), ledger.steps.counts())
+    figures = (sample_counts(ledger), verdict_counts(ledger), step_counts(ledger))
     assert trim(ledger, before=time.time() + 1) == 1
-    assert (ledger.samples.counts(), ledger.judgements.counts(), ledger.steps.counts()) == figures
+    assert (sample_counts(ledger), verdict_counts(ledger), step_counts(ledger)) == figures
     with reading(ledger.path) as rows, rows.moment():
         view, known = read_turn(rows, turn), read_contents(rows, turn)
         text = " ".join(tell(rows, turn, 16, text=True))
     assert view is not None
     assert known is not None
     assert (view.prompt_tokens, view.completion_tokens, view.blanked) == (5000, 3, "dropped")
-    assert (known.request_text, known.reply_text, known.hints) == ("", "", ("",))
+    assert (known.request_text, known.reply_text, known.hints) == ("", "", [""])
     assert (view.verdict, view.votes) == (-1, (-1, -1, -1))
     assert view.sample is not None
     assert (view.sample.state, view.sample.reward, view.sample.advantage) == ("trained", -1, -1)

@@ -25,6 +25,7 @@ from tests.learner.test_rollback import undoing
 from tests.lives import Fate, Life, life, until
 from tests.plugins.test_plugins import HERE
 from tests.talkers import talking
+from tests.tallies import sample_counts, step_counts
 from tinker_claw.cli import main
 from tinker_claw.learner.recovery import restore
 from tinker_claw.ledger.codec import unpack_floats
@@ -97,7 +98,7 @@ async def test_batch_that_came_to_nothing_leaves_the_state_as_it_was(tmp_path: P
     trainer = FarTrainer(4.0, until=3)
     async with world(tmp_path, method=NAME, trainer=trainer, max_step_kl=0.05) as w:
         await batch(w, 0, "NO", "NO", "YES", "YES")
-        await w.until(lambda: w.ledger.samples.counts()["quarantined"] == 4)
+        await w.until(lambda: sample_counts(w.ledger)["quarantined"] == 4)
         assert w.ledger.steps.method_state(0) is None
         await batch(w, 1, "NO", "YES", "NO", "YES")
         assert [row["advantage"] for row in checked(tmp_path)][:2] == [-1.0, 1.0]
@@ -110,7 +111,7 @@ async def test_search_for_a_bad_sample_counts_nothing(tmp_path: Path) -> None:
         then = w.ledger.steps.method_state(1)
         w.turn("NO", user="ben", tokens=(666, 7))
         await batch(w, 1, "NO", "YES", "YES")
-        await w.until(lambda: w.ledger.samples.counts()["quarantined"] == 1)
+        await w.until(lambda: sample_counts(w.ledger)["quarantined"] == 1)
         assert len(trainer.steps) > 1, "good halves were tried"
         assert w.ledger.steps.method_state(w.policy.newest.version.id) == then
         w.turn("NO", user="ben")
@@ -156,7 +157,7 @@ async def test_state_that_is_no_json_fails_the_step_before_it_is_trained(
     async with world(tmp_path) as w:
         object.__setattr__(w.parts, "method", method)
         await batch(w, 0, "NO", "NO", "YES", "YES")
-        await w.until(lambda: w.ledger.steps.counts()["void"] > 0)
+        await w.until(lambda: step_counts(w.ledger)["void"] > 0)
         (why,) = w.ledger._db.rows("SELECT error FROM steps LIMIT 1")[0]
         assert "not JSON serializable" in why
         assert w.trainer.steps == []

@@ -21,9 +21,9 @@ from tests.captures import load
 from tinker_claw.conversation.attribution import last_asked
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.chat import parse_chat
-from tinker_claw.render.format import Format
+from tinker_claw.render.format import Format, Plan
 from tinker_claw.render.outside_text import CutTokenizer, Guard
-from tinker_claw.render.prompt_cache import Encoder, Ids, Prompt, PromptLayout
+from tinker_claw.render.prompt_cache import Prompt, PromptCache
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.shipped import MODEL_DIR
 from tinker_claw.types import Message
@@ -65,10 +65,9 @@ def hub() -> Any:
     return load_tokenizer(str(MODEL_DIR))
 
 
-def format_of(tokenizer: Any, config: Any, encoder: Encoder | None = None) -> Format:
-    cut = CutTokenizer(tokenizer)
-    encoder = Encoder(cut) if encoder is None else encoder
-    return Format(cut, Guard(tokenizer.get_added_vocab()), encoder, config)
+def format_of(tokenizer: Any, config: Any, cache: PromptCache | None = None) -> Format:
+    guard = Guard(tokenizer.get_added_vocab())
+    return Format(CutTokenizer(tokenizer), guard, PromptCache() if cache is None else cache, config)
 
 
 def full_render(
@@ -96,12 +95,11 @@ def parsed(messages: Sequence[Any]) -> Sequence[Message]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_lays_out_what_it_renders(family: str) -> None:
+def test_every_family_gives_what_the_package_renders(family: str) -> None:
     tokenizer, config = tokenizer_for(family), renderers.config_from_name(family)
     body = openclaw("hello " + LONG, *CONVERSATION)
     messages = parsed(body["messages"])
-    laid = format_of(tokenizer, config)
-    assert laid.lays_out
+    chat = format_of(tokenizer, config)
     for end in range(2, len(messages) + 1):
         users = [i for i in range(end) if messages[i]["role"] == "user"]
         for hint in (None, users[0], users[-1]):
@@ -109,15 +107,14 @@ def test_every_family_lays_out_what_it_renders(family: str) -> None:
                 expected = full_render(tokenizer, config, messages[:end], body["tools"], hint)
             except (ValueError, KeyError):
                 with pytest.raises(RequestError):
-                    laid.lay_out(messages[:end], body["tools"], hint)
+                    chat.prompt(messages[:end], body["tools"], hint)
                 continue
-            prompt = laid.lay_out(messages[:end], body["tools"], hint).prompt()
+            prompt = chat.prompt(messages[:end], body["tools"], hint)
             assert prompt == expected
-            packed = array("i", prompt.tokens).tobytes()
-            assert prompt.packed in (None, packed)
+            assert prompt.packed == array("i", prompt.tokens).tobytes()
 
 
-def test_every_captured_request_is_laid_out_as_it_is_rendered(renderer: Renderer, hub: Any) -> None:
+def test_every_captured_request_is_what_the_package_renders(renderer: Renderer, hub: Any) -> None:
     config, compared = renderers.config_from_name("qwen3"), 0
     for one in load():
         try:
@@ -132,7 +129,7 @@ def test_every_captured_request_is_laid_out_as_it_is_rendered(renderer: Renderer
         assert found.packed == array("i", found.tokens).tobytes()
         compared += found.hint_at is not None
     assert compared == 59
-    assert renderer._encoder._histories
+    assert renderer._cache._known.currsize
 
 
 def growing(body: dict[str, Any]) -> list[tuple[Message, ...]]:
@@ -178,7 +175,7 @@ def test_requests_that_go_on_from_each_other_are_what_they_are_alone(
     tokenizer: Any = tokenizer_for(family)
     config: Any = renderers.config_from_name(family)
     config = config.model_copy(update=switches)
-    laid = format_of(tokenizer, config)
+    chat = format_of(tokenizer, config)
     tools = openclaw("hello")["tools"]
     known = 0
     for messages in growing(openclaw("hello")):
@@ -188,11 +185,10 @@ def test_requests_that_go_on_from_each_other_are_what_they_are_alone(
                 expected = full_render(tokenizer, config, messages, tools, hint)
             except (ValueError, KeyError):
                 with pytest.raises(RequestError):
-                    laid.lay_out(messages, tools, hint)
+                    chat.prompt(messages, tools, hint)
                 continue
-            layout = laid.lay_out(messages, tools, hint)
-            known += knows_its_history(layout)
-            assert layout.prompt() == expected
+            known += knows_its_history(chat.plan(messages, tools))
+            assert chat.prompt(messages, tools, hint) == expected
     assert known > 20 or family == "llama-3"  # it takes no two calls at once
 
 
@@ -206,45 +202,43 @@ def test_what_may_not_be_divided_is_found_out(hub: Any, monkeypatch: pytest.Monk
         plain(self, msg, msg_idx, f"{msg_idx}. {content}", *args, **emit)
 
     monkeypatch.setattr(chat, "_render_assistant", counting)
-    laid = format_of(hub, config)
-    assert laid.lays_out
+    numbered = format_of(hub, config)
     history = [user("look")]
     for number in range(5):
         history += [assistant(f"Answer {number}."), user("Again?")]
         at = len(history) - 1
-        assert laid.lay_out(history, None, at).prompt() == full_render(hub, config, history, [], at)
+        assert numbered.prompt(history, None, at) == full_render(hub, config, history, [], at)
 
 
-def knows_its_history(layout: PromptLayout) -> bool:
-    return any(isinstance(part, Ids) and len(part.tokens) > 1 for part in layout._parts)
+def knows_its_history(plan: Plan) -> bool:
+    return plan.start > plan.head
 
 
-def test_what_is_in_front_of_a_known_history_is_not_rendered_again(hub: Any) -> None:
-    laid = format_of(hub, renderers.config_from_name("qwen3"))
+def test_what_is_known_is_not_rendered_again(hub: Any) -> None:
+    chat = format_of(hub, renderers.config_from_name("qwen3"))
     history = [user("look"), assistant("I will.", *CALLS[:1]), tool("call1", "a.txt")]
     for turn in range(50):
         history += [assistant(f"Answer {turn}."), user(f"Question {turn}?")]
-        layout = laid.lay_out([*history, user("volatile")], None, len(history) - 1)
-        layout.prompt()
-        assert turn == 0 or len(layout._ids) < 30
+        asked = [*history, user("volatile")]
+        assert turn == 0 or chat.plan(asked, None).size < 400
+        chat.prompt(asked, None, len(history) - 1)
 
 
 def test_other_tools_or_another_system_prompt_are_another_history(hub: Any) -> None:
-    laid = format_of(hub, renderers.config_from_name("qwen3"))
+    chat = format_of(hub, renderers.config_from_name("qwen3"))
     history = [user("look"), assistant("Yes."), user("Again?")]
     for head in ([], [{"role": "system", "content": "A"}], [{"role": "system", "content": "B"}]):
         for tools in ([], openclaw("hello")["tools"]):
             for times in range(2):
-                layout = laid.lay_out([*head, *history], tools, None)
-                layout.prompt()
-                known = knows_its_history(layout)
+                known = knows_its_history(chat.plan([*head, *history], tools))
+                chat.prompt([*head, *history], tools, None)
                 assert known is (times == 1)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_system_messages_and_tools_are_laid_out_once(family: str) -> None:
+def test_system_messages_and_tools_are_rendered_once(family: str) -> None:
     tokenizer, config = tokenizer_for(family), renderers.config_from_name(family)
-    laid = format_of(tokenizer, config)
+    chat = format_of(tokenizer, config)
     head, tools = [{"role": "system", "content": LONG.strip()}], openclaw("hello")["tools"]
     histories = (
         [user("look")],
@@ -252,71 +246,64 @@ def test_system_messages_and_tools_are_laid_out_once(family: str) -> None:
         [user("look"), assistant("Yes."), user("Again?")],
     )
     for number, history in enumerate(histories):
-        layout = laid.lay_out([*head, *history], tools, 1)
-        assert layout.prompt() == full_render(tokenizer, config, [*head, *history], tools, 1)
-        anew = any(LONG.strip() in piece.text for piece in layout._texts())
-        assert anew is (number == 0) or not laid._stands_in
-    assert laid._stands_in is (family != "llama-3"), "whose tools stand in the user's message"
+        anew = chat.plan([*head, *history], tools).size > len(LONG)
+        assert anew is (number == 0 or family == "llama-3"), "whose tools a user's message has"
+        prompt = chat.prompt([*head, *history], tools, 1)
+        assert prompt == full_render(tokenizer, config, [*head, *history], tools, 1)
 
 
 def test_a_message_of_several_parts_is_known_again(hub: Any) -> None:
-    laid = format_of(hub, renderers.config_from_name("qwen3"))
+    chat = format_of(hub, renderers.config_from_name("qwen3"))
     parts = [{"type": "text", "text": text} for text in ("look", "there")]
     history = [{"role": "user", "content": parts}, assistant("Yes."), user("Again?")]
     for known in (False, True):
-        layout = laid.lay_out(parsed(history), None, 2)
-        layout.prompt()
-        assert known is knows_its_history(layout)
+        assert known is knows_its_history(chat.plan(parsed(history), None))
+        chat.prompt(parsed(history), None, 2)
 
 
-def test_a_private_request_leaves_no_history(hub: Any) -> None:
-    encoder = Encoder(CutTokenizer(hub))
-    config = renderers.config_from_name("qwen3")
-    laid = format_of(hub, config, encoder)
+def test_a_private_request_leaves_nothing(hub: Any) -> None:
+    cache, config = PromptCache(), renderers.config_from_name("qwen3")
+    chat = format_of(hub, config, cache)
     history = [user("look"), assistant("Yes."), user("Again?")]
-    laid.lay_out(history, None, None).prompt()
-    before = len(encoder)
-    longer = [*history, assistant("No."), user("And now?")]
-    for _ in range(2):
-        layout = laid.lay_out(longer, None, 4)
-        with layout.forgetting():
-            assert layout.prompt() == full_render(hub, config, longer, [], 4)
-        assert len(encoder) == before
+    chat.prompt(history, None, None)
+    before = cache._known.currsize
+    for longer in (
+        [*history, assistant("No."), user("And now?")],
+        [{"role": "system", "content": "Be brief."}, *history],
+    ):
+        at = len(longer) - 1
+        prompt = chat.prompt(longer, None, at, remembers=False)
+        assert prompt == full_render(hub, config, longer, [], at)
+        assert cache._known.currsize == before
 
 
-class WatchedTokenizer(CutTokenizer):
-    """A tokenizer that records its calls."""
+def test_what_is_remembered_is_bounded_in_bytes(hub: Any) -> None:
+    cache = PromptCache(capacity=20_000)
+    chat = format_of(hub, renderers.config_from_name("qwen3"), cache)
 
-    def __init__(self, tokenizer: Any) -> None:
-        super().__init__(tokenizer)
-        self.asked_for_starts: list[bool] = []
+    def ask(number: int) -> bool:
+        said = [user("look"), assistant(f"{number} " + LONG[:2000]), user("Again?")]
+        known = knows_its_history(chat.plan(said, None))
+        chat.prompt(said, None, None)
+        return known
 
-    def encoded(
-        self, text: str, *, with_starts: bool = False
-    ) -> tuple[list[int], array[int] | None]:
-        self.asked_for_starts.append(with_starts)
-        return super().encoded(text, with_starts=with_starts)
-
-
-def test_a_hint_behind_a_text_needs_no_places_of_its_ids(hub: Any) -> None:
-    tokenizer = WatchedTokenizer(hub)
-    laid = format_of(hub, renderers.config_from_name("qwen3"), Encoder(tokenizer))
-    tokenizer.asked_for_starts.clear()
-    laid.lay_out([user("look"), assistant("Yes."), user("So?")], None, 2).prompt()
-    assert len(tokenizer.asked_for_starts) > 2
-    assert not any(tokenizer.asked_for_starts)
+    ask(0)
+    for number in range(1, 60):
+        assert not ask(number)
+        assert ask(0), "what is in use stays"
+    assert 12_000 < cache._known.currsize <= 20_000
+    held = [known.ids for known in cache._known.values()]
+    bytes_ = sum(sys.getsizeof(ids.packed) + sys.getsizeof(ids.tokens) for ids in held)
+    assert bytes_ <= cache._known.currsize <= 1.3 * bytes_
+    cache.clear()
+    assert cache._known.currsize == 0
 
 
-def test_histories_are_bounded_together_with_texts(hub: Any) -> None:
-    encoder = Encoder(CutTokenizer(hub), capacity=40_000)
-    laid = format_of(hub, renderers.config_from_name("qwen3"), encoder)
-    for number in range(60):
-        said = assistant(f"{number} " + LONG[:2000])
-        laid.lay_out([user("look"), said, user("Again?")], None, None).prompt()
-    assert 6_000 < encoder._histories.currsize <= 10_000
-    assert len(encoder) <= 40_000
-    encoder.clear()
-    assert len(encoder) == 0
+def test_more_than_there_is_room_for_is_rendered_all_the_same(hub: Any) -> None:
+    cache, config = PromptCache(capacity=2_000), renderers.config_from_name("qwen3")
+    messages = [user(LONG), assistant("So: " + LONG), user("user")]
+    prompt = format_of(hub, config, cache).prompt(messages, None, 2)
+    assert prompt == full_render(hub, config, messages, [], 2)
 
 
 TEXTS = st.one_of(
@@ -366,7 +353,7 @@ def test_however_a_conversation_goes_on_the_prompt_is_the_full_render(
         assert renderer.prompt(told, hint_message=hint) == full_render(hub, config, told, [], hint)
 
 
-def test_format_that_looks_into_its_ids_is_rendered_the_plain_way(
+def test_format_that_looks_into_its_ids_is_rendered_as_it_is(
     hub: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer, config = hub, renderers.config_from_name("qwen3")
@@ -379,33 +366,11 @@ def test_format_that_looks_into_its_ids_is_rendered_the_plain_way(
 
     monkeypatch.setattr(chat, "_encode", dropping)
     laid = format_of(tokenizer, config)
-    assert not laid.lays_out
     messages = [user("hello"), assistant("hi"), user("bye")]
-    expected = full_render(tokenizer, config, messages, [], 2)
-    assert laid.lay_out(messages, None, 2).prompt() == expected
-
-
-def test_format_that_keeps_ids_between_renders_is_found_out(
-    hub: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tokenizer, config = hub, renderers.config_from_name("qwen3")
-    chat = type(renderers.create_renderer(tokenizer, config))
-    plain_encode = chat._encode
-
-    def keeping(self: Any, text: str) -> list[int]:
-        if text != "unheard of":
-            return plain_encode(self, text)
-        if not hasattr(self, "kept"):
-            self.kept = plain_encode(self, text)
-        return self.kept
-
-    monkeypatch.setattr(chat, "_encode", keeping)
-    laid = format_of(tokenizer, config)
-    messages = [user("hello"), assistant("unheard of"), user("bye")]
-    laid.lay_out(messages, None, 2)
-    again = laid.lay_out(messages, None, 2).prompt()
-    assert again.tokens == full_render(tokenizer, config, messages, [], 2).tokens
-    assert not laid.lays_out
+    for _ in range(2):
+        expected = full_render(tokenizer, config, messages, [], len(messages) - 1)
+        assert laid.prompt(messages, None, len(messages) - 1) == expected
+        messages += [assistant("oh"), user("so")]
 
 
 class Counting:
@@ -417,6 +382,9 @@ class Counting:
         self.backend_tokenizer = self
         self.asked: list[str] = []
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
     def encode_batch(self, texts: list[str], add_special_tokens: bool) -> list[Any]:
         self.asked += texts
         return self._tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
@@ -424,48 +392,18 @@ class Counting:
     encode_batch_fast = encode_batch
 
 
-async def test_long_text_that_many_bring_at_once_is_encoded_once(
-    renderer: Renderer, hub: Any
-) -> None:
-    counting = Counting(hub)
-    encoder = Encoder(CutTokenizer(counting))
-    impatient = asyncio.ensure_future(encoder.prepare([LONG, "x" * 9000]))
+async def test_long_text_that_many_bring_at_once_is_encoded_once(hub: Any) -> None:
+    counting, config = Counting(hub), renderers.config_from_name("qwen3")
+    renderer = Renderer(counting, config)
+    messages = [{"role": "system", "content": LONG}, user("look")]
+    impatient = asyncio.ensure_future(renderer.prompt_aside(messages))
     await asyncio.sleep(0)
     impatient.cancel()
     async with asyncio.TaskGroup() as group:
-        for _ in range(20):
-            group.create_task(encoder.prepare([LONG]))
-    assert counting.asked.count(LONG) == 1
-    assert encoder.unknown([LONG]) == []
-    assert list(encoder.encode(LONG).ids.tokens) == renderer._encode(LONG)
-    assert counting.asked.count(LONG) == 1
-
-
-async def test_a_long_message_with_a_place_for_a_hint_is_encoded_once_and_aside(
-    hub: Any,
-) -> None:
-    counting, config = Counting(hub), renderers.config_from_name("qwen3")
-    laid = format_of(hub, config, Encoder(CutTokenizer(counting)))
-    layout = laid.lay_out([user(LONG)], None, 0)
-    await layout.prepare()
-    asked = [text for text in counting.asked if LONG in text]
-    prompt = layout.prompt()
-    assert prompt == full_render(hub, config, [user(LONG)], [], 0)
-    assert [text for text in counting.asked if LONG in text] == asked
-    assert len(asked) == 1
-
-
-async def test_more_new_text_than_is_remembered_is_encoded_once_and_ends(
-    hub: Any,
-) -> None:
-    counting, config = Counting(hub), renderers.config_from_name("qwen3")
-    laid = format_of(hub, config, Encoder(CutTokenizer(counting), capacity=2_000))
-    messages = [user(LONG), assistant("So: " + LONG), user("user")]
-    layout = laid.lay_out(messages, None, 2)
-    async with asyncio.timeout(60):
-        await layout.prepare()
-    assert layout.prompt() == full_render(hub, config, messages, [], 2)
-    assert sum(LONG in text for text in counting.asked) == 2
+        asked = [group.create_task(renderer.prompt_aside(messages)) for _ in range(20)]
+    assert sum(LONG in text for text in counting.asked) == 1
+    expected = full_render(hub, config, messages, [], None)
+    assert all(task.result() == expected for task in asked)
 
 
 @pytest.mark.parametrize("family", ["nemotron-3", "kimi-k2.5"])
@@ -474,71 +412,14 @@ def test_what_a_format_trips_over_is_refused(family: str) -> None:
     parameters = {"type": "object", "properties": [1]}
     tools = [{"type": "function", "function": {"name": "ls", "parameters": parameters}}]
     with pytest.raises(RequestError, match="does not take these messages"):
-        format_of(tokenizer, config).lay_out([user("look")], tools, 0)
-
-
-async def test_the_event_loop_goes_on_while_long_text_is_encoded(hub: Any) -> None:
-    encoder = Encoder(CutTokenizer(hub))
-    text = " ".join(f"word{i}" for i in range(60_000))
-    preparing = asyncio.ensure_future(encoder.prepare([text]))
-    turns = 0
-    while not preparing.done():
-        await asyncio.sleep(0)
-        turns += 1
-    await preparing
-    assert turns > 20
-
-
-def test_what_is_remembered_is_bounded(hub: Any) -> None:
-    encoder = Encoder(CutTokenizer(hub), capacity=20_000)
-    texts = [f"text number {i} " * 20 for i in range(200)]
-    for text in texts:
-        encoder.encode(text)
-        encoder.encode(texts[0])
-    assert len(encoder) <= 20_000
-    assert encoder.unknown([texts[0], texts[-1]]) == [], "what is in use stays"
-    assert encoder.unknown([texts[1]]) == [texts[1]]
-
-
-class Letters:
-    """A tokenizer that takes four letters for one id, and counts its input."""
-
-    def __init__(self) -> None:
-        self.asked = 0
-
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        self.asked += 1
-        return list(range(100_000, 100_000 + len(text) // 4))
-
-
-def test_two_hundred_system_prompts_in_turn_are_encoded_once_each() -> None:
-    letters = Letters()
-    encoder = Encoder(CutTokenizer(letters))
-    texts = [f"system prompt {number} ".ljust(60_000, "ü") for number in range(200)]
-    for _ in range(3):
-        for text in texts:
-            assert len(encoder.encode(text).ids.tokens) == 15_000
-    assert letters.asked == len(texts)
-
-
-def held(ids: Ids) -> int:
-    return sys.getsizeof(ids.packed) + sys.getsizeof(ids.tokens)
-
-
-def test_what_is_remembered_is_counted_in_bytes() -> None:
-    encoder = Encoder(CutTokenizer(Letters()))
-    for number in range(50):
-        encoder.encode(f"{number} ".ljust(10_000))
-    texts = sum(map(sys.getsizeof, encoder._known))
-    ids = sum(held(entry.ids) for entry in encoder._known.values())
-    assert texts + ids <= len(encoder) <= 1.1 * (texts + ids)
+        format_of(tokenizer, config).prompt([user("look")], tools, 0)
 
 
 def test_everything_remembered_can_be_forgotten(renderer: Renderer) -> None:
-    renderer.prompt([user("a secret of some length")])
+    renderer.prompt([user("look"), assistant("a secret"), user("of some length")])
+    assert renderer._cache._known.currsize > 0
     renderer.forget()
-    assert len(renderer._encoder) == 0
-    assert not any("secret" in text for text in renderer._encoder._known)
+    assert renderer._cache._known.currsize == 0
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -547,7 +428,7 @@ def test_a_system_message_between_others_is_moved_only_where_it_is_refused(famil
     config = renderers.config_from_name(family)
     late = {"role": "system", "content": "Be brief."}
     said = [user("hi"), assistant("yo"), late, user("so?")]
-    found = format_of(tokenizer, config).lay_out(said, None, 3).prompt()
+    found = format_of(tokenizer, config).prompt(said, None, 3)
     try:
         plain = full_render(tokenizer, config, said, (), 3)
     except ValueError:

@@ -147,14 +147,13 @@ class Inside:
 
 async def test_the_event_loop_goes_on_while_one_long_text_is_encoded(renderer: Renderer) -> None:
     tokenizer = Inside(load_tokenizer(str(MODEL_DIR)))
-    layout = Renderer(tokenizer, renderer.config).lay_out(
-        chat("".join(f"{number:x}-" for number in range(60_000)))
-    )
-    preparing, rounds = asyncio.create_task(layout.prepare()), 0
-    while not preparing.done():
+    long = chat("".join(f"{number:x}-" for number in range(60_000)))
+    rendering = asyncio.create_task(Renderer(tokenizer, renderer.config).prompt_aside(long))
+    rounds = 0
+    while not rendering.done():
         await asyncio.sleep(0.001)
         rounds += tokenizer.working
-    await preparing
+    await rendering
     assert rounds > 20, "a few come before a thread that keeps all others out has said that it ends"
 
 

@@ -55,11 +55,11 @@ def test_a_cut_is_where_single_characters_would_find_it(
     search, out = StopSearch(stop), ""
     edges = sorted({0, len(text), *(min(cut, len(text)) for cut in cuts)})
     for start, end in pairwise(edges):
-        out += search.feed(text[start:end])
+        out += "" if search.found else search.feed(text[start:end])
         # Nothing is held back but what a stop string begins with.
         held = text[len(out) : end]
         assert search.found or not held or any(s.startswith(held) for s in stop)
-    out += search.flush()
+    out += search.held
     assert out == read_singly(text, stop)
     assert (search.found is not None) == (out != text)
 

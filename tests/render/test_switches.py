@@ -80,5 +80,5 @@ def test_formats_with_switches_do_not_pile_up() -> None:
     for day in [*days, days[0]]:
         asked = switches(llama.config, {"date_string": day}, None)
         assert day in llama.decode(llama.prompt(chat("hi"), switches=asked).tokens)
-    assert len(llama._formats) <= 17
+    assert llama._format.cache_info().currsize <= 16
     assert days[0] not in llama.decode(llama.prompt(chat("hi")).tokens)

@@ -24,7 +24,7 @@ from tests.agents import assistant, tool, user
 from tests.processes import ROOT, product
 from tests.wire_servers import wire_process
 from tinker_claw.render.outside_text import CutTokenizer
-from tinker_claw.render.prompt_cache import Encoder
+from tinker_claw.render.renderer import Renderer
 from tinker_claw.render.tokenizer import FileTokenizer, load, load_fast
 from tinker_claw.shipped import MODEL_DIR
 
@@ -41,40 +41,44 @@ TALK = [
 ]
 
 
-@pytest.fixture(scope="module")
-def both() -> tuple[FileTokenizer, Any]:
-    """Our tokenizer and that of transformers."""
-    ours = load(str(MODEL_DIR))
+def ours_in(folder: Path) -> CutTokenizer:
+    ours = load(str(folder))
     assert isinstance(ours, FileTokenizer)
-    return ours, load_tokenizer(str(MODEL_DIR))
+    return CutTokenizer(ours)
 
 
 @pytest.fixture(scope="module")
-def fast(both: tuple[FileTokenizer, Any]) -> Callable[[str], list[int]]:
-    found = load_fast(both[0])
+def both() -> tuple[CutTokenizer, Any]:
+    """Ours and that of transformers."""
+    return ours_in(MODEL_DIR), load_tokenizer(str(MODEL_DIR))
+
+
+@pytest.fixture(scope="module")
+def fast() -> Callable[[str], list[int]]:
+    found = load_fast(load(str(MODEL_DIR)))
     assert found is not None, "it passes the try-out"
     return found
 
 
 @given(pieces=st.lists(st.one_of(st.sampled_from(MARKS), st.text()), max_size=6))
 def test_the_fast_way_gives_the_same_ids(
-    both: tuple[FileTokenizer, Any], fast: Callable[[str], list[int]], pieces: list[str]
+    both: tuple[CutTokenizer, Any], fast: Callable[[str], list[int]], pieces: list[str]
 ) -> None:
     text = "".join(pieces)
-    assert fast(text) == both[0].encode(text, add_special_tokens=False)
+    assert fast(text) == both[0].encode(text)
 
 
 def test_the_fast_way_gives_the_same_ids_on_what_agents_send(
-    both: tuple[FileTokenizer, Any], fast: Callable[[str], list[int]]
+    both: tuple[CutTokenizer, Any], fast: Callable[[str], list[int]]
 ) -> None:
     texts = [str(m.get("content")) for c in captures.load(None) for m in c.body.get("messages", ())]
     assert max(map(len, texts)) > 8_000
     for text in texts:
-        assert fast(text) == both[0].encode(text, add_special_tokens=False)
+        assert fast(text) == both[0].encode(text)
 
 
 def test_a_fast_way_to_other_ids_is_not_gone(
-    both: tuple[FileTokenizer, Any], tmp_path: Path
+    both: tuple[CutTokenizer, Any], tmp_path: Path
 ) -> None:
     """The file differs from the one that was read: merges are missing."""
     ours = both[0]
@@ -90,7 +94,7 @@ def test_a_fast_way_to_other_ids_is_not_gone(
     assert load_fast(other) is None
 
 
-def test_others_go_on_while_the_fast_way_is_tried_out(both: tuple[FileTokenizer, Any]) -> None:
+def test_others_go_on_while_the_fast_way_is_tried_out(both: tuple[CutTokenizer, Any]) -> None:
     """The trial runs beside the event loop, on the first texts: whole system prompts."""
     tokenizer = load(str(MODEL_DIR))
     backend, working, rounds = both[0].backend_tokenizer, False, 0
@@ -116,37 +120,36 @@ def test_others_go_on_while_the_fast_way_is_tried_out(both: tuple[FileTokenizer,
 
 
 async def test_after_the_first_long_text_the_fast_way_is_gone() -> None:
-    tokenizer = CutTokenizer(load(str(MODEL_DIR)))
-    encoder = Encoder(tokenizer)
-    long = "What is long, and said once, is said again. " * 300
-    ready = await encoder.prepare([long])
+    renderer = Renderer.load(str(MODEL_DIR), "qwen3")
+    long = [user("What is long, and said once, is said again. " * 300)]
+    before = await renderer.prompt_aside(long)
     for thread in threading.enumerate():
         if thread.name == "fast tokenizer":
             await asyncio.to_thread(thread.join)
-    assert tokenizer._fast is not None
-    assert encoder._encode(long) == ready[long]
+    assert renderer._tokenizer._fast is not None
+    assert await renderer.prompt_aside(long) == before
 
 
 @given(pieces=st.lists(st.one_of(st.sampled_from(MARKS), st.text()), max_size=6))
 def test_text_to_ids_and_back_is_as_transformers_has_it(
-    both: tuple[FileTokenizer, Any], pieces: list[str]
+    both: tuple[CutTokenizer, Any], pieces: list[str]
 ) -> None:
     ours, theirs = both
     text = "".join(pieces)
     given: dict[str, Any] = {"add_special_tokens": False}
-    assert ours.encode(text, **given) == theirs.encode(text, **given)
+    assert ours.encode(text) == theirs.encode(text, **given)
     given["return_offsets_mapping"] = True
     mine, other = ours(text, **given), theirs(text, **given)
-    assert {name: list(mine[name]) for name in mine} == {name: list(other[name]) for name in mine}
+    assert mine == {name: list(other[name]) for name in mine}
     for skip in (False, True):
-        ids = ours.encode(text, add_special_tokens=False)
+        ids = ours.encode(text)
         assert ours.decode(ids, skip_special_tokens=skip) == theirs.decode(
             ids, skip_special_tokens=skip
         )
 
 
 def test_what_is_known_of_tokens_is_as_transformers_has_it(
-    both: tuple[FileTokenizer, Any],
+    both: tuple[CutTokenizer, Any],
 ) -> None:
     ours, theirs = both
     for name in ("name_or_path", "eos_token_id", "unk_token_id"):
@@ -155,9 +158,6 @@ def test_what_is_known_of_tokens_is_as_transformers_has_it(
     assert set(ours.all_special_tokens) >= set(theirs.all_special_tokens)
     for token in ("<think>", "a", "no such token"):
         assert ours.convert_tokens_to_ids(token) == theirs.convert_tokens_to_ids(token)
-    assert ours.convert_tokens_to_ids(["<think>", "a"]) == theirs.convert_tokens_to_ids(
-        ["<think>", "a"]
-    )
 
 
 FOR_ALL = (
@@ -197,10 +197,10 @@ def test_a_chat_template_says_what_it_says_in_transformers(tmp_path: Path, form:
     if form == "several files":
         (folder / "additional_chat_templates").mkdir()
         (folder / "additional_chat_templates" / "tool_use.jinja").write_text(WITH_TOOLS)
-    ours, theirs = load(str(folder)), load_tokenizer(str(folder))
+    ours, theirs = ours_in(folder), load_tokenizer(str(folder))
     for tools in (None, TOOLS):
         asked: dict[str, Any] = {"tools": tools, "add_generation_prompt": True, "flag": "x"}
-        text = ours.apply_chat_template(TALK, tokenize=False, **asked)
+        text = ours.template_text(TALK, **asked)
         assert text == theirs.apply_chat_template(TALK, tokenize=False, **asked)
         ids = theirs.apply_chat_template(TALK, tokenize=True, return_dict=False, **asked)
         assert ours.apply_chat_template(TALK, tokenize=True, return_dict=False, **asked) == ids
@@ -208,8 +208,8 @@ def test_a_chat_template_says_what_it_says_in_transformers(tmp_path: Path, form:
 
 def test_tokens_that_only_the_settings_name_are_added(tmp_path: Path) -> None:
     names = {str(4096 + at): {"content": f"<|more{at}|>", "special": True} for at in range(3)}
-    folder = str(folder_with(tmp_path, {"added_tokens_decoder": names}))
-    ours, theirs = load(folder), load_tokenizer(folder)
+    folder = folder_with(tmp_path, {"added_tokens_decoder": names})
+    ours, theirs = ours_in(folder), load_tokenizer(str(folder))
     text = "a<|more1|>b"
     assert ours.encode(text) == theirs.encode(text, add_special_tokens=False)
     assert 4097 in ours.encode(text)
@@ -223,7 +223,7 @@ def test_a_folder_without_tokenizer_json_is_left_to_transformers(tmp_path: Path)
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     found = load(str(tmp_path))
     assert not isinstance(found, FileTokenizer)
-    assert found.encode("look") == load(str(MODEL_DIR)).encode("look")
+    assert found.encode("look") == ours_in(MODEL_DIR).encode("look")
 
 
 def run(script: str) -> None:

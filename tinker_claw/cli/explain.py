@@ -74,7 +74,7 @@ def tell(rows: Rows, turn_id: int, batch_size: int, *, text: bool) -> list[str]:
     if turn is None or known is None:
         raise LedgerError(f"{rows.path} has no turn {turn_id}; `tinker-claw log turns` lists them")
     run = read_run(rows, batch_size)
-    became = wrapped(outcome(turn, run).sentence)
+    became = wrapped(outcome(turn, run))
     if turn.blanked == "forgotten":
         gone = f"Turn {turn.id} of session {turn.session_id} was forgotten: its words are gone."
         return [*wrapped(gone), *became]
@@ -93,7 +93,7 @@ def _request(turn: TurnView, known: Contents, *, text: bool) -> Iterator[str]:
     purpose = f", for: {turn.call}" if turn.call else ""
     yield from wrapped(
         f"Turn {turn.id}: {turn.kind} turn {turn.index} of session {turn.session_id} "
-        f"({turn.session_key}) of user {turn.user}, {moment(turn.created_at)}{purpose}."
+        f"({known.session_key}) of user {turn.user}, {moment(turn.created_at)}{purpose}."
     )
     yield from wrapped(f"It was taken for a {turn.kind} turn because: {turn.kind_reason}.")
     yield f"It asked, in a prompt of {turn.prompt_tokens} tokens:"

@@ -30,8 +30,8 @@ from tinker_claw.cli.common import (
 )
 from tinker_claw.config.flags import WORD
 from tinker_claw.errors import ConfigError
-from tinker_claw.ledger.database import Outside, Rows, reading
-from tinker_claw.ledger.outcome import add_outcomes, advice, moment, read_run, step_word, vote
+from tinker_claw.ledger.database import Outside, reading
+from tinker_claw.ledger.outcome import advice, moment, step_word, vote
 from tinker_claw.ledger.views import Filter, Record, Table, in_full, read, read_turns
 
 ROWS = 50
@@ -140,8 +140,7 @@ class Log(LedgerCommand):
 
     def _read(self, ledger: Outside, wanted: Filter, limit: int | None) -> list[Record]:
         with ledger.moment():
-            batch_size = self.settings.training.batch_size
-            return read_log(ledger, self.table, wanted, limit, batch_size)
+            return read(ledger, self.table, wanted, limit)
 
     def _show(self, ledger: Outside, records: Sequence[Record], *, heading: bool = True) -> None:
         # Not in one moment: while that lasts, the file cannot be tidied up; readers may be slow.
@@ -171,16 +170,6 @@ class Log(LedgerCommand):
                     self._show(ledger, new, heading=False)
                 known, seen = by_id, changes
             time.sleep(POLL_S)
-
-
-def read_log(
-    rows: Rows, name: Table, wanted: Filter, limit: int | None, batch_size: int
-) -> list[Record]:
-    """Records for `COLUMNS`. `batch_size`: samples of a step, where none was taken yet."""
-    records = read(rows, name, wanted, limit)
-    if name == "turns":
-        add_outcomes(rows, read_run(rows, batch_size), records)
-    return records
 
 
 # What the tables show

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from http import HTTPStatus
@@ -522,24 +521,20 @@ async def _asked(
     *,
     forget: bool,
 ) -> Prompt:
-    """The exact extension of the sampled stream where it holds, else a full render. Long text that
-    is new is encoded in a thread."""
+    """The exact extension of the sampled stream where it holds, else a full render."""
     if len(body) > _CHARACTERS_PER_TOKEN * deps.context_tokens:
         await _refuse_what_cannot_fit(deps, request)
     await deps.compute.own_round()
     extended = _extended(deps, request, link)
     if extended is not None:
         return extended
-    layout = deps.renderer.lay_out(
+    return await deps.renderer.prompt_aside(
         request.messages,
         request.tools,
         hint_message=last_asked(request.messages),
         switches=request.switches,
+        remembers=not forget,
     )
-    with layout.forgetting() if forget else nullcontext():
-        await layout.prepare()
-        await deps.compute.own_round()
-        return layout.prompt()
 
 
 async def _refuse_what_cannot_fit(deps: GatewayDeps, request: GenerationRequest) -> None:
@@ -563,8 +558,8 @@ def _refuse_without_room(deps: GatewayDeps, request: GenerationRequest) -> None:
     """Raise RequestError where what comes with every request leaves no room for a conversation."""
     first = [m for m in request.messages if m["role"] == "system"]
     nothing: Message = {"role": "user", "content": ""}
-    layout = deps.renderer.lay_out([*first, nothing], request.tools, switches=request.switches)
-    if len(layout.prompt().tokens) >= deps.context_tokens:
+    prompt = deps.renderer.prompt([*first, nothing], request.tools, switches=request.switches)
+    if len(prompt.tokens) >= deps.context_tokens:
         raise no_room(deps.context_tokens)
 
 

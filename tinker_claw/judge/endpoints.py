@@ -73,7 +73,7 @@ class SamplerEndpoint:
             stop_tokens=self._renderer.stop_tokens,
         )
         try:
-            prompt = self._renderer.prompt(messages, None).tokens
+            prompt = (await self._renderer.prompt_aside(messages)).tokens
             completions = await self._sampler.sample(prompt, params, n)
         except OutageError:
             raise

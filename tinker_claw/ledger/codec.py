@@ -106,11 +106,8 @@ def unpack_float_rows(blob: bytes, k: int) -> tuple[tuple[float, ...], ...]:
 
 
 def _rows(flat: tuple[_Number, ...], k: int) -> tuple[tuple[_Number, ...], ...]:
-    if k == 0:
-        return ()
-    if len(flat) % k:
-        raise LedgerError(f"a stored array of {len(flat)} values does not split into rows of {k}")
-    return tuple(flat[i : i + k] for i in range(0, len(flat), k))
+    """Raises ValueError where they are no whole rows."""
+    return tuple(zip(*[iter(flat)] * k, strict=True)) if k else ()
 
 
 def store(tx: sqlite3.Connection, raw: bytes, known: dict[bytes, int]) -> tuple[bytes, bytes]:

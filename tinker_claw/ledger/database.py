@@ -1,5 +1,4 @@
-"""The SQLite file: reading it from outside, locking and writing it, bringing it up to date, long
-work beside the loop.
+"""The SQLite file: reading it from outside, locking and writing it, long work beside the loop.
 
 Rule: every write happens inside `Writer.transaction()`; a crash leaves whole transactions only.
 WAL with synchronous=NORMAL keeps every committed transaction through a killed process; after a
@@ -13,7 +12,7 @@ import asyncio
 import fcntl
 import os
 import sqlite3
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from importlib.resources import files
 from pathlib import Path
@@ -23,14 +22,10 @@ from urllib.parse import quote
 
 from tinker_claw.errors import LedgerError
 
-UPGRADES: Final[tuple[str, ...]] = ()
-"""SQL that makes a ledger of schema version 1 one of version 2, the next one of that one of 3, and
-so on. A release that changes schema.sql adds one here; what was released is never changed."""
-SCHEMA_VERSION: Final = 1 + len(UPGRADES)
+SCHEMA_VERSION: Final = 1
+"""`PRAGMA user_version` of what schema.sql makes."""
 FILE = "ledger.sqlite3"
 """Its name in the data directory."""
-COPY = "ledger.old.sqlite3"
-"""Beside it, what it was before its newest upgrade."""
 PAUSE_S = 0.005
 """Between two transactions of long work."""
 _BUSY_MS = 5000
@@ -65,6 +60,18 @@ class Rows:
         """The first column of the only row; None where there is none."""
         row = self.row(query, *values)
         return None if row is None else row[0]
+
+    def column(self, query: str, *values: Any) -> list[Any]:
+        """The first column of all rows."""
+        return [row[0] for row in self.rows(query, *values)]
+
+    def pairs(self, query: str, *values: Any) -> dict[Any, Any]:
+        """The second column of all rows by the first."""
+        return {row[0]: row[1] for row in self.rows(query, *values)}
+
+    def meta(self, key: str) -> str | None:
+        """A value of the table `meta`; None where there is none."""
+        return self.one("SELECT value FROM meta WHERE key = ?", key)
 
 
 class Outside(Rows):
@@ -113,18 +120,10 @@ def _check_version(path: Path, version: int) -> None:
         return
     if version <= 0:
         raise LedgerError(f"{path} is no ledger")
-    if version < SCHEMA_VERSION:
-        raise LedgerError(
-            f"{path} was written by an older release (its schema is version {version}, this "
-            f"program's is {SCHEMA_VERSION}); start it with the flags of that run, which "
-            "copies it and brings it up to date"
-        )
-    before = path.with_name(COPY)
-    copied = f"; what it was before is in {before}" if before.exists() else ""
     raise LedgerError(
-        f"{path} was written by a newer release (its schema is version {version}, this program "
+        f"{path} was written by another release (its schema is version {version}, this program "
         f"knows {SCHEMA_VERSION}), and was left as it is; get that release, or use another "
-        f"--data-dir{copied}"
+        "--data-dir"
     )
 
 
@@ -162,6 +161,20 @@ class Writer(Rows):
         except sqlite3.Error as error:
             raise self._refused(f"{self.path} cannot be written: {error}") from error
         self.on_write(None)
+
+    def write(self, query: str, *values: Any) -> int:
+        """Run one statement in a transaction of its own; returns how many rows it changed.
+
+        Raises:
+            LedgerError: as `transaction`.
+        """
+        with self.transaction() as tx:
+            return tx.execute(query, values).rowcount
+
+    def written(self, query: str, *values: Any) -> Any:
+        """As `write`, for a statement with RETURNING; returns what that names."""
+        with self.transaction() as tx:
+            return tx.execute(query, values).fetchone()[0]
 
     def rows(self, query: str, *values: Any) -> list[sqlite3.Row]:
         with self._refusing():
@@ -209,6 +222,20 @@ class Writer(Rows):
         self._connection.close()
 
 
+def insert(tx: sqlite3.Connection, table: str, values: Mapping[str, Any]) -> int:
+    """Insert a row, given by its columns; returns its id."""
+    places = ", ".join(f":{name}" for name in values)
+    query = f"INSERT INTO {table} ({', '.join(values)}) VALUES ({places})"
+    return int(tx.execute(query, values).lastrowid or 0)
+
+
+def set_meta(tx: sqlite3.Connection, key: str, value: str | None) -> None:
+    """Write a value of the table `meta`; None deletes it."""
+    tx.execute("DELETE FROM meta WHERE key = ?", (key,))
+    if value is not None:
+        tx.execute("INSERT INTO meta VALUES (?, ?)", (key, value))
+
+
 class Database(Writer):
     """The first connection to a data directory, which it locks for this process."""
 
@@ -237,9 +264,7 @@ class Database(Writer):
 
     def _prepare(self) -> None:
         version = self.pragma("user_version")
-        if 0 < version < SCHEMA_VERSION:
-            _upgrade(self.path, version)
-        elif version != 0:
+        if version != 0:
             _check_version(self.path, version)
         else:
             self._connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
@@ -259,49 +284,6 @@ def _cure(error: Exception) -> str | None:
     """What helps where the disk is at fault; None: it is not."""
     code: int = getattr(error, "sqlite_errorcode", 0)  # none where we raised it ourselves
     return _DISK.get(code & 0xFF)
-
-
-def _upgrade(path: Path, version: int) -> None:
-    """Bring a ledger of an older release up to date, all of it or nothing of it.
-
-    Before that it is copied, log included, so that the older release can go on with the copy. Who
-    is killed before the end leaves the ledger as it was, and the next start copies it anew.
-
-    Raises:
-        LedgerError: it does not work with what this ledger holds; it is as it was.
-        sqlite3.Error: the disk is full or sick; it is as it was.
-    """
-    from tinker_claw.telemetry import log  # commands that write one row need none of it
-
-    copy = path.with_name(COPY)
-    log.info("ledger.upgrading", schema=SCHEMA_VERSION, before=version, copy=str(copy))
-    os.close(os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600))
-    # References are not enforced on this connection, so that a table may be made anew.
-    with closing(sqlite3.connect(path, timeout=_BUSY_MS / 1e3, isolation_level=None)) as ledger:
-        with closing(sqlite3.connect(copy, isolation_level=None)) as there:
-            there.execute("PRAGMA journal_mode = OFF")  # of half a copy nothing is wanted
-            ledger.backup(there)
-        try:
-            ledger.execute("PRAGMA secure_delete = ON")
-            scripts = "\n;".join(UPGRADES[version - 1 :])
-            ledger.executescript(
-                f"BEGIN IMMEDIATE; {scripts}\n; PRAGMA user_version = {SCHEMA_VERSION};"
-            )
-            if lost := len(ledger.execute("PRAGMA foreign_key_check").fetchall()):
-                raise sqlite3.IntegrityError(f"{lost} rows would name rows that are not there")
-            ledger.execute("COMMIT")
-        except sqlite3.Error as error:
-            if _cure(error):
-                raise
-            raise LedgerError(
-                f"{path} could not be brought from schema version {version} to {SCHEMA_VERSION} "
-                f"({error}); it is as it was. Go on with the release that wrote it, and report this"
-            ) from error
-
-
-def drop_copy(path: Path) -> None:
-    """Delete what a ledger was before its newest upgrade: nothing is taken out of it singly."""
-    path.with_name(COPY).unlink(missing_ok=True)
 
 
 def _check(path: Path) -> None:

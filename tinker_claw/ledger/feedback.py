@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 from tinker_claw.errors import ClawError
-from tinker_claw.ledger.database import Database
+from tinker_claw.ledger.database import Database, insert
 from tinker_claw.ledger.judgements import SET_ASIDE
 from tinker_claw.ledger.turns import IS_BEING_FORGOTTEN, reopen
 from tinker_claw.types import Source
@@ -24,6 +24,8 @@ ENDED = "X-Session-Done: the session ended with it, so nothing judges it"
 OUTCOME = "it is of how the session ended, and the session is no episode (X-Turn-Type: episode)"
 TOO_LATE = "the episode is over: it was queued already, or has expired"
 """Why no reply is trained by it."""
+_OUTCOMES = (OUTCOME, None, TOO_LATE)
+"""Why an outcome trains no reply, by `sessions.episode`."""
 
 LONGEST_TEXT = 4000
 """Characters: a hint is a sentence or two, which a teacher reads with every reply that it scores.
@@ -113,21 +115,13 @@ class FeedbackTable:
                 return None
             if said.key is not None and (earlier := _earlier(tx, user, said.key)) is not None:
                 return _repeated(earlier, about, turn, said)
-            unused = _unused_outcome(turn) if said.final else _unused(turn)
+            unused = _OUTCOMES[turn["episode"]] if said.final else _unused(turn)
             feedback_id = _insert(tx, user, turn, said, unused)
             if not said.final and (unused is None or turn["state"] is not None):
                 _judge(tx, turn["id"], said)
             if unused is None and not said.final:
                 reopen(tx, turn["id"])
         return Given(feedback_id, turn["id"], repeated=False, unused=unused)
-
-    def outcome(self, session_id: int) -> float | None:
-        """How the session ended, from -1 to 1, as it was said last; None: nobody has said so."""
-        return self._db.one(
-            "SELECT score FROM feedback WHERE session_id = ? AND final = 1 "
-            "ORDER BY id DESC LIMIT 1",
-            session_id,
-        )
 
 
 def _earlier(tx: sqlite3.Connection, user: str, key: str) -> sqlite3.Row | None:
@@ -145,10 +139,6 @@ def _repeated(earlier: sqlite3.Row, about: About, turn: sqlite3.Row, said: Feedb
             "This key came with other feedback before: a key names one; send another for another."
         )
     return Given(earlier["id"], earlier["turn_id"], repeated=True, unused=earlier["unused"])
-
-
-def _unused_outcome(turn: sqlite3.Row) -> str | None:
-    return {0: OUTCOME, 1: None, 2: TOO_LATE}[turn["episode"]]
 
 
 def _unused(turn: sqlite3.Row) -> str | None:
@@ -171,18 +161,15 @@ def _unused(turn: sqlite3.Row) -> str | None:
 def _insert(
     tx: sqlite3.Connection, user: str, turn: sqlite3.Row, said: Feedback, unused: str | None
 ) -> int:
-    values = {
-        **{"user": user, "key": said.key, "turn_id": turn["id"]},
-        **{"session_id": turn["session_id"], "score": said.score, "text": said.text},
-        **{"source": said.source, "final": said.final, "task": said.task},
-        **{"task_group": said.group, "unused": unused, "created_at": time.time()},
+    values = asdict(said) | {
+        "user": user,
+        "turn_id": turn["id"],
+        "session_id": turn["session_id"],
+        "unused": unused,
+        "created_at": time.time(),
     }
-    cursor = tx.execute(
-        f"INSERT INTO feedback ({', '.join(values)}) "
-        f"VALUES ({', '.join(f':{name}' for name in values)})",
-        values,
-    )
-    return int(cursor.lastrowid or 0)
+    values["task_group"] = values.pop("group")
+    return insert(tx, "feedback", values)
 
 
 def _judge(tx: sqlite3.Connection, turn_id: int, said: Feedback) -> None:

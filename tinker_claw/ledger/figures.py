@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
-from typing import Any
 
 from tinker_claw.evidence import CLAIM, Rate, TwoRates, odds
 from tinker_claw.ledger.database import Rows
-from tinker_claw.ledger.outcome import RunView, count_outcomes
+from tinker_claw.ledger.outcome import RunView, run_of
 from tinker_claw.ledger.turns import OUTCOME
 from tinker_claw.ledger.versions import compared_from, gate_of, held, pinned, read_line
 from tinker_claw.ledger.views import Filter, Record, read
+from tinker_claw.ledger.words import count_outcomes
 
 # First replies are the first main turns of their sessions. An episode has its outcome: what solved
 # the task has no next state, so its other replies are rejected ones.
@@ -61,15 +61,10 @@ WHERE score IS NOT NULL AND version IS NOT NULL GROUP BY version ORDER BY versio
 
 def read_figures(rows: Rows, run: RunView, steps: int) -> Record:
     """The sums, and the newest `steps` steps, as `status --json` has them."""
-    newest = rows.row("SELECT id FROM versions ORDER BY id DESC LIMIT 1")
-    spend = rows.rows(
-        "SELECT purpose, TOTAL(usd) AS usd, COUNT(*) - COUNT(usd) AS unpriced FROM spend "
-        "GROUP BY purpose"
-    )
     return {
-        "run": run.names,
+        "run": run_of(rows),
         # The newest; None: the run has not begun.
-        "policy_version": newest["id"] if newest else None,
+        "policy_version": rows.one("SELECT MAX(id) FROM versions"),
         # The version that answers whatever is learned; None: the newest does.
         "pinned": pinned(rows),
         # Where it answers one session in two: whose first replies are accepted more.
@@ -84,10 +79,8 @@ def read_figures(rows: Rows, run: RunView, steps: int) -> Record:
         "private_sessions": rows.one("SELECT COUNT(*) FROM sessions WHERE private = 1"),
         # Of them, those whose outcome is to come, and those that are over.
         "episodes": dict(rows.rows(_EPISODES)[0]),
-        "turns": {
-            kind: rows.one("SELECT COUNT(*) FROM turns WHERE kind = ?", kind)
-            for kind in ("main", "side")
-        },
+        "turns": {"main": 0, "side": 0}
+        | rows.pairs("SELECT kind, COUNT(*) FROM turns GROUP BY kind"),
         # Judged turns by what was said of them; `none`: no vote was valid.
         "verdicts": dict(rows.rows(_VERDICTS)[0]),
         # Of how many verdicts the auditor gave one, too, and how often it was the same, or the
@@ -98,26 +91,24 @@ def read_figures(rows: Rows, run: RunView, steps: int) -> Record:
         "feedback": dict(rows.rows(_OUTRIGHT)[0]),
         # Turns with a hint.
         "hints": rows.one("SELECT COUNT(*) FROM hints WHERE rank = 0"),
-        "samples": _counts(rows, "SELECT state, COUNT(*) FROM samples GROUP BY state"),
+        "samples": rows.pairs("SELECT state, COUNT(*) FROM samples GROUP BY state"),
         "steps": (taken := read(rows, "steps", Filter(), steps)),
         # What the gate said of their versions, the newest first.
         "gate": [said for step in reversed(taken) if (said := gate_of(step))],
         "not_trained": dict(count_outcomes(rows).most_common()),
-        "lost_next_states": lost_of(rows),
-        "not_understood": _counts(
-            rows, "SELECT client, COUNT(*) FROM turns WHERE call = 'unknown' GROUP BY client"
+        # Requests that could not be tied to the turn that they answer, by cause.
+        "lost_next_states": rows.pairs(
+            "SELECT lost, COUNT(*) FROM turns WHERE lost IS NOT NULL GROUP BY lost"
+        ),
+        "not_understood": rows.pairs(
+            "SELECT client, COUNT(*) FROM turns WHERE call = 'unknown' GROUP BY client"
         ),
         "strangers": _strangers(rows),
         # By purpose, as far as prices were known; empty: nothing was billed.
-        "usd": {row["purpose"]: row["usd"] for row in spend},
-        "bills_without_price": sum(row["unpriced"] for row in spend),
+        "usd": rows.pairs("SELECT purpose, TOTAL(usd) FROM spend GROUP BY purpose"),
+        "bills_without_price": rows.one("SELECT COUNT(*) FROM spend WHERE usd IS NULL"),
         "helps": read_helps(rows),
     }
-
-
-def lost_of(rows: Rows) -> dict[str, int]:
-    """Requests that could not be tied to the turn that they answer, by cause."""
-    return _counts(rows, "SELECT lost, COUNT(*) FROM turns WHERE lost IS NOT NULL GROUP BY lost")
 
 
 def _strangers(rows: Rows) -> dict[str, list[str]]:
@@ -127,10 +118,6 @@ def _strangers(rows: Rows) -> dict[str, list[str]]:
         "direct": [row["channel"] for row in found if row["strangers"]],
         "groups": [row["channel"] for row in found if row["groups"]],
     }
-
-
-def _counts(rows: Rows, query: str) -> dict[str, Any]:
-    return {row[0]: row[1] for row in rows.rows(query)}
 
 
 # Whether learning helps on this user's own traffic, as far as their turns can tell. People look at

@@ -78,7 +78,8 @@ class GainTable:
             "JOIN next_states ON next_states.turn_id = earlier.id AND role = 'user' "
             "LEFT JOIN verdicts ON verdicts.turn_id = earlier.id "
             "WHERE turns.id = ? ORDER BY earlier.idx DESC LIMIT ?",
-            *(turn_id, _TRIES),
+            turn_id,
+            _TRIES,
         )
         for row in rows:
             if row["value"] != -1:
@@ -100,7 +101,9 @@ class GainTable:
             "WHERE verdicts.turn_id > (SELECT MAX(id) FROM turns) - ? AND value = 1 "
             "AND sessions.user = ? AND kind = 'main' AND blanked IS NULL AND LENGTH(tokens) > 1 "
             "AND (? OR gains.turn_id IS NULL) ORDER BY turns.id DESC LIMIT 8",
-            *(RECENT, user, again),
+            RECENT,
+            user,
+            again,
         )
         for row in rows:
             opening = self.opening(row["id"])

@@ -63,7 +63,8 @@ class HeldOutTable:
             "JOIN verdicts ON verdicts.turn_id = earlier.id AND value = 1 "
             "WHERE earlier.session_id = turns.session_id AND earlier.kind = 'main' "
             "AND earlier.idx < turns.idx)",
-            *(turn_id, FIRST),
+            turn_id,
+            FIRST,
         )
         return row is not None and is_drawn(row["session_id"])
 
@@ -79,7 +80,9 @@ class HeldOutTable:
             "JOIN sessions ON sessions.id = session_id "
             f"WHERE kind = 'main' AND idx = 0 AND private = 0 AND {usable}) "
             "ORDER BY nth, first DESC LIMIT ?3",
-            *(HELD_OUT, StopReason.STOP, most),
+            HELD_OUT,
+            StopReason.STOP,
+            most,
         )
         return [
             HeldOut(

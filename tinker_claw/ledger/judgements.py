@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tinker_claw.ledger.codec import unpack_floats
 from tinker_claw.ledger.database import Database
@@ -32,8 +33,9 @@ ORDER BY later.idx LIMIT 1
 """
 """The reply of `JudgementTable.demonstration`, for a row of `turns`."""
 _REPLY = (
-    "turns.id, request_text, reply_text, completion_tokens, logprobs, stop_reason, "
-    "(SELECT role FROM next_states WHERE turn_id = turns.id) AS role"
+    "turns.id AS turn_id, request_text AS asked, reply_text AS text, completion_tokens AS tokens, "
+    f"logprobs, stop_reason = '{StopReason.LENGTH}' AS cut, EXISTS (SELECT 1 FROM next_states "
+    "WHERE turn_id = turns.id AND role = 'tool') AS called_tools"
 )
 _WHOLE = "blanked IS NULL AND LENGTH(tokens) > 1"
 _SET_ASIDE = """
@@ -186,59 +188,47 @@ class JudgementTable:
         row = self._db.row("SELECT value, source, score FROM verdicts WHERE turn_id = ?", turn_id)
         if row is None:
             return None
-        votes = self._db.rows(
+        votes = self._db.column(
             "SELECT value FROM votes WHERE turn_id = ? AND about = 'verdict' ORDER BY n", turn_id
         )
-        return Verdict(votes=tuple(v["value"] for v in votes), **dict(row))
+        return Verdict(votes=tuple(votes), **row)
 
     def judged(self, turn_ids: Sequence[int]) -> list[int]:
         """Those that have a verdict, whatever it is."""
-        rows = self._db.rows(
+        return self._db.column(
             "SELECT turn_id FROM verdicts WHERE turn_id IN (SELECT value FROM json_each(?))",
             json.dumps(turn_ids),
         )
-        return [row["turn_id"] for row in rows]
 
     def asked(self, turn_id: int) -> bool:
         """Whether a judge has given its own verdict, which may not be the one that counts."""
-        said = "SELECT 1 FROM verdicts WHERE turn_id = ? AND prompt IS NOT NULL"
-        return self._db.row(said, turn_id) is not None
+        said = "SELECT prompt FROM verdicts WHERE turn_id = ?"
+        return self._db.one(said, turn_id) is not None
 
     def lately(self, most: int, after: int) -> list[JudgedReply]:
         """The newest main turns with a verdict, newest first; only those behind turn `after`. The
         verdict of each reply of an episode is the episode's outcome, whatever a judge said of it.
         """
         found = self._db.rows(
-            f"SELECT {_REPLY}, value, 0 AS episode FROM verdicts "
+            f"SELECT {_REPLY}, value AS verdict, 0 AS episode FROM verdicts "
             "CROSS JOIN turns ON turns.id = turn_id "
             "CROSS JOIN sessions ON sessions.id = session_id "
             # "+": from the newest on until there are enough, and not from an index over all.
             "WHERE turn_id > ? AND value IS NOT NULL AND +kind = 'main' AND +episode = 0 "
-            f"AND {_WHOLE} ORDER BY turn_id DESC LIMIT ?",
-            *(after, most),
+            f"AND {_WHOLE} ORDER BY verdicts.turn_id DESC LIMIT ?",
+            after,
+            most,
         )
         found += self._db.rows(
-            f"SELECT {_REPLY}, ({OUTCOME}) AS value, 1 AS episode FROM sessions "
+            f"SELECT {_REPLY}, ({OUTCOME}) AS verdict, 1 AS episode FROM sessions "
             "CROSS JOIN turns ON session_id = sessions.id "
-            "WHERE episode > 0 AND value IS NOT NULL AND kind = 'main' AND turns.id > ? "
+            "WHERE episode > 0 AND verdict IS NOT NULL AND kind = 'main' AND turns.id > ? "
             f"AND {_WHOLE} ORDER BY sessions.id DESC, idx DESC LIMIT ?",
-            *(after, most),
+            after,
+            most,
         )
-        found.sort(key=lambda row: row["id"], reverse=True)
-        return [
-            JudgedReply(
-                turn_id=row["id"],
-                asked=row["request_text"],
-                text=row["reply_text"],
-                tokens=row["completion_tokens"],
-                nats=-sum(unpack_floats(row["logprobs"])) / row["completion_tokens"],
-                cut=row["stop_reason"] == StopReason.LENGTH,
-                called_tools=row["role"] == "tool",
-                verdict=row["value"],
-                episode=bool(row["episode"]),
-            )
-            for row in found[:most]
-        ]
+        found.sort(key=lambda row: row["turn_id"], reverse=True)
+        return [_judged(dict(row)) for row in found[:most]]
 
     def verdicts(self, most: int, after: int) -> list[tuple[float, bool]]:
         """The newest of conversations, newest first, those without a valid vote left out; only
@@ -253,9 +243,10 @@ class JudgementTable:
             "CROSS JOIN sessions ON sessions.id = session_id "
             "WHERE turn_id > ? AND value IS NOT NULL AND +episode = 0 "
             "ORDER BY turn_id DESC LIMIT ?",
-            *(after, most),
+            after,
+            most,
         )
-        return [(row["value"], bool(row["told"])) for row in found]
+        return [(value, bool(told)) for value, told in found]
 
     def opinions(self, most: int, after: int) -> list[tuple[float, float]]:
         """What the judge found, and what the user or else the auditor did, of the newest turns of
@@ -267,7 +258,7 @@ class JudgementTable:
             after,
             most,
         )
-        return [(row["judged"], row["other"]) for row in rows]
+        return [(judged, other) for judged, other in rows]
 
     def hints(self, turn_id: int) -> tuple[str, ...]:
         """Best first. What was said outright goes before what the judge has read, and where it
@@ -281,11 +272,7 @@ class JudgementTable:
         outright = [row for row in rows if row["source"] != "judge"]
         return tuple(row["text"] for row in outright or rows)
 
-    def counts(self) -> dict[str, int]:
-        """How many verdicts of each value, and how many hints, so far."""
-        names = {1: "good", 0: "neutral", -1: "bad", None: "none"}
-        counts = dict.fromkeys([*names.values(), "hints"], 0)
-        for row in self._db.rows("SELECT value, COUNT(*) AS n FROM verdicts GROUP BY value"):
-            counts[names[row["value"]]] = row["n"]
-        counts["hints"] = self._db.one("SELECT COUNT(DISTINCT turn_id) FROM hints")
-        return counts
+
+def _judged(row: dict[str, Any]) -> JudgedReply:
+    logprobs = unpack_floats(row.pop("logprobs"))
+    return JudgedReply(nats=-sum(logprobs) / len(logprobs), **row)

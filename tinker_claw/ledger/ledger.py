@@ -38,6 +38,7 @@ class Ledger:
 
     def __init__(self, directory: Path) -> None:
         self._db = Database(directory)
+        self.path = self._db.path
         self._forgetting = asyncio.Lock()
         if is_begun(self._db):
             self._take_up()
@@ -62,10 +63,6 @@ class Ledger:
         except LedgerError as error:
             log.warning("ledger.unforgotten", error=str(error))
 
-    @property
-    def path(self) -> Path:
-        return self._db.path
-
     def watch(self, on_write: Callable[[str | None], None]) -> None:
         """Call this with None after each write, and with the error after each refusal."""
         self._db.on_write = on_write
@@ -78,7 +75,7 @@ class Ledger:
         Raises:
             LedgerError: it holds another run; names what differs.
         """
-        stored = {row["key"]: row["value"] for row in self._db.rows("SELECT * FROM meta")}
+        stored = self._db.pairs("SELECT * FROM meta")
         held = bool(stored) and self.steps.newest_version() is not None
         for key, value in run.items():
             if held and stored.get(key, value) != value:

@@ -23,7 +23,7 @@ from typing import Final, Literal
 
 from tinker_claw.errors import LedgerError, UndoError
 from tinker_claw.ledger.codec import unraw_ids
-from tinker_claw.ledger.database import Rows, Writer, drop_copy
+from tinker_claw.ledger.database import Rows, Writer, set_meta
 from tinker_claw.ledger.turns import BEGUN, mark_private
 from tinker_claw.ledger.versions import read_line, withdraw_from_step
 
@@ -124,32 +124,20 @@ WHERE blanked IS NULL AND CASE WHEN settled THEN
 def trim(
     database: Writer, before: float | None = None, most_bytes: int | None = None
 ) -> Iterator[int]:
-    """Drop what there is to drop, the oldest first; yields turns, after each transaction.
+    """Drop what there is to drop in one pass, the oldest first; yields turns per transaction.
 
     Args:
         before: drop turns captured earlier, seconds since 1970.
         most_bytes: drop while the file holds more.
     """
-    wanted: list[Callable[[sqlite3.Row], bool]] = []
-    if before is not None:
-        wanted.append(lambda turn: turn["created_at"] < before)
-    if most_bytes is not None:
-        wanted.append(lambda _: live_bytes(database) > most_bytes)
-    dropped = 0
-    for one in wanted:
-        for some in _drop(database, one):
-            dropped += some
-            yield some
-    yield from give_back(database)
-    if dropped:
-        yield from emptied_log(database)
 
+    def wanted(turn: sqlite3.Row) -> bool:
+        old = before is not None and turn["created_at"] < before
+        return old or (most_bytes is not None and live_bytes(database) > most_bytes)
 
-def _drop(database: Writer, wanted: Callable[[sqlite3.Row], bool]) -> Iterator[int]:
-    """Blank turns while they are wanted, in one pass, however few of them can go."""
     # What prompts share is freed by the sweep only, so there is one now and then.
     some = max(20, database.one("SELECT COUNT(*) FROM turns") // 50)
-    at, unswept, more = 0, 0, True
+    at, unswept, total, more = 0, 0, 0, True
     while more and (found := database.rows(_DROPPABLE, at, _ANY, _ROWS)):
         dropped, until = 0, time.perf_counter() + SLICE_S
         with database.transaction() as tx:
@@ -160,15 +148,16 @@ def _drop(database: Writer, wanted: Callable[[sqlite3.Row], bool]) -> Iterator[i
                     break
                 at = turn["id"] + 1
                 dropped += _drop_turn(tx, turn["id"])
-        if dropped:  # before a pause, in which it may be stopped
-            drop_copy(database.path)
         yield dropped
-        unswept += dropped
+        unswept, total = unswept + dropped, total + dropped
         if unswept >= some:
             yield from sweep(database)
             unswept = 0
     if unswept:
         yield from sweep(database)
+    yield from give_back(database)
+    if total:
+        yield from emptied_log(database)
 
 
 def _drop_turn(tx: sqlite3.Connection, turn: int) -> bool:
@@ -305,22 +294,16 @@ def from_turn(turn_id: int) -> Callable[[Rows], Forgetting]:
 
 
 def _forgetting(rows: Rows, session: int, *, first: int) -> Forgetting:
-    turns = [
-        row["id"]
-        for row in rows.rows(
-            "SELECT id FROM turns WHERE session_id = ? AND id >= ? AND blanked IS NOT 'forgotten' "
-            "ORDER BY id",
-            *(session, first),
-        )
-    ]
+    turns = _between(rows, session, first, _ANY)
     unsaid = rows.rows(
         # The turn that the first of them followed. Those that were hung up on have none.
         "SELECT turns.id, next_states.turn_id AS said FROM turns LEFT JOIN next_states "
         "ON next_states.turn_id = turns.id WHERE session_id = ? AND turns.id < ? AND kind = 'main' "
         "AND (next_states.turn_id IS NOT NULL OR settled = 0) ORDER BY turns.id DESC LIMIT 1",
-        *(session, first),
+        session,
+        first,
     )
-    shown = rows.rows(
+    shown = rows.column(
         # Whose teacher may have been shown one of them, not a hint: it was asked after that one, or
         # is being asked.
         "SELECT turns.id FROM turns JOIN verdicts ON verdicts.turn_id = turns.id "
@@ -328,10 +311,12 @@ def _forgetting(rows: Rows, session: int, *, first: int) -> Forgetting:
         "AND NOT EXISTS (SELECT 1 FROM hints WHERE hints.turn_id = turns.id) AND value = -1 "
         "AND (settled = 0 OR (hint IS NOT NULL AND samples.created_at >= "
         "(SELECT created_at FROM turns WHERE id = ?)))",
-        *(session, first, first),
+        session,
+        first,
+        first,
     )
     followed = {row["id"] for row in unsaid if row["said"] is not None}
-    before = tuple(sorted(followed | {row["id"] for row in shown}))
+    before = tuple(sorted(followed | {*shown}))
     touched = json.dumps([*turns, *before])
     return Forgetting(
         session=session,
@@ -347,24 +332,26 @@ def _forgetting(rows: Rows, session: int, *, first: int) -> Forgetting:
     )
 
 
+def _between(rows: Rows, session: int, first: int, last: int) -> list[int]:
+    """Turns of a session that were not forgotten yet, oldest first."""
+    return rows.column(
+        "SELECT id FROM turns WHERE session_id = ? AND id BETWEEN ? AND ? "
+        "AND blanked IS NOT 'forgotten' ORDER BY id",
+        session,
+        first,
+        last,
+    )
+
+
 def _steps(rows: Rows, turns: str) -> tuple[UsedIn, ...]:
     live = read_line(rows).live
     found = rows.rows(
-        "SELECT steps.id, version, parent, COUNT(*) AS n FROM samples JOIN steps "
-        f"ON steps.id = step_id WHERE state = 'trained' AND turn_id IN {_THESE} "
+        "SELECT steps.id AS step, version, parent AS before, COUNT(*) AS samples FROM samples "
+        f"JOIN steps ON steps.id = step_id WHERE state = 'trained' AND turn_id IN {_THESE} "
         "GROUP BY steps.id ORDER BY steps.id",
         turns,
     )
-    return tuple(
-        UsedIn(
-            step=row["id"],
-            version=row["version"],
-            before=row["parent"],
-            samples=row["n"],
-            live=row["version"] in live,
-        )
-        for row in found
-    )
+    return tuple(UsedIn(**row, live=row["version"] in live) for row in found)
 
 
 def begin(database: Writer, found: Callable[[Rows], Forgetting]) -> Forgetting:
@@ -422,7 +409,7 @@ def _take_name(tx: sqlite3.Connection, session: int) -> None:
 
 def is_begun(rows: Rows) -> bool:
     """Whether there is something left to do of what was to be forgotten."""
-    return rows.row("SELECT 1 FROM meta WHERE key = ?", BEGUN) is not None
+    return rows.meta(BEGUN) is not None
 
 
 def finish(database: Writer) -> Iterator[int]:
@@ -431,17 +418,9 @@ def finish(database: Writer) -> Iterator[int]:
     Raises:
         LedgerError: it could not be finished; the next start goes on with it.
     """
-    drop_copy(database.path)
     begun = _begun(database)
     for session, first, last in begun:
-        turns = [
-            row["id"]
-            for row in database.rows(
-                "SELECT id FROM turns WHERE session_id = ? AND id BETWEEN ? AND ? "
-                "AND blanked IS NOT 'forgotten' ORDER BY id",
-                *(session, first, last),
-            )
-        ]
+        turns = _between(database, session, first, last)
         while turns:
             gone, until = 0, time.perf_counter() + SLICE_S
             with database.transaction() as tx:
@@ -458,14 +437,11 @@ def finish(database: Writer) -> Iterator[int]:
 
 def _begun(rows: Rows) -> list[tuple[int, int, int]]:
     """Session, first and last turn of what is to be forgotten."""
-    stored = rows.one("SELECT value FROM meta WHERE key = ?", BEGUN)
-    return [tuple(one) for one in json.loads(stored)] if stored else []
+    return [tuple(one) for one in json.loads(rows.meta(BEGUN) or "[]")]
 
 
 def _write_begun(tx: sqlite3.Connection, begun: Sequence[tuple[int, int, int]]) -> None:
-    tx.execute("DELETE FROM meta WHERE key = ?", (BEGUN,))
-    if begun:
-        tx.execute("INSERT INTO meta VALUES (?, ?)", (BEGUN, json.dumps(begun)))
+    set_meta(tx, BEGUN, json.dumps(begun) if begun else None)
 
 
 def _forget_turn(tx: sqlite3.Connection, turn: int) -> None:

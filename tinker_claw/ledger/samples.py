@@ -22,7 +22,7 @@ from tinker_claw.ledger.codec import (
     unpack_floats,
     unpack_id_rows,
 )
-from tinker_claw.ledger.database import Database
+from tinker_claw.ledger.database import Database, insert
 from tinker_claw.ledger.groups import COMPARED, expire_mates
 from tinker_claw.ledger.turns import OVER, STEP, completion_of
 from tinker_claw.ledger.versions import expire_left_behind, read_line
@@ -95,31 +95,30 @@ class SampleTable:
             reward: of an episode's turn without its outcome, the mean of its votes.
             untaught: why it has no teacher, though there was something to tell.
         """
+        values = {"turn_id": turn_id, "reward": reward, "untaught": untaught}
+        if teacher is not None:
+            values |= {
+                "hint": teacher.hint,
+                "weight": teacher.weight,
+                "teacher_logprobs": pack_floats(teacher.logprobs),
+                "teacher_targets": pack_float_rows(teacher.targets),
+                "teacher_ids": pack_id_rows(teacher.topk_ids),
+                "teacher_own": pack_float_rows(teacher.topk_logprobs),
+                "overlap": teacher.overlap,
+            }
         with self._db.transaction() as tx:
             tx.execute("UPDATE turns SET settled = 1 WHERE id = ?", (turn_id,))
-            cursor = tx.execute(
-                "INSERT INTO samples (turn_id, reward, hint, untaught, weight, teacher_logprobs, "
-                "teacher_targets, teacher_ids, teacher_own, overlap, created_at, state, "
-                "expired_because) SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, "
-                "CASE episode WHEN 0 THEN 'queued' WHEN 1 THEN 'held' ELSE 'expired' END, "
-                "CASE episode WHEN 2 THEN ?12 END "
-                "FROM turns JOIN sessions ON sessions.id = session_id WHERE turns.id = ?1",
-                (
-                    turn_id,
-                    reward,
-                    teacher.hint if teacher else None,
-                    untaught,
-                    teacher.weight if teacher else None,
-                    pack_floats(teacher.logprobs) if teacher else None,
-                    pack_float_rows(teacher.targets) if teacher else None,
-                    pack_id_rows(teacher.topk_ids) if teacher else None,
-                    pack_float_rows(teacher.topk_logprobs) if teacher else None,
-                    teacher.overlap if teacher else None,
-                    time.time(),
-                    OVER,
-                ),
-            )
-        return int(cursor.lastrowid or 0)
+            found = tx.execute(
+                "SELECT episode FROM turns JOIN sessions ON sessions.id = session_id "
+                "WHERE turns.id = ?",
+                (turn_id,),
+            ).fetchone()
+            if found is None:  # it was forgotten meanwhile
+                return 0
+            values["created_at"] = time.time()
+            values["state"] = ("queued", "held", "expired")[found["episode"]]
+            values["expired_because"] = OVER if found["episode"] == 2 else None
+            return insert(tx, "samples", values)
 
     def weigh(self, user: str, weight: float, *, rewards_count: bool) -> None:
         """What is known by now of how well a user's teacher teaches counts for what is queued, too,
@@ -151,11 +150,11 @@ class SampleTable:
 
     def summary(self) -> Queued:
         """What is queued, in figures."""
-        row = self._db.row(
+        (row,) = self._db.rows(
             "SELECT COUNT(*) AS samples, AVG(reward) AS reward_mean, COUNT(hint) AS hints "
             "FROM samples WHERE state = 'queued'"
         )
-        return Queued(**dict(row or {}))
+        return Queued(**row)
 
     def expire(self, current_step: int, max_staleness: int) -> int:
         """Take samples out that are more than `max_staleness` optimizer steps old; how many.
@@ -182,7 +181,7 @@ class SampleTable:
             f'group_id AS "group", samples.created_at AS queued_at {_QUEUED}',
             None,
         )
-        return [Waiting(**dict(row)) for row in rows]
+        return [Waiting(**row) for row in rows]
 
     def oldest(self, count: int, among: Iterable[int] | None = None) -> list[Sample]:
         """The `count` oldest queued samples, of these ids or of all; fewer if there are fewer. They
@@ -196,38 +195,31 @@ class SampleTable:
             f"{STEP} AS step, {BY_TOOLS} AS tool, sessions.user, "
             f"turns.* {_QUEUED} "
             "LIMIT ?2",
-            *(ids, count),
+            ids,
+            count,
         )
         return [_sample(row, load(self._db, row)) for row in rows]
 
     def still_queued(self, samples: Sequence[Sample]) -> bool:
         """Whether all of them are: what is said of a reply takes its sample out again."""
-        marks = ", ".join("?" for _ in samples)
         return len(samples) == self._db.one(
-            f"SELECT COUNT(*) FROM samples WHERE state = 'queued' AND id IN ({marks})",
-            *(sample.id for sample in samples),
+            "SELECT COUNT(*) FROM samples WHERE state = 'queued' "
+            "AND id IN (SELECT value FROM json_each(?))",
+            json.dumps([sample.id for sample in samples]),
         )
 
     def expire_these(self, sample_ids: Iterable[int], why: str) -> None:
         """They stay queued no longer."""
-        with self._db.transaction() as tx:
-            tx.executemany(
-                "UPDATE samples SET state = 'expired', expired_because = ? "
-                "WHERE id = ? AND state = 'queued'",
-                [(why, sample) for sample in sample_ids],
-            )
+        self._db.write(
+            "UPDATE samples SET state = 'expired', expired_because = ? "
+            "WHERE state = 'queued' AND id IN (SELECT value FROM json_each(?))",
+            why,
+            json.dumps([*sample_ids]),
+        )
 
     def quarantine(self, sample_id: int) -> None:
         """Never train this sample: steps with it fail."""
-        with self._db.transaction() as tx:
-            tx.execute("UPDATE samples SET state = 'quarantined' WHERE id = ?", (sample_id,))
-
-    def counts(self) -> dict[str, int]:
-        """How many samples are in each state; of those that are held, where there are any."""
-        counts: dict[str, int] = dict.fromkeys(("queued", "trained", "expired", "quarantined"), 0)
-        for row in self._db.rows("SELECT state, COUNT(*) AS n FROM samples GROUP BY state"):
-            counts[row["state"]] = row["n"]
-        return counts
+        self._db.write("UPDATE samples SET state = 'quarantined' WHERE id = ?", sample_id)
 
 
 def _sample(row: sqlite3.Row, prompt: tuple[int, ...]) -> Sample:

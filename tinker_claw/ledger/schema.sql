@@ -88,6 +88,8 @@ CREATE TABLE turns (
   topk_logprobs     BLOB NOT NULL
 ) STRICT;
 CREATE INDEX turns_by_session ON turns (session_id, kind, idx);
+-- For filters, which look at turns in their order.
+CREATE INDEX turns_narrow ON turns (id, session_id, kind, created_at);
 CREATE INDEX turns_open ON turns (id, session_id) WHERE settled = 0;
 -- For sums over all turns, whose rows are too wide to be read for that.
 CREATE INDEX turns_by_version ON turns (kind, policy_version, idx, session_id);

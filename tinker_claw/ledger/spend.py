@@ -56,8 +56,15 @@ def write(
         "INSERT INTO spend (created_at, purpose, turn_id, step_id, prefill, cached, sampled, "
         "trained, usd) VALUES (?, ?, (SELECT id FROM turns WHERE id = ?), ?, ?, ?, ?, ?, ?)",
         (
-            *(time.time(), bill.purpose, turn_id, step_id),
-            *(usage.prefill, usage.cached, usage.sampled, usage.trained, bill.usd),
+            time.time(),
+            bill.purpose,
+            turn_id,
+            step_id,
+            usage.prefill,
+            usage.cached,
+            usage.sampled,
+            usage.trained,
+            bill.usd,
         ),
     )
 
@@ -84,7 +91,9 @@ class SpendTable:
         (row,) = self._db.rows(
             f"SELECT TOTAL(usd) AS usd, {', '.join(sums)} FROM spend "
             "WHERE created_at >= ?1 AND created_at < ?2 AND (?3 IS NULL OR purpose = ?3)",
-            *(since, until, purpose),
+            since,
+            until,
+            purpose,
         )
         return Spent(
             usage=Usage(**{name: row[name] for name in _KINDS}),

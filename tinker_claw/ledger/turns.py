@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
+from typing import Any
 
 from tinker_claw.ledger.codec import (
     load,
@@ -28,7 +29,7 @@ from tinker_claw.ledger.codec import (
     unpack_id_rows,
     unpack_ids,
 )
-from tinker_claw.ledger.database import Database
+from tinker_claw.ledger.database import Database, insert
 from tinker_claw.ledger.spend import Bill, write
 from tinker_claw.privacy.marker import Privacy
 from tinker_claw.types import (
@@ -135,19 +136,24 @@ EXISTS (SELECT 1 FROM meta, json_each(meta.value) AS begun WHERE meta.key = '{BE
   AND turns.id BETWEEN begun.value ->> 1 AND begun.value ->> 2)
 """
 """Of a row of `turns`, whether it is to be forgotten and still there."""
-_COLUMNS = (
-    *("session_id", "kind", "policy_version", "created_at", "settled", "untrained_because"),
-    *("prompt_tokens", "completion_tokens", "cached_tokens", "topk", "hint_at", "stop_reason"),
-    *("call", "kind_reason", "fallback", "lost", "trace", "response_id", "params"),
-    *("client", "voices", "asked_by"),
-    *("reply_digest", "history", "request_text", "reply_text", "blocks", "prompt", "tokens"),
-    *("logprobs", "topk_ids", "topk_logprobs"),
+_NEXT_INDEX = "SELECT COALESCE(MAX(idx) + 1, 0) FROM turns WHERE session_id = ? AND kind = ?"
+_AS_IT_IS = (
+    "session_id",
+    "kind",
+    "kind_reason",
+    "policy_version",
+    "call",
+    "trace",
+    "fallback",
+    "response_id",
+    "lost",
+    "request_text",
+    "reply_text",
+    "asked_by",
+    "client",
+    "hint_at",
 )
-_INSERT = (
-    f"INSERT INTO turns (idx, {', '.join(_COLUMNS)}) VALUES ((SELECT COALESCE(MAX(idx) + 1, 0) "
-    f"FROM turns WHERE session_id = :session_id AND kind = :kind), "
-    f"{', '.join(f':{name}' for name in _COLUMNS)})"
-)
+"""Fields of `NewTurn` that are columns."""
 _HIDDEN = re.compile(r"private-[0-9a-f]{32}")
 _LATELY = 4
 """Newest turns of a session among which the one before a request is sought."""
@@ -188,18 +194,18 @@ class TurnTable:
 
     def session(self, user: str, key: str) -> int:
         """The id of this session, made when it is new, and open from now on."""
-        row = self._db.row(
+        known = self._db.one(
             "SELECT id FROM sessions WHERE user = ? AND key = ? AND closed_at IS NULL", user, key
         )
-        if row is not None:
-            return int(row["id"])
-        with self._db.transaction() as tx:
-            row = tx.execute(
-                "INSERT INTO sessions (user, key, created_at) VALUES (?, ?, ?) "
-                "ON CONFLICT (user, key) DO UPDATE SET closed_at = NULL RETURNING id",
-                (user, key, time.time()),
-            ).fetchone()
-        return int(row["id"])
+        if known is not None:
+            return known
+        return self._db.written(
+            "INSERT INTO sessions (user, key, created_at) VALUES (?, ?, ?) "
+            "ON CONFLICT (user, key) DO UPDATE SET closed_at = NULL RETURNING id",
+            user,
+            key,
+            time.time(),
+        )
 
     def enrol(self, session_id: int, user: str, said: Attempt) -> bool:
         """What a session is an attempt at; what was said first holds.
@@ -238,63 +244,56 @@ class TurnTable:
             "(SELECT MAX(id) FROM turns WHERE session_id = sessions.id)), created_at) AS seen "
             "FROM sessions WHERE closed_at IS NULL ORDER BY seen, id"
         )
-        return [(row["id"], row["seen"]) for row in rows]
+        return [(session, seen) for session, seen in rows]
 
     def file(self, session_id: int, trace: str, unfiled_id: int) -> None:
         """This trace's side turns in session `unfiled_id` belong to `session_id`, it turned out."""
-        with self._db.transaction() as tx:
-            tx.execute(
-                "UPDATE turns SET session_id = :to, idx = idx + 1 + (SELECT COALESCE(MAX(idx), -1) "
-                "FROM turns WHERE session_id = :to AND kind = 'side') "
-                "WHERE session_id = :unfiled AND kind = 'side' AND trace = :trace "
-                f"AND id > (SELECT MAX(id) FROM turns) - {_RECENT_TURNS}",
-                {"to": session_id, "unfiled": unfiled_id, "trace": trace},
-            )
+        self._db.write(
+            "UPDATE turns SET session_id = ?1, idx = idx + 1 + (SELECT COALESCE(MAX(idx), -1) "
+            "FROM turns WHERE session_id = ?1 AND kind = 'side') "
+            "WHERE session_id = ?2 AND kind = 'side' AND trace = ?3 "
+            f"AND id > (SELECT MAX(id) FROM turns) - {_RECENT_TURNS}",
+            session_id,
+            unfiled_id,
+            trace,
+        )
 
     @property
     def secret(self) -> bytes:
         """The key of digests, of this ledger alone."""
-        row = self._db.row("SELECT value FROM meta WHERE key = 'secret'")
-        if row is None:
-            with self._db.transaction() as tx:
-                tx.execute(
-                    "INSERT OR IGNORE INTO meta (key, value) VALUES ('secret', ?)",
-                    (secrets.token_hex(32),),
-                )
+        known = self._db.meta("secret")
+        if known is None:
+            drawn = secrets.token_hex(32)
+            self._db.write("INSERT OR IGNORE INTO meta VALUES ('secret', ?)", drawn)
             return self.secret
-        return bytes.fromhex(row["value"])
+        return bytes.fromhex(known)
 
     def first_sender(self, user: str, channel: str, digest: bytes) -> bytes:
         """Digest of who wrote directly first in a channel: this one, where nobody did before."""
-        with self._db.transaction() as tx:
-            row = tx.execute(
-                "INSERT INTO channels (user, channel, first) VALUES (?, ?, ?) ON CONFLICT "
-                "(user, channel) DO UPDATE SET first = COALESCE(first, excluded.first) "
-                "RETURNING first",
-                (user, channel, digest),
-            ).fetchone()
-        return bytes(row["first"])
+        return self._db.written(
+            "INSERT INTO channels (user, channel, first) VALUES (?, ?, ?) ON CONFLICT "
+            "(user, channel) DO UPDATE SET first = COALESCE(first, excluded.first) RETURNING first",
+            user,
+            channel,
+            digest,
+        )
 
     def forget_channels(self) -> None:
         """Forget who wrote first where: the settings name the owners."""
-        with self._db.transaction() as tx:
-            tx.execute("DELETE FROM channels")
+        self._db.write("DELETE FROM channels")
 
     def saw_stranger(self, user: str, channel: str, *, group: bool) -> None:
         """Somebody wrote in a channel who is no owner."""
-        row = self._db.row(
-            "SELECT strangers, groups FROM channels WHERE user = ? AND channel = ?", user, channel
+        self._db.write(
+            "INSERT INTO channels (user, channel, strangers, groups) VALUES (?, ?, ?, ?) "
+            "ON CONFLICT (user, channel) DO UPDATE SET "
+            "strangers = MAX(strangers, excluded.strangers), "
+            "groups = MAX(groups, excluded.groups)",
+            user,
+            channel,
+            not group,
+            group,
         )
-        if row is not None and row["groups" if group else "strangers"]:
-            return
-        with self._db.transaction() as tx:
-            tx.execute(
-                "INSERT INTO channels (user, channel, strangers, groups) VALUES (?, ?, ?, ?) "
-                "ON CONFLICT (user, channel) DO UPDATE SET "
-                "strangers = MAX(strangers, excluded.strangers), "
-                "groups = MAX(groups, excluded.groups)",
-                (user, channel, not group, group),
-            )
 
     def private_sessions(self) -> dict[tuple[str, str], Privacy]:
         """Those that are or once were private, by user and hidden name."""
@@ -320,15 +319,9 @@ class TurnTable:
         done, keeps = turn.completion, turn.keeps_tokens
         kept = done if keeps else replace(done, **_NO_TOKENS)
         raw = raw_ids(turn.prompt) if turn.packed_prompt is None else turn.packed_prompt
-        values = {
-            **{"session_id": turn.session_id, "kind": turn.kind, "kind_reason": turn.kind_reason},
-            **{"policy_version": turn.policy_version, "created_at": time.time()},
-            **{"call": turn.call, "trace": turn.trace, "fallback": turn.fallback},
-            **{"response_id": turn.response_id, "lost": turn.lost},
-            **{"request_text": turn.request_text, "reply_text": turn.reply_text},
-            "asked_by": turn.asked_by,
-            **{"client": turn.client, "voices": json.dumps(turn.voices, ensure_ascii=False)},
-            "hint_at": turn.hint_at,
+        values: dict[str, Any] = {name: getattr(turn, name) for name in _AS_IT_IS} | {
+            "created_at": time.time(),
+            "voices": json.dumps(turn.voices, ensure_ascii=False),
             "prompt_tokens": len(turn.prompt),
             "completion_tokens": len(done.tokens),
             "cached_tokens": done.cached_tokens,
@@ -350,7 +343,8 @@ class TurnTable:
             because = turn.untrained_because or _over(tx, turn)
             values |= {"untrained_because": because, "settled": because is not None}
             values["blocks"], values["prompt"] = store(tx, raw if keeps else b"", known)
-            turn_id = int(tx.execute(_INSERT, values).lastrowid or 0)
+            values["idx"] = tx.execute(_NEXT_INDEX, (turn.session_id, turn.kind)).fetchone()[0]
+            turn_id = insert(tx, "turns", values)
             if bill is not None:
                 write(tx, bill, turn_id=turn_id)
         self._blocks, self._changes = known, changes
@@ -368,7 +362,9 @@ class TurnTable:
             "SELECT id, history, reply_digest, settled, turn_id IS NOT NULL AS followed "
             "FROM turns LEFT JOIN next_states ON next_states.turn_id = id "
             "WHERE session_id = ? AND kind = ? ORDER BY idx DESC LIMIT ?",
-            *(session_id, kind, most),
+            session_id,
+            kind,
+            most,
         )
         return [
             LastTurn(
@@ -384,17 +380,18 @@ class TurnTable:
     def add_next_state(self, turn_id: int, state: NextState) -> bool:
         """Attach what arrived after a turn. False: it had one, and the first one stays; or its
         words are gone, or are to go."""
-        with self._db.transaction() as tx:
-            cursor = tx.execute(
-                "INSERT OR IGNORE INTO next_states (turn_id, role, text, beside, created_at) "
-                "SELECT id, ?, ?, ?, ? FROM turns WHERE id = ? AND blanked IS NULL "
-                f"AND untrained_because IS NOT ? AND NOT {IS_BEING_FORGOTTEN}",
-                (
-                    *(state.role, state.text, json.dumps(state.beside), time.time()),
-                    *(turn_id, NOT_UNDERSTOOD),
-                ),
-            )
-        return cursor.rowcount == 1
+        written = self._db.write(
+            "INSERT OR IGNORE INTO next_states (turn_id, role, text, beside, created_at) "
+            "SELECT id, ?, ?, ?, ? FROM turns WHERE id = ? AND blanked IS NULL "
+            f"AND untrained_because IS NOT ? AND NOT {IS_BEING_FORGOTTEN}",
+            state.role,
+            state.text,
+            json.dumps(state.beside),
+            time.time(),
+            turn_id,
+            NOT_UNDERSTOOD,
+        )
+        return written == 1
 
     def get(self, turn_id: int) -> Turn:
         row = self._db.row(
@@ -412,7 +409,8 @@ class TurnTable:
         row = self._db.row(
             "SELECT turns.id, key FROM turns JOIN sessions ON sessions.id = session_id "
             "WHERE response_id = ? AND user = ? AND kind = 'main' ORDER BY turns.id LIMIT 1",
-            *(response_id, user),
+            response_id,
+            user,
         )
         return None if row is None else (row["id"], row["key"])
 
@@ -423,11 +421,10 @@ class TurnTable:
     def judgeable(self) -> list[int]:
         """Turns with a next state, or judged without one, or ended by the outcome of their episode,
         that are neither samples nor refused yet, oldest first."""
-        rows = self._db.rows(
-            # From the open turns to their next states, of which there are far more.
+        # From the open turns to their next states, of which there are far more.
+        return self._db.column(
             f"SELECT id FROM turns WHERE settled = 0 AND {JUDGEABLE} ORDER BY id"
         )
-        return [row["id"] for row in rows]
 
     def is_open(self, turn_id: int) -> bool:
         """Whether there is such a turn, and it is neither a sample nor refused yet."""
@@ -436,21 +433,19 @@ class TurnTable:
     def stop_waiting(self, turn_id: int) -> None:
         """Refuse a turn behind which nobody knows who spoke, where nothing was said of it before:
         no later message is about it any more."""
-        with self._db.transaction() as tx:
-            tx.execute(
-                "UPDATE turns SET settled = 1, untrained_because = ? WHERE id = ? AND settled = 0 "
-                "AND NOT EXISTS (SELECT 1 FROM next_states WHERE turn_id = turns.id) "
-                "AND NOT EXISTS (SELECT 1 FROM verdicts WHERE turn_id = turns.id)",
-                (NOT_UNDERSTOOD, turn_id),
-            )
+        self._db.write(
+            "UPDATE turns SET settled = 1, untrained_because = ? WHERE id = ? AND settled = 0 "
+            "AND NOT EXISTS (SELECT 1 FROM next_states WHERE turn_id = turns.id) "
+            "AND NOT EXISTS (SELECT 1 FROM verdicts WHERE turn_id = turns.id)",
+            NOT_UNDERSTOOD,
+            turn_id,
+        )
 
     def refuse(self, turn_id: int, reason: str) -> None:
         """This turn will not be trained, and why."""
-        with self._db.transaction() as tx:
-            tx.execute(
-                "UPDATE turns SET settled = 1, untrained_because = ? WHERE id = ?",
-                (reason, turn_id),
-            )
+        self._db.write(
+            "UPDATE turns SET settled = 1, untrained_because = ? WHERE id = ?", reason, turn_id
+        )
 
 
 def state_of(row: sqlite3.Row) -> NextState:

@@ -16,12 +16,12 @@ import json
 import sqlite3
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tinker_claw.errors import LedgerError, UndoError, WithdrawnError
 from tinker_claw.ledger.codec import pack_floats
-from tinker_claw.ledger.database import Database, Rows
+from tinker_claw.ledger.database import Database, Rows, insert, set_meta
 from tinker_claw.ledger.turns import reopen
 from tinker_claw.types import PolicyVersion
 
@@ -33,6 +33,7 @@ _GUARDED_FROM = "guarded from turn"
 """Keys in `meta`."""
 LEFT_OPEN = "it could not be closed when it ended"
 """Why a step of this process is void."""
+_VERSION = "SELECT id, parent, step, state_ref, sampler_ref FROM versions"
 _WITHDRAWN = "what it trained on was forgotten meanwhile"
 
 
@@ -98,20 +99,24 @@ def gate_of(step: Mapping[str, Any]) -> dict[str, Any] | None:
     told = step["error"] if refused else _warning(number, known)
     well = f"v{number} has lost nothing that matters, by {known.get('asked', 0)} questions"
     return {
-        **{"step": step["id"], "version": number, "refused": refused, "well": told is None},
-        **{"told": told or well, "losses": known.get("losses", {})},
+        "step": step["id"],
+        "version": number,
+        "refused": refused,
+        "well": told is None,
+        "told": told or well,
+        "losses": known.get("losses", {}),
     }
 
 
 def read_line(rows: Rows) -> Line:
     """The line as it is now."""
-    parents = {row[0]: row[1] for row in rows.rows("SELECT id, parent FROM versions")}
-    void = rows.rows("SELECT version FROM steps WHERE status = 'void' AND version IS NOT NULL")
+    parents = rows.pairs("SELECT id, parent FROM versions")
+    void = rows.column("SELECT version FROM steps WHERE status = 'void' AND version IS NOT NULL")
     live, at = set[int](), max(parents, default=None)
     while at is not None:
         live.add(at)
         at = parents[at]
-    return Line(parents, frozenset(live), frozenset(row[0] for row in void) - live)
+    return Line(parents, frozenset(live), frozenset(void) - live)
 
 
 def expire_left_behind(tx: sqlite3.Connection, line: Line) -> int:
@@ -163,8 +168,8 @@ def read_versions(rows: Rows) -> list[dict[str, Any]]:
 
 def read_version(rows: Rows, version_id: int) -> PolicyVersion | None:
     """None: there is no such version."""
-    row = rows.row("SELECT * FROM versions WHERE id = ?", version_id)
-    return None if row is None else _version(row)
+    row = rows.row(f"{_VERSION} WHERE id = ?", version_id)
+    return PolicyVersion(**row) if row else None
 
 
 class Pin:
@@ -202,11 +207,8 @@ class Pin:
         if half:
             self.check_half(version_id)
         with self._db.transaction() as tx:
-            _end_pin(tx)
-            tx.execute("INSERT INTO meta VALUES (?, ?)", (_PINNED, str(version_id)))
-            if half:
-                newest = "INSERT INTO meta SELECT ?, COALESCE(MAX(id), 0) FROM turns"
-                tx.execute(newest, (_HALF,))
+            set_meta(tx, _PINNED, str(version_id))
+            set_meta(tx, _HALF, _newest_turn(tx) if half else None)
 
     def end(self) -> None:
         with self._db.transaction() as tx:
@@ -227,7 +229,7 @@ class Hold:
     @property
     def ruling(self) -> str | None:
         """What is still to be done because of it; None: nothing, or all is done."""
-        return self._db.one("SELECT value FROM meta WHERE key = ?", _RULING)
+        return self._db.meta(_RULING)
 
     def because(self, reason: str, ruling: str | None = None, alarm: str | None = None) -> None:
         """
@@ -238,43 +240,46 @@ class Hold:
         with self._db.transaction() as tx:
             _hold(tx, reason, ruling)
             if alarm is not None:
-                tx.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_ALARM, alarm))
+                set_meta(tx, _ALARM, alarm)
 
     def is_carried_out(self) -> None:
         """What it ruled is done, or cannot be."""
-        with self._db.transaction() as tx:
-            tx.execute("DELETE FROM meta WHERE key = ?", (_RULING,))
+        self._db.write("DELETE FROM meta WHERE key = ?", _RULING)
 
     @property
     def guarded_from(self) -> int:
         """The newest turn when a rollback last said from where to go on: what was before it is no
         measure of what came later. 0: there was no rollback."""
-        return int(self._db.one("SELECT value FROM meta WHERE key = ?", _GUARDED_FROM) or 0)
+        return int(self._db.meta(_GUARDED_FROM) or 0)
 
 
 def held(rows: Rows) -> str | None:
     """Why learning is held; None: it is not."""
-    return rows.one("SELECT value FROM meta WHERE key = ?", _HELD)
+    return rows.meta(_HELD)
 
 
 def _hold(tx: sqlite3.Connection, reason: str | None, ruling: str | None = None) -> None:
-    for key, value in ((_HELD, reason), (_RULING, ruling)):
-        tx.execute("DELETE FROM meta WHERE key = ?", (key,))
-        if value is not None:
-            tx.execute("INSERT INTO meta VALUES (?, ?)", (key, value))
+    set_meta(tx, _HELD, reason)
+    set_meta(tx, _RULING, ruling)
 
 
 def pinned(rows: Rows) -> int | None:
     """The version that was pinned; None: the newest answers."""
-    value = rows.one("SELECT value FROM meta WHERE key = ?", _PINNED)
-    return None if value is None else int(value)
+    return _number(rows.meta(_PINNED))
 
 
 def compared_from(rows: Rows) -> int | None:
     """The newest turn when the pinned version began to answer one session in two; None: it answers
     all, or none is pinned."""
-    value = rows.one("SELECT value FROM meta WHERE key = ?", _HALF)
+    return _number(rows.meta(_HALF))
+
+
+def _number(value: str | None) -> int | None:
     return None if value is None else int(value)
+
+
+def _newest_turn(tx: sqlite3.Connection) -> str:
+    return str(tx.execute("SELECT COALESCE(MAX(id), 0) FROM turns").fetchone()[0])
 
 
 def _end_pin(tx: sqlite3.Connection) -> None:
@@ -298,8 +303,8 @@ class StepTable:
         return read_version(self._db, version_id)
 
     def _one(self, which: str) -> PolicyVersion | None:
-        row = self._db.row(f"SELECT * FROM versions {which}")
-        return None if row is None else _version(row)
+        row = self._db.row(f"{_VERSION} {which}")
+        return PolicyVersion(**row) if row else None
 
     def add_first_version(self, *, state_ref: str, sampler_ref: str) -> PolicyVersion:
         """Version 0: the base with an adapter that changes nothing yet."""
@@ -312,11 +317,8 @@ class StepTable:
         One step at a time: `void_unfinished` first closes what was left open.
         """
         with self._db.transaction() as tx:
-            cursor = tx.execute(
-                "INSERT INTO steps (status, parent, created_at) VALUES ('intent', ?, ?)",
-                (parent, time.time()),
-            )
-            step_id = int(cursor.lastrowid or 0)
+            begun = {"status": "intent", "parent": parent, "created_at": time.time()}
+            step_id = insert(tx, "steps", begun)
             tx.executemany(
                 "INSERT INTO step_samples (step_id, sample_id) VALUES (?, ?)",
                 [(step_id, sample_id) for sample_id in sample_ids],
@@ -402,11 +404,7 @@ class StepTable:
         `outage`: the service was away, which says nothing about the samples.
         """
         with self._db.transaction() as tx:
-            tx.execute(
-                "UPDATE steps SET status = 'void', error = ?, outage = ?, finished_at = ? "
-                "WHERE id = ? AND status = 'intent'",
-                (error, outage, time.time(), step_id),
-            )
+            _void(tx, error, json.dumps([step_id]), outage=outage)
             _hear(tx)
 
     def void_unfinished(
@@ -417,21 +415,16 @@ class StepTable:
         How they ended says nothing about the samples in hand.
         """
         with self._db.transaction() as tx:
-            void = tx.execute("SELECT id FROM steps WHERE status = 'intent'").fetchall()
-            tx.execute(
-                "UPDATE steps SET status = 'void', error = ?, outage = 1, finished_at = ? "
-                "WHERE status = 'intent'",
-                (why, time.time()),
-            )
+            void = self._db.column("SELECT id FROM steps WHERE status = 'intent'")
+            _void(tx, why, json.dumps(void))
             _hear(tx)
-        return [row["id"] for row in void]
+        return void
 
     def unsaved(self, saved: PolicyVersion) -> list[int]:
         """The committed steps after `saved`: their weights are gone."""
-        rows = self._db.rows(
+        return self._db.column(
             "SELECT id FROM steps WHERE status = 'committed' AND version > ?", saved.id
         )
-        return [row["id"] for row in rows]
 
     def restart_from(
         self, saved: PolicyVersion, *, sampler_ref: str | None = None
@@ -471,10 +464,7 @@ class StepTable:
         with self._db.transaction() as tx:
             _end_pin(tx)
             _hold(tx, because)
-            tx.execute(
-                "INSERT OR REPLACE INTO meta SELECT ?, COALESCE(MAX(id), 0) FROM turns",
-                (_GUARDED_FROM,),
-            )
+            set_meta(tx, _GUARDED_FROM, _newest_turn(tx))
             version = _insert_version(
                 tx, parent=to.id, step=to.step, state_ref=to.state_ref, ref=to.sampler_ref
             )
@@ -483,8 +473,7 @@ class StepTable:
 
     def save(self, version: PolicyVersion, state_ref: str) -> PolicyVersion:
         """The state of a version has been saved after all."""
-        with self._db.transaction() as tx:
-            tx.execute("UPDATE versions SET state_ref = ? WHERE id = ?", (state_ref, version.id))
+        self._db.write("UPDATE versions SET state_ref = ? WHERE id = ?", state_ref, version.id)
         return replace(version, state_ref=state_ref)
 
     def replies(self, after: int, most: int) -> list[tuple[int, dict[str, Any]]]:
@@ -513,7 +502,8 @@ class StepTable:
             "json_extract(metrics, '$.answers') AS answers FROM line "
             "JOIN steps ON steps.version = line.id WHERE status = 'committed' "
             "AND json_extract(metrics, '$.gate') IS NOT NULL ORDER BY n",
-            *(version, most),
+            version,
+            most,
         )
         found = list[Gated]()
         for row in rows:
@@ -524,42 +514,49 @@ class StepTable:
 
     def void_lately(self, because: str) -> list[str]:
         """Why steps from the newest version on are void, of those reasons that begin so."""
-        rows = self._db.rows(
+        return self._db.column(
             "SELECT error FROM steps WHERE status = 'void' AND substr(error, 1, ?) = ? "
             "AND parent = (SELECT MAX(id) FROM versions) ORDER BY id",
             len(because),
             because,
         )
-        return [row["error"] for row in rows]
 
     def failures(self, sample_ids: Sequence[int]) -> int:
         """How many steps with exactly these samples failed, outages left out."""
-        marks = ", ".join("?" for _ in sample_ids)
-        rows = self._db.rows(
-            "SELECT step_id FROM step_samples JOIN steps ON steps.id = step_id "
-            "WHERE status = 'void' AND outage = 0 GROUP BY step_id "
-            f"HAVING SUM(sample_id IN ({marks})) = ? AND COUNT(*) = ?",
-            *sample_ids,
-            len(sample_ids),
+        return self._db.one(
+            "SELECT COUNT(*) FROM (SELECT step_id FROM step_samples JOIN steps "
+            "ON steps.id = step_id WHERE status = 'void' AND outage = 0 GROUP BY step_id "
+            "HAVING COUNT(*) = ?2 AND "
+            "SUM(sample_id IN (SELECT value FROM json_each(?1))) = ?2)",
+            json.dumps(sample_ids),
             len(sample_ids),
         )
-        return len(rows)
-
-    def counts(self) -> dict[str, int]:
-        counts: dict[str, int] = dict.fromkeys(("intent", "committed", "void"), 0)
-        for row in self._db.rows("SELECT status, COUNT(*) AS n FROM steps GROUP BY status"):
-            counts[row["status"]] = row["n"]
-        return counts
 
 
 def withdraw_from_step(tx: sqlite3.Connection, turn_ids: Sequence[int]) -> None:
     """The step in hand comes to nothing if it trains one of these turns."""
+    _void(
+        tx,
+        _WITHDRAWN,
+        json.dumps(turn_ids),
+        "SELECT step_samples.step_id FROM step_samples JOIN samples ON samples.id = sample_id "
+        "JOIN json_each(?4) AS these ON these.value = turn_id",
+    )
+
+
+def _void(
+    tx: sqlite3.Connection,
+    error: str,
+    these: str,
+    steps: str = "SELECT value FROM json_each(?4)",
+    *,
+    outage: bool = True,
+) -> None:
+    """Void the steps that are open of those that `steps` selects by `these`, a JSON array."""
     tx.execute(
-        "UPDATE steps SET status = 'void', error = ?, outage = 1, finished_at = ? "
-        "WHERE status = 'intent' AND id IN (SELECT step_samples.step_id FROM step_samples "
-        "JOIN samples ON samples.id = sample_id "
-        "JOIN json_each(?) AS these ON these.value = turn_id)",
-        (_WITHDRAWN, time.time(), json.dumps(turn_ids)),
+        "UPDATE steps SET status = 'void', error = ?1, outage = ?2, finished_at = ?3 "
+        f"WHERE status = 'intent' AND id IN ({steps})",
+        (error, outage, time.time(), these),
     )
 
 
@@ -580,14 +577,6 @@ def _insert_version(
     tx: sqlite3.Connection, *, parent: int | None, step: int, state_ref: str | None, ref: str
 ) -> PolicyVersion:
     next_id = tx.execute("SELECT COALESCE(MAX(id) + 1, 0) FROM versions").fetchone()[0]
-    tx.execute(
-        "INSERT INTO versions (id, parent, step, state_ref, sampler_ref, created_at) "
-        "VALUES (?, ?, ?, ?, ?, ?)",
-        (next_id, parent, step, state_ref, ref, time.time()),
-    )
-    return PolicyVersion(id=next_id, parent=parent, step=step, state_ref=state_ref, sampler_ref=ref)
-
-
-def _version(row: sqlite3.Row) -> PolicyVersion:
-    names = ("id", "parent", "step", "state_ref", "sampler_ref")
-    return PolicyVersion(*(row[name] for name in names))
+    version = PolicyVersion(next_id, parent, step, state_ref, ref)
+    insert(tx, "versions", asdict(version) | {"created_at": time.time()})
+    return version

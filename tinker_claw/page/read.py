@@ -24,7 +24,6 @@ from tinker_claw.insight import (
 from tinker_claw.learner.gate import FIGURES
 from tinker_claw.ledger.database import Rows
 from tinker_claw.ledger.outcome import (
-    add_outcomes,
     episodes,
     of_episode,
     outcome,
@@ -133,12 +132,9 @@ def _curves(steps: Sequence[Record]) -> Iterator[Curve]:
             yield Curve(name, about, curve(points, low=low, high=high), table)
 
 
-def read_turns(rows: Rows, wanted: Filter, training: Training) -> Record:
+def read_turns(rows: Rows, wanted: Filter) -> Record:
     """The newest turns that are wanted, newest first."""
-    found = read(rows, "turns", wanted, ROWS + 1)[::-1]
-    shown = _first_rows("turns", found, "id")
-    add_outcomes(rows, read_run(rows, training.batch_size), shown["turns"])
-    return shown
+    return _first_rows("turns", read(rows, "turns", wanted, ROWS + 1)[::-1], "id")
 
 
 def _first_rows(name: str, found: Sequence[Record], key: str) -> Record:
@@ -279,7 +275,6 @@ def read_step(rows: Rows, step_id: int) -> Record:
         "ON samples.id = sample_id WHERE step_samples.step_id = ?) ORDER BY turns.id LIMIT 200",
         step_id,
     )
-    run = read_run(rows, 1)
     return {
         "step": step,
         "gate": gate_of(step),
@@ -289,7 +284,7 @@ def read_step(rows: Rows, step_id: int) -> Record:
             for name, value in _flat(step["metrics"])
             if not name.startswith("gate ")
         ),
-        "turns": [(turn, outcome(turn, run).word) for turn in turns],
+        "turns": turns,
         "before": _answered(rows, step["parent"]),
         "after": [] if step["version"] is None else _answered(rows, step["version"]),
     }

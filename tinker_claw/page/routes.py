@@ -120,7 +120,7 @@ def create_page(deps: PageDeps) -> list[Route]:
     page, training = _Page(deps), deps.training
     visitors: Mapping[str, Serve] = {
         "": page.overview,
-        "/turns": page.shows("turns", lambda rows, _, w: read.read_turns(rows, w, training)),
+        "/turns": page.shows("turns", lambda rows, _, w: read.read_turns(rows, w)),
         "/turns/{number:row}": page.shows(
             "turn", lambda rows, n, w: read.read_one(rows, n, w.user, training, deps.decode)
         ),
@@ -328,7 +328,7 @@ class _Page:
         training, health = self._deps.training, self._deps.health()
         if not visitor.who.admin:
             wanted = Filter(user=visitor.user, kind="main")
-            found = await self._read(lambda rows: read.read_turns(rows, wanted, training))
+            found = await self._read(lambda rows: read.read_turns(rows, wanted))
             return self._html("mine", visitor, status_word=health["status"], **found)
         at, seen = self._seen
         if seen is None or monotonic() - at >= FRESH_S:

@@ -21,7 +21,7 @@ from tinker_claw.types import Reply
 
 _ASKED = {"role": "user", "content": "So?"}
 _ARGUMENTS: tuple[Mapping[str, str], ...] = ({}, {"at": "x"}, {"Zone": "y"}, {"_": "z"})
-"""Of calls that begin alike in nothing but what all calls begin with."""
+"""Arguments of calls that have nothing in common but how every call begins."""
 _TEXTS = ("So.", '{"a": 1}', "[1]")
 _THOUGHT = "Hm"
 _UNTHOUGHT: tuple[Mapping[str, str], ...] = (
@@ -35,71 +35,45 @@ _LONGEST = 40
 
 Tools = Sequence[Mapping[str, Any]]
 Reads = Callable[[Sequence[int], Sequence[int], Tools], Reply]
-"""Of ids behind a prompt with tools, the reply."""
+"""Read ids behind a prompt with tools as a reply."""
 
 
 class Beginnings:
-    """Of replies in one chat format."""
+    """What replies in one chat format begin with."""
 
     def __init__(self, plain: renderers.Renderer, tokenizer: CutTokenizer, guard: Guard) -> None:
         self._plain = plain
         self._tokenizer = tokenizer
         self._guard = guard
 
-    def of_call(self, names: Sequence[str], reads: Reads) -> tuple[int, ...] | None:
-        """Ids with which every call of one of these tools begins, without a thought before it;
-        None: this format has none."""
-        # What the first and the last one in order have in common, all between them have.
-        ends = sorted({min(names), max(names)})
+    def ids(self, names: Sequence[str], reads: Reads) -> tuple[int, ...] | None:
+        """Ids with which every such reply begins, without a thought before it; () where there is
+        nothing to begin, None where this format has none.
 
-        def meant(reply: Reply, said: Mapping[str, Any]) -> bool:
-            wanted = said["tool_calls"][0]["function"]
-            found = [(call.name, json.loads(call.arguments)) for call in reply.tool_calls]
-            return found == [(wanted["name"], json.loads(wanted["arguments"]))] and not reply.text
-
-        replies = [(_call(name, one), [_tool(name)]) for name in ends for one in _ARGUMENTS]
-        return self._of(replies, meant, reads)
-
-    def of_text(self, reads: Reads) -> tuple[int, ...] | None:
-        """Ids with which every reply begins that is text at once, () where there is nothing to
-        begin; None: this format has none."""
-
-        def meant(reply: Reply, said: Mapping[str, Any]) -> bool:
-            thought = reply.reasoning or reply.tool_calls
-            return reply.text == said["content"] and not thought
-
-        return self._of(
-            [({"role": "assistant", "content": text}, []) for text in _TEXTS], meant, reads
-        )
-
-    def _of(
-        self,
-        replies: Sequence[tuple[Mapping[str, Any], Tools]],
-        meant: Callable[[Reply, Mapping[str, Any]], bool],
-        reads: Reads,
-    ) -> tuple[int, ...] | None:
-        """
         Args:
-            replies: with the tools that are offered.
-            meant: whether a reply is read as it was said.
+            names: of the tools of which it must call one; (): it must be text at once.
         """
+        # What the first and the last one in order have in common, all between them have.
+        ends = sorted({min(names), max(names)}) if names else []
+        replies = [(_call(name, one), [_tool(name)]) for name in ends for one in _ARGUMENTS]
+        replies = replies or [({"role": "assistant", "content": text}, []) for text in _TEXTS]
         for unthought in _UNTHOUGHT:
             shown: list[Sequence[int]] = []
             for said, tools in replies:
                 try:
-                    asked = self._ids([_ASKED], tools, reply_follows=True)
-                    told = self._ids([_ASKED, {**said, **unthought}], tools)
+                    asked = self._shown([_ASKED], tools, reply_follows=True)
+                    told = self._shown([_ASKED, {**said, **unthought}], tools)
                 except UNFIT:
                     break
                 ids = self._behind(asked, told, "".join(unthought.values()))
-                if ids is None or not meant(reads(ids, asked, tools), said):
+                if ids is None or not _is_meant(reads(ids, asked, tools), said):
                     break
                 shown.append(ids)
             if len(shown) == len(replies):
                 return _common(shown)
         return None
 
-    def _ids(
+    def _shown(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Tools,
@@ -125,13 +99,21 @@ class Beginnings:
         for n in range(1, min(len(rest), _LONGEST) + 1):
             text = self._text(rest[:n])
             if text.startswith(begun):
-                return [*self._tokenizer.encoded(text[len(begun) :])[0], *rest[n:]]
+                return [*self._tokenizer.encode(text[len(begun) :]), *rest[n:]]
             if not begun.startswith(text):
                 return None
         return None
 
     def _text(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+
+
+def _is_meant(reply: Reply, said: Mapping[str, Any]) -> bool:
+    """Whether a reply is read as it was said."""
+    found = [(call.name, json.loads(call.arguments)) for call in reply.tool_calls]
+    wanted = [call["function"] for call in said.get("tool_calls", ())]
+    same = found == [(call["name"], json.loads(call["arguments"])) for call in wanted]
+    return same and reply.text == said["content"] and not reply.reasoning
 
 
 def _common(rows: Sequence[Sequence[int]]) -> tuple[int, ...]:

@@ -3,9 +3,9 @@
 Rules: a switch is set exactly as asked or refused by name. What a template does by itself is said
 by no switch, so that requests which mean the same have the same prompt.
 
-The prompt is the package's full render, id for id. What is faster (a layout, the remembered ids of
-a history) is used only with formats that passed its try-out, and a request of which it cannot tell
-exactly is rendered the plain way.
+The prompt is the package's full render, id for id. The remembered ids of a prompt's beginning are
+used only with formats that passed a try-out: what they write of a message may go by its neighbours
+and by whether a question follows, and by nothing else.
 """
 
 from __future__ import annotations
@@ -13,28 +13,21 @@ from __future__ import annotations
 import hashlib
 import marshal
 import os
-from collections.abc import Mapping, Sequence
-from itertools import islice, product
-from typing import Any, TypeAlias, cast
+import threading
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count, islice, product
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import renderers
 from renderers.base import merge_chat_template_kwargs
 
 from tinker_claw.errors import RequestError
 from tinker_claw.render.begun import Beginnings
-from tinker_claw.render.outside_text import CutTokenizer, Guard, written_tools
+from tinker_claw.render.outside_text import CutTokenizer, Guard
 from tinker_claw.render.own_template import UNFIT, OwnTemplate
-from tinker_claw.render.prompt_cache import (
-    Encoder,
-    History,
-    Keep,
-    Piece,
-    PlaceholderTokenizer,
-    Prompt,
-    PromptLayout,
-    TextPiece,
-    UnknownPlaceholder,
-)
+from tinker_claw.render.prompt_cache import NOTHING, Ids, Known, Prompt, PromptCache
 from tinker_claw.types import Message, Tokens, noted
 
 Switches: TypeAlias = tuple[tuple[str, Any], ...]
@@ -147,18 +140,10 @@ _SOUGHT = {
     "reasoning_content": "Where?",
     "tool_calls": [_CALL],
 }
-_PROBES: tuple[tuple[list[dict[str, Any]], list[dict[str, Any]]], ...] = (
-    ([_ASKED], []),
-    ([_SYSTEM, _ASKED], [_TOOL]),
-    ([_SYSTEM, _ASKED, _CALLED, *_FOUND], [_TOOL]),
-    ([_SYSTEM, _ASKED, _CALLED, *_FOUND, _SAID, _THANKED], [_TOOL]),
-    ([_SYSTEM, _ASKED, _SAID, _THANKED, _ASKED], []),
-)
-"""Conversations with everything that changes how a format puts messages together."""
-
 _TALKED = [_ASKED, _SOUGHT, _FOUND[0], _THANKED, _ASKED, _GUESSED, _SAID, _CALLED, *_FOUND, _SAID]
 _WORKED = [_ASKED, *[_SOUGHT, _FOUND[0], _THANKED] * 2, *[_SOUGHT, _FOUND[0]] * 2, _SAID, _THANKED]
-_DIVIDED: tuple[tuple[list[dict[str, Any]], list[dict[str, Any]]], ...] = (
+_PROBES: tuple[tuple[list[dict[str, Any]], list[dict[str, Any]]], ...] = (
+    ([_ASKED], []),
     ([_SYSTEM, *_TALKED, _ASKED, _SAID], [_TOOL]),
     ([_SYSTEM, *_WORKED, _SOUGHT, _FOUND[0], _THANKED], [_TOOL]),
     (_WORKED, []),
@@ -168,8 +153,40 @@ before a call in front of them, and an answer to the user behind them."""
 _MOVED = "[System message]\n\n"
 """Before the words of a system message that a user's message holds, as its format knows none where
 it stands."""
+_NUMBERS = count(-1, -1)
 _BACK = 8
 """Places at which a conversation may have gone on that are looked at, the last ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A request, and what is known of its prompt from those before it."""
+
+    messages: Sequence[Message]
+    """As the format takes them."""
+    tools: Tools | None
+    hint: int | None
+    """Index of the message at whose end a hint would go."""
+    head: int
+    """Number of system messages in front."""
+    front: bytes | None
+    """Name of the ids of these and of the tools; None: they may not be taken by themselves."""
+    in_front: Known | None
+    """These ids, where they are known."""
+    places: Sequence[tuple[int, bytes]]
+    """Where the conversation may be divided: a message's index, and the name of all between the
+    front and it."""
+    start: int
+    """The first message whose ids are not known."""
+    known: Known
+    """Ids of the messages from the head to there."""
+
+    @property
+    def size(self) -> int:
+        """How much is new, in bytes of text."""
+        first = () if self.in_front else self.messages[: self.head]
+        new = sum(noted(_digest, said)[1] for said in (*first, *self.messages[self.start :]))
+        return new if self.in_front else new + noted(_digest_of_tools, self.tools or ())[1]
 
 
 class Format:
@@ -179,7 +196,7 @@ class Format:
         self,
         tokenizer: CutTokenizer,
         guard: Guard,
-        encoder: Encoder,
+        cache: PromptCache,
         config: Any,
         switches: Any = None,
     ) -> None:
@@ -192,61 +209,128 @@ class Format:
         self.plain = renderers.create_renderer(
             cast("Any", tokenizer), config, chat_template_kwargs=switches
         )
-        self._encoder = encoder
-        self._typesetter = PlaceholderTokenizer(tokenizer, encoder)
-        self._laying: renderers.Renderer | None = None
-        self._divides: frozenset[tuple[str, str]] = frozenset()
-        self._stands_in = False
+        self._tokenizer = tokenizer
+        self._cache = cache
         self._salted = hashlib.sha256(os.urandom(32))
         name: str = cast("Any", self.plain).config.name
         self._guard = Guard(()) if name in _ENCODES_BY_ITSELF else guard
         self.beginnings = Beginnings(self.plain, tokenizer, self._guard)
         self.own: OwnTemplate | None = None
         """The tokenizer's own template, where the package has no format for the model."""
+        self._divides: frozenset[tuple[str, str]] = frozenset()
+        self._stands_in = False
+        self._texts = _Texts(tokenizer)
+        self._frames: dict[str, list[int]] = {}
+        """Texts that were met in the try-outs, most of which formats write again and again."""
+        self._ends_texts = True
+        """What a user says stands at the end of a text that is encoded as a whole."""
+        self._of_texts: renderers.Renderer | None = None
         if name == "default":
             self.own = OwnTemplate(tokenizer, config, switches)
         else:
-            self._laying = renderers.create_renderer(
-                cast("Any", self._typesetter), config, chat_template_kwargs=switches
+            self._of_texts = renderers.create_renderer(
+                cast("Any", self._texts), config, chat_template_kwargs=switches
             )
             if self._tried_out():
                 self._divides = self._tried_to_divide()
                 self._stands_in = self._tried_stand_ins()
             else:
-                self._laying = None
-        self._moves_system = self._fits(_ASKED, _SAID, _THANKED) and not self._fits(
-            *(_ASKED, _SAID, _SYSTEM, _THANKED)
-        )
+                self._of_texts = None
+        self._moves_system = False
+        fits = self._fits(_ASKED, _SAID, _THANKED)
+        self._moves_system = fits and not self._fits(_ASKED, _SAID, _SYSTEM, _THANKED)
 
-    @property
-    def lays_out(self) -> bool:
-        """Prompts cost what is new in them."""
-        return self._laying is not None
-
-    def lay_out(
-        self, messages: Sequence[Message], tools: Tools | None, hint: int | None
-    ) -> PromptLayout:
-        """The prompt, its texts not encoded yet.
+    def prompt(
+        self,
+        messages: Sequence[Message],
+        tools: Tools | None,
+        hint: int | None,
+        *,
+        remembers: bool = True,
+    ) -> Prompt:
+        """Render a request.
 
         Args:
-            hint: index of the message at whose end a hint would go.
+            hint: index of the user's message at whose end a hint would go.
+            remembers: keep the ids for the request that goes on from this one.
 
         Raises:
             RequestError: the format refuses these messages.
         """
-        messages = self._placed(messages, _head(messages))
+        return self.render(self.plan(messages, tools, hint), remembers=remembers)
+
+    def plan(
+        self, messages: Sequence[Message], tools: Tools | None, hint: int | None = None
+    ) -> Plan:
+        """Look up what is known of a request's prompt."""
+        head = _head(messages)
+        messages = self._placed(messages, head)
+        hint = hint if self._tokenizer.tells_starts else None
+        kinds, last = _kinds(messages), _last_question(messages)
+        front, in_front = None, None
+        places: list[tuple[int, bytes]] = []
+        if last is not None and "system" not in kinds[head:]:
+            digest = self._salted.copy()
+            digest.update(noted(_digest_of_tools, tools or ())[0] + _digests(messages[:head]))
+            digest.update(b"|")
+            if self._stands_in:
+                front = digest.digest()
+                in_front = self._cache.get(front)
+            # Not behind the last question: before it formats leave out what the model thought.
+            ends = (i for i in range(last, head, -1) if (kinds[i - 1], kinds[i]) in self._divides)
+            done = head
+            for end in sorted(islice(ends, _BACK)):
+                digest.update(_digests(messages[done:end]))
+                places.append((end, digest.digest()))
+                done = end
+        start, known = head, NOTHING
+        for end, name in reversed(places):
+            found = self._cache.get(name)
+            if found is not None and (hint not in range(end) or hint == found.hint):
+                start, known = end, found
+                break
+        return Plan(messages, tools, hint, head, front, in_front, places, start, known)
+
+    def render(self, plan: Plan, *, remembers: bool = True) -> Prompt:
+        """Render what is new, and put it behind what is known; see `prompt`."""
         try:
-            found = self._lay(messages, tools, hint)
-            if found is None:
-                said, offered = self._guarded(messages, tools)
-                prompt = self._render(said, offered, hint)
-                found = PromptLayout(self._encoder, prompt.tokens, {}, prompt.hint_at)
+            if self.own is not None:
+                return self.own.prompt(*self._guarded(plan.messages, plan.tools), plan.hint)
+            return self._render(plan, remembers)
         except UNFIT as error:
             raise RequestError(
                 f"The model's chat format does not take these messages: {first_line(error)}.",
                 param="messages",
             ) from error
-        return found
+
+    def _render(self, plan: Plan, remembers: bool) -> Prompt:
+        first, tools, front = plan.messages[: plan.head], plan.tools, plan.in_front
+        if plan.front is not None:
+            if front is None:
+                alone = self._rendered([*first, _THANKED], tools, None)
+                end = _first_of(alone.messages, plan.head)
+                front = Known(Ids.of(alone.ids[:end]))
+                if remembers:
+                    self._cache.keep(plan.front, front)
+            first, tools = _stand_ins(first, tools)
+        hint, known, left_out = plan.hint, plan.known, plan.start - plan.head
+        asked = hint - left_out if hint is not None and hint >= plan.start else None
+        new = self._rendered([*first, *plan.messages[plan.start :]], tools, asked)
+        cut = _first_of(new.messages, plan.head)
+        before = Ids.of(new.ids[:cut]) if front is None else front.ids
+        hint_at = known.hint_at if hint == known.hint else None
+        if new.hint_at is not None:
+            hint_at = new.hint_at + len(known.ids.tokens) - cut
+        if remembers and plan.places and plan.places[-1][0] > plan.start:
+            (until, name), instead_of = plan.places[-1], dict(plan.places).get(plan.start)
+            end = _first_of(new.messages, until - left_out)
+            ids, cut = Ids.joined([known.ids, Ids.of(new.ids[cut:end])]), end
+            known = Known(ids, hint, hint_at) if hint in range(until) else Known(ids)
+            self._cache.keep(name, known, instead_of)
+        whole = Ids.joined([before, known.ids, Ids.of(new.ids[cut:])])
+        if hint_at is not None:
+            hint_at += len(before.tokens)
+        return Prompt(whole.tokens, hint_at, whole.packed)
 
     def extend(
         self,
@@ -267,7 +351,7 @@ class Format:
             return None
         if rendered is None:
             return None
-        return Prompt(tuple(rendered.token_ids), content_end(rendered, hint))
+        return Prompt(tuple(rendered.token_ids), _content_end(rendered, hint))
 
     def _placed(self, messages: Sequence[Message], head: int) -> Sequence[Message]:
         """The messages as the format takes them: where it knows no system message behind the first
@@ -284,8 +368,8 @@ class Format:
     def _fits(self, *messages: Message) -> bool:
         """Whether the format takes these messages."""
         try:
-            self._render(messages, None, None)
-        except UNFIT:
+            self.prompt(messages, None, None, remembers=False)
+        except RequestError:
             return False
         return True
 
@@ -294,216 +378,209 @@ class Format:
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
         return self._guard.messages(messages), self._guard.tools(tools) if tools else None
 
-    def _lay(
+    def _rendered(
         self, messages: Sequence[Message], tools: Tools | None, hint: int | None
-    ) -> PromptLayout | None:
-        """None: only the plain way can tell.
+    ) -> _Rendered:
+        said, offered = self._guarded(messages, tools)
+        found = self._by_text(said, offered, hint) if self._of_texts is not None else None
+        return found or _plainly(self.plain, said, offered, hint)
 
-        Where the ids of the messages up to a place are remembered, only what is behind that place
-        is rendered, and something short in place of system messages and tools that are known.
+    def _by_text(
+        self, said: Sequence[Message], tools: Tools | None, hint: int | None
+    ) -> _Rendered | None:
+        """Encode text by text, which costs far less than what the package does for each id.
+
+        None: only the plain way can tell where the hint goes.
         """
-        laying = self._laying
-        if laying is None:
+        content: str = "" if hint is None else said[hint]["content"]
+        with self._texts.noting() as texts:
+            rendered = _render(self._of_texts, said, tools)
+        ids, messages, ends = list[int](), list[int](), list[int]()
+        for entry, at in zip(rendered.token_ids, rendered.message_indices, strict=True):
+            text = texts.get(entry)
+            if text is None:
+                new = [entry]
+                if entry < 0:  # the format keeps ids between renders
+                    self._of_texts = None
+                    return None
+            else:
+                new = self._frames.get(text) or self._tokenizer.encode(text)
+            ids += new
+            messages += [at] * len(new)
+            # Some formats strip it. Where several texts end so, it is not known which is meant.
+            if text and at == hint and text.endswith((content, content.strip())):
+                ends.append(len(ids))
+        if hint is not None and not (content.strip() and len(ends) == 1 and self._ends_texts):
             return None
-        head, kinds = _head(messages), _kinds(messages)
-        first = messages[:head]
-        digest = self._salted.copy()
-        digest.update(noted(_digest_of_tools, tools or ()) + _digests(first) + b"|")
-        front, front_digest = None, digest.digest()
-        has_front = self._stands_in and _may_stand_in(kinds, head, hint)
-        if has_front and (front := self._encoder.history(front_digest)) is not None:
-            first, tools = _stand_ins(first, tools)
-        places = self._places(messages, kinds, digest, head)
-        start, known, history = self._remembered(places, head, hint)
-        said, offered = self._guarded([*first, *messages[start:]], tools)
-        left_out = start - head
-        inside = hint is not None and head <= hint < start  # the history tells where it goes
-        told = None if hint is None or inside else hint - left_out if hint >= head else hint
-        with self._typesetter.recording(None if told is None else said[told]["content"]) as pieces:
-            rendered = laying.render(
-                cast("Any", said), add_generation_prompt=True, tools=cast("Any", offered)
-            )
-            before = [] if front is None else [self._typesetter.known(front.ids)]
-            parts = [] if history is None else [*map(self._typesetter.known, history.parts())]
-        if told is not None and _mixed(rendered, told, pieces):
-            return None
-        cut = _first_of(rendered.message_indices, head)
-        if front is None:
-            before = rendered.token_ids[:cut]
-        begin = len(before)
-        ids = [*before, *parts, *rendered.token_ids[cut:]]
-        moved = begin + len(parts) - cut
-        hint_at = content_end(rendered, told)
-        if history is not None and inside:
-            hint_at = None if history.hint_at is None else begin + 1
-        elif hint_at is not None and hint_at > cut:
-            hint_at += moved
-        keep: list[Keep] = []
-        if has_front and front is None:
-            keep.append(Keep(front_digest, 0, begin, None, None))
-        if places and places[-1][0] > start:
-            until, name = places[-1]
-            end = _first_of(rendered.message_indices, until - left_out) + moved
-            asked = hint if hint in range(head, until) else None
-            keep.append(Keep(name, begin, end, asked, known))
-        try:
-            return PromptLayout(self._encoder, ids, pieces, hint_at, keep)
-        except UnknownPlaceholder:
-            self._laying = None  # it keeps ids between renders
-            return None
-
-    def _remembered(
-        self, places: Sequence[tuple[int, bytes]], head: int, hint: int | None
-    ) -> tuple[int, bytes | None, History | None]:
-        """The longest remembered history in which the place for the hint is known: its end, its
-        digest and its ids.
-        """
-        for end, digest in reversed(places):
-            history = self._encoder.history(digest)
-            if history is not None and (hint not in range(head, end) or history.hint == hint):
-                return end, digest, history
-        return head, None, None
-
-    def _places(
-        self, messages: Sequence[Message], kinds: Sequence[str], digest: Any, head: int
-    ) -> list[tuple[int, bytes]]:
-        """Where the conversation may be divided, and digests of all that is before.
-
-        Not behind the last question: before it formats leave out what the model thought.
-
-        Args:
-            digest: of what is in front of the conversation.
-        """
-        last = _last_question(messages)
-        if not self._divides or last is None or _SYSTEM["role"] in kinds[head:]:
-            return []
-        ends = (i for i in range(last, head, -1) if (kinds[i - 1], kinds[i]) in self._divides)
-        places: list[tuple[int, bytes]] = []
-        done = head
-        for end in sorted(islice(ends, _BACK)):
-            digest.update(_digests(messages[done:end]))
-            places.append((end, digest.digest()))
-            done = end
-        return places
-
-    def _render(self, messages: Sequence[Message], tools: Tools | None, hint: int | None) -> Prompt:
-        if self.own is not None:
-            return self.own.prompt(messages, tools, hint)
-        said: Any = messages
-        rendered = self.plain.render(said, tools=cast("Any", tools), add_generation_prompt=True)
-        return Prompt(tuple(rendered.token_ids), content_end(rendered, hint))
+        return _Rendered(ids, messages, ends[0] if ends else None)
 
     def _tried_out(self) -> bool:
-        """Whether a layout gives what a plain render gives, wherever the format takes the probe."""
-        agreed = 0
+        """Whether text by text gives what a plain render gives, wherever the format takes it.
+
+        Finds out, too, whether what a user says ends a text.
+        """
+        told = list[bool]()
         for messages, tools in _PROBES:
-            hint = _last_question(messages)
+            hint, said = _last_question(messages), self._guarded(messages, tools)
             try:
-                expected = self._render(*self._guarded(messages, tools), hint)
+                expected = _plainly(self.plain, *said, hint)
             except UNFIT:
                 continue
             try:
-                found = self._lay(messages, tools, hint)
-            except (*UNFIT, AssertionError, NotImplementedError):
+                found, hinted = self._by_text(*said, None), self._by_text(*said, hint)
+            except (*UNFIT, AssertionError):
                 return False
-            if found is not None and found.prompt() != expected:
+            if found is None or found.ids != expected.ids:
                 return False
-            agreed += found is not None
-        return agreed > 0
+            if hinted is not None:
+                told.append(hinted.hint_at == expected.hint_at)
+        self._ends_texts = bool(told) and all(told)
+        return True
 
     def _tried_to_divide(self) -> frozenset[tuple[str, str]]:
         """Kinds of neighbours between which a conversation may be divided.
 
-        That is where the ids of all before are those that it had when a question stood there, and
-        the ids of all behind are those that it has without what was before.
+        That is where the ids of all before are those that they were when a question stood there,
+        and the ids of all behind are those that they are without what was before.
         """
         good, bad = set[tuple[str, str]](), set[tuple[str, str]]()
-        for messages, tools in _DIVIDED:
+        for messages, tools in _PROBES:
             head, kinds = _head(messages), _kinds(messages)
             try:
-                whole = self._attributed(messages, tools, range(len(messages)))
+                whole = self._seen(messages, tools)
             except UNFIT:
                 return frozenset()
             for at in range(head + 1, (_last_question(messages) or 0) + 1):
                 if kinds[at] == "tool":  # it belongs to the call
                     continue
                 try:
-                    asked = [*messages[:at], _THANKED]
-                    before = self._attributed(asked, tools, range(len(asked)))
-                    places = [*range(head), *range(at, len(messages))]
-                    behind = self._attributed([messages[i] for i in places], tools, places)
+                    before = self._seen([*messages[:at], _THANKED], tools)
+                    rest = [*messages[:head], *messages[at:]]
+                    behind = self._seen(rest, tools, head, left_out=at - head)
                 except UNFIT:
                     before = behind = []
-                begin, end = (_first_of([i for i, *_ in before], place) for place in (head, at))
-                cut = _first_of([i for i, *_ in behind], at)
-                same = [*behind[:cut], *before[begin:end], *behind[cut:]] == whole
+                cut = _cut(behind, at)
+                between = before[_cut(before, head) : _cut(before, at)]
+                same = [*behind[:cut], *between, *behind[cut:]] == whole
                 (good if same else bad).add((kinds[at - 1], kinds[at]))
         return frozenset(good - bad)
 
     def _tried_stand_ins(self) -> bool:
         """Whether system messages and tools change nothing behind them but by being there, and
         nothing behind changes them."""
-
-        def cut(head: Sequence[Message], said: Sequence[Message], tools: Tools | None) -> list[Any]:
-            found = self._attributed([*head, *said], tools or [], range(len(head) + len(said)))
-            at = _first_of([place for place, *_ in found], len(head))
-            return [found[:at], found[at:]]
-
         heads: tuple[list[dict[str, Any]], ...] = ([], [_SYSTEM], [_SYSTEM, _SYSTEM])
-        tried = 0
         for head, tools, said in product(heads, ([], [_TOOL]), (_TALKED, _WORKED, [_ASKED])):
             try:
-                front, behind = cut(head, said, tools)
+                whole = self._seen([*head, *said], tools)
             except UNFIT:
                 continue
+            short, few = _stand_ins(head, tools)
             try:
-                short, few = _stand_ins(head, tools)
-                if cut(head, [_THANKED], tools)[0] != front or cut(short, said, few)[1] != behind:
-                    return False
+                front, behind = (
+                    self._seen([*head, _THANKED], tools),
+                    self._seen([*short, *said], few),
+                )
             except UNFIT:
                 return False
-            tried += 1
-        return tried > 0
+            at = len(head)
+            if [*front[: _cut(front, at)], *behind[_cut(behind, at) :]] != whole:
+                return False
+        return True
 
-    def _attributed(
-        self, messages: Sequence[Message], tools: Tools, places: Sequence[int]
-    ) -> list[tuple[int, int | Piece, bool]]:
-        """Of each id or placeholder: the message's place, what it stands for, if it is content."""
-        assert self._laying is not None
-        with self._typesetter.recording(str(_THANKED["content"])) as pieces:
-            rendered = self._laying.render(
-                cast("Any", messages), add_generation_prompt=True, tools=cast("Any", tools)
-            )
+    def _seen(
+        self,
+        messages: Sequence[Message],
+        tools: Tools | None,
+        head: int = 0,
+        *,
+        left_out: int = 0,
+    ) -> list[tuple[int, int | str]]:
+        """What is rendered, ids and texts, and the index of the message that each belongs to.
+
+        Args:
+            left_out: so many messages would stand behind the first `head` ones.
+        """
+        with self._texts.noting() as texts:
+            rendered = _render(self._of_texts, messages, tools)
+        self._frames |= {text: self._tokenizer.encode(text) for text in texts.values()}
         return [
-            (places[at] if at >= 0 else at, pieces.get(entry, entry), content)
-            for at, entry, content in zip(
-                rendered.message_indices,
-                rendered.token_ids,
-                rendered.is_content or [False] * len(rendered.token_ids),
-                strict=True,
-            )
+            (at + left_out if at >= head else at, texts.get(entry, entry))
+            for at, entry in zip(rendered.message_indices, rendered.token_ids, strict=True)
         ]
 
 
+class _Texts(threading.local):
+    """A tokenizer that notes the texts it is asked to encode, and hands out a negative number
+    instead of their ids, none of them twice. Each thread has notes of its own."""
+
+    def __init__(self, tokenizer: CutTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._notes: dict[int, str] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    @contextmanager
+    def noting(self) -> Generator[Mapping[int, str]]:
+        """Take notes, and yield them by number."""
+        self._notes = {}
+        try:
+            yield self._notes
+        finally:
+            self._notes = None
+
+    def encode(self, text: str, **options: Any) -> list[int]:
+        if self._notes is None:
+            return self._tokenizer.encode(text)
+        number = next(_NUMBERS)
+        self._notes[number] = text
+        return [number] if text else []
+
+    def __call__(self, text: str, **options: Any) -> dict[str, Any]:
+        return {"input_ids": self.encode(text), "offset_mapping": [(0, len(text))]}
+
+
+class _Rendered(NamedTuple):
+    """Ids of a prompt, for each the index of its message, and where a hint goes."""
+
+    ids: Sequence[int]
+    messages: Sequence[int]
+    hint_at: int | None
+
+
+def _plainly(
+    chat: renderers.Renderer, said: Sequence[Message], tools: Tools | None, hint: int | None
+) -> _Rendered:
+    found = _render(chat, said, tools)
+    return _Rendered(found.token_ids, found.message_indices, _content_end(found, hint))
+
+
+def _render(
+    chat: renderers.Renderer | None, said: Sequence[Message], tools: Tools | None
+) -> renderers.RenderedTokens:
+    assert chat is not None
+    return chat.render(cast("Any", said), tools=cast("Any", tools), add_generation_prompt=True)
+
+
 def _digests(messages: Sequence[Message]) -> bytes:
-    """Of all that the messages say, one after the other: parts in a row are what the whole is."""
-    return b"".join([noted(_digest, message) for message in messages])
+    """All that the messages say, one after the other: parts in a row are what the whole is."""
+    return b"".join([noted(_digest, message)[0] for message in messages])
 
 
-def _digest(message: Message) -> bytes:
+def _digest(message: Message) -> tuple[bytes, int]:
     said = message.get("content")
     # It may be a str that knows its parts, which marshal does not write.
-    plain = {**message, "content": str(said)} if isinstance(said, str) else dict(message)
-    return hashlib.sha256(marshal.dumps(plain, 2)).digest()
+    return _digested({**message, "content": str(said)} if isinstance(said, str) else dict(message))
 
 
-def _digest_of_tools(tools: Tools) -> bytes:
-    return hashlib.sha256(noted(written_tools, tools)).digest()
+def _digest_of_tools(tools: Tools) -> tuple[bytes, int]:
+    return _digested(list(tools))
 
 
-def _may_stand_in(kinds: Sequence[str], head: int, hint: int | None) -> bool:
-    """Whether what is in front of a conversation stands there alone."""
-    return head < len(kinds) and "system" not in kinds[head:] and hint not in range(head)
+def _digested(told: Any) -> tuple[bytes, int]:
+    """A digest of something, and how large it is in bytes."""
+    written = marshal.dumps(told, 2)
+    return hashlib.sha256(written).digest(), len(written)
 
 
 def _stand_ins(
@@ -533,12 +610,16 @@ def _last_question(messages: Sequence[Message]) -> int | None:
     return None
 
 
+def _cut(seen: Sequence[tuple[int, int | str]], message: int) -> int:
+    return _first_of([at for at, _ in seen], message)
+
+
 def _first_of(messages: Sequence[int], message: int) -> int:
     """Index of the first id of this message or a later one; `messages`: of each id its message."""
     return next((i for i, at in enumerate(messages) if at >= message), len(messages))
 
 
-def content_end(rendered: renderers.RenderedTokens, message: int | None) -> int | None:
+def _content_end(rendered: renderers.RenderedTokens, message: int | None) -> int | None:
     """Index behind the last content token of a message; None without exact attribution."""
     if message is None or not rendered.is_content:
         return None
@@ -550,11 +631,3 @@ def content_end(rendered: renderers.RenderedTokens, message: int | None) -> int 
 
 def first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-
-
-def _mixed(rendered: renderers.RenderedTokens, message: int, pieces: Mapping[int, Piece]) -> bool:
-    """Whether a placeholder of the message stands for content and frame at once."""
-    return any(
-        at == message and isinstance(piece := pieces.get(entry), TextPiece) and piece.mixed
-        for entry, at in zip(rendered.token_ids, rendered.message_indices, strict=True)
-    )

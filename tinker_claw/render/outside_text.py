@@ -8,24 +8,22 @@ decoding gives the text back. A text that spells none is not touched, and has th
 from __future__ import annotations
 
 import json
-import marshal
+import os
 import re
-from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, cast
-
-from cachetools import LRUCache
+from typing import Any, TypeAlias, cast
 
 from tinker_claw.render.tokenizer import load_fast
 from tinker_claw.types import Tool, noted
+
+_Encoded: TypeAlias = tuple[list[int], list[tuple[int, int]]]
+"""Ids of a text, and where each begins and ends in it; [] where nobody asks."""
 
 CUT = "\udc00"
 """Half a surrogate pair: the one sign that no text from outside can hold. Formats carry it through,
 and `CutTokenizer` leaves it out."""
 
-_TOOL_SETS = 32
-"""Sets of tools that are remembered: one for each surface of each agent."""
 # Of a tool's schema, which formats look up by name.
 _STRUCTURE = frozenset(
     {"type", "function", "name", "description", "parameters", "properties", "required", "items"}
@@ -44,8 +42,7 @@ class Guard:
     def __init__(self, added: Iterable[str]) -> None:
         """`added`: the added tokens' texts."""
         marks = {token for token in added if len(token) > 1 and token.strip(" \t\r\n▁")}
-        self._mark = re.compile(_shortest_of(marks)) if marks else None
-        self._tools = LRUCache[bytes, list[dict[str, Any]]](_TOOL_SETS)
+        self._mark = re.compile(_shortest_of(marks) if marks else "(?!)")
         # Some formats put a key of a schema between brackets.
         self._bracketed = {t.strip("<>").removeprefix("/") for t in marks if t[0] + t[-1] == "<>"}
         self._bracketed |= {f"/{key}" for key in self._bracketed}
@@ -59,9 +56,7 @@ class Guard:
         """
         if CUT in text:
             raise ValueError("half a surrogate pair is no text")
-        found = self._mark.search(text) if self._mark else None
-        if self._mark is None or found is None:
-            return text
+        found = self._mark.search(text)
         pieces: list[str] = []
         done = 0
         while found:
@@ -80,17 +75,12 @@ class Guard:
             for message in messages
         ]
 
-    def tools(self, tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    def tools(self, tools: Sequence[Tool]) -> list[dict[str, Any]]:
         """Every text of the schemas, keys among them.
 
-        An agent sends the same schemas with every request: the last sets are remembered, and what
-        is returned must not be changed.
+        An agent sends the same schemas with every request: what is returned must not be changed.
         """
-        key = noted(written_tools, tools)
-        guarded = self._tools.get(key)
-        if guarded is None:
-            guarded = self._tools[key] = [self._value(tool) for tool in tools]
-        return guarded
+        return noted(self._value, tools)
 
     def _value(self, value: Any, key: str = "") -> Any:
         if isinstance(value, str):
@@ -121,16 +111,11 @@ class Guard:
     def _is_cut_short(self, read: Any) -> bool:
         """Whether an added token is in what was read of a text that had its cuts."""
         if isinstance(read, str):
-            return bool(self._mark and self._mark.search(read))
+            return bool(self._mark.search(read))
         if isinstance(read, dict):
             entries = cast("dict[str, Any]", read)
             return any(map(self._is_cut_short, [*entries, *entries.values()]))
         return isinstance(read, list) and any(map(self._is_cut_short, cast("list[Any]", read)))
-
-
-def written_tools(tools: Sequence[Tool]) -> bytes:
-    """All that the tools say."""
-    return marshal.dumps(list(tools), 2)
 
 
 def _shortest_of(words: Iterable[str]) -> str:
@@ -159,6 +144,8 @@ class CutTokenizer:
         self._tokenizer = tokenizer
         self.tells_starts = bool(getattr(tokenizer, "is_fast", False))
         self._fast: Callable[[str], list[int]] | None = None
+        # Texts come one at a time: there is nothing that its own threads could share.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
     def quicken(self, met: Sequence[str]) -> None:
         """From now on a faster way to the same ids, where there is one for this tokenizer.
@@ -171,69 +158,55 @@ class CutTokenizer:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tokenizer, name)
 
-    def encode(self, text: str, *args: Any, **options: Any) -> list[int]:
-        if CUT not in text:
-            return self._tokenizer.encode(text, *args, **options)
-        return self.encoded(text)[0]
+    def encode(self, text: str, **options: Any) -> list[int]:
+        """Ids of a text, no special token added."""
+        return [i for ids, _ in self._pieces(text, with_places=False) for i in ids]
 
-    def __call__(self, text: str, *args: Any, **options: Any) -> Any:
-        if CUT not in text or not options.get("return_offsets_mapping"):
-            return self._tokenizer(text, *args, **options)
+    def __call__(self, text: str, **options: Any) -> dict[str, Any]:
+        """Ids of a text, and for each the place of its first character and that behind its last."""
         if not self.tells_starts:
             raise NotImplementedError
-        ids, starts = self.encoded(text, with_starts=True)
-        assert starts is not None
-        # Of an end it is only asked whether it lies behind the start.
-        return {"input_ids": ids, "offset_mapping": [(at, at + 1) for at in starts]}
+        at, ids, offsets = 0, list[int](), list[tuple[int, int]]()
+        for piece, (found, places) in zip(text.split(CUT), self._pieces(text), strict=True):
+            ids += found
+            offsets += [(at + start, at + end) for start, end in places]
+            at += len(piece) + len(CUT)
+        return {"input_ids": ids, "offset_mapping": offsets}
 
     def apply_chat_template(self, messages: Sequence[Any], **options: Any) -> list[int]:
         """The ids of the template's text."""
-        return self.encode(self.template_text(messages, **options), add_special_tokens=False)
+        return self.encode(self.template_text(messages, **options))
 
     def template_text(self, messages: Sequence[Any], **options: Any) -> str:
         """What the template makes of the messages, before it is encoded."""
         options = {k: v for k, v in options.items() if k not in ("tokenize", "return_dict")}
         return self._tokenizer.apply_chat_template(messages, tokenize=False, **options)
 
-    def encoded(
-        self, text: str, *, with_starts: bool = False
-    ) -> tuple[list[int], array[int] | None]:
-        """Ids, and the index in the text of each id's first character where that is wanted."""
-        if CUT not in text:
-            return self._piece(text, with_starts)
-        ids: list[int] = []
-        starts = array("i")
-        # A token may be there very often. How a text begins is not how it goes on.
-        known: dict[tuple[str, bool], tuple[list[int], array[int] | None]] = {}
-        at = 0
-        for piece in text.split(CUT):
-            if piece:
-                place = piece, at > 0
-                if place not in known:
-                    known[place] = self._piece(piece, with_starts, self._before if at else "")
-                found, begin = known[place]
-                ids += found
-                starts.extend(at + start for start in begin or ())
-            at += len(piece) + len(CUT)
-        return ids, starts if with_starts else None
+    def _pieces(self, text: str, *, with_places: bool = True) -> list[_Encoded]:
+        """Encode each piece between two cuts by itself."""
+        first, *rest = text.split(CUT)
+        if not rest:
+            return self._encoded([first], with_places=with_places)
+        before = self._before  # how a text begins is not how it goes on
+        found = self._encoded([first, *(before + piece for piece in rest)], with_places=with_places)
+        if before:
+            n = len(before)
+            found[1:] = [
+                (ids[1:], [(max(0, start - n), end - n) for start, end in places[1:]])
+                for ids, places in found[1:]
+            ]
+        return found
 
-    def _piece(
-        self, text: str, with_starts: bool, before: str = ""
-    ) -> tuple[list[int], array[int] | None]:
+    def _encoded(self, texts: Sequence[str], *, with_places: bool = False) -> list[_Encoded]:
         if not self.tells_starts:
-            ids = self._tokenizer.encode(before + text, add_special_tokens=False)
-            return ids[1:] if before else ids, None
-        if self._fast is not None and not with_starts and not before:
-            return self._fast(text), None
+            return [(self._tokenizer.encode(t, add_special_tokens=False), []) for t in texts]
+        if self._fast is not None and not with_places:
+            return [(self._fast(text), []) for text in texts]
         # Not encode(), which holds the interpreter's lock all the time.
         backend = self._tokenizer.backend_tokenizer
-        encode = backend.encode_batch if with_starts else backend.encode_batch_fast
-        (found,) = encode([before + text], add_special_tokens=False)
-        skip, ids = bool(before), found.ids
-        if not with_starts:  # for a long prompt the starts alone take milliseconds
-            return ids[skip:], None
-        starts = array("i", [max(0, start - len(before)) for start, _ in found.offsets[skip:]])
-        return ids[skip:], starts
+        encode = backend.encode_batch if with_places else backend.encode_batch_fast
+        found = encode(texts, add_special_tokens=False)
+        return [(one.ids, one.offsets if with_places else []) for one in found]
 
     @cached_property
     def _before(self) -> str:
@@ -243,13 +216,12 @@ class CutTokenizer:
         """
 
         def joined(before: str) -> str:
-            return self._tokenizer.decode(
-                [*self._piece("a", False)[0], *self._piece("a", False, before)[0]],
-                skip_special_tokens=False,
-            )
+            (first, _), (second, _) = self._encoded(["a", before + "a"])
+            ids = [*first, *second[bool(before) :]]
+            return self._tokenizer.decode(ids, skip_special_tokens=False)
 
         if joined("") == "aa":
             return ""
         added: dict[str, int] = self._tokenizer.get_added_vocab()
-        able = (t for t, i in added.items() if self._piece(t, False)[0] == [i])
+        able = (t for t, i in added.items() if self._encoded([t]) == [([i], [])])
         return next((token for token in able if joined(token) == "aa"), "")

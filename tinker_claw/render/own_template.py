@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from itertools import takewhile
 from typing import Any, cast
 
 import renderers
@@ -18,16 +17,13 @@ from jinja2 import TemplateError
 
 from tinker_claw.render.outside_text import CutTokenizer
 from tinker_claw.render.prompt_cache import Prompt
-from tinker_claw.render.stream import Markers
 
 UNFIT = (ValueError, TypeError, LookupError, AttributeError, RecursionError, TemplateError)
 """What formats raise for messages that they do not take."""
 _MARK = "\udc01"
 """Half a surrogate pair, which requests cannot hold; not the one that cuts (outside_text.py)."""
-_NO_ID = -1
-"""Of a marker that the tokenizer does not have."""
 _UNFINISHED = "\ufffd"
-_THINK = ("<think>", "</think>")
+THINK = ("<think>", "</think>")
 _ASKED = {"role": "user", "content": "Look there,\nand here."}
 _SAID = {"role": "assistant", "content": "Nothing there"}
 _THANKED = {"role": "user", "content": "Thanks"}
@@ -55,7 +51,7 @@ class OwnTemplate:
         self._added = {at: text for text, at in added.items() if text.strip()}
         self._behind = self._context()
         self.stop_tokens: tuple[int, ...] = ()
-        """Of its added tokens, the one that it writes behind a reply."""
+        """The added token that it writes behind a reply."""
         self.no_hints = self._no_hints()
         """Why hints have no place in its prompts; None: they have one."""
         self.no_streaming = self._no_streaming()
@@ -67,9 +63,10 @@ class OwnTemplate:
         at = None
         if hint is not None and not self.no_hints:
             at = self._end_of(hint, messages, tools, text)
-        ids, starts = self._tokenizer.encoded(text, with_starts=at is not None)
-        if at is None or starts is None:
-            return Prompt(tuple(ids), None)
+        if at is None:
+            return Prompt(tuple(self._tokenizer.encode(text)), None)
+        found = self._tokenizer(text)
+        ids, starts = found["input_ids"], [start for start, _ in found["offset_mapping"]]
         place = bisect_left(starts, at)
         if at < len(text) and (place == len(ids) or starts[place] > at):
             # A token reaches over the end of the message: a hint goes before it if it is a blank.
@@ -80,22 +77,16 @@ class OwnTemplate:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of a part of a reply, without control tokens that are none of its marks."""
-        kept = [i for i in ids if self._added.get(i, "") in ("", *_THINK)]
+        kept = [i for i in ids if self._added.get(i, "") in ("", *THINK)]
         text = self._decoded([*self._behind, *kept])
         text = text[len(self._decoded(self._behind)) :] if self._behind else text
         whole = text.rstrip(_UNFINISHED)  # some decoders show one sign for each byte of a letter
         return whole if whole == text else whole + _UNFINISHED
 
-    def markers(self, stop: Sequence[int]) -> Markers:
-        """What gives a reply its structure, as ids. Calls of tools are text: their form is not
-        known."""
-        think, think_end = (self._tokenizer.get_added_vocab().get(m, _NO_ID) for m in _THINK)
-        return Markers(think, think_end, _NO_ID, _NO_ID, frozenset(stop))
-
     @property
     def marks_no_thinking(self) -> bool:
         """There are no tokens for it: what looks like a mark is text."""
-        return not {*_THINK} <= {*self._added.values()}
+        return not {*THINK} <= {*self._added.values()}
 
     @property
     def refusals(self) -> tuple[str, ...]:
@@ -135,29 +126,28 @@ class OwnTemplate:
             return "its chat template does not show a reply as it is"
         self.stop_tokens = self._first_added(behind)
         between = before.removeprefix(asked)
-        for mark in _THINK:
+        for mark in THINK:
             between = between.replace(mark, "")
-        if not before.startswith(asked.rstrip()) and not any(mark in asked for mark in _THINK):
+        if not before.startswith(asked.rstrip()) and not any(mark in asked for mark in THINK):
             return "its chat template begins a reply otherwise than it shows one"
         if before.startswith(asked) and between.strip():
             return f"a reply begins with {between.strip()!r}, which is no part of its text"
-        written = _THINK[0] in asked + str(self._tokenizer.chat_template)
+        written = THINK[0] in asked + str(self._tokenizer.chat_template)
         if written and self.marks_no_thinking:
             return "it thinks between marks that are no tokens"
         return None
 
     def _first_added(self, text: str) -> tuple[int, ...]:
         """The added token that a text begins with, behind blanks; () where there is none."""
-        ids = self._tokenizer.encoded(text)[0]
-        blanks = takewhile(lambda i: i not in self._added and not self._decoded([i]).strip(), ids)
-        found = next(iter(ids[len([*blanks]) :]), None)
+        ids = self._tokenizer.encode(text)
+        found = next((i for i in ids if i in self._added or self._decoded([i]).strip()), None)
         return (found,) if found in self._added else ()
 
     def _context(self) -> list[int]:
         """Ids to decode a part behind, where a decoder takes the blank from the first word."""
-        word = self._tokenizer.encoded("a b")[0]
+        word = self._tokenizer.encode("a b")
         apart = self._decoded(word[:1]) + "".join(self._decoded([i]) for i in word[1:])
-        return [] if apart == self._decoded(word) else self._tokenizer.encoded("a")[0]
+        return [] if apart == self._decoded(word) else self._tokenizer.encode("a")
 
     # Reading the template
 

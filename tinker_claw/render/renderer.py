@@ -7,11 +7,19 @@ where a hint goes, and keeps hints from forging markers.
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
+import os
+import sys
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import cache, cached_property, lru_cache, partial
+from pathlib import PurePath
 from typing import Any, cast
 
 import renderers
-from cachetools import LRUCache
 from renderers.base import MODEL_RENDERER_MAP
 from renderers.reasoning import prompt_ends_in_reasoning
 from tokenizers.models import BPE
@@ -19,13 +27,13 @@ from tokenizers.models import BPE
 from tinker_claw.errors import ConfigError, RequestError
 from tinker_claw.render.format import Format, Switches, Tools, first_line
 from tinker_claw.render.outside_text import CutTokenizer, Guard
-from tinker_claw.render.prompt_cache import Encoder, Prompt, PromptLayout
+from tinker_claw.render.own_template import THINK
+from tinker_claw.render.prompt_cache import Prompt, PromptCache
 from tinker_claw.render.stream import (
     BufferedStream,
     MarkedStream,
     Markers,
     ReplyStream,
-    only_call,
     tool_call,
 )
 from tinker_claw.render.tokenizer import load
@@ -35,20 +43,22 @@ from tinker_claw.types import HINT_TEMPLATE, Message, Reply, Tokens, ToolCall
 # token. Others of the package are parsed when they are complete.
 _MARKED = frozenset({"qwen3", "qwen3.5", "qwen3.6", "qwen3.8"})
 
-
-_DECODED_AT_ONCE = 2000
-"""Ids: between two such parts other threads have their turn."""
+_CALL = ("<tool_call>", "</tool_call>")
+_NO_ID = -1
+"""Stands for a marker that the tokenizer does not have."""
+_ASIDE = 8_000
+"""Bytes of text from which on rendering is worth the way to another thread: some milliseconds."""
 _FORMATS = 16
 """Kept at a time: a switch may be any text, a date or a name."""
 _LONGEST_NAME = 256
 """Characters of a tool that a reply is begun with: each is rendered some twenty times, while all
 others wait. OpenAI's have 64 at most, Anthropic's 128."""
 _BEGINNINGS = 256
-"""Of replies that must be a call: one for each set of tools, in each format."""
+"""Beginnings that are kept: one for each set of tools, in each format."""
 _TAILS = 64
 """Ends of prompts of which it is known whether they open thinking."""
 _LETTERS = 16
-"""Of a token, at most, where a text is bounded before it is encoded."""
+"""Characters of a token at most, where a text is bounded before it is encoded."""
 _GAP = " [...] "
 _UNFINISHED = "\ufffd"
 _UNUSABLE = (
@@ -71,7 +81,7 @@ def family_of(model: str) -> str:
 
 
 def _name(model: str) -> str:
-    return model.rstrip("/").rpartition("/")[2].lower()
+    return PurePath(model).name.lower()
 
 
 class Renderer:
@@ -81,27 +91,26 @@ class Renderer:
         """`config`: a config of the `renderers` package, or None to go by the tokenizer's name."""
         self._tokenizer = CutTokenizer(tokenizer)
         self._guard = Guard(tokenizer.get_added_vocab())
-        self._encoder = Encoder(self._tokenizer)
-        first = Format(self._tokenizer, self._guard, self._encoder, config)
-        self._formats = LRUCache[Switches, Format](_FORMATS)
-        self._formats[()] = first
+        self._cache = PromptCache()
+        # One thread: more of them would only take the processor from the event loop.
+        self._thread = ThreadPoolExecutor(1, "render", initializer=_after_the_event_loop)
+        self._quickening = False
+        self._format = lru_cache(_FORMATS)(partial(self._new_format, config))
+        first = self._format(())
         self._base = first.plain
         self._own = first.own
         self.config: Any = cast("Any", self._base).config
-        """Of the `renderers` package; says which switches the chat template has."""
+        """The `renderers` package's config, which says which switches the chat template has."""
         self.family: str = self.config.name
         stops = [*self._base.get_stop_token_ids(), *(self._own.stop_tokens if self._own else ())]
         self.stop_tokens = tuple(dict.fromkeys(stops))
         self.refusals = self._own.refusals if self._own else ()
         """What the model's own chat template was tried out for in vain, each with its reason."""
-        self._tails = LRUCache[tuple[int, ...], bool](_TAILS)
-        self._begun = LRUCache[tuple[Switches, tuple[str, ...]], tuple[int, ...] | None](
-            _BEGINNINGS
-        )
-        self._alone: dict[int, str] = {}
-        """Texts of single ids: samplers that stream give one at a time. No more than there are ids,
-        some 10 MB."""
-        self._words_a_token: int | None = None
+        self._opens_thinking = lru_cache(_TAILS)(self._ends_in_thinking)
+        self._begin = lru_cache(_BEGINNINGS)(self._beginning)
+        self._decode_one = cache(self._decoded)
+        """Samplers that stream give one id at a time. No more texts than there are ids, some 10 MB.
+        """
         self._markers = self._find_markers()
 
     @classmethod
@@ -141,26 +150,49 @@ class Renderer:
         hint_message: int | None = None,
         switches: Switches = (),
     ) -> Prompt:
-        """Render a request, ready for sampling; see `lay_out`."""
-        return self.lay_out(messages, tools, hint_message=hint_message, switches=switches).prompt()
+        """Render a request, ready for sampling.
 
-    def lay_out(
+        Args:
+            hint_message: index of the user's message at whose end a hint would go.
+
+        Raises:
+            RequestError: the model's chat template refuses these messages.
+        """
+        return self._format(switches).prompt(messages, tools, hint_message)
+
+    async def prompt_aside(
         self,
         messages: Sequence[Message],
         tools: Tools | None = None,
         *,
         hint_message: int | None = None,
         switches: Switches = (),
-    ) -> PromptLayout:
-        """The prompt, before what is new in it is encoded.
+        remembers: bool = True,
+    ) -> Prompt:
+        """As `prompt`; long text that is new is rendered in a thread, one request at a time, so
+        that the event loop goes on and what several requests bring is rendered once.
 
         Args:
-            hint_message: index of the message at whose end a hint would go.
-
-        Raises:
-            RequestError: the model's chat template refuses these messages.
+            remembers: False keeps nothing of the request in memory.
         """
-        return self._format(switches).lay_out(messages, tools, hint_message)
+        found = self._format(switches)
+        plan = found.plan(messages, tools, hint_message)
+        if plan.size < _ASIDE:
+            return found.render(plan, remembers=remembers)
+        if not self._quickening:  # whoever sends long texts once will do so again
+            self._quickening = True
+            met = [str(message["content"]) for message in messages]
+            # No daemon: an interpreter that ends under native code is aborted.
+            threading.Thread(target=self._quicken, args=(met,), name="fast tokenizer").start()
+        # It is looked up again there, behind the requests that came before.
+        render = partial(found.prompt, messages, tools, hint_message, remembers=remembers)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, render)
+
+    def _quicken(self, met: Sequence[str]) -> None:
+        _after_the_event_loop()
+        self._tokenizer.quicken(met)
+        with suppress(AttributeError):  # where C's library has no such function
+            ctypes.CDLL(None).malloc_trim(0)  # to read the vocabulary has taken much, and freed it
 
     def extend(
         self,
@@ -240,30 +272,22 @@ class Renderer:
         Args:
             names: at least one.
         """
-        key = switches, (min(names), max(names))
-        if len(key[1][0]) > _LONGEST_NAME or len(key[1][1]) > _LONGEST_NAME:
-            return None
-        if key not in self._begun:
-            found = self._format(switches)
-            begun = None if found.own else found.beginnings.of_call(key[1], self._read_back)
-            self._begun[key] = begun
-        return self._begun[key]
+        ends = min(names), max(names)
+        return self._begin(ends, switches) if max(map(len, ends)) <= _LONGEST_NAME else None
+
+    def begin_text(self, switches: Switches = ()) -> tuple[int, ...] | None:
+        """Ids with which a reply begins that is text at once, () where there is nothing to begin;
+        None: this chat format is not known to have such replies."""
+        return self._begin((), switches)
+
+    def _beginning(self, names: tuple[str, ...], switches: Switches) -> tuple[int, ...] | None:
+        found = self._format(switches)
+        return None if found.own and names else found.beginnings.ids(names, self.parse)
 
     @property
     def tells_text(self) -> bool:
         """A reply's text is known token by token."""
         return self._markers is not None
-
-    def begin_text(self, switches: Switches = ()) -> tuple[int, ...] | None:
-        """Ids with which a reply begins that is text at once, () where there is nothing to begin;
-        None: this chat format is not known to have such replies."""
-        key = switches, ()
-        if key not in self._begun:
-            self._begun[key] = self._format(switches).beginnings.of_text(self._read_back)
-        return self._begun[key]
-
-    def _read_back(self, tokens: Tokens, prompt: Tokens, tools: Tools) -> Reply:
-        return self.parse(tokens, prompt, tools)
 
     def fewest_tokens(self, text: str) -> int:
         """How many tokens a text takes at the least, found without encoding it; 0: not known.
@@ -271,71 +295,71 @@ class Renderer:
         A word begins in one of its tokens, and no token holds the beginnings of more words than
         the fullest of the vocabulary.
         """
-        if self._words_a_token is None:
-            self._words_a_token = _words_a_token(self._tokenizer)
         return len(text.split()) // self._words_a_token if self._words_a_token else 0
 
+    @cached_property
+    def _words_a_token(self) -> int:
+        """How many words begin in one token at the most; 0 where a token may stand for any text."""
+        backend: Any = getattr(self._tokenizer, "backend_tokenizer", None)
+        model = getattr(backend, "model", None)
+        if not isinstance(model, BPE) or model.unk_token is not None:
+            return 0
+        ids = range(backend.get_vocab_size(with_added_tokens=True))
+        return max(len(self._decoded(i).split()) for i in ids)
+
     def forget(self) -> None:
-        """Keep no text of earlier requests in memory."""
-        self._encoder.clear()
+        """Keep nothing of earlier requests in memory."""
+        self._cache.clear()
 
     def decode(self, tokens: Tokens) -> str:
         """Text of ids, control tokens spelled out."""
-        if len(tokens) != 1:
-            return self._tokenizer.decode(list(tokens), skip_special_tokens=False)
-        text = self._alone.get(tokens[0])
-        if text is None:
-            text = self._tokenizer.decode(list(tokens), skip_special_tokens=False)
-            self._alone[tokens[0]] = text
-        return text
+        return self._decode_one(*tokens) if len(tokens) == 1 else self._decoded(*tokens)
+
+    def _decoded(self, *tokens: int) -> str:
+        return self._tokenizer.decode(list(tokens), skip_special_tokens=False)
 
     def _encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        return self._tokenizer.encode(text)
 
-    def _format(self, switches: Switches) -> Format:
-        if switches not in self._formats:
-            self._formats[switches] = Format(
-                self._tokenizer, self._guard, self._encoder, self.config, dict(switches)
-            )
-        return self._formats[switches]
+    def _new_format(self, config: Any, switches: Switches) -> Format:
+        return Format(self._tokenizer, self._guard, self._cache, config, dict(switches))
 
     def _find_markers(self) -> Markers | None:
         """None where replies can only be read when they are complete."""
-        if self._own is not None:
-            return None if self._own.no_streaming else self._own.markers(self.stop_tokens)
-        if self.family not in _MARKED:
-            return None
-        names = ("<think>", "</think>", "<tool_call>", "</tool_call>")
-        ids = [self._encode(name) for name in names]
-        if any(len(i) != 1 for i in ids):
-            return None
-        think, think_end, call, call_end = (i[0] for i in ids)
-        return Markers(think, think_end, call, call_end, frozenset(self.stop_tokens))
+        added: dict[str, int] = self._tokenizer.get_added_vocab()
+        think, think_end, call, call_end = (added.get(mark, _NO_ID) for mark in (*THINK, *_CALL))
+        if self._own is not None:  # calls of tools are text: their form is not known
+            call, call_end, known = _NO_ID, _NO_ID, not self._own.no_streaming
+        else:
+            known = self.family in _MARKED and _NO_ID not in (think, think_end, call, call_end)
+        stop = frozenset(self.stop_tokens)
+        return Markers(think, think_end, call, call_end, stop) if known else None
 
-    def _opens_thinking(self, tail: tuple[int, ...]) -> bool:
+    def _ends_in_thinking(self, tail: tuple[int, ...]) -> bool:
         """Whether a prompt that ends so has opened the thinking block; nearly all end alike."""
         if self._own is not None and self._own.marks_no_thinking:
             return False
-        if tail not in self._tails:
-            self._tails[tail] = prompt_ends_in_reasoning(
-                cast("Any", self._tokenizer), list(tail), stop_ids=set(self.stop_tokens)
-            )
-        return self._tails[tail]
+        return prompt_ends_in_reasoning(
+            cast("Any", self._tokenizer), list(tail), stop_ids=set(self.stop_tokens)
+        )
 
     def _parse_call(self, block: Sequence[int], tools: Tools | None) -> ToolCall | None:
         """One call, markers included."""
         try:
-            parsed = self._base.parse_response(list(block), tools=_specs(tools))
+            parsed = self._base.parse_response(list(block), tools=cast("Any", tools))
         except (ValueError, RecursionError):  # numbers of thousands of digits, endless nesting
             return None
-        return only_call(parsed.tool_calls)
+        calls = parsed.tool_calls
+        return tool_call(calls[0]) if len(calls) == 1 else None
 
     def _parse_complete(
         self, tokens: Tokens, prompt: Tokens, tools: Tools | None, may_call: bool
     ) -> Reply:
         ids = list(tokens)
         try:
-            parsed = self._base.parse_response(ids, tools=_specs(tools), prompt_ids=list(prompt))
+            parsed = self._base.parse_response(
+                ids, tools=cast("Any", tools), prompt_ids=list(prompt)
+            )
         except (ValueError, RecursionError):
             end = next((i for i, t in enumerate(ids) if t in self.stop_tokens), len(ids))
             return Reply(text=self.decode(ids[:end]).strip())
@@ -351,27 +375,13 @@ class Renderer:
         return Reply(text.strip(), parsed.reasoning_content, tuple(calls))
 
 
-def _specs(tools: Tools | None) -> Any:
-    return list(tools) if tools else None
+def _after_the_event_loop() -> None:
+    """Where both want the same processor, requests that are served go before one that begins."""
+    if sys.platform == "linux":  # elsewhere threads have no priority of their own
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
 
 
 def _behind_last(tokens: Tokens, stops: frozenset[int]) -> tuple[int, ...]:
     """What follows the last stop token."""
-    at = len(tokens)
-    while at and tokens[at - 1] not in stops:
-        at -= 1
+    at = next((at for at in range(len(tokens), 0, -1) if tokens[at - 1] in stops), 0)
     return tuple(tokens[at:])
-
-
-def _words_a_token(tokenizer: Any) -> int:
-    """How many words begin in one token at the most; 0 where a token may stand for any text."""
-    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
-    model = getattr(backend, "model", None)
-    if not isinstance(model, BPE) or model.unk_token is not None:
-        return 0
-    size, most = backend.get_vocab_size(with_added_tokens=True), 0
-    for first in range(0, size, _DECODED_AT_ONCE):
-        ids = range(first, min(first + _DECODED_AT_ONCE, size))
-        texts = backend.decode_batch([[i] for i in ids], skip_special_tokens=False)
-        most = max(most, *(len(text.split()) for text in texts))
-    return most

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -115,26 +115,13 @@ class FileTokenizer:
         known = self.backend_tokenizer.get_added_tokens_decoder()
         return {token.content: at for at, token in known.items()}
 
-    def convert_tokens_to_ids(self, tokens: Any) -> Any:
+    def convert_tokens_to_ids(self, token: str) -> int | None:
         """None or, where there is one, the unknown token's id for a text that is no token."""
-        if not isinstance(tokens, str):
-            return [self.convert_tokens_to_ids(token) for token in tokens]
-        found = self.backend_tokenizer.token_to_id(tokens)
+        found = self.backend_tokenizer.token_to_id(token)
         return self.unk_token_id if found is None else found
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        return self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-
-    def __call__(
-        self, text: str, *, add_special_tokens: bool = True, return_offsets_mapping: bool = False
-    ) -> dict[str, Any]:
-        found = self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        offsets = {"offset_mapping": found.offsets} if return_offsets_mapping else {}
-        return {"input_ids": found.ids, **offsets}
-
-    def decode(self, token_ids: Any, *, skip_special_tokens: bool = False, **_: Any) -> str:
-        ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
-        return self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        return self.backend_tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     def apply_chat_template(
         self,
@@ -142,22 +129,21 @@ class FileTokenizer:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = False,
-        tokenize: bool = True,
+        tokenize: bool = False,
         **given: Any,
-    ) -> Any:
-        """The template's text, or its ids."""
+    ) -> str:
+        """The template's text; `tokenize` is there as transformers has it."""
         templates = self.chat_template
         name = "tool_use" if tools and "tool_use" in templates else "default"
         if name not in templates:
             raise ValueError("the tokenizer has no chat template")
-        text = _compiled(templates[name]).render(
+        return _compiled(templates[name]).render(
             messages=[_both_names(message) for message in messages],
             tools=tools,
             documents=None,
             add_generation_prompt=add_generation_prompt,
             **{**self._named, **given},
         )
-        return self.encode(text, add_special_tokens=False) if tokenize else text
 
     def _id_of(self, name: str) -> int | None:
         return self.backend_tokenizer.token_to_id(self._named.get(name, ""))
@@ -187,7 +173,7 @@ def _backend(file: Path, config: Mapping[str, Any]) -> Tokenizer:
 
 
 def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """By name; "default" is the one for all that no other is for."""
+    """Templates by name; "default" is for all that no other is for."""
     told = config.get("chat_template")
     if isinstance(told, str):
         told = [{"name": "default", "template": told}]
@@ -234,29 +220,13 @@ def _now(form: str) -> str:
     return datetime.now().strftime(form)
 
 
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Without jinja2's escapes for web pages."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
-
-
 def _environment() -> ImmutableSandboxedEnvironment:
     """What chat templates are written for."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
-    environment.filters["tojson"] = _to_json
+    # Without jinja2's escapes for web pages.
+    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
     functions = {"raise_exception": _raise, "strftime_now": _now}
     environment.globals.update(cast("Any", functions))
     return environment

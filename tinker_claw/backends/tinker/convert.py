@@ -36,7 +36,7 @@ def to_sdk(loss_pass: LossPass, *, sparse: bool) -> list[sdk.Datum]:
     """The datums of a pass in Tinker's layout; `sparse`: 2-D arrays go as CSR.
 
     Raises:
-        StepError, AlignmentError: a datum does not fit its loss. Nothing was sent.
+        StepError, AlignmentError, ValueError: a datum does not fit its loss. Nothing was sent.
     """
     if not loss_pass.datums:
         raise StepError(f"The {loss_pass.loss} pass has no datums.")
@@ -91,14 +91,12 @@ def _cross_entropy(datum: Datum, *, sparse: bool) -> sdk.Datum:
     if not datum.targets:
         return _datum(
             datum,
-            {"target_tokens": sampled, "weights": _tail(datum, _column(datum.weights))},
+            {"target_tokens": sampled, "weights": _tail(datum, np.squeeze(datum.weights, 1))},
         )
     rows = len(datum.targets)
     own = sampled[-rows:, None]
-    targets = np.concatenate([own, _table(datum.targets, np.int64)], axis=1)
-    weights = np.concatenate(
-        [np.zeros((rows, 1), np.float32), _table(datum.weights, np.float32)], axis=1
-    )
+    targets = np.concatenate([own, np.asarray(datum.targets, np.int64)], axis=1)
+    weights = np.pad(np.asarray(datum.weights, np.float32), ((0, 0), (1, 0)))
     if targets.shape != weights.shape:
         raise AlignmentError(
             f"cross_entropy: targets {targets.shape} and weights {weights.shape} differ in shape"
@@ -128,31 +126,27 @@ def csr(tail: Array, *, before: int) -> sdk.TensorData:
     )
 
 
+def named_ids(tail: Array, *, before: int, sparse: bool) -> sdk.TensorData:
+    """The ids [M, K] to score at the end of a prompt, under `before` positions without any."""
+    if sparse and before:
+        return csr(tail, before=before)
+    unnamed = np.full((before, tail.shape[1]), -1, dtype=np.int64)
+    return sdk.TensorData.from_numpy(np.concatenate([unnamed, tail]))
+
+
 def _datum(datum: Datum, arrays: dict[str, Any]) -> sdk.Datum:
     return sdk.Datum(
         model_input=sdk.ModelInput.from_ints(list(datum.tokens[:-1])), loss_fn_inputs=arrays
     )
 
 
-def _tail(datum: Datum, values: Sequence[float]) -> Array:
+def _tail(datum: Datum, values: Sequence[float] | Array) -> Array:
     """[N] float32: zeros for the prompt, then the loss rows."""
     return _under_zeros(np.asarray(values, dtype=np.float32), datum.start - 1)
 
 
 def _under_zeros(tail: Array, before: int) -> Array:
     return np.concatenate([np.zeros((before, *tail.shape[1:]), tail.dtype), tail])
-
-
-def _column(rows: Sequence[Sequence[float]]) -> list[float]:
-    if any(len(row) != 1 for row in rows):
-        raise AlignmentError("cross_entropy: without targets every row has one weight")
-    return [row[0] for row in rows]
-
-
-def _table(rows: Sequence[Sequence[float]], dtype: Any) -> Array:
-    if len({len(row) for row in rows}) != 1:
-        raise AlignmentError("cross_entropy: rows of targets or weights differ in length")
-    return np.asarray(rows, dtype=dtype)
 
 
 def completion(sequence: sdk.SampledSequence, params: SamplingParams, cached: int) -> Completion:

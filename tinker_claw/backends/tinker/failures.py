@@ -9,7 +9,8 @@ service is asked one plain question beside it, which costs nothing and is answer
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from enum import Enum
 from http import HTTPStatus
 from typing import Final
@@ -181,10 +182,25 @@ def outage(what: str, why: str) -> OutageError:
     return OutageError(f"Tinker: {what} came to nothing, because {why}.")
 
 
-def failure_of(what: str, error: Exception) -> BackendError:
-    if fault_of(error) is Fault.ASKED:
-        return BackendError(f"Tinker: {what} failed: {reason(error)}.")
-    return outage(what, reason(error))
+@contextmanager
+def failing(what: str, *, lost: bool = False) -> Generator[None]:
+    """Raise what fails inside as an error of ours.
+
+    Args:
+        lost: what the service does not know any more stays lost; else waiting helps.
+
+    Raises:
+        OutageError: waiting helps.
+        BackendError: it does not.
+    """
+    try:
+        yield
+    except BackendError:
+        raise
+    except Exception as error:
+        if fault_of(error) is Fault.ASKED or (lost and fault_of(error) is Fault.LOST):
+            raise BackendError(f"Tinker: {what} failed: {reason(error)}.") from error
+        raise outage(what, reason(error)) from error
 
 
 class Notices(logging.Handler):

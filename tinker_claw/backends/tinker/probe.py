@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Final, get_args
+from typing import Any, Final, TypeVar, get_args
 
 import numpy as np
 import tinker
 from tinker import types as sdk
 
-from tinker_claw.backends.tinker.convert import candidates, csr, named, rows_of, tail, to_sdk
+from tinker_claw.backends.tinker.convert import candidates, named, named_ids, rows_of, tail, to_sdk
 from tinker_claw.backends.tinker.failures import (
     Fault,
     fault_of,
@@ -33,9 +33,12 @@ from tinker_claw.backends.tinker.session import ServiceSession
 from tinker_claw.errors import AlignmentError, SamplerError, first_cause
 from tinker_claw.types import Datum, LossName, LossPass
 
+T = TypeVar("T")
+
 _TOKENS: Final = (1, 2, 3, 4)
 _WIDE: Final = (1, 2)
 _K: Final = len(_WIDE)
+_IDS: Final = np.asarray([_WIDE] * (len(_TOKENS) - 2), dtype=np.int64)
 _LOSSES: Final[tuple[LossName, ...]] = get_args(LossName)
 
 
@@ -78,8 +81,9 @@ async def probe(
     asked["wide"] = forward("cross_entropy", wide=True)
     asked["wide sparse"] = forward("cross_entropy", wide=True, sparse=True)
     asked["top-k"] = sample(topk_sample_logprobs=_K)
-    asked["targets"] = sample(target_prompt_logprobs=_dense())
-    asked["sparse targets"] = sample(target_prompt_logprobs=csr(_ids(), before=1))
+    dense, compressed = (named_ids(_IDS, before=1, sparse=sparse) for sparse in (False, True))
+    asked["targets"] = sample(target_prompt_logprobs=dense)
+    asked["sparse targets"] = sample(target_prompt_logprobs=compressed)
     asked["last n"] = sample(include_prompt_logprobs=True, prompt_logprobs_last_n=1)
     try:
         async with asyncio.TaskGroup() as group:
@@ -87,16 +91,16 @@ async def probe(
     except ExceptionGroup as failed:
         raise first_cause(failed) from failed
     found = {what: task.result() for what, task in tasks.items()}
-    sparse = _named(found["sparse targets"])
+    sparse = _usable(found["sparse targets"], _named)
     table = _datum("cross_entropy", wide=True)
     sparse_table = _sums(found["wide sparse"], table)
     return Abilities(
         losses=frozenset(loss for loss in _LOSSES if _sums(found[loss], _datum(loss, wide=False))),
         two_d_targets=sparse_table or _sums(found["wide"], table),
         sparse_targets=sparse_table,
-        student_topk=_has_candidates(found["top-k"]),
-        target_logprobs=sparse or _named(found["targets"]),
-        scoring=Scoring(last_n=_has_tail(found["last n"]), sparse=sparse),
+        student_topk=_usable(found["top-k"], _has_candidates),
+        target_logprobs=sparse or _usable(found["targets"], _named),
+        scoring=Scoring(last_n=_usable(found["last n"], _tail), sparse=sparse),
     )
 
 
@@ -122,58 +126,37 @@ def _datum(loss: LossName, *, wide: bool) -> Datum:
     return Datum(_TOKENS, start=2, logprobs=(-1.0,) * rows, advantages=(1.0,) * rows)
 
 
-def _ids() -> Any:
-    return np.asarray([_WIDE] * (len(_TOKENS) - 2), dtype=np.int64)
-
-
-def _dense() -> sdk.TensorData:
-    table = np.full((len(_TOKENS) - 1, _K), -1, dtype=np.int64)
-    table[1:] = _ids()
-    return sdk.TensorData.from_numpy(table)
+def _usable(answer: T | None, read: Callable[[T], Any]) -> bool:
+    """Whether there is an answer whose shape is that of the question, and `read` is content."""
+    try:
+        return answer is not None and bool(read(answer))
+    except (AlignmentError, SamplerError, ValueError, KeyError):
+        # ValueError: its own shape does not fit its own values
+        return False
 
 
 def _sums(output: sdk.ForwardBackwardOutput | None, datum: Datum) -> bool:
-    """A usable answer has the summed loss, and a logprob for every target that was sent."""
-    if output is None or len(output.loss_fn_outputs) != 1:
-        return False
-    found = output.loss_fn_outputs[0].get("logprobs")
-    if found is None or not math.isfinite(output.metrics.get("loss:sum", math.nan)):
-        return False
-    try:
-        return all(map(math.isfinite, rows_of(datum, found)))
-    except (AlignmentError, ValueError):  # ValueError: its own shape does not fit its own values
-        return False
+    """Whether it has the summed loss, and a logprob for every target that was sent."""
+
+    def read(output: sdk.ForwardBackwardOutput) -> bool:
+        (found,) = output.loss_fn_outputs
+        numbers = (output.metrics["loss:sum"], *rows_of(datum, found["logprobs"]))
+        return all(map(math.isfinite, numbers))
+
+    return _usable(output, read)
 
 
-def _has_candidates(response: sdk.SampleResponse | None) -> bool:
+def _has_candidates(response: sdk.SampleResponse) -> bool:
     """As many as were asked for, of every token."""
-    if response is None:
-        return False
-    try:
-        for sequence in response.sequences:
-            candidates(sequence.topk_logprobs_np, len(sequence.tokens), _K)
-    except SamplerError:
-        return False
-    return True
+    return all(candidates(s.topk_logprobs_np, len(s.tokens), _K) for s in response.sequences)
 
 
-def _named(response: sdk.SampleResponse | None) -> bool:
+def _named(response: sdk.SampleResponse) -> bool:
     """A score for each id that was named."""
-    if response is None:
-        return False
-    try:
-        scores = named(response.target_prompt_logprobs, len(_ids()), _K)
-    except SamplerError:
-        return False
+    scores = named(response.target_prompt_logprobs, len(_IDS), _K)
     return bool(np.isfinite(scores).all())
 
 
-def _has_tail(response: sdk.SampleResponse | None) -> bool:
+def _tail(response: sdk.SampleResponse) -> Any:
     """Logprobs of the end of the prompt, in their place."""
-    if response is None:
-        return False
-    try:
-        tail(response.prompt_logprobs_np, len(_TOKENS), 1, "prompt logprobs")
-    except SamplerError:
-        return False
-    return True
+    return len(tail(response.prompt_logprobs_np, len(_TOKENS), 1, "prompt logprobs"))

@@ -15,8 +15,8 @@ import numpy as np
 import tinker
 from tinker import types as sdk
 
-from tinker_claw.backends.tinker.convert import candidates, completion, csr, named, tail
-from tinker_claw.backends.tinker.failures import Fault, fault_of, outage, reason
+from tinker_claw.backends.tinker.convert import candidates, completion, named, named_ids, tail
+from tinker_claw.backends.tinker.failures import Fault, failing, fault_of, outage, reason
 from tinker_claw.backends.tinker.session import ServiceSession
 from tinker_claw.billing.meter import bill
 from tinker_claw.errors import (
@@ -69,11 +69,9 @@ class TinkerSampler:
         self._client: tinker.SamplingClient | None = None
         self._client_of: tinker.ServiceClient | None = None
         self._opening = asyncio.Lock()
-        self._in_flight = 0
-        """Requests that somebody waits for."""
         self._asking = set[asyncio.Task[sdk.SampleResponse]]()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._waiting = set[asyncio.Future[sdk.SampleResponse]]()
+        """For the requests that somebody waits for."""
 
     async def connect(self) -> None:
         """Make sure that the service has these weights.
@@ -82,16 +80,8 @@ class TinkerSampler:
             BackendError: it has not.
             OutageError: it cannot be asked at the moment.
         """
-        try:
+        with failing(f"opening the sampler {self.ref!r}", lost=True):
             await self._twice(self._connected)
-        except BackendError:
-            raise
-        except Exception as error:
-            if fault_of(error) in (Fault.AWAY, Fault.BROKE):
-                raise outage(f"opening the sampler {self._name}", reason(error)) from error
-            raise BackendError(
-                f"Tinker cannot open the sampler {self.ref!r}: {reason(error)}."
-            ) from error
 
     async def stream(self, prompt: Tokens, params: SamplingParams) -> AsyncGenerator[TokenChunk]:
         """One chunk at the end: the service has no streaming."""
@@ -169,7 +159,8 @@ class TinkerSampler:
         return self.ref.rstrip("/").rsplit("/", 1)[-1] or self.ref
 
     async def aclose(self) -> None:
-        await self._idle.wait()
+        while self._waiting:
+            await asyncio.wait(self._waiting)
         self._closed(self.ref)
 
     def _check(self, prompt: Tokens, params: SamplingParams, n: int) -> None:
@@ -191,11 +182,7 @@ class TinkerSampler:
         if len({len(row) for row in targets}) != 1:
             raise AlignmentError("logprobs: rows of targets differ in length")
         ids = np.asarray(targets, dtype=np.int64)
-        if self._scoring().sparse and start > 1:
-            return csr(ids, before=start - 1)
-        table = np.full((len(tokens) - 1, ids.shape[1]), -1, dtype=np.int64)
-        table[start - 1 :] = ids
-        return sdk.TensorData.from_numpy(table)
+        return named_ids(ids, before=start - 1, sparse=self._scoring().sparse)
 
     async def _request(
         self, tokens: Tokens, n: int, params: sdk.SamplingParams, **options: Any
@@ -204,23 +191,13 @@ class TinkerSampler:
 
         Who stops waiting stops nothing at the service, so the answer is waited for and billed.
         """
-        self._in_flight += 1
-        self._idle.clear()
-        asking = asyncio.ensure_future(self._billed(tokens, n, params, options))
+        asking = asyncio.create_task(self._billed(tokens, n, params, options))
         self._asking.add(asking)
-        asking.add_done_callback(self._heard)
-        try:
-            await asyncio.wait((asking,))
-            return asking.result()
-        finally:
-            self._in_flight -= 1
-            if not self._in_flight:
-                self._idle.set()
-
-    def _heard(self, asking: asyncio.Task[sdk.SampleResponse]) -> None:
-        self._asking.discard(asking)
-        if not asking.cancelled():
-            asking.exception()  # if somebody still waits, they have it
+        asking.add_done_callback(self._asking.discard)
+        waiting = asyncio.shield(asking)
+        self._waiting.add(waiting)
+        waiting.add_done_callback(self._waiting.discard)
+        return await waiting
 
     async def _billed(
         self, tokens: Tokens, n: int, params: sdk.SamplingParams, options: dict[str, Any]

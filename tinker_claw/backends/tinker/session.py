@@ -43,20 +43,12 @@ class ServiceSession:
     """A session for one purpose, training or sampling."""
 
     def __init__(self, address: Address, purpose: str) -> None:
-        self._address = address
+        self.address = address
         self._purpose = purpose
-        self._service = self._new()
+        self.service = self._new()
+        """The present session; compare it to see whether it was renewed meanwhile."""
         self._doubtful = False
         """The last wait ended without an answer, so the next one asks at once what is wrong."""
-
-    @property
-    def address(self) -> Address:
-        return self._address
-
-    @property
-    def service(self) -> tinker.ServiceClient:
-        """The present session; compare it to see whether it was renewed meanwhile."""
-        return self._service
 
     async def ask(
         self, make: Callable[[tinker.ServiceClient], APIFuture[T]], deadline_s: float
@@ -67,19 +59,19 @@ class ServiceSession:
             Deadline: it took longer; says why, as far as can be found out.
             Exception: whatever the SDK raises.
         """
-        service = self._service
+        service = self.service
 
         async def made() -> T:
             return await (await in_daemon_thread(lambda: make(service)))
 
-        (result,) = await self.settle([asyncio.ensure_future(made())], deadline_s)
-        if isinstance(result, BaseException):
-            raise result
-        return result
+        return await self._one(asyncio.ensure_future(made()), deadline_s)
 
     async def wait(self, future: APIFuture[T], deadline_s: float) -> T:
         """The result of one request. Raises like `ask`."""
-        (result,) = await self.settle([_awaiting(future)], deadline_s)
+        return await self._one(_awaiting(future), deadline_s)
+
+    async def _one(self, task: asyncio.Task[T], deadline_s: float) -> T:
+        (result,) = await self.settle([task], deadline_s)
         if isinstance(result, BaseException):
             raise result
         return result
@@ -94,14 +86,31 @@ class ServiceSession:
     async def settle(
         self, tasks: Sequence[asyncio.Task[T]], deadline_s: float
     ) -> list[T | BaseException]:
-        """Wait for all tasks, or until the deadline, or until the service is seen to be away."""
-        late: Deadline | None = None
+        """Wait for all tasks, or until the deadline, or until the service is seen to be away.
+
+        The SDK asks a service that is gone for minutes before it says so. Two plain questions in a
+        row that get no answer are enough.
+        """
+        clock = asyncio.get_running_loop().time
+        until, billing, unwell_before = clock() + deadline_s, NOTICES.billing, self._doubtful
+        ask_at = clock() + (0.0 if self._doubtful else QUESTION_S)
+        waiting, late = set(tasks), None
         try:
-            waiting = set(tasks)
-            watch = _Watch(self._address, deadline_s, doubtful=self._doubtful)
             while waiting and late is None:
-                _, waiting = await asyncio.wait(waiting, timeout=watch.left_s)
-                late = await watch.look() if waiting else None
+                left = max(0.0, until - clock())
+                _, waiting = await asyncio.wait(waiting, timeout=min(_LOOK_S, left))
+                over = clock() >= until
+                if waiting and NOTICES.billing != billing:
+                    late = Deadline(BILLING)
+                elif waiting and (over or clock() >= ask_at):
+                    told = await unwell(self.address.base_url, self.address.key, late=over)
+                    ask_at = clock() + QUESTION_S
+                    if told and unwell_before:
+                        late = Deadline(told)
+                    elif over:
+                        told = told or "it answers other questions; this one hangs"
+                        late = Deadline(f"nothing came back within {deadline_s:g} s: {told}")
+                    unwell_before = told is not None
             self._doubtful = late is not None
         finally:
             for task in tasks:
@@ -110,18 +119,18 @@ class ServiceSession:
 
     async def renew(self, broken: tinker.ServiceClient, ending: Ending = "errored") -> None:
         """Begin a new session, unless somebody has done so since `broken` was looked up."""
-        if self._service is broken:
-            self._service = self._new()
+        if self.service is broken:
+            self.service = self._new()
             await _close(broken, ending)
 
     async def aclose(self) -> None:
         """Finish the session, so that the service frees what it holds for us."""
-        await _close(self._service, "success")
+        await _close(self.service, "success")
 
     def _new(self) -> tinker.ServiceClient:
         return tinker.ServiceClient(
-            base_url=self._address.base_url,
-            api_key=self._address.key,
+            base_url=self.address.base_url,
+            api_key=self.address.key,
             user_metadata={"client": "tinker-claw", "purpose": self._purpose},
         )
 
@@ -134,45 +143,6 @@ def _outcome(task: asyncio.Task[T], late: Deadline | None) -> T | BaseException:
     if not task.done() or task.cancelled():
         return late or Deadline("the request was cancelled")
     return task.exception() or task.result()
-
-
-class _Watch:
-    """Looks after one wait: at the clock, at the SDK's log, and at the service itself.
-
-    The SDK asks a service that is gone for minutes before it says so. Two plain questions in a row
-    that get no answer are enough.
-    """
-
-    def __init__(self, address: Address, deadline_s: float, *, doubtful: bool) -> None:
-        self._address = address
-        self._deadline_s = deadline_s
-        self._clock = asyncio.get_running_loop().time
-        self._until = self._clock() + deadline_s
-        self._next = self._clock() + (0.0 if doubtful else QUESTION_S)
-        self._unwell = 1 if doubtful else 0
-        self._billing = NOTICES.billing
-
-    @property
-    def left_s(self) -> float:
-        """How long to wait before the next look."""
-        return min(_LOOK_S, max(0.0, self._until - self._clock()))
-
-    async def look(self) -> Deadline | None:
-        """Why there is no use in waiting longer; None: there is."""
-        if NOTICES.billing != self._billing:
-            return Deadline(BILLING)
-        over = self._clock() >= self._until
-        if not over and self._clock() < self._next:
-            return None
-        told = await unwell(self._address.base_url, self._address.key, late=over)
-        self._unwell = self._unwell + 1 if told else 0
-        self._next = self._clock() + QUESTION_S
-        if told and self._unwell == 2:
-            return Deadline(told)
-        if not over:
-            return None
-        told = told or "it answers other questions; this one hangs"
-        return Deadline(f"nothing came back within {self._deadline_s:g} s: {told}")
 
 
 async def _close(service: tinker.ServiceClient, ending: Ending) -> None:

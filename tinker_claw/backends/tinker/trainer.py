@@ -12,7 +12,7 @@ import asyncio
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -22,7 +22,7 @@ from tinker.lib.public_interfaces import APIFuture
 
 from tinker_claw.backends.tinker.access import ServedModel, address, choose, served_models
 from tinker_claw.backends.tinker.convert import rows_of, to_sdk
-from tinker_claw.backends.tinker.failures import Fault, failure_of, fault_of, outage, reason
+from tinker_claw.backends.tinker.failures import Fault, failing, fault_of, outage, reason
 from tinker_claw.backends.tinker.probe import Abilities, probe
 from tinker_claw.backends.tinker.sampler import BASE_REF, Scoring, TinkerSampler
 from tinker_claw.backends.tinker.session import Address, ServiceSession
@@ -143,7 +143,7 @@ class TinkerTrainer:
         for number, (one, data) in enumerate(zip(passes, datums, strict=True), 1):
             name = f"forward_backward {number} ({one.loss})"
             futures[name] = client.forward_backward(data, one.loss, dict(one.config) or None)
-        futures["optim_step"] = client.optim_step(adam_params(adam))
+        futures["optim_step"] = client.optim_step(sdk.AdamParams(**asdict(adam)))
         bill(Usage(trained=tokens))
         results = await self._training.wait_all(futures, self._limits.step_timeout_s)
         raise_failures(results)
@@ -180,12 +180,8 @@ class TinkerTrainer:
 
         The old session is finished only when the new one has the weights.
         """
-        try:
+        with failing(f"loading the state {ref!r}", lost=True):
             fresh, client = await self._loaded_in_new_session(ref, moments)
-        except Exception as error:
-            if fault_of(error) in (Fault.AWAY, Fault.BROKE):
-                raise outage("loading a saved state", reason(error)) from error
-            raise BackendError(f"Tinker cannot load {ref!r}: {reason(error)}.") from error
         old, self._training = self._training, fresh
         self._client, self._suspect, self._loaded = client, False, ref
         await old.aclose()
@@ -260,37 +256,31 @@ class TinkerTrainer:
             raise StepError("The weights at Tinker are suspect; load a committed state first.")
         if self._client is None:
             rank, seed = self._settings.training.lora_rank, self._settings.run.seed
-            try:
+            with failing("creating the LoRA weights"):
                 self._client = await self._training.ask(
                     lambda service: service.create_lora_training_client(
                         self._model, rank=rank, seed=seed, train_unembed=False
                     ),
                     self._limits.save_timeout_s,
                 )
-            except Exception as error:
-                raise failure_of("creating the LoRA weights", error) from error
         return self._client
 
     async def _probed(self) -> Abilities:
         if self._abilities is None:
             training = await self._ready()
-            try:
+            with failing("opening the base model"):
                 sampling = await self._sampling.ask(
                     lambda service: service.create_sampling_client(base_model=self._model),
                     self._limits.start_timeout_s,
                 )
-            except Exception as error:
-                raise failure_of("opening the base model", error) from error
             self._abilities = await probe(
                 training, sampling, self._training, self._limits.sample_timeout_s
             )
         return self._abilities
 
     async def _saved(self, what: str, save: Callable[[str], APIFuture[T]], name: str) -> T:
-        try:
+        with failing(what):
             return await self._training.wait(save(unused_name(name)), self._limits.save_timeout_s)
-        except Exception as error:
-            raise failure_of(what, error) from error
 
     def _sampler(self, ref: str) -> TinkerSampler:
         return TinkerSampler(
@@ -302,17 +292,6 @@ class TinkerTrainer:
             scoring=lambda: self._abilities.scoring if self._abilities else Scoring(),
             closed=lambda ref: self._open.subtract([ref]),
         )
-
-
-def adam_params(adam: Adam) -> sdk.AdamParams:
-    return sdk.AdamParams(
-        learning_rate=adam.learning_rate,
-        beta1=adam.beta1,
-        beta2=adam.beta2,
-        eps=adam.eps,
-        weight_decay=adam.weight_decay,
-        grad_clip_norm=adam.grad_clip_norm,
-    )
 
 
 def raise_failures(results: Mapping[str, Any]) -> None:
