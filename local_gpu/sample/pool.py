@@ -1,4 +1,4 @@
-"""Servers that sample as one: each as the pool knows it, what looks after it, and which is asked.
+"""A pool of servers that samples as one: the servers, their health checks, and the choice of one.
 
 Rule: an adapter that is in use is on every server of the rotation, and one that is not in use goes
 from all of them; it is `ready` only after the server has answered with it as the trainer does.
@@ -38,50 +38,51 @@ _log = logging.getLogger(__name__)
 
 
 def _nobody_listens() -> None:
-    """Until it is in a pool."""
+    """Ignore a change, for a server that is not in a pool yet."""
 
 
 _TURN_S: Final = 2.0
-"""A load takes less; after so long the next server begins beside one that hangs."""
+"""Seconds of a turn to load. A load takes less; after that the next server begins beside one that
+hangs."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolOptions:
-    """How a pool serves."""
+    """Options of a pool of sampler servers."""
 
     tolerance: float = 0.2
-    """Of the mean difference between a server's logprobs and the trainer's, in nats. bfloat16 makes
-    about 0.04, and another base model several."""
+    """Largest accepted mean difference of a server's logprobs to the trainer's, in nats. bfloat16
+    makes about 0.04, another base model several."""
     warm_prefixes: int = 4
-    """Computed for a new version before it serves, on each server; 0: none."""
+    """Prefixes computed on each server for a new version before it serves; 0: none."""
     warm_s: float = 20.0
-    """At most so long for that, on each server."""
+    """Seconds at most for warming up those prefixes, on each server."""
     steps: Callable[[], bool] = bool
     """Whether a training step runs. A version that is opened meanwhile, by its name, serves without
     being compared once more: no request waits for a step."""
     score_s: float = 30.0
-    """At most so long until the trainer has scored what a version is compared on; it may be scoring
-    for others."""
+    """Seconds at most for the trainer to score what a version is compared on; it may be scoring for
+    others."""
     ready_s: float = 120.0
-    """At most so long until a server has loaded a version and answered with it, all told."""
+    """Seconds at most for a server to load a version and answer with it, all told."""
     returns: Backoff = Backoff(first_s=1.0, longest_s=30.0)  # noqa: RUF009 - frozen
-    """Until a server that failed is asked again."""
+    """Delays before a server that failed is asked again."""
     student_topk: int = 0
-    """Candidates per token that requests will ask for: the most that a server must give."""
+    """Top-k logprobs per token that requests may ask for: every server must give as many."""
     look_s: float = 30.0
-    """How often a server that is not busy is asked whether it is well."""
+    """Seconds between health checks of a server that is not busy."""
     quiet_s: float = 5.0
-    """After so long without a sign of life, a server that owes answers is asked for one token."""
+    """Seconds without a sign of life until a server that owes answers is asked for one token."""
     still_s: float = 10.0
-    """After so long more it hangs; besides what it takes to compute the prompts that it has."""
+    """Further seconds until it counts as hung, beside the time to compute its prompts."""
     say: Callable[[str], None] = _log.warning
-    """Hears what befalls a server, in sentences."""
+    """Receives what happens to servers, in sentences."""
     away: Callable[[Sequence[str]], object] = len
-    """Hears which servers are out of the rotation, and why, whenever that changes."""
+    """Receives the servers out of the rotation, and why, whenever that changes."""
 
 
 class Disagreement(BackendError):
-    """A server answers with other weights than it was told to."""
+    """A server answers with other weights than it should."""
 
 
 @dataclass(eq=False, slots=True)
@@ -92,13 +93,13 @@ class Adapter:
     folder: Path
     examine: Callable[[], Awaitable[Exam | None]]
     users: int = 0
-    """Open samplers and requests in flight."""
+    """Number of open samplers and requests in flight."""
     _exam: Exam | None = None
     _written: bool = False
     _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def exam(self) -> Exam | None:
-        """Written by the trainer when it is first wanted. None: it had no time."""
+        """Exam on this version, written by the trainer when first needed. None: it had no time."""
         async with self._writing:
             if not self._written:
                 self._exam, self._written = await self.examine(), True
@@ -107,7 +108,7 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """An adapter that was drawn, not learned: a server that does not apply it applies none."""
+    """A random adapter: a server that does not apply it applies none."""
 
     folder: Path
     exam: Exam
@@ -124,9 +125,9 @@ class Away:
     since: float
     error: str
     failures: int
-    """In a row."""
+    """Number of failures in a row."""
     next_at: float
-    """When it is asked again."""
+    """Time at which it is asked again."""
 
 
 class Member:
@@ -149,22 +150,23 @@ class Member:
         self.in_flight = 0
         self.away: Away | None = None
         self.epoch = 0
-        """Goes up when it comes back: what failed before then says nothing about it now."""
+        """Number of its returns: a failure of an earlier epoch says nothing about it now."""
         self.info: ServerInfo | None = None
-        """None: it has never answered."""
+        """Facts about the server; None: it has never answered."""
         self.held: set[str] = set()
         """Names that it may have loaded."""
         self.keeps_apart = True
-        """What it has computed under one salt is not used under another."""
+        """Whether the prefix cache of one salt is never used under another."""
         self.ready: set[str] = set()
         """Names that it has answered with."""
         self.agreements: dict[str, ExamResult] = {}
-        """By ref, of its last exam."""
+        """Result of the last exam of each ref."""
         self._noise = 0.0
         """Standard deviation of its difference to the trainer on the base, in nats."""
         self._changing = asyncio.Lock()
         self.turn = asyncio.Semaphore()
-        """To load an adapter, while its engine computes for nobody; of the whole pool."""
+        """Turn to load an adapter while the engine computes nothing else; shared by the whole
+        pool."""
         self.changed: Callable[[], None] = _nobody_listens
         """Called when it leaves the rotation or comes back."""
 
@@ -173,7 +175,7 @@ class Member:
         return self.server.url
 
     def leave(self, error: str) -> None:
-        """Out of the rotation, until it is brought back."""
+        """Leave the rotation until it is brought back."""
         if self.away is None:
             self._options.say(f"The server {self.url} leaves the rotation: {error}")
             now = time.monotonic()
@@ -194,7 +196,7 @@ class Member:
             self.changed()
 
     async def check(self) -> None:
-        """Ask what it holds, and whether it answers as the base model and as an adapter does.
+        """Check which adapters it holds, and that it answers as the base and as an adapter.
 
         Raises:
             OutageError: it does not answer.
@@ -229,7 +231,8 @@ class Member:
             self.held.discard(probe.name)
 
     async def look(self) -> None:
-        """Raises OutageError if it does not answer, or was started anew and has nothing loaded."""
+        """Check that it answers. Raises OutageError if not, or if it was restarted and has nothing
+        loaded."""
         before = frozenset(self.ready)
         await ping(self.server)
         known = (await self.server.info()).adapters
@@ -237,7 +240,7 @@ class Member:
             raise OutageError(f"The server {self.url} no longer has {sorted(lost)}.")
 
     async def prepare(self, adapter: Adapter, warm: Sequence[Prefix] = ()) -> None:
-        """Load an adapter, compute prefixes, the most useful first, and let the server prove it.
+        """Load an adapter, compute prefixes, the most useful first, and examine the server.
 
         Raises:
             OutageError: it does not answer.
@@ -261,7 +264,7 @@ class Member:
             self.ready.add(name)
 
     async def _load(self, name: str, folder: Path) -> None:
-        """In its turn; a server that takes long over it holds no other up."""
+        """Load an adapter in turn; a server that is slow to load holds no other up."""
         await self.turn.acquire()
         with ExitStack() as held:
             held.callback(self.turn.release)
@@ -270,7 +273,7 @@ class Member:
             await self.server.load(name, folder)
 
     async def tidy(self, wanted: Callable[[str], bool]) -> None:
-        """Unload what nobody wants any more."""
+        """Unload adapters that nobody wants any more."""
         for name in [name for name in self.held if not wanted(name)]:
             async with self._changing:
                 if wanted(name):  # by now
@@ -312,7 +315,7 @@ class Watch:
     """Calls `tend` when woken, and when it has asked to be, one call at a time."""
 
     def __init__(self, name: str, tend: Callable[[], Awaitable[float | None]]) -> None:
-        """`tend` returns after how many seconds it wants to be called again; None: when woken."""
+        """`tend` returns the seconds until its next call; None: when woken."""
         self._woken = asyncio.Event()
         self._tending = asyncio.create_task(self._run(name, tend))
 
@@ -320,7 +323,7 @@ class Watch:
         self._woken.set()
 
     async def aclose(self) -> None:
-        """Call off what is being done."""
+        """Cancel the running call."""
         self._tending.cancel()
         await asyncio.wait((self._tending,))
 
@@ -339,11 +342,11 @@ class Watch:
 
 
 _LEAVE_S: Final = 5.0
-"""For unloading, when the pool is closed."""
+"""Seconds for unloading when the pool is closed."""
 _FEEL_S: Final = 0.5
-"""Between looks whether a server hangs."""
+"""Seconds between checks whether a server hangs."""
 _LOADING: Final = 4
-"""One server in so many loads at a time, and at least one: the streams of the others go on."""
+"""At most one server in four loads at a time, but at least one: the others go on streaming."""
 _NONE: Final[Mapping[Member, str]] = {}
 
 
@@ -354,11 +357,11 @@ class Lease:
     member: Member
     epoch: int
     begun: bool = False
-    """A token has come: no other server can take the request over."""
+    """Whether a token has come: no other server can take over the request then."""
 
 
 class Pool:
-    """The rotation."""
+    """The servers in rotation, and the adapters in use."""
 
     def __init__(
         self, members: Sequence[Member], options: PoolOptions, model: str, context_tokens: int
@@ -385,7 +388,7 @@ class Pool:
         return frozenset(self._wanted)
 
     def newest(self, but: str) -> str | None:
-        """The name that was opened last, of those in use."""
+        """Name of the adapter in use that was opened last."""
         return next((name for name in reversed(self._wanted) if name != but), None)
 
     def agreements(self, ref: str) -> tuple[ExamResult, ...]:
@@ -406,7 +409,7 @@ class Pool:
 
     @contextmanager
     def using(self, adapter: Adapter | None) -> Generator[Adapter | None]:
-        """For a request. None: the base, which is always there."""
+        """Keep an adapter open for a request. None: the base, which is always there."""
         if adapter is None:
             yield None
             return
@@ -448,7 +451,7 @@ class Pool:
         salt: str | None,
         without: Mapping[Member, str],
     ) -> Lease:
-        """The best server for a prompt. Its `in_flight` counts from now on; see `give_back`.
+        """Choose the best server for a prompt and count the request there; see `give_back`.
 
         Args:
             salt: of the prompt, see `SamplingParams.cache_salt`.
@@ -477,7 +480,7 @@ class Pool:
         lease.member.in_flight -= 1
 
     def sick(self, member: Member, error: BaseException, epoch: int | None = None) -> None:
-        """Out of the rotation, unless the failure is of a time before it came back."""
+        """Take a server out of the rotation, unless the failure is from before it came back."""
         if member.away is None and epoch in (None, member.epoch):
             member.leave(str(error))
             self._routes.forget_server(member.number)
@@ -507,7 +510,7 @@ class Pool:
         await together(self._leave(member) for member in self._members)
 
     def _warm(self, members: Sequence[Member]) -> dict[Member, list[Prefix]]:
-        """The prefixes that each computes for a new version, the most useful first."""
+        """Prefixes that each server computes for a new version, the most useful first."""
         most = self._options.warm_prefixes
         hottest = self.hot.hottest(most * len(self._members))
         hot = {prefix: keys_of(prefix.tokens, prefix.salt) for prefix in hottest}
@@ -527,7 +530,7 @@ class Pool:
         return None
 
     async def _tend(self, member: Member) -> float | None:
-        """Bring a server to what is wanted; returns when to look again."""
+        """Bring a server to the wanted state; return the seconds until the next look."""
         if member.away is None:
             try:
                 await member.tidy(self._wanted.__contains__)
@@ -550,7 +553,8 @@ class Pool:
         return 0.0  # what went out of use meanwhile is still there
 
     async def _feel(self, member: Member) -> float:
-        """Let what a server has that hangs be done by others; returns when to look again."""
+        """Check whether a server hangs, and move its requests if so; return the seconds until the
+        next look."""
         server, options = member.server, self._options
         if member.away is None and await hangs(
             server, quiet_s=options.quiet_s, still_s=options.still_s
@@ -588,7 +592,7 @@ class Pool:
 
 @asynccontextmanager
 async def _in_time(member: Member, seconds: float) -> AsyncGenerator[None]:
-    """A server that hangs holds up nobody for long."""
+    """Bound the time of work on a server, so that one that hangs delays nobody for long."""
     try:
         async with asyncio.timeout(seconds):
             yield

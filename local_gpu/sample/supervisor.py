@@ -1,4 +1,4 @@
-"""Inference servers that are started here, each in a process group and an environment of its own.
+"""Inference servers started by us, each in a process group and an environment of its own.
 
 Rule: a server that was ready once is started again on its port whenever it ends, and is ended when
 it hangs; one that ends before is an error with the last lines of its log. None outlives this
@@ -32,11 +32,11 @@ from tinker_claw.errors import ConfigError
 
 HOST: Final = "127.0.0.1"
 _ANSWER_S: Final = 5.0
-"""For what a server says of itself."""
+"""Seconds for a server to answer a question about itself."""
 
 
 async def hangs(port: int, model: str, within_s: float) -> bool:
-    """Whether it takes so long over one token, and its engine does nothing else meanwhile."""
+    """Whether one token takes longer than this, and the engine does nothing else meanwhile."""
     link = HttpClient(f"http://{HOST}:{port}", Deadlines(), None)
     try:
         return await stands_still(
@@ -54,7 +54,7 @@ def _one_token(model: str) -> dict[str, Any]:
 
 
 def _status(port: int, path: str, within_s: float, body: Any = None) -> int | None:
-    """The HTTP status of GET, or of POST if there is a body; None where nobody answers."""
+    """Return the HTTP status of GET, or of POST if there is a body; None where nobody answers."""
     method, url = "GET" if body is None else "POST", f"http://{HOST}:{port}{path}"
     try:
         # Without certificates, which take 30 ms to load, and without proxies.
@@ -66,10 +66,10 @@ def _status(port: int, path: str, within_s: float, body: Any = None) -> int | No
 
 
 Tell = Callable[[str], None]
-"""Is told of progress and of restarts, a sentence each; also from other threads."""
+"""Receives progress and restarts, a sentence each; also from other threads."""
 
 GRACE_S: Final = 5.0
-"""How long a server may take over SIGTERM."""
+"""Seconds that a server may take over SIGTERM."""
 _STOP_S: Final = GRACE_S + 5.0
 _START_S: Final = 1800.0
 _LOOK_S: Final = 0.2
@@ -77,13 +77,13 @@ _TELL_S: Final = 10.0
 _FIRST_DELAY_S: Final = 1.0
 _LONGEST_DELAY_S: Final = 60.0
 _HEALTHY_S: Final = 300.0
-"""After so long a run the next failure counts as the first one."""
+"""Seconds of a run after which the next failure counts as the first one."""
 _LAST_LINES: Final = 15
 _WARM_UP_S: Final = 300.0
 _ASK_S: Final = 30.0
-"""Between requests for one token, which tell whether it hangs."""
+"""Seconds between requests for one token, which show whether it hangs."""
 _HANGS_S: Final = 120.0
-"""Without an answer, and without any progress in what its engine counts."""
+"""Seconds without an answer, and without progress of the engine, after which it hangs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,14 +91,15 @@ class Launch:
     """How to start a server."""
 
     name: str
-    """What it is called in sentences."""
+    """Name of the server in sentences."""
     command: tuple[str, ...]
     environment: Mapping[str, str]
-    """The whole of it: nothing is inherited."""
+    """The whole environment: nothing is inherited."""
     port: int
     log: Path
     model: str
-    """Asked for one token before the server counts as ready: its first request compiles kernels."""
+    """Model that is asked for one token before the server is ready: the first request compiles
+    kernels."""
 
     @property
     def url(self) -> str:
@@ -106,7 +107,7 @@ class Launch:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of loopback that nobody has at this moment."""
+    """Ports of loopback that are free at this moment."""
     with ExitStack() as stack:
         bound = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in bound:
@@ -120,7 +121,7 @@ class Servers:
     def __init__(
         self, launches: Sequence[Launch], tell: Tell, *, first_delay_s: float = _FIRST_DELAY_S
     ) -> None:
-        """Start all of them, and come back at once; `ready` waits."""
+        """Start all servers and return at once; `ready` waits."""
         self._tell = tell
         self._kept = [_Kept(launch, tell, first_delay_s) for launch in launches]
 
@@ -170,7 +171,7 @@ class _Kept:
         self.launch = launch
         self.ready = False
         self.ended: int | None = None
-        """The status of a server that was never ready."""
+        """Exit status of a server that was never ready."""
         self._tell = tell
         self._first_delay_s = delay_s
         self._lock = threading.Lock()
@@ -214,7 +215,8 @@ class _Kept:
             delay_s, mode = min(2 * delay_s, _LONGEST_DELAY_S), "ab"
 
     def _wait(self, process: subprocess.Popen[bytes]) -> int:
-        """Its status, when it has ended by itself or because it hung."""
+        """Return the exit status once the server has ended by itself, or was ended because it
+        hung."""
         within_s = _WARM_UP_S
         while True:
             with suppress(subprocess.TimeoutExpired):
@@ -250,13 +252,13 @@ class _Kept:
 
 
 def _private(path: Path, mode: str) -> IO[bytes]:
-    """A file for its owner alone."""
+    """Open a file that only its owner may read."""
     path.parent.mkdir(parents=True, exist_ok=True)
     return open(path, mode, opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
 def _look(waiting: Sequence[_Kept]) -> None:
-    """Mark those that answer as ready.
+    """Mark the servers that answer as ready.
 
     Raises:
         ConfigError: one has ended.
@@ -273,7 +275,7 @@ def _look(waiting: Sequence[_Kept]) -> None:
 
 
 def _warm_up(launch: Launch) -> bool:
-    """Whether it has answered. If not, it has ended, which shows at the next look, or is slow."""
+    """Ask for one token; return whether it came. If not, the server has ended or is slow."""
     status = _status(launch.port, "/v1/completions", _WARM_UP_S, _one_token(launch.model))
     if status is not None and status != HTTPStatus.OK:
         raise ConfigError(

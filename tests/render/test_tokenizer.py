@@ -80,7 +80,7 @@ def test_the_fast_way_gives_the_same_ids_on_what_agents_send(
 def test_a_fast_way_to_other_ids_is_not_gone(
     both: tuple[CutTokenizer, Any], tmp_path: Path
 ) -> None:
-    """Its file is another one than that which was read: merges are missing."""
+    """The file differs from the one that was read: merges are missing."""
     ours = both[0]
     shutil.copytree(MODEL_DIR, tmp_path / "model")
     file = tmp_path / "model" / "tokenizer.json"
@@ -95,7 +95,7 @@ def test_a_fast_way_to_other_ids_is_not_gone(
 
 
 def test_others_go_on_while_the_fast_way_is_tried_out(both: tuple[CutTokenizer, Any]) -> None:
-    """It is, beside the event loop, on the texts that were met first: whole system prompts."""
+    """The trial runs beside the event loop, on the first texts: whole system prompts."""
     tokenizer = load(str(MODEL_DIR))
     backend, working, rounds = both[0].backend_tokenizer, False, 0
 
@@ -170,7 +170,7 @@ WITH_TOOLS = FOR_ALL + "{{ tools | tojson(indent=2) }}"
 
 
 def folder_with(folder: Path, settings: dict[str, Any], **files: str) -> Path:
-    """The shipped tokenizer with other settings."""
+    """Make the shipped tokenizer with other settings."""
     shutil.copy(MODEL_DIR / "tokenizer.json", folder)
     shipped = json.loads((MODEL_DIR / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps({**shipped, **settings}))

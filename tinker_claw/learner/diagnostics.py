@@ -194,7 +194,7 @@ def _gaps(prepared: Prepared, report: StepReport, version: int) -> Iterator[floa
 
 def _fresh(
     prepared: Prepared, version: int
-) -> Iterator[tuple[tuple[Tokens, int], Sequence[float]]]:
+) -> Iterator[tuple[tuple[tuple[int, ...], int], Sequence[float]]]:
     """Replies that `version` sampled: tokens and start as in their datum, and their logprobs."""
     for item in prepared.items:
         prompt, done = item.sample.prompt, item.sample.completion

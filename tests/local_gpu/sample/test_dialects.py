@@ -46,7 +46,7 @@ class Reply:
     status: int = 200
     pieces: Sequence[bytes] = ()
     then: str = "end"
-    """What follows the answer. end, cut: the connection breaks. hang: nothing more comes."""
+    """End of the answer. end, cut: the connection breaks. hang: nothing more comes."""
 
 
 def said(body: object, status: int = 200) -> Reply:

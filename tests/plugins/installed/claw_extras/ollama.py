@@ -33,7 +33,7 @@ OPTIONS = Fields(
 
 
 class Ollama(Format):
-    """What `curl -d` sends names no type, so it comes as a form's."""
+    """The format of Ollama. `curl -d` names no type, so its body comes as a form's."""
 
     about = "Ollama's chat: POST /api/chat"
     routes = (
