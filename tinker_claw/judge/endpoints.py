@@ -1,4 +1,4 @@
-"""Who is asked: the backend's base model, or any OpenAI-compatible endpoint.
+"""The judge's endpoints: the backend's base model, or any OpenAI-compatible server.
 
 Rule: all votes on one case are one request (n = m) where the endpoint allows it, so that the prompt
 is computed once. Whatever it sends is n texts or a `JudgeError`; it is read within bounds of size
@@ -35,21 +35,21 @@ from tinker_claw.telemetry import log
 from tinker_claw.types import Completion, Message, SamplingParams, StopReason, Tokens
 
 ANSWER_S: Final = 120.0
-"""How long one answer of an endpoint may take: thousands of tokens of thinking, and a wait."""
+"""Seconds for one answer of an endpoint: room for thousands of thinking tokens and for queueing."""
 RETRIES = Backoff(first_s=0.5, longest_s=10.0, jitter=0.5, attempts=6, within_s=120.0)
-"""Of one question, where the endpoint gives no answer or asks to come again."""
+"""Retries of one question when the endpoint gives no answer or asks to be called again."""
 _ENVELOPE_BYTES: Final = 65_536
 _TOKEN_BYTES: Final = 64
-"""Of an answer, per token that it may have: escaped text and the thinking beside it fit."""
+"""Bytes of an answer per token allowed: enough for escaped text and the thinking beside it."""
 _SECRET: Final = re.compile(r"(?<=://)[^/]*@|\?.*")
-"""Parts of an address that may hold a key: no error and no event has them."""
+"""Parts of a URL that may hold a key; errors and events leave them out."""
 
 
 class Endpoint(Protocol):
     """Anything that answers a chat prompt several times."""
 
     async def answers(self, messages: Sequence[Message], n: int) -> list[str]:
-        """n independent answers.
+        """Return n independent answers.
 
         Raises:
             JudgeError: it could not be asked, or (`SilentJudgeError`) did not answer any retry.
@@ -82,17 +82,17 @@ class SamplerEndpoint:
         return [self._text(done, prompt) for done in completions]
 
     def _text(self, done: Completion, prompt: Tokens) -> str:
-        """Without its thinking; one that has not ended it says nothing."""
+        """Return the answer without its thinking; empty where the thinking never ended."""
         text = self._renderer.parse(done.tokens, prompt).text
         return text if done.stop_reason is StopReason.STOP else text + CUT
 
 
 class SilentJudgeError(JudgeError):
-    """The endpoint does not answer, whatever it is asked."""
+    """Raised when the endpoint answers no request at all."""
 
 
 class _Again(Exception):
-    """The endpoint may answer if it is asked again."""
+    """Raised when a retry may succeed."""
 
 
 class HttpEndpoint(AbstractAsyncContextManager["HttpEndpoint"]):
@@ -144,8 +144,8 @@ class HttpEndpoint(AbstractAsyncContextManager["HttpEndpoint"]):
             raise SilentJudgeError(f"the judge at {self._url} does not answer: {error}") from error
 
     async def _ask(self, question: Question, n: int) -> list[str]:
-        """Answers, at most n. What the endpoint refuses to take is left out, and, where that helps,
-        from then on."""
+        """Ask once and return at most n answers. Drop each field that the endpoint refuses; keep it
+        dropped where that made the request succeed."""
         asked = self._dialect
         while True:
             status, content = await self._post(question, n, asked)
@@ -190,7 +190,7 @@ class HttpEndpoint(AbstractAsyncContextManager["HttpEndpoint"]):
         return texts
 
     async def _content(self, response: httpx.Response, most: int) -> bytes:
-        """The body, of which `most` bytes are read."""
+        """Read at most `most` bytes of the body; a longer one is an error."""
         content = bytearray()
         async for piece in response.aiter_bytes():
             content += piece

@@ -1,8 +1,7 @@
 """The judge: reads what happened after a turn, gives a verdict and, where there is one, a hint.
 
-Rule: one endpoint gives all that is said of a turn, the second one where the first does not answer.
-An auditor is asked for a verdict beside that of the judge; what it says decides nothing, and that
-it does not answer holds up nothing.
+Rule: one endpoint answers both questions about a turn; the fallback does where the first is silent.
+An auditor only adds a second verdict: it decides nothing, and its silence delays nothing.
 """
 
 from __future__ import annotations
@@ -31,40 +30,41 @@ from tinker_claw.telemetry import log
 from tinker_claw.types import Message, NextState, Verdict, Vote, Writer
 
 REST_S: Final = 60.0
-"""So long a judge that did not answer is not asked, where there is a fallback: each try may last as
-long as all its retries."""
+"""Seconds without asking a judge that did not answer, where there is a fallback: each attempt may
+last as long as all its retries."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """Everything that the judge said of one turn."""
+    """Verdict and hints for one turn, with the answers they come from."""
 
     verdict: Verdict
     verdict_answers: tuple[str, ...]
     hint_answers: tuple[str, ...]
     hints: tuple[str, ...]
-    """Chosen from the hint answers, best first."""
+    """Hints chosen from the hint answers, best first."""
     prompt: str
-    """The version of what was asked."""
+    """Version of the judge prompts."""
     by_second: bool = False
-    """The fallback gave it."""
+    """Whether the fallback gave this judgement."""
     audit: Verdict | None = None
-    """The auditor's; None: it was not asked, or did not answer."""
+    """The auditor's verdict; None when it was not asked or did not answer."""
     audit_answers: tuple[str, ...] = ()
 
     @property
     def hint_votes(self) -> tuple[Vote | None, ...]:
-        """Of the hint answers."""
+        """Votes read from the hint answers."""
         return tuple(parse_hint_vote(answer) for answer in self.hint_answers)
 
     @property
     def heard(self) -> tuple[bool, ...]:
-        """Of every answer of the judge whether it could be read."""
+        """For each answer of the judge, whether it could be read."""
         return tuple(vote is not None for vote in (*self.verdict.votes, *self.hint_votes))
 
     @property
     def unread(self) -> str | None:
-        """An answer to a question of which none could be read; None: of each, one could."""
+        """An answer to a question where no answer could be read; None when each question has a
+        readable one."""
         asked = (
             (self.verdict_answers, self.verdict.votes),
             (self.hint_answers, self.hint_votes),
@@ -77,12 +77,12 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class Second:
-    """Another endpoint, and what it is for."""
+    """A second endpoint and its role."""
 
     endpoint: Endpoint
     role: Literal["fallback", "auditor"]
     share: float
-    """Of the judgements that an auditor checks, 0 to 1."""
+    """Share of judgements that an auditor checks, from 0 to 1."""
 
 
 class Judge:
@@ -115,7 +115,7 @@ class Judge:
 
     @property
     def answers(self) -> int:
-        """So many are asked for, of one turn."""
+        """Number of answers requested for one turn."""
         return self._m * (2 if self._hint_candidates else 1)
 
     async def judge(
@@ -127,8 +127,8 @@ class Judge:
         hints: bool = True,
         asked_by: Writer = Writer.OWNER,
     ) -> Judgement:
-        """Ask about one turn. What was accepted needs no hint, and only the owner's own words give
-        one: whoever can write a web page could write one.
+        """Ask about one turn. An accepted reply needs no hint, and only the owner's own words give
+        one: anyone who can write a web page could write a hint.
 
         Args:
             hints: whether any are of use.
@@ -166,7 +166,7 @@ class Judge:
     async def _ask_either(
         self, verdict: Sequence[Message], hint: Sequence[Message] | None
     ) -> tuple[list[str], list[str], bool]:
-        """Answers to both questions, and whether they are the fallback's."""
+        """Return answers to both questions, and whether the fallback gave them."""
         now = asyncio.get_running_loop().time
         if self._fallback is None or now() >= self._rests_until:
             try:
@@ -182,7 +182,7 @@ class Judge:
     async def _ask_both(
         self, endpoint: Endpoint, verdict: Sequence[Message], hint: Sequence[Message] | None
     ) -> tuple[list[str], list[str]]:
-        """A reply that was accepted needs no hint, and is not asked about twice."""
+        """Ask for verdicts, then for hints unless the reply was accepted."""
         verdicts = await endpoint.answers(verdict, self._m)
         if hint is None or _verdict(verdicts).value == 1:
             return verdicts, []

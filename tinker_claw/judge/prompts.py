@@ -1,4 +1,4 @@
-"""What the judge is asked, in our words, and what its answers say.
+"""The judge's prompts, and how its answers are read.
 
 Rules: the judge sees the user's request, the reply and what came next, each in a fence; the next
 state is the evidence, not the judge's own taste. The answer's form is fixed and read here: a rating
@@ -24,7 +24,7 @@ from tinker_claw.judge.fence import TOLD, Part, fence, shares, shorten
 from tinker_claw.types import Message, NextState, Verdict, Vote, Writer
 
 CUT: Final = "\n[cut off before its end]"
-"""Stands behind an answer that its token limit or a filter has cut. No rating is read past it."""
+"""Suffix of an answer cut by its token limit or a filter. No rating is read past it."""
 
 SCHEMA: Final[Mapping[str, Any]] = {
     "type": "object",
@@ -37,7 +37,7 @@ SCHEMA: Final[Mapping[str, Any]] = {
     "required": ["reasoning", "rating", "quote", "hint"],
     "additionalProperties": False,
 }
-"""Of an answer in JSON, to either question."""
+"""JSON schema of an answer to either question."""
 
 _OPEN, _CLOSE = "[HINT]", "[/HINT]"
 _QUOTE: Final = re.compile(r"\[QUOTE\](.*?)\[/QUOTE\]", re.DOTALL)
@@ -52,16 +52,16 @@ _FENCED_JSON: Final = re.compile(r"```(?:json)?\s*(\{.*\})\s*```", re.DOTALL)
 _BEGUN_JSON: Final = re.compile(r"(?:```(?:json)?\s*)?\{")
 
 MIN_HINT_CHARS = 11
-"""A shorter hint says nothing that could be followed."""
+"""Shortest hint in characters; a shorter one says nothing that could be followed."""
 MAX_HINT_CHARS = 2000
-"""A longer one is not the one to three sentences that were asked for, and would crowd the prompt of
-the teacher."""
+"""Longest hint in characters. A longer one is not the one to three sentences asked for, and would
+crowd the teacher's prompt."""
 MOST_BESIDE: Final = 1500
-"""Characters of each text beside the user's words."""
+"""Most characters of each text shown beside the user's words."""
 MIN_QUOTE_CHARS: Final = 3
 _NAME_CHARS: Final = 64
 _ODD: Final = re.compile(r"[^A-Za-z0-9_.:/-]+")
-"""What no tool's name needs to hold."""
+"""Characters that no tool name needs."""
 
 _VERDICT: Final = """\
 You rate one reply of an AI assistant by looking at what happened right after it.
@@ -105,7 +105,7 @@ _Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 
 
 class Prompts(BaseModel):
-    """What the two questions mean. Fences and the form of an answer are added to either."""
+    """The texts of the two questions. Fences and the answer's form are added to each."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -114,7 +114,7 @@ class Prompts(BaseModel):
 
     @classmethod
     def read(cls, path: Path) -> Prompts:
-        """A TOML file with the texts `verdict` and `hint`, or one of them.
+        """Read a TOML file with the texts `verdict` and `hint`, or one of them.
 
         Raises:
             ConfigError: it cannot be read, or holds anything else.
@@ -123,7 +123,7 @@ class Prompts(BaseModel):
 
     @property
     def version(self) -> str:
-        """A digest of everything that is asked and added, so that equal ones were asked alike."""
+        """Digest of the whole prompt, so that equal versions were asked alike."""
         asked = [
             ask("", "", NextState(role, ""), self, draw=lambda _: "M")
             for ask in (verdict_messages, hint_messages)
@@ -144,7 +144,7 @@ def _messages(
     asked_by: Writer = Writer.OWNER,
     draw: Callable[[int], str] = token_hex,
 ) -> list[Message]:
-    """The prompt for one vote."""
+    """Return the prompt for one vote."""
     parts = [
         Part("request", _WRITTEN.get(asked_by, _BY_USER), shorten(request)),
         Part("reply", "written by the assistant", shorten(reply)),
@@ -180,14 +180,14 @@ _WRITTEN: Final[Mapping[Writer, str]] = {
     Writer.MEMBER: "written by another person in the chat, who is not the user",
     Writer.EXTERNAL: "from a mail, a hook or the web, and not written by the user",
 }
-"""Who wrote what is not the owner's, in our words."""
+"""Who wrote a text that is not the owner's, as the prompt says it."""
 
 
 # Reading
 
 
 def parse_vote(answer: str) -> Vote | None:
-    """The rating that an answer ends with; None where it ends with none, or is no whole answer.
+    """Return the rating that an answer ends with; None where it ends with none or is incomplete.
 
     Behind the last box stands nothing but white space and closing punctuation, and a JSON object
     is all that an answer in JSON holds. A block of thinking that is not closed is no answer.
@@ -197,12 +197,12 @@ def parse_vote(answer: str) -> Vote | None:
 
 
 def parse_hint_vote(answer: str) -> Vote | None:
-    """The rating of an answer about a hint: behind its box the hint may stand, in its marks."""
+    """Return the rating of an answer about a hint; the hint may follow the box, in its marks."""
     return _hint_of(answer)[0]
 
 
 def parse_hint(answer: str, owner: str) -> str | None:
-    """The hint of an answer that rates it 1; None when there is none worth following.
+    """Return the hint of an answer that rates it 1; None when there is none worth following.
 
     What stands in marks before the box may be a quotation of what somebody else wrote: the words
     that ask for the hint must stand in what the owner said.
@@ -219,13 +219,14 @@ def parse_hint(answer: str, owner: str) -> str | None:
 
 
 def _stands_in(quote: str, owner: str) -> bool:
-    """Whether words stand in others to the letter, but for blanks, capitals and their own marks."""
+    """Return whether `quote` occurs in the owner's words, ignoring blanks, case and quotation
+    marks."""
     words = " ".join(quote.casefold().split()).strip("\"'“”„«»‘’ ")
     return len(words) >= MIN_QUOTE_CHARS and words in " ".join(owner.casefold().split())
 
 
 def _hint_of(answer: str) -> tuple[Vote | None, str, str]:
-    """The rating, the words that are given as the hint, and those that are to ask for it."""
+    """Return the rating, the hint, and the quotation that asks for it."""
     said = _said(answer)
     if _BEGUN_JSON.match(said):
         given = _object(said)
@@ -243,7 +244,7 @@ def _hint_of(answer: str) -> tuple[Vote | None, str, str]:
 
 
 def _said(answer: str) -> str:
-    """An answer without its thinking; "" where it was cut off, or has thought only."""
+    """Return an answer without its thinking; empty where it was cut off or only thought."""
     said = answer.rpartition("</think>")[2]
     return "" if answer.endswith(CUT) or "<think>" in said else said.strip()
 
@@ -257,7 +258,7 @@ def _boxed(said: str) -> Vote | None:
 
 
 def _object(said: str) -> Mapping[str, Any]:
-    """The JSON object that is all of an answer; an empty one: it is none."""
+    """Return the JSON object that makes up a whole answer; an empty one where it is none."""
     fenced = _FENCED_JSON.fullmatch(said)
     try:
         given = json.loads(fenced[1] if fenced else said, object_pairs_hook=_once)
@@ -267,7 +268,7 @@ def _object(said: str) -> Mapping[str, Any]:
 
 
 def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """An object that says nothing twice."""
+    """Return an object, refusing repeated keys."""
     if len(dict(pairs)) < len(pairs):
         raise ValueError("a key stands twice")
     return dict(pairs)
@@ -287,7 +288,8 @@ def _vote(one: bool, *, negative: bool) -> Vote:
 
 
 def majority(votes: Sequence[Vote | None]) -> Verdict:
-    """The commonest valid vote; a tie for the top is 0; no valid vote is no verdict (None)."""
+    """Return the commonest valid vote; a tie for the top is 0; no valid vote is no verdict
+    (None)."""
     counts = Counter[Vote](vote for vote in votes if vote is not None).most_common(2)
     value: Vote | None = None
     if counts:
@@ -297,14 +299,14 @@ def majority(votes: Sequence[Vote | None]) -> Verdict:
 
 
 def choose_hints(found: Sequence[str | None], read: int, most: int) -> tuple[str, ...]:
-    """Distinct hints, at most `most`, where a majority of the answers that could be read gave one.
+    """Return distinct hints, at most `most`, where a majority of the readable answers gave one.
 
-    What most of them said comes first, and of those the shortest: how well a hint teaches is not
-    known before a teacher is asked (methods/teachability.py).
+    The most frequent come first, then the shortest: how well a hint teaches is not known before a
+    teacher is asked (methods/teachability.py).
 
     Args:
-        found: of each answer its hint, or None.
-        read: answers that could be read.
+        found: the hint of each answer, or None.
+        read: number of answers that could be read.
     """
     hints = Counter(hint for hint in found if hint is not None)
     if 2 * hints.total() <= read:

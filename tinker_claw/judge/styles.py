@@ -1,4 +1,4 @@
-"""How an endpoint is asked and how its answer is read: chat completions, or Responses. Pure.
+"""Build requests to an endpoint and read its answers: chat completions or Responses. Pure.
 
 Rule: what an endpoint does not take is found out from its refusal, and left out from then on. An
 answer becomes texts, one of which is marked where it was cut off, or an error.
@@ -16,7 +16,7 @@ from tinker_claw.judge.prompts import CUT, SCHEMA
 from tinker_claw.types import Message
 
 REFUSALS: Final = (400, 422)
-"""HTTP status of an endpoint that does not take a field."""
+"""HTTP statuses that refuse a field."""
 _ENDED_EARLY: Final = {"length", "max_tokens", "content_filter", "abort", "error"}
 _NAMES: Final = {
     "schema": r"response_format|json.?schema|structured.output|guided|text\.format",
@@ -25,25 +25,25 @@ _NAMES: Final = {
     "many": r"""['"`]n['"`]|\bn\s*(?:=|>|must|should|is|parameter)|parameter:? n\b"""
     r"|(?:multiple|several) (?:choices|completions|answers)",
 }
-"""How refusals name what they refuse, by the field of `Dialect`."""
+"""Patterns of how refusals name a field, by the field of `Dialect`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What an endpoint takes, as far as it has refused nothing of it."""
+    """Fields that an endpoint accepts; all of them until it refuses one."""
 
     schema: bool = True
-    """Answers by a JSON schema."""
+    """Whether answers follow a JSON schema."""
     many: bool = True
-    """Several answers to one request."""
+    """Whether one request can ask for several answers."""
     temperature: bool = True
     max_tokens: bool = True
-    """Chat's older field; False: `max_completion_tokens` in its place."""
+    """Whether chat takes the older `max_tokens`; False sends `max_completion_tokens`."""
 
     def without(self, refusal: bytes) -> Dialect | None:
-        """What is left to try after a refusal; None: nothing, it is about something else.
+        """Return the dialect to try after a refusal; None when the refusal is about something else.
 
-        One that names nothing may be about the schema, which is asked for most rarely.
+        A refusal that names no field may be about the schema, the least supported of them.
         """
         said = refusal[:10_000].decode(errors="replace")
         named = {
@@ -57,7 +57,7 @@ class Dialect:
 
 
 def _param(refusal: str) -> str | None:
-    """The field that a refusal names as such, in quotation marks; None: it has only words."""
+    """Return the field that a refusal names as its `param`, in quotation marks, or None."""
     try:
         param = json.loads(refusal)["error"]["param"]
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -67,7 +67,7 @@ def _param(refusal: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked, of which model, and within which bounds."""
+    """One question: the model, the messages and the limits."""
 
     model: str
     messages: Sequence[Message]
@@ -77,19 +77,21 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """One HTTP API."""
+    """One HTTP API of an endpoint."""
 
     path: str
     dialect: Dialect
-    """To begin with."""
+    """The dialect before any refusal."""
     body: Callable[[Question, int, Dialect], dict[str, Any]]
-    """For n answers, where the dialect takes more than one."""
+    """Builds the request body for n answers, where the dialect takes more than one."""
     texts: Callable[[Any], list[str]]
-    """Of a decoded answer. Raises KeyError, TypeError or ValueError where it is none."""
+    """Reads the texts from a decoded answer. Raises KeyError, TypeError or ValueError on anything
+    else."""
 
 
 def style_of(url: str) -> tuple[Style, str]:
-    """How an address is asked, and where: a base (…/v1), or a whole one, which says the style."""
+    """Return the style and full URL for a base URL (…/v1) or for a whole one, which tells the
+    style."""
     base, mark, query = url.partition("?")
     base = base.rstrip("/")
     for style in (RESPONSES, CHAT):
@@ -155,7 +157,8 @@ def _responses_texts(answer: Any) -> list[str]:
 
 
 def _text(content: Any, cut: bool) -> str:
-    """What an answer says; "" where it says nothing, which is a vote that cannot be read."""
+    """Return the text of an answer; empty where there is none, which is a vote that cannot be
+    read."""
     if content is not None and not isinstance(content, str):
         raise TypeError("content is no text")
     # Half of a surrogate pair, as an answer that is cut within an emoji ends, is no text that can
@@ -168,7 +171,8 @@ RESPONSES: Final = Style("/responses", Dialect(many=False), _responses_body, _re
 
 
 def refused(status: int, content: bytes, url: str) -> str:
-    """Why, where that is about key, address or model; other answers may repeat a user's words."""
+    """Describe a refusal. Only errors about key, address or model are quoted: others may repeat a
+    user's words."""
     words = " ".join(content.decode(errors="replace").split())[:200]
     told = f": {words}" if status in (401, 403, 404) else ""
     return f"the judge at {url} refuses (HTTP {status}){told}"
