@@ -39,13 +39,13 @@ class ModelFileError(ConfigError):
 
 
 class RequestError(ClawError):
-    """The request cannot be served as asked. Each wire format says it in its own shape.
+    """The request cannot be served as asked. Each wire format reports it in its own shape.
 
     Args:
-        status: HTTP's.
-        code: a short name that programs go by (invalid_api_key, context_length_exceeded ...).
-        param: the field that it is about.
-        headers: that go with the answer.
+        status: HTTP status.
+        code: short name for programs (invalid_api_key, context_length_exceeded ...).
+        param: the field that the error is about.
+        headers: sent with the answer.
     """
 
     def __init__(
@@ -109,23 +109,23 @@ class StepError(BackendError):
 
 
 class TooFarError(StepError):
-    """A step would have moved the policy further than one step may: nothing of it is kept."""
+    """A step would have moved the policy further than one step may; nothing of it is kept."""
 
 
 class RefusedError(StepError):
-    """The gate keeps the version out that a step has made: nothing of it is kept."""
+    """The gate refused the version that a step made; nothing of it is kept."""
 
 
 class WithdrawnError(StepError):
-    """What a step trained on was forgotten meanwhile: nothing of it is kept."""
+    """Something that a step trained on was forgotten meanwhile; nothing of it is kept."""
 
 
 class LearningEndedError(BackendError):
-    """Learning ends on purpose, until a restart: to go on by itself would do harm or no good."""
+    """Learning ended on purpose until a restart: to continue would do harm or no good."""
 
 
 class DisagreementError(LearningEndedError):
-    """The sampler's logprobs are not the trainer's: no step may be built on them."""
+    """The sampler's logprobs differ from the trainer's: no step may be built on them."""
 
 
 class OutageError(BackendError):
@@ -149,7 +149,7 @@ def same_length(what: str, **arrays: object) -> int:
 
 
 def first_cause(error: BaseException) -> BaseException:
-    """The first error of a group, however deep it stands; any other error itself."""
+    """Return the first error of a group, however deeply nested; any other error itself."""
     while isinstance(error, BaseExceptionGroup):
         group: BaseExceptionGroup[BaseException] = error
         error = group.exceptions[0]

@@ -16,18 +16,18 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 CLAIM = 20.0
-"""The e-value from which on a difference is claimed: 1 / 0.05."""
+"""Smallest e-value at which a difference is claimed: 1 / 0.05."""
 _MOST = 600.0
-"""Largest logarithm of an e-value; beyond it a float ends."""
+"""Largest logarithm of an e-value; exp of more overflows a float."""
 _NONE = 1e-300
-"""Stands for 0 in a logarithm."""
+"""Stand-in for 0 inside a logarithm."""
 _BETS = (0.125, 0.25, 0.5, 0.75, 0.9375, -0.125, -0.25, -0.5, -0.75, -0.9375)
-"""Shares of their capital that bettors on a mean stake, on one side and the other."""
+"""Shares of their capital that bettors on a mean stake, for a mean above and for one below."""
 
 
 @dataclass(slots=True)
 class Rate:
-    """The share of outcomes that were good."""
+    """Share of good outcomes."""
 
     good: float = 0.0
     of: int = 0
@@ -50,7 +50,8 @@ class Rate:
 
 @dataclass(slots=True)
 class TwoRates:
-    """Whether two rates differ, of outcomes that arrive in any order and in any proportion."""
+    """Test of whether two rates differ, for outcomes that arrive in any order and any
+    proportion."""
 
     a: Rate
     b: Rate
@@ -73,12 +74,13 @@ class TwoRates:
 
 @dataclass(slots=True)
 class Mean:
-    """Whether the mean of outcomes lies above or below a value: the capital of bettors, each with a
-    constant stake (Waudby-Smith and Ramdas 2024, J. R. Stat. Soc. B 86:1-27, sec. 4)."""
+    """Test of whether the mean of outcomes lies above or below a value: the capital of bettors,
+    each with a constant stake (Waudby-Smith and Ramdas 2024, J. R. Stat. Soc. B 86:1-27, sec.
+    4)."""
 
     null: float = 0.5
     logs: list[float] = field(default_factory=lambda: [0.0] * len(_BETS))
-    """Logarithms of their capital; the first half bet on a mean above `null`."""
+    """Logarithms of the bettors' capital; the first half bet on a mean above `null`."""
 
     def add(self, outcome: float) -> None:
         gain = outcome - self.null
@@ -95,12 +97,12 @@ class Mean:
 
     @property
     def e_value(self) -> float:
-        """Of a mean on either side."""
+        """E-value that the mean differs from `null`, on either side."""
         return _capital(self.logs)
 
 
 def odds(e_value: float) -> str:
-    """An e-value in words."""
+    """Describe an e-value in words."""
     return f"evidence {min(e_value, 1e6):,.0f} to 1"
 
 
@@ -109,7 +111,8 @@ def _capital(logs: list[float]) -> float:
 
 
 def _mixed(rate: Rate, prior: float) -> float:
-    """Logarithm of the outcomes' likelihood, integrated over Beta(prior, prior) times its norm."""
+    """Return the log likelihood of the outcomes, integrated over Beta(prior, prior) times its
+    norm."""
     good, bad = rate.good + prior, rate.of - rate.good + prior
     return math.lgamma(good) + math.lgamma(bad) - math.lgamma(good + bad)
 
@@ -120,7 +123,8 @@ def _log_likelihood(found: Rate, at: float) -> float:
 
 
 def _edge(found: Rate, least: float, end: float) -> float:
-    """Where, from its value to an end, the likelihood falls to `least`."""
+    """Return the rate, from the observed one towards `end`, at which the log likelihood falls to
+    `least`."""
     inside = found.value
     for _ in range(40):
         middle = (inside + end) / 2

@@ -1,4 +1,4 @@
-"""Files of which only their owner may know: they hold conversations, keys and what was learned.
+"""Permissions of files that hold conversations, keys and adapters: readable by their owner only.
 
 Rule: whatever a program of ours creates is closed to others from the start, by its umask; what lay
 there before is closed at the next start, or named where that cannot be done.
@@ -18,21 +18,23 @@ _OURS: Final = (
     *("ledger.sqlite3", "ledger.sqlite3-wal", "ledger.sqlite3-shm"),
     *("lock", "control.json", "api-key", "metrics.jsonl", "adapters", "states", "logs", "sinks"),
 )
-"""What a run keeps in its data directory."""
+"""Files and folders that a run keeps in its data directory."""
 
 
 def for_owner_only() -> None:
-    """From now on, in this process and in those that it starts."""
+    """Create files for the owner only from now on, in this process and its children."""
     os.umask(_OTHERS)
 
 
 def open_to_others(directory: Path) -> list[Path]:
-    """What of a run's data directory, itself included, somebody else may read or write."""
+    """Return the paths in a run's data directory, itself included, that others can read or
+    write."""
     return [path for path in (directory, *_below(directory, _OURS)) if _mode(path) & _OTHERS]
 
 
 def readable_by_others(file: Path) -> bool:
-    """Somebody else may read it: its own mode says so, and that of every folder above it."""
+    """Return whether others can read a file: its mode allows it, and so does every folder above
+    it."""
     file = file.resolve()
     return any(
         _mode(file) & reads and all(_mode(folder) & enters for folder in file.parents)
@@ -41,12 +43,12 @@ def readable_by_others(file: Path) -> bool:
 
 
 def close_to_others(directory: Path, *, all_of_it: bool = False) -> list[Path]:
-    """Close what is ours, as far as that can be done; returns what was closed.
+    """Close a run's files to others as far as possible; return the paths that were closed.
 
-    A directory that holds other things, too, is somebody's choice and stays as it is.
+    A directory that also holds other things is the user's choice and stays as it is.
 
     Args:
-        all_of_it: whatever is there is ours; else what a run keeps.
+        all_of_it: treat everything in the directory as the run's, not only the names it uses.
     """
     there = {path.name for path in directory.iterdir()} if directory.is_dir() else set[str]()
     ours, closed = there if all_of_it else there.intersection(_OURS), list[Path]()

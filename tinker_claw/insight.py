@@ -1,4 +1,4 @@
-"""What a ledger tells together with what its method knows, for commands and for the page.
+"""Figures of a ledger combined with what its method knows, for commands and for the page.
 
 Rule: the figures and the words are those of `ledger`; nothing is locked or written.
 """
@@ -22,7 +22,7 @@ LAST_STEPS = 5
 
 
 def read_overview(directory: Path, batch_size: int) -> Record:
-    """The figures of a data directory.
+    """Return the figures of a data directory.
 
     Args:
         batch_size: samples of a step.
@@ -35,7 +35,7 @@ def read_overview(directory: Path, batch_size: int) -> Record:
 
 
 def overview(rows: Rows, batch_size: int) -> Record:
-    """The figures of a ledger. `batch_size`: samples of a step."""
+    """Return the figures of a ledger. `batch_size`: samples of a step."""
     figures, gains = (
         read_figures(rows, read_run(rows, batch_size), LAST_STEPS),
         read_gains(rows),
@@ -71,7 +71,7 @@ _JUDGE_ALONE = (
 
 
 def facts(seen: Record) -> Iterator[tuple[str, str]]:
-    """What fits into a line each: its name, and the line."""
+    """Yield figures that fit on a line each, as name and text."""
     model, method, backend = (seen["run"].get(k, "?") for k in ("model", "method", "backend"))
     here, directory = Path.cwd(), Path(seen["data_dir"])
     near = directory.relative_to(here) if directory.is_relative_to(here) else directory
@@ -126,7 +126,7 @@ def facts(seen: Record) -> Iterator[tuple[str, str]]:
 
 
 def _strangers(seen: Mapping[str, Sequence[str]]) -> str | None:
-    """Who else writes to the agent, and what to do where they are to teach it."""
+    """Say who else writes to the agent, and how to let them teach it; None when nobody does."""
     who = [f"others write in {channel}" for channel in seen["direct"]]
     who += [f"groups of {channel} use the agent" for channel in seen["groups"]]
     if not who:
@@ -139,12 +139,12 @@ def _strangers(seen: Mapping[str, Sequence[str]]) -> str | None:
 
 
 def defined(helps: Mapping[str, Record]) -> str:
-    """What the shares of these measures are."""
+    """Explain the shares that these measures show."""
     return _DEFINED + _DEFINED_TOO * ("episode_outcomes" in helps)
 
 
 def lost(causes: Mapping[str, int]) -> str:
-    """What users said that nobody judges, by cause."""
+    """Say how many user messages could not be tied to a reply, by cause."""
     told = ", ".join(f"{n} {cause}" for cause, n in sorted(causes.items()))
     return f"{plural(sum(causes.values()), 'answer')} that could not be tied to a reply: {told}"
 
@@ -153,9 +153,9 @@ def lost(causes: Mapping[str, int]) -> str:
 
 
 def read_kept(rows: Rows) -> list[Record]:
-    """All versions of the ledger, oldest first, and what is left of each.
+    """Return all versions of the ledger, oldest first, and which of their files are left.
 
-    `state`: learning can go on from it; `sampler`: it can answer. None: the service knows.
+    `state`: learning can go on from it; `sampler`: it can answer. None: only the service knows.
     """
     records, directory = read_versions(rows), rows.path.parent
     local = run_of(rows).get("backend") == "local"
@@ -168,5 +168,5 @@ def read_kept(rows: Rows) -> list[Record]:
 
 
 def usable(one: Record, *, with_state: bool = False) -> bool:
-    """Whether its weights (and its state) are there, as far as one can see."""
+    """Return whether a version's weights, and its state if asked for, are there as far as known."""
     return one["sampler"] is not False and (one["state"] is not False or not with_state)

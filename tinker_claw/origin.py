@@ -17,7 +17,7 @@ from tinker_claw.errors import RequestError
 
 @lru_cache(maxsize=64)  # nearly all requests call the same name
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address that is bound, or called, by this name."""
+    """Return whether a host name or address reaches this machine only."""
     if host == "localhost":
         return True
     try:
@@ -30,13 +30,14 @@ def is_loopback(host: str) -> bool:
 
 
 def refuse_pages(headers: Mapping[str, str], *, local: bool, own: str | None = None) -> None:
-    """Refuse what only a browser sends, and what a page could send without being asked.
+    """Refuse requests that a web page sends, or could send without being asked.
 
     Args:
         headers: names in lower case.
-        local: bound to loopback, and no key is needed. A page whose name is made to lead here (DNS
-            rebinding) is then known by that name; elsewhere it is kept out by the key.
-        own: the origin of our own page, whose requests are none of another's.
+        local: whether the server is bound to loopback and needs no key. A page whose name is made
+            to lead here (DNS rebinding) is then recognised by its Host header; elsewhere the key
+            keeps it out.
+        own: origin of our own page, which is allowed.
 
     Raises:
         RequestError: 403.
@@ -52,7 +53,8 @@ def refuse_pages(headers: Mapping[str, str], *, local: bool, own: str | None = N
 
 
 def refuse_forms(headers: Mapping[str, str], *others: str) -> None:
-    """Bodies are JSON, and say so; a form, or plain text, is what a page sends unasked.
+    """Refuse bodies that are not declared as JSON; forms and plain text are what a page sends
+    unasked.
 
     Args:
         headers: names in lower case.
@@ -71,7 +73,7 @@ def refuse_forms(headers: Mapping[str, str], *others: str) -> None:
 
 
 def _name(host: str) -> str:
-    """Of a Host header, without its port."""
+    """Return the name in a Host header, without its port."""
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.partition(":")[0].lower().removesuffix(".")

@@ -23,17 +23,17 @@ Asking = Literal["serving", "judging", "teaching", "learning"]
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """One kind of request gets no answer."""
+    """An outage of one kind of request."""
 
     since: float
-    """Seconds since 1970, of the first failure."""
+    """Time of the first failure, in seconds since 1970."""
     error: str
-    """Of the last one."""
+    """Message of the last failure."""
     attempts: int
 
 
 class Outages:
-    """What is away at the moment, since when, and why."""
+    """Current outages of the service, with their beginnings and causes."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -41,7 +41,7 @@ class Outages:
         self._back = defaultdict[Asking, asyncio.Event](asyncio.Event)
         self._well_since = clock()
         self.closing = False
-        """The process ends: nobody waits for the service any more."""
+        """Whether the process is ending, so that nobody waits for the service any more."""
 
     def give_up(self) -> None:
         """End every wait, now and from now on."""
@@ -55,22 +55,22 @@ class Outages:
 
     @property
     def since(self) -> float:
-        """Since when it is away, or since when all is well."""
+        """Time since which the service is away, or has been well, in seconds since 1970."""
         return min((outage.since for outage in self._away.values()), default=self._well_since)
 
     @property
     def error(self) -> str | None:
-        """Why the latest kind to go away is away; None: all is well."""
+        """Message of the latest outage to begin; None while all is well."""
         latest = max(self._away.values(), key=lambda outage: outage.since, default=None)
         return latest.error if latest else None
 
     def attempts(self, asking: Asking) -> int:
-        """How often in a row there was no answer; 0: there was one."""
+        """Return the failures in a row of this kind of request; 0 after an answer."""
         outage = self._away.get(asking)
         return outage.attempts if outage else 0
 
     def seen(self, asking: Asking, error: OutageError) -> None:
-        """A request of this kind has failed because the service is away."""
+        """Record that a request of this kind failed because the service is away."""
         if not self._away:
             log.error("backend.away", noticed=asking, error=str(error))
         known = self._away.get(asking) or Outage(self._clock(), "", 0)
@@ -78,7 +78,7 @@ class Outages:
         self._back[asking].clear()
 
     def over(self, asking: Asking) -> None:
-        """A request of this kind was answered."""
+        """Record that a request of this kind was answered."""
         since = self.since
         if self._away.pop(asking, None) is not None and not self._away:
             self._well_since = self._clock()
@@ -87,7 +87,7 @@ class Outages:
 
     @contextmanager
     def watching(self, asking: Asking) -> Generator[None]:
-        """See how the request inside goes. An error that is no outage is an answer, too."""
+        """Record how the request inside ends. An error that is no outage counts as an answer."""
         try:
             yield
         except OutageError as error:
@@ -100,7 +100,8 @@ class Outages:
             self.over(asking)
 
     async def rest(self, asking: Asking, seconds: float) -> None:
-        """Wait so long, or until another request of this kind is answered, or the process ends."""
+        """Wait for `seconds`, until another request of this kind is answered, or until the process
+        ends."""
         if self.closing:
             return
         with suppress(TimeoutError):

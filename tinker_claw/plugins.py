@@ -14,12 +14,12 @@ from tinker_claw.errors import ConfigError
 
 
 def added(kind: str) -> dict[str, EntryPoint]:
-    """Plug-ins of a kind ("method", "format", "sink"), by name."""
+    """Return the plug-ins of a kind ("method", "format", "sink"), by name."""
     return {entry.name: entry for entry in entry_points(group=f"tinker_claw.{kind}s")}
 
 
 def find(kind: str, name: str, built_in: Iterable[str]) -> EntryPoint:
-    """The plug-in of a name that is not built in.
+    """Return the plug-in of a name that is not built in.
 
     Raises:
         ConfigError: there is none; it lists the names that there are.
@@ -32,7 +32,7 @@ def find(kind: str, name: str, built_in: Iterable[str]) -> EntryPoint:
 
 
 def load(entry: EntryPoint) -> Any:
-    """Import what an entry point names.
+    """Import the object that an entry point names.
 
     Raises:
         ConfigError: the import failed.

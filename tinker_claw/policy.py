@@ -1,4 +1,4 @@
-"""The narrow waist: what a backend must offer, and the holder of the policy that serves.
+"""The interface that a backend must offer, and the holder of the policy that serves.
 
 Rule: a policy version is immutable. Publishing one is a new name and one assignment here; requests
 in flight keep the sampler that they read. Nothing in this file knows any backend.
@@ -31,7 +31,7 @@ class Sampler(Protocol):
     """Immutable weights that sample and score."""
 
     ref: str
-    """Survives the process: `Trainer.open(ref)` gives these weights again."""
+    """Name of the weights that survives the process: `Trainer.open(ref)` opens them again."""
 
     def stream(self, prompt: Tokens, params: SamplingParams) -> AsyncIterator[TokenChunk]:
         """Yield tokens as they are sampled; closing the iterator aborts the generation.
@@ -60,9 +60,9 @@ class Sampler(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Free what serving needs, once the requests in flight have ended.
+        """Free the resources that serving needs, once the requests in flight have ended.
 
-        The ref stays valid, and a request that comes late all the same is still served.
+        The ref stays valid, and a late request is still served.
         """
         ...
 
@@ -86,19 +86,19 @@ class Trainer(Protocol):
         ...
 
     async def open(self, ref: str) -> Sampler:
-        """A sampler published earlier, perhaps by another process."""
+        """Open a sampler published earlier, perhaps by another process."""
         ...
 
     async def base(self) -> Sampler:
-        """The frozen base weights: judge and teacher."""
+        """Return the frozen base weights: judge and teacher."""
         ...
 
     async def save_state(self, name: str) -> str:
-        """Persist weights and optimizer; returns a ref for `load_state`."""
+        """Save weights and optimizer; return a ref for `load_state`."""
         ...
 
     async def load_state(self, ref: str, *, moments: bool = True) -> None:
-        """Go on from a saved state; without `moments` the optimizer starts anew."""
+        """Load a saved state; without `moments` the optimizer starts anew."""
         ...
 
     async def export_adapter(self, directory: Path) -> None:
@@ -110,35 +110,36 @@ class Trainer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A version together with the sampler that serves it."""
+    """A policy version with the sampler that serves it."""
 
     version: PolicyVersion
     sampler: Sampler
 
 
 class PolicyHolder:
-    """Holds the policy that answers. A request reads `current` once and keeps it to its end."""
+    """Holder of the serving policy. A request reads `current` once and keeps it to its end."""
 
     def __init__(self, policy: Policy, pinned: Policy | None = None, *, half: bool = False) -> None:
-        """`pinned` answers in place of `policy`, which learning goes on from; with `half` only one
-        session in two."""
+        """Let `pinned` answer in place of `policy`, from which learning goes on; with `half`, only
+        every other session."""
         self._newest = policy
         self._pinned = pinned
         self._half = half
 
     @property
     def current(self) -> Policy:
-        """Answers; where two do, the newer of them."""
+        """Policy that answers; where two do, the newer."""
         return self._newest if self._half else self._pinned or self._newest
 
     def of_session(self, session_id: int) -> Policy:
-        """Answers this session, now and after a restart: which of two does is as good as drawn."""
+        """Return the policy that answers this session, the same after a restart. Where two answer,
+        a hash of the session id chooses."""
         drawn = sha256(str(session_id).encode()).digest()[0] % 2
         return self._pinned if self._half and self._pinned and drawn else self.current
 
     @property
     def newest(self) -> Policy:
-        """Is what learning goes on from; answers unless another is pinned."""
+        """Policy from which learning goes on; it answers unless another is pinned."""
         return self._newest
 
     @property
@@ -146,7 +147,7 @@ class PolicyHolder:
         return self._pinned
 
     def swap(self, policy: Policy) -> Policy:
-        """Go on from `policy` from now on; returns the one it replaces, for its owner to close."""
+        """Continue with `policy`; return the replaced one for its owner to close."""
         if policy.version.id <= self._newest.version.id:
             raise ValueError(
                 f"version {policy.version.id} is not newer than {self._newest.version.id}"

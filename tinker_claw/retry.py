@@ -1,4 +1,4 @@
-"""Asking again: how long to wait between attempts, and for how long at all.
+"""Retries: how long to wait between attempts, and when to give up.
 
 Rule: whoever tries something again does it by a `Backoff`, so that waits, their bounds and their
 jitter are data, and stand where somebody looks for them. `call` is for a question that is asked in
@@ -25,29 +25,28 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Waits that double up to a bound."""
+    """Waits that double up to a limit."""
 
     first_s: float
     longest_s: float
     jitter: float = 0.0
-    """The share of a wait that is left to chance, 0 to 1: those who failed together come back one
-    after another."""
+    """Random share of a wait, from 0 to 1, so that clients that failed together retry apart."""
     attempts: int | None = None
-    """At most so many, the first included; None: no limit."""
+    """Most attempts, the first included; None: no limit."""
     within_s: float | None = None
-    """No further attempt once so much time has passed; None: no limit."""
+    """Seconds after which no further attempt is made; None: no limit."""
 
     def after(self, failures: int) -> float:
-        """Seconds to wait after so many attempts in a row have failed, at least one."""
+        """Return the seconds to wait after `failures` attempts in a row, at least one."""
         wait_s = min(self.first_s * 2.0 ** min(failures - 1, 60), self.longest_s)
         return wait_s * (1 - self.jitter * random.random()) if self.jitter else wait_s
 
     def ends_after(self, failures: int) -> bool:
-        """Whether there is no further attempt after so many have failed."""
+        """Return whether no attempt follows `failures` failed ones."""
         return self.attempts is not None and failures >= self.attempts
 
     async def call(self, ask: Callable[[], Awaitable[T]], again: type[Exception]) -> T:
-        """What `ask` gives, asked again after every `again`.
+        """Return the result of `ask`, retrying whenever it raises `again`.
 
         Raises:
             again: the last one, when attempts or time are used up.

@@ -42,7 +42,7 @@ def configure(
     """Send events to `stream` (standard error): readable on a terminal, JSON lines otherwise.
 
     Args:
-        redact: what is printed of a text: errors of others may quote a key.
+        redact: applied to every text that is printed; foreign errors may quote a key.
     """
     target = stream or sys.stderr
     readable = target.isatty()
@@ -75,7 +75,8 @@ def configure(
 
 
 class _Printer(structlog.PrintLogger):
-    """Prints what can be printed: a disk that is full of logs must not cost a user their reply."""
+    """Logger that drops what cannot be printed: a disk full of logs must not cost a user their
+    reply."""
 
     def msg(self, message: str) -> None:
         with suppress(OSError):
@@ -86,7 +87,7 @@ class _Printer(structlog.PrintLogger):
 
 
 def _without_words(record: logging.LogRecord) -> bool:
-    """What libraries log of an error, less its message, which may quote what a user has said."""
+    """Remove the message of an error that a library logs: it may quote a user's words."""
     error = record.exc_info[1] if record.exc_info else None
     if error is not None:
         record.msg, record.args = f"{record.getMessage().strip()}\n{_place(error)}", ()
@@ -95,9 +96,9 @@ def _without_words(record: logging.LogRecord) -> bool:
 
 
 def _place(error: BaseException, told_of: frozenset[int] = frozenset()) -> str:
-    """Types and lines of an error, and of those that it came from, each once.
+    """Return types and lines of an error and of its causes, each once.
 
-    They can be a circle: the first error of a group, raised from the group.
+    Causes can form a circle: the first error of a group, raised from the group.
     """
     told_of |= {id(error)}
     inside: tuple[BaseException, ...] = ()
@@ -115,61 +116,61 @@ def _for_owner_only(name: str, flags: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A request that was answered, or could not be; none of a private session."""
+    """A request that was answered or failed, outside private sessions."""
 
     context: Mapping[str, str]
-    """Its headers `traceparent` and `tracestate`, as far as they were sent."""
+    """Trace headers `traceparent` and `tracestate`, as far as they were sent."""
     began_at: float
-    """Seconds since 1970."""
+    """Start in seconds since 1970."""
     seconds: float
     first_token_s: float | None
-    """None: there was no token."""
+    """Seconds to the first token; None: there was no token."""
     waited_s: float
-    """For a slot to be sampled in."""
+    """Seconds that the request waited for a sampling slot."""
     model: str
-    """That was asked for."""
+    """Model name that the request asked for."""
     answered_by: str
-    """The name under which the version that answered can be asked for."""
+    """Name under which the answering version can be requested."""
     version: int
     response_id: str
     session: int
     turn: int | None
-    """None: nothing was captured."""
+    """Id of the captured turn; None: nothing was captured."""
     kind: str
     params: SamplingParams
     stream: bool
     finish: str | None
-    """None: it did not end."""
+    """Finish reason; None: the reply did not end."""
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
     error: str | None
-    """The name of its class; None: it went well."""
+    """Class name of the error; None on success."""
     user: str
     episode: bool
-    """Nobody sat before it."""
+    """Whether an agent ran on its own, with no person waiting."""
     reason: str
-    """Why it is of this session and kind."""
+    """Why the request belongs to this session and kind."""
     lost: str | None
-    """Why it is the next state of no turn, although one waits for it."""
+    """Why the request answers no earlier turn, although one waits for its next state."""
     usd: float | None
-    """What it cost; None: nothing was billed, or the price is not known."""
+    """Cost in dollars; None: nothing was billed, or the price is not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A turn that was judged."""
+    """A judged turn."""
 
     turn: int
     began_at: float
-    """Seconds since 1970."""
+    """Start in seconds since 1970."""
     seconds: float
     verdict: Vote | None
     votes: int
 
 
 class Traces(Protocol):
-    """Is told of every request and judgement, and keeps nobody waiting."""
+    """Receiver of every request and judgement; never blocks the caller."""
 
     def served(self, served: Served) -> None: ...
 
@@ -214,17 +215,18 @@ _HISTOGRAMS = (
     ("slot_wait_seconds", "Seconds that a turn waited for one of --max-concurrent", "of"),
     ("step_seconds", "Seconds per optimizer step"),
 )
-"""Name, what it is, and labels of the figures for Prometheus."""
+"""Name, description and labels of the timing figures for Prometheus."""
 
 
 class Telemetry:
-    """One process's figures."""
+    """Figures of one process."""
 
     def __init__(self, metrics_file: Path | None, traces: Traces | None = None) -> None:
-        """
+        """Collect figures.
+
         Args:
             metrics_file: gets a JSON line per step; None writes none.
-            traces: None: nobody asks for them.
+            traces: receives requests and judgements; None sends none.
         """
         self.traces = traces
         self._file = metrics_file
@@ -238,11 +240,11 @@ class Telemetry:
         self._alarms_seen = set[str]()
 
     def serves(self, version: Callable[[], int]) -> None:
-        """`version`: which one answers, whenever somebody asks; a pin and a rollback change it."""
+        """Set the function that returns the version answering now; pins and rollbacks change it."""
         self._figures["policy_version"].set_function(version)
 
     def exposition(self) -> bytes:
-        """All figures in Prometheus' text format."""
+        """Return all figures in Prometheus' text format."""
         return generate_latest(self._registry)
 
     def _count(self, name: str, *labels: str, by: float = 1) -> None:
@@ -250,7 +252,7 @@ class Telemetry:
         (counter.labels(*labels) if labels else counter).inc(by)
 
     def served(self, served: Served) -> None:
-        """A request was answered, or could not be."""
+        """Count a request that was answered or failed."""
         if self.traces is not None:
             self.traces.served(served)
         if served.turn is None:
@@ -275,14 +277,14 @@ class Telemetry:
         log.info("turn.captured", **known)
 
     def turn_forgotten(self, *, prompt_tokens: int, completion_tokens: int) -> None:
-        """A private turn was served; that is all that there is to say."""
+        """Count a private turn; nothing else is recorded of it."""
         self._count("turns", "private")
         log.info("turn.forgotten", prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)
 
     def billed(self, purpose: str, usage: Usage, usd: float | None) -> None:
-        """Tokens that a service billed; without a price there are no dollars.
+        """Count tokens that a service billed; without a price there are no dollars.
 
-        A counter only rises, so what is taken back of an earlier bill stays in it: the ledger has
+        A counter only rises, so a correction of an earlier bill does not lower it; the ledger has
         the exact sums.
         """
         for kind, tokens in asdict(usage).items():
@@ -299,30 +301,30 @@ class Telemetry:
         log.info("verdict", turn=turn, value=value, votes=list(votes), hints=hints)
 
     def feedback(self, *, source: str, final: bool, **fields: Any) -> None:
-        """Something was said outright of a reply, or of how its session ended."""
+        """Count an explicit rating of a reply, or of how its session ended."""
         self._count("feedback", source, "session" if final else "reply")
         log.info("feedback", source=source, final=final, **fields)
 
     def sample(self, fate: str, *, count: int = 1, **fields: Any) -> None:
-        """A sample was queued, expired, refused or dropped; `fate` says which."""
+        """Count samples that were queued, expired, refused or dropped, as `fate` says."""
         self._count("samples", fate, by=count)
         if fate != "refused":
             log.info(f"sample.{fate}", count=count, **fields)
 
     def alarms(self, rulings: Mapping[str, int]) -> None:
-        """What the guard found, by alarm; an alarm that has ended is 0."""
+        """Set the guard's rulings by alarm; an alarm that has ended is 0."""
         self._alarms_seen |= rulings.keys()
         for alarm in self._alarms_seen:
             self._figures["guard"].labels(alarm).set(rulings.get(alarm, 0))
 
     def waiting(self, samples: int, of: int) -> None:
-        """So many samples are queued `of` those that a step takes."""
+        """Set the number of queued samples, and `of`, the number that a step takes."""
         self._figures["samples_waiting"].set(samples)
         self._figures["batch_size"].set(of)
 
     def step(self, *, seconds: float, **fields: Any) -> None:
-        """A committed step: one event, one line in the metrics file. What was not measured or
-        compared is no number; the alarm and how far a step moved stay as they were."""
+        """Record a committed step: one event, one line in the metrics file. Values that were not
+        measured are no numbers; the agreement alarm and the step's size keep their last values."""
         figures = self._figures
         self._count("steps", "committed")
         self._count("samples", "trained", by=fields.get("samples", 0))
@@ -341,7 +343,8 @@ class Telemetry:
         self._write({"event": "step", "seconds": seconds, **fields})
 
     def step_void(self, *, step_id: int, error: str, outage: bool = False) -> None:
-        """Of an outage the log has its beginning and its end, and none of the steps between."""
+        """Count a void step. During an outage nothing is logged here: the log has its beginning and
+        end."""
         self._count("steps", "void")
         if not outage:
             log.error("step.void", step_id=step_id, error=error)

@@ -1,4 +1,4 @@
-"""The words of the project as frozen records. Standard library only.
+"""Shared types as frozen records. Standard library only.
 
 Rule: `None` and 0 mean different things, and the line under a field says which. Token arrays over
 the same tokens are checked for length when a record is made; they are never padded or cut.
@@ -55,10 +55,10 @@ _Note = TypeVar("_Note")
 
 
 def noted(find_out: Callable[[_About], _Note], about: _About) -> _Note:
-    """What `find_out` makes of a message or of tools; of those that are known it is asked once.
+    """Return `find_out(about)`, computed once for messages and tools that keep notes.
 
     Args:
-        find_out: goes by nothing else, and nobody changes what it has returned.
+        find_out: depends on nothing else; its result is never changed.
     """
     notes: dict[Any, Any] | None = getattr(about, "notes", None)
     if notes is None:
@@ -73,17 +73,17 @@ Tokens: TypeAlias = Sequence[int]
 LossName = Literal["ppo", "importance_sampling", "cispo", "cross_entropy"]
 Vote = Literal[-1, 0, 1]
 Source = Literal["judge", "user", "client"]
-"""Who said what a reply was like: the judge, or outright the user or a program of theirs."""
+"""Who rated a reply: the judge, or explicitly the user or a program of theirs."""
 
 HINT_TEMPLATE = "\n\n[hint from the user, in hindsight: {hint}]"
-"""How a hint stands at the end of the user's message in the teacher's prompt."""
+"""Suffix of the user's message that gives the teacher a hint."""
 
 
 class Writer(StrEnum):
     """Who wrote a piece of a message."""
 
     OWNER = "owner"
-    """Whoever the agent works for: a person with the gateway's key, or named in `owners`."""
+    """The person the agent works for: has the gateway's key, or is named in `owners`."""
     MEMBER = "member"
     """Another person in a group or channel."""
     QUOTATION = "quotation"
@@ -92,11 +92,11 @@ class Writer(StrEnum):
     """Mail, hooks and pages of the web."""
     TOOL = "tool"
     HARNESS = "harness"
-    """The agent's program: context, reminders, summaries, prompts that nobody typed."""
+    """Text of the agent's program: context, reminders, summaries, prompts that nobody typed."""
     AGENT = "agent"
     """The model."""
     UNKNOWN = "unknown"
-    """It looks like a harness's text, of a kind that is not known. Nothing is learned by it."""
+    """Text that looks like a harness's, of an unknown kind; nothing is learned from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,15 +105,15 @@ class Piece:
 
     writer: Writer
     text: str
-    """As it stands in the message."""
+    """Text exactly as it stands in the message."""
     what: str = ""
-    """Its name, where it has one."""
+    """Name of the part, where it has one."""
     said: str | None = None
-    """The words in it, where they are fewer than its text; None: the text."""
+    """The writer's words, where they are only a part of `text`; None: all of `text`."""
 
     @property
     def words(self) -> str:
-        """What its writer says with it, without names, numbers and marks; "" of a harness's."""
+        """Words of the writer, without names, numbers and marks; empty for a harness."""
         if self.said is not None or self.writer is Writer.HARNESS:
             return self.said or ""
         return self.text.strip()
@@ -129,14 +129,14 @@ class Kind(StrEnum):
 
 
 class Lost(StrEnum):
-    """Why what a user said could not be tied to the turn that it answers."""
+    """Why a user's message could not be tied to the turn that it answers."""
 
     COMPACTED = "compacted"
-    """A summary stands for the history, and no reply of the session before the new message."""
+    """A summary replaces the history, and no reply of the session precedes the new message."""
     EDITED = "edited"
-    """The reply is one of the session's, but what leads to it has been changed."""
+    """The reply is one of the session's, but the messages before it were changed."""
     UNKNOWN = "unknown reply"
-    """The reply before the new message is none of the last that the session got."""
+    """The reply before the new message is none of the session's latest."""
 
 
 class StopReason(StrEnum):
@@ -147,10 +147,10 @@ class StopReason(StrEnum):
     LENGTH = "length"
     """`max_tokens` was reached."""
     ABORT = "abort"
-    """The client hung up. What was sampled is kept, and not trained."""
+    """The client hung up. The sampled tokens are kept, and not trained."""
     CUT = "cut"
     """The request ended the reply before the model did: at a stop string, or at a second call where
-    one was allowed. What was sampled, perhaps more than was shown, is kept, and not trained."""
+    one was allowed. The sampled tokens, perhaps more than were shown, are kept, and not trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,22 +169,22 @@ class SamplingParams:
     student_topk: int = 0
     """Capture the k likeliest candidates at every position while sampling."""
     stop: tuple[str, ...] = ()
-    """Strings before which the reply's text ends. Samplers know nothing of them: whoever reads the
-    stream cuts the text, closes the stream, and calls the completion CUT."""
+    """Strings before which the reply's text ends. Samplers ignore them: the reader of the stream
+    cuts the text, closes the stream, and sets CUT."""
     schema: str | None = None
-    """JSON Schema of what is sampled, as JSON; "": it is not kept. None: anything may be sampled.
-    Only for samplers that constrain; see `Capabilities`."""
+    """JSON Schema that the sampled text must fit, as JSON; empty when it was not kept, None without
+    one. Only for samplers that constrain; see `Capabilities`."""
     cache_salt: str | None = None
-    """What was computed of a prompt is used again for prompts with the same salt only: how long an
-    answer takes, and how much of it was cached, tells nothing of what others have said. Whoever
-    cannot keep them apart tells no cached tokens of a salted prompt. None: nobody has to be kept
-    apart, or no user has asked (judge, exams)."""
+    """Key of the prompt cache: computed prompts are reused under the same salt only, so that
+    neither the time of an answer nor its cached tokens reveal what others said. A backend that
+    cannot separate them reports no cached tokens for a salted prompt. None: nobody to separate, or
+    no user asked (judge, exams)."""
     person: bool = False
-    """A person waits for the reply: samplers serve it before those of episodes, judges and exams.
-    What is drawn stays the same."""
+    """Whether a person waits: samplers serve it before episodes, judges and exams. The sampled
+    tokens do not change."""
 
     def unfit_because(self) -> str | None:
-        """Why a completion sampled like this is not trainable, or None."""
+        """Reason why a completion sampled like this is not trainable, or None."""
         if self.temperature != 1.0:
             return f"sampled at temperature {self.temperature:g}, not 1"
         if self.top_p != 1.0:
@@ -198,34 +198,34 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class TokenChunk:
-    """What a sampler has produced since the last chunk."""
+    """Tokens sampled since the last chunk."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
-    """Nats, of the distribution the token was drawn from; untempered at temperature 0."""
+    """Logprobs in nats under the distribution sampled from; untempered at temperature 0."""
     topk_ids: tuple[tuple[int, ...], ...] = ()
     topk_logprobs: tuple[tuple[float, ...], ...] = ()
     stop_reason: StopReason | None = None
-    """Set on the last chunk and only there."""
+    """Why sampling ended; set on the last chunk only."""
     cached_tokens: int = 0
-    """Prompt tokens that were not computed again; meaningful on the last chunk."""
+    """Prompt tokens taken from the prompt cache; meaningful on the last chunk."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """Sampled tokens with everything that training needs and that cannot be had later."""
+    """Sampled tokens with all data for training that cannot be recomputed later."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     topk_ids: tuple[tuple[int, ...], ...]
-    """[T, k] the student's own likeliest candidates, or () when none were asked for."""
+    """[T, k] top-k ids of the student, or () when none were asked for."""
     topk_logprobs: tuple[tuple[float, ...], ...]
     stop_reason: StopReason
     params: SamplingParams
     cached_tokens: int = 0
 
     def with_topk(self, k: int) -> Completion:
-        """With the k likeliest candidates only, of those that there are."""
+        """Return a copy with only the k likeliest candidates of each position."""
         if k == self.params.student_topk:
             return self
         return replace(
@@ -277,14 +277,14 @@ class TokenLogprobs:
     logprobs: tuple[float, ...]
     """[len(tokens) - start] logprob of each token given all before it."""
     targets: tuple[tuple[float, ...], ...] = ()
-    """[len(tokens) - start, k] logprobs at exactly the ids that were asked for, or ()."""
+    """[len(tokens) - start, k] logprobs at the requested ids, or ()."""
     topk_ids: tuple[tuple[int, ...], ...] = ()
     topk_logprobs: tuple[tuple[float, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Datum:
-    """One token record with its loss on the tail `tokens[start:]`; all before it carries none.
+    """Tokens with a loss on the tail `tokens[start:]`; the tokens before it carry none.
 
     A backend shifts it by one: position `start - 1` predicts `tokens[start]`. Loss arrays have one
     row per loss token, M = len(tokens) - start.
@@ -318,12 +318,12 @@ class LossPass:
     loss: LossName
     datums: tuple[Datum, ...]
     config: Mapping[str, float] = field(default_factory=dict[str, float])
-    """For ppo and cispo: clip_low_threshold and clip_high_threshold, absolute ratios."""
+    """Options of ppo and cispo: clip_low_threshold and clip_high_threshold, absolute ratios."""
 
 
 @dataclass(frozen=True, slots=True)
 class Adam:
-    """One optimizer step."""
+    """Adam settings of one optimizer step."""
 
     learning_rate: float
     beta1: float = 0.9
@@ -331,31 +331,31 @@ class Adam:
     eps: float = 1e-8
     weight_decay: float = 0.0
     grad_clip_norm: float = 1.0
-    """0 switches clipping off."""
+    """Largest gradient norm; 0 switches clipping off."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What one optimizer step did."""
+    """Result of one optimizer step."""
 
     losses: tuple[float, ...]
-    """One sum per pass."""
+    """Loss of each pass, a sum over its tokens."""
     logprobs: tuple[tuple[tuple[float, ...], ...], ...]
     """[pass][datum][M] the trainer's own logprobs of the sampled tokens, before the step."""
     grad_norm: float | None
-    """Before clipping; None where the backend does not tell."""
+    """Gradient norm before clipping; None where the backend does not report it."""
     tokens: int
     """Tokens that went through forward and backward, over all passes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens as a service bills them."""
+    """Token counts as a service bills them."""
 
     prefill: int = 0
     """Prompt tokens that were computed."""
     cached: int = 0
-    """Prompt tokens that came from a cache, which cost less."""
+    """Prompt tokens from the prompt cache, which cost less."""
     sampled: int = 0
     trained: int = 0
 
@@ -365,35 +365,35 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a backend can do; a method's needs are compared with it before anything is served."""
+    """Features of a backend, compared with a method's needs before anything is served."""
 
     model: str
     losses: frozenset[str]
     two_d_targets: bool
-    """cross_entropy takes [N, K] targets."""
+    """Whether cross_entropy takes [N, K] targets."""
     student_topk: bool
-    """Samplers return their own top-k while sampling."""
+    """Whether samplers return their own top-k while sampling."""
     context_tokens: int
     target_logprobs: bool = True
-    """Samplers score given tokens at given ids."""
+    """Whether samplers score given tokens at given ids."""
     constrains: bool = False
-    """Samplers sample what fits a JSON Schema."""
+    """Whether samplers can be constrained to a JSON Schema."""
     score_fresh: bool = False
-    """Samples of the current version are to be scored before a step, too, as stale ones are.
+    """Whether samples of the current version are scored before a step too, as stale ones are.
 
-    For a backend that samples in one engine and scores in the trainer's, unbilled: rounding in
-    bfloat16 alone makes a ratio large now and then. False takes what was sampled at its word.
+    For a backend that samples in one engine and scores in the trainer's, unbilled: bfloat16
+    rounding alone makes a ratio large now and then. False trusts the sampler's logprobs.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call that the model asked for."""
+    """A tool call by the model."""
 
     id: str
     name: str
     arguments: str
-    """Compact JSON."""
+    """Arguments as compact JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,12 +402,12 @@ class Reply:
 
     text: str
     reasoning: str | None = None
-    """None: there was no thinking block. "": there was an empty one."""
+    """Text of the thinking block; None without one, empty where it is empty."""
     tool_calls: tuple[ToolCall, ...] = ()
 
     @property
     def deltas(self) -> list[Delta]:
-        """The reply as the pieces of a stream."""
+        """Return the reply as the pieces of a stream."""
         said = (Delta("reasoning", self.reasoning or ""), Delta("text", self.text))
         calls = (Delta("tool_call", call=call) for call in self.tool_calls)
         return [*(delta for delta in said if delta.text), *calls]
@@ -420,28 +420,28 @@ class Delta:
     kind: Literal["text", "reasoning", "tool_call"]
     text: str = ""
     call: ToolCall | None = None
-    """Whole: a call is handed out when its closing token has arrived."""
+    """The whole call, handed out when its closing token has arrived."""
 
 
 _RESULT = re.compile(r"^\[result \d+ of \d+, (.*)\]$", re.MULTILINE)
-"""The line above a tool's result."""
+"""Line above a tool's result."""
 
 
 @dataclass(frozen=True, slots=True)
 class NextState:
-    """What arrived after a turn and judges it."""
+    """The message after a turn, by which the turn is judged."""
 
     role: Literal["user", "tool", "other"]
     text: str
     """The owner's words, all tool results in order, or what others said."""
     beside: tuple[tuple[Writer, str], ...] = ()
-    """What stands beside the owner's words, each with its writer: quotations above all."""
+    """Texts beside the owner's words, each with its writer: mostly quotations."""
 
     @classmethod
     def of_tools(cls, results: Sequence[tuple[str, str]]) -> NextState:
-        """Results as one text, each (name, text) under a line that says whose it is.
+        """Join tool results to one text, each (name, text) under a line that names its tool.
 
-        A line in a result that looks like one of those gets a blank in front.
+        A line in a result that looks like such a line gets a blank in front.
         """
         parts = (
             f"[result {n} of {len(results)}, {' '.join(name.split())}]\n"
@@ -452,7 +452,7 @@ class NextState:
 
     @property
     def results(self) -> tuple[tuple[str, str], ...]:
-        """The tools' (name, text), as `of_tools` has joined them; () for what people said."""
+        """The tools' (name, text) pairs, as `of_tools` joined them; () for people's words."""
         if self.role != "tool":
             return ()
         heads = list(_RESULT.finditer(self.text))
@@ -467,15 +467,15 @@ class NextState:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What a client says of a session that an agent finishes a task in."""
+    """A client's description of a session in which an agent works on a task."""
 
     task: str | None = None
     group: str | None = None
-    """Sessions of one group try the same task, and are compared with one another."""
+    """Group of sessions that try the same task and are compared with one another."""
     size: int | None = None
-    """Sessions of that group; None where there is none."""
+    """Number of sessions in the group; None without a group."""
     episode: bool = False
-    """The session has an outcome, which is a part of the reward of each of its steps."""
+    """Whether the session has an outcome, which is a part of the reward of each of its steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -490,50 +490,51 @@ class Turn:
     prompt: tuple[int, ...]
     completion: Completion
     hint_at: int | None
-    """Index in `prompt` where a hint is spliced in; None when the user wrote nothing in it."""
+    """Index in `prompt` where a hint is inserted; None when the user wrote nothing in it."""
     request_text: str
-    """What was said to the agent last before the reply."""
+    """The last message to the agent before the reply."""
     reply_text: str
     """The reply as text, tool calls included, for the judge."""
     asked_by: Writer = Writer.OWNER
-    """Who wrote the request."""
+    """Writer of the request."""
     episode: bool = False
-    """Its session is one: see `Attempt`."""
+    """Whether its session is an episode: see `Attempt`."""
 
     @property
     def cut(self) -> bool:
-        """The reply was cut by its token limit."""
+        """Whether the reply was cut by its token limit."""
         return self.completion.stop_reason is StopReason.LENGTH
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The majority of the votes, with the votes, or what somebody said outright."""
+    """The judge's votes and their majority, or an explicit rating."""
 
     votes: tuple[Vote | None, ...]
-    """None: an answer that could not be parsed."""
+    """Votes; None stands for an answer that could not be parsed."""
     value: Vote | None
-    """None: no valid vote, hence no verdict. Never the same as 0."""
+    """Majority of the votes; None without a valid vote, which is never the same as 0."""
     source: Source = "judge"
     score: float | None = None
-    """From -1 to 1, as it was given outright; the value is its sign. None: the judge's verdict."""
+    """Explicit rating from -1 to 1, of which `value` is the sign; None: the judge's verdict."""
 
 
 @dataclass(frozen=True, slots=True)
 class HintScores:
-    """What the teacher says about the sampled tokens, given one hint."""
+    """The teacher's logprobs of the sampled tokens, given one hint."""
 
     hint: str
     logprobs: tuple[float, ...]
-    """[T] of the sampled tokens, under the hinted prompt."""
+    """[T] logprobs of the sampled tokens, under the hinted prompt."""
     targets: tuple[tuple[float, ...], ...] = ()
-    """[T, k] at the student's own candidates; () in token mode."""
+    """[T, k] logprobs at the student's own candidates; () in token mode."""
     overlap: int = 0
-    """Summed over positions: how many of the student's k candidates are in the teacher's top k."""
+    """Number of the student's top-k candidates that are in the teacher's top k, summed over
+    positions."""
     weight: float = 1.0
-    """Of its distillation, 0 to 1: by how well such texts teach (methods/teachability.py)."""
+    """Weight of the distillation, 0 to 1: how well such hints teach (methods/teachability.py)."""
     topk_ids: tuple[tuple[int, ...], ...] = ()
-    """[T, k] the teacher's own likeliest candidates; () in token mode."""
+    """[T, k] the teacher's own top-k ids; () in token mode."""
     topk_logprobs: tuple[tuple[float, ...], ...] = ()
 
 
@@ -550,21 +551,21 @@ class Sample:
     prompt: tuple[int, ...]
     completion: Completion
     reward: float | None
-    """+1 or -1 from the verdict; of an episode's step its outcome and the mean of its votes, of
-    which 0 is one, too. None when the sample carries a hint only."""
+    """+1 or -1 from the verdict; for an episode's step the outcome and the mean of its votes, zeros
+    included. None when the sample carries a hint only."""
     teacher: HintScores | None
-    """None when there is no hint."""
+    """The teacher's scores; None without a hint."""
     bucket: tuple[int, int] | None = None
-    """Group and index of the step: its reward is measured against those of the same step in the
-    group's other sessions. None: against those of its batch that are of no group."""
+    """Group and index of the step: the reward is compared with the same step in the group's other
+    sessions. None: with the samples of its batch that belong to no group."""
     tool: bool = False
-    """The results of tools have judged it, and no user."""
+    """Whether it was judged by tool results rather than by a user."""
     user: str = ""
-    """Whose session it is."""
+    """User of the session."""
 
     @property
     def cut(self) -> bool:
-        """The reply was cut by its token limit."""
+        """Whether the reply was cut by its token limit."""
         return self.completion.stop_reason is StopReason.LENGTH
 
 
@@ -577,5 +578,5 @@ class PolicyVersion:
     step: int
     """Optimizer steps since the base, along the lineage."""
     state_ref: str | None
-    """Where weights and optimizer can be loaded from; None when this step was not saved."""
+    """Reference for loading weights and optimizer; None when this step was not saved."""
     sampler_ref: str

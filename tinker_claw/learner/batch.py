@@ -1,12 +1,12 @@
-"""Which of the waiting samples the next step takes.
+"""Choose the queued samples for the next step.
 
 Rule: pure, and the order in which samples are given makes no difference. The newest come first:
 where more arrive than a step takes, the oldest would all be several versions behind. A group is
-taken whole or not at all. No session, no user and no tools fill more than their share of
-a batch while there is enough of others; what is over a share waits for them, for a time, and then
-fills up: a step of few voices is better than none. A group that is larger than a share makes the
-batch larger, and leaves the others theirs. A user who is alone waits for no other session,
-only with the turns that tools have judged.
+taken whole or not at all. No session, user or tool turns fill more than their share of a batch
+while there are enough others; samples over a share wait for others for a time and then fill the
+batch: a step from few sources is better than none. A group larger than a share makes the batch
+larger, and leaves the others theirs. A single user's samples do not wait for other sessions, only
+tool-judged turns do.
 """
 
 from __future__ import annotations
@@ -18,43 +18,44 @@ from dataclasses import dataclass
 from tinker_claw.ledger.samples import Waiting
 
 FILL_S = 300.0
-"""So long a sample that is over a share waits: long enough for the others who are at work just now,
-and nobody's step comes much later."""
+"""Seconds that a sample over its share waits: long enough for other active users, and short enough
+that no step comes much later."""
 
 
 GROUPED = 8
-"""A step takes at most so many times `--batch-size`, for the sake of whole groups: with sixteen,
+"""A step takes at most this many times `--batch-size`, for the sake of whole groups: with sixteen,
 eight tries of sixteen steps each. It costs as much as eight steps, and does not come more often."""
 _TOOLS = "tools"
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What the next step takes."""
+    """The samples for the next step."""
 
     ids: tuple[int, ...]
-    """Of samples, ascending; (): there is no batch yet."""
+    """Sample ids, ascending; (): there is no batch yet."""
     look_at: float | None
-    """When there may be one although nothing has come, seconds since 1970; None: not before."""
+    """When to look again although no sample has come, in seconds since 1970; None: not before one
+    does."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """What is taken together: a sample, or a group."""
+    """Samples that are taken together: a single one, or a group."""
 
     ids: tuple[int, ...]
     since: float
-    """When its last sample was queued."""
+    """When its last sample was queued, in seconds since 1970."""
     origins: tuple[Hashable, ...]
-    """Each has a share."""
+    """Session, user or tools, each of which has a share."""
     alone: bool
-    """Nobody but its user waits."""
+    """Whether only one user has samples in the queue."""
 
 
 def choose(
     waiting: Sequence[Waiting], *, batch_size: int, most: int, share: float, now: float
 ) -> Choice:
-    """Whole groups and single samples until there are at least `batch_size`.
+    """Choose whole groups and single samples until there are at least `batch_size`.
 
     A group that finds no room beside newer samples, which are no batch without it, goes first; with
     it a batch may be smaller than `batch_size`, where the next group would make it too large.
@@ -79,7 +80,7 @@ def choose(
 def _take(
     units: Sequence[_Unit], batch_size: int, most: int, limit: int, now: float
 ) -> tuple[list[int], list[_Unit]]:
-    """The samples that are taken, and the units for which there was no room."""
+    """Return the ids of the samples taken, and the units for which there was no room."""
     taken, crowded, over = list[int](), list[_Unit](), list[_Unit]()
     counts = Counter[Hashable]()
     room = batch_size
@@ -107,7 +108,7 @@ def _take(
 
 
 def _units(waiting: Sequence[Waiting]) -> list[_Unit]:
-    """The newest first."""
+    """Group the waiting samples into units, newest first."""
     together = defaultdict[Hashable, list[Waiting]](list)
     for sample in waiting:
         together[sample.id if sample.group is None else ("group", sample.group)].append(sample)

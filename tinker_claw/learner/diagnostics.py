@@ -34,24 +34,24 @@ from tinker_claw.telemetry import log
 from tinker_claw.types import Datum, SamplingParams, StepReport, Tokens
 
 FAR_RATIOS = (0.9, 1.1)
-"""Ratios outside count as far."""
+"""Ratios outside this range count as far."""
 FEWEST_TOKENS = 20
-"""Fewer say nothing, neither good nor bad."""
+"""Fewest fresh tokens for a comparison."""
 _CHECK_TOKENS = 32
-"""Length of a reply that is sampled for the check alone. It goes on behind a stop token."""
+"""Most tokens of a reply that is sampled only for the check. It continues past a stop token."""
 MOST_K3 = 0.004
-"""Of `k3`, in nats. bfloat16's 0.05 makes 0.00125; in a simulation with replies of 0.3 to 1.8 nats
-of entropy a token, temperature 0.7 made 0.008 to 0.06, and top_p 0.8 made 0.002 to 0.01."""
+"""Largest `k3`, in nats. bfloat16's 0.05 makes 0.00125; in a simulation with replies of 0.3 to 1.8
+nats of entropy a token, temperature 0.7 made 0.008 to 0.06, and top_p 0.8 made 0.002 to 0.01."""
 LEAST_RATIO = 0.98
-"""Of the mean ratio, which is 1 whatever the weights, if q is the whole distribution that was
-sampled from. Under top_p or top_k it is the mass that was kept: 0.91 to 0.97 in that simulation."""
+"""Smallest mean ratio. It is 1 whatever the weights, if q is the whole distribution sampled from;
+under top_p or top_k it is the mass kept: 0.91 to 0.97 in that simulation."""
 ERRORS = 3.0
-"""So many standard errors a figure must be beyond its bound: few tokens prove little."""
+"""Standard errors by which a figure must exceed its bound: few tokens prove little."""
 _BOUND = 1.0
-"""Nats. What an alarm hangs on counts no token as further off: a few can neither make an alarm nor,
-by the spread that they bring, hide one."""
+"""Most nats that one token counts for in an alarm: a few outliers can neither raise it nor, by the
+spread they add, hide it."""
 _LARGEST = 50.0
-"""Nats, before exp: the figures stay finite, whatever a broken sampler reports."""
+"""Most nats before exp: the figures stay finite, whatever a broken sampler reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +59,12 @@ class Agreement:
     """Figures of d = z - q over the fresh tokens of a batch, in nats."""
 
     tokens: int
-    """At least 1."""
+    """Fresh tokens compared, at least 1."""
     mean: float
     sd: float
-    """Around the mean."""
+    """Standard deviation of d."""
     max: float
-    """The largest |d|."""
+    """Largest |d|."""
     outside: float
     """Share of ratios exp(d) outside `FAR_RATIOS`."""
     k3: float
@@ -73,10 +73,10 @@ class Agreement:
     ratio: float
     """Mean of exp(d): the trainer's probability of a sampled token over the sampler's."""
     agrees: bool | None
-    """None: too few tokens to tell."""
+    """Whether sampler and trainer agree; None: too few tokens to tell."""
 
     def told(self) -> str:
-        """What is wrong where they do not agree, and what the cause may be."""
+        """Describe a disagreement and its possible causes."""
         low, high = FAR_RATIOS
         return (
             f"On {self.tokens} fresh tokens the sampler's logprobs are not the trainer's (standard "
@@ -88,9 +88,9 @@ class Agreement:
 
 
 def agreement(prepared: Prepared, report: StepReport, version: int) -> Agreement | None:
-    """Compare what `version` said when it sampled with what its trainer says.
+    """Compare the logprobs of `version` when it sampled with its trainer's.
 
-    None: no token of it has a gradient, so there is nothing to compare.
+    None: no token of that version has a gradient, so there is nothing to compare.
     """
     gaps = list(_gaps(prepared, report, version))
     return compare(gaps) if gaps else None
@@ -99,11 +99,11 @@ def agreement(prepared: Prepared, report: StepReport, version: int) -> Agreement
 async def checked(
     prepared: Prepared, policy: Policy, prompts: Iterable[Tokens], cfg: Training
 ) -> Prepared:
-    """Add a reply of the policy to a step, with advantages of 0, where no sample is fresh.
+    """Add a reply of the policy, with advantages of 0, to a step without fresh samples.
 
     Args:
-        policy: what the step trains; it samples the reply.
-        prompts: of these the shortest is answered, or of the batch's.
+        policy: the policy that the step trains; it samples the reply.
+        prompts: candidates besides the batch's own prompts; the shortest of all is answered.
 
     Raises:
         BackendError: the policy cannot be sampled.
@@ -126,7 +126,7 @@ async def checked(
 
 
 def compare(gaps: Sequence[float]) -> Agreement:
-    """The figures of (tokens,) values of d, at least one."""
+    """Compute the figures from (tokens,) values of d, at least one."""
     gaps = [_finite(d) for d in gaps]
     low, high = FAR_RATIOS
     ratios = [math.exp(d) for d in gaps]
@@ -143,7 +143,7 @@ def compare(gaps: Sequence[float]) -> Agreement:
 
 
 def figures(found: Agreement | None) -> dict[str, Any]:
-    """For the metrics of a step. None: there was nothing to compare."""
+    """Return the figures for a step's metrics. None: there was nothing to compare."""
     named = {one.name: getattr(found, one.name, None) for one in fields(Agreement)}
     told = {"fresh_tokens": named.pop("tokens") or 0, "agrees": named.pop("agrees")}
     return told | {f"agreement_{name}": value for name, value in named.items()}
@@ -161,12 +161,12 @@ def _agrees(gaps: Sequence[float]) -> bool | None:
 
 
 def _estimate(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and its standard error."""
+    """Return the mean and its standard error."""
     return fmean(values), _sd(values) / math.sqrt(len(values))
 
 
 def _sd(values: Sequence[float]) -> float:
-    """Around the mean. (`statistics.pstdev` takes three times as long.)"""
+    """Return the standard deviation. (`statistics.pstdev` takes three times as long.)"""
     mean = fmean(values)
     return math.sqrt(fmean((value - mean) ** 2 for value in values))
 
@@ -180,7 +180,7 @@ def _finite(d: float) -> float:
 
 
 def _gaps(prepared: Prepared, report: StepReport, version: int) -> Iterator[float]:
-    """d of each fresh token, once however many passes it goes through."""
+    """Yield d of each fresh token, once however many passes it goes through."""
     scored = {
         (datum.tokens, datum.start): row
         for one_pass, rows in zip(prepared.passes, report.logprobs, strict=True)
@@ -195,7 +195,8 @@ def _gaps(prepared: Prepared, report: StepReport, version: int) -> Iterator[floa
 def _fresh(
     prepared: Prepared, version: int
 ) -> Iterator[tuple[tuple[tuple[int, ...], int], Sequence[float]]]:
-    """Replies that `version` sampled: tokens and start as in their datum, and their logprobs."""
+    """Yield the replies that `version` sampled: tokens and start as in their datum, and their
+    logprobs."""
     for item in prepared.items:
         prompt, done = item.sample.prompt, item.sample.completion
         if item.sample.policy_version == version:
@@ -207,7 +208,7 @@ def _fresh(
 def step_metrics(
     prepared: Prepared, report: StepReport, current_step: int, agreed: Agreement | None
 ) -> dict[str, Any]:
-    """What a reader of the log wants to know of a step.
+    """Return the metrics of a step for its event and the metrics file.
 
     `clip_share` is the share of the ppo tokens whose gradient the ratio's bounds cut off; None
     without such tokens. `agreed`: trainer against sampler, over tokens of fresh samples.
@@ -242,7 +243,7 @@ def _clip_share(prepared: Prepared, report: StepReport) -> float | None:
 
 
 class Alarm:
-    """What follows when sampler and trainer do not agree: the user is told, then learning stops.
+    """Alarm for a sampler and trainer that disagree: the user is told, then learning stops.
 
     One batch raises the alarm, and the next that agrees ends it. The second in a row is not
     committed: its step is void and learning ends until a restart, while the gateway goes on
@@ -260,7 +261,7 @@ class Alarm:
         self._raised = False
 
     def admit(self, found: Agreement | None) -> None:
-        """Let the step over this batch be committed.
+        """Allow the step over this batch to be committed.
 
         Raises:
             DisagreementError: it is the second in a row that does not agree.
@@ -273,7 +274,7 @@ class Alarm:
             )
 
     def committed(self, found: Agreement | None, step_id: int) -> None:
-        """The step over this batch is."""
+        """Record that the step over this batch was committed."""
         if found is None or found.agrees is None:
             return
         if not found.agrees:

@@ -1,20 +1,20 @@
-"""Asks every new version a few fixed questions before it answers anybody, and keeps it out where
-it has lost something.
+"""Asks every new version fixed questions before it serves, and refuses one that has lost something.
 
 The questions are canaries, which the user may edit, and the beginnings of the user's own sessions
-that no step has trained (`ledger.held_out`). Of every question it is scored how likely the right
-replies are and how surely they end, and one fresh reply is looked at. Each figure is compared with
-that of the version that serves, question by question: what it has lost must matter, and must not be
-chance, by resampling the questions. Small losses in a row pass that, so the canaries are compared
-with the best version of the last sixteen, too; of replies to the user, `guard` does the same.
+that no step has trained (`ledger.held_out`). For every question the gate scores how likely the
+right replies are and how surely they end, and looks at one fresh reply. Each figure is compared
+with that of the serving version, question by question: a loss must be large enough to matter, and
+must not be chance, by resampling the questions. Small losses in a row pass that, so the canaries
+are also compared with the best of the last sixteen versions; for replies to the user, `guard` does
+the same.
 
-A refused version is never published: its step is void, its batch is set aside, and the one before
-goes on serving. The next step starts from it without the optimizer's moments, which may be what
-carried the refused one too far, and at a quarter of the rate. Where two batches in a row are
-refused from such a state, learning is held.
+A refused version is never published: its step is void, its batch is set aside, and the previous
+version goes on serving. The next step starts from that one without the optimizer's moments, which
+may have carried the refused one too far, and at a quarter of the rate. After two refused batches in
+a row from such a state, learning is held.
 
-Rule: figures go in and findings come out, both pure; `Gate` asks, and what was answered stands in
-the ledger, so that a restart forgets nothing. A gate that cannot ask keeps nobody out, and says so.
+Rule: figures go in and findings come out, both pure; `Gate` asks, and the answers are kept in the
+ledger, so that a restart forgets nothing. A gate that cannot ask refuses nobody, and reports it.
 """
 
 from __future__ import annotations
@@ -59,37 +59,37 @@ from tinker_claw.types import (
 # What is asked
 
 _CANARY, _OWN = "c", "t"
-"""How keys begin: of a canary, and of a turn of a session."""
+"""Prefixes of question keys: a canary's, and that of a session's turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A prompt, and what is right to reply."""
+    """A prompt and the right replies to it."""
 
     key: str
-    """The same question has the same one, and another has another."""
+    """Key of the question: equal for the same question, and different for any other."""
     prompt: Tokens
     replies: tuple[Tokens, ...]
-    """With their stop token; () where nothing is known to be right."""
+    """Right replies with their stop token; () where none is known."""
 
     @property
     def usage(self) -> Usage:
-        """What asking it once is billed, at the most."""
+        """Most tokens billed for asking it once."""
         lengths = [len(self.prompt) + len(reply) for reply in self.replies]
         sampled = len(self.replies) + self.longest
         return Usage(prefill=sum(lengths) + len(self.prompt), sampled=sampled)
 
     @property
     def longest(self) -> int:
-        """Tokens of a fresh reply: twice those of the right ones, so that growth shows."""
+        """Most tokens of a fresh reply: twice the longest right one, so that growth shows."""
         return min(GATE_REPLY, 2 * max(map(len, self.replies), default=GATE_REPLY))
 
 
 def canary_questions(canaries: Sequence[Canary], renderer: Renderer) -> list[Question]:
-    """What a version is asked.
+    """Build the questions of the canaries.
 
     Raises:
-        ConfigError: that is too much.
+        ConfigError: they take too many tokens.
     """
     questions = [_canary(canary, renderer) for canary in canaries]
     if (tokens := sum(question.usage.prefill for question in questions)) > GATE_TOKENS:
@@ -119,24 +119,24 @@ def _canary(canary: Canary, renderer: Renderer) -> Question:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Of one version to one question, in numbers."""
+    """A version's answer to one question, in numbers."""
 
     likely: float | None
-    """log of the probability that it gives one of the right replies; None: none is known."""
+    """Log probability of giving one of the right replies; None: none is known."""
     each: float | None
-    """The same for each token of them."""
+    """The same per token of the right replies."""
     ends: float | None
-    """logprob of the stop token behind a right reply, in the mean."""
+    """Mean logprob of the stop token after a right reply."""
     tokens: int
-    """Of a fresh reply."""
+    """Tokens of a fresh reply."""
     nats: float
-    """-logprob of a token of it, in the mean: how undecided the version is."""
+    """Mean -logprob of its tokens: how undecided the version is."""
     cut: bool
-    """No stop token came."""
+    """Whether the fresh reply has no stop token."""
 
     @property
     def row(self) -> list[float | None]:
-        """For JSON."""
+        """The answer as a list for JSON."""
         floats = (self.likely, self.each, self.ends, self.nats)
         return [*(None if x is None else round(x, 5) for x in floats), self.tokens, int(self.cut)]
 
@@ -146,25 +146,25 @@ class Answer:
 
 
 Answers = Mapping[str, Answer]
-"""By question."""
+"""Answers of a version, by the question's key."""
 _IMPOSSIBLE: Final = -50.0
-"""Nats, in place of what is less likely: no figure is infinite."""
+"""Lowest logprob, in nats; replaces lower ones, so that every figure is finite."""
 
 
 class _LateError(BackendError):
-    """There was no more time: nobody is at fault."""
+    """Raised when the time for the questions is used up, which is nobody's fault."""
 
 
 async def ask(
     questions: Sequence[Question], sampler: Sampler, stop_tokens: Tokens, *, until: float, most: int
 ) -> dict[str, Answer]:
-    """What these weights answer, without the questions that they cannot be asked.
+    """Ask these weights the questions; leave out those that cannot be asked.
 
-    Everything is asked for at once, so that a backend can compute together what it can.
+    All are asked at once, so that a backend can batch them.
 
     Args:
-        until: time of the loop when it has to be over.
-        most: questions that may fail: more of them, and it is not because of the questions.
+        until: the event loop's time by which it has to be over.
+        most: questions that may fail; if more fail, the questions are not the cause.
 
     Raises:
         BackendError: more than these failed; an OutageError where the service was away for them.
@@ -210,7 +210,7 @@ def _answer(question: Question, scored: Sequence[Sequence[float]], fresh: Comple
 
 
 async def _score(question: Question, reply: Tokens, sampler: Sampler) -> list[float]:
-    """Of each token of a reply."""
+    """Return the logprob of each token of a reply."""
     tokens = (*question.prompt, *reply)
     scores = await sampler.logprobs(tokens, start=len(question.prompt))
     same_length("a reply's scores", reply=reply, logprobs=scores.logprobs)
@@ -218,12 +218,12 @@ async def _score(question: Question, reply: Tokens, sampler: Sampler) -> list[fl
 
 
 def _bounded(logprobs: Sequence[float]) -> list[float]:
-    """As they can be compared and kept: what weights call NaN they will not say."""
+    """Clamp logprobs to finite values that can be compared and stored; NaN counts as impossible."""
     return [logprob if logprob > _IMPOSSIBLE else _IMPOSSIBLE for logprob in logprobs]
 
 
 def _any(logs: Sequence[float]) -> float:
-    """log of the sum of probabilities, which are given as logs."""
+    """Return the log of the sum of probabilities, given as logs."""
     most = max(logs)
     return most + math.log(sum(math.exp(one - most) for one in logs))
 
@@ -233,24 +233,26 @@ def _any(logs: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """Something that a version can lose, and how much of it matters."""
+    """A measure of what a version can lose, and how much of it matters."""
 
     name: str
     loss: Callable[[Answer, Answer], float | None]
-    """From an answer to another, the larger the worse; None: it cannot be told."""
+    """Returns the loss from an earlier answer to a later one, larger is worse; None: it cannot be
+    told."""
     of: tuple[str, ...]
-    """Which questions, by how their keys begin."""
+    """Kinds of questions that it covers, by the prefix of their keys."""
     step: float
-    """So much matters from one version to the next."""
+    """Mean loss that matters from one version to the next."""
     window: float
-    """And in all, over the last versions: a warning and no more, for a wish that is followed step
-    by step looks the same in canaries that it touches."""
+    """Mean loss that matters over the last versions: only a warning, since a wish followed step by
+    step looks the same in the canaries that it touches."""
     told: str
-    """With {lost}."""
+    """Sentence about the loss, with {lost}."""
 
 
 _MOST = 5.0
-"""Nats that one question can lose: one that has become impossible does not speak for all."""
+"""Most nats that one question can lose, so that one that became impossible does not decide for
+all."""
 
 
 def _fall(after: float | None, before: float | None) -> float | None:
@@ -260,8 +262,8 @@ def _fall(after: float | None, before: float | None) -> float | None:
 
 
 def _less_often(after: float | None, before: float | None) -> float | None:
-    """In probability: what a model rarely does it may do more rarely still, by chance, and the
-    logprob of that swings by much."""
+    """Return the loss in probability: a model's rare events may become rarer by chance, and their
+    logprob swings widely."""
     if after is None or before is None:
         return None
     return math.exp(before) - math.exp(after)
@@ -331,20 +333,20 @@ FIGURES = (
     ),
 )
 FEWEST = 6
-"""Questions below which nothing is said."""
+"""Fewest questions for a finding."""
 LOOK_BACK = 16
-"""Versions among which the best is sought that the canaries are compared with."""
+"""Number of past versions among which the best is the reference for the canaries."""
 _SEED: Final = 1
 _RESAMPLED = 1000
 _CHANCE = 0.01
-"""How often a loss that is none may seem one, for each figure and step, where it also matters."""
+"""Probability that chance alone looks like a loss, for each figure and step."""
 
 
 def lost(after: Answers, before: Answers, *, over: bool = False) -> list[str]:
-    """What a version has lost, in sentences without their full stops.
+    """Return the losses of a version, as sentences without their full stops.
 
     Args:
-        over: not from one version to the next, but in all over some.
+        over: whether the loss is over several versions rather than from one to the next.
     """
     found = list[str]()
     for figure in FIGURES:
@@ -356,7 +358,7 @@ def lost(after: Answers, before: Answers, *, over: bool = False) -> list[str]:
 
 
 def mean_losses(after: Answers, before: Answers) -> dict[str, float]:
-    """In the mean over the questions, by figure; what no question tells of is left out."""
+    """Return the mean loss over the questions by figure, leaving out figures without data."""
     found = {figure.name: _losses(figure, after, before) for figure in FIGURES}
     return {name: round(fmean(each), 5) for name, each in found.items() if each}
 
@@ -368,15 +370,15 @@ def _losses(figure: Figure, after: Answers, before: Answers) -> list[float]:
 
 
 def is_no_chance(losses: Sequence[float]) -> bool:
-    """Whether another draw of as many questions would show a loss, too, in all but one of a hundred
-    cases: the bootstrap's percentile interval (Efron 1979), one-sided, over paired differences."""
+    """Return whether redrawing the questions would show a loss, too, in 99 of 100 cases: the
+    bootstrap's percentile interval (Efron 1979), one-sided, over paired differences."""
     rng, n = Random(_SEED), len(losses)
     means = sorted(fmean(rng.choices(losses, k=n)) for _ in range(_RESAMPLED))
     return means[int(_CHANCE * _RESAMPLED)] > 0
 
 
 def best(versions: Sequence[Answers]) -> Answers | None:
-    """Those of the version to which the right replies to canaries were likeliest."""
+    """Return the answers of the version that found the right replies to canaries likeliest."""
 
     def worth(answers: Answers) -> float:
         found = [
@@ -390,32 +392,33 @@ def best(versions: Sequence[Answers]) -> Answers | None:
 # In a run
 
 REFUSALS = 2
-"""In a row, each over a batch of its own and without momentum from steps before: learning is held.
-"""
+"""Refusals in a row, each over its own batch and without momentum from earlier steps, after which
+learning is held."""
 _HELD = "the gate refused two versions in a row"
 SECONDS = 120.0
-"""So long the questions may take."""
+"""Seconds that the questions may take."""
 _AT_ONCE = 64
-"""Fresh replies, all of them as a rule: a pass takes little longer for many than for some."""
+"""Fresh replies sampled at once, usually all: a pass takes little longer for many than for some."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What came of asking a candidate."""
+    """Result of asking a candidate."""
 
     told: tuple[str, ...] = ()
-    """What it has lost, and serves nevertheless: the gate only looks, or it was lost bit by bit."""
+    """Losses of a candidate that serves nevertheless: the gate only reports, or they added up
+    slowly."""
     unasked: str | None = None
-    """Why nothing could be asked; None: it was, or nothing is to be."""
+    """Why nothing could be asked; None: it was asked, or there was nothing to ask."""
     answers: Answers | None = None
     before: Answers | None = None
-    """Of the version that serves, where no step has noted them."""
+    """Answers of the serving version, where no step has recorded them."""
     losses: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Against the version that serves, in the mean over the questions, by figure."""
+    """Mean loss against the serving version over the questions, by figure."""
 
     @property
     def figures(self) -> dict[str, Any]:
-        """For a step's event."""
+        """The result as fields of a step's event."""
         if self.unasked:
             return {"gate": {"unasked": self.unasked}}
         if self.answers is None:
@@ -425,7 +428,8 @@ class Asked:
 
     @property
     def kept(self) -> dict[str, Any]:
-        """For the ledger's metrics of a step: what later versions are compared with."""
+        """The answers for the ledger's metrics of a step, with which later versions are
+        compared."""
         kept = {"after": self.answers, "before": self.before}
         return {
             "answers": {
@@ -437,7 +441,7 @@ class Asked:
 
 
 class Gate:
-    """Of one run. Nothing but the learner waits for it."""
+    """Asks the candidates of one run. Only the learner waits for it."""
 
     def __init__(
         self,
@@ -447,24 +451,25 @@ class Gate:
         *,
         seconds: float = SECONDS,
     ) -> None:
-        """
+        """Set up the gate of a run.
+
         Args:
-            stop_tokens: that end a reply of this model.
+            stop_tokens: tokens that end a reply of this model.
         """
         self._parts = parts
         self._canaries = tuple(canaries)
         self._stop_tokens = tuple(stop_tokens)
         self._seconds = seconds
         self._answered: tuple[int, dict[str, Answer]] = (-1, {})
-        """The version that serves, and what it was asked because no step had."""
+        """Serving version, and its answers to questions that no step had recorded."""
 
     async def ask(self, candidate: Sampler) -> Asked:
-        """Let the candidate answer, and the version that serves what it was never asked.
+        """Ask the candidate, and the serving version where its answers are missing.
 
         Raises:
-            RefusedError: it has lost what matters, and is not to answer anybody.
-            OutageError: the service is away, for more than some of the questions; it is no reason
-                to let a version in.
+            RefusedError: the candidate has lost too much to serve.
+            OutageError: the service is away for more than a few of the questions, which is no
+                reason to let a version in.
         """
         questions = self.questions()
         if len(questions) < FEWEST:  # nothing could be said of it
@@ -513,7 +518,7 @@ class Gate:
         return Asked(tuple(told), None, answers, before, mean_losses(answers, known))
 
     def findings(self) -> list[Finding]:
-        """What the gate has to say of the last versions, from the ledger."""
+        """Return the gate's findings about the last versions, from the ledger."""
         steps, newest = self._parts.ledger.steps, self._parts.policy.newest.version.id
         if errors := steps.void_lately(REFUSED):
             last = errors[-1].removeprefix(f"{REFUSED}: ")
@@ -529,12 +534,13 @@ class Gate:
         return [Finding("gate", Ruling.WARN, told)]
 
     def rules(self, reason: str) -> bool:
-        """Whether learning is held for this gate's reason."""
+        """Return whether learning is held for the gate's reason."""
         return reason.startswith(_HELD)
 
     def sound(self) -> list[PolicyVersion]:
-        """Versions from which to go on, the newest first: those that have lost no more than half of
-        what matters in all. The one that serves is one of them, unless losses have added up."""
+        """Return versions to go back to, newest first: those that have lost at most half of what
+        matters over the last versions. The serving one is among them, unless losses have added
+        up."""
         steps = self._parts.ledger.steps
         past = steps.gated(self._parts.policy.newest.version.id, LOOK_BACK)
         most = best(self._past()) or {}
@@ -548,7 +554,7 @@ class Gate:
         return well
 
     def questions(self) -> list[Question]:
-        """The canaries, and the newest beginnings of sessions, as far as their tokens go."""
+        """Return the canaries and the newest beginnings of sessions, within the token limit."""
         found = list(self._canaries)
         left = GATE_TOKENS - sum(question.usage.prefill for question in found)
         for one in self._parts.ledger.held_out.newest(GATE_TURNS):
@@ -563,13 +569,13 @@ class Gate:
         return found
 
     def _stored(self) -> dict[str, Answer]:
-        """What the version that serves has answered, as its step noted it."""
+        """Return the serving version's answers as its step recorded them."""
         newest = self._parts.policy.newest.version.id
         gated = self._parts.ledger.steps.gated(newest, 1)
         return next((_read(one.after) for one in gated if one.version == newest), {})
 
     def _known(self) -> dict[str, Answer]:
-        """The same, with what it was asked since."""
+        """Return the serving version's recorded answers with those it has given since."""
         version, answers = self._answered
         since = answers if version == self._parts.policy.newest.version.id else {}
         return self._stored() | since

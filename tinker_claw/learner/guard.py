@@ -1,13 +1,13 @@
-"""Keeps one step from doing much harm, and says when learning as a whole does.
+"""Limits how far one step moves the policy, and detects learning that does harm over many steps.
 
-Two questions, asked of figures. How far did a step move the policy (`moved`)? What has become of
-the replies since learning began (`Replies`, `drift`)? The answer is a `Ruling`.
+It answers two questions from figures. How far did a step move the policy (`moved`)? How have
+replies changed since learning began (`Replies`, `drift`)? The answer is a `Ruling`.
 
-A bound on advantages would be none: Adam divides scale out. So the change itself is measured, on
-the tokens of the batch, before the candidate answers anybody; a step that goes too far is taken
-again at half the rate. Many small steps may still do harm together, and that shows in what replies
-are like: it counts as harm only where the user does not accept more of them than before, and where
-those that they accept are not like that, too.
+A bound on advantages would not help: Adam divides scale out. So the change itself is measured, on
+the tokens of the batch, before the candidate serves; a step that goes too far is taken again at
+half the rate. Many small steps may still do harm together, and that shows in the replies: a change
+counts as harm only where the user accepts no more of them than before, and where accepted replies
+do not share it.
 
 Rule: figures go in and a ruling comes out, both pure; `Guard` reads the figures from the ledger, so
 that a restart forgets nothing. Nothing here stops serving.
@@ -39,17 +39,17 @@ from tinker_claw.types import PolicyVersion, Sample
 
 
 class Ruling(IntEnum):
-    """What follows; the larger, the graver."""
+    """Consequence of a finding; larger is graver."""
 
     PASS = 0
     WARN = 1
-    """The user is told."""
+    """Tell the user."""
     RETRY = 2
-    """The step is taken again at half the rate."""
+    """Take the step again at half the rate."""
     HOLD = 3
-    """No further step is taken until the user says from which version to go on."""
+    """Take no further step until the user says from which version to go on."""
     ROLL_BACK = 4
-    """The same, and meanwhile the last version answers that raised no alarm."""
+    """Hold learning, and let the last version that raised no alarm answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,28 +57,28 @@ class Finding:
     """A ruling with its reason."""
 
     alarm: str
-    """Its name, for metrics."""
+    """Name of the alarm, for metrics."""
     ruling: Ruling
     told: str
-    """A sentence without its full stop."""
+    """Reason as a sentence without its full stop."""
 
 
 # How far a step moves the policy
 
 RATES = (1.0, 0.5, 0.25)
-"""Shares of the learning rate at which a step is tried, one after the other."""
+"""Shares of the learning rate at which a step is tried, in order."""
 ONE_SIDED = 0.25
-"""The largest share of the rate for a batch in which nothing stands against anything else."""
+"""Largest share of the rate for a batch without any contrast between its samples."""
 AFTER_REFUSAL = 0.25
 """Share of the rate for a step whose optimizer starts anew: Adam's first step is its largest."""
 _IMPOSSIBLE = -50.0
-"""Nats, in place of what is less likely: no figure is infinite."""
+"""Lowest logprob, in nats; replaces lower ones, so that every figure is finite."""
 _CERTAIN = 1e-9
-"""The least probability that is left for all other tokens."""
+"""Least probability left for all other tokens."""
 
 
 def moved(before_T: Sequence[float], after_T: Sequence[float]) -> float:
-    """How far a policy has moved on some tokens, in nats per token, never below 0.
+    """Return how far a policy has moved on some tokens, in nats per token, never below 0.
 
     With p and q the probability of a token before and after: the mean of
     p log(p / q) + (1 - p) log((1 - p) / (1 - q)), which is KL(before || after) between that token
@@ -95,7 +95,7 @@ def moved(before_T: Sequence[float], after_T: Sequence[float]) -> float:
 
 
 def too_far(found: float, most: float) -> Finding | None:
-    """What follows for a step that moved the policy by `found`; None: it may answer."""
+    """Return the finding for a step that moved the policy by `found`; None: it may serve."""
     if found <= most:
         return None
     told = f"{TOO_FAR}: {found:.3g} nats per token on its batch, and --max-step-kl is {most:g}"
@@ -109,7 +109,8 @@ def _apart(before: float, after: float) -> float:
 
 
 def one_sided(batch: Sequence[Sample]) -> bool:
-    """All verdicts agree and there is no hint: nothing in the batch says what would be better."""
+    """Return whether all verdicts agree and there is no hint, so that nothing in the batch says
+    what would be better."""
     taught = any(s.teacher is not None and s.teacher.weight > 0 for s in batch)
     alone = not taught and all(s.bucket is None for s in batch)
     return alone and len({s.reward for s in batch}) == 1
@@ -120,35 +121,38 @@ def one_sided(batch: Sequence[Sample]) -> bool:
 WINDOW = 64
 """Newest judged replies that are looked at together; four batches."""
 LATELY = 64
-"""Newest steps among which the replies are sought that were accepted best."""
+"""Newest steps among which the best accepted replies are looked for."""
 FEWEST = 32
-"""Of judged replies, for their figures to be compared with others: the first ones of a run are all
+"""Fewest judged replies whose figures are compared with others: the first ones of a run are all
 first tries, and the demo's untrained model is twice as undecided behind corrections. Compared with
 its first 16 it was held in one of six runs without a step, with its first 32 in none."""
 FEWEST_ACCEPTED = 8
 RISEN = 0.1
-"""More of the replies are accepted than before by at least this share: learning does good."""
+"""Rise in the share of accepted replies that shows learning to do good."""
 FALLEN = 0.2
-"""Fewer of them, by so much: what would hold learning rolls back."""
+"""Fall in the share of accepted replies at which a hold becomes a rollback."""
 PRAISED = 0.4
-"""In some 50 runs of the demo's users who want something at most 0.17 of the accepted replies were
-alike, and at least 0.44 where garbage is praised, until the weights were too damaged to repeat."""
+"""Share of accepted replies that are alike at which `Alarm.praised` applies. In some 50 runs of the
+demo's users who want something at most 0.17 of the accepted replies were alike, and at least 0.44
+where garbage is praised, until the weights were too damaged to repeat."""
 PRAISES = 12
-"""Accepted replies that say whether one sentence is praised for everything."""
+"""Fewest accepted replies that show whether one sentence is praised for everything."""
 CALLS = 3
-"""Calls are short, so honest ones fall together: eight tries at each of ten sums came to a share of
-0.33 with a text of another sum, and to none with texts of four."""
+"""Number of other requests that must share a text of tool calls for it to count as alike. Calls are
+short, so honest ones coincide: eight tries at each of ten sums came to a share of 0.33 with a text
+of another sum, and to none with texts of four."""
 ALIKE = (0.2, 0.35)
-"""So many more of them than of the rejected ones are alike: warn, hold. In the demo it was 0.45 and
-more where garbage is praised, from the first replies on or, in one run, from the 64th; and at most
-0.17 in any 64 replies of 22 runs of a student or a teacher who want something."""
+"""Excess share of accepted over rejected replies that are alike: warn, hold. In the demo it was
+0.45 and more where garbage is praised, from the first replies on or, in one run, from the 64th; and
+at most 0.17 in any 64 replies of 22 runs of a student or a teacher who want something."""
 REJECTED = (64, 128)
-"""In a row: warn, hold. Who accepts one reply in 20 rejects the next 128 once in 700 times."""
+"""Rejected replies in a row: warn, hold. A user who accepts one reply in 20 rejects the next 128
+once in 700 times."""
 UNTOLD = (32, 64)
-"""The same where nobody has ever said in them what would be better: who accepts one reply in ten
+"""Rejected replies in a row without any hint: warn, hold. A user who accepts one reply in ten
 rejects the next 64 once in 850 times."""
 AGAINST = (0.1, 0.25)
-"""Share of verdicts that another judge or the user contradicts, at the least: warn, hold."""
+"""Least share of verdicts that another judge or the user contradicts: warn, hold."""
 _NEVER = math.inf
 _ENDS = 80
 """Characters of a reply's beginning and end that are looked at."""
@@ -163,43 +167,43 @@ _QUESTION = re.compile(r"[?？؟]\W*$")
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What some replies are like, in the mean."""
+    """Mean figures of some replies."""
 
     replies: int
     tokens: float
     nats: float
-    """-logprob per sampled token: how undecided the policy is."""
+    """Mean -logprob per sampled token: how undecided the policy is."""
     cut: float
-    """Share that its limit of tokens ended: no stop token came."""
+    """Share cut by the token limit, without a stop token."""
     refusals: float
     questions: float
-    """Share that ends in one."""
+    """Share that ends in a question."""
     tools: float
-    """Share that called tools."""
+    """Share that calls tools."""
     alike: float
-    """Share with the text of a reply to something else, of a call of tools to `CALLS` other things.
-    Replies of episodes are none of them: many tasks may have one right answer, and nobody praises
-    it."""
+    """Share with the same text as a reply to another request, or for tool calls to `CALLS` other
+    requests. Replies of episodes are left out: many tasks may have one right answer, and nobody
+    praises it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replies:
-    """Judged replies, newest last: what a user got lately."""
+    """Figures of judged replies, newest last."""
 
     all: Form
     accepted: Form | None
-    """Those with a verdict above 0; None: fewer than `FEWEST_ACCEPTED`."""
+    """Figures of replies with a verdict above 0; None: fewer than `FEWEST_ACCEPTED`."""
     good: float
-    """Share of them."""
+    """Share of replies with a verdict above 0."""
     praised: float
-    """How many more of the accepted replies than of the rejected ones have the text of a reply to
-    something else, as shares; calls of tools and episodes are left out."""
+    """Excess share of accepted over rejected replies that have the same text as a reply to another
+    request; tool calls and episodes are left out."""
     since: int
-    """The oldest one's turn."""
+    """Turn id of the oldest reply."""
 
     @classmethod
     def of(cls, judged: Sequence[JudgedReply]) -> Replies | None:
-        """None: too few to say anything."""
+        """Compute the figures; None: too few replies."""
         if len(judged) < FEWEST:
             return None
         good = [reply for reply in judged if reply.verdict > 0]
@@ -213,7 +217,7 @@ class Replies:
 
     @classmethod
     def read(cls, stored: dict[str, Any]) -> Replies:
-        """From the metrics of a step."""
+        """Read the figures from the metrics of a step."""
         accepted = stored["accepted"]
         return cls(
             all=Form(**stored["all"]),
@@ -254,7 +258,7 @@ def _praised(judged: Sequence[JudgedReply]) -> float:
 
 Bounds = tuple[float, float, float]
 _NO_LESS = 0.02
-"""Added to what is divided by: a rise from next to nothing is none."""
+"""Added to a divisor, so that growth from next to nothing does not count."""
 
 
 def _times(now: float, then: float) -> float:
@@ -277,14 +281,15 @@ class Alarm:
     figure: str
     grown: Callable[[float, float], float]
     bounds: Bounds
-    """From where on: warn, hold, roll back."""
+    """Growth from which on to warn, to hold and to roll back."""
     told: str
-    """What it says of the replies, with {now} and {then}."""
+    """Sentence about the replies, with {now} and {then}."""
     excused: bool = True
-    """By replies that are accepted more often than before, or are accepted and like that."""
+    """Whether it is excused when replies are accepted more often than before, or accepted ones
+    share it."""
     shown: str = "{:.0%}"
     praised: Bounds | None = None
-    """Instead, where at least `PRAISED` of the accepted replies are like that."""
+    """Bounds to use instead, where at least `PRAISED` of the accepted replies are alike."""
 
     def of(self, form: Form) -> float:
         return float(getattr(form, self.figure))
@@ -324,11 +329,10 @@ ALARMS = (
 
 
 def drift(now: Replies, before: Sequence[Replies]) -> list[Finding]:
-    """What has become of the replies, compared with the first ones and with the best accepted.
+    """Compare the replies with the first ones and with the best accepted ones.
 
     Args:
-        before: the first since learning began, or since a rollback said where to go on; then later
-            ones.
+        before: replies since learning began, or since the last rollback, oldest first.
     """
     if not before:
         return []
@@ -370,8 +374,8 @@ def _ruling(value: float, bounds: Bounds) -> Ruling:
 
 
 def praise(now: Replies) -> list[Finding]:
-    """Whether one sentence is praised for everything, from the first replies on: what grows is told
-    by `drift`."""
+    """Find whether one sentence is praised for everything, even from the first replies on; `drift`
+    reports growth."""
     told = f"of the accepted replies {now.praised:.0%} more than of the rejected ones answer "
     told += "something else, too"
     ruling = _ruling(now.praised, (*ALIKE, _NEVER))
@@ -379,7 +383,7 @@ def praise(now: Replies) -> list[Finding]:
 
 
 def rejection(verdicts: Sequence[Heard]) -> list[Finding]:
-    """Whether users accept nothing any more. `verdicts`: the newest first."""
+    """Find whether users have stopped accepting replies. `verdicts`: the newest first."""
     row = next((n for n, (verdict, _) in enumerate(verdicts) if verdict >= 0), len(verdicts))
     untold = next((n for n, (_, hinted) in enumerate(verdicts[:row]) if hinted), row)
     told = f"the last {row} judged replies were all rejected, and that does not say what is wanted"
@@ -388,16 +392,16 @@ def rejection(verdicts: Sequence[Heard]) -> list[Finding]:
 
 
 Heard = tuple[float, bool]
-"""A verdict, and whether something said with it what would have been better."""
+"""A verdict, and whether a hint came with it."""
 Opinion = tuple[float, float]
-"""What the judge said of a reply and what somebody else did, each from -1 to 1."""
+"""The judge's verdict on a reply and another's, each from -1 to 1."""
 Opinions = Callable[[int], Sequence[Opinion]]
-"""Of the newest judged replies of which somebody else has an opinion, too, an auditor, or the user
-outright; only behind a turn."""
+"""Returns opinions on the newest judged replies that an auditor or the user has rated, too; only
+those after a given turn."""
 
 
 def contradiction(opinions: Sequence[Opinion]) -> list[Finding]:
-    """Whether the judge's verdicts can be trusted."""
+    """Find whether the judge's verdicts are often contradicted."""
     against = [own * other < 0 for own, other in opinions if own * other]
     share = Rate(sum(against), len(against))
     told = f"{share.good} of {share.of} verdicts are contradicted by the auditor or the user"
@@ -408,34 +412,34 @@ def contradiction(opinions: Sequence[Opinion]) -> list[Finding]:
 # In a run
 
 _FAR_IN_VAIN = 2 * len(RATES)
-"""Steps in a row that were void for it: two batches, at every rate."""
+"""Steps in a row that were void for going too far: two batches, at every rate."""
 
 
 class Guard:
-    """Of one run."""
+    """Watches the steps and replies of one run."""
 
     def __init__(
         self, parts: LoopParts, *, every: int = 1, opinions: Opinions | None = None
     ) -> None:
-        """
+        """Set up the guard of a run.
+
         Args:
-            every: of so many steps one is measured: to score the candidate costs what a service
-                bills.
-            opinions: those that the ledger has, unless somebody has others.
+            every: measure one step in so many; a service bills the scoring of the candidate.
+            opinions: source of opinions; the ledger's unless given.
         """
         self._parts = parts
         self._most = parts.training.max_step_kl
         self._every = every
         self._opinions = opinions or partial(parts.ledger.judgements.opinions, WINDOW)
         self._told = frozenset[tuple[str, Ruling]]()
-        """What was logged, so that it is not logged again."""
+        """Findings already logged."""
 
     def measures(self, step: int) -> bool:
-        """Whether step number `step` of the line is measured."""
+        """Return whether step number `step` of the lineage is measured."""
         return self._most > 0 and (step - 1) % self._every == 0
 
     async def admit(self, items: Sequence[BatchItem], candidate: Sampler) -> float:
-        """Let the candidate answer; returns how far it has moved on the batch, in nats per token.
+        """Check the candidate; return how far it has moved on the batch, in nats per token.
 
         Raises:
             TooFarError: it has moved further than one step may.
@@ -451,24 +455,25 @@ class Guard:
         return found
 
     def replies(self) -> Replies | None:
-        """What the newest replies are like."""
+        """Return the figures of the newest replies."""
         ledger = self._parts.ledger
         after = ledger.hold.guarded_from
         return Replies.of(ledger.judgements.lately(WINDOW, after))
 
     def noted(self) -> dict[str, Any]:
-        """For the metrics of a step, which are the memory of the alarms: what replies are like, and
-        what was found before the step."""
+        """Return figures of the replies and findings before the step, for its metrics, from which
+        alarms are restored."""
         now, alarms = self.replies(), {alarm: ruling.name for alarm, ruling in self._told}
         return ({} if now is None else {"replies": asdict(now)}) | {"alarms": alarms}
 
     def look(self, also: Sequence[Finding] = ()) -> Finding | None:
-        """Whether another step may be taken; None: it may. Warnings go to health, log and metrics.
+        """Return the finding that forbids another step, or None. Warnings go to health, log and
+        metrics.
 
-        A reason to hold is written down, and stands until a rollback.
+        A reason to hold is recorded, and stands until a rollback.
 
         Args:
-            also: what the gate has found.
+            also: findings of the gate.
         """
         found = [*self._findings(), *also]
         self._show(found)
@@ -476,7 +481,7 @@ class Guard:
         return worst if worst and worst.ruling >= Ruling.HOLD else None
 
     def well(self) -> list[PolicyVersion]:
-        """The versions whose replies raised no alarm, the newest first."""
+        """Return the versions whose replies raised no alarm, newest first."""
         recorded = self._recorded()
         replies = [found for _, found in recorded]
         passed = {

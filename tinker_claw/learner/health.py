@@ -1,4 +1,4 @@
-"""What /healthz says: whether the parts of the loop work, and if not, why and since when."""
+"""Health of the loop for /healthz: whether each part works, and if not, why and since when."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tinker_claw.telemetry import log
 
 @dataclass(slots=True)
 class PartHealth:
-    """One part of the loop."""
+    """State of one part of the loop."""
 
     state: str = "ok"
     error: str | None = None
@@ -24,7 +24,7 @@ class PartHealth:
     def enter(
         self, state: str, error: str | None = None, *, next_try_s: float | None = None
     ) -> None:
-        """`next_try_s`: after so many seconds it goes on by itself; None: that is not known."""
+        """Enter a state. `next_try_s`: seconds until it goes on by itself; None: not known."""
         if state != self.state:
             self.since = time.time()
         self.state, self.error = state, error
@@ -38,7 +38,7 @@ class PartHealth:
 
     @property
     def ended(self) -> bool:
-        """It has failed, and does not start again by itself."""
+        """Whether it has failed for good, and does not restart by itself."""
         return self.state == "failed" and self._next_try is None
 
 
@@ -69,7 +69,8 @@ class Health:
     def judge_is(
         self, state: Literal["ok", "failing", "stalled"], error: str | None = None
     ) -> None:
-        """`failing`: of itself; `stalled`: its service is away, which `backend` has logged."""
+        """Set the judge's state. `failing`: the judge itself; `stalled`: its service is away, which
+        `backend` has logged."""
         if state != self.judge.state and state == "failing":
             log.error("judge.failing", error=error)
         if state != self.judge.state and self.judge.state == "failing":
@@ -86,15 +87,15 @@ class Health:
         self.last_error = error or self.last_error
 
     def guard_is(self, sentences: Sequence[str]) -> None:
-        """What it has found; () when nothing."""
+        """Set the guard's warnings; () when there are none."""
         self.guard.enter("warns" if sentences else "ok", "; ".join(sentences) or None)
 
     def servers_away(self, sentences: Sequence[str]) -> None:
-        """Which inference servers are not asked, and why; () when all are."""
+        """Set the inference servers that are not asked, with the reasons; () when all are."""
         self.servers.enter("away" if sentences else "ok", " ".join(sentences) or None)
 
     def records_are(self, error: str | None) -> None:
-        """What the ledger has just refused, and why; None: it took a write."""
+        """Set the ledger's last refused write; None: it took a write."""
         if error is None and self.records.state == "ok":
             return  # after each write but the first
         if error is None:
@@ -105,12 +106,12 @@ class Health:
         self.last_error = error or self.last_error
 
     def learner_stalls(self, error: OutageError, next_try_s: float) -> None:
-        """The service is away; the learner asks again in so many seconds."""
+        """Record that the service is away, and when the learner asks again."""
         self.learner.enter("stalled", str(error), next_try_s=next_try_s)
         self.last_error = str(error)
 
     def snapshot(self, *, version: int, waiting: int, batch_size: int) -> dict[str, Any]:
-        """The JSON of /healthz. `status` is about serving and learning together."""
+        """Return the JSON of /healthz. `status` covers serving and learning together."""
         away = self.backend.away
         parts = {
             "learner": self.learner,
@@ -171,10 +172,10 @@ def meaning(
     upkeep: str = "ok",
     learning_ended: bool = False,
 ) -> str:
-    """The state as one sentence for the user: what works, and what waits.
+    """Describe the state in one sentence for the user: what works, and what waits.
 
     Args:
-        learner: to `upkeep`: states of their parts.
+        learner: state of that part; likewise the arguments up to `upkeep`.
     """
     found = (
         _sampling(away, servers),

@@ -40,56 +40,57 @@ from tinker_claw.telemetry import Judged, log
 from tinker_claw.types import HintScores, NextState, Turn, Verdict, Vote
 
 WAITS = Backoff(first_s=5.0, longest_s=600.0, jitter=0.25)
-"""Between attempts while the judge fails as a whole, the service is away, or the ledger refuses."""
+"""Waits between attempts while the judge fails, the service is away, or the ledger refuses."""
 RESTS = Backoff(first_s=60.0, longest_s=3600.0)
-"""Between the tries of a turn whose answers cannot be read."""
+"""Waits between the tries of a turn whose answers cannot be read."""
 CONCURRENCY = 8
-"""Turns judged at the same time: the samplers that judge answer users, too."""
+"""Turns judged at the same time: the samplers that judge also answer users."""
 _AT_ONCE = 64
-"""Turns that are taken up before replies have a turn."""
+"""Turns taken up before yielding to replies."""
 CHECKED = 0.25
-"""Of the replies of which somebody has said outright what to find, so many are the judge's, too."""
+"""Share of user-rated replies that the judge also rates."""
 CHECK_S = 60.0
-"""So long those wait for it."""
+"""Seconds that such a reply waits for the judge."""
 LATELY = 8
-"""Tries by whose answers it is told whether the judge works."""
+"""Tries by whose answers it is decided whether the judge works."""
 
 
 _NONE = Verdict(votes=(), value=None)
-"""Nobody has said anything of a reply."""
+"""Verdict of a reply that nobody has rated."""
 
 
 class _Unread(JudgeError):
-    """The judge has answered, and a question has no answer that can be read."""
+    """Raised when the judge answered, but no answer to a question can be read."""
 
     def __init__(self, answer: str, *, counts: bool) -> None:
         super().__init__(answer)
         self.counts = counts
-        """Against the turn."""
+        """Whether it counts as one of the turn's tries."""
 
 
 class _Heard:
-    """What the judge's last answers were like, and whether a failure is the turn's own."""
+    """Record of the judge's latest answers, to tell its failures from those of a turn."""
 
     def __init__(self) -> None:
         self._last = deque[tuple[int, int]](maxlen=LATELY)
-        """Answers that could be read, of how many; none can be where the endpoint failed."""
+        """Readable answers and all answers of each try; none are readable where the endpoint
+        failed."""
         self.down: str | None = None
-        """Why the last try got no answers, where that was not the turn's fault."""
+        """Why the last try got no answers, unless the turn was at fault."""
         self._tries = 0
         self._well = 0
-        """Number of the last try that was answered well."""
+        """Number of the last try with good answers."""
         self._failed: dict[int, int] = {}
-        """By turn, the number of its last try, where that failed."""
+        """Last try of each turn whose last try failed, by turn id."""
 
     @property
     def trouble(self) -> str | None:
-        """Why the judge fails as a whole; None: it works, as far as anybody knows."""
+        """Why the judge fails as a whole; None: it works, as far as known."""
         return self.down or self._mostly_lost()
 
     @property
     def mends(self) -> bool:
-        """Whether its last answers were good ones."""
+        """Whether its latest try was a good one."""
         return self._well == self._tries
 
     def well(self, turn_id: int, read: int, of: int) -> None:
@@ -99,7 +100,8 @@ class _Heard:
         self._failed.pop(turn_id, None)
 
     def ill(self, turn_id: int, read: int, of: int, error: str | None) -> bool:
-        """Whether it counts against the turn. `error`: why there was no answer at all."""
+        """Record a bad try; return whether it counts against the turn. `error`: why there was no
+        answer."""
         counts = self._others_go_well()
         self._note(read, of)
         self._failed[turn_id] = self._tries
@@ -107,13 +109,15 @@ class _Heard:
         return counts
 
     def accident(self, turn_id: int) -> bool:
-        """Whether it counts against the turn; of the judge it says nothing."""
+        """Record an unexpected error; return whether it counts against the turn. The judge is not
+        blamed."""
         counts = self._others_go_well()
         self._failed[turn_id] = self._tries
         return counts
 
     def _others_go_well(self) -> bool:
-        """The judge worked when it was asked, and since any turn has failed another one did not."""
+        """Return whether the judge works for other turns: it did when last asked, and one has
+        succeeded since the last failure of any turn."""
         return not self._mostly_lost() and self._well > max(self._failed.values(), default=0)
 
     def forget(self, turn_id: int) -> None:
@@ -135,7 +139,7 @@ class _Heard:
 
 
 class Judging:
-    """The part of the loop between the gateway and the learner."""
+    """Judges turns and queues samples, between gateway and learner."""
 
     def __init__(
         self,
@@ -149,11 +153,12 @@ class Judging:
         waits: Backoff = WAITS,
         rests: Backoff = RESTS,
     ) -> None:
-        """
+        """Set up judging for a run.
+
         Args:
             on_sample: called when a sample has been queued, or held, or will not come.
-            redact: a text as a judge may see it, and as it may be kept; older turns were kept as
-                they came.
+            redact: removes secrets from a text for the judge and for storage; older turns were
+                stored unredacted.
         """
         self._parts = parts
         self._judge = judge
@@ -161,30 +166,29 @@ class Judging:
         self._on_sample = on_sample
         self._redact = redact
         self._by_outcome = parts.training.episode_reward == "outcome"
-        """Of the steps of episodes the judge is not asked."""
+        """Whether episodes are rewarded by their outcome alone, so that the judge is not asked."""
         self._waits = waits
         self._rests = rests
         self._slots = asyncio.Semaphore(concurrency)
         self._in_hand: set[int] = set()
         self._failures: Counter[int] = Counter()
         self._due: dict[int, tuple[float, Callable[[float], Awaitable[None]]]] = {}
-        """Until when a turn rests, and how."""
+        """Loop time until which a turn rests, and the function it rests with, by turn id."""
         self._unasked: dict[int, asyncio.Timeout] = {}
-        """Turns that wait for the judge; the wait ends where somebody says outright what to find.
-        """
+        """Timeouts of turns that wait for the judge; an explicit rating ends the wait."""
         self._heard = _Heard()
         self._probe = asyncio.Lock()
-        """While the judge fails, whoever holds it asks."""
+        """Held by the turn that asks while the judge fails."""
         self._works = asyncio.Event()
         self._wake = asyncio.Event()
 
     def wake(self) -> None:
-        """A next state has come in, or a turn is taken up again."""
+        """Look for work: a next state has come in, or a turn is taken up again."""
         self._wake.set()
 
     async def run(self) -> None:
-        """Judge whatever the ledger has to judge, until cancelled. May be called again after it has
-        ended by accident: what was learned of turns and judge holds."""
+        """Judge all turns that the ledger has to judge, until cancelled. May be called again after
+        an unexpected end: what is known of turns and judge is kept."""
         self._in_hand.clear()  # a task that was cancelled before it began could not say so
         self._show()
         self._wake.set()
@@ -213,13 +217,13 @@ class Judging:
                         await asyncio.sleep(0)  # replies go first
 
     def _ask_nobody_about(self, found: Sequence[int]) -> None:
-        """End the wait of those of which somebody has said outright what to find."""
+        """End the wait of turns that somebody has rated explicitly."""
         waiting = [turn_id for turn_id in found if turn_id in self._unasked]
         for turn_id in self._parts.ledger.judgements.judged(waiting):
             self._unasked.pop(turn_id).reschedule(0)
 
     async def _one(self, turn_id: int) -> None:
-        """Advance one turn. One that gets no answer rests, and does not hold up the others."""
+        """Advance one turn. A turn without an answer rests, and does not hold up the others."""
         try:
             async with AsyncExitStack() as held:
                 if self._is_judged(turn_id):
@@ -250,7 +254,7 @@ class Judging:
             self._in_hand.discard(turn_id)
 
     async def _turn_of(self, turn_id: int, held: AsyncExitStack) -> None:
-        """Let a turn rest as long as it must, and then wait for a place, which `held` keeps."""
+        """Wait until the turn's rest is over, then for a slot, which `held` keeps."""
         until, rest = self._due.get(turn_id, (0.0, asyncio.sleep))
         if (left_s := until - asyncio.get_running_loop().time()) > 0:
             await rest(left_s)
@@ -261,8 +265,8 @@ class Judging:
 
     @asynccontextmanager
     async def _place(self, turn_id: int) -> AsyncGenerator[None]:
-        """Room to ask: among so many others, or alone while the judge fails, and not at once. What
-        has failed rests ever longer before it comes here, and holds up nobody who is new."""
+        """Wait for a slot: one of several, or a single one while the judge fails. A turn that has
+        failed rests ever longer before, so that it never holds up new ones."""
         turns = self._parts.ledger.turns
         asks = turns.next_state(turn_id) is not None and not self._is_judged(turn_id)
         asks = asks and not (self._by_outcome and turns.get(turn_id).episode)
@@ -284,7 +288,7 @@ class Judging:
                 await self._works.wait()
 
     def _show(self) -> None:
-        """What the judge's answers say of it, for the health and for those who wait."""
+        """Report the judge's state to health, and wake the turns that wait for it."""
         trouble = self._heard.trouble
         if trouble is None:
             self._works.set()
@@ -298,7 +302,7 @@ class Judging:
         self._heard.forget(turn_id)
 
     def _wait_for(self, turn_id: int, error: OutageError | LedgerError) -> None:
-        """Nothing is wrong with the turn or the judge: it waits for what is away."""
+        """Let the turn wait for what is away; neither turn nor judge is at fault."""
         health, rest = self._parts.health, asyncio.sleep
         if isinstance(error, OutageError):  # what is left to do shows who did not answer
             what = "teaching" if self._is_judged(turn_id) else "judging"
@@ -307,7 +311,7 @@ class Judging:
         self._set_due(turn_id, self._waits, rest)
 
     def _failed(self, turn_id: int, error: JudgeError) -> None:
-        """The judge gave nothing that can be read."""
+        """Record that the judge gave no readable answer."""
         if isinstance(error, _Unread):
             counts = error.counts
         else:
@@ -319,7 +323,7 @@ class Judging:
             self._rest(turn_id, str(error), counts=counts)
 
     def _rest(self, turn_id: int, answer: str, *, counts: bool) -> None:
-        """Try the turn again later, or set it aside where it had all its tries."""
+        """Try the turn again later, or set it aside after its last try."""
         parts = self._parts
         if counts:
             try:
@@ -346,7 +350,7 @@ class Judging:
         self._wake.set()
 
     async def _advance(self, turn_id: int) -> None:
-        """Take one turn as far as it goes: to a sample, or to the reason why it is none."""
+        """Advance one turn as far as possible: to a sample, or to the reason why it is none."""
         ledger, judgements = self._parts.ledger, self._parts.ledger.judgements
         self._check(turn_id)
         turn = ledger.turns.get(turn_id)
@@ -382,15 +386,15 @@ class Judging:
         self._on_sample()
 
     def _is_checked(self, turn: Turn) -> bool:
-        """Whether the judge is asked of a reply although somebody has said outright what to find:
-        where the two often differ, the guard finds the judge wrong."""
+        """Return whether the judge also rates a reply that somebody rated explicitly: where the two
+        often differ, the guard finds the judge wrong."""
         ledger = self._parts.ledger
         drawn = Random(turn.id).random() < CHECKED and not turn.episode
         return drawn and not ledger.judgements.asked(turn.id)
 
     async def _check_judge(self, turn: Turn) -> None:
-        """Note what the judge would have found. It is no signal: a judge that does not answer, or
-        not in time, holds nothing up."""
+        """Record the judge's rating beside the explicit one. It is no signal: a judge that does not
+        answer in time holds nothing up."""
         if (state := self._parts.ledger.turns.next_state(turn.id)) is None:
             return  # pressed before anything followed
         if self._heard.trouble or self._parts.spending.paused():
@@ -445,10 +449,11 @@ class Judging:
         return judgement
 
     def _accept(self, turn: Turn, judgement: Judgement, unread: str) -> None:
-        """Let a judgement count of which only a part could be read.
+        """Accept a judgement that could be read only in part.
 
         Raises:
-            _Unread: it is no signal, or worth another try, since others get whole ones.
+            _Unread: it carries no signal, or is worth another try, since other turns get whole
+                answers.
         """
         told = self._told(turn, judgement.verdict, judgement.hints)
         enough = self._parts.method.refuses(judgement.verdict, told) is None
@@ -459,7 +464,8 @@ class Judging:
             raise _Unread(unread, counts=counts)
 
     def _told(self, turn: Turn, verdict: Verdict, hints: tuple[str, ...]) -> tuple[str, ...]:
-        """What the teacher can be told of a turn: nothing, where its prompt has no place for it."""
+        """Return the texts that the teacher can be told; () where its prompt has no place for
+        them."""
         parts = self._parts
         if parts.method.teaching is None or turn.hint_at is None:
             return ()
@@ -472,7 +478,7 @@ class Judging:
         return tuple(self._redact(text) for text in parts.method.tells(known))
 
     def _show_to_corrected(self, turn_id: int) -> None:
-        """Turns that were refused for want of this reply as their example have it now."""
+        """Take up turns that were refused because they lacked this reply as their example."""
         method, judgements = self._parts.method, self._parts.ledger.judgements
         if Signal.DEMONSTRATION not in method.needs:
             return
@@ -500,8 +506,8 @@ class Judging:
     async def _taught(
         self, turn: Turn, verdict: Verdict, told: tuple[str, ...]
     ) -> tuple[HintScores | None, str | None]:
-        """What the teacher says, or why it says nothing; both None: there is nothing to tell it.
-        What comes of that takes no reward away."""
+        """Return the teacher's scores, or why there are none; both None: there is nothing to tell
+        it. A failure takes no reward away."""
         if not told:
             return None, None
         state = self._parts.ledger.turns.next_state(turn.id)
@@ -527,7 +533,7 @@ class Judging:
             return await self._scorer.teach(lesson, self._parts.policy.current)
 
     def _check(self, turn_id: int) -> None:
-        """Raises where the turn was forgotten while somebody was asked about it."""
+        """Raise where the turn was forgotten meanwhile."""
         if not self._parts.ledger.turns.is_open(turn_id):
             raise _ForgottenError
 
@@ -539,7 +545,7 @@ class Judging:
 
 
 class _ForgottenError(Exception):
-    """There is nothing left to judge."""
+    """Raised when a turn was forgotten, so that nothing is left to judge."""
 
 
 def _ballots(

@@ -79,14 +79,15 @@ class Learner:
         waits: Backoff = WAITS,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """
+        """Set up the learner of a run.
+
         Args:
             guard: measures every step unless it is given.
             gate: None asks nothing of a version.
             score_fresh: see `Capabilities`.
-            step_usd: what a step would cost with what is known by now; None: no price is.
-            waits: between attempts while the service is away.
-            now: seconds since 1970, as the ledger has it.
+            step_usd: returns the estimated price of a step in dollars; None: no price is known.
+            waits: waits between attempts while the service is away.
+            now: returns seconds since 1970, as the ledger counts them.
         """
         self._parts = parts
         self._adam = Adam(learning_rate=learning_rate)
@@ -96,34 +97,35 @@ class Learner:
         self._guard = guard or Guard(parts)
         self._gate = gate
         self.rolls_back: Callable[[Sequence[PolicyVersion]], Awaitable[None]] | None = None
-        """Carries a ruling out: one of these versions answers, the first that can be had."""
+        """Carries out a ruling: lets the first of these versions that can be loaded answer."""
         self.stepping = False
-        """A step is in hand."""
+        """Whether a step is in progress."""
         self._now = now
         self._wake = asyncio.Event()
         self._look_at: float | None = None
-        """When there may be a batch although nothing has come."""
+        """When to look for a batch although no sample has come, in seconds since 1970."""
         self._finishing = False
         self._one_step = asyncio.Lock()
         self.recovery = Recovery(parts, self._one_step, self.retire, waits)
         self._holds = 0
-        """How often steps were held off."""
+        """Number of times that steps were held off."""
         self._retired: asyncio.Queue[Policy] = asyncio.Queue()
 
     # For the others
 
     def wake(self) -> None:
-        """A sample has been queued."""
+        """Look for a batch: a sample has been queued."""
         self._wake.set()
 
     def finish(self) -> None:
-        """Begin no further step; `run` returns after the one in hand."""
+        """Begin no further step; `run` returns after the one in progress."""
         self._finishing = True
         self._wake.set()
 
     @asynccontextmanager
     async def between_steps(self) -> AsyncGenerator[None]:
-        """Hold further steps off, once the one in hand has ended; the next batch is taken anew."""
+        """Hold off further steps, once the one in progress has ended; then choose the next batch
+        anew."""
         async with self._one_step:
             try:
                 yield
@@ -136,7 +138,7 @@ class Learner:
         self._retired.put_nowait(policy)
 
     async def save(self) -> None:
-        """Save the state that serves, where its step did not (`save_interval` above 1).
+        """Save the serving state, where its step did not (`save_interval` above 1).
 
         Raises:
             BackendError, LedgerError: it cannot be saved; a restart voids the steps since the last.
@@ -153,7 +155,7 @@ class Learner:
     async def run(self) -> None:
         """Take a step whenever a batch is complete, until `finish` or cancelled.
 
-        May be called again after it has ended by accident.
+        May be called again after an unexpected end.
         """
         health = self._parts.health
         self._wake.set()
@@ -188,7 +190,7 @@ class Learner:
             health.learner_is("observing" if self._observing else "waiting")
 
     async def _goes_on(self) -> bool:
-        """Do what there is to do, as soon as service and ledger let it; False: there is nothing."""
+        """Do the next piece of work, as far as service and ledger allow; False: there is none."""
         try:
             if self._parts.ledger.hold.reason is not None:
                 await self._carry_out()
@@ -205,7 +207,7 @@ class Learner:
         return True
 
     def _is_ruled_out(self) -> bool:
-        """Whether no further step is taken; then that is written down, with its reason."""
+        """Return whether no further step may be taken; if so, record the reason."""
         found = self._guard.look(self._gate.findings() if self._gate else ())
         if found is not None:
             self._parts.ledger.hold.because(found.told, found.ruling.name, found.alarm)
@@ -213,7 +215,7 @@ class Learner:
         return found is not None
 
     def _batch(self) -> list[Sample] | None:
-        """What the next step takes; None while there is no batch."""
+        """Return the samples of the next step; None while there is no batch."""
         parts, ledger, cfg = self._parts, self._parts.ledger, self._parts.training
         most = GROUPED * cfg.batch_size
         expired = ledger.samples.expire(parts.policy.newest.version.step, cfg.max_staleness)
@@ -240,13 +242,13 @@ class Learner:
         return None
 
     async def _carry_out(self) -> None:
-        """What a hold rules, until it is done: a restart and an outage put it off, and no more.
+        """Carry out a hold's ruling; a restart or an outage only delays it.
 
-        The state is saved, so that learning can go on from here; where it is grave, a version from
-        before answers.
+        The state is saved, so that learning can go on from here; for a grave ruling, an earlier
+        version answers.
 
         Raises:
-            LedgerError, OutageError: not now.
+            LedgerError, OutageError: it cannot be done now.
         """
         hold = self._parts.ledger.hold
         if hold.ruling is None:
@@ -264,10 +266,10 @@ class Learner:
             hold.is_carried_out()
 
     async def _take(self, batch: Sequence[Sample]) -> None:
-        """Take a step, unless the batch is another one by the time that there is room for it.
+        """Take a step, unless the batch has changed while waiting for room in the budget.
 
-        One that goes too far is taken again at a smaller rate. Where that does not help either, and
-        where the gate refuses the version, the samples are set aside.
+        A step that goes too far is taken again at a smaller rate. Where that does not help, or the
+        gate refuses the version, the samples are set aside.
         """
         if self.recovery.suspect:
             await self.recovery.after(None)
@@ -300,7 +302,7 @@ class Learner:
         self._parts.telemetry.sample("quarantined", count=len(batch))
 
     def _is_still_due(self, batch: Sequence[Sample], holds: int) -> bool:
-        """Nobody came between since there were so many holds, and all samples are queued.
+        """Return whether no hold came since `holds` were counted, and all samples are still queued.
 
         Raises:
             LedgerError: a step that is over cannot be closed.
@@ -314,10 +316,11 @@ class Learner:
     async def _step(
         self, batch: Sequence[Sample], rate: float, prepared: dict[int, Prepared]
     ) -> tuple[int, ClawError] | None:
-        """One step, or a void one, with its failure, after which the same samples are queued.
+        """Take one step; if it fails, void it, queue the samples again and return its id and the
+        failure.
 
         Args:
-            prepared: the batch as earlier tries trained it, by the version that they began with.
+            prepared: the batch as earlier tries prepared it, by the version they started from.
         """
         parts, self.stepping = self._parts, True
         if not parts.health.backend.attempts("learning"):  # else it is the outage's next attempt
@@ -357,7 +360,7 @@ class Learner:
     async def _train_and_swap(
         self, step_id: int, batch: Sequence[Sample], rate: float, prepared: dict[int, Prepared]
     ) -> None:
-        """The step itself: train, publish, measure, save, commit, swap."""
+        """Run the step: train, publish, measure, save, commit, swap."""
         parts, parent, started = self._parts, self._parts.policy.newest, time.monotonic()
         rate *= AFTER_REFUSAL if refusals(parts.ledger) else 1.0
         rate *= ONE_SIDED if one_sided(batch) else 1.0
@@ -404,13 +407,14 @@ class Learner:
         parts.telemetry.publish(version=version.id, step=step, seconds=now - publishing)
 
     async def _prepare(self, samples: Sequence[Sample], state: Any) -> Prepared:
-        """Score what is only known now, and compute the advantages, from the method's state."""
+        """Score the batch under current weights, and compute the advantages from the method's
+        state."""
         parts, policy, cfg = self._parts, self._parts.policy.newest, self._parts.training
         items = await batch_items(samples, policy, parts.base, cfg, score_fresh=self._score_fresh)
         return parts.method.prepare(items, cfg, state, parts.reply_tokens)
 
     async def _with_check(self, prepared: Prepared) -> Prepared:
-        """Let no step pass without a look at whether sampler and trainer agree."""
+        """Add a check of whether sampler and trainer agree to a step that has no fresh samples."""
         asked = [question.prompt for question in self._gate.questions()] if self._gate else []
         return await checked(prepared, self._parts.policy.newest, asked, self._parts.training)
 
@@ -419,7 +423,7 @@ class Learner:
 
         Raises:
             EmptyStepError: no sample carries a gradient.
-            StepError: what came of it is not a number.
+            StepError: the loss or its gradient is not a number.
         """
         if not prepared.passes:
             raise EmptyStepError("no sample of the batch carries a gradient")
@@ -433,10 +437,11 @@ class Learner:
     async def _rehearse(
         self, step_id: int, batch: Sequence[Sample], holds: int, samples: Sequence[Sample]
     ) -> None:
-        """A step over these samples that is not committed, charged to the failed one over `batch`.
+        """Run a step over these samples without committing it, charged to the failed one over
+        `batch`.
 
         Raises:
-            NotDueError: somebody came between, so that the batch is to be taken anew.
+            NotDueError: something else came between, so that the batch must be chosen anew.
         """
         await self._parts.spending.room()
         async with self._one_step:
@@ -469,10 +474,10 @@ class Learner:
 
 
 class Observing:
-    """Learning that only looks: tells of every batch that a step would have taken, and its cost.
+    """Observe-only learning: reports every batch that a step would have taken, and its cost.
 
-    Nothing leaves the queue. A later run may train on all of it while it is fresh, and samples grow
-    old by steps, of which there are none here.
+    Nothing leaves the queue. A later run may train on all of it while it is fresh: samples age by
+    steps, and there are none here.
     """
 
     def __init__(self, parts: LoopParts, step_usd: Callable[[], float | None]) -> None:
@@ -482,7 +487,7 @@ class Observing:
         self._told = 0
 
     def look(self, waiting: int) -> None:
-        """So many samples are queued."""
+        """Report the steps that `waiting` queued samples would make."""
         steps = waiting // self._batch_size
         if steps > self._told:
             queued, usd = self._samples.summary(), self._step_usd()

@@ -1,4 +1,4 @@
-"""What judging, learning, recovery and rollback of one run share.
+"""Objects that judging, learning, recovery and rollback of one run share.
 
 Rule: one record, made once by the wirer. What only one of them needs is an argument of its own.
 """
@@ -18,7 +18,7 @@ from tinker_claw.telemetry import Telemetry
 
 @dataclass(frozen=True, slots=True)
 class LoopParts:
-    """Of one run."""
+    """Shared objects of one run."""
 
     ledger: Ledger
     trainer: Trainer
@@ -31,4 +31,4 @@ class LoopParts:
     spending: Spending
     training: Training
     reply_tokens: int = Gateway().max_reply_tokens
-    """The longest reply where a request names no limit."""
+    """Most tokens of a reply where a request names no limit."""

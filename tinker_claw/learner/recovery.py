@@ -1,4 +1,4 @@
-"""Where a run begins, and where it goes back to: the newest committed state of its ledger.
+"""Restore a run from the newest committed state of its ledger, at the start and after failures.
 
 `restore` is the start. `Recovery` is what follows a step that failed: load the committed state, and
 where a step over the same samples fails again, look for the one that is to blame.
@@ -45,31 +45,31 @@ from tinker_claw.types import (
 )
 
 WAITS = Backoff(first_s=5.0, longest_s=300.0)
-"""Between attempts while the service is away."""
+"""Waits between attempts while the service is away."""
 FAILURES = (BackendError, AlignmentError, RequestError)
-"""What a step can fail with: the backend, or a sample that does not fit it (any more)."""
+"""Errors of a step: the backend's, or those of a sample that does not fit it (any more)."""
 FAILURES_BEFORE_BISECTING = 2
 FAILURES_BEFORE_STOPPING = 4
-"""Of one batch in which no single sample is to blame: by then it is no passing trouble."""
+"""Failures of one batch after which learning stops, where no single sample is to blame."""
 _OWN, _TEACHERS = -0.1, 0.0
-"""Logprobs, in nats, that no ratio of whatever weights puts outside the bounds for good."""
+"""Logprobs, in nats, at which no weights keep the ratio outside its bounds for good."""
 
 
 Rehearse = Callable[[Sequence[Sample]], Awaitable[None]]
-"""Trains on samples without committing it, charged to the step that failed."""
+"""Trains on samples without committing the result, charged to the step that failed."""
 
 
 class NotDueError(ClawError):
-    """Somebody came between: a rollback, or one of the samples is not queued any more."""
+    """Raised when a rollback came between, or one of the samples is no longer queued."""
 
 
 def refusals(ledger: Ledger) -> int:
-    """Versions in a row that the gate refused since the one that serves."""
+    """Return the number of versions in a row that the gate refused since the serving one."""
     return len(ledger.steps.void_lately(REFUSED))
 
 
 async def load(ledger: Ledger, trainer: Trainer, state_ref: str) -> None:
-    """Load a state, without the optimizer's moments where the gate refused what they led to.
+    """Load a state, without the optimizer's moments if the gate refused the versions after it.
 
     Momentum alone can carry the next step over the same limit, whatever its batch holds.
     """
@@ -77,7 +77,7 @@ async def load(ledger: Ledger, trainer: Trainer, state_ref: str) -> None:
 
 
 async def restore(ledger: Ledger, trainer: Trainer) -> Policy:
-    """Void what was never committed, load the newest saved state, and open its sampler.
+    """Void uncommitted steps, load the newest saved state, and open its sampler.
 
     Steps committed after the last save (`--save-interval` above 1) are void as well: their weights
     are gone, so their samples are queued again and a new version takes the saved state up.
@@ -112,7 +112,7 @@ async def restore(ledger: Ledger, trainer: Trainer) -> Policy:
 
 
 async def restore_pin(ledger: Ledger, trainer: Trainer) -> Policy | None:
-    """The version that was pinned, opened; None: none was, or its weights are gone.
+    """Open the pinned version; None: none is pinned, or its weights are gone.
 
     Raises:
         OutageError: the service is away.
@@ -140,7 +140,8 @@ class Recovery:
         retire: Callable[[Policy], None],
         waits: Backoff,
     ) -> None:
-        """
+        """Set up recovery for a run.
+
         Args:
             one_step: see `loop`; it is taken for each attempt, and never while waiting for one.
             retire: gets the policy that a restored one replaces.
@@ -152,16 +153,16 @@ class Recovery:
         self._retire = retire
         self._waits = waits
         self.suspect = False
-        """The trainer's weights are not those of the newest version."""
+        """Whether the trainer's weights may differ from the newest version's."""
 
     async def after(self, error: ClawError | None) -> None:
-        """Wait, if it was an outage, and load the newest committed state, as often as it takes.
-        Where somebody else has loaded one meanwhile, or nothing was touched, there is no need to.
+        """Wait out an outage, and load the newest committed state, retrying as often as needed. Do
+        nothing where another has loaded it meanwhile, or nothing was touched.
 
-        None: the step went well, and is to be undone all the same.
+        `error` None: the step went well, and is undone all the same.
 
         Raises:
-            BackendError: it cannot be loaded, and not because the service is away.
+            BackendError: the state cannot be loaded, and not because the service is away.
         """
         if isinstance(error, OutageError):
             outage = error
@@ -179,10 +180,10 @@ class Recovery:
     async def after_step(
         self, batch: Sequence[Sample], step_id: int, error: ClawError, rehearse: Rehearse
     ) -> None:
-        """Undo a failed step, and look for the sample that is to blame where one seems to be.
+        """Undo a failed step, and search for the sample that causes it where one seems to.
 
-        The search ends where somebody comes between. The failures stay counted, so that the next
-        step over the same samples, if it fails as well, begins another.
+        The search ends where something else comes between. The failures stay counted, so that the
+        next step over the same samples, if it fails as well, begins another.
 
         Raises:
             LearningEndedError: the batch fails again and again, and neither a sample nor the
@@ -209,10 +210,10 @@ class Recovery:
     async def _quarantine_culprit(
         self, batch: Sequence[Sample], step_id: int, rehearse: Rehearse
     ) -> bool:
-        """Halve the batch until one sample alone fails; that one is never trained.
+        """Halve the batch until one sample alone fails, and exclude it from training.
 
-        It is blamed only if right afterwards a step succeeds that cannot be at fault: the trainer
-        might have begun to fail meanwhile.
+        It is blamed only if right afterwards a harmless step succeeds: the trainer might have begun
+        to fail meanwhile.
 
         False: none fails alone, as when the trouble has passed meanwhile.
         """
@@ -232,7 +233,7 @@ class Recovery:
         return True
 
     async def _fails(self, samples: Sequence[Sample], rehearse: Rehearse) -> bool:
-        """Whether a step over these samples fails. An outage is no answer: it is waited out."""
+        """Return whether a step over these samples fails. Outages are waited out."""
         while True:
             failure: ClawError | None = None
             try:
@@ -245,7 +246,7 @@ class Recovery:
                 return failure is not None
 
     async def _works(self, rehearse: Rehearse) -> bool:
-        """Whether the trainer takes a step that cannot be at fault; if not, it is waited for."""
+        """Return whether the trainer takes a harmless step; if it does not, wait until it does."""
         version, at_once = self._parts.policy.newest.version.id, True
         sample = known_good(version, self._parts.training)
         while True:
@@ -285,7 +286,8 @@ class Recovery:
             await self._go_back_to(saved)
 
     async def _go_back_to(self, saved: PolicyVersion) -> None:
-        """Where states are saved every k steps, the steps since the last save are void, too."""
+        """Go back to a saved version; the steps since then, where not every one is saved, are
+        void."""
         # It may fail: nothing is written before.
         sampler = await self._parts.trainer.open(saved.sampler_ref)
         try:
@@ -299,15 +301,16 @@ class Recovery:
 
 
 def _by_itself(sample: Sample) -> Sample:
-    """The sample with a gradient whatever it is trained beside: one of a group may have none where
-    it has nobody to be compared with."""
+    """Return the sample with a gradient of its own: one of a group may have none where nothing in
+    the batch is compared with it."""
     return replace(sample, reward=None if sample.reward is None else -1.0, bucket=None)
 
 
 def known_good(version: int, cfg: Training) -> Sample:
-    """Three tokens with every signal that a method may want: no trainer has a reason to refuse it.
+    """Return three tokens with every signal that a method may want, which no trainer has reason to
+    refuse.
 
-    Where even a step over this fails no sample of a user is to blame.
+    If even a step over this fails, no user's sample is to blame.
     """
     candidates = tuple(range(1, cfg.opd_topk + 1))
     return Sample(
@@ -332,7 +335,7 @@ def known_good(version: int, cfg: Training) -> Sample:
 
 @contextmanager
 def nobody_to_blame() -> Generator[None]:
-    """A step that cannot be at fault: its failure is an outage."""
+    """Treat the failure of a harmless step as an outage."""
     try:
         yield
     except OutageError:
@@ -345,8 +348,8 @@ def nobody_to_blame() -> Generator[None]:
 
 @contextmanager
 def accidents_are_failures() -> Generator[None]:
-    """What nobody thought of may be the fault of one sample, for whatever the others do: a step
-    fails with it as with any error, so it is counted, and the sample is looked for."""
+    """Turn unexpected errors into failures of the step: one sample may cause them, so they are
+    counted and the sample is searched for."""
     try:
         yield
     except ClawError:
@@ -357,13 +360,13 @@ def accidents_are_failures() -> Generator[None]:
 
 
 def as_outage(error: OutageError | LedgerError) -> OutageError:
-    """What the ledger refuses to write it will write when its disk has room: waiting helps."""
+    """Return a ledger's refusal as an outage: it takes writes again when its disk has room."""
     return error if isinstance(error, OutageError) else OutageError(str(error))
 
 
 @contextmanager
 def waiting_for_the_ledger() -> Generator[None]:
-    """A ledger that cannot be written is an outage, too."""
+    """Treat a ledger that cannot be written as an outage."""
     try:
         yield
     except LedgerError as error:

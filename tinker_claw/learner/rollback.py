@@ -1,8 +1,8 @@
 """Pins, rollbacks, forgetting and judging again while the loop runs.
 
-Rule: serving changes at once, and what is forgotten is used no more at once: the step in hand over
-it comes to nothing. What touches the trainer happens between two steps, so that a step is committed
-before it or sees what it has left; what fails leaves all as it was.
+Rule: serving changes at once, and forgotten turns are no longer used at once: a step in progress
+over them is void. Work on the trainer happens between two steps, so that a step is committed before
+it or sees its result; a failure changes nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tinker_claw.types import PolicyVersion
 
 
 class Rollback:
-    """What a user can undo in a run that goes on. One thing at a time."""
+    """Undo operations on a running loop, one at a time."""
 
     def __init__(
         self,
@@ -30,7 +30,8 @@ class Rollback:
         forget_session: Callable[[int], None],
         wake_judging: Callable[[], None],
     ) -> None:
-        """`forget_session`: told of a session of which turns are forgotten."""
+        """Set up the undo operations of a run. `forget_session`: called with a session whose turns
+        are forgotten."""
         self._ledger = parts.ledger
         self._trainer = parts.trainer
         self._policy = parts.policy
@@ -41,11 +42,11 @@ class Rollback:
         learner.rolls_back = self.as_ruled
 
     async def pin(self, version_id: int, *, half: bool = False) -> None:
-        """Answer with this version from now on, or with `half` one session in two; learning goes
-        on.
+        """Serve this version from now on, or with `half` every other session; learning goes on.
 
         Raises:
-            UndoError: there is none, or its weights cannot be had; or half of the newest.
+            UndoError: there is no such version, its weights cannot be loaded, or `half` is asked of
+                the newest.
         """
         async with self._one:
             version = self._version(version_id)
@@ -57,7 +58,7 @@ class Rollback:
             log.info("pinned", version=version_id, half=half)
 
     async def unpin(self) -> int:
-        """Answer with the newest version again; returns its number."""
+        """Serve the newest version again; return its number."""
         async with self._one:
             self._ledger.pin.end()
             self._answer_with(None)
@@ -65,7 +66,7 @@ class Rollback:
             return self._policy.current.version.id
 
     async def roll_back(self, version_id: int) -> PolicyVersion:
-        """Answer with this version at once, and learn on from its state, as a new version.
+        """Serve this version at once, and go on learning from its state, as a new version.
 
         A step in hand ends first; what it makes is left behind. A hold ends.
 
@@ -76,14 +77,14 @@ class Rollback:
             return await self._roll_back(self._version(version_id))
 
     async def as_ruled(self, well: Sequence[PolicyVersion]) -> None:
-        """Carry out what the guard has ruled: one of these versions answers, from its state, and
-        learning stays held; the first that can be had, or none where the first is the newest.
+        """Carry out the guard's ruling: serve the first of these versions that can be loaded, from
+        its state, while learning stays held; none where the first is the newest.
 
-        Where no state can be had, the first whose weights can be is pinned. Where the user has said
-        meanwhile from where to go on, or who answers, that holds.
+        Where no state can be loaded, pin the first whose weights can. A choice that the user made
+        meanwhile, of where to go on or of who answers, takes precedence.
 
         Raises:
-            OutageError, LedgerError: not now; the ruling stands.
+            OutageError, LedgerError: it cannot be done now; the ruling stands.
         """
         async with self._one:
             hold, newest = self._ledger.hold, self._policy.newest.version.id
@@ -95,7 +96,7 @@ class Rollback:
             hold.is_carried_out()
 
     async def _any_of(self, well: Sequence[PolicyVersion], reason: str) -> bool:
-        """Whether one of them could be had; then the hold says which."""
+        """Roll back to the first of the versions that can be loaded; return whether one could."""
         for version in well:
             told = f"{reason}; the weights of v{version.id} answer, from before that"
             try:
@@ -116,7 +117,7 @@ class Rollback:
         return False
 
     async def _roll_back(self, version: PolicyVersion, held: str | None = None) -> PolicyVersion:
-        """`held`: why learning is held nevertheless."""
+        """Roll back to a version. `held`: why learning stays held."""
         if version.state_ref is None:
             raise UndoError(f"the state of v{version.id} was not saved (--save-interval)")
         sampler = await self._opened(version)
@@ -136,10 +137,10 @@ class Rollback:
         return new
 
     async def forget(self, found: Callable[[Rows], Forgetting]) -> Forgetting:
-        """Forget turns, in the ledger and in what the gateway remembers.
+        """Forget turns, in the ledger and in the gateway's memory.
 
-        Begun, it is not taken back: nothing is judged, trained or answered with them any more. It
-        has ended when no step in hand has them in memory, either.
+        Once begun, it is not taken back: forgotten turns are no longer judged, trained or answered
+        with. It ends when no step in progress has them in memory.
 
         Raises:
             UndoError: there is nothing of that name.
@@ -153,7 +154,7 @@ class Rollback:
         return forgotten
 
     def judge_again(self, turn_ids: Sequence[int] | None) -> list[int]:
-        """Take up turns that were set aside, all or some; returns which.
+        """Take up turns that were set aside, all or some; return their ids.
 
         Raises:
             LedgerError: it cannot be written.

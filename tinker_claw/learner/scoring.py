@@ -1,4 +1,4 @@
-"""Scores that a method needs beyond what was sampled: teacher, current policy, reference.
+"""Scores that a method needs beyond the sampler's: teacher, current policy, reference.
 
 Rule: a score is for exactly the sampled tokens, or it is an error; nothing is padded with zeros.
 """
@@ -31,51 +31,51 @@ from tinker_claw.types import HintScores, Sample, TokenLogprobs, Tokens, Turn
 
 _UNFIT: Final = "what its teacher would be told does not fit"
 _AHEAD: Final = 6
-"""Rejected replies that are measured before there is an accepted one to compare them with."""
+"""Rejected replies measured ahead of the first accepted one to compare with."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """What the teacher is asked about one turn."""
+    """One turn's questions for the teacher."""
 
     turn: Turn
     user: str
     told: tuple[str, ...]
-    """Texts of which it is told one."""
+    """Texts of which the teacher is told one."""
     own: bool
-    """The reply is one that tells, by its rejection, how well such texts teach."""
+    """Whether this reply is measured: a rejected one that shows how well such texts teach."""
     accepted: Turn | None
-    """A reply that the user accepted, behind the prompt that its matter began with."""
+    """A reply that the user accepted, behind the prompt of the first try."""
     told_then: str | None
-    """What belongs to that prompt; None: what belongs to the turn."""
+    """The text that belongs to that prompt; None: those of this turn."""
     free: frozenset[int]
-    """Turns whose own logprobs are the untold teacher's: the base sampled them."""
+    """Ids of turns that the base sampled, so that their own logprobs are the untold teacher's."""
 
 
 _T = TypeVar("_T")
 
 
 class HintScorer:
-    """Scores a reply under the prompt into which is spliced what the method tells the teacher, and
-    measures now and then how well that teaches (methods/teachability.py)."""
+    """Scores a reply under a prompt with the teacher's text inserted, and measures now and then how
+    well that teaches (methods/teachability.py)."""
 
     def __init__(self, parts: LoopParts, renderer: Renderer, *, context_tokens: int) -> None:
         self._parts = parts
         self._teacher = parts.base if parts.training.teacher == "base" else None
-        """None lets the policy of the moment teach."""
+        """The frozen base as the teacher; None: the current policy."""
         self._renderer = renderer
         self._teaching = parts.method.teaching or HINT
         self._context_tokens = context_tokens
         self._cfg = parts.training
         self._rewards = parts.method.reward > 0
         self._in_hand = set[int]()
-        """Accepted replies that are being scored."""
+        """Ids of accepted replies that are being scored."""
 
     def plan(self, turn: Turn, told: Sequence[str], *, rejected: bool) -> Lesson | str:
-        """What to ask about a turn, or why nothing is asked.
+        """Return the questions about a turn, or why nothing is asked.
 
         Args:
-            rejected: by the user.
+            rejected: whether the user rejected it.
         """
         most, gains = self._teaching.most, self._parts.ledger.gains
         short = [self._renderer.shorten(text, most) for text in told]
@@ -107,12 +107,12 @@ class HintScorer:
         return Lesson(turn, user, texts, own, reply if fits else None, then, free)
 
     def known(self, user: str) -> Teachability:
-        """How well what is told of a user's turns teaches."""
+        """Measure how well hints on a user's turns teach."""
         gains = self._parts.ledger.gains.of(user)
         return teachability(gains.accepted, gains.rejected)
 
     async def teach(self, lesson: Lesson, policy: Policy) -> HintScores | None:
-        """Scores under the text that teaches best, as far as that is measured; None: such texts
+        """Return scores under the text that teaches best, as far as measured; None: such texts
         teach nothing.
 
         Raises:
@@ -145,14 +145,14 @@ class HintScorer:
         return replace(scored[best], weight=weight) if weight else None
 
     async def under(self, turn: Turn, texts: Sequence[str], policy: Policy) -> list[HintScores]:
-        """Scores of a reply under each text."""
+        """Return scores of a reply under each text."""
         return [await self._under(turn, text, self._asked(policy)) for text in texts]
 
     async def _gains(
         self, lesson: Lesson, scored: Sequence[HintScores], policy: Policy
     ) -> tuple[list[float], list[float]]:
-        """Of the turn's own reply under each text, and of the accepted one under each, or under the
-        one that belongs to it; [] where they are not to be measured."""
+        """Return the gains of the turn's own reply under each text, and of the accepted one under
+        each, or under its own text; [] where they are not to be measured."""
         clip, own, other = self._cfg.opd_clip, list[float](), list[float]()
         if lesson.own:
             untold = await self._untold(lesson.turn, lesson, policy)
@@ -212,7 +212,8 @@ class HintScorer:
         return _length(turn) + len(told) <= self._context_tokens
 
     def _sampled_by_base(self, *turns: Turn) -> frozenset[int]:
-        """Those whose sampler was the frozen base in all but name, if that is who teaches."""
+        """Return the turns that the frozen base sampled, under whatever version, if it is the
+        teacher."""
         if self._teacher is None:
             return frozenset()
         version = self._parts.ledger.steps.version
@@ -236,11 +237,11 @@ async def batch_items(
     *,
     score_fresh: bool = False,
 ) -> list[BatchItem]:
-    """Add to each sample what is only known when the step is taken.
+    """Add to each sample the scores that depend on the current weights.
 
-    A sample of the serving version needs no scores of it (rho = 1), so none are asked for, unless
-    `score_fresh` says that its sampler computed in other numerics than the trainer scores in. All
-    scores are asked for at once, so that a backend can compute the prefixes that they share once.
+    A sample of the serving version needs no scores of it (rho = 1), so none are computed, unless
+    `score_fresh` says that its sampler used other numerics than the trainer scores in. All scores
+    are requested at once, so that a backend can compute shared prefixes once.
     """
 
     async def item(sample: Sample) -> BatchItem:
@@ -255,7 +256,7 @@ async def batch_items(
 
 
 async def score_all(samples: Sequence[Sample], sampler: Sampler) -> list[TokenLogprobs]:
-    """What this sampler says of the sampled tokens of each."""
+    """Score the sampled tokens of each sample under this sampler."""
 
     async def score(sample: Sample) -> TokenLogprobs:
         tokens = sample.completion.tokens
@@ -267,7 +268,7 @@ async def score_all(samples: Sequence[Sample], sampler: Sampler) -> list[TokenLo
 
 
 async def side_by_side(work: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
-    """All results in order, or the first failure, once all have ended."""
+    """Return all results in order, or raise the first failure, once all have ended."""
     found = await outcomes(work)
     for result in found:
         if isinstance(result, ClawError):
@@ -276,7 +277,7 @@ async def side_by_side(work: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
 
 
 async def outcomes(work: Sequence[Coroutine[Any, Any, _T]]) -> list[_T | ClawError]:
-    """The result of each, or how it failed, in order, once all have ended."""
+    """Return each result or its failure, in order, once all have ended."""
 
     async def one(doing: Coroutine[Any, Any, _T]) -> _T | ClawError:
         try:
@@ -321,7 +322,7 @@ def _fits(scores: TokenLogprobs, tokens: int, targets: int, what: str) -> None:
 
 
 def _overlap(student: Sequence[Sequence[int]], teacher: Sequence[Sequence[int]]) -> int:
-    """Candidates that student and teacher share, summed over positions."""
+    """Count the candidates that student and teacher share, summed over positions."""
     if not teacher:
         return 0
     return sum(len(set(s) & set(t)) for s, t in zip(student, teacher, strict=True))

@@ -1,4 +1,4 @@
-"""Token arrays to compact blobs and back, exactly, and prompts without repeating what they share.
+"""Encode token arrays as compact blobs, exactly, and prompts without repeating shared parts.
 
 Ids are int32, of which the upper two bytes hardly differ from token to token: these are compressed,
 the lower two stand as they are. That is smaller than compressing all four, and takes a tenth of the
@@ -29,16 +29,16 @@ _BLOCK_BYTES = 4 * BLOCK
 _FAST = 1
 """zlib's level: the request path should not wait for level 9."""
 _PLAIN = b"\0"
-"""Stands before what is not compressed; zlib's own begin with 0x78."""
+"""Prefix of uncompressed blobs; zlib's own begin with 0x78."""
 _SINGLE = b"\1"
-"""Stands before floats that are float32: there is little to gain by compressing them."""
+"""Prefix of float32 blobs, which are not compressed because that gains little."""
 _WORTH = 512
-"""Bytes from which on compressing is worth its set-up, which takes longer than a small array."""
+"""Bytes from which compression is worth its set-up, which takes longer than a small array."""
 _Number = TypeVar("_Number", int, float)
 
 
 def raw_ids(ids: Sequence[int]) -> bytes:
-    """Ids as little-endian int32."""
+    """Encode ids as little-endian int32."""
     return pack(f"<{len(ids)}i", *ids)
 
 
@@ -47,7 +47,7 @@ def unraw_ids(raw: bytes | bytearray) -> tuple[int, ...]:
 
 
 def pack_raw(raw: bytes) -> bytes:
-    """The blob of ids that are int32 already."""
+    """Return the blob of ids that are int32 already."""
     if len(raw) < _WORTH:
         return _PLAIN + raw
     return zlib.compress(raw[3::4] + raw[2::4], _FAST) + raw[1::4] + raw[0::4]
@@ -69,7 +69,7 @@ def unpack_ids(blob: bytes) -> tuple[int, ...]:
 
 
 def pack_floats(values: Iterable[float]) -> bytes:
-    """Half as long where that loses nothing."""
+    """Encode floats, as float32 where that loses nothing."""
     doubles = tuple(values)
     n = len(doubles)
     try:
@@ -106,16 +106,16 @@ def unpack_float_rows(blob: bytes, k: int) -> tuple[tuple[float, ...], ...]:
 
 
 def _rows(flat: tuple[_Number, ...], k: int) -> tuple[tuple[_Number, ...], ...]:
-    """Raises ValueError where they are no whole rows."""
+    """Split a flat tuple into rows of k. Raises ValueError where they do not fit."""
     return tuple(zip(*[iter(flat)] * k, strict=True)) if k else ()
 
 
 def store(tx: sqlite3.Connection, raw: bytes, known: dict[bytes, int]) -> tuple[bytes, bytes]:
-    """The columns `blocks` and `prompt` for a prompt, its blocks written where they are new.
+    """Return the columns `blocks` and `prompt` for a prompt, and write its new blocks.
 
     Args:
         raw: the prompt's ids as little-endian int32.
-        known: rows of blocks that were met, by their ids; gets those of this prompt.
+        known: row ids of known blocks, by their ids; extended by those of this prompt.
     """
     end = len(raw) - len(raw) % _BLOCK_BYTES
     blocks = [raw[at : at + _BLOCK_BYTES] for at in range(0, end, _BLOCK_BYTES)]
@@ -126,7 +126,7 @@ def store(tx: sqlite3.Connection, raw: bytes, known: dict[bytes, int]) -> tuple[
 
 
 def _block(tx: sqlite3.Connection, ids: bytes) -> int:
-    """The row of a block, made where it is new."""
+    """Return the row id of a block, inserting it where it is new."""
     digest = blake2b(ids, digest_size=16).digest()
     row = tx.execute("SELECT id FROM prompt_blocks WHERE digest = ?", (digest,)).fetchone()
     if row is not None:
@@ -136,7 +136,7 @@ def _block(tx: sqlite3.Connection, ids: bytes) -> int:
 
 
 def load(database: Rows, row: sqlite3.Row) -> tuple[int, ...]:
-    """The prompt of a row of `turns`.
+    """Return the prompt of a row of `turns`.
 
     Raises:
         LedgerError: a block is missing.

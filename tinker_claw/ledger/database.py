@@ -23,23 +23,23 @@ from urllib.parse import quote
 from tinker_claw.errors import LedgerError
 
 SCHEMA_VERSION: Final = 1
-"""`PRAGMA user_version` of what schema.sql makes."""
+"""`PRAGMA user_version` of the schema in schema.sql."""
 FILE = "ledger.sqlite3"
-"""Its name in the data directory."""
+"""File name in the data directory."""
 PAUSE_S = 0.005
-"""Between two transactions of long work."""
+"""Seconds between two transactions of long work."""
 _BUSY_MS = 5000
-"""What a reader or a writer waits for a writer."""
+"""Milliseconds that a connection waits for a writer."""
 _LARGE_BYTES = 200_000_000
-"""Of a ledger whose check at the start takes long enough to say so."""
+"""Size in bytes from which the check at the start takes long enough to be logged."""
 _STATEMENTS = 256
-"""Prepared statements that a connection keeps; a turn's way has about thirty."""
+"""Prepared statements that a connection keeps; handling a turn takes about thirty."""
 _LOCK: Final = "lock"
 _DISK: Final = {
     sqlite3.SQLITE_FULL: "make room on its disk",
     sqlite3.SQLITE_IOERR: "see what is wrong with its disk",
 }
-"""What helps where the file itself may be as it should."""
+"""Advice for errors that come from the disk rather than from the file."""
 
 
 class Rows:
@@ -57,20 +57,20 @@ class Rows:
         return self._connection.execute(query, values).fetchone()
 
     def one(self, query: str, *values: Any) -> Any:
-        """The first column of the only row; None where there is none."""
+        """Return the first column of the only row; None where there is none."""
         row = self.row(query, *values)
         return None if row is None else row[0]
 
     def column(self, query: str, *values: Any) -> list[Any]:
-        """The first column of all rows."""
+        """Return the first column of all rows."""
         return [row[0] for row in self.rows(query, *values)]
 
     def pairs(self, query: str, *values: Any) -> dict[Any, Any]:
-        """The second column of all rows by the first."""
+        """Return the second column of all rows, by the first."""
         return {row[0]: row[1] for row in self.rows(query, *values)}
 
     def meta(self, key: str) -> str | None:
-        """A value of the table `meta`; None where there is none."""
+        """Return a value of the table `meta`; None where there is none."""
         return self.one("SELECT value FROM meta WHERE key = ?", key)
 
 
@@ -79,7 +79,7 @@ class Outside(Rows):
 
     @contextmanager
     def moment(self) -> Generator[None]:
-        """All that is read inside is of one moment; the next one sees what has come since."""
+        """Read one consistent snapshot inside; the next one sees later writes."""
         try:
             self._connection.execute("BEGIN")
             try:
@@ -90,13 +90,14 @@ class Outside(Rows):
             raise LedgerError(f"{self.path} cannot be read as a ledger ({error})") from error
 
     def changes(self) -> int:
-        """A number that is another one once something was written, to be asked between moments."""
+        """Return a number that changes after every write by others; to be read between
+        snapshots."""
         return int(self.one("PRAGMA data_version"))
 
 
 @contextmanager
 def reading(path: Path) -> Generator[Outside]:
-    """The ledger file `path`, opened for reading.
+    """Open the ledger file `path` for reading.
 
     Raises:
         LedgerError: there is no such file, it is no ledger, or of another schema.
@@ -128,7 +129,7 @@ def _check_version(path: Path, version: int) -> None:
 
 
 class Writer(Rows):
-    """A connection that may write, used from one thread, in a process that has the lock."""
+    """A writing connection, used from one thread, in a process that has the lock."""
 
     def __init__(self, path: Path) -> None:
         connection = sqlite3.connect(
@@ -143,7 +144,7 @@ class Writer(Rows):
 
     @contextmanager
     def transaction(self) -> Generator[sqlite3.Connection]:
-        """All writes inside happen together or not at all.
+        """Run all writes inside together or not at all.
 
         Raises:
             LedgerError: the database refused (disk full, for example); nothing was written.
@@ -163,7 +164,7 @@ class Writer(Rows):
         self.on_write(None)
 
     def write(self, query: str, *values: Any) -> int:
-        """Run one statement in a transaction of its own; returns how many rows it changed.
+        """Run one statement in a transaction of its own; return the number of rows it changed.
 
         Raises:
             LedgerError: as `transaction`.
@@ -172,7 +173,7 @@ class Writer(Rows):
             return tx.execute(query, values).rowcount
 
     def written(self, query: str, *values: Any) -> Any:
-        """As `write`, for a statement with RETURNING; returns what that names."""
+        """Run a statement with RETURNING as `write` does; return its value."""
         with self.transaction() as tx:
             return tx.execute(query, values).fetchone()[0]
 
@@ -188,18 +189,18 @@ class Writer(Rows):
         return int(self.one(f"PRAGMA {name}"))
 
     def give_back(self, pages: int) -> None:
-        """Make the file shorter by so many free pages, where it was made for that."""
+        """Release free pages to the file system, where the file was created for that."""
         with self._refusing():
             # Not execute(): that takes the first step of this statement, which is one page.
             self._connection.executescript(f"PRAGMA incremental_vacuum({pages})")
 
     def vacuum(self) -> None:
-        """Write the file anew, for which its disk needs the room once more."""
+        """Rewrite the file, which needs its size again on the disk."""
         with self._refusing("written anew"):
             self._connection.execute("VACUUM")
 
     def empty_log(self) -> bool:
-        """Move the log into the file, and make it empty. False: somebody is reading it."""
+        """Move the write-ahead log into the file and empty it. False: somebody is reading it."""
         self.rows("PRAGMA wal_checkpoint(PASSIVE)")  # most of it, and nobody waits for that
         self.rows("PRAGMA busy_timeout = 0")  # what waits here keeps writers out meanwhile
         try:
@@ -223,7 +224,7 @@ class Writer(Rows):
 
 
 def insert(tx: sqlite3.Connection, table: str, values: Mapping[str, Any]) -> int:
-    """Insert a row, given by its columns; returns its id."""
+    """Insert a row, given by its columns; return its id."""
     places = ", ".join(f":{name}" for name in values)
     query = f"INSERT INTO {table} ({', '.join(values)}) VALUES ({places})"
     return int(tx.execute(query, values).lastrowid or 0)
@@ -281,7 +282,7 @@ class Database(Writer):
 
 
 def _cure(error: Exception) -> str | None:
-    """What helps where the disk is at fault; None: it is not."""
+    """Return what to do about an error of the disk; None for any other error."""
     code: int = getattr(error, "sqlite_errorcode", 0)  # none where we raised it ourselves
     return _DISK.get(code & 0xFF)
 
@@ -319,7 +320,7 @@ def _check(path: Path) -> None:
 
 
 def _lock(directory: Path) -> int:
-    """Take the directory's lock; the operating system drops it when the process ends, however."""
+    """Take the directory's lock; the operating system releases it however the process ends."""
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)  # it will hold conversations
         handle = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
@@ -340,7 +341,7 @@ def _lock(directory: Path) -> int:
 
 
 def is_locked(directory: Path) -> bool:
-    """Whether a process has the lock of this data directory, which is as good as: a gateway runs.
+    """Return whether a process has the lock of this data directory: a gateway is running.
 
     Raises:
         LedgerError: the directory cannot be used.
@@ -360,14 +361,14 @@ def is_locked(directory: Path) -> bool:
 
 
 async def beside(path: Path, work: Callable[[Writer], Iterator[int]]) -> int:
-    """Do all steps of some long work in a thread; returns the sum of what they yield.
+    """Run all steps of some long work in a thread; return the sum of what they yield.
 
     It has a connection of its own, and transactions of a few milliseconds with pauses in between,
-    so that a writer on the loop waits for one of them at most. Cancelled, it ends after the step in
-    hand.
+    so that a writer on the loop waits for one of them at most. When cancelled, it ends after the
+    current step.
 
     Raises:
-        LedgerError: the ledger refused.
+        LedgerError: a write was refused.
     """
     leave = Event()
 

@@ -1,9 +1,9 @@
-"""What was said outright of a reply, or of how a session ended, and what that changes.
+"""Explicit feedback on a reply or on how a session ended, and its effects.
 
-Rule: it outranks the judge, the newest goes before the older, and nothing is trained twice: what is
-said of a reply that was trained already is recorded. All that it changes of a turn, verdict, hint
-and sample, is one transaction. Who may say something of a turn is asked in one query: a turn of
-another user, a forgotten one, a private one and one that never was are the same nothing.
+Rule: it outranks the judge, the newest goes before the older, and nothing is trained twice:
+feedback on a trained reply is only recorded. All its changes to a turn, verdict, hint and sample
+are one transaction. One query decides whose turn it is about: another user's turn, a forgotten one,
+a private one and one that never existed are indistinguishable.
 """
 
 from __future__ import annotations
@@ -20,43 +20,43 @@ from tinker_claw.ledger.turns import IS_BEING_FORGOTTEN, reopen
 from tinker_claw.types import Source
 
 ENDED = "X-Session-Done: the session ended with it, so nothing judges it"
-"""Why a turn is not trained, unless somebody says what it was like."""
+"""Reason why a turn is not trained, unless somebody rates it."""
 OUTCOME = "it is of how the session ended, and the session is no episode (X-Turn-Type: episode)"
 TOO_LATE = "the episode is over: it was queued already, or has expired"
-"""Why no reply is trained by it."""
+"""Reason why an outcome trains no reply."""
 _OUTCOMES = (OUTCOME, None, TOO_LATE)
-"""Why an outcome trains no reply, by `sessions.episode`."""
+"""Reasons why an outcome trains no reply, by `sessions.episode`."""
 
 LONGEST_TEXT = 4000
-"""Characters: a hint is a sentence or two, which a teacher reads with every reply that it scores.
-"""
+"""Most characters of a hint: a sentence or two, which a teacher reads with every reply it
+scores."""
 
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What it is about, in one of three ways."""
+    """Subject of the feedback, named in one of three ways."""
 
     what: Literal["turn", "response", "session"]
     name: int | str
-    """The ledger's id of a turn, the client's name of a reply, or of a session, whose newest main
-    turn is meant."""
+    """The ledger's id of a turn, the client's name of a reply, or that of a session, meaning its
+    newest main turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """What was said."""
+    """Feedback as a client gives it."""
 
     score: float
-    """From -1 to 1."""
+    """Rating from -1 to 1."""
     text: str = ""
-    """As it may be kept. Where the score is below 0 it is told to the teacher."""
+    """Text with secrets removed. For a score below 0 it becomes the teacher's hint."""
     source: Source = "user"
     final: bool = False
-    """Of how the session ended, and of none of its replies."""
+    """Whether it rates how the session ended rather than a reply."""
     task: str | None = None
     group: str | None = None
     key: str | None = None
-    """The client's name for it, of which a user has one; None: it has none."""
+    """The client's idempotency key, unique for a user; None without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +66,13 @@ class Given:
     id: int
     turn_id: int
     repeated: bool
-    """It had been recorded before."""
+    """Whether it had been recorded before."""
     unused: str | None
     """Why no reply is trained by it; None: it is the verdict of one."""
 
 
 class KeyReusedError(ClawError):
-    """A key came again with something else."""
+    """Raised when a key is used again for different feedback."""
 
 
 _ABOUT = {
@@ -95,16 +95,16 @@ WHERE {{}} AND user = :user AND private <> 1 AND blanked IS NOT 'forgotten'
 
 
 class FeedbackTable:
-    """Rows that users and their programs write."""
+    """Table of feedback from users and their programs."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
 
     def give(self, user: str, about: About, said: Feedback) -> Given | None:
-        """Record it, and let it count where it can; None: this user has no such turn.
+        """Record feedback and apply it where possible; None: this user has no such turn.
 
         Raises:
-            KeyReusedError: its key came with something else before.
+            KeyReusedError: its key was used for different feedback before.
         """
         with self._db.transaction() as tx:
             turn = tx.execute(
@@ -142,7 +142,7 @@ def _repeated(earlier: sqlite3.Row, about: About, turn: sqlite3.Row, said: Feedb
 
 
 def _unused(turn: sqlite3.Row) -> str | None:
-    """Why nothing can be learned of a turn any more; None: something can."""
+    """Return why a turn can no longer learn from feedback; None: it can."""
     if turn["episode"] == 2:  # its group is trained as it is, or not at all
         return TOO_LATE
     if turn["state"] == "held":
@@ -173,7 +173,7 @@ def _insert(
 
 
 def _judge(tx: sqlite3.Connection, turn_id: int, said: Feedback) -> None:
-    """The verdict is what was said; what the judge found stands beside it."""
+    """Make the feedback the verdict; the judge's own stays beside it."""
     tx.execute(
         "INSERT INTO verdicts (turn_id, value, created_at, source, score) VALUES (?, ?, ?, ?, ?) "
         "ON CONFLICT (turn_id) DO UPDATE SET value = excluded.value, source = excluded.source, "

@@ -1,4 +1,4 @@
-"""A ledger in sums, for a reader who wants to know how it goes.
+"""Summary figures of a ledger.
 
 Rule: answered from indexes and narrow tables. However long a ledger is, no row of `turns`, which
 are wide, is read for that.
@@ -60,7 +60,7 @@ WHERE score IS NOT NULL AND version IS NOT NULL GROUP BY version ORDER BY versio
 
 
 def read_figures(rows: Rows, run: RunView, steps: int) -> Record:
-    """The sums, and the newest `steps` steps, as `status --json` has them."""
+    """Return the sums, and the newest `steps` steps, as `status --json` shows them."""
     return {
         "run": run_of(rows),
         # The newest; None: the run has not begun.
@@ -112,7 +112,7 @@ def read_figures(rows: Rows, run: RunView, steps: int) -> Record:
 
 
 def _strangers(rows: Rows) -> dict[str, list[str]]:
-    """Chat services in which others than the owner wrote: `direct`, and in `groups`."""
+    """Return the chat services in which others than the owner wrote: `direct`, and in `groups`."""
     found = rows.rows("SELECT DISTINCT channel, strangers, groups FROM channels ORDER BY channel")
     return {
         "direct": [row["channel"] for row in found if row["strangers"]],
@@ -124,9 +124,9 @@ def _strangers(rows: Rows) -> dict[str, list[str]]:
 # these figures after every session, so what is claimed goes by evidence.py.
 
 FEWEST = 30
-"""Verdicts below which versions are taken together with their neighbours."""
+"""Verdicts below which versions are merged with their neighbours."""
 MOST_GROUPS = 5
-"""Groups of versions; more say less."""
+"""Most groups of versions; with more, each shows less."""
 
 
 @dataclass(slots=True)
@@ -154,7 +154,7 @@ class Share(Rate):
 def compare(
     old: Share | None, new: Share | None, better: str, worse: str, evidence: float = 0
 ) -> Record:
-    """Whether two shares differ: in words, one of which is claimed, and the evidence."""
+    """Say whether two shares differ, in words and as evidence."""
     if not old or not new:
         return {"meaning": "nothing to compare yet", "evidence": None}
     found, said = evidence or TwoRates(old, new).e_value, "not enough verdicts to tell"
@@ -164,8 +164,9 @@ def compare(
 
 
 def trend(shares: Sequence[Share]) -> Record:
-    """Whether any version began a change for the better or the worse. Each may have; the e-value of
-    the n-th counts 1 / (n (n + 1)), and of such weights, whose sum is 1, the sum is an e-value."""
+    """Say whether any version began a change for the better or the worse. Every version may have;
+    the e-value of the n-th is weighted by 1 / (n (n + 1)), and since these weights sum to 1, the
+    weighted sum is an e-value."""
     before, since = accumulate(shares, _join), accumulate(reversed(shares), _join)
     splits = list(zip(before, list(since)[-2::-1], strict=False))
     if not splits:
@@ -176,7 +177,8 @@ def trend(shares: Sequence[Share]) -> Record:
 
 
 def read_helps(rows: Rows) -> dict[str, Record]:
-    """Good verdicts, accepted first replies, and the outcomes of episodes, where there are any."""
+    """Return good verdicts, accepted first replies and episode outcomes by version, where there are
+    any."""
     judged, ended = rows.rows(_BY_VERSION), rows.rows(_ENDED)
     live, found = read_line(rows).live, dict[str, Record]()
     for name, some, good, of in (
@@ -193,8 +195,8 @@ def read_helps(rows: Rows) -> dict[str, Record]:
 
 
 def groups(shares: Sequence[Share]) -> tuple[Share, ...]:
-    """Successive versions together, at most `MOST_GROUPS` times about as many verdicts, of which
-    each has some `FEWEST`."""
+    """Merge successive versions into at most `MOST_GROUPS` groups of about equally many verdicts,
+    with roughly `FEWEST` or more in each."""
     total = sum(share.of for share in shares)
     parts, passed, gathered = max(1, min(MOST_GROUPS, total // FEWEST)), 0, dict[int, Share]()
     for share in shares:
@@ -225,8 +227,9 @@ WHERE good IS NOT NULL GROUP BY 1
 
 
 def read_compared(rows: Rows) -> Record | None:
-    """First replies since then, and episodes by their outcomes, one a session and drawn, so that
-    they can be compared; None: one version answers all."""
+    """Compare the pinned and the newest version by accepted first replies and episode outcomes, one
+    per session, since both began to answer half of the sessions each; None: one version answers
+    all."""
     since, pin = compared_from(rows), pinned(rows)
     if since is None or pin is None:
         return None

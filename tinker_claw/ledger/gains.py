@@ -1,8 +1,8 @@
-"""How much likelier a reply is to a teacher that was told something, and which replies tell that.
+"""Gains of replies from hints: how much likelier a reply is to a teacher with a hint.
 
-Rule: of a reply there is one gain, a number without words, and whether the reply was accepted is
-what its verdict says now. A reply counts behind the prompt that its matter began with: where the
-user asked for it again, behind that of the first try, which holds no correction.
+Rule: a reply has one gain, a number without words; whether it was accepted is decided by its
+current verdict. A reply is measured behind the prompt of the first try: where the user asked for it
+again, that prompt holds no correction.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from tinker_claw.ledger.database import Database, Rows
 
 RECENT = 2000
-"""Newest turns among which accepted replies are sought."""
+"""Newest turns among which accepted replies are looked for."""
 MOST = 256
-"""Gains of a user that are kept; then the older half goes, since wishes and policies change. (Were
-it one at a time, each would pair all others anew, which is a fresh chance to be wrong.)"""
+"""Most gains kept for a user; beyond it the older half goes, since wishes and policies change.
+(Dropping them one at a time would pair all others anew each time, a fresh chance to be wrong.)"""
 _TRIES = 16
-"""Turns of a session among which the first try is sought."""
+"""Turns of a session among which the first try is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gains:
-    """Of one user's replies, the newest first, in nats per token."""
+    """Gains of one user's replies, newest first, in nats per token."""
 
     accepted: tuple[float, ...] = ()
     rejected: tuple[float, ...] = ()
@@ -35,13 +35,13 @@ class Accepted:
 
     turn_id: int
     opening: int
-    """The turn whose prompt it is put behind; the same one where it was the first try."""
+    """Turn whose prompt it is measured behind; the same turn where it was the first try."""
     told: str | None
-    """What the teacher would be told of that first try; None: nothing is known of it."""
+    """Text that the teacher would be told about that first try; None: not known."""
 
 
 class GainTable:
-    """Rows that judging writes, and what there is to measure."""
+    """Table of gains, written by judging, and of replies to measure."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
@@ -50,7 +50,7 @@ class GainTable:
         return self._db.one("SELECT user FROM sessions WHERE id = ?", session_id)
 
     def add(self, user: str, gains: Mapping[int, float]) -> None:
-        """Write gains by turn; the older half of a user's give way."""
+        """Write gains by turn; beyond the limit, drop the older half of a user's."""
         with self._db.transaction() as tx:
             tx.executemany(
                 "INSERT OR REPLACE INTO gains (turn_id, user, gain) "
@@ -69,8 +69,8 @@ class GainTable:
         return read_gains(self._db, user).get(user, Gains())
 
     def opening(self, turn_id: int) -> int:
-        """The first try at what this turn replies to: itself, unless the user rejected the one
-        before it."""
+        """Return the first try at this turn's request: the turn itself, unless the user rejected
+        the one before it."""
         rows = self._db.rows(
             "SELECT earlier.id, value FROM turns "
             "JOIN turns AS earlier ON earlier.session_id = turns.session_id "
@@ -88,10 +88,10 @@ class GainTable:
         return turn_id
 
     def accepted(self, user: str, *, again: bool) -> Accepted | None:
-        """The newest reply that the user accepted and that can be measured.
+        """Return the newest reply that the user accepted and that can be measured.
 
         Args:
-            again: one that has been measured will do.
+            again: whether one that has been measured will do.
         """
         rows = self._db.rows(
             "SELECT turns.id FROM verdicts CROSS JOIN turns ON turns.id = verdicts.turn_id "
@@ -120,7 +120,7 @@ class GainTable:
 
 
 def read_gains(rows: Rows, user: str | None = None) -> dict[str, Gains]:
-    """By user; of one, or of all."""
+    """Return the gains by user, of one user or of all."""
     found: dict[str, dict[int, list[float]]] = {}
     for row in rows.rows(
         "SELECT user, gain, value FROM gains JOIN verdicts ON verdicts.turn_id = gains.turn_id "

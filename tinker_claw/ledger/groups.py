@@ -1,10 +1,10 @@
-"""Episodes, and the groups in which they are compared: who waits for whom, and until when.
+"""Episodes, and the groups in which they are compared: how long each waits for the others.
 
-Rule: an episode's samples are held until all of its group have their outcome, and are queued then,
-all in one transaction, with the rewards that the outcomes make of their votes. Nothing that happens
-in between, no crash and no age, leaves a part of a group in the queue. What never gets whole goes
-by a time limit: the episodes that have an outcome are queued as a smaller group, the others expire.
-A missing outcome is none; it is never taken for 0.
+Rule: an episode's samples are held until all of its group have their outcome, and are then queued
+in one transaction, with the rewards that the outcomes make of their votes. No crash and no age in
+between leaves a part of a group in the queue. A group that is never complete ends by a time limit:
+its episodes with an outcome are queued as a smaller group, the others expire. A missing outcome is
+never taken for 0.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from tinker_claw.ledger.database import Database
 from tinker_claw.ledger.turns import JUDGEABLE, OUTCOME, STEP
 
 LIMIT_S = 3600.0
-"""After the last that was heard of a group, of any of its sessions: few steps of an agent take
-longer, and its samples grow old while others learn."""
+"""Seconds after the last activity in any session of a group until it ends: few steps of an agent
+take longer, and its samples grow old while others learn."""
 NO_OUTCOME = "no outcome of its episode came in time"
 AGREED = "all episodes of its group had the same reward at this step"
 TOO_LARGE = "its group has more samples than a step may take, eight times --batch-size"
 MATE_TOO_OLD = "another sample of its group had grown too old"
 PASSED = "its episode ended without going on from it"
-"""Why samples or turns of an episode are not trained."""
+"""Reason why samples or turns of an episode are not trained."""
 COMPARED = """
 CASE WHEN EXISTS (SELECT 1 FROM sessions AS mate JOIN feedback ON feedback.session_id = mate.id
   WHERE mate.group_id = sessions.group_id AND mate.id <> sessions.id
     AND final = 1 AND unused IS NULL) THEN group_id END
 """
-"""Of a row of `sessions`, the group in which its steps are compared with others; NULL: there is
-none, or it alone has an outcome there."""
+"""SQL on a row of `sessions`: the group in which its steps are compared with others; NULL where
+there is none, or no other session in it has an outcome."""
 _SAME = 1e-6
-"""Rewards that differ by less are equal, but for how they were rounded."""
+"""Rewards closer than this are equal, up to rounding."""
 
 _RUNNING = """
 SELECT COALESCE(group_id, -id) AS together, MAX(created_at) AS begun, COUNT(*) AS n,
@@ -41,7 +41,7 @@ SELECT COALESCE(group_id, -id) AS together, MAX(created_at) AS begun, COUNT(*) A
   SUM(EXISTS (SELECT 1 FROM feedback WHERE feedback.session_id = sessions.id AND final = 1)) AS done
 FROM sessions WHERE episode = 1 GROUP BY 1
 """
-"""Groups, and as groups of their own the episodes of none, without a look at their turns."""
+"""SQL of the running groups, with single episodes as groups of their own, without reading turns."""
 _SESSIONS = f"""
 SELECT id, group_id, ({OUTCOME}) AS outcome,
   EXISTS (SELECT 1 FROM turns WHERE turns.session_id = sessions.id AND kind = 'main'
@@ -57,28 +57,28 @@ _OF = "turn_id IN (SELECT id FROM turns WHERE session_id = ?)"
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """What became of episodes at a look."""
+    """Samples released or expired by one look at the episodes."""
 
     queued: int
-    """Samples."""
+    """Number of samples queued."""
     expired: int
     look_at: float | None
-    """When the next time limit may end, seconds since 1970; None: nothing waits for one."""
+    """Earliest time limit, in seconds since 1970; None: nothing waits for one."""
 
 
 class GroupTable:
-    """Sessions that are episodes, and what is held of them."""
+    """Table of episodes and their held samples."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
 
     def release(self, now: float, most: int) -> Released:
-        """Queue what is whole, with all that the client has announced, and all that have come; end
-        what has waited for too long.
+        """Queue complete groups, whose announced sessions have all come and ended, and end those
+        past their time limit.
 
         Args:
             now: seconds since 1970.
-            most: samples that a step may take; a group with more never fits into one.
+            most: samples that a step may take; a larger group never fits into one.
         """
         queued, expired, limits = 0, 0, list[float]()
         for group in self._db.rows(_RUNNING):
@@ -98,7 +98,7 @@ class GroupTable:
         return Released(queued, expired, min(limits, default=None))
 
     def _end(self, sessions: Sequence[sqlite3.Row], most: int) -> tuple[int, int]:
-        """A group, or an episode of none, is over; how many samples are queued and expired."""
+        """End a group, or a single episode; return the number of samples queued and expired."""
         group = sessions[0]["group_id"]
         ids = [session["id"] for session in sessions]
         queued = expired = 0
@@ -124,7 +124,7 @@ class GroupTable:
 
 
 def expire_mates(tx: sqlite3.Connection) -> int:
-    """Expire what is left of groups of which a sample has grown too old; how many."""
+    """Expire the rest of groups that lost a sample to age; return the number of samples."""
     broken = tx.execute(
         "SELECT DISTINCT group_id FROM samples CROSS JOIN turns ON turns.id = turn_id "
         "JOIN sessions ON sessions.id = session_id WHERE EXISTS (SELECT 1 FROM groups) "
@@ -146,7 +146,7 @@ def expire_mates(tx: sqlite3.Connection) -> int:
 
 
 def _expire_agreed(tx: sqlite3.Connection, group: int) -> int:
-    """Where all rewards of a step agree none is better than the others: only a teacher teaches."""
+    """Expire samples of steps whose rewards all agree, so that none is better; taught ones stay."""
     return tx.execute(
         "UPDATE samples SET state = 'expired', expired_because = ? WHERE state = 'queued' "
         "AND teacher_logprobs IS NULL AND turn_id IN (WITH queued AS ("
@@ -168,7 +168,7 @@ def _expire(tx: sqlite3.Connection, session: int, why: str) -> int:
 
 
 def _refuse(tx: sqlite3.Connection, session: int, why: str) -> None:
-    """Turns that are neither samples nor refused will not be."""
+    """Refuse the session's open turns, which will never be samples."""
     tx.execute(
         "UPDATE turns SET settled = 1, untrained_because = ? "
         "WHERE session_id = ? AND kind = 'main' AND settled = 0",

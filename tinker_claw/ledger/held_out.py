@@ -1,9 +1,8 @@
-"""First turns that no step trains, and that new versions are asked instead.
+"""First turns of sessions that are kept from training, and on which new versions are tested.
 
-Rule: of one session in sixteen the beginning is kept back, up to the first reply that its user
-accepted, and never more than a few turns: most of what a user says is for learning, and a session
-that lasts for weeks is lost to it for its beginning only. What was private or is forgotten is asked
-of nobody.
+Rule: the beginning of one session in sixteen is held out, up to the first reply that its user
+accepted, and never more than a few turns: most of a user's words are for learning, and a session
+that lasts for weeks loses only its beginning. Private and forgotten turns are never used.
 """
 
 from __future__ import annotations
@@ -16,11 +15,12 @@ from tinker_claw.ledger.turns import IS_BEING_FORGOTTEN, TurnTable
 from tinker_claw.types import StopReason, Tokens
 
 HELD_OUT = "held out: the gate asks new versions for it (--gate)"
-"""Why such a turn is not trained."""
+"""Reason why such a turn is not trained."""
 ONE_IN = 16
-"""Sessions. It costs a sixteenth of the samples where sessions are short, and less elsewhere."""
+"""Sessions of which one is held out. It costs a sixteenth of the samples where sessions are short,
+and less elsewhere."""
 FIRST = 8
-"""Turns of a session, at most."""
+"""Most turns held out of a session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,34 +28,34 @@ class HeldOut:
     """The beginning of a session."""
 
     turn_id: int
-    """Its first turn."""
+    """Id of the session's first turn."""
     prompt: Tokens
     accepted: Tokens | None
-    """The reply that the user accepted, as it was sampled; None: none of the first."""
+    """Tokens of the first reply that the user accepted; None: none was."""
     accepted_id: int | None
-    """Its turn."""
+    """Turn id of the accepted reply."""
 
 
 def is_drawn(session_id: int) -> bool:
-    """Whether the beginning of this session is held out, now and after a restart.
+    """Return whether the beginning of this session is held out, the same after a restart.
 
-    Of sixteen in a row it is one, and which one is as good as drawn: where users or agents take
-    turns it is not always the same one's. The words before the number keep it apart from who of two
-    versions answers (`PolicyHolder`).
+    It is one of every sixteen in a row, chosen by a hash, so that users or agents who take turns
+    are all held out at times. The prefix keeps the choice independent of which of two versions
+    answers (`PolicyHolder`).
     """
     row, place = divmod(session_id - 1, ONE_IN)
     return sha256(f"held out {row}".encode()).digest()[0] % ONE_IN == place
 
 
 class HeldOutTable:
-    """Reads only: that a turn is held out is its reason for not being trained."""
+    """Read-only table of held-out turns, which are marked by their reason for not being trained."""
 
     def __init__(self, database: Database, turns: TurnTable) -> None:
         self._db = database
         self._turns = turns
 
     def picks(self, turn_id: int) -> bool:
-        """Whether this turn is to be held out. Episodes are trained whole, or not at all."""
+        """Return whether this turn is to be held out. Episodes are trained whole, or not at all."""
         row = self._db.row(
             "SELECT session_id FROM turns JOIN sessions ON sessions.id = session_id "
             "WHERE turns.id = ? AND episode = 0 AND group_id IS NULL "
@@ -69,7 +69,7 @@ class HeldOutTable:
         return row is not None and is_drawn(row["session_id"])
 
     def newest(self, most: int) -> list[HeldOut]:
-        """So many beginnings, those of every user in turn, the newest first."""
+        """Return up to `most` beginnings, newest first, alternating between users."""
         usable = f"untrained_because = ?1 AND blanked IS NULL AND NOT {IS_BEING_FORGOTTEN}"
         found = self._db.rows(
             "SELECT first, (SELECT turns.id FROM turns JOIN verdicts ON turn_id = turns.id "

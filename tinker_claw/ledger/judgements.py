@@ -1,7 +1,7 @@
-"""Votes, verdicts and hints: what the judge said of turns.
+"""Votes, verdicts and hints of turns.
 
-Rule: everything that the judge said of one turn is one transaction. What was said outright goes
-before it.
+Rule: everything that the judge said of one turn is one transaction. Explicit feedback takes
+precedence over it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from tinker_claw.ledger.turns import OUTCOME
 from tinker_claw.types import StopReason, Verdict, Vote
 
 TRIES = 3
-"""In vain; then a turn is set aside."""
+"""Failed tries after which a turn is set aside."""
 SET_ASIDE = "set aside: three times it could not be judged; `tinker-claw rejudge` takes it up again"
-"""Stands as the reason why such a turn is not trained."""
+"""Reason why such a turn is not trained."""
 _LONGEST = 2000
-"""Characters that are kept of what came of a try in vain."""
+"""Most characters kept of a failed try's answer."""
 DEMONSTRATION = """
 SELECT CASE given.value WHEN 1 THEN NULLIF(later.reply_text, '') END FROM turns AS later
 JOIN verdicts AS given ON given.turn_id = later.id AND given.value IS NOT -1
@@ -31,7 +31,7 @@ WHERE (said.role = 'user' OR given.score IS NOT NULL)
   AND later.session_id = turns.session_id AND later.kind = 'main' AND later.idx > turns.idx
 ORDER BY later.idx LIMIT 1
 """
-"""The reply of `JudgementTable.demonstration`, for a row of `turns`."""
+"""SQL on a row of `turns`: the reply of `JudgementTable.demonstration`."""
 _REPLY = (
     "turns.id AS turn_id, request_text AS asked, reply_text AS text, completion_tokens AS tokens, "
     f"logprobs, stop_reason = '{StopReason.LENGTH}' AS cut, EXISTS (SELECT 1 FROM next_states "
@@ -46,33 +46,34 @@ WHERE untrained_because = ? AND LENGTH(tokens) > 1 AND text <> '' ORDER BY turns
 
 @dataclass(frozen=True, slots=True)
 class JudgedReply:
-    """What a guard looks at of a main turn with a verdict, or of an episode with its outcome."""
+    """Data for the guard on a main turn with a verdict, or on an episode's turn with its
+    outcome."""
 
     turn_id: int
     asked: str
-    """What the user had said."""
+    """The user's request."""
     text: str
     tokens: int
     nats: float
-    """Mean -logprob of a sampled token."""
+    """Mean -logprob per sampled token."""
     cut: bool
-    """Its limit of tokens ended it."""
+    """Whether the reply was cut by its token limit."""
     called_tools: bool
     verdict: float
-    """Of an episode's reply, the episode's outcome."""
+    """Verdict; for an episode's reply, the episode's outcome."""
     episode: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Ballot:
-    """One answer of the judge, as written and as understood."""
+    """One answer of the judge: its text and the vote read from it."""
 
     answer: str
     value: Vote | None
 
 
 class JudgementTable:
-    """Rows that the judge writes."""
+    """Table of the judge's answers."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
@@ -90,10 +91,10 @@ class JudgementTable:
         audit: Vote | None = None,
         audit_ballots: Sequence[Ballot] = (),
     ) -> None:
-        """Write everything that a judge said of one turn. What was said outright still counts.
+        """Write everything that a judge said of one turn. Explicit feedback still takes precedence.
 
         Args:
-            prompt: version of what the judge was asked; None: no judge was.
+            prompt: version of the judge prompts; None: no judge was asked.
             audit: the auditor's verdict.
         """
         by_question = {"verdict": verdict_ballots, "hint": hint_ballots, "audit": audit_ballots}
@@ -118,9 +119,9 @@ class JudgementTable:
             )
 
     def add_in_vain(self, turn_id: int, answer: str) -> int:
-        """A try gave no verdict, by the turn's own fault; returns how many did.
+        """Record a try that failed by the turn's own fault; return the number of failed tries.
 
-        The last one sets the turn aside. `answer`: what the judge said, or what went wrong.
+        The last one sets the turn aside. `answer`: the judge's answer, or the error.
         """
         with self._db.transaction() as tx:
             tries = self.in_vain(turn_id)
@@ -138,16 +139,16 @@ class JudgementTable:
         return tries + 1
 
     def in_vain(self, turn_id: int) -> int:
-        """How many tries were in vain."""
+        """Return the number of failed tries."""
         return self._db.one(
             "SELECT COUNT(*) FROM votes WHERE turn_id = ? AND about = 'in vain'", turn_id
         )
 
     def take_up(self, turn_ids: Sequence[int] | None) -> list[int]:
-        """Turns that were set aside are to be judged again; returns which.
+        """Reopen turns that were set aside, to be judged again; return their ids.
 
         Args:
-            turn_ids: of these, those that can be; None: all. What has lost its text stays.
+            turn_ids: turns to choose from; None: all. Those without their text stay aside.
         """
         with self._db.transaction() as tx:
             found = [row["id"] for row in tx.execute(_SET_ASIDE, (SET_ASIDE,))]
@@ -161,13 +162,13 @@ class JudgementTable:
         return again
 
     def demonstration(self, turn_id: int) -> str | None:
-        """The reply that the user accepted after this turn, if it is the first later one of the
-        session that they answered and did not reject; None: there is none, or none yet."""
+        """Return the accepted reply that corrects this turn: the first later one of the session
+        that the user answered and did not reject; None: there is none, or none yet."""
         return self._db.one(f"SELECT ({DEMONSTRATION}) FROM turns WHERE id = ?", turn_id)
 
     def take_up_corrected(self, accepted: int, reason: str) -> bool:
-        """Rejected turns that were refused for this reason are open again, if what they lacked is a
-        demonstration, and the turn `accepted` of their session has brought one. True: some are."""
+        """Reopen rejected turns that were refused for `reason`, if they lacked a demonstration and
+        turn `accepted` of their session brings one. True: some were reopened."""
         with self._db.transaction() as tx:
             found = tx.execute(
                 "SELECT turns.id FROM turns JOIN turns AS later "
@@ -184,7 +185,8 @@ class JudgementTable:
         return bool(again)
 
     def verdict(self, turn_id: int) -> Verdict | None:
-        """None: not judged yet. A verdict whose value is None: judged, no valid vote."""
+        """Return the verdict; None: not judged yet. A verdict with value None: judged, no valid
+        vote."""
         row = self._db.row("SELECT value, source, score FROM verdicts WHERE turn_id = ?", turn_id)
         if row is None:
             return None
@@ -194,21 +196,21 @@ class JudgementTable:
         return Verdict(votes=tuple(votes), **row)
 
     def judged(self, turn_ids: Sequence[int]) -> list[int]:
-        """Those that have a verdict, whatever it is."""
+        """Return the turns among these that have a verdict."""
         return self._db.column(
             "SELECT turn_id FROM verdicts WHERE turn_id IN (SELECT value FROM json_each(?))",
             json.dumps(turn_ids),
         )
 
     def asked(self, turn_id: int) -> bool:
-        """Whether a judge has given its own verdict, which may not be the one that counts."""
+        """Return whether a judge has given a verdict of its own, which may not be the one that
+        counts."""
         said = "SELECT prompt FROM verdicts WHERE turn_id = ?"
         return self._db.one(said, turn_id) is not None
 
     def lately(self, most: int, after: int) -> list[JudgedReply]:
-        """The newest main turns with a verdict, newest first; only those behind turn `after`. The
-        verdict of each reply of an episode is the episode's outcome, whatever a judge said of it.
-        """
+        """Return the newest main turns with a verdict after turn `after`, newest first. For a reply
+        of an episode the verdict is the episode's outcome, whatever a judge said."""
         found = self._db.rows(
             f"SELECT {_REPLY}, value AS verdict, 0 AS episode FROM verdicts "
             "CROSS JOIN turns ON turns.id = turn_id "
@@ -231,11 +233,11 @@ class JudgementTable:
         return [_judged(dict(row)) for row in found[:most]]
 
     def verdicts(self, most: int, after: int) -> list[tuple[float, bool]]:
-        """The newest of conversations, newest first, those without a valid vote left out; only
-        behind turn `after`. With each whether there is a hint, or no user who could have given one.
+        """Return the newest valid verdicts of conversations after turn `after`, newest first; each
+        with whether there is a hint, or no user message that could have given one.
 
-        Those of episodes say little: a reply that solved the task has no next state to be judged
-        by."""
+        Episodes are left out: a reply that solved its task has no next state to be judged by.
+        """
         found = self._db.rows(
             "SELECT value, EXISTS (SELECT 1 FROM hints WHERE hints.turn_id = turns.id) "
             "OR NOT EXISTS (SELECT 1 FROM next_states WHERE turn_id = turns.id AND role = 'user') "
@@ -249,8 +251,8 @@ class JudgementTable:
         return [(value, bool(told)) for value, told in found]
 
     def opinions(self, most: int, after: int) -> list[tuple[float, float]]:
-        """What the judge found, and what the user or else the auditor did, of the newest turns of
-        which both are known, newest first; only behind turn `after`."""
+        """Return the judge's verdicts on the newest turns that the user or else the auditor also
+        rated, with those ratings, newest first; only after turn `after`."""
         rows = self._db.rows(
             "SELECT judged, CASE source WHEN 'judge' THEN audit ELSE score END AS other "
             "FROM verdicts WHERE turn_id > ? AND judged IS NOT NULL AND other IS NOT NULL "
@@ -261,8 +263,8 @@ class JudgementTable:
         return [(judged, other) for judged, other in rows]
 
     def hints(self, turn_id: int) -> tuple[str, ...]:
-        """Best first. What was said outright goes before what the judge has read, and where it
-        accepts the reply, nothing is left to hint at."""
+        """Return the hints, best first. Explicit ones go before the judge's; where explicit
+        feedback accepts the reply, there are none."""
         rows = self._db.rows(
             "SELECT hints.text, hints.source, score FROM hints "
             "LEFT JOIN verdicts ON verdicts.turn_id = hints.turn_id "

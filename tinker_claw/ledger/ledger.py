@@ -34,7 +34,7 @@ from tinker_claw.ledger.versions import Hold, Pin, StepTable
 
 
 class Ledger:
-    """The tables, over one locked data directory."""
+    """All tables of one locked data directory."""
 
     def __init__(self, directory: Path) -> None:
         self._db = Database(directory)
@@ -55,7 +55,7 @@ class Ledger:
         self.hold = Hold(self._db)
 
     def _take_up(self) -> None:
-        """Go on with what a process began to forget, and did not finish."""
+        """Finish forgetting that an earlier process began."""
         from tinker_claw.telemetry import log  # commands that write one row need none of it
 
         try:
@@ -70,7 +70,7 @@ class Ledger:
     def bind(self, run: dict[str, str]) -> bool:
         """Tie the ledger to a run's model and method. True: it held that run already.
 
-        A run without a version never began, and holds nobody up.
+        A run without a version never began, and may be replaced.
 
         Raises:
             LedgerError: it holds another run; names what differs.
@@ -90,13 +90,13 @@ class Ledger:
         return held
 
     def look(self, found: Callable[[Rows], Forgetting]) -> Forgetting:
-        """Look what there is to forget."""
+        """Preview the data to forget, without changing anything."""
         return found(self._db)
 
     def forget(self, found: Callable[[Rows], Forgetting]) -> Forgetting:
-        """Forget it at once, and leave nothing of it in the file; returns what it was.
+        """Forget data at once and erase it from the file; return a description of it.
 
-        For whoever has the ledger for himself: nobody else can write for seconds per gigabyte.
+        For a process that has the ledger to itself: nobody else can write for seconds per gigabyte.
         """
         forgetting = self.begin_to_forget(found)
         with closing(Writer(self.path)) as writer:  # `turns` sees what others have deleted
@@ -106,27 +106,27 @@ class Ledger:
         return forgetting
 
     def vacuum(self) -> None:
-        """Write the file anew, without what SQLite left of deleted rows between others."""
+        """Rewrite the file without the remains of deleted rows that SQLite left between others."""
         self._db.vacuum()
         for _ in emptied_log(self._db):
             pass
 
     def begin_to_forget(self, found: Callable[[Rows], Forgetting]) -> Forgetting:
-        """Say that it is to be forgotten, which `finish_forgetting` then does."""
+        """Record data as to be forgotten; `finish_forgetting` then erases it."""
         return begin(self._db, found)
 
     async def finish_forgetting(self) -> None:
-        """Forget what is to be forgotten, beside all else."""
+        """Erase the data to be forgotten, while the loop goes on."""
         async with self._forgetting:
             if is_begun(self._db):
                 await beside(self.path, finish)
 
     async def trim(self, before: float | None, most_bytes: int | None) -> int:
-        """One round of retention, beside all else; returns how many turns were dropped."""
+        """Run one round of retention while the loop goes on; return the number of turns dropped."""
         return await beside(self.path, lambda writer: trim(writer, before, most_bytes))
 
     def live_bytes(self) -> int:
-        """What the file holds, without its free pages."""
+        """Return the bytes in use in the file, without its free pages."""
         return live_bytes(self._db)
 
     def close(self) -> None:

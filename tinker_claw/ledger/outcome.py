@@ -1,7 +1,7 @@
-"""What became of a turn, or what it waits for, in sentences; what some turns mean together; and
+"""Sentences on the outcome of a turn or what it waits for, on patterns among turns, and on
 episodes.
 
-Rule: nobody else words it, and what the word (`words.py`) says the sentence says too.
+Rule: no other module words these, and each sentence contains its short word (`words.py`).
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ _PLAIN = {
     words.IDLE: f"It {words.IDLE}: whatever the user still says in it counts.",
     words.NEXT: f"It {words.NEXT}: the user's next message, or the results of its tools.",
 }
-"""What says all that there is to say."""
+"""Complete sentences, by the word for the outcome."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """What a turn's outcome depends on beside the turn."""
+    """State of the run on which a turn's outcome depends."""
 
     step: int
-    """Optimizer steps that the newest version is away from the base."""
+    """Optimizer steps of the newest version since the base."""
     queued: int
-    """Samples that wait for a step just now."""
+    """Number of samples in the queue."""
     batch: int
     """Samples of a step."""
 
 
 def read_run(rows: Rows, batch_size: int) -> RunView:
-    """`batch_size`: samples of a step, where none was taken yet."""
+    """Read the state of the run. `batch_size`: samples of a step, where none was taken yet."""
     taken = rows.one(
         "SELECT COALESCE(json_extract(metrics, '$.rule.batch_size'), "
         "json_extract(metrics, '$.samples')) FROM steps WHERE status = 'committed' "
@@ -63,12 +63,12 @@ def read_run(rows: Rows, batch_size: int) -> RunView:
 
 
 def step_word(status: str) -> str:
-    """What became of a step."""
+    """Return the word for a step's status."""
     return _STEPS.get(status, status)
 
 
 def outcome(turn: TurnView, run: RunView) -> str:
-    """What became of a turn, or what it waits for, in sentences; with the word for it."""
+    """Describe the outcome of a turn, or what it waits for, in sentences that contain its word."""
     became = _became(turn) if turn.sample is None else _sampled(turn, turn.sample, run)
     if turn.unused is None:
         return became
@@ -108,7 +108,7 @@ def _passed(turn: TurnView) -> str:
 
 
 def _running(turn: TurnView) -> str:
-    """For an episode whose outcome, or that of its group, is to come."""
+    """Describe an episode that waits for its outcome, or for its group's."""
     limit = f"{LIMIT_S / 3600:g} hour after the last that is heard of"
     if turn.outcome == words.ENDING:
         expires = f"without one it expires {limit} its {'group' if turn.group else 'episode'}"
@@ -191,19 +191,19 @@ def _newest_error(sample: SampleView) -> str:
 
 
 def moment(at: float, now: float | None = None) -> str:
-    """Local time, with the day where it is another one than today."""
+    """Return local time, with the date where it is not today."""
     then = datetime.fromtimestamp(at)
     today = then.date() == (datetime.now() if now is None else datetime.fromtimestamp(now)).date()
     return then.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S")
 
 
 def plural(count: int, noun: str) -> str:
-    """3 samples, 1 sample."""
+    """Return a count with its noun: 3 samples, 1 sample."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def vote(value: float | None) -> str:
-    """+1, 0 or -1, or a reward between; `none` where no vote was valid."""
+    """Return +1, 0 or -1, or a reward between; `none` where no vote was valid."""
     return "none" if value is None else f"{value:+z.3g}" if value else "0"
 
 
@@ -211,7 +211,7 @@ def vote(value: float | None) -> str:
 
 
 def of_episode(turn: TurnView) -> Iterator[str]:
-    """Sentences on the episode that a turn is of; none where its session is none."""
+    """Yield sentences on the turn's episode; none where its session is not an episode."""
     task = f" at task {turn.task}" if turn.task else ""
     group = f", one of {turn.group_size} of group {turn.group}" if turn.group else ""
     if not turn.episode:
@@ -244,18 +244,18 @@ WHERE episode <> 0 AND (?1 IS NULL OR sessions.user = ?1) AND (?2 IS NULL OR gro
 def episodes(
     rows: Rows, limit: int, *, user: str | None, group: int | None, before: int | None
 ) -> list[Record]:
-    """The newest episodes, the newest first.
+    """Return the newest episodes, newest first.
 
     Args:
-        user, group: of these alone; None: of all.
+        user, group: only those of this user or group; None: all.
         before: only sessions of lower numbers.
     """
     return [dict(row) for row in rows.rows(_EPISODES, user, group, before, limit)]
 
 
 def rewards_by_step(rows: Rows, group: int) -> list[Record]:
-    """Of the replies of a group, oldest first: `session`, `turn`, the step that it is of, and the
-    `reward` that it is compared by with the others of this step; None: it has none (yet)."""
+    """Return the replies of a group, oldest first: `session`, `turn`, `step`, and the `reward` that
+    is compared with those of the same step; None: no reward (yet)."""
     found = rows.rows(
         f"SELECT session_id AS session, turns.id AS turn, {STEP} AS step, "
         "CASE state WHEN 'held' THEN NULL ELSE reward END AS reward FROM sessions "
@@ -270,11 +270,11 @@ def rewards_by_step(rows: Rows, group: int) -> list[Record]:
 
 _MOST = 0.75
 _FEWEST = 3
-"""Fewer turns are no pattern."""
+"""Fewest turns that make a pattern."""
 
 
 def advice(turns: Sequence[TurnView]) -> Iterator[str]:
-    """Sentences on these turns, oldest first; none where learning goes its way."""
+    """Yield advice on these turns, oldest first; none where learning works."""
     main = [turn for turn in turns if turn.kind is Kind.MAIN]
     followed = [turn for turn in main if turn.next_role is not None]
     yield from _of_side_turns(turns, [turn for turn in turns if turn.kind is Kind.SIDE])
@@ -337,5 +337,5 @@ def _most(part: Sequence[TurnView], whole: Sequence[TurnView]) -> bool:
 
 
 def run_of(rows: Rows) -> dict[str, str]:
-    """Model, method and backend."""
+    """Return model, method and backend of the run."""
     return rows.pairs("SELECT * FROM meta WHERE key IN ('model', 'method', 'backend')")

@@ -1,15 +1,15 @@
-"""Turns leave the ledger: forgotten because somebody asked for it, dropped for their age or for the
-file's size. What became of them stays to be told and counted.
+"""Remove turns from the ledger: forgotten on request, or dropped for age or the file's size. Their
+outcomes can still be shown and counted.
 
-Rule: only what was asked to go goes, and never what may still be trained. One way to blank a turn
-serves both: its row stays as numbers, and the room that it had is given back. A transaction takes a
-few milliseconds, and between two of them the gateway writes. What was begun is finished, at the
+Rule: only data asked for goes, and never a turn that may still be trained. One way to blank a turn
+serves both: its row stays as numbers, and its space is released. A transaction takes a few
+milliseconds, and between two of them the gateway writes. Work that was begun is finished, at the
 next start if need be.
 
-Nobody judges, trains on or adds to what is forgotten from the moment it is asked for. SQLite
-overwrites what it deletes (secure_delete), free pages are given back, and the log is emptied. Where
-SQLite moved rows between pages, copies may stay between a page's cells; VACUUM, which needs the
-file for itself, writes every page anew without them.
+From the request on, nobody judges, trains on or adds to forgotten turns. SQLite overwrites deleted
+data (secure_delete), free pages are released, and the log is emptied. Where SQLite moved rows
+between pages, copies may stay between a page's cells; VACUUM, which needs the file for itself,
+rewrites every page without them.
 """
 
 from __future__ import annotations
@@ -30,20 +30,21 @@ from tinker_claw.ledger.versions import read_line, withdraw_from_step
 UNFOLLOWED = "nothing followed it before it was dropped for its age or the ledger's size"
 UNSAID = "what followed it was forgotten"
 FORGOTTEN = "forgotten"
-"""Stands before the new key of a session that was forgotten."""
+"""Prefix of the new key of a forgotten session."""
 SAFE_STATES = 8
-"""Saved states to which a restart may have to go back; it queues the samples since then again."""
+"""Newest saved states whose samples are kept: a restart may go back that far and queue them
+again."""
 SLICE_S = 0.003
-"""What a transaction may take, roughly."""
+"""Seconds that a transaction may take, roughly."""
 _ROWS = 25
 _ANY = 1 << 62
-"""Above every id."""
+"""Larger than every id."""
 _PAGES = 64
-"""Pages given back at a time."""
+"""Pages released at a time."""
 _SPARE = 256
-"""Free pages that stay for what comes next."""
+"""Free pages kept for later writes."""
 _PATIENCE_S: Final = 60.0
-"""How long is waited for readers to let go of the log."""
+"""Seconds to wait for readers to release the log."""
 _RETRY_S: Final = 0.05
 
 # Blanking
@@ -57,9 +58,9 @@ _SAID = {
     "teacher_logprobs = NULL, teacher_targets = NULL, teacher_ids = NULL, teacher_own = NULL, "
     "advantages = NULL",
 }
-"""What was said after a turn, and what was made of that."""
+"""Columns to blank of a turn's next state, votes, hints, feedback and sample, by table."""
 _NOTHING = "x'00'"
-"""No ids, and no floats, as codec packs them."""
+"""Blob of no ids and no floats, as codec packs them."""
 _ASKED = (
     f"settled = 1, blanked = ?1, request_text = '', reply_text = '', reply_digest = '', "
     "history = '[]', params = json_set(params, '$.stop', json_array()), hint_at = NULL, "
@@ -70,11 +71,11 @@ _NAMES = (
     "kind_reason = '', call = '', trace = NULL, response_id = NULL, fallback = NULL, "
     "client = '', voices = '[]'"
 )
-"""What may quote a client, or name it."""
+"""Columns that may quote or name a client."""
 
 
 def _blank(tx: sqlite3.Connection, turn: int, why: Literal["forgotten", "dropped"]) -> None:
-    """Leave of a turn what it was and what became of it, in numbers."""
+    """Blank a turn's texts and tokens; keep its numbers and outcome."""
     more = f", {_NAMES}" if why == "forgotten" else ""
     tx.execute(f"UPDATE turns SET {_ASKED}{more} WHERE id = ?2", (why, turn))
     _close_up(tx, "turns", "id", turn)
@@ -82,16 +83,16 @@ def _blank(tx: sqlite3.Connection, turn: int, why: Literal["forgotten", "dropped
 
 
 def _unsay(tx: sqlite3.Connection, turn: int) -> None:
-    """Blank what followed a turn, and what was made of that."""
+    """Blank a turn's next state, and everything derived from it."""
     for table, blank in _SAID.items():
         tx.execute(f"UPDATE {table} SET {blank} WHERE turn_id = ?", (turn,))
         _close_up(tx, table, "turn_id", turn)
 
 
 def _close_up(tx: sqlite3.Connection, table: str, column: str, turn: int) -> None:
-    """Give back the room that a turn's rows no longer need.
+    """Release the space that a turn's rows no longer need.
 
-    SQLite joins pages where a row is deleted, and not where one is written anew and shorter.
+    SQLite joins pages where a row is deleted, but not where it is updated to a shorter one.
     """
     tx.execute("PRAGMA defer_foreign_keys = ON")  # until this transaction ends
     rows = tx.execute(f"SELECT * FROM {table} WHERE {column} = ?", (turn,)).fetchall()
@@ -118,16 +119,16 @@ WHERE blanked IS NULL AND CASE WHEN settled THEN
     AND NOT EXISTS (SELECT 1 FROM verdicts WHERE verdicts.turn_id = turns.id) END
   AND turns.id BETWEEN ? AND ? ORDER BY turns.id LIMIT ?
 """
-"""Turns of which nothing may still be trained, from one on and up to another."""
+"""SQL of turns in a range of ids that can no longer be trained."""
 
 
 def trim(
     database: Writer, before: float | None = None, most_bytes: int | None = None
 ) -> Iterator[int]:
-    """Drop what there is to drop in one pass, the oldest first; yields turns per transaction.
+    """Drop old turns in one pass, oldest first; yield the number of turns per transaction.
 
     Args:
-        before: drop turns captured earlier, seconds since 1970.
+        before: drop turns captured earlier, in seconds since 1970.
         most_bytes: drop while the file holds more.
     """
 
@@ -161,7 +162,7 @@ def trim(
 
 
 def _drop_turn(tx: sqlite3.Connection, turn: int) -> bool:
-    """False: it may be trained after all; it was taken up again meanwhile."""
+    """Drop a turn. False: it was taken up again meanwhile and may still be trained."""
     if tx.execute(_DROPPABLE, (turn, turn, 1)).fetchone() is None:
         return False
     tx.execute(
@@ -175,13 +176,13 @@ def _drop_turn(tx: sqlite3.Connection, turn: int) -> bool:
 
 
 def live_bytes(database: Writer) -> int:
-    """What the ledger's file holds, without its free pages."""
+    """Return the bytes in use in the ledger's file, without its free pages."""
     pages = database.pragma("page_count") - database.pragma("freelist_count")
     return database.pragma("page_size") * pages
 
 
 def sweep(database: Writer) -> Iterator[int]:
-    """Delete the blocks that no prompt is made of any more."""
+    """Delete the blocks that no prompt uses any more."""
     used, at = set[int](), 0
     top = database.one("SELECT MAX(id) FROM prompt_blocks") or 0
     query = "SELECT id, blocks FROM turns WHERE id > ? ORDER BY id LIMIT ?"
@@ -208,7 +209,7 @@ def sweep(database: Writer) -> Iterator[int]:
 
 
 def give_back(database: Writer) -> Iterator[int]:
-    """Make the file smaller."""
+    """Release free pages, which makes the file smaller."""
     while database.pragma("freelist_count") > _SPARE:
         database.give_back(_PAGES)
         yield 0
@@ -218,47 +219,48 @@ def give_back(database: Writer) -> Iterator[int]:
 # Forgetting
 
 _THESE = "(SELECT value FROM json_each(?))"
-"""Numbers in a JSON array."""
+"""SQL of the numbers in a JSON array."""
 
 
 @dataclass(frozen=True, slots=True)
 class UsedIn:
-    """A step that trained on what is to be forgotten."""
+    """A step that trained on turns to be forgotten."""
 
     step: int
     version: int
-    """The version that it made."""
+    """Version that the step made."""
     before: int
-    """The version that it began with."""
+    """Version from which the step began."""
     samples: int
-    """Of those to be forgotten."""
+    """Samples of the step that are to be forgotten."""
     live: bool
-    """The newest version descends from it."""
+    """Whether the newest version descends from it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forgetting:
-    """What there is to forget, or was."""
+    """Description of the data to forget."""
 
     session: int
     whole: bool
-    """The whole session."""
+    """Whether the whole session is forgotten."""
     turns: tuple[int, ...]
     unsaid: tuple[int, ...]
-    """Turns that stay, but whose next state is in what is forgotten, or a reply that their teacher
-    was shown: the next state, its votes and its hints go too."""
+    """Turns that stay, but lose their next state, votes and hints, because the next state, or the
+    reply shown to their teacher, is among the forgotten data."""
     withdrawn: int
-    """Samples that were queued."""
+    """Number of samples taken out of the queue."""
     steps: tuple[UsedIn, ...]
 
     @property
     def roll_back_to(self) -> int | None:
-        """The version before all that was learned from it; None: nothing that is live was."""
+        """Version before everything that was learned from it; None: no live version learned from
+        it."""
         return min((used.before for used in self.steps if used.live), default=None)
 
 
 def in_session(which: str, user: str | None) -> Callable[[Rows], Forgetting]:
-    """A whole session, by its number or by the client's name for it."""
+    """Select a whole session, by its number or by the client's name for it."""
 
     def find(rows: Rows) -> Forgetting:
         found = rows.rows(
@@ -282,7 +284,7 @@ def in_session(which: str, user: str | None) -> Callable[[Rows], Forgetting]:
 
 
 def from_turn(turn_id: int) -> Callable[[Rows], Forgetting]:
-    """A turn, and the later ones of its session."""
+    """Select a turn and the later ones of its session."""
 
     def find(rows: Rows) -> Forgetting:
         row = rows.row("SELECT session_id FROM turns WHERE id = ?", turn_id)
@@ -333,7 +335,7 @@ def _forgetting(rows: Rows, session: int, *, first: int) -> Forgetting:
 
 
 def _between(rows: Rows, session: int, first: int, last: int) -> list[int]:
-    """Turns of a session that were not forgotten yet, oldest first."""
+    """Return the turns of a session that are not forgotten yet, oldest first."""
     return rows.column(
         "SELECT id FROM turns WHERE session_id = ? AND id BETWEEN ? AND ? "
         "AND blanked IS NOT 'forgotten' ORDER BY id",
@@ -355,7 +357,7 @@ def _steps(rows: Rows, turns: str) -> tuple[UsedIn, ...]:
 
 
 def begin(database: Writer, found: Callable[[Rows], Forgetting]) -> Forgetting:
-    """Say for good that it is to be forgotten.
+    """Record the data as to be forgotten, for good.
 
     Raises:
         LedgerError: it cannot be written.
@@ -392,9 +394,10 @@ def begin(database: Writer, found: Callable[[Rows], Forgetting]) -> Forgetting:
 
 
 def _take_name(tx: sqlite3.Connection, session: int) -> None:
-    """Take a session its name. What its user wants of that name holds: what was private stays so.
+    """Replace a session's name by a random one. The name's privacy setting is kept for new
+    sessions.
 
-    No client knows the new one, which has a part by chance.
+    No client knows the new name, which is partly random.
     """
     said = tx.execute("SELECT user, key, private FROM sessions WHERE id = ?", (session,)).fetchone()
     tx.execute(
@@ -408,12 +411,12 @@ def _take_name(tx: sqlite3.Connection, session: int) -> None:
 
 
 def is_begun(rows: Rows) -> bool:
-    """Whether there is something left to do of what was to be forgotten."""
+    """Return whether forgetting has begun and is not finished."""
     return rows.meta(BEGUN) is not None
 
 
 def finish(database: Writer) -> Iterator[int]:
-    """Forget what is to be forgotten; yields turns, after each transaction, the newest first.
+    """Erase the data to be forgotten; yield turns after each transaction, newest first.
 
     Raises:
         LedgerError: it could not be finished; the next start goes on with it.
@@ -436,7 +439,7 @@ def finish(database: Writer) -> Iterator[int]:
 
 
 def _begun(rows: Rows) -> list[tuple[int, int, int]]:
-    """Session, first and last turn of what is to be forgotten."""
+    """Return session, first and last turn of the data to be forgotten."""
     return [tuple(one) for one in json.loads(rows.meta(BEGUN) or "[]")]
 
 
@@ -455,7 +458,7 @@ def _forget_turn(tx: sqlite3.Connection, turn: int) -> None:
 
 
 def _withdraw(tx: sqlite3.Connection, turn: int) -> bool:
-    """Take a turn's sample away. True: it was trained, so that it stays."""
+    """Remove a turn's sample. True: it was trained, and so it stays."""
     sample = tx.execute("SELECT id, state FROM samples WHERE turn_id = ?", (turn,)).fetchone()
     if sample is None or sample["state"] == "trained":
         return sample is not None
@@ -468,7 +471,7 @@ def _withdraw(tx: sqlite3.Connection, turn: int) -> bool:
 
 
 def emptied_log(writer: Writer) -> Iterator[int]:
-    """Make the log empty, waiting for whoever reads it.
+    """Empty the write-ahead log, waiting for its readers.
 
     Raises:
         LedgerError: a reader would not end.

@@ -1,8 +1,8 @@
 """The queue of samples that are ready to train.
 
 Rule: a sample leaves the queue only inside the transaction that commits its step, or by expiring,
-or with a turn that is forgotten. A crash in between puts nothing at risk: it is still queued. Those
-of an episode come into it when their group is whole (`groups`).
+or with a turn that is forgotten. A crash in between puts nothing at risk: it is still queued.
+Samples of an episode enter it when their group is complete (`groups`).
 """
 
 from __future__ import annotations
@@ -29,42 +29,42 @@ from tinker_claw.ledger.versions import expire_left_behind, read_line
 from tinker_claw.types import HintScores, Sample
 
 TEACHES_NOTHING = "what its teacher would be told teaches nothing, as far as is known"
-"""Stands as the reason why a sample is not taught, or its turn not trained."""
+"""Reason why a sample is not taught, or its turn not trained."""
 
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """The queue in figures."""
+    """Figures of the queue."""
 
     samples: int
     reward_mean: float | None
-    """None: no sample has a reward."""
+    """Mean reward; None: no sample has one."""
     hints: int
     """Samples with a hint."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A queued sample, as far as its place in a batch depends on it."""
+    """A queued sample, reduced to the facts that decide its place in a batch."""
 
     id: int
     session: int
     user: str
     tool: bool
-    """The results of tools have judged it."""
+    """Whether tool results judged it."""
     group: int | None
     queued_at: float
-    """Seconds since 1970."""
+    """When it was queued, in seconds since 1970."""
 
 
 NO_GRADIENT = "nothing in its batch said what is better than the rest"
-"""Why its samples expire."""
+"""Reason why samples of such a batch expire."""
 BY_TOOLS = (
     "(COALESCE(role, '') IN ('tool', 'other') AND NOT EXISTS (SELECT 1 FROM verdicts "
     "WHERE verdicts.turn_id = turns.id AND score IS NOT NULL))"
 )
-"""Whether a turn with its next state was judged by the results of tools, or by others than its
-owner, who count as much: what was said of it outright is no tool's."""
+"""SQL on a turn with its next state: whether tool results judged it, or people other than its
+owner, who count the same. A turn with explicit feedback is not among them."""
 _QUEUED = """
 FROM samples CROSS JOIN turns ON turns.id = samples.turn_id
   JOIN sessions ON sessions.id = turns.session_id
@@ -76,7 +76,7 @@ ORDER BY samples.id
 
 
 class SampleTable:
-    """Samples, from the moment they are scored until they are trained or expire."""
+    """Table of samples, from scoring until they are trained or expire."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
@@ -88,11 +88,11 @@ class SampleTable:
         teacher: HintScores | None,
         untaught: str | None = None,
     ) -> int:
-        """Queue a turn as a sample, or hold it, where it is of an episode that runs. It comes too
-        late for one that is over.
+        """Queue a turn as a sample, or hold it while its episode runs. A turn of an ended episode
+        comes too late.
 
         Args:
-            reward: of an episode's turn without its outcome, the mean of its votes.
+            reward: for an episode's turn the mean of its votes, without the outcome.
             untaught: why it has no teacher, though there was something to tell.
         """
         values = {"turn_id": turn_id, "reward": reward, "untaught": untaught}
@@ -121,9 +121,8 @@ class SampleTable:
             return insert(tx, "samples", values)
 
     def weigh(self, user: str, weight: float, *, rewards_count: bool) -> None:
-        """What is known by now of how well a user's teacher teaches counts for what is queued, too,
-        unless a step has it in hand. What then carries no signal is no sample any more.
-        """
+        """Apply the current weight of a user's teacher to queued samples too, except those of a
+        step in progress. A sample left without any signal is removed."""
         with self._db.transaction() as tx:
             found = tx.execute(
                 "SELECT samples.id, turn_id, reward FROM samples "
@@ -145,11 +144,11 @@ class SampleTable:
                 )
 
     def waiting(self) -> int:
-        """How many samples are queued."""
+        """Return the number of queued samples."""
         return self._db.one("SELECT COUNT(*) FROM samples WHERE state = 'queued'")
 
     def summary(self) -> Queued:
-        """What is queued, in figures."""
+        """Return figures of the queue."""
         (row,) = self._db.rows(
             "SELECT COUNT(*) AS samples, AVG(reward) AS reward_mean, COUNT(hint) AS hints "
             "FROM samples WHERE state = 'queued'"
@@ -157,10 +156,10 @@ class SampleTable:
         return Queued(**row)
 
     def expire(self, current_step: int, max_staleness: int) -> int:
-        """Take samples out that are more than `max_staleness` optimizer steps old; how many.
+        """Expire samples that are more than `max_staleness` optimizer steps old; return how many.
 
-        Steps count along the live line of versions: what a version sampled that a rollback has left
-        behind is too old at once. A group goes as one.
+        Steps count along the live line of versions: samples of a version that a rollback left
+        behind are too old at once. A group expires as one.
         """
         with self._db.transaction() as tx:
             cursor = tx.execute(
@@ -175,7 +174,7 @@ class SampleTable:
             return expired + expire_mates(tx)
 
     def queue(self) -> list[Waiting]:
-        """All that are queued, oldest first, without their tokens."""
+        """Return all queued samples, oldest first, without their tokens."""
         rows = self._db.rows(
             f"SELECT samples.id, session_id AS session, user, {BY_TOOLS} AS tool, "
             f'group_id AS "group", samples.created_at AS queued_at {_QUEUED}',
@@ -184,8 +183,8 @@ class SampleTable:
         return [Waiting(**row) for row in rows]
 
     def oldest(self, count: int, among: Iterable[int] | None = None) -> list[Sample]:
-        """The `count` oldest queued samples, of these ids or of all; fewer if there are fewer. They
-        stay queued."""
+        """Return the `count` oldest queued samples, among these ids or all, or fewer. They stay
+        queued."""
         ids = None if among is None else json.dumps(list(among))
         rows = self._db.rows(
             "SELECT samples.id AS sample_id, samples.reward, samples.hint, "
@@ -201,7 +200,7 @@ class SampleTable:
         return [_sample(row, load(self._db, row)) for row in rows]
 
     def still_queued(self, samples: Sequence[Sample]) -> bool:
-        """Whether all of them are: what is said of a reply takes its sample out again."""
+        """Return whether all of them are still queued: feedback on a reply takes its sample out."""
         return len(samples) == self._db.one(
             "SELECT COUNT(*) FROM samples WHERE state = 'queued' "
             "AND id IN (SELECT value FROM json_each(?))",
@@ -209,7 +208,7 @@ class SampleTable:
         )
 
     def expire_these(self, sample_ids: Iterable[int], why: str) -> None:
-        """They stay queued no longer."""
+        """Expire these samples."""
         self._db.write(
             "UPDATE samples SET state = 'expired', expired_because = ? "
             "WHERE state = 'queued' AND id IN (SELECT value FROM json_each(?))",
@@ -218,7 +217,7 @@ class SampleTable:
         )
 
     def quarantine(self, sample_id: int) -> None:
-        """Never train this sample: steps with it fail."""
+        """Exclude this sample from training: steps with it fail."""
         self._db.write("UPDATE samples SET state = 'quarantined' WHERE id = ?", sample_id)
 
 

@@ -1,7 +1,7 @@
-"""What a service billed, and the sums of that.
+"""Bills of a service, and their sums.
 
-Rule: what serving a turn cost is written in the turn's own transaction. What judging, the teacher
-or a step cost is written when it ends, however it ends: a void step has cost its money, too.
+Rule: the cost of serving a turn is written in the turn's own transaction. The cost of judging, of
+the teacher or of a step is written when it ends, however it ends: a void step costs money, too.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ _KINDS = ("prefill", "cached", "sampled", "trained")
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """Tokens billed for one purpose, and what they cost."""
+    """Tokens billed for one purpose, and their cost."""
 
     purpose: Purpose
     usage: Usage
     usd: float | None
-    """None: the price was not known."""
+    """Cost in dollars; None: the price was not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """A sum of bills."""
+    """Sum of bills."""
 
     usage: Usage = NOTHING
     usd: float = 0.0
-    """Of the bills whose price was known."""
+    """Dollars of the bills whose price was known."""
     unpriced: Usage = NOTHING
-    """Tokens of the others."""
+    """Tokens of the bills without a price."""
 
     def plus(self, bill: Bill) -> Spent:
         if bill.usd is None:
@@ -50,7 +50,7 @@ class Spent:
 def write(
     tx: sqlite3.Connection, bill: Bill, *, turn_id: int | None = None, step_id: int | None = None
 ) -> None:
-    """Add a bill within a transaction; a turn that was forgotten meanwhile is not named."""
+    """Add a bill within a transaction; a turn forgotten meanwhile is left out."""
     usage = bill.usage
     tx.execute(
         "INSERT INTO spend (created_at, purpose, turn_id, step_id, prefill, cached, sampled, "
@@ -70,7 +70,7 @@ def write(
 
 
 class SpendTable:
-    """Bills, and their sums."""
+    """Table of bills and their sums."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
@@ -82,7 +82,7 @@ class SpendTable:
     def total(
         self, since: float = 0.0, until: float = math.inf, purpose: Purpose | None = None
     ) -> Spent:
-        """Everything billed in a time (seconds since 1970), or for one purpose."""
+        """Return everything billed in a time (seconds since 1970), or for one purpose."""
         sums = (
             f"COALESCE(SUM({name}), 0) AS {name}, "
             f"COALESCE(SUM({name} * (usd IS NULL)), 0) AS unpriced_{name}"
@@ -102,8 +102,9 @@ class SpendTable:
         )
 
     def of_newest_steps(self, most: int) -> tuple[int, Usage, Usage]:
-        """Samples of the newest committed steps, and what was billed for learning and for serving
-        from the end of the step before them to the end of the last, void steps included."""
+        """Return the samples of the newest committed steps, and the tokens billed for learning and
+        for serving between the end of the step before them and the end of the last, void steps
+        included."""
         steps = self._db.rows(
             "SELECT finished_at, (SELECT COUNT(*) FROM step_samples WHERE step_id = id) AS samples "
             "FROM steps WHERE status = 'committed' ORDER BY id DESC LIMIT ?",

@@ -64,54 +64,54 @@ class NewTurn:
     """Digest of the assistant message that the client will send back as history."""
     untrained_because: str | None = None
     call: str = ""
-    """What the request was for."""
+    """Purpose of the request."""
     trace: str | None = None
     """The client's trace id."""
     response_id: str | None = None
     """The reply's name for its client."""
     fallback: str | None = None
-    """Why another than the current version answered; None: it did not."""
+    """Why a version other than the current one answered; None: the current one did."""
     packed_prompt: bytes | None = field(default=None, repr=False)
-    """The prompt as little-endian int32, where it is at hand."""
+    """The prompt as little-endian int32, where available."""
     keeps_tokens: bool = True
-    """False: they are counted and not kept, and neither are the digests of the texts."""
+    """Whether tokens and text digests are kept; False only counts tokens."""
     lost: Lost | None = None
     """Why no earlier turn got this request as its next state, although one waits for it."""
     asked_by: Writer = Writer.OWNER
-    """Who wrote the request."""
+    """Writer of the request."""
     client: str = ""
-    """The agent's program."""
+    """Name of the agent's program."""
     voices: tuple[tuple[Writer, str, int], ...] = ()
-    """Writer, name and characters of each piece that was new in the request."""
+    """Writer, name and characters of each new piece in the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class LastTurn:
-    """What the gateway needs to see whether a request extends this turn."""
+    """Data of a turn that show whether a request extends it."""
 
     turn_id: int
     history: tuple[str, ...]
     reply_digest: str
     settled: bool
     followed: bool
-    """It has its next state."""
+    """Whether it has its next state."""
 
     @property
     def chain(self) -> tuple[str, ...]:
-        """What a request that goes on from it repeats."""
+        """Digests with which a request that extends this turn begins."""
         return (*self.history, self.reply_digest)
 
 
 _NO_TOKENS = dict.fromkeys(("tokens", "logprobs", "topk_ids", "topk_logprobs"), ())
 OVER = "it came after its episode had its outcome, or its group was over"
-"""Why such a turn is not trained."""
+"""Reason why such a turn is not trained."""
 NOT_UNDERSTOOD = "what followed it looks like a harness's text, of a kind that is not known"
-"""Why such a turn is not trained."""
+"""Reason why such a turn is not trained."""
 OUTCOME = (
     "SELECT score FROM feedback WHERE feedback.session_id = sessions.id AND final = 1 "
     "ORDER BY feedback.id DESC LIMIT 1"
 )
-"""How an episode ended, for a row of `sessions`; nothing: nobody has said so."""
+"""SQL on a row of `sessions`: the outcome of an episode; no row without one."""
 JUDGEABLE = f"""
 (EXISTS (SELECT 1 FROM next_states WHERE turn_id = turns.id)
   OR EXISTS (SELECT 1 FROM verdicts WHERE turn_id = turns.id)
@@ -120,22 +120,22 @@ JUDGEABLE = f"""
       SELECT MAX(idx) FROM turns AS last WHERE last.session_id = sessions.id AND kind = 'main'
         AND last.untrained_because IS NOT '{OVER}')))
 """
-"""Of an open row of `turns`, whether there is something to make a sample of: the last turn of an
-episode has no next state, and its outcome is enough."""
+"""SQL on an open row of `turns`: whether it can become a sample. The last turn of an episode has no
+next state; its outcome is enough."""
 STEP = """
 (SELECT COUNT(*) FROM turns AS before JOIN next_states ON next_states.turn_id = before.id
   WHERE before.session_id = turns.session_id AND before.kind = 'main' AND before.idx < turns.idx)
 """
-"""Of a row of `turns`, how many replies its episode went on from before it: 0, 1, 2 ... A reply
-that was asked for again, because its client hung up, moves no later step."""
+"""SQL on a row of `turns`: the number of earlier replies that its episode built on: 0, 1, 2 ... A
+reply requested again, because its client hung up, moves no later step."""
 BEGUN = "forgetting"
-"""In the ledger, what is not finished yet."""
+"""Key in `meta` of forgetting that is not finished."""
 IS_BEING_FORGOTTEN = f"""
 EXISTS (SELECT 1 FROM meta, json_each(meta.value) AS begun WHERE meta.key = '{BEGUN}'
   AND begun.value ->> 0 = turns.session_id
   AND turns.id BETWEEN begun.value ->> 1 AND begun.value ->> 2)
 """
-"""Of a row of `turns`, whether it is to be forgotten and still there."""
+"""SQL on a row of `turns`: whether it is about to be forgotten."""
 _NEXT_INDEX = "SELECT COALESCE(MAX(idx) + 1, 0) FROM turns WHERE session_id = ? AND kind = ?"
 _AS_IT_IS = (
     "session_id",
@@ -156,15 +156,15 @@ _AS_IT_IS = (
 """Fields of `NewTurn` that are columns."""
 _HIDDEN = re.compile(r"private-[0-9a-f]{32}")
 _LATELY = 4
-"""Newest turns of a session among which the one before a request is sought."""
+"""Newest turns of a session among which a request's predecessor is looked for."""
 _MOST_BLOCKS = 4096
-"""That are remembered, in 17 MB."""
+"""Most blocks that are remembered, in 17 MB."""
 _RECENT_TURNS = 1000
-"""Newest turns of all sessions among which those of a run are sought."""
+"""Newest turns of all sessions among which those of a trace are looked for."""
 
 
 def hidden(user: str, key: str) -> str:
-    """The name under which a private session is remembered: a digest of its own."""
+    """Return a digest as the name under which a private session is remembered."""
     if _HIDDEN.fullmatch(key):
         return key
     return f"private-{hashlib.sha256(f'{user} {key}'.encode()).hexdigest()[:32]}"
@@ -183,17 +183,17 @@ def mark_private(tx: sqlite3.Connection, user: str, key: str, private: int) -> N
 
 
 class TurnTable:
-    """Rows that the gateway writes."""
+    """Table of sessions and turns, written by the gateway."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
         self._blocks: dict[bytes, int] = {}
-        """Blocks of prompts that were met, as of `_changes`: what others wrote may have been that
-        some were deleted."""
+        """Row ids of known prompt blocks, valid as of `_changes`: other connections may delete
+        some."""
         self._changes = 0
 
     def session(self, user: str, key: str) -> int:
-        """The id of this session, made when it is new, and open from now on."""
+        """Return the id of this session, created where it is new, and open it."""
         known = self._db.one(
             "SELECT id FROM sessions WHERE user = ? AND key = ? AND closed_at IS NULL", user, key
         )
@@ -208,9 +208,9 @@ class TurnTable:
         )
 
     def enrol(self, session_id: int, user: str, said: Attempt) -> bool:
-        """What a session is an attempt at; what was said first holds.
+        """Record the task and group of a session; the first description holds.
 
-        False: it is of another group.
+        False: it belongs to another group.
         """
         with self._db.transaction() as tx:
             known = tx.execute(
@@ -238,7 +238,7 @@ class TurnTable:
         return True
 
     def open_sessions(self) -> list[tuple[int, float]]:
-        """Sessions that are not closed, and when they were last heard of, the longest ago first."""
+        """Return open sessions with the time of their latest turn, longest ago first."""
         rows = self._db.rows(
             "SELECT id, COALESCE((SELECT created_at FROM turns WHERE id = "
             "(SELECT MAX(id) FROM turns WHERE session_id = sessions.id)), created_at) AS seen "
@@ -247,7 +247,8 @@ class TurnTable:
         return [(session, seen) for session, seen in rows]
 
     def file(self, session_id: int, trace: str, unfiled_id: int) -> None:
-        """This trace's side turns in session `unfiled_id` belong to `session_id`, it turned out."""
+        """Move a trace's side turns from session `unfiled_id` to `session_id`, once that is
+        known."""
         self._db.write(
             "UPDATE turns SET session_id = ?1, idx = idx + 1 + (SELECT COALESCE(MAX(idx), -1) "
             "FROM turns WHERE session_id = ?1 AND kind = 'side') "
@@ -260,7 +261,7 @@ class TurnTable:
 
     @property
     def secret(self) -> bytes:
-        """The key of digests, of this ledger alone."""
+        """Key for digests, unique to this ledger."""
         known = self._db.meta("secret")
         if known is None:
             drawn = secrets.token_hex(32)
@@ -269,7 +270,8 @@ class TurnTable:
         return bytes.fromhex(known)
 
     def first_sender(self, user: str, channel: str, digest: bytes) -> bytes:
-        """Digest of who wrote directly first in a channel: this one, where nobody did before."""
+        """Return the digest of the first direct sender in a channel: this one where there was
+        none."""
         return self._db.written(
             "INSERT INTO channels (user, channel, first) VALUES (?, ?, ?) ON CONFLICT "
             "(user, channel) DO UPDATE SET first = COALESCE(first, excluded.first) RETURNING first",
@@ -279,11 +281,11 @@ class TurnTable:
         )
 
     def forget_channels(self) -> None:
-        """Forget who wrote first where: the settings name the owners."""
+        """Forget the first senders: the settings name the owners."""
         self._db.write("DELETE FROM channels")
 
     def saw_stranger(self, user: str, channel: str, *, group: bool) -> None:
-        """Somebody wrote in a channel who is no owner."""
+        """Record that someone other than an owner wrote in a channel."""
         self._db.write(
             "INSERT INTO channels (user, channel, strangers, groups) VALUES (?, ?, ?, ?) "
             "ON CONFLICT (user, channel) DO UPDATE SET "
@@ -296,18 +298,18 @@ class TurnTable:
         )
 
     def private_sessions(self) -> dict[tuple[str, str], Privacy]:
-        """Those that are or once were private, by user and hidden name."""
+        """Return sessions that are or were private, by user and hidden name."""
         rows = self._db.rows("SELECT user, key, private FROM sessions WHERE private <> 0")
         return {(user, hidden(user, key)): Privacy(private) for user, key, private in rows}
 
     def mark_private(self, user: str, key: str, privacy: Privacy) -> None:
-        """A session is private from now on, or no longer. One of which nothing was recorded so far
-        is kept without its name."""
+        """Set whether a session is private. One without any records so far is kept without its
+        name."""
         with self._db.transaction() as tx:
             mark_private(tx, user, key, int(privacy))
 
     def close(self, session_ids: Sequence[int]) -> None:
-        """These sessions are over, until they are asked for again."""
+        """Close these sessions until they are asked for again."""
         with self._db.transaction() as tx:
             tx.executemany(
                 "UPDATE sessions SET closed_at = ? WHERE id = ?",
@@ -315,7 +317,7 @@ class TurnTable:
             )
 
     def add(self, turn: NewTurn, bill: Bill | None = None) -> int:
-        """Write a turn and what serving it cost; returns its id. Durable when this returns."""
+        """Write a turn and the bill for serving it; return its id. Durable when this returns."""
         done, keeps = turn.completion, turn.keeps_tokens
         kept = done if keeps else replace(done, **_NO_TOKENS)
         raw = raw_ids(turn.prompt) if turn.packed_prompt is None else turn.packed_prompt
@@ -353,10 +355,10 @@ class TurnTable:
     def latest(
         self, session_id: int, kind: Kind = Kind.MAIN, *, most: int = _LATELY
     ) -> list[LastTurn]:
-        """The newest turns of a session, the newest first.
+        """Return the newest turns of a session, newest first.
 
-        More than one, because a request may have been sent again, and conversations that open
-        alike may share a session.
+        More than one, because a request may have been repeated, and conversations that begin alike
+        may share a session.
         """
         rows = self._db.rows(
             "SELECT id, history, reply_digest, settled, turn_id IS NOT NULL AS followed "
@@ -378,8 +380,8 @@ class TurnTable:
         ]
 
     def add_next_state(self, turn_id: int, state: NextState) -> bool:
-        """Attach what arrived after a turn. False: it had one, and the first one stays; or its
-        words are gone, or are to go."""
+        """Attach a turn's next state. False: it already had one, which stays; or its text is gone,
+        or about to be forgotten."""
         written = self._db.write(
             "INSERT OR IGNORE INTO next_states (turn_id, role, text, beside, created_at) "
             "SELECT id, ?, ?, ?, ? FROM turns WHERE id = ? AND blanked IS NULL "
@@ -404,8 +406,8 @@ class TurnTable:
         return _turn(row, load(self._db, row))
 
     def of_response(self, user: str, response_id: str) -> tuple[int, str] | None:
-        """The user's turn whose reply has this name, and its session's key; None: there is none,
-        or it was forgotten."""
+        """Return the user's turn whose reply has this name, and its session's key; None: there is
+        none, or it was forgotten."""
         row = self._db.row(
             "SELECT turns.id, key FROM turns JOIN sessions ON sessions.id = session_id "
             "WHERE response_id = ? AND user = ? AND kind = 'main' ORDER BY turns.id LIMIT 1",
@@ -419,20 +421,20 @@ class TurnTable:
         return state_of(row) if row else None
 
     def judgeable(self) -> list[int]:
-        """Turns with a next state, or judged without one, or ended by the outcome of their episode,
-        that are neither samples nor refused yet, oldest first."""
+        """Return turns with a next state, a verdict or an episode outcome that are neither samples
+        nor refused yet, oldest first."""
         # From the open turns to their next states, of which there are far more.
         return self._db.column(
             f"SELECT id FROM turns WHERE settled = 0 AND {JUDGEABLE} ORDER BY id"
         )
 
     def is_open(self, turn_id: int) -> bool:
-        """Whether there is such a turn, and it is neither a sample nor refused yet."""
+        """Return whether the turn exists and is neither a sample nor refused yet."""
         return self._db.row("SELECT 1 FROM turns WHERE id = ? AND settled = 0", turn_id) is not None
 
     def stop_waiting(self, turn_id: int) -> None:
-        """Refuse a turn behind which nobody knows who spoke, where nothing was said of it before:
-        no later message is about it any more."""
+        """Refuse a turn without next state and verdict when the speaker after it is unknown: no
+        later message is about it."""
         self._db.write(
             "UPDATE turns SET settled = 1, untrained_because = ? WHERE id = ? AND settled = 0 "
             "AND NOT EXISTS (SELECT 1 FROM next_states WHERE turn_id = turns.id) "
@@ -442,20 +444,20 @@ class TurnTable:
         )
 
     def refuse(self, turn_id: int, reason: str) -> None:
-        """This turn will not be trained, and why."""
+        """Refuse to train a turn, with the reason."""
         self._db.write(
             "UPDATE turns SET settled = 1, untrained_because = ? WHERE id = ?", reason, turn_id
         )
 
 
 def state_of(row: sqlite3.Row) -> NextState:
-    """The next state in a row with `role`, `text` and `beside`."""
+    """Return the next state in a row with `role`, `text` and `beside`."""
     beside = tuple((Writer(writer), words) for writer, words in json.loads(row["beside"]))
     return NextState(row["role"], row["text"], beside)
 
 
 def _over(tx: sqlite3.Connection, turn: NewTurn) -> str | None:
-    """Why a turn of this session is not trained any more; None: it may be."""
+    """Return why a turn of this session is no longer trained; None: it may be."""
     if turn.kind is Kind.SIDE:
         return None
     late = tx.execute(
@@ -467,8 +469,8 @@ def _over(tx: sqlite3.Connection, turn: NewTurn) -> str | None:
 
 
 def reopen(tx: sqlite3.Connection, turn_id: int) -> None:
-    """A turn whose verdict is another one now goes its way to a sample again: one that waits gives
-    way to it."""
+    """Reopen a turn whose verdict has changed, removing its waiting sample, so that it becomes a
+    new one."""
     queued = "SELECT id FROM samples WHERE turn_id = ? AND state IN ('queued', 'held')"
     tx.execute(f"DELETE FROM step_samples WHERE sample_id IN ({queued})", (turn_id,))
     tx.execute(f"DELETE FROM samples WHERE id IN ({queued})", (turn_id,))
@@ -499,7 +501,7 @@ def _turn(row: sqlite3.Row, prompt: tuple[int, ...]) -> Turn:
 
 
 def completion_of(row: sqlite3.Row) -> Completion:
-    """The completion in a row of `turns`, as it was sampled."""
+    """Return the completion in a row of `turns`, as it was sampled."""
     params = json.loads(row["params"])
     params |= {name: tuple(params.get(name, ())) for name in ("stop_tokens", "stop")}
     return Completion(

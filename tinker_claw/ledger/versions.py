@@ -1,13 +1,13 @@
-"""Steps, the policy versions that they make, and the line that these stand in.
+"""Steps, the policy versions they make, and the lineage of versions.
 
 The protocol of one step: intent row; advantages; train; publish; save state; one transaction that
 commits the step, the samples it consumed and the new version. A step without that transaction never
-happened: `begin` or `void_unfinished` says so, whichever comes first, its samples are still queued,
-and its method goes on from the state that it had before.
+happened: it is voided by `void` or `void_unfinished`, its samples are still queued, and its method
+continues from its earlier state.
 
-Rule: versions are never taken back, and ids only grow. What was trained in versions that a rollback
-has left behind stays trained there; what they sampled and nobody has trained on yet expires, for
-the weights that learn have never been theirs.
+Rule: versions are never taken back, and ids only grow. Samples trained in versions that a rollback
+left behind stay trained there; untrained samples of those versions expire, since the live weights
+never sampled them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tinker_claw.ledger.turns import reopen
 from tinker_claw.types import PolicyVersion
 
 REFUSED, TOO_FAR = "the gate refused the version", "the step moved the policy too far"
-"""How the reason of a step begins that is void for it."""
+"""Beginnings of the reasons for which a step is void."""
 _PINNED, _HALF = "pinned", "half of the sessions from turn"
 _HELD, _RULING, _ALARM = "held", "ruling", "alarm"
 _GUARDED_FROM = "guarded from turn"
@@ -39,18 +39,18 @@ _WITHDRAWN = "what it trained on was forgotten meanwhile"
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Which versions the newest one goes on from."""
+    """Lineage of the newest version."""
 
     parents: Mapping[int, int | None]
-    """Of every version, by id."""
+    """Parent of every version, by id."""
     live: frozenset[int]
-    """The newest version, and all that it descends from; a rollback leaves the others behind."""
+    """The newest version and all its ancestors; a rollback leaves the others behind."""
     lost: frozenset[int]
-    """Made by steps that a crash has undone, whose samples are queued again."""
+    """Versions of steps that a crash has undone, whose samples are queued again."""
 
     def leads_on(self, version: int) -> bool:
-        """Whether the newest version descends from this one, or did until a crash lost its step:
-        then it counts as its parent."""
+        """Return whether the newest version descends from this one; a version lost in a crash
+        counts as its parent."""
         at: int | None = version
         while at in self.lost:
             at = self.parents[at]
@@ -59,19 +59,19 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Gated:
-    """What the gate noted of a version; see `learner.gate`."""
+    """Result of the gate for a version; see `learner.gate`."""
 
     version: int
     said: Mapping[str, Any]
-    """What it has lost, or why it was not asked."""
+    """Losses of the version, or why it was not asked."""
     after: Mapping[str, Any]
-    """Its answers, by question."""
+    """Answers of the version, by question."""
     before: Mapping[str, Any]
-    """Those of the version before it, where no step had asked that one."""
+    """Answers of the version before it, where no step had asked that one."""
 
     @property
     def warning(self) -> str | None:
-        """What is to be known of a version that serves; None: nothing."""
+        """Warning about a serving version; None: there is none."""
         return _warning(self.version, self.said)
 
 
@@ -83,13 +83,13 @@ def _warning(version: int, said: Mapping[str, Any]) -> str | None:
 
 
 def gate_of(step: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What the gate said of a step's version; None: nothing.
+    """Return the gate's result for a step's version; None: there is none.
 
-    `refused`: it never served. `losses`: against the version before, in the mean over the
-    questions, by what `learner.gate.FIGURES` names. `told`: all of it in a sentence.
+    `refused`: it never served. `losses`: mean loss against the version before, over the questions,
+    by the names in `learner.gate.FIGURES`. `told`: all of it in a sentence.
 
     Args:
-        step: as `views.read` has it.
+        step: record of the step from `views.read`.
     """
     said: dict[str, Any] | None = step["metrics"].get("gate")
     refused = (step["error"] or "").startswith(REFUSED)
@@ -109,7 +109,7 @@ def gate_of(step: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def read_line(rows: Rows) -> Line:
-    """The line as it is now."""
+    """Return the current lineage."""
     parents = rows.pairs("SELECT id, parent FROM versions")
     void = rows.column("SELECT version FROM steps WHERE status = 'void' AND version IS NOT NULL")
     live, at = set[int](), max(parents, default=None)
@@ -120,7 +120,7 @@ def read_line(rows: Rows) -> Line:
 
 
 def expire_left_behind(tx: sqlite3.Connection, line: Line) -> int:
-    """Take samples out of the queue whose version was left behind by a rollback; how many."""
+    """Expire queued samples of versions that a rollback left behind; return how many."""
     sampled_by = tx.execute(
         "SELECT DISTINCT policy_version FROM samples JOIN turns ON turns.id = turn_id "
         "WHERE state IN ('queued', 'held')"
@@ -137,11 +137,11 @@ def expire_left_behind(tx: sqlite3.Connection, line: Line) -> int:
 
 
 def read_versions(rows: Rows) -> list[dict[str, Any]]:
-    """All versions of a run, oldest first, and what each is to the run.
+    """Return all versions of a run, oldest first, with their state.
 
-    `samples`: that the step trained on which made it; `made_by_step` is None where a start or a
-    rollback did. `live`: `newest` descends from it, or is it. `serving`: it answers, if
-    only one session in two, or will when the gateway runs.
+    `samples`: those of the step that made it; `made_by_step` is None where a start or a rollback
+    did. `live`: it is `newest` or an ancestor of it. `serving`: it answers, if only one session in
+    two, or will when the gateway runs.
     """
     found = rows.rows(
         "SELECT versions.id, versions.parent, step, versions.created_at, steps.id AS made_by_step, "
@@ -167,32 +167,29 @@ def read_versions(rows: Rows) -> list[dict[str, Any]]:
 
 
 def read_version(rows: Rows, version_id: int) -> PolicyVersion | None:
-    """None: there is no such version."""
+    """Return a version; None: there is none of that number."""
     row = rows.row(f"{_VERSION} WHERE id = ?", version_id)
     return PolicyVersion(**row) if row else None
 
 
 class Pin:
-    """The version that answers whatever is learned meanwhile."""
+    """The pinned version, which answers whatever is learned meanwhile."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
 
     @property
     def version(self) -> int | None:
-        """None: the newest answers."""
+        """Pinned version; None: the newest answers."""
         return pinned(self._db)
 
     @property
     def half(self) -> bool:
-        """It answers one session in two only."""
+        """Whether it answers only every other session."""
         return compared_from(self._db) is not None
 
     def check_half(self, version_id: int) -> None:
-        """
-        Raises:
-            UndoError: it is the newest version, which answers the other sessions.
-        """
+        """Check that a version can answer half of the sessions."""
         if version_id == max(read_line(self._db).live, default=None):
             raise UndoError(
                 f"v{version_id} is the newest version, so it would be compared with itself: name "
@@ -200,10 +197,7 @@ class Pin:
             )
 
     def to(self, version_id: int, *, half: bool = False) -> None:
-        """
-        Raises:
-            UndoError: half, and it is the newest version.
-        """
+        """Pin a version."""
         if half:
             self.check_half(version_id)
         with self._db.transaction() as tx:
@@ -216,26 +210,27 @@ class Pin:
 
 
 class Hold:
-    """Learning waits until the user says from which version it is to go on, by a rollback."""
+    """A stop of learning until a rollback says from which version to go on."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
 
     @property
     def reason(self) -> str | None:
-        """None: learning goes on."""
+        """Why learning is held; None: it goes on."""
         return held(self._db)
 
     @property
     def ruling(self) -> str | None:
-        """What is still to be done because of it; None: nothing, or all is done."""
+        """Ruling that is still to be carried out; None: nothing is left to do."""
         return self._db.meta(_RULING)
 
     def because(self, reason: str, ruling: str | None = None, alarm: str | None = None) -> None:
-        """
+        """Hold learning.
+
         Args:
-            ruling: what is still to be done.
-            alarm: the name of what raised it; None: as before.
+            ruling: ruling that is still to be carried out.
+            alarm: name of the alarm that raised it; None leaves it unchanged.
         """
         with self._db.transaction() as tx:
             _hold(tx, reason, ruling)
@@ -243,18 +238,18 @@ class Hold:
                 set_meta(tx, _ALARM, alarm)
 
     def is_carried_out(self) -> None:
-        """What it ruled is done, or cannot be."""
+        """Clear the ruling, which is carried out, or cannot be."""
         self._db.write("DELETE FROM meta WHERE key = ?", _RULING)
 
     @property
     def guarded_from(self) -> int:
-        """The newest turn when a rollback last said from where to go on: what was before it is no
-        measure of what came later. 0: there was no rollback."""
+        """Newest turn at the last rollback; earlier turns are no measure for later ones. 0: there
+        was no rollback."""
         return int(self._db.meta(_GUARDED_FROM) or 0)
 
 
 def held(rows: Rows) -> str | None:
-    """Why learning is held; None: it is not."""
+    """Return why learning is held; None: it is not."""
     return rows.meta(_HELD)
 
 
@@ -264,13 +259,13 @@ def _hold(tx: sqlite3.Connection, reason: str | None, ruling: str | None = None)
 
 
 def pinned(rows: Rows) -> int | None:
-    """The version that was pinned; None: the newest answers."""
+    """Return the pinned version; None: the newest answers."""
     return _number(rows.meta(_PINNED))
 
 
 def compared_from(rows: Rows) -> int | None:
-    """The newest turn when the pinned version began to answer one session in two; None: it answers
-    all, or none is pinned."""
+    """Return the newest turn when the pinned version began to answer every other session; None: it
+    answers all, or none is pinned."""
     return _number(rows.meta(_HALF))
 
 
@@ -287,7 +282,7 @@ def _end_pin(tx: sqlite3.Connection) -> None:
 
 
 class StepTable:
-    """Steps, and the versions that they made."""
+    """Table of steps and the versions they made."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
@@ -296,7 +291,7 @@ class StepTable:
         return self._one("ORDER BY id DESC LIMIT 1")
 
     def newest_saved_version(self) -> PolicyVersion | None:
-        """The newest version whose trainer state was saved: where a restart begins."""
+        """Return the newest version whose trainer state was saved: where a restart begins."""
         return self._one("WHERE state_ref IS NOT NULL ORDER BY id DESC LIMIT 1")
 
     def version(self, version_id: int) -> PolicyVersion | None:
@@ -307,14 +302,14 @@ class StepTable:
         return PolicyVersion(**row) if row else None
 
     def add_first_version(self, *, state_ref: str, sampler_ref: str) -> PolicyVersion:
-        """Version 0: the base with an adapter that changes nothing yet."""
+        """Add version 0: the base with an adapter that changes nothing yet."""
         with self._db.transaction() as tx:
             return _insert_version(tx, parent=None, step=0, state_ref=state_ref, ref=sampler_ref)
 
     def begin(self, parent: int, sample_ids: Sequence[int]) -> int:
-        """Write the intent to train these samples; returns the step's id.
+        """Write the intent to train these samples; return the step's id.
 
-        One step at a time: `void_unfinished` first closes what was left open.
+        One step at a time: `void_unfinished` first closes open ones.
         """
         with self._db.transaction() as tx:
             begun = {"status": "intent", "parent": parent, "created_at": time.time()}
@@ -331,10 +326,11 @@ class StepTable:
         advantages: Iterable[tuple[int, float, Sequence[float]]],
         state: str | None,
     ) -> None:
-        """Write what a step trains: of each sample its id, its advantage and those of its tokens.
+        """Write the advantages of a step: each sample's id, (T,) token advantages and own
+        advantage.
 
         Args:
-            state: JSON of the method's after the step, which counts once that is committed.
+            state: JSON of the method's state after the step, valid once that is committed.
         """
         rows = [(one, pack_floats(each), sample) for sample, one, each in advantages]
         with self._db.transaction() as tx:
@@ -346,7 +342,8 @@ class StepTable:
             tx.execute("UPDATE steps SET method_state = ? WHERE id = ?", (state, step_id))
 
     def method_state(self, version: int) -> Any:
-        """What the newest step in the line of `version` has left for its method; None: nothing."""
+        """Return the method's state after the newest step in the lineage of `version`; None: there
+        is none."""
         found = self._db.one(
             "WITH RECURSIVE line (id) AS (VALUES (?) UNION ALL SELECT parent FROM versions "
             "JOIN line USING (id) WHERE parent IS NOT NULL) SELECT method_state FROM line "
@@ -399,7 +396,7 @@ class StepTable:
         return version
 
     def void(self, step_id: int, error: str, *, outage: bool = False) -> None:
-        """This step never happened, unless it is committed; its samples stay queued.
+        """Void a step, unless it is committed; its samples stay queued.
 
         `outage`: the service was away, which says nothing about the samples.
         """
@@ -410,9 +407,9 @@ class StepTable:
     def void_unfinished(
         self, why: str = "the process ended before the step was committed"
     ) -> list[int]:
-        """Void the steps that were left open; returns their ids.
+        """Void the steps that were left open; return their ids.
 
-        How they ended says nothing about the samples in hand.
+        Their end does not count as a failure of their samples.
         """
         with self._db.transaction() as tx:
             void = self._db.column("SELECT id FROM steps WHERE status = 'intent'")
@@ -421,7 +418,7 @@ class StepTable:
         return void
 
     def unsaved(self, saved: PolicyVersion) -> list[int]:
-        """The committed steps after `saved`: their weights are gone."""
+        """Return the committed steps after `saved`, whose weights are gone."""
         return self._db.column(
             "SELECT id FROM steps WHERE status = 'committed' AND version > ?", saved.id
         )
@@ -429,11 +426,11 @@ class StepTable:
     def restart_from(
         self, saved: PolicyVersion, *, sampler_ref: str | None = None
     ) -> PolicyVersion:
-        """A new version with the state of `saved`; in the same transaction, later steps are void.
+        """Add a version with the state of `saved`, and void later steps in the same transaction.
 
-        Their versions keep their ids. Their samples are queued again: they had trained well, so
-        the void steps do not count among their failures.
-        `sampler_ref`: the same weights, published anew because the old sampler is gone.
+        Their versions keep their ids. Their samples are queued again: they had trained well, so the
+        void steps do not count among their failures. `sampler_ref`: the same weights, published
+        anew because the old sampler is gone.
         """
         with self._db.transaction() as tx:
             lost = "SELECT id FROM steps WHERE status = 'committed' AND version > ?"
@@ -456,10 +453,10 @@ class StepTable:
             )
 
     def roll_back(self, to: PolicyVersion, because: str | None = None) -> PolicyVersion:
-        """A new version with the weights of `to`, from which learning goes on; pin and hold end.
+        """Add a version with the weights of `to`, from which learning goes on; end pin and hold.
 
-        The steps since then stay what they were, in a line that is left: what they trained on is
-        trained, and is not queued again. `because`: why learning is held nevertheless.
+        The steps since then remain in a lineage that is left behind: their samples count as trained
+        and are not queued again. `because`: why learning stays held.
         """
         with self._db.transaction() as tx:
             _end_pin(tx)
@@ -472,14 +469,13 @@ class StepTable:
         return version
 
     def save(self, version: PolicyVersion, state_ref: str) -> PolicyVersion:
-        """The state of a version has been saved after all."""
+        """Record that the state of a version has been saved."""
         self._db.write("UPDATE versions SET state_ref = ? WHERE id = ?", state_ref, version.id)
         return replace(version, state_ref=state_ref)
 
     def replies(self, after: int, most: int) -> list[tuple[int, dict[str, Any]]]:
-        """What committed steps found of the replies before them, with the version that they began
-        with: the first and the newest `most`, oldest first; only figures that rest on turns behind
-        `after`."""
+        """Return reply figures recorded by committed steps, each with the version it began from:
+        the first and the newest `most`, oldest first; only figures from turns after `after`."""
         such = (
             "SELECT id, parent, json_extract(metrics, '$.replies') AS found FROM steps "
             "WHERE status = 'committed' AND json_extract(metrics, '$.replies.since') > ?1 "
@@ -493,8 +489,8 @@ class StepTable:
         return [(row["parent"], json.loads(row["found"])) for row in rows]
 
     def gated(self, version: int, most: int) -> list[Gated]:
-        """What the gate asked of this version and of those that it goes on from, the newest first,
-        as far as their steps asked anything."""
+        """Return the gate's results for this version and its ancestors, newest first, where their
+        steps asked anything."""
         rows = self._db.rows(
             "WITH RECURSIVE line (id, n) AS (VALUES (?1, 1) UNION ALL "
             "SELECT parent, n + 1 FROM versions JOIN line USING (id) WHERE parent IS NOT NULL "
@@ -513,7 +509,8 @@ class StepTable:
         return found
 
     def void_lately(self, because: str) -> list[str]:
-        """Why steps from the newest version on are void, of those reasons that begin so."""
+        """Return why steps from the newest version are void, for reasons that begin with
+        `because`."""
         return self._db.column(
             "SELECT error FROM steps WHERE status = 'void' AND substr(error, 1, ?) = ? "
             "AND parent = (SELECT MAX(id) FROM versions) ORDER BY id",
@@ -522,7 +519,7 @@ class StepTable:
         )
 
     def failures(self, sample_ids: Sequence[int]) -> int:
-        """How many steps with exactly these samples failed, outages left out."""
+        """Return how many steps with exactly these samples failed, outages left out."""
         return self._db.one(
             "SELECT COUNT(*) FROM (SELECT step_id FROM step_samples JOIN steps "
             "ON steps.id = step_id WHERE status = 'void' AND outage = 0 GROUP BY step_id "
@@ -534,7 +531,7 @@ class StepTable:
 
 
 def withdraw_from_step(tx: sqlite3.Connection, turn_ids: Sequence[int]) -> None:
-    """The step in hand comes to nothing if it trains one of these turns."""
+    """Void the step in progress if it trains one of these turns."""
     _void(
         tx,
         _WITHDRAWN,
@@ -552,7 +549,7 @@ def _void(
     *,
     outage: bool = True,
 ) -> None:
-    """Void the steps that are open of those that `steps` selects by `these`, a JSON array."""
+    """Void the open steps among those that `steps` selects by `these`, a JSON array."""
     tx.execute(
         "UPDATE steps SET status = 'void', error = ?1, outage = ?2, finished_at = ?3 "
         f"WHERE status = 'intent' AND id IN ({steps})",
@@ -561,7 +558,7 @@ def _void(
 
 
 def _hear(tx: sqlite3.Connection) -> None:
-    """What was said of replies while a step trained them counts where that came to nothing."""
+    """Apply feedback on replies that came while a step trained them, now that the step is void."""
     found = tx.execute(
         "SELECT DISTINCT feedback.turn_id FROM feedback "
         "JOIN samples ON samples.turn_id = feedback.turn_id AND state = 'queued' "

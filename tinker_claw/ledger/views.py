@@ -1,8 +1,8 @@
-"""Turns as a reader asks for them, with all that became of each, and rows of the other tables, also
-from outside while a gateway is writing.
+"""Turns with their outcomes, and rows of the other tables, for readers, even while a gateway
+writes.
 
-Rule: nothing is locked or written. What a user or their agent wrote, and ids from which it can be
-read, are only in what is asked for in full: `Contents`.
+Rule: nothing is locked or written. Words of users and agents, and ids from which they can be read,
+are only in full views: `Contents`.
 """
 
 from __future__ import annotations
@@ -58,50 +58,50 @@ FROM {TURNS}
       (SELECT id FROM turns AS later WHERE later.session_id = turns.session_id
         AND later.kind = 'main' AND later.idx > turns.idx ORDER BY later.idx LIMIT 1) END
 """
-"""Its columns are the fields of `TurnView`."""
+"""SQL whose columns are the fields of `TurnView`."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleView:
-    """The sample that a turn became, and the steps that it was in."""
+    """The sample made from a turn, and its steps."""
 
     state: str
     """held, queued, trained, expired or quarantined"""
     reward: float | None
-    """Of an episode's step with its outcome, once that is there."""
+    """Reward; for an episode's step it includes the outcome, once known."""
     advantage: float | None
-    """The reply's, in the newest step that took it; None: none has."""
+    """Advantage of the reply, in the newest step that took it; None: no step has."""
     step: int | None
-    """The step that trained it."""
+    """Step that trained it."""
     version: int | None
-    """The version that this step made."""
+    """Version that this step made."""
     finished_at: float | None
     together: int
-    """Samples of that step."""
+    """Number of samples in that step."""
     left_behind: bool
-    """A rollback went back behind that version."""
+    """Whether a rollback went back behind that version."""
     begun: int | None
-    """The newest step that was begun with it."""
+    """Newest step that began with it."""
     void: Mapping[str, str | None]
-    """Why each step with it came to nothing, by its number, oldest first."""
+    """Why each step with it is void, by step id, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnView:
-    """A turn from its request to the version that it helped to make, without what was said."""
+    """A turn from its request to the version it helped to make, without its texts."""
 
     id: int
     session_id: int
     user: str
     episode: int
-    """1: its outcome is to come, or that of its group; 2: it is over; 0: the session is none."""
+    """1: waits for its outcome, or its group's; 2: over; 0: the session is no episode."""
     task: str | None
     group: str | None
     group_size: int | None
     group_done: int
     """Episodes of the group that have their outcome."""
     session_outcome: float | None
-    """None: nobody has said how it ended."""
+    """Outcome of the session; None: not known."""
     index: int
     kind: Kind
     kind_reason: str
@@ -118,33 +118,33 @@ class TurnView:
     """Why the request could not be tied to the turn that it answers, as `types.Lost`."""
     untrained_because: str | None
     blanked: str | None
-    """forgotten or dropped: its words and tokens are gone."""
+    """forgotten or dropped: its texts and tokens are gone."""
     next_role: str | None
-    """None: no next state has come."""
+    """Role of the next state; None: none has come."""
     passed_by: int | None
-    """The next main turn of the session, where this one still waits for a next state."""
+    """Next main turn of the session, where this one still waits for a next state."""
     passed_lost: str | None
-    """Why that one could not be tied to the turn that it answers, as `types.Lost`."""
+    """Why that turn could not be tied to the turn that it answers, as `types.Lost`."""
     judged: bool
     verdict: Vote | None
-    """None of a judged turn: no vote was valid."""
+    """Verdict; None for a judged turn: no vote was valid."""
     source: Source | None
-    """Whose verdict it is; None: not judged."""
+    """Source of the verdict; None: not judged."""
     found: Vote | None
-    """What the judge's votes came to, whosever the verdict is."""
+    """Majority of the judge's votes, even where another's verdict counts."""
     said_by: Source | None
-    """Who last said something of it outright."""
+    """Source of the latest explicit feedback."""
     unused: str | None
-    """Why it is not trained by that; None: that is its verdict, or nothing was said."""
+    """Why that feedback trains nothing; None: it is the verdict, or there was none."""
     votes: tuple[Vote | None, ...]
     tries: int
-    """Tries to judge it, in vain."""
+    """Failed tries to judge it."""
     hints: int
     sample: SampleView | None
     outcome: str
-    """The word for what became of it; `outcome.py` has the sentence."""
+    """Word for its outcome; `outcome.py` has the sentence."""
     left_behind: bool
-    """A rollback went back behind the version that answered."""
+    """Whether a rollback went back behind the version that answered."""
 
     @property
     def trained_in_step(self) -> int | None:
@@ -152,12 +152,12 @@ class TurnView:
 
 
 def read_turn(rows: Rows, turn_id: int) -> TurnView | None:
-    """None: there is no such turn."""
+    """Return a turn; None: there is none of that id."""
     return next(iter(turns_where(rows, "WHERE turns.id = ?", turn_id)), None)
 
 
 def read_turns(rows: Rows, limit: int | None) -> list[TurnView]:
-    """The newest `limit` turns, oldest first."""
+    """Return the newest `limit` turns, oldest first."""
     newest = "(SELECT id FROM turns ORDER BY id DESC LIMIT ?)"
     return turns_where(
         rows, f"WHERE turns.id IN {newest} ORDER BY turns.id", -1 if limit is None else limit
@@ -165,7 +165,7 @@ def read_turns(rows: Rows, limit: int | None) -> list[TurnView]:
 
 
 def turns_where(rows: Rows, which: str, *values: Any) -> list[TurnView]:
-    """`which`: the end of the query."""
+    """Return turns by a query that ends in `which`."""
     line = read_line(rows)
     return [_turn(dict(row), line) for row in rows.rows(f"{_TURN} {which}", *values)]
 
@@ -200,50 +200,51 @@ SELECT sessions.key AS session_key, ({OUTCOME}) AS session_outcome, request_text
     FROM (SELECT text FROM hints WHERE hints.turn_id = turns.id ORDER BY rank)) AS hints
 FROM {TURNS} WHERE turns.id = ?
 """
-"""Its columns are fields of `Contents`."""
+"""SQL whose columns are fields of `Contents`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a `TurnView` leaves out."""
+    """Full contents of a turn, in addition to its `TurnView`."""
 
     session_key: str
     """The client's name for its session."""
     session_outcome: float | None
     request_text: str
     voices: Sequence[tuple[str, str, int]]
-    """Writer, name and characters of each piece that was new in the request."""
+    """Writer, name and characters of each new piece in the request."""
     reply_text: str
     completion: Completion
     params: Mapping[str, Any]
     trace: str | None
     next_state: NextState | None
     answers: Sequence[Record]
-    """Of the judge: `about`, `value` and `answer` of each."""
+    """The judge's answers, each with `about`, `value` and `answer`."""
     feedback: Sequence[Record]
-    """What was said of it outright, or of its session at its end, oldest first."""
+    """Explicit feedback on it, or on its session at the end, oldest first."""
     asked: str | None
-    """Version of what the judge was asked; None: it was not judged, or by no judge."""
+    """Version of the judge prompts; None: it was not judged, or by no judge."""
     by_second: bool
-    """The fallback judged it."""
+    """Whether the fallback judged it."""
     audit: Vote | None
     """The auditor's verdict; None: it gave none, or was not asked."""
     hints: Sequence[str]
     hint: str | None
-    """What the teacher was told."""
+    """Text that the teacher was told."""
     untaught: str | None
     """Why the teacher was not asked, though there was something to tell."""
     overlap: int | None
     weight: float | None
-    """The teacher's; None: none was heard."""
+    """Weight of the teacher; None: it was not asked."""
     advantages: tuple[float, ...]
-    """Each sampled token's, in the newest step that took it; (): none has, or they are gone."""
+    """(T,) advantage of each sampled token, in the newest step that took it; (): none has, or they
+    are gone."""
     usd: float | None
-    """What serving, judging and teaching it cost; None: no price was known."""
+    """Cost in dollars of serving, judging and teaching it; None: no price was known."""
 
 
 def read_contents(rows: Rows, turn_id: int) -> Contents | None:
-    """None: there is no such turn any more."""
+    """Return the contents of a turn; None: there is no such turn any more."""
     row = rows.row(_CONTENTS, turn_id)
     if row is None:
         return None
@@ -265,7 +266,7 @@ def read_contents(rows: Rows, turn_id: int) -> Contents | None:
 
 
 def read_prompt(rows: Rows, turn_id: int) -> tuple[int, ...]:
-    """The ids that were sampled on; () where they are gone."""
+    """Return the prompt's token ids; () where they are gone."""
     row = rows.row("SELECT id, blocks, prompt FROM turns WHERE id = ?", turn_id)
     return () if row is None else load(rows, row)
 
@@ -277,21 +278,21 @@ Table = Literal["turns", "verdicts", "feedback", "samples", "steps", "versions"]
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which rows; None: all."""
+    """Filter on rows; a field that is None selects all."""
 
     session: str | None = None
-    """The ledger's number, or the client's name for it."""
+    """The ledger's number of a session, or the client's name for it."""
     user: str | None = None
     kind: str | None = None
     verdict: str | None = None
-    """"1", "0", "-1", or "none": judged, and no vote was valid."""
+    """One of "1", "0", "-1", or "none": judged, and no vote was valid."""
     trained: bool | None = None
     since: float | None = None
-    """Seconds since 1970."""
+    """Earliest time, in seconds since 1970."""
     after: int = 0
-    """Only rows of higher turns."""
+    """Only rows of turns with higher ids."""
     before: int | None = None
-    """Only rows of lower turns."""
+    """Only rows of turns with lower ids."""
 
 
 _OF_TURN = "turns.id AS turn, turns.session_id AS session, sessions.user, policy_version"
@@ -322,13 +323,13 @@ _FIELDS: Mapping[Table, str] = {
     "(SELECT COUNT(*) FROM turns WHERE kind = 'main' AND policy_version = versions.id) "
     "AS main_turns",
 }
-"""The fields of a record, in their order."""
+"""Fields of a record, in order."""
 _READ_AS: Mapping[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("judged", "hinted", "outage", "saved", "final"), bool),
     "votes": json.loads,
     "metrics": lambda text: json.loads(text or "{}"),
 }
-"""Fields that SQLite knows only as numbers and texts."""
+"""Converters of fields that SQLite stores as numbers or texts."""
 _FROM: Mapping[Table, str] = {
     "steps": "steps",
     "versions": "versions",
@@ -337,7 +338,7 @@ _FROM: Mapping[Table, str] = {
 
 
 def read(rows: Rows, table: Table, wanted: Filter, limit: int | None) -> list[Record]:
-    """The newest `limit` rows that are wanted, oldest first."""
+    """Return the newest `limit` matching rows, oldest first."""
     where, values = _where(table, wanted)
     most = -1 if limit is None else limit
     by = "verdicts.created_at DESC, turns" if table == "verdicts" else table
@@ -421,14 +422,14 @@ _FULL: Mapping[Table, Sequence[str]] = {
     "verdicts": _SAID,
     "samples": ("hint", "untaught", "overlap", "weight", "advantages"),
 }
-"""What a record has in addition, of what was said and sampled."""
+"""Fields that a full record adds: texts and samples."""
 
 
 def turns_in_full(ledger: Outside, *, tokens: bool) -> Iterator[Record]:
-    """All turns but those that were forgotten, oldest first, each as it is at one moment.
+    """Yield all turns except forgotten ones, oldest first, each from one consistent snapshot.
 
     Args:
-        tokens: with ids and logprobs.
+        tokens: whether to include ids and logprobs.
     """
     names = _FULL["turns"] if tokens else _WHOLE
     for turn in ledger.column("SELECT id FROM turns WHERE blanked IS NOT 'forgotten' ORDER BY id"):
@@ -438,7 +439,7 @@ def turns_in_full(ledger: Outside, *, tokens: bool) -> Iterator[Record]:
 
 
 def in_full(ledger: Outside, table: Table, record: Record) -> Record:
-    """A record of `read` with all that the ledger holds of it, at one moment."""
+    """Return a record of `read` with everything that the ledger has on it, from one snapshot."""
     with ledger.moment():
         if table == "steps":
             return record | _full_step(ledger, record["id"])
@@ -452,7 +453,8 @@ def in_full(ledger: Outside, table: Table, record: Record) -> Record:
 
 
 def _more(rows: Rows, turn_id: int, record: Record, names: Sequence[str]) -> Record:
-    """The record with these of the turn; unchanged where it was forgotten meanwhile."""
+    """Return the record with these fields of the turn; unchanged where it was forgotten
+    meanwhile."""
     known = read_contents(rows, turn_id)
     if known is None:
         return record

@@ -1,4 +1,4 @@
-"""A short word for what became of a turn, or for what it waits for: for tables, and counted.
+"""Short words for a turn's outcome or what it waits for, for tables and counts.
 
 The word is found by SQL, so that a table of turns and a count over all of them need no other query;
 `outcome.py` makes a sentence of it.
@@ -29,7 +29,7 @@ _HEADS = (
     "the teacher could not score it",
     "what its teacher would be told does not fit",
 )
-"""Reasons that go on with something of the turn's own."""
+"""Beginnings of reasons that end with details of the turn."""
 _REFUSED = " ".join(
     [
         "CASE",
@@ -38,7 +38,7 @@ _REFUSED = " ".join(
     ]
 )
 RUNNING = f"IIF(({OUTCOME}) IS NULL, '{ENDING}', IIF(group_id IS NULL, '{QUEUE}', '{GROUP}'))"
-"""What a row of `sessions` waits for that is an episode."""
+"""SQL on a row of `sessions`: the word for what its episode waits for."""
 WORD = f"""
 CASE state
   WHEN 'trained' THEN 'trained in step ' || samples.step_id
@@ -61,7 +61,7 @@ CASE state
     WHEN closed_at IS NULL THEN '{NEXT}'
     ELSE '{IDLE}' END END
 """
-"""The word for a row of `TURNS`."""
+"""SQL on a row of `TURNS`: the word for its outcome."""
 TURNS = (
     "turns JOIN sessions ON sessions.id = turns.session_id "
     "LEFT JOIN groups ON groups.id = group_id "
@@ -69,7 +69,7 @@ TURNS = (
     "LEFT JOIN verdicts ON verdicts.turn_id = turns.id "
     "LEFT JOIN samples ON samples.turn_id = turns.id"
 )
-"""Turns with what became of each."""
+"""SQL joining turns with their sessions, groups, next states, verdicts and samples."""
 _COUNTED = f"""
 SELECT word, COUNT(*) FROM (
   SELECT {WORD} AS word FROM {TURNS} WHERE turns.id IN (SELECT id FROM turns WHERE settled = 0
@@ -82,7 +82,7 @@ GROUP BY word
 
 
 def count_outcomes(rows: Rows) -> Counter[str]:
-    """How many turns have each outcome but a step that trained them, by the word for it.
+    """Count the turns by the word for their outcome; those trained in a step are left out.
 
     However long a ledger is, no row of `turns` is read but those that are open, held or queued.
     """

@@ -1,4 +1,4 @@
-"""Methods: records that say how judged samples become loss passes, and what that takes."""
+"""Methods: records of how judged samples become loss passes, and of what that takes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ METHODS: dict[str, Method] = {m.name: m for m in (COMBINE, BINARY, OPD, SDPO, SD
 
 
 def build(name: str) -> Method:
-    """The record of a method, built in or from an installed package.
+    """Return the record of a method, built in or from an installed package.
 
     Raises:
         ConfigError: there is no such method; it names those that there are.
@@ -52,7 +52,7 @@ def build(name: str) -> Method:
 
 
 def known(name: str) -> Method | None:
-    """The record of a method; None where no name is known, or its package is gone."""
+    """Return the record of a method; None where the name is unknown or its package is gone."""
     try:
         return build(name) if name else None
     except ConfigError:

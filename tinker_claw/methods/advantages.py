@@ -1,4 +1,4 @@
-"""The numbers of the methods: pure functions over floats, no I/O.
+"""Advantages of the methods: pure functions over floats, no I/O.
 
 Shapes: B samples in a batch, T sampled tokens of one sample, k candidates per token. Logprobs are
 in nats. Signs: a positive advantage raises the probability of its token. Sources: OpenClaw-RL
@@ -14,22 +14,23 @@ from collections.abc import Hashable, Sequence
 from tinker_claw.errors import same_length
 
 UNANIMOUS_SCALE = 0.25
-"""Where all verdicts of a batch agree a mean baseline leaves nothing; this much of r is kept."""
+"""Factor on r where all verdicts of a batch agree, since a mean baseline would leave nothing."""
 EQUAL = 1e-6
-"""A standard deviation up to this is that of equal rewards, but for how they were rounded."""
+"""Largest standard deviation that counts as equal rewards, up to rounding."""
 TOOL_SUCCESS = 0.5
-"""Weight of a +1 that the results of tools have brought: a call that does not fail says less than a
-user who is content, and an agent makes ten calls for each message of theirs."""
+"""Weight of a +1 from tool results: a call that does not fail says less than a content user, and an
+agent makes ten calls for each message."""
 MAX_RATIO = 2.0
-"""Above this ratio a token of a rescored sample is left out: ppo does not bound it for A < 0."""
+"""Largest ratio of a token of a rescored sample; above it the token is left out, since ppo does not
+bound it for A < 0."""
 
 
 def reward_advantages(
     rewards: Sequence[float | None], weights: Sequence[float] = ()
 ) -> list[float]:
-    """One advantage per sample from its reward r and its weight w: A = w (r - mean), the mean over
-    the batch's rewards by their weights; 0.25 w r if they all agree. A sample without a reward
-    (None) has A = 0 and does not count in the mean.
+    """Return one advantage per sample from its reward r and weight w: A = w (r - mean), the mean
+    weighted over the batch; 0.25 w r if all rewards agree. A sample without a reward (None) has A =
+    0 and does not count in the mean.
 
     Args:
         rewards: (B,)
@@ -53,7 +54,8 @@ def reward_advantages(
 
 
 def group_advantages(rewards: Sequence[float | None], buckets: Sequence[Hashable]) -> list[float]:
-    """One advantage per sample of a group: A = (r - mean) / sd over the samples of its bucket.
+    """Return one advantage per sample of a group: A = (r - mean) / sd over the samples of its
+    bucket.
 
     A bucket is one step of one group: the sessions of a group try the same task, and their steps
     of one index are compared with one another (OpenClaw-RL 3.3). sd is the population's, as there.
@@ -86,18 +88,18 @@ def _standardised(reward: float, among: Sequence[float]) -> float:
 
 
 def may_push(reward: float, *, cut: bool) -> bool:
-    """Whether a reward, or an advantage, may move its reply. One that was cut by its token limit
-    ends nowhere: to reinforce it teaches text without a stop, so it is only ever pushed down."""
+    """Return whether a reward or an advantage may be applied to a reply. A reply cut by its token
+    limit is only ever pushed down: reinforcing it would teach text without a stop."""
     return reward < 0 or not cut
 
 
 def spread_reward(advantage: float, behaviour_T: Sequence[float]) -> list[float]:
-    """(T,) the advantage of a reply on each of its tokens: A_t = A, and A (1 - p_t) where it is
-    negative, p_t the probability that the token was sampled with.
+    """Return the advantage on each token of a reply, (T,): A_t = A; where A is negative, A (1 -
+    p_t), with p_t the probability that the token was sampled with.
 
-    What was nearly certain was hardly chosen, so a rejection says little of it; to push it down all
-    the same damages what every reply needs, above all the token that ends it. The factor is that
-    of the focal loss (arXiv 1708.02002) with gamma = 1.
+    A token that was nearly certain was hardly a choice, so a rejection says little about it;
+    pushing it down damages every reply, above all the end token. The factor is that of the focal
+    loss (arXiv 1708.02002) with gamma = 1.
 
     Args:
         behaviour_T: (T,) the sampler's logprobs of the tokens.
@@ -145,15 +147,16 @@ def topk_advantages(
 
 
 def unproposed_advantages(teacher_k: Sequence[float], least: float, clip: float) -> list[float]:
-    """The teacher's candidates that the student had not among its own, at one position:
-    A_v = p_v * clip(log p_v - b, 0, C), p the teacher's probability and b = `least`.
+    """Return the advantages of the teacher's candidates that the student did not propose, at one
+    position: A_v = p_v * clip(log p_v - b, 0, C), p the teacher's probability and b = `least`.
 
-    Without them, what was unlearned never comes back: the student no longer proposes it, so no
-    weight of its own candidates can raise it. What the student gives them is not known. It is at
-    most what its last candidate has, so the difference is at least this; and none is pushed down.
+    Without them, an unlearned token never comes back: the student no longer proposes it, so no
+    weight on its own candidates can raise it. Its probability under the student is unknown, but at
+    most that of the student's last candidate, so the difference is a lower bound; none is pushed
+    down.
 
     Args:
-        teacher_k: (n,) the teacher's logprobs of them, given the hint.
+        teacher_k: (n,) the teacher's logprobs of these candidates, given the hint.
         least: the smallest logprob of the student's k candidates when it sampled.
     """
     return [math.exp(p) * max(0.0, _bound(p - least, clip)) for p in teacher_k]
@@ -162,7 +165,8 @@ def unproposed_advantages(teacher_k: Sequence[float], least: float, clip: float)
 def stale_weight(
     advantage: float, current: float, behaviour: float, *, clip_low: float, clip_high: float
 ) -> float:
-    """Weight of one candidate of a rescored sample, for a loss that has no ratio of its own.
+    """Return the weight of one candidate of a rescored sample, for a loss without a ratio of its
+    own.
 
     rho = exp(current - behaviour). Returns A rho where the clipped objective has a gradient, else
     0: the gradient of max(-A rho, -A clip(rho)) is -A rho grad(log pi) inside the bounds.
@@ -177,7 +181,8 @@ def stale_weight(
 def keep_bounded(
     advantages_T: Sequence[float], current_T: Sequence[float], behaviour_T: Sequence[float]
 ) -> list[float]:
-    """Advantages of a rescored sample, 0 where rho = exp(current - behaviour) is above 2."""
+    """Set the advantages of a rescored sample to 0 where rho = exp(current - behaviour) is above
+    2."""
     same_length(
         "rescored sample", advantages=advantages_T, current=current_T, behaviour=behaviour_T
     )
@@ -190,7 +195,7 @@ def keep_bounded(
 def kl_advantages(
     reference_T: Sequence[float], behaviour_T: Sequence[float], beta: float
 ) -> list[float]:
-    """Pull towards the reference: beta * (log pi_ref(y_t) - q_t).
+    """Return advantages towards the reference: beta * (log pi_ref(y_t) - q_t).
 
     As an advantage this has the reverse KL's gradient; the k3 estimator as an advantage has not.
     """

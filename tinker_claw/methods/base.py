@@ -1,4 +1,4 @@
-"""What a method is: a record that says what it weighs, what its teacher is told, what that costs.
+"""Methods as records: the weights of their losses, the texts for their teacher, and their cost.
 
 Rule: a method is a record, and pure. It computes the advantages of a batch once; training, retries
 and whoever tells of them read what it returned. Nobody else knows a method by its name.
@@ -28,61 +28,61 @@ from tinker_claw.methods.passes import (
 from tinker_claw.types import HINT_TEMPLATE, Capabilities, NextState, Sample, Verdict
 
 CUT = "cut by its token limit, and not rejected"
-"""Why such a turn is not trained."""
+"""Reason why a reply cut by its token limit is not trained."""
 HINTED = 0.3
-"""Share of judged turns with a hint, assumed before there are any."""
+"""Share of judged turns with a hint, assumed before any are known."""
 
 
 class Signal(StrEnum):
-    """What a method needs of a turn."""
+    """Inputs that a method needs from a turn."""
 
     REWARD = "reward"
-    """+1 or -1, the verdict."""
+    """The verdict, +1 or -1."""
     HINT = "hint"
-    """What should have been done, as the judge reads it in the next state."""
+    """A correction that the judge reads in the next state."""
     NEXT_STATE = "raw next state"
     """The next state itself."""
     DEMONSTRATION = "demonstration"
-    """A later reply of the session, which the user accepted after having corrected this one."""
+    """A later reply of the session, which the user accepted after correcting this one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is known of a judged turn, and might be told to a teacher."""
+    """Facts about a judged turn that a teacher might be told."""
 
     verdict: Verdict
     hints: tuple[str, ...] = ()
     next_state: NextState | None = None
     demonstration: str | None = None
-    """None: there is none, or none yet."""
+    """Reply that shows how to do it; None: there is none, or none yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Teaching:
-    """What a teacher is told before it scores the sampled tokens."""
+    """The text that a teacher is told before it scores the sampled tokens."""
 
     what: str
-    """In a word, for those who read about a turn."""
+    """One word for the kind of text, for views of a turn."""
     tells: Callable[[Evidence], tuple[str, ...]]
-    """Texts of which the teacher is told one; (): it is not asked. Pure."""
+    """Returns the texts of which the teacher is told one; () leaves the teacher out. Pure."""
     words: str
-    """How the text stands at the hint's place, as {hint}: data, and named as such."""
+    """Template in which the text, {hint}, is inserted, marked as data."""
     tokens: int
-    """About so many, for the estimate."""
+    """Expected tokens of the text, for the cost estimate."""
     most: int
-    """Tokens of a text at most."""
+    """Most tokens of the text."""
     cuts: bool = True
-    """A longer one is told without its middle; False: it is not told."""
+    """Whether a longer text loses its middle; False leaves it out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One way to learn. Adding one: a file here, and its name in the registry. One that estimates
-    otherwise is a subclass with `rewards`, or with `advantages`, of its own."""
+    """A way to learn. To add one: a file here, and its name in the registry. One that computes
+    advantages otherwise is a subclass with its own `rewards` or `advantages`."""
 
     name: str
     learns_from: str
-    """A few words, for the table of methods."""
+    """Few words for the table of methods."""
     needs: frozenset[Signal]
     reward: float = 0.0
     """Weight of the reward part, before --w-rl; 0: verdicts give no gradient."""
@@ -90,27 +90,27 @@ class Method:
     """Weight of the distillation part, before --w-opd; 0: there is no teacher."""
     teaching: Teaching | None = None
     admitted: float = 1.0
-    """Samples per judged turn, assumed before there are any."""
+    """Samples per judged turn, assumed before any are known."""
     taught: float = 0.0
-    """Share of the samples that a teacher scores, assumed likewise."""
+    """Share of samples that a teacher scores, assumed before any are known."""
 
     def __post_init__(self) -> None:
         if (self.distill > 0) != (self.teaching is not None):
             raise ValueError(f"method {self.name}: distillation and its teaching go together")
 
     def tells(self, evidence: Evidence) -> tuple[str, ...]:
-        """Texts of which the teacher is told one; (): it is not asked."""
+        """Return the texts of which the teacher is told one; () leaves the teacher out."""
         return self.teaching.tells(evidence) if self.teaching else ()
 
     def refuses(
         self, verdict: Verdict, told: Sequence[str], *, cut: bool = False, episode: bool = False
     ) -> str | None:
-        """Why a turn with this judgement carries no signal, or None when it is a sample.
+        """Return why a turn with this judgement carries no signal, or None when it is a sample.
 
         Args:
-            told: what the teacher can be told of it.
-            cut: its reply was cut by its token limit.
-            episode: its outcome will be a part of its reward, whatever the verdict is.
+            told: texts that the teacher can be told about it.
+            cut: whether its reply was cut by its token limit.
+            episode: whether its outcome will be part of its reward, whatever the verdict.
         """
         if episode and self.reward:
             return None
@@ -126,7 +126,7 @@ class Method:
     def rewards(
         self, samples: Sequence[Sample], cfg: Training, state: Any
     ) -> tuple[list[float], Any]:
-        """One advantage per sample, from its reward, and the state after the step.
+        """Return one advantage per sample, from its reward, and the state after the step.
 
         Args:
             samples: oldest first.
@@ -137,8 +137,8 @@ class Method:
     def advantages(
         self, items: Sequence[BatchItem], cfg: Training, state: Any
     ) -> tuple[list[Advantages], Any]:
-        """All advantages of a batch, and the state after the step; see `rewards`. A reply that was
-        cut is never pushed up."""
+        """Return all advantages of a batch, and the state after the step; see `rewards`. A cut
+        reply is never pushed up."""
         samples = [item.sample for item in items]
         found, state = self.rewards(samples, cfg, state)
         reward, distill = self.reward * cfg.w_rl, self.distill * cfg.w_opd
@@ -154,7 +154,7 @@ class Method:
         state: Any = None,
         reply_tokens: int = Gateway().max_reply_tokens,
     ) -> Prepared:
-        """A batch as one optimizer step trains it. `reply_tokens`: most tokens of a reply."""
+        """Compute what one optimizer step trains on. `reply_tokens`: most tokens of a reply."""
         found, state = self.advantages(items, cfg, state)
         found = [corrected(item, one, cfg) for item, one in zip(items, found, strict=True)]
         each = [(item.sample, one) for item, one in zip(items, found, strict=True)]
@@ -164,13 +164,13 @@ class Method:
 
 
 def reward_of(verdict: Verdict) -> float | None:
-    """+1 or -1, or what was said outright; None for a neutral verdict and for no verdict at all."""
+    """Return +1 or -1, or the explicit rating; None for a neutral verdict and for none at all."""
     return (verdict.value if verdict.score is None else verdict.score) or None
 
 
 def step_reward(verdict: Verdict) -> float | None:
-    """What of an episode's step stands beside its outcome: the mean of the valid votes, 0 included,
-    or what was said outright; None: there is neither, and the outcome is all."""
+    """Return the reward of an episode's step beside its outcome: the mean of the valid votes, zeros
+    included, or the explicit rating; None where only the outcome counts."""
     if verdict.score is not None:
         return verdict.score
     valid = [vote for vote in verdict.votes if vote is not None]
@@ -182,12 +182,12 @@ def _no_reward(verdict: Verdict) -> str:
 
 
 def student_topk(method: Method, cfg: Training) -> int:
-    """How many candidates per token the sampler has to capture."""
+    """Number of top-k candidates per token that the sampler has to capture."""
     return cfg.opd_topk if method.teaching and cfg.opd_mode == "topk" else 0
 
 
 def require(method: Method, cfg: Training, has: Capabilities) -> None:
-    """Compare what a method needs of a backend with what that can do.
+    """Check that a backend can do what a method needs.
 
     Raises:
         ConfigError: names what is missing, and the setting that works without it.

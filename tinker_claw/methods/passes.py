@@ -1,4 +1,4 @@
-"""From advantages to loss passes: what the weights of the moment change, and normalisation.
+"""Turn advantages into loss passes: corrections for the current weights, and normalisation.
 
 Rule: every loss of a backend is a sum over tokens and datums, so all normalisation is put into the
 advantages here, and the result does not depend on how a backend splits the batch.
@@ -29,45 +29,45 @@ from tinker_claw.types import Datum, LossPass, Sample, TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class BatchItem:
-    """A sample, and what is known of it at the moment of the step."""
+    """A sample with the scores known at the time of the step."""
 
     sample: Sample
     current: TokenLogprobs | None = None
-    """Scores of the reply under the newest policy; None: it sampled it, so rho = 1."""
+    """Scores of the reply under the newest policy; None: that policy sampled it, so rho = 1."""
     reference: tuple[float, ...] | None = None
     """[T] base logprobs of the reply; needed when the KL weight is above 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Advantages:
-    """What moves one reply in a step, before normalisation."""
+    """Advantages of one reply in a step, before normalisation."""
 
     sample: float
-    """The whole reply's, from its reward."""
+    """Advantage of the whole reply, from its reward."""
     tokens: Sequence[float]
-    """(T,) each sampled token's, in the ppo pass."""
+    """(T,) advantage of each sampled token, in the ppo pass."""
     candidates: Sequence[Sequence[float]] = ()
-    """[T, K] weights of the ids that `candidates` names, in the cross_entropy pass; (): it has no
-    part in it."""
+    """[T, K] weights of the ids that `candidates` returns, in the cross_entropy pass; (): the reply
+    is not in that pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A batch with its advantages, computed once: what is trained and stored."""
+    """A batch with its advantages, computed once, to be trained and stored."""
 
     items: Sequence[BatchItem]
     stored: Sequence[tuple[int, float, Sequence[float]]]
-    """Each sample's id, its advantage, and (T,) its `sampled_advantages`."""
+    """Id, advantage and (T,) `sampled_advantages` of each sample."""
     passes: Sequence[LossPass]
     state: str | None
-    """JSON from which the method goes on after this step; None: it has no state."""
+    """JSON from which the method continues after this step; None: it has no state."""
     check: Sequence[Datum] = ()
-    """Of `passes`, a fresh reply that moves nothing, for trainer and sampler to be compared."""
+    """Fresh replies among `passes` that carry no gradient, to compare trainer and sampler."""
 
 
 def sampled_advantages(sample: Sample, found: Advantages) -> Sequence[float]:
-    """(T,) advantages of the sampled tokens, with what the cross_entropy pass adds where a token is
-    one of its own candidates."""
+    """Return the (T,) advantages of the sampled tokens, including the cross_entropy weight where a
+    token is among its own candidates."""
     if not found.candidates:
         return found.tokens
     rows = zip(candidates(sample), found.candidates, strict=True)
@@ -78,8 +78,8 @@ def sampled_advantages(sample: Sample, found: Advantages) -> Sequence[float]:
 
 
 def reward_parts(samples: Sequence[Sample], cfg: Training) -> list[float]:
-    """(B,) advantages of a batch from its rewards: those of groups within their groups, the others
-    against one another."""
+    """Return the (B,) reward advantages of a batch: grouped samples compared within their groups,
+    the others with one another."""
     alone = [at for at, sample in enumerate(samples) if sample.bucket is None]
     grouped = [at for at, sample in enumerate(samples) if sample.bucket is not None]
     rewards = [samples[at].reward for at in alone]
@@ -100,7 +100,7 @@ def _tool_success(sample: Sample) -> bool:
 
 
 def spread(sample: Sample, reward: float, distill: float, cfg: Training) -> Advantages:
-    """An advantage on every token of its reply, and the teacher's beside it.
+    """Apply an advantage to every token of its reply, and add the teacher's.
 
     Args:
         distill: weight of the teacher.
@@ -128,16 +128,16 @@ def spread(sample: Sample, reward: float, distill: float, cfg: Training) -> Adva
 
 
 def candidates(sample: Sample) -> tuple[tuple[int, ...], ...]:
-    """[T, K] what distillation may move at each token: the student's candidates, then the
-    teacher's, which may be the same."""
+    """Return the [T, K] candidate ids that distillation may move at each token: the student's, then
+    the teacher's, perhaps the same."""
     own = sample.completion.topk_ids
     told = sample.teacher.topk_ids if sample.teacher else ()
     return tuple(a + b for a, b in zip(own, told, strict=True)) if told else own
 
 
 def corrected(item: BatchItem, found: Advantages, cfg: Training) -> Advantages:
-    """The advantages of any method, with the pull towards the base, and bounded where the newest
-    policy did not sample the reply."""
+    """Return the advantages with the pull towards the base, bounded where the newest policy did not
+    sample the reply."""
     own, tokens, table = item.sample.completion.logprobs, found.tokens, found.candidates
     if cfg.kl_beta > 0:
         if item.reference is None:
@@ -153,7 +153,7 @@ def corrected(item: BatchItem, found: Advantages, cfg: Training) -> Advantages:
 def _bounded(
     item: BatchItem, current: TokenLogprobs, at: int, row: Sequence[float], cfg: Training
 ) -> list[float]:
-    """(K,) of the candidates at one position of a stale sample."""
+    """Return the (K,) weights of the candidates at one position of a stale sample."""
     own, now = item.sample.completion.topk_logprobs[at], current.targets[at]
     low, high = cfg.clip_low, cfg.clip_high
     weights = [
@@ -169,7 +169,7 @@ def _bounded(
 def loss_passes(
     items: Sequence[BatchItem], advantages: Sequence[Advantages], cfg: Training, reply_tokens: int
 ) -> list[LossPass]:
-    """The passes of one step; a datum that carries no gradient is left out.
+    """Build the passes of one step; a datum that carries no gradient is left out.
 
     A sample with candidates is in the cross_entropy pass only, and its prompt is computed once: its
     sampled tokens are one more candidate, with A rho as their weight. That is the gradient of ppo,
@@ -203,7 +203,7 @@ def loss_passes(
 
 
 def _sampled_weights(item: BatchItem, tokens: Sequence[float], cfg: Training) -> Sequence[float]:
-    """(T,) A rho of the sampled tokens, 0 where the ratio's bounds cut it off."""
+    """Return A rho of the sampled tokens, (T,); 0 where the ratio's bounds cut it off."""
     if item.current is None:
         return tokens
     rows = zip(tokens, item.current.logprobs, item.sample.completion.logprobs, strict=True)
@@ -212,6 +212,6 @@ def _sampled_weights(item: BatchItem, tokens: Sequence[float], cfg: Training) ->
 
 
 def ppo_pass(datums: Sequence[Datum], cfg: Training) -> LossPass:
-    """The pass over advantages of sampled tokens, with the ratio's bounds."""
+    """Build the pass over advantages of sampled tokens, with the ratio's bounds."""
     bounds = {"clip_low_threshold": cfg.clip_low, "clip_high_threshold": cfg.clip_high}
     return LossPass("ppo", tuple(datums), bounds)

@@ -1,14 +1,14 @@
-"""SDFT (arXiv 2601.19897): distillation from the model that was shown an accepted reply.
+"""SDFT (arXiv 2601.19897): distillation from a model that is shown an accepted reply.
 
-Theirs: the student is given the request, the teacher the request and an expert's reply to it as an
-example; the student samples, and KL(student || teacher) is made smaller on what it sampled. Nothing
-is imitated token by token, so what the example does not speak of stays as it was.
+In the paper, the student is given the request, and the teacher the request with an expert's reply
+as an example; the student samples, and KL(student || teacher) is reduced on its samples. Nothing is
+imitated token by token, so behaviour outside the example stays as it was.
 
-Ours: the example is the reply that the same user accepted after having corrected this one, so it
-costs nobody any work. It is the first later turn of the session that its user answered and did not
-reject, if its verdict is +1; if it is neutral, there is none. A corrected turn is refused until
-then, and taken up again when its example is accepted. Loss, bounds and teacher are those of `sdpo`:
-the frozen base, where theirs is a moving average of the student.
+Here, the example is the reply that the same user accepted after correcting this one, so it costs
+nobody any work: the first later turn of the session that its user answered and did not reject, if
+its verdict is +1; if it is neutral, there is none. A corrected turn is refused until then, and
+taken up again when its example is accepted. Loss, bounds and teacher are those of `sdpo`: the
+frozen base, where the paper uses a moving average of the student.
 """
 
 from __future__ import annotations

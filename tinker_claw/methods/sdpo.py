@@ -1,15 +1,15 @@
-"""SDPO (arXiv 2601.20802): distillation from the model that was told what came of its reply.
+"""SDPO (arXiv 2601.20802): distillation from a model that is told the feedback on its reply.
 
-Theirs: the student is given the request, the teacher the request and the feedback on a reply that
-failed, and the student's own tokens are scored by both. The loss is KL(student || teacher) at every
-position, cut to the student's likeliest candidates, with the teacher's side held constant: its
-gradient at a candidate v is -p_v (log q_v - log p_v) grad log p_v, which is the signed weight that
-`topk_advantages` gives. Feedback is used as it came; nobody writes a hint out of it.
+In the paper, the student is given the request, and the teacher the request with the feedback on a
+reply that failed; both score the student's own tokens. The loss is KL(student || teacher) at every
+position, cut to the student's top-k candidates, with the teacher's side held constant: its gradient
+at a candidate v is -p_v (log q_v - log p_v) grad log p_v, which is the signed weight that
+`topk_advantages` gives. The feedback is used as it came; nobody writes a hint from it.
 
-Ours: the feedback is the raw next state of a turn whose verdict is -1, the user's words or the
+Here, the feedback is the raw next state of a turn whose verdict is -1: the user's words or the
 tools' results. p is renormalised over the k candidates instead of having a tail, the difference is
-bounded by --opd-clip, stale samples are corrected, and the teacher is the frozen base,
-where theirs follows the student as a moving average. A reply that did well teaches nothing: theirs
+bounded by --opd-clip, stale samples are corrected, and the teacher is the frozen base, where the
+paper's follows the student as a moving average. A reply that did well teaches nothing: the paper
 uses it as a solution for other tries at the same request, of which a gateway has one.
 """
 

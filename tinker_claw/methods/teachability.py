@@ -1,9 +1,9 @@
-"""Whether what a teacher is told teaches: pure statistics over how it changes what it thinks.
+"""Measure whether hints teach, by how they change the teacher's logprobs of replies. Pure.
 
-The gain of a reply is what a told teacher gives it more than the same teacher untold, per token and
-bounded as distillation bounds it. A text that teaches raises the replies that its user accepts, and
-not those that they reject: what counts is the difference of the two. Either alone would measure how
-a text disturbs a prompt, and a preference under the text alone would measure base and prompt.
+The gain of a reply is its logprob per token under a teacher with the hint minus the one without,
+bounded as distillation bounds it. A hint that teaches raises the replies that its user accepts, and
+not those they reject: the difference of the two counts. Either alone would measure how a text
+disturbs a prompt, and a preference under the text alone would measure base and prompt.
 
 All replies are compared behind prompts that hold no correction yet. Behind one, a rejected reply is
 often a damaged one, which any text makes less likely; counted, it would speak for every hint
@@ -21,9 +21,9 @@ from tinker_claw.evidence import CLAIM, Mean, odds
 from tinker_claw.methods.advantages import token_advantages
 
 PAIRS = 32
-"""Of replies, after which nothing being known counts as an answer."""
+"""Pairs of replies after which an undecided result counts as settled."""
 EVERY = 8
-"""Once it is known, so many taught turns pass between two that are measured."""
+"""Taught turns per measured one, once the answer is settled."""
 
 
 def reply_gain(told_T: Sequence[float], untold_T: Sequence[float], clip: float) -> float:
@@ -39,34 +39,34 @@ def reply_gain(told_T: Sequence[float], untold_T: Sequence[float], clip: float) 
 
 @dataclass(frozen=True, slots=True)
 class Teachability:
-    """How much more a user's accepted replies gain than rejected ones, by what is told."""
+    """How much more a user's accepted replies gain from hints than the rejected ones."""
 
     accepted: int
-    """Replies that were measured."""
+    """Accepted replies that were measured."""
     rejected: int
     difference: float | None
-    """Nats per token, the median over the pairs, which a few damaged replies do not move; None: of
-    one kind there are none."""
+    """Difference in nats per token, the median over the pairs, so that a few damaged replies do not
+    move it; None without a pair."""
     helps: float
     """E-value that the accepted reply of a pair gains more."""
     harms: float
-    """E-value that it gains less."""
+    """E-value that the accepted reply of a pair gains less."""
     evidence: float
-    """Of either."""
+    """E-value of a difference in either direction."""
 
     @property
     def teaches(self) -> bool | None:
-        """None: not known."""
+        """Whether hints teach; None: not known."""
         return None if self.evidence < CLAIM else self.helps > self.harms
 
     def weight(self, *, rewards: bool) -> float:
-        """What distillation is multiplied by: the probability that what is told helps, where a
-        quarter of all texts do, a quarter harm, and the others do neither.
+        """Return the weight of distillation: the probability that hints help, if a quarter of all
+        texts do, a quarter harm, and the rest do neither.
 
         Args:
-            rewards: they count beside it. Alone a small weight moves the policy as far as a large
-                one, since the optimizer divides scale out; so what rather pulls away, as far as is
-                known, counts for nothing.
+            rewards: whether rewards count beside it. Alone, a small weight moves the policy as far
+                as a large one, since the optimizer divides scale out; so a hint that probably harms
+                counts for nothing.
         """
         if self.teaches is not None:
             return float(self.teaches)
@@ -76,7 +76,7 @@ class Teachability:
 
     @property
     def settled(self) -> bool:
-        """Measuring more would hardly change it."""
+        """Whether more measurements would hardly change the answer."""
         return self.teaches is not None or min(self.accepted, self.rejected) >= PAIRS
 
     def __str__(self) -> str:
@@ -87,10 +87,10 @@ class Teachability:
 
 
 def teachability(accepted: Sequence[float], rejected: Sequence[float]) -> Teachability:
-    """From the gains of replies, the newest first.
+    """Compare the gains of accepted and rejected replies, each newest first.
 
-    The first accepted reply is compared with the first rejected one, and so on. What changes the
-    gains of both alike, as training does, hardly shows in pairs, and one damaged reply is one pair.
+    The first accepted reply is compared with the first rejected one, and so on. A change in the
+    gains of both alike, as training causes, hardly shows in pairs, and a damaged reply is one pair.
     """
     pairs = zip(reversed(accepted), reversed(rejected), strict=False)
     differences, wins = [good - bad for good, bad in pairs], Mean()

@@ -1,4 +1,4 @@
-"""The page at /ui: how the run goes, its turns, steps and versions, in a browser.
+"""The page at /ui, in a browser: the run's progress, its turns, steps and versions.
 
 `routes.py` has the addresses, `access.py` who may see and do what, `read.py` what is shown,
 `charts.py` the curves. `static/htmx-2.0.11.min.js` is the npm package htmx.org 2.0.11 (0BSD, its

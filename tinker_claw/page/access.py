@@ -1,11 +1,11 @@
-"""Who looks at the page: whoever calls from this machine where no key is needed, or has logged in.
+"""Access to the page: everybody on this machine where no key is needed, else visitors with a login.
 
-Rule: a browser sends what a page of somebody else's makes it send. So a login is a cookie that
-no script reads and no other site's request carries, every change needs a token that only our own
-pages show, and a request that names another origin than ours is refused. Nobody ends another's
-login or uses up another's tries, as far as they can be told apart: tries count for the address that
-they come from, which behind a proxy is the same for all; and in a browser with which a user has
-logged in, for this user.
+Rule: a browser sends what other people's pages make it send. So a login is a cookie that no script
+reads and no other site's request carries, every change needs a token that only our own pages show,
+and a request with a foreign origin is refused. Nobody can end another's login or use up another's
+attempts, as far as they can be told apart: attempts count for the address that they come from,
+which behind a proxy is the same for all; and in a browser in which a user has logged in before, for
+this user.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from tinker_claw.errors import RequestError
 from tinker_claw.gateway.auth import Keys, Principal, Tries, network
 
 LASTS_S: Final = 12 * 3600
-"""A login."""
+"""Seconds that a login lasts."""
 MOST: Final = 32
-"""Logins of a user at the same time; one more ends the one that was unused for longest."""
+"""Most logins of a user at the same time; one more ends the one unused for longest."""
 _KNOWN_S: Final = 90 * 24 * 3600
 _LOCAL: Final = "local"
 
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """Who looks."""
+    """Somebody who looks at the page."""
 
     who: Principal
     token: str
-    """Of the login; the same for everybody where none is needed."""
+    """Token of the login; the same for everybody where no login is needed."""
 
     @property
     def user(self) -> str | None:
-        """Whose turns they see; None: everybody's."""
+        """User whose turns the visitor sees; None: everybody's."""
         return None if self.who.admin else self.who.name
 
 
@@ -51,23 +51,23 @@ class Access:
     """Logins, and the tokens that forms carry."""
 
     def __init__(self, keys: Keys, port: int, clock: Callable[[], float] = monotonic) -> None:
-        """`port`: of the gateway; cookies of one host are shared by all its ports."""
+        """Set up access. `port`: the gateway's; all ports of a host share its cookies."""
         self._keys = keys
         self._cookie = f"tinker-claw-{port}"
         self._secret = token_bytes(32)
         self._logins = defaultdict[str, TTLCache[str, Principal]](
             lambda: TTLCache(MOST, LASTS_S, timer=clock)
         )
-        """By user, and by the cookie's value."""
+        """Logged-in principals, by user and by cookie value."""
         self._tries = Tries(clock)
 
     @property
     def needed(self) -> bool:
-        """Somebody who wants to look must log in."""
+        """Whether visitors must log in."""
         return self._keys.needed
 
     def visitor(self, headers: Mapping[str, str]) -> Visitor | None:
-        """Who sends this; None: nobody is logged in.
+        """Return the visitor who sent a request; None: nobody is logged in.
 
         Args:
             headers: names in lower case.
@@ -81,15 +81,15 @@ class Access:
     def log_in(
         self, key: str, headers: Mapping[str, str], address: str, *, secure: bool
     ) -> Sequence[str]:
-        """The cookies of a new login, as values of headers.
+        """Log in with a key; return the cookies as header values.
 
         Args:
             headers: names in lower case.
-            address: that the request comes from.
-            secure: the browser came over TLS, and shall send them back so only.
+            address: client address of the request.
+            secure: whether the browser came over TLS, so that cookies are sent over TLS only.
 
         Raises:
-            RequestError: 401, it is nobody's key; 429, it was not looked at.
+            RequestError: 401, the key is nobody's; 429, too many attempts, so it was not checked.
         """
         who_tries = self._known(headers) or network(address)
         self._tries.check(who_tries)
@@ -107,7 +107,7 @@ class Access:
         return [cookie + ("; Secure" if secure else "") for cookie in cookies]
 
     def log_out(self, visitor: Visitor) -> str:
-        """The header's value that takes the cookie away."""
+        """Log a visitor out; return the header value that deletes the cookie."""
         self._logins[visitor.who.name].pop(visitor.token, None)
         return self._set(self._cookie, "", 0)
 
@@ -116,7 +116,7 @@ class Access:
         return f"{name}={value}; Path=/ui; Max-Age={lasts_s}; HttpOnly; SameSite=Strict"
 
     def _known(self, headers: Mapping[str, str]) -> str | None:
-        """Who has logged in with this browser; None: nobody."""
+        """Return the user who has logged in with this browser before; None: nobody."""
         sent = _sent(headers, f"{self._cookie}-known")
         signature, name = sent[:64], sent[64:]
         return f"user {name}" if hmac.compare_digest(self._signed(name), signature) else None
@@ -125,7 +125,7 @@ class Access:
         return hmac.digest(self._secret, f"known {name}".encode(), "sha256").hex()
 
     def form_token(self, visitor: Visitor | None) -> str:
-        """What a form of this visitor carries; of the login itself where there is none."""
+        """Return the token for this visitor's forms, or for the login form where there is none."""
         token = "" if visitor is None else visitor.token
         return hmac.digest(self._secret, token.encode(), "sha256").hex()
 
@@ -145,7 +145,7 @@ class Access:
 
 
 def _sent(headers: Mapping[str, str], name: str) -> str:
-    """A cookie's value; "" where there is none, or nothing that one can read."""
+    """Return a cookie's value; empty where it is missing or unreadable."""
     try:
         sent = SimpleCookie(headers.get("cookie", "")).get(name)
     except CookieError:

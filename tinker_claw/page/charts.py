@@ -1,6 +1,5 @@
-"""Curves: where their lines, points and labels stand. The template `macros.html` draws them as SVG,
-so that they need no script and no style of their own.
-"""
+"""Geometry of curves: positions of lines, points and labels. The template `macros.html` draws them
+as SVG, so that they need no script and no style of their own."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 8, 10, 22
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One figure, with the interval that it lies in."""
+    """A figure with its interval."""
 
     at: float
     value: float
@@ -26,14 +25,14 @@ class Point:
 def curve(
     points: Sequence[Point], *, low: float | None = None, high: float | None = None
 ) -> Mapping[str, Any]:
-    """What is to be drawn; nothing where no point is a number. Those that are none are left out.
+    """Return the drawing of a curve; empty where no point is a number. Other points are left out.
 
     `grid`: (y, label); `ends`: (x, label, text-anchor); `points`: (x, y, (y of low, y of high) or
     None).
 
     Args:
-        points: by `at`.
-        low, high: ends of the axis; by the points where None.
+        points: ordered by `at`.
+        low, high: ends of the axis; taken from the points where None.
     """
     shown = [point for point in points if math.isfinite(point.value)]
     if not shown:

@@ -1,7 +1,7 @@
-"""What the page shows, read from the ledger file at one moment, in a thread of its own.
+"""Contents of the page, read from the ledger file at one moment, in a separate thread.
 
-Rule: a visitor with a user's key sees this user's turns and nothing else. What a user, a model or a
-tool wrote goes out as it is: the templates escape all of it.
+Rule: a visitor with a user's key sees this user's turns and nothing else. Texts of users, models
+and tools go out unchanged: the templates escape them.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ from tinker_claw.page.charts import Point, curve
 from tinker_claw.types import StopReason, Tokens
 
 ROWS: Final = 50
-"""Of a table."""
+"""Rows of a table."""
 _STEPS: Final = 30
 """Columns of a table."""
 STEPS: Final = 300
 """Newest steps of a curve."""
 LONGEST: Final = 20_000
-"""Characters of a text that are shown, and tokens of a reply."""
+"""Most characters of a text, and most tokens of a reply, that are shown."""
 _STRONG: Final = (0.05, 0.3, 1.0)
-"""Advantages from which on a token's colour is light, plain and strong; a reward is of about 1."""
+"""Advantages from which on a token's colour is light, plain and strong; a reward is about 1."""
 _STRONGEST: Final = 6
-"""Tokens whose advantages are named, too: a title is seen by nobody without a mouse."""
+"""Tokens whose advantages are also listed: without a mouse nobody sees a title."""
 _CURVES: Final = (
     ("accepted replies", "of the newest judged ones", "replies good", 0.0, 1.0),
     ("mean reward", "of a step's samples", "reward mean", None, None),
@@ -76,7 +76,7 @@ _CURVES: Final = (
         None,
     ),
 )
-"""Name, what it is, where it stands in a step's metrics, and the ends of its axis."""
+"""Name, description, key in a step's metrics, and ends of the axis."""
 
 Decode = Callable[[Tokens], str]
 
@@ -87,27 +87,27 @@ class Curve:
     about: str
     curve: Mapping[str, Any]
     table: Sequence[tuple[str, str]]
-    """The same for whoever reads no pictures: the newest figures."""
+    """The newest figures as a table, for readers who see no pictures."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Tokens of a reply that are a text together."""
+    """Tokens of a reply that form one piece of text."""
 
     text: str
     advantage: float
     shade: str
-    """A class of the style: up-1 to up-3, down-1 to down-3, or none."""
+    """CSS class: up-1 to up-3, down-1 to down-3, or none."""
 
 
 def missing(what: str) -> RequestError:
-    """For somebody who asks for what is not there, or not theirs."""
+    """Return the error for something that does not exist or belongs to somebody else."""
     said = f"There is no such {what}."
     return RequestError(said, status=HTTPStatus.NOT_FOUND, code="not_found")
 
 
 def read_overview(rows: Rows, training: Training) -> Record:
-    """How the run goes: the figures of `status`, in its words, with curves."""
+    """Return the run's overview: the figures of `status`, in its words, with curves."""
     figures = overview(rows, training.batch_size)
     steps = [s for s in read(rows, "steps", Filter(), STEPS) if s["status"] == "committed"]
     helps = [
@@ -133,15 +133,15 @@ def _curves(steps: Sequence[Record]) -> Iterator[Curve]:
 
 
 def read_turns(rows: Rows, wanted: Filter) -> Record:
-    """The newest turns that are wanted, newest first."""
+    """Return the newest turns that match, newest first."""
     return _first_rows("turns", read(rows, "turns", wanted, ROWS + 1)[::-1], "id")
 
 
 def _first_rows(name: str, found: Sequence[Record], key: str) -> Record:
-    """The rows of a page, and `rest`: before which row the next page begins; None: there is none.
+    """Return the rows of a page, and `rest`: the row before which the next page begins, or None.
 
     Args:
-        found: one more than a page has, where there is one.
+        found: one row more than a page has, where there is one.
     """
     return {name: found[:ROWS], "rest": found[ROWS - 1][key] if len(found) > ROWS else None}
 
@@ -149,13 +149,13 @@ def _first_rows(name: str, found: Sequence[Record], key: str) -> Record:
 def read_one(
     rows: Rows, turn_id: int, user: str | None, training: Training, decode: Decode
 ) -> Record:
-    """All of one turn.
+    """Return everything shown about one turn.
 
     Args:
-        user: whose it has to be; None: anybody's.
+        user: user who must own it; None: anybody.
 
     Raises:
-        RequestError: 404, they have no such turn.
+        RequestError: 404, the user has no such turn.
     """
     turn, known = read_turn(rows, turn_id), read_contents(rows, turn_id)
     if turn is None or known is None or (user is not None and turn.user != user):
@@ -183,7 +183,7 @@ def read_one(
 
 
 def _neighbours(rows: Rows, turn: TurnView) -> tuple[int | None, int | None]:
-    """Turns of the session before and after it."""
+    """Return the turns of the session before and after it."""
     (found,) = rows.rows(
         "SELECT MAX(id) FILTER (WHERE id < ?2), MIN(id) FILTER (WHERE id > ?2) FROM turns "
         "WHERE session_id = ?1",
@@ -194,7 +194,7 @@ def _neighbours(rows: Rows, turn: TurnView) -> tuple[int | None, int | None]:
 
 
 def _pieces(known: Contents, decode: Decode) -> Iterator[Piece]:
-    """Tokens with their advantages; those of one character that is cut in two, together."""
+    """Yield text pieces with their advantages; tokens that share one character are joined."""
     waiting, values = list[int](), list[float]()
     tokens, found = known.completion.tokens, known.advantages
     ended = known.completion.stop_reason == StopReason.STOP  # by the last one, which is no text
@@ -220,23 +220,23 @@ def _piece(text: str, values: Sequence[float]) -> Piece:
 
 
 def read_episodes(rows: Rows, user: str | None, before: int | None) -> Record:
-    """The newest episodes, newest first.
+    """Return the newest episodes, newest first.
 
     Args:
-        user: whose; None: everybody's.
+        user: only this user's; None: everybody's.
     """
     found = episodes(rows, ROWS + 1, user=user, group=None, before=before)
     return _first_rows("episodes", found, "session")
 
 
 def read_group(rows: Rows, number: int, user: str | None) -> Record:
-    """Episodes that are compared with one another, and their rewards step by step.
+    """Return episodes that are compared with one another, and their rewards by step.
 
     Args:
-        user: whose it has to be; None: anybody's.
+        user: user who must own it; None: anybody.
 
     Raises:
-        RequestError: 404, they have no such group.
+        RequestError: 404, the user has no such group.
     """
     group = rows.row(
         "SELECT * FROM groups WHERE id = ?1 AND (?2 IS NULL OR user = ?2)", number, user
@@ -255,12 +255,12 @@ def read_group(rows: Rows, number: int, user: str | None) -> Record:
 
 
 def read_steps(rows: Rows) -> Record:
-    """The newest first."""
+    """Return the newest steps, newest first."""
     return {"steps": read(rows, "steps", Filter(), ROWS)[::-1]}
 
 
 def read_step(rows: Rows, step_id: int) -> Record:
-    """One step, its samples, and first replies by the versions before and after it.
+    """Return one step, its samples, and first replies by the versions before and after it.
 
     Raises:
         RequestError: 404, there is none.
@@ -291,7 +291,7 @@ def read_step(rows: Rows, step_id: int) -> Record:
 
 
 def _flat(metrics: Mapping[str, Any], of: str = "") -> Iterator[tuple[str, Any]]:
-    """Metrics by their names in words, those within others behind the name of these."""
+    """Yield metrics by readable names; nested ones are prefixed with their parents' names."""
     for name, value in metrics.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{of}{name} ")
@@ -306,7 +306,7 @@ def _figure(value: Any) -> str:
 
 
 def _answered(rows: Rows, version: int) -> list[Record]:
-    """Some first replies of a version, to look at."""
+    """Return a few first replies of a version as examples."""
     found = rows.rows(
         "SELECT turns.id, request_text, reply_text, value AS verdict FROM turns "
         "LEFT JOIN verdicts ON verdicts.turn_id = turns.id WHERE kind = 'main' "
@@ -317,11 +317,10 @@ def _answered(rows: Rows, version: int) -> list[Record]:
 
 
 def read_versions(rows: Rows, before: int | None = None) -> Record:
-    """The newest versions as a tree.
+    """Return the newest versions as a tree.
 
-    `depth`: a line goes on at its depth, and what a rollback has left stands one deeper. `gate`:
-    what it said of the version; `refused`: of those that would have come after it, the newest
-    first.
+    `depth`: a lineage goes on at its depth, and versions left by a rollback are one deeper. `gate`:
+    its result for the version; `refused`: results of versions refused after it, newest first.
 
     Args:
         before: only versions of lower numbers.
@@ -343,7 +342,7 @@ def read_versions(rows: Rows, before: int | None = None) -> Record:
 
 
 def read_version(rows: Rows, number: int) -> Record:
-    """One version, as in the tree.
+    """Return one version, as in the tree.
 
     Raises:
         RequestError: 404, there is none.
@@ -355,7 +354,7 @@ def read_version(rows: Rows, number: int) -> Record:
 
 
 def owner(rows: Rows, turn_id: int) -> str | None:
-    """Whose turn it is; None: there is no such turn."""
+    """Return the user of a turn; None: there is no such turn."""
     return rows.one(
         "SELECT user FROM turns JOIN sessions ON sessions.id = session_id WHERE turns.id = ?",
         turn_id,

@@ -1,4 +1,4 @@
-"""The page's addresses, all below /ui. Every one can be read without a script.
+"""Routes of the page, all below /ui. Every page can be read without a script.
 
 Rule: what is shown is read from the ledger file in a thread, a few at a time, so no reply waits for
 it; what is changed goes the way that commands and /v1/feedback go.
@@ -56,14 +56,14 @@ _HEADERS: Final = {
     "cache-control": "no-store",
 }
 _MOST_BYTES: Final = 4096
-"""Of a form."""
+"""Most bytes of a form."""
 _PAUSE: Final = 3.0
-"""After a page, in the times that it took to make: whoever reloads in a hurry waits for
-themselves, and serving has the rest of the processor."""
+"""Pause after a page, as a multiple of the time it took to make: frequent reloads delay only
+themselves, and serving keeps the rest of the processor."""
 _LONGEST_PAUSE_S: Final = 0.5
 FRESH_S = 2.0
-"""So long all who look are shown the same overview: its sums take a third of a second of a
-processor where there are 100,000 turns."""
+"""Seconds that everybody is shown the same overview: with 100,000 turns its sums take a third of a
+second of processor time."""
 _PAGES: Final = (
     ("overview", "", False),
     ("turns", "/turns", False),
@@ -71,19 +71,19 @@ _PAGES: Final = (
     ("steps", "/steps", True),
     ("versions", "/versions", True),
 )
-"""Name, address, and whether it is for admins alone."""
+"""Name, address, and whether it is for admins only."""
 _METHODS: Final = "GET POST PUT PATCH DELETE OPTIONS"
 _VERDICTS: Final = ("1", "0", "-1", "none")
 
 
 class _Row(IntegerConvertor):
-    """A number that a row can have: longer ones are none to SQLite, or to Python itself."""
+    """A number that a row can have; longer ones overflow SQLite."""
 
     regex = "[0-9]{1,18}"
 
 
 class _Change(StringConvertor):
-    """What can be done with a version."""
+    """An operation on a version."""
 
     regex = "pin|half|unpin|rollback"
 
@@ -93,30 +93,30 @@ register_url_convertor("change", _Change())
 
 T = TypeVar("T")
 Serve = Callable[[Request, Any], Awaitable[Response]]
-"""Answers a request of a `Visitor`; at addresses for anybody, of one or of None."""
+"""Answers a request of a `Visitor`, or of None at addresses for anybody."""
 Look = Callable[[Rows, int, Filter], Mapping[str, Any]]
-"""Reads what a template shows: by the number in the address, and by what the query wants."""
+"""Reads a template's data, given the number in the address and the filter in the query."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageDeps:
-    """What the page shows, and what it can have done."""
+    """Data and operations that the page needs."""
 
     ledger: Path
-    """The file."""
+    """Path of the ledger file."""
     training: Training
     access: Access
     local: bool
-    """Bound to loopback, and no key is needed."""
+    """Whether the gateway is bound to loopback and needs no key."""
     health: Callable[[], Mapping[str, Any]]
     decode: read.Decode
     say: Callable[[str, About, Feedback], Given | None]
-    """Records what a user has said; None: they have no such turn."""
+    """Records a user's feedback; returns None where they have no such turn."""
     undo: Rollback
 
 
 def create_page(deps: PageDeps) -> list[Route]:
-    """The routes, for the gateway's application."""
+    """Return the routes for the gateway's application."""
     page, training = _Page(deps), deps.training
     visitors: Mapping[str, Serve] = {
         "": page.overview,
@@ -157,9 +157,9 @@ class _Page:
         self._one_page = asyncio.Lock()
         self._of_user = defaultdict[str, asyncio.Lock](asyncio.Lock)
         self._next_at = 0.0
-        """When another page may be made."""
+        """Monotonic time from which on another page may be made."""
         self._seen: tuple[float, Record | None] = 0.0, None
-        """When the figures of the overview were read, and what they were."""
+        """Time of reading the overview's figures, and the figures."""
         self._templates = Environment(
             loader=PackageLoader("tinker_claw.page"),
             autoescape=True,
@@ -183,7 +183,7 @@ class _Page:
         serve: Serve,
         to: Literal["visitor", "admin", "anybody"] = "visitor",
     ) -> Route:
-        """An address below /ui, and who is let in there."""
+        """Return a route below /ui for the visitors allowed there."""
 
         async def answered(request: Request) -> Response:
             visitor: Visitor | None = None
@@ -209,7 +209,7 @@ class _Page:
         return Route(ROOT + path, answered, methods=methods.split())
 
     def shows(self, name: str, look: Look) -> Serve:
-        """Answers with a template, filled with what is read from the ledger."""
+        """Return a handler that fills a template with data from the ledger."""
 
         async def serve(request: Request, visitor: Visitor) -> Response:
             number, wanted = request.path_params.get("number", 0), _filter(request, visitor)
@@ -219,7 +219,7 @@ class _Page:
         return serve
 
     async def _in_turn(self, user: str, make: Callable[[], Awaitable[Response]]) -> Response:
-        """One page after the other, users in turn, and a pause that each has earned."""
+        """Make one page at a time, alternating between users, with a pause after each."""
         async with self._of_user[user], self._one_page:
             await asyncio.sleep(self._next_at - monotonic())
             began = monotonic()
@@ -271,7 +271,7 @@ class _Page:
             ) from error
 
     async def _form(self, request: Request, visitor: Visitor | None) -> dict[str, str]:
-        """The fields of a form that one of our pages has shown to this visitor."""
+        """Return the fields of a form that one of our pages has shown to this visitor."""
         body = await read_body(request, _MOST_BYTES)
         try:
             fields = dict(parse_qsl(body.decode(), max_num_fields=16))
@@ -313,7 +313,7 @@ class _Page:
         return FileResponse(_STATIC / name, media_type=kind, headers=headers)
 
     async def elsewhere(self, request: Request, visitor: Visitor | None) -> Response:
-        """Addresses that there are not, in place of what a client of the API is told."""
+        """Answer unknown addresses with a page instead of the API's error."""
         if request.path_params["rest"]:
             raise read.missing("page")
         return _to("")

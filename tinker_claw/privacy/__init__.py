@@ -1,1 +1,1 @@
-"""What must not be kept: secrets, personal data, and what was said in private. Pure."""
+"""Detection of data that must not be kept: secrets, personal data, and private chats. Pure."""

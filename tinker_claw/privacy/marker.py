@@ -1,8 +1,8 @@
-"""The line in the chat by which a user says that the rest is private.
+"""The line in the chat by which a user makes the rest private.
 
-Rule: what comes near the line counts as the line, because of the two mistakes only one leaks; what
-ends it must be exact. The history is sent again with every request, so the newest message with such
-a line decides.
+Rule: a line close to the marker counts as the marker, since only a missed one leaks; the line that
+ends privacy must be exact. The history is sent again with every request, so the newest message with
+such a line decides.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ NEAR_MISS: Final = (
     "until a message begins with the line /private off"
 )
 _HEAD = 200
-"""Characters of a line among which the command begins and ends."""
+"""Characters of a line within which the command must stand."""
 
 _SLASH = re.compile(r"[/\\⁄∕⧸╱／＼﹨]")
 _UNSEEN = ("Cf", "Cc", "Mn", "Me")
-"""Categories of characters that nobody sees, or that only stand upon others."""
+"""Unicode categories of invisible and combining characters."""
 _PLAIN: Final[dict[int, str | None]] = {
     **{
         code: None
@@ -43,12 +43,12 @@ _COMMAND = re.compile(
     r"(?![a-z0-9/\\]|[._-][a-z0-9])"  # a path, a file or a longer name goes on
 )
 _LIKE = 0.85
-"""From here on two words of some seven letters differ by one slip: a letter too many, one too few,
-another one, or two that changed places."""
+"""Similarity from which two words of some seven letters differ by one slip: a letter too many, one
+too few, a wrong one, or two swapped."""
 _NAME = re.compile(r"@\S+")
 _WORDS = re.compile(r"[^\W_]+")
 _NUMBER = re.compile(r"\d{1,3}[.)]")
-"""Of a list."""
+"""Number of a list item."""
 _BEFORE = frozenset(
     _WORDS.findall(
         "activate and be bitte enable go hello hey hi let lets now ok okay on please pls set so "
@@ -59,29 +59,30 @@ _AFTER = frozenset(_WORDS.findall("chat from here mode now off on please pls ses
 
 
 class Privacy(IntEnum):
-    """Of a request. The ledger keeps the number with the session."""
+    """Privacy of a request. The ledger keeps the number with the session."""
 
     OPEN = 0
     PRIVATE = 1
     """Served and forgotten."""
     AFTER = 2
-    """No longer private, but what was is still in the prompt: kept as text only, never trained."""
+    """No longer private, but private messages are still in the prompt: kept as text only, never
+    trained."""
 
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """What the newest of a user's lines says."""
+    """The newest marker line of a user."""
 
     privacy: Privacy
     exact: bool = True
-    """As it is documented; else something near it was taken for it."""
+    """Whether it is written as documented, rather than something close to it."""
 
 
 def marked(said: Iterable[str]) -> Marker | None:
-    """What the newest marker among the user's messages says; None: there is none.
+    """Return the newest marker among the user's messages; None: there is none.
 
     Args:
-        said: what the user wrote, without what an agent adds to it, oldest first.
+        said: the user's words, without an agent's additions, oldest first.
     """
     found: Marker | None = None
     for text in said:
@@ -90,12 +91,12 @@ def marked(said: Iterable[str]) -> Marker | None:
 
 
 def may_mark(text: str) -> bool:
-    """Whether it is worth a look; cheap, and never wrongly no."""
+    """Return whether a text may hold the marker; cheap, with no false negatives."""
     return _SLASH.search(text) is not None
 
 
 def mentioned(texts: Iterable[str]) -> bool:
-    """A transcript that was handed to a side call holds the marker, however it is laid out."""
+    """Return whether a transcript handed to a side call holds the marker, in whatever layout."""
     return any(
         found["slash"] == "/" and _is_like(found["word"])
         for text in texts
@@ -119,11 +120,11 @@ def _marker(text: str) -> Marker | None:
 
 
 def _near(text: str, *, alone: bool = False) -> bool:
-    """Whether a line is the command, or what somebody types who means it.
+    """Return whether a text holds the command, or something meant as the command.
 
     Args:
-        alone: the line is the first, and may be all that was typed: no code, in which other slashes
-            begin comments and names.
+        alone: whether the line is the first, and may be all that was typed: no code, in which other
+            slashes begin comments and names.
     """
     for line in text.splitlines():  # there are other ends of lines than the usual one
         if may_mark(line):
@@ -145,19 +146,20 @@ def _means(line: str, found: re.Match[str], *, alone: bool) -> bool:
 
 
 def _leads(before: str) -> bool:
-    """Whether words before the command do no more than lead to it: `please`, `Claw,`, `@claw`."""
+    """Return whether the words before the command only lead to it: `please`, `Claw,`, `@claw`."""
     gap = re.split(r"\w", before)[-1]
     said = set(_WORDS.findall(_NAME.sub("", before)))
     return said <= _BEFORE or any(sign in ".!;…,:" for sign in gap)
 
 
 def _is_like(word: str) -> bool:
-    """Whether it is the command's word, but for a slip of one key."""
+    """Return whether a word is the command, up to one mistyped key."""
     return SequenceMatcher(None, word, LINE[1:]).ratio() > _LIKE
 
 
 def _plain(text: str) -> str:
-    """Small letters, without what nobody sees; full-width letters and other slashes as usual."""
+    """Normalise a text: lower case, without invisible characters, full-width letters and other
+    slashes replaced by the usual ones."""
     if text.isascii() and text.isprintable():
         return text.lower()
     return unicodedata.normalize("NFKD", text).translate(_PLAIN).lower()

@@ -1,7 +1,7 @@
-"""Texts without what must not be kept.
+"""Redaction of secrets and personal data from texts.
 
-Rule: what is cut out leaves its name behind, and nothing else. The same text gives the same result,
-and a result that is redacted again stays as it is.
+Rule: only the name of a removed part stays in its place. The same text gives the same result, and
+redacting a result again changes nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tinker_claw.privacy import rules
 from tinker_claw.privacy.rules import LONG, RULES, SECRETS, Match, Rule
 
 _ROUNDS = 8
-"""What stands beside something that was cut out may show itself only then."""
+"""Most passes over a text: removing one secret may reveal the one beside it."""
 _TRIES = 4
 
 
@@ -26,10 +26,10 @@ class _Found:
 
 
 class Redactor:
-    """Finds and cuts out some kinds of what must not be kept."""
+    """Finds and removes some kinds of secrets and personal data."""
 
     def __init__(self, kinds: Iterable[str]) -> None:
-        """`kinds`: of KINDS."""
+        """Redact `kinds`, a subset of KINDS."""
         wanted = frozenset(kinds)
         rules = [rule for rule in RULES if rule.kind in wanted]
         self._rules = tuple(rule for rule in rules if not rule.heads)
@@ -40,16 +40,16 @@ class Redactor:
         self._maintained = SECRETS in wanted
 
     def load(self) -> None:
-        """Have all rules ready, so that the first text does not wait for them."""
+        """Load all rules, so that the first text does not wait for them."""
         if self._maintained:
             rules.load()
 
     def holds(self, text: str) -> str | None:
-        """What there is in a text that must not be kept, for a sentence; None: nothing."""
+        """Return a description of a secret found, or None."""
         return next((found.what for found in self._search(text)), None)
 
     def redact(self, text: str) -> str:
-        """The text without it."""
+        """Return the text with secrets removed."""
         for _ in range(_ROUNDS):
             left = self._cut(text)
             if left == text:
@@ -91,10 +91,10 @@ class Redactor:
 
 
 def _matches(rule: Rule, text: str, lowered: str) -> Iterator[Match]:
-    """Where a rule's literals stand in most texts is found far faster than a pattern is.
+    """Yield a rule's matches. Literals are searched first, which is far faster than a pattern.
 
-    Inside of what was no match after all only a few others are tried, so that the time grows with
-    the length and no faster.
+    Inside a failed match only a few other positions are tried, so that the time stays proportional
+    to the length.
     """
     if not rule.begins:
         yield from filter(rule.holds, rule.pattern.finditer(text))

@@ -1,15 +1,14 @@
-"""What secrets and personal data look like: rules that others maintain, and ours.
+"""Patterns of secrets and personal data: maintained rules of others, and our own.
 
-Secrets by the rules that others maintain: Kingfisher's, for some hundred services.
+Secrets of some hundred services are found by Kingfisher's rules.
 
-Rule: only rules that are sure of themselves, and only what they find, by its place; nothing is
-asked of any service. A text is searched in pieces, so that the time grows with its length and no
-faster.
+Rule: only rules of high confidence are used, and only the position of a match; no service is asked.
+A text is searched in pieces, so that the time stays proportional to its length.
 
-The forms of secrets and of personal data. Rule: every repetition is bounded and every pattern
-begins where nothing longer is under way, so that a text costs time in proportion to its length. A
-rule would rather miss a secret that has no form of its own than take a hash, an id or a line of
-code for one.
+Our own forms of secrets and of personal data follow. Rule: every repetition is bounded and every
+pattern begins where no longer match is under way, so that a text costs time in proportion to its
+length. A rule would rather miss a secret without a recognisable form than take a hash, an id or a
+line of code for one.
 """
 
 from __future__ import annotations
@@ -25,15 +24,16 @@ if TYPE_CHECKING:
 
 
 _PIECE: Final = 65_536
-"""Characters."""
+"""Characters of a text searched at once."""
 _OVERLAP: Final = 4_096
-"""Of one piece and the next; no secret but a private key, which rules.py knows, is longer."""
+"""Characters that consecutive pieces share; no secret is longer, except private keys, which our own
+rules find."""
 _SHORTEST: Final = 20
-"""Characters of a text; shorter ones hold none that these rules know."""
+"""Shortest text in characters that can hold a secret by these rules."""
 
 
 def search(text: str) -> Iterator[tuple[int, int, str]]:
-    """Where secrets begin and end, and what they are called."""
+    """Yield start, end and name of the secrets in a text."""
     for at in range(0, max(len(text) - _OVERLAP, 1), _PIECE):
         piece = text[at : at + _PIECE + _OVERLAP]
         if len(piece) >= _SHORTEST:
@@ -42,7 +42,7 @@ def search(text: str) -> Iterator[tuple[int, int, str]]:
 
 
 def load() -> None:
-    """Have the rules ready: a second where they have been compiled before, else several."""
+    """Load the rules: a second where they have been compiled before, else several."""
     _scanner()
 
 
@@ -81,38 +81,38 @@ Match = re.Match[str]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One form."""
+    """One form of a secret or of personal data."""
 
     kind: str
-    """The word in --redact."""
+    """Kind as named in --redact."""
     name: str
     pattern: re.Pattern[str]
-    """Its group `cut` is what must not be kept; without that group it is all."""
+    """Pattern whose group `cut` is removed; without that group, the whole match."""
     begins: tuple[str, ...] = ()
-    """Lower case; a match begins with one of them. (): every place of a text is tried."""
+    """Lower-case literals with which every match begins; (): every position is tried."""
     valid: Callable[[Match], bool] | None = None
-    """Whether a match is one; None: always."""
+    """Checks whether a match is genuine; None: always."""
     heads: frozenset[str] = frozenset()
-    """Instead of `begins`, of what stands alone and is long: its first one or two characters."""
+    """First one or two characters of long stand-alone tokens, used instead of `begins`."""
 
     def holds(self, match: Match) -> bool:
-        """Whether a match of the pattern is one."""
+        """Return whether a match of the pattern is genuine."""
         return self.valid is None or self.valid(match)
 
     @property
     def what(self) -> str:
-        """For a sentence."""
+        """Description of the kind, for a sentence."""
         return f"a secret ({self.name})" if self.kind == SECRETS else f"personal data ({self.name})"
 
 
 def _mixed(text: str) -> bool:
-    """Digits and letters, as keys have and words have not."""
+    """Return whether a text mixes digits and letters, as keys do and words do not."""
     digits = sum(map(str.isdigit, text))
     return digits > 1 and digits < len(text)
 
 
 LONG = re.compile(r"[^A-Za-z0-9_.%+/=-][A-Za-z0-9][A-Za-z0-9_.%+/=-]{13}")
-"""What is before something that may be a token, and how that begins."""
+"""The character before a possible token, and the token's beginning."""
 
 
 _PLACEHOLDER = re.compile(
@@ -120,7 +120,7 @@ _PLACEHOLDER = re.compile(
     r"process\.env|environ|(?:secrets?|config|settings|self|this|req|options)\."
 )
 _ELSEWHERE = re.compile(r"[~.]{0,2}/|[A-Za-z]:[\\/]|[a-z]{2,10}://")
-"""A path or an address."""
+"""A path or a URL."""
 _NAME = re.compile(r"[A-Za-z_.-]{1,200}\d{0,2}[A-Za-z_]{0,3}")
 """A name in code, perhaps with a number: token2, API_KEY_V1."""
 _COLOUR = re.compile(r"#[0-9a-fA-F]{6,8}")
@@ -128,19 +128,19 @@ _KEY_OF = re.compile(
     r"(?i)(?:api|access|private|auth|secret|signing|encryption|account|master|shared|client)"
     r"[ _-]?\Z"
 )
-"""What stands before `key` where that opens something."""
+"""Words before `key` where it is a secret."""
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 _SENTENCE = re.compile(
     r"(?i)\b(?:an?|the|is|are|was|be|must|should|can|will|may|not|no|your?|my|its?|this|that|at|"
     r"least|most|of|for|to|in|on|by|with|from|or|and|if|as|when|which|characters|long|required|"
     r"optional|field|value|enter|used?|der|die|das|ist|und|eine?|mit|nicht|muss)\b"
 )
-"""Words of what is said about a password; a passphrase is made of others."""
+"""Common words of sentences about a password; a passphrase consists of others."""
 _SPECIAL = "!@#%^&*?~+"
 
 
 def _looks_made_up(value: str, *, password: bool) -> bool:
-    """Whether a value without blanks is what people or programs choose, rather than a name."""
+    """Return whether a value without blanks looks like a chosen or generated secret, not a name."""
     if _PLACEHOLDER.search(value) or _ELSEWHERE.match(value) or _COLOUR.fullmatch(value):
         return False
     letters, digits = any(map(str.isalpha, value)), any(map(str.isdigit, value))
@@ -167,19 +167,19 @@ _BEGINS = (
     *("pin:", "pin=", "puk:", "puk=", "secret", "key", "token"),
 )
 _SHORT = ("pass", "pw", "psk", "pin", "puk")
-"""Words that stand at the end of others: bypass, spin."""
+"""Words for passwords that also end other words: bypass, spin."""
 _NAMED = re.compile(
     r"(?:(?:\s|\A)--?[\w-]{0,20}|\blogin[ \t]+\S{1,100}\s+|require|\bwith |\boption "
     r"|\b(?:env|arg|setx?)[ \t]+\w{0,40})\Z",
     re.IGNORECASE,
 )
-"""Before a word of which the value follows without a sign: options, netrc, Dockerfiles."""
+"""Text before a word whose value follows without a sign: options, netrc, Dockerfiles."""
 _AFTER = re.compile(r"(?![ \t]{1,3}[=(])(?=[\s;&|<\"'`]|\.?\Z|\\[nrt\"'])")
-"""What follows a value that stands without quotes."""
+"""Text that may follow an unquoted value."""
 
 
 def _assigned(found: Match) -> bool:
-    """Whether what is assigned to a password or a key looks like one, rather than like code."""
+    """Return whether the value assigned to a password or key looks like one, not like code."""
     value, word, sign, quote = found["cut"], found["word"].lower(), found["sign"], found["quote"]
     text, end, password = found.string, found.end(), _PASSWORD.fullmatch(word) is not None
     if not (text.startswith(quote, end) if quote else _AFTER.match(text, end)):
@@ -238,7 +238,7 @@ _GIVEN_TO: Final = {
     "-b": re.compile(r"\bcurl\b"),
     "/user:": re.compile(r"\bnet use\b"),
 }
-"""Programs to which such an option gives a password, further left in the line."""
+"""Programs that take a password with such an option, which stand further left in the line."""
 
 
 def _given(found: Match) -> bool:
@@ -318,8 +318,8 @@ Linear token          | lin_oauth_
 Vault token           | hvs. hvb. hvr.
 age key               | AGE-SECRET-KEY-1 | [A-Z0-9]{50,60}
 """
-"""Tokens that announce themselves: what they are called, how they begin, and what follows, where
-that is not the usual; UUID stands for one, and $ for an end behind which none of its signs is."""
+"""Tokens with a fixed prefix: name, prefixes, and the pattern of the rest where it is not the usual
+one. UUID stands for a UUID, and $ for an end after which none of the token's characters follows."""
 
 
 def _tokens() -> Iterator[Rule]:

@@ -1,4 +1,5 @@
-"""Messages to tokens and sampled tokens to replies, over the `renderers` package.
+"""Rendering of messages to tokens and parsing of sampled tokens to replies, over the `renderers`
+package.
 
 Rule: sampled ids are never encoded again; a prompt is either rendered in full or is the sampled
 stream with new tokens behind it.

@@ -1,9 +1,9 @@
-"""How a reply begins that must be a call, or must be text at once.
+"""First tokens of a reply that must be a tool call, or must be text at once.
 
-Rule: nothing is written by hand for a format. It is asked to show replies of that kind, and the ids
+Rule: nothing is written by hand for a format. It renders sample replies of that kind, and the ids
 with which all of them begin are the beginning: the next id is one that the model would write
-itself. What is begun so must be read again as it was meant, else the format is said to know no such
-beginning.
+itself. A reply with this beginning must parse as it was meant; otherwise the format is treated as
+having no such beginning.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tinker_claw.types import Reply
 
 _ASKED = {"role": "user", "content": "So?"}
 _ARGUMENTS: tuple[Mapping[str, str], ...] = ({}, {"at": "x"}, {"Zone": "y"}, {"_": "z"})
-"""Arguments of calls that have nothing in common but how every call begins."""
+"""Arguments of calls that share only the beginning common to every call."""
 _TEXTS = ("So.", '{"a": 1}', "[1]")
 _THOUGHT = "Hm"
 _UNTHOUGHT: tuple[Mapping[str, str], ...] = (
@@ -29,17 +29,17 @@ _UNTHOUGHT: tuple[Mapping[str, str], ...] = (
     {"reasoning_content": ""},
     {"reasoning_content": _THOUGHT},  # which is left out again
 )
-"""Ways in which a format may show that nothing was thought before a reply."""
+"""Ways in which a format may show that a reply has no thinking."""
 _LONGEST = 40
-"""Ids that may be other ones because the prompt ends between them."""
+"""Most ids that may change because the prompt ends between them."""
 
 Tools = Sequence[Mapping[str, Any]]
 Reads = Callable[[Sequence[int], Sequence[int], Tools], Reply]
-"""Read ids behind a prompt with tools as a reply."""
+"""Parses ids after a prompt with tools as a reply."""
 
 
 class Beginnings:
-    """What replies in one chat format begin with."""
+    """Beginnings of replies in one chat format."""
 
     def __init__(self, plain: renderers.Renderer, tokenizer: CutTokenizer, guard: Guard) -> None:
         self._plain = plain
@@ -47,11 +47,11 @@ class Beginnings:
         self._guard = guard
 
     def ids(self, names: Sequence[str], reads: Reads) -> tuple[int, ...] | None:
-        """Ids with which every such reply begins, without a thought before it; () where there is
-        nothing to begin, None where this format has none.
+        """Return the ids with which every such reply begins, without thinking; () where there are
+        none, None where this format cannot do it.
 
         Args:
-            names: of the tools of which it must call one; (): it must be text at once.
+            names: tools of which it must call one; (): it must be text at once.
         """
         # What the first and the last one in order have in common, all between them have.
         ends = sorted({min(names), max(names)}) if names else []
@@ -87,10 +87,10 @@ class Beginnings:
         )
 
     def _behind(self, asked: Sequence[int], told: Sequence[int], thought: str) -> list[int] | None:
-        """What is shown behind the prompt and the thought; None: the reply begins otherwise than
-        the prompt ends.
+        """Return the ids rendered after the prompt and the thinking; None: the reply does not
+        continue the prompt.
 
-        Text that the prompt has begun may be other ids where more of it follows.
+        Text that the prompt begins may be tokenized differently where more of it follows.
         """
         same = len(_common((asked, told)))
         begun, rest = self._text(asked[same:]) + thought, told[same:]
@@ -109,7 +109,7 @@ class Beginnings:
 
 
 def _is_meant(reply: Reply, said: Mapping[str, Any]) -> bool:
-    """Whether a reply is read as it was said."""
+    """Return whether a reply parses back to the message it was rendered from."""
     found = [(call.name, json.loads(call.arguments)) for call in reply.tool_calls]
     wanted = [call["function"] for call in said.get("tool_calls", ())]
     same = found == [(call["name"], json.loads(call["arguments"])) for call in wanted]
@@ -117,7 +117,7 @@ def _is_meant(reply: Reply, said: Mapping[str, Any]) -> bool:
 
 
 def _common(rows: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """The ids with which all rows begin."""
+    """Return the ids with which all rows begin."""
     alike = takewhile(lambda column: len({*column}) == 1, zip(*rows, strict=False))
     return tuple(column[0] for column in alike)
 

@@ -1,11 +1,11 @@
-"""One chat format of a model: the switches that a request may set, and messages to prompts.
+"""One chat format of a model: the switches that a request may set, and rendering of prompts.
 
-Rules: a switch is set exactly as asked or refused by name. What a template does by itself is said
-by no switch, so that requests which mean the same have the same prompt.
+Rules: a switch is set exactly as asked or refused by name. A template's default is expressed by no
+switch, so that requests which mean the same have the same prompt.
 
-The prompt is the package's full render, id for id. The remembered ids of a prompt's beginning are
-used only with formats that passed a try-out: what they write of a message may go by its neighbours
-and by whether a question follows, and by nothing else.
+The prompt is the package's full render, id for id. Cached ids of a prompt's beginning are used only
+with formats that passed a test: the ids of a message may depend on its neighbours and on whether a
+question follows, and on nothing else.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tinker_claw.render.prompt_cache import NOTHING, Ids, Known, Prompt, PromptC
 from tinker_claw.types import Message, Tokens, noted
 
 Switches: TypeAlias = tuple[tuple[str, Any], ...]
-"""Names and values, in the order of the names; () leaves all to the template."""
+"""Names and values, sorted by name; () leaves all to the template."""
 
 _ON_OFF = ("enable_thinking", "thinking")
 _EFFORT = "reasoning_effort"
@@ -42,13 +42,13 @@ _NO_THINKING = "no_think"
 def switches(
     config: Any, template: Mapping[str, Any], effort: str | None, effort_at: str = _EFFORT
 ) -> Switches:
-    """The switches that a request sets.
+    """Return the switches that a request sets.
 
     Args:
         config: the chat format's config, of the `renderers` package.
-        template: what chat_template_kwargs says.
-        effort: how much the model shall think.
-        effort_at: the field that says so.
+        template: the request's chat_template_kwargs.
+        effort: reasoning effort that the request asks for.
+        effort_at: the field that holds it.
 
     Raises:
         RequestError: this chat format has no such switch, or does not take the value.
@@ -73,7 +73,7 @@ def switches(
 
 
 def _of_effort(config: Any, effort: str, at: str) -> Mapping[str, Any]:
-    """Switches that come nearest to an effort: a level where there are any, else on or off."""
+    """Return the switches nearest to an effort: a level where there are any, else on or off."""
     known = renderers.template_field_names(config)
     switch = next((name for name in _ON_OFF if name in known), None)
     off = effort in _OFF
@@ -109,7 +109,8 @@ def _takes(config: Any, options: Mapping[str, Any]) -> bool:
 Tools = Sequence[Mapping[str, Any]]
 
 _ENCODES_BY_ITSELF = frozenset({"gpt-oss"})
-"""Over OpenAI's own encoder, which takes all text for text and writes control tokens one by one."""
+"""Formats over OpenAI's own encoder, which treats all text as text and writes control tokens
+singly."""
 
 _TOOL = {
     "type": "function",
@@ -148,42 +149,42 @@ _PROBES: tuple[tuple[list[dict[str, Any]], list[dict[str, Any]]], ...] = (
     ([_SYSTEM, *_WORKED, _SOUGHT, _FOUND[0], _THANKED], [_TOOL]),
     (_WORKED, []),
 )
-"""Conversations with all neighbours between which one may be divided, what the model thought
-before a call in front of them, and an answer to the user behind them."""
+"""Sample conversations that cover all pairs of neighbours between which one may be divided, with
+thinking before a call in front of them, and an answer to the user behind them."""
 _MOVED = "[System message]\n\n"
-"""Before the words of a system message that a user's message holds, as its format knows none where
-it stands."""
+"""Prefix of a system message's words inside a user message, where the format allows no system
+message."""
 _NUMBERS = count(-1, -1)
 _BACK = 8
-"""Places at which a conversation may have gone on that are looked at, the last ones."""
+"""Most places, from the end, at which the cache is looked up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A request, and what is known of its prompt from those before it."""
+    """A request with the cached parts of its prompt."""
 
     messages: Sequence[Message]
-    """As the format takes them."""
+    """Messages as the format takes them."""
     tools: Tools | None
     hint: int | None
     """Index of the message at whose end a hint would go."""
     head: int
     """Number of system messages in front."""
     front: bytes | None
-    """Name of the ids of these and of the tools; None: they may not be taken by themselves."""
+    """Cache key of the ids of these and of the tools; None: they cannot be cached by themselves."""
     in_front: Known | None
-    """These ids, where they are known."""
+    """Cached ids of the front, where there are any."""
     places: Sequence[tuple[int, bytes]]
-    """Where the conversation may be divided: a message's index, and the name of all between the
-    front and it."""
+    """Places where the conversation may be divided: a message's index, and the cache key of
+    everything between the front and it."""
     start: int
-    """The first message whose ids are not known."""
+    """Index of the first message without cached ids."""
     known: Known
-    """Ids of the messages from the head to there."""
+    """Cached ids of the messages from the head to `start`."""
 
     @property
     def size(self) -> int:
-        """How much is new, in bytes of text."""
+        """Bytes of text that have to be rendered."""
         first = () if self.in_front else self.messages[: self.head]
         new = sum(noted(_digest, said)[1] for said in (*first, *self.messages[self.start :]))
         return new if self.in_front else new + noted(_digest_of_tools, self.tools or ())[1]
@@ -200,10 +201,11 @@ class Format:
         config: Any,
         switches: Any = None,
     ) -> None:
-        """
+        """Set up a format.
+
         Args:
-            guard: of the tokenizer's added tokens.
-            config: of the package, or None to go by the tokenizer's name.
+            guard: guard for the tokenizer's added tokens.
+            config: config of the package, or None to go by the tokenizer's name.
             switches: template switches, as in chat_template_kwargs.
         """
         self.plain = renderers.create_renderer(
@@ -221,9 +223,9 @@ class Format:
         self._stands_in = False
         self._texts = _Texts(tokenizer)
         self._frames: dict[str, list[int]] = {}
-        """Texts that were met in the try-outs, most of which formats write again and again."""
+        """Ids of texts seen in the tests, most of which formats write again and again."""
         self._ends_texts = True
-        """What a user says stands at the end of a text that is encoded as a whole."""
+        """Whether a user's words end a text that is encoded as a whole."""
         self._of_texts: renderers.Renderer | None = None
         if name == "default":
             self.own = OwnTemplate(tokenizer, config, switches)
@@ -252,7 +254,7 @@ class Format:
 
         Args:
             hint: index of the user's message at whose end a hint would go.
-            remembers: keep the ids for the request that goes on from this one.
+            remembers: whether to cache the ids for a request that continues this one.
 
         Raises:
             RequestError: the format refuses these messages.
@@ -262,7 +264,7 @@ class Format:
     def plan(
         self, messages: Sequence[Message], tools: Tools | None, hint: int | None = None
     ) -> Plan:
-        """Look up what is known of a request's prompt."""
+        """Look up the cached parts of a request's prompt."""
         head = _head(messages)
         messages = self._placed(messages, head)
         hint = hint if self._tokenizer.tells_starts else None
@@ -292,7 +294,7 @@ class Format:
         return Plan(messages, tools, hint, head, front, in_front, places, start, known)
 
     def render(self, plan: Plan, *, remembers: bool = True) -> Prompt:
-        """Render what is new, and put it behind what is known; see `prompt`."""
+        """Render the new parts and append them to the cached ones; see `prompt`."""
         try:
             if self.own is not None:
                 return self.own.prompt(*self._guarded(plan.messages, plan.tools), plan.hint)
@@ -340,7 +342,7 @@ class Format:
         tools: Tools | None,
         hint: int | None,
     ) -> Prompt | None:
-        """The sampled stream with `messages` behind it, or None where the format forbids it."""
+        """Return the sampled stream followed by `messages`, or None where the format forbids it."""
         messages = self._placed(messages, 0)
         try:
             said, offered = self._guarded(messages, tools)
@@ -354,8 +356,8 @@ class Format:
         return Prompt(tuple(rendered.token_ids), _content_end(rendered, hint))
 
     def _placed(self, messages: Sequence[Message], head: int) -> Sequence[Message]:
-        """The messages as the format takes them: where it knows no system message behind the first
-        `head` ones, the user's role says its words, at the same place."""
+        """Return the messages as the format takes them: where it allows no system message after the
+        first `head` ones, a user message in the same place holds its words."""
         if not self._moves_system:
             return messages
         return [
@@ -366,7 +368,7 @@ class Format:
         ]
 
     def _fits(self, *messages: Message) -> bool:
-        """Whether the format takes these messages."""
+        """Return whether the format takes these messages."""
         try:
             self.prompt(messages, None, None, remembers=False)
         except RequestError:
@@ -388,9 +390,9 @@ class Format:
     def _by_text(
         self, said: Sequence[Message], tools: Tools | None, hint: int | None
     ) -> _Rendered | None:
-        """Encode text by text, which costs far less than what the package does for each id.
+        """Encode text by text, which costs far less than the package's work for each id.
 
-        None: only the plain way can tell where the hint goes.
+        None: the position of the hint can only be found by a plain render.
         """
         content: str = "" if hint is None else said[hint]["content"]
         with self._texts.noting() as texts:
@@ -415,9 +417,9 @@ class Format:
         return _Rendered(ids, messages, ends[0] if ends else None)
 
     def _tried_out(self) -> bool:
-        """Whether text by text gives what a plain render gives, wherever the format takes it.
+        """Test whether encoding text by text equals a plain render, wherever the format takes it.
 
-        Finds out, too, whether what a user says ends a text.
+        Also finds out whether a user's words end a text.
         """
         told = list[bool]()
         for messages, tools in _PROBES:
@@ -438,10 +440,10 @@ class Format:
         return True
 
     def _tried_to_divide(self) -> frozenset[tuple[str, str]]:
-        """Kinds of neighbours between which a conversation may be divided.
+        """Test between which kinds of neighbours a conversation may be divided.
 
-        That is where the ids of all before are those that they were when a question stood there,
-        and the ids of all behind are those that they are without what was before.
+        It may where the ids before the place equal those rendered when a question stood there, and
+        the ids after it equal those rendered without what was before.
         """
         good, bad = set[tuple[str, str]](), set[tuple[str, str]]()
         for messages, tools in _PROBES:
@@ -466,8 +468,8 @@ class Format:
         return frozenset(good - bad)
 
     def _tried_stand_ins(self) -> bool:
-        """Whether system messages and tools change nothing behind them but by being there, and
-        nothing behind changes them."""
+        """Test whether system messages and tools affect later ids only by their presence, and are
+        not affected by later messages."""
         heads: tuple[list[dict[str, Any]], ...] = ([], [_SYSTEM], [_SYSTEM, _SYSTEM])
         for head, tools, said in product(heads, ([], [_TOOL]), (_TALKED, _WORKED, [_ASKED])):
             try:
@@ -495,10 +497,10 @@ class Format:
         *,
         left_out: int = 0,
     ) -> list[tuple[int, int | str]]:
-        """What is rendered, ids and texts, and the index of the message that each belongs to.
+        """Return the rendered ids and texts, each with the index of its message.
 
         Args:
-            left_out: so many messages would stand behind the first `head` ones.
+            left_out: number of messages left out after the first `head` ones.
         """
         with self._texts.noting() as texts:
             rendered = _render(self._of_texts, messages, tools)
@@ -510,8 +512,8 @@ class Format:
 
 
 class _Texts(threading.local):
-    """A tokenizer that notes the texts it is asked to encode, and hands out a negative number
-    instead of their ids, none of them twice. Each thread has notes of its own."""
+    """Tokenizer that records the texts it is asked to encode, and returns a unique negative number
+    instead of their ids. Each thread has its own records."""
 
     def __init__(self, tokenizer: CutTokenizer) -> None:
         self._tokenizer = tokenizer
@@ -522,7 +524,7 @@ class _Texts(threading.local):
 
     @contextmanager
     def noting(self) -> Generator[Mapping[int, str]]:
-        """Take notes, and yield them by number."""
+        """Record texts, and yield them by number."""
         self._notes = {}
         try:
             yield self._notes
@@ -541,7 +543,7 @@ class _Texts(threading.local):
 
 
 class _Rendered(NamedTuple):
-    """Ids of a prompt, for each the index of its message, and where a hint goes."""
+    """Ids of a prompt, the message index of each, and the position for a hint."""
 
     ids: Sequence[int]
     messages: Sequence[int]
@@ -563,7 +565,7 @@ def _render(
 
 
 def _digests(messages: Sequence[Message]) -> bytes:
-    """All that the messages say, one after the other: parts in a row are what the whole is."""
+    """Return the digest of all messages, concatenated: parts in a row equal the whole."""
     return b"".join([noted(_digest, message)[0] for message in messages])
 
 
@@ -578,7 +580,7 @@ def _digest_of_tools(tools: Tools) -> tuple[bytes, int]:
 
 
 def _digested(told: Any) -> tuple[bytes, int]:
-    """A digest of something, and how large it is in bytes."""
+    """Return the digest of a value, and its size in bytes."""
     written = marshal.dumps(told, 2)
     return hashlib.sha256(written).digest(), len(written)
 
@@ -586,24 +588,25 @@ def _digested(told: Any) -> tuple[bytes, int]:
 def _stand_ins(
     head: Sequence[Message], tools: Tools | None
 ) -> tuple[Sequence[Message], Tools | None]:
-    """Short ones in place of system messages and of tools, where there are any."""
+    """Replace system messages and tools by short ones, where there are any."""
     short = [{**said, "content": "So."} if said["content"].strip() else said for said in head]
     return short, [_STAND_IN] if tools else tools
 
 
 def _head(messages: Sequence[Message]) -> int:
-    """How many system messages a conversation begins with."""
+    """Return the number of system messages that a conversation begins with."""
     behind = (i for i, message in enumerate(messages) if message["role"] != "system")
     return next(behind, len(messages))
 
 
 def _kinds(messages: Sequence[Message]) -> list[str]:
-    """Roles; some formats treat an assistant that calls tools differently."""
+    """Return the role of each message, or `call`: some formats treat assistants that call tools
+    differently."""
     return ["call" if message.get("tool_calls") else message["role"] for message in messages]
 
 
 def _last_question(messages: Sequence[Message]) -> int | None:
-    """Index of the last message of the user that says anything."""
+    """Return the index of the user's last message that is not blank."""
     for at in range(len(messages) - 1, -1, -1):
         if messages[at]["role"] == "user" and messages[at]["content"].strip():
             return at
@@ -615,12 +618,13 @@ def _cut(seen: Sequence[tuple[int, int | str]], message: int) -> int:
 
 
 def _first_of(messages: Sequence[int], message: int) -> int:
-    """Index of the first id of this message or a later one; `messages`: of each id its message."""
+    """Return the index of the first id of this message or a later one. `messages`: message of each
+    id."""
     return next((i for i, at in enumerate(messages) if at >= message), len(messages))
 
 
 def _content_end(rendered: renderers.RenderedTokens, message: int | None) -> int | None:
-    """Index behind the last content token of a message; None without exact attribution."""
+    """Return the index after a message's last content token; None without exact attribution."""
     if message is None or not rendered.is_content:
         return None
     for at in range(len(rendered.token_ids) - 1, -1, -1):

@@ -1,4 +1,4 @@
-"""Text from outside stays text, whatever it says.
+"""Keep text from outside as text, even where it spells control tokens.
 
 Rule: only a chat format writes control tokens. A text that spells one (a tool result with
 `<|im_end|>` in it) is cut inside each before the format sees it, nothing is merged over a cut, and
@@ -18,11 +18,11 @@ from tinker_claw.render.tokenizer import load_fast
 from tinker_claw.types import Tool, noted
 
 _Encoded: TypeAlias = tuple[list[int], list[tuple[int, int]]]
-"""Ids of a text, and where each begins and ends in it; [] where nobody asks."""
+"""Ids of a text, and the start and end of each in it; [] where positions are not needed."""
 
 CUT = "\udc00"
-"""Half a surrogate pair: the one sign that no text from outside can hold. Formats carry it through,
-and `CutTokenizer` leaves it out."""
+"""Half a surrogate pair: the one character that no outside text can hold. Formats pass it through,
+and `CutTokenizer` removes it."""
 
 # Of a tool's schema, which formats look up by name.
 _STRUCTURE = frozenset(
@@ -33,14 +33,14 @@ _ESCAPE = re.compile(r"\\(?:u(?![dD][89a-fA-F])[0-9a-fA-F]{4}|[^u])")
 
 
 class Guard:
-    """Cuts what a tokenizer would take for one of its added tokens.
+    """Cuts every text that the tokenizer would read as one of its added tokens.
 
     A switch for this exists only for tokens marked special, and Qwen's <think> and <tool_call> are
     not. Added tokens of nothing but blanks are no marks, and one of one character cannot be cut.
     """
 
     def __init__(self, added: Iterable[str]) -> None:
-        """`added`: the added tokens' texts."""
+        """Guard against `added`, the texts of the added tokens."""
         marks = {token for token in added if len(token) > 1 and token.strip(" \t\r\n▁")}
         self._mark = re.compile(_shortest_of(marks) if marks else "(?!)")
         # Some formats put a key of a schema between brackets.
@@ -49,7 +49,7 @@ class Guard:
         self._bracketed -= _STRUCTURE
 
     def text(self, text: str) -> str:
-        """The text with a cut inside every added token.
+        """Return the text with a cut inside every added token.
 
         Raises:
             ValueError: it holds half a surrogate pair.
@@ -69,16 +69,17 @@ class Guard:
         return CUT.join([*pieces, text[done:]])
 
     def messages(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Every text of the messages; roles are ours."""
+        """Return the messages with every text guarded; roles are ours."""
         return [
             {k: v if k == "role" else self._value(v, k) for k, v in message.items()}
             for message in messages
         ]
 
     def tools(self, tools: Sequence[Tool]) -> list[dict[str, Any]]:
-        """Every text of the schemas, keys among them.
+        """Return the schemas with every text guarded, keys among them.
 
-        An agent sends the same schemas with every request: what is returned must not be changed.
+        An agent sends the same schemas with every request: the result is shared, and must not be
+        changed.
         """
         return noted(self._value, tools)
 
@@ -98,7 +99,8 @@ class Guard:
         return CUT + key if key in self._bracketed else self.text(key)
 
     def _arguments(self, written: str) -> str:
-        """A call's arguments. Some formats read the JSON, and what is escaped in it comes out."""
+        """Return a call's guarded arguments. Some formats parse the JSON, which decodes its
+        escapes."""
         text = self.text(written)
         if "\\" not in written:
             return text
@@ -109,7 +111,7 @@ class Guard:
         return _ESCAPE.sub(rf"{CUT}\g<0>{CUT}", text) if self._is_cut_short(read) else text
 
     def _is_cut_short(self, read: Any) -> bool:
-        """Whether an added token is in what was read of a text that had its cuts."""
+        """Return whether an added token appears after parsing a guarded text."""
         if isinstance(read, str):
             return bool(self._mark.search(read))
         if isinstance(read, dict):
@@ -119,7 +121,8 @@ class Guard:
 
 
 def _shortest_of(words: Iterable[str]) -> str:
-    """A pattern for the shortest of the words that begins at a place, tried letter by letter."""
+    """Return a pattern for the shortest of the words that begins at a position, tried letter by
+    letter."""
     tree: dict[str, Any] = {}
     for word in words:
         node = tree
@@ -137,10 +140,11 @@ def _shortest_of(words: Iterable[str]) -> str:
 
 
 class CutTokenizer:
-    """A tokenizer that knows the cuts; in all else the one that it is made of."""
+    """A tokenizer that encodes the pieces between cuts separately; otherwise the one it wraps."""
 
     def __init__(self, tokenizer: Any) -> None:
-        """`tokenizer`: as the `renderers` package wants it; a fast one tells where ids begin."""
+        """Wrap `tokenizer`, as the `renderers` package wants it; a fast one reports where ids
+        begin."""
         self._tokenizer = tokenizer
         self.tells_starts = bool(getattr(tokenizer, "is_fast", False))
         self._fast: Callable[[str], list[int]] | None = None
@@ -148,10 +152,10 @@ class CutTokenizer:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
     def quicken(self, met: Sequence[str]) -> None:
-        """From now on a faster way to the same ids, where there is one for this tokenizer.
+        """Switch to a faster encoder with the same ids, where there is one for this tokenizer.
 
         Args:
-            met: texts that it is tried out on, besides those that every tokenizer is tried out on.
+            met: texts on which it is tested, besides the standard ones.
         """
         self._fast = load_fast(self._tokenizer, met)
 
@@ -159,11 +163,11 @@ class CutTokenizer:
         return getattr(self._tokenizer, name)
 
     def encode(self, text: str, **options: Any) -> list[int]:
-        """Ids of a text, no special token added."""
+        """Return the ids of a text, without special tokens."""
         return [i for ids, _ in self._pieces(text, with_places=False) for i in ids]
 
     def __call__(self, text: str, **options: Any) -> dict[str, Any]:
-        """Ids of a text, and for each the place of its first character and that behind its last."""
+        """Return the ids of a text, and the start and end of each."""
         if not self.tells_starts:
             raise NotImplementedError
         at, ids, offsets = 0, list[int](), list[tuple[int, int]]()
@@ -174,16 +178,16 @@ class CutTokenizer:
         return {"input_ids": ids, "offset_mapping": offsets}
 
     def apply_chat_template(self, messages: Sequence[Any], **options: Any) -> list[int]:
-        """The ids of the template's text."""
+        """Return the ids of the template's text."""
         return self.encode(self.template_text(messages, **options))
 
     def template_text(self, messages: Sequence[Any], **options: Any) -> str:
-        """What the template makes of the messages, before it is encoded."""
+        """Return the template's text for the messages, before it is encoded."""
         options = {k: v for k, v in options.items() if k not in ("tokenize", "return_dict")}
         return self._tokenizer.apply_chat_template(messages, tokenize=False, **options)
 
     def _pieces(self, text: str, *, with_places: bool = True) -> list[_Encoded]:
-        """Encode each piece between two cuts by itself."""
+        """Encode each piece between two cuts separately."""
         first, *rest = text.split(CUT)
         if not rest:
             return self._encoded([first], with_places=with_places)
@@ -210,9 +214,9 @@ class CutTokenizer:
 
     @cached_property
     def _before(self) -> str:
-        """What to encode a piece behind, so that it does not begin as a text does.
+        """Return a prefix for encoding a piece, so that it is not treated as the start of a text.
 
-        Some tokenizers put a blank before whatever they are given; none behind an added token.
+        Some tokenizers prepend a blank to every text, but not after an added token.
         """
 
         def joined(before: str) -> str:

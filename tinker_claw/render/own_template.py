@@ -1,9 +1,10 @@
-"""A model's own chat template, of which nothing is known but what a try-out shows.
+"""A model's own chat template, whose behaviour is known only from tests.
 
-Rule: the prompt is the template's text as the tokenizer encodes it, and no place changes it. Places
-are found by a mark, a sign that no text can hold: the template is rendered with it, and where the
-text without it is the same, it stood where it seems to stand. What a try-out does not find is
-refused by name: such a model learns from verdicts, or its replies come when they are complete.
+Rule: the prompt is the template's text as the tokenizer encodes it, and finding places never
+changes it. Places are found by a mark, a character that no text can hold: the template is rendered
+with it, and if the text without it is the same, the mark shows the place. Features that the tests
+do not find are refused by name: such a model learns from verdicts only, or its replies come when
+they are complete.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tinker_claw.render.outside_text import CutTokenizer
 from tinker_claw.render.prompt_cache import Prompt
 
 UNFIT = (ValueError, TypeError, LookupError, AttributeError, RecursionError, TemplateError)
-"""What formats raise for messages that they do not take."""
+"""Errors that formats raise for messages they do not take."""
 _MARK = "\udc01"
 """Half a surrogate pair, which requests cannot hold; not the one that cuts (outside_text.py)."""
 _UNFINISHED = "\ufffd"
@@ -42,7 +43,7 @@ class OwnTemplate:
     """The template of one tokenizer, under one set of switches."""
 
     def __init__(self, tokenizer: CutTokenizer, config: Any, switches: Any) -> None:
-        """`config`, `switches`: see `Format`."""
+        """Set up and test the template. `config`, `switches`: see `Format`."""
         self._tokenizer = tokenizer
         self._letters = renderers.create_renderer(
             cast("Any", _Letters(tokenizer)), config, chat_template_kwargs=switches
@@ -51,14 +52,14 @@ class OwnTemplate:
         self._added = {at: text for text, at in added.items() if text.strip()}
         self._behind = self._context()
         self.stop_tokens: tuple[int, ...] = ()
-        """The added token that it writes behind a reply."""
+        """The added token that it writes after a reply."""
         self.no_hints = self._no_hints()
         """Why hints have no place in its prompts; None: they have one."""
         self.no_streaming = self._no_streaming()
-        """Why its replies cannot be read as they arrive; None: they can be."""
+        """Why its replies cannot be parsed as they arrive; None: they can."""
 
     def prompt(self, messages: Messages, tools: Any, hint: int | None) -> Prompt:
-        """The prompt. `hint`: index of the message at whose end a hint would go."""
+        """Render a prompt. `hint`: index of the message at whose end a hint would go."""
         text = self._text(messages, tools)
         at = None
         if hint is not None and not self.no_hints:
@@ -76,7 +77,8 @@ class OwnTemplate:
         return Prompt(tuple(ids), place)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of a part of a reply, without control tokens that are none of its marks."""
+        """Return the text of a part of a reply, without control tokens other than thinking
+        marks."""
         kept = [i for i in ids if self._added.get(i, "") in ("", *THINK)]
         text = self._decoded([*self._behind, *kept])
         text = text[len(self._decoded(self._behind)) :] if self._behind else text
@@ -85,12 +87,12 @@ class OwnTemplate:
 
     @property
     def marks_no_thinking(self) -> bool:
-        """There are no tokens for it: what looks like a mark is text."""
+        """Whether thinking has no tokens of its own, so that its marks are text."""
         return not {*THINK} <= {*self._added.values()}
 
     @property
     def refusals(self) -> tuple[str, ...]:
-        """What was not found, each in a sentence."""
+        """Features that were not found, each in a sentence."""
         found = []
         if self.no_hints:
             found.append(f"hints have no place: {self.no_hints}")
@@ -115,7 +117,7 @@ class OwnTemplate:
         return None if taken else "its chat template takes no message of a user"
 
     def _no_streaming(self) -> str | None:
-        """Finds the stop token on the way."""
+        """Return why replies cannot be parsed as they arrive, or None; sets the stop token."""
         try:
             asked = self._text([_ASKED], None)
             told = self._text([_ASKED, _SAID], None, reply_follows=False)
@@ -138,13 +140,13 @@ class OwnTemplate:
         return None
 
     def _first_added(self, text: str) -> tuple[int, ...]:
-        """The added token that a text begins with, behind blanks; () where there is none."""
+        """Return the added token that a text begins with, after blanks; () where there is none."""
         ids = self._tokenizer.encode(text)
         found = next((i for i in ids if i in self._added or self._decoded([i]).strip()), None)
         return (found,) if found in self._added else ()
 
     def _context(self) -> list[int]:
-        """Ids to decode a part behind, where a decoder takes the blank from the first word."""
+        """Return ids to decode a part after, where a decoder drops the first word's blank."""
         word = self._tokenizer.encode("a b")
         apart = self._decoded(word[:1]) + "".join(self._decoded([i]) for i in word[1:])
         return [] if apart == self._decoded(word) else self._tokenizer.encode("a")
@@ -157,8 +159,8 @@ class OwnTemplate:
         return "".join(map(chr, letters))
 
     def _end_of(self, at: int, messages: Messages, tools: Any, text: str) -> int | None:
-        """Where in the text a message's content ends; before its last blanks, where the template
-        takes these away. None: it is not shown once and as it is."""
+        """Return where a message's content ends in the text, before trailing blanks if the template
+        strips them; None: it is not shown exactly once and unchanged."""
         said = str(messages[at]["content"])
         if not said:
             return None

@@ -1,7 +1,7 @@
-"""Prompts at the cost of what is new in them: the ids of what came before are remembered.
+"""Prompt cache: remembers the ids of earlier messages, so that only new ones are rendered.
 
-An agent sends its system prompt, its tools and its history again with every request. Rule: what is
-remembered are ids, never text, under a salted digest of all that they were rendered from.
+An agent sends its system prompt, its tools and its history again with every request. Rule: only ids
+are kept, never text, under a salted digest of everything that they were rendered from.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import NamedTuple
 from cachetools import LRUCache
 
 CAPACITY = 72_000_000
-"""Bytes that are kept: some four hundred histories or system prompts of 15,000 ids."""
+"""Capacity in bytes: some four hundred histories or system prompts of 15,000 ids."""
 _ENTRY = 600
 """Bytes of an entry besides its ids."""
 _NUMBERS: dict[int, int] = {}
-"""Every id that was met, so that an id is one number, however often it is kept."""
+"""Known ids, so that each is one shared number object, however often it is kept."""
 
 
 class Ids(NamedTuple):
-    """Ids as the ledger takes them, and as samplers do. Made from one another for every prompt they
-    would cost more than rendering what is new in it."""
+    """Ids both packed for the ledger and as a tuple for samplers. Converting them for every prompt
+    would cost more than rendering its new part."""
 
     packed: bytes
-    """As little-endian int32."""
+    """Ids as little-endian int32."""
     tokens: tuple[int, ...]
 
     @classmethod
@@ -42,7 +42,7 @@ class Ids(NamedTuple):
 
     @classmethod
     def joined(cls, parts: Iterable[Ids]) -> Ids:
-        """Put ids one after the other."""
+        """Concatenate ids."""
         packed, tokens = list[bytes](), list[int]()
         for part in parts:
             packed.append(part.packed)
@@ -56,46 +56,46 @@ class Prompt:
 
     tokens: tuple[int, ...]
     hint_at: int | None
-    """Index behind the content of the message that a hint belongs to; None: not known."""
+    """Index after the content of the message that a hint belongs to; None: not known."""
     packed: bytes | None = field(default=None, repr=False, compare=False)
-    """The tokens as little-endian int32, where they are at hand."""
+    """The tokens as little-endian int32, where available."""
     begun: int = 0
-    """Number of last tokens that are the beginning of the reply, given to the model."""
+    """Number of last tokens that begin the reply and are given to the model."""
 
     def followed_by(self, begun: Sequence[int]) -> Prompt:
-        """This prompt, with a reply that begins so."""
+        """Return this prompt followed by the beginning of a reply."""
         packed = None if self.packed is None else self.packed + Ids.of(begun).packed
         return Prompt((*self.tokens, *begun), self.hint_at, packed, len(begun))
 
 
 class Known(NamedTuple):
-    """The ids of messages in a row."""
+    """The ids of consecutive messages."""
 
     ids: Ids
     hint: int | None = None
-    """Index of the message among them at whose end a hint would go; None: nobody has asked."""
+    """Index of the message among them at whose end a hint would go; None: none was asked for."""
     hint_at: int | None = None
-    """Index behind the content of that message in these ids; None: not known."""
+    """Index after the content of that message in these ids; None: not known."""
 
 
 NOTHING = Known(Ids.of(()))
 
 
 class PromptCache:
-    """Remembers ids by name, the longest unused forgotten first. Any thread may use it."""
+    """Cache of ids by key, evicting the least recently used. Thread-safe."""
 
     def __init__(self, capacity: int = CAPACITY) -> None:
-        """`capacity`: in bytes."""
+        """Create a cache of `capacity` bytes."""
         self._known = LRUCache[bytes, Known](capacity, getsizeof=_held)
         self._lock = Lock()
 
     def get(self, name: bytes) -> Known | None:
-        """What was kept under this name, if it is still there."""
+        """Return the entry under this key, or None."""
         with self._lock:
             return self._known.get(name)
 
     def keep(self, name: bytes, known: Known, instead_of: bytes | None = None) -> None:
-        """Remember ids, and no longer those under another name."""
+        """Keep ids under a key, replacing those under another."""
         with self._lock:
             if instead_of is not None:
                 self._known.pop(instead_of, None)
@@ -109,5 +109,5 @@ class PromptCache:
 
 
 def _held(known: Known) -> int:
-    """Bytes of an entry: four an id packed, and eight for its place in the tuple."""
+    """Return the bytes of an entry: four an id packed, and eight for its place in the tuple."""
     return _ENTRY + 12 * len(known.ids.tokens)

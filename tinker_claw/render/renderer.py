@@ -1,4 +1,4 @@
-"""The chat format of one model.
+"""Renderer and parser for the chat format of one model.
 
 Rule: the package's hand-written format decides every token, or, where it has none, the model's own
 template (own_template.py); this class chooses between a full render and an exact extension, finds
@@ -45,34 +45,34 @@ _MARKED = frozenset({"qwen3", "qwen3.5", "qwen3.6", "qwen3.8"})
 
 _CALL = ("<tool_call>", "</tool_call>")
 _NO_ID = -1
-"""Stands for a marker that the tokenizer does not have."""
+"""Stand-in for a marker that the tokenizer does not have."""
 _ASIDE = 8_000
-"""Bytes of text from which on rendering is worth the way to another thread: some milliseconds."""
+"""Bytes of new text from which rendering moves to another thread: some milliseconds of work."""
 _FORMATS = 16
-"""Kept at a time: a switch may be any text, a date or a name."""
+"""Formats kept at a time: a switch may be any text, a date or a name."""
 _LONGEST_NAME = 256
-"""Characters of a tool that a reply is begun with: each is rendered some twenty times, while all
-others wait. OpenAI's have 64 at most, Anthropic's 128."""
+"""Most characters of a tool's name that a reply may be begun with: each is rendered some twenty
+times, while all others wait. OpenAI's have 64 at most, Anthropic's 128."""
 _BEGINNINGS = 256
-"""Beginnings that are kept: one for each set of tools, in each format."""
+"""Most beginnings kept: one for each set of tools, in each format."""
 _TAILS = 64
-"""Ends of prompts of which it is known whether they open thinking."""
+"""Most ends of prompts for which it is known whether they open thinking."""
 _LETTERS = 16
-"""Characters of a token at most, where a text is bounded before it is encoded."""
+"""Most characters of a token, for limiting a text before it is encoded."""
 _GAP = " [...] "
 _UNFINISHED = "\ufffd"
 _UNUSABLE = (
     *(OSError, ValueError, TypeError, KeyError, AssertionError, ImportError),
     RequestError,  # no chat template, say
 )
-"""What a tokenizer raises that cannot be used."""
+"""Errors of a tokenizer that cannot be used."""
 
 
 def family_of(model: str) -> str:
-    """The chat format that is known for a hub id; "auto" for one that is not.
+    """Return the chat format of a hub id; "auto" where it is not known.
 
-    A folder, or somebody's copy, that is named like a known model is taken for that model; of two
-    that share a name the maker's own stands first.
+    A folder or copy with the name of a known model is taken for that model; of two with the same
+    name the maker's own comes first.
     """
     if model in MODEL_RENDERER_MAP:
         return MODEL_RENDERER_MAP[model]
@@ -88,7 +88,8 @@ class Renderer:
     """Renders and parses for one model."""
 
     def __init__(self, tokenizer: Any, config: Any) -> None:
-        """`config`: a config of the `renderers` package, or None to go by the tokenizer's name."""
+        """Set up a renderer. `config`: of the `renderers` package, or None to go by the tokenizer's
+        name."""
         self._tokenizer = CutTokenizer(tokenizer)
         self._guard = Guard(tokenizer.get_added_vocab())
         self._cache = PromptCache()
@@ -100,17 +101,17 @@ class Renderer:
         self._base = first.plain
         self._own = first.own
         self.config: Any = cast("Any", self._base).config
-        """The `renderers` package's config, which says which switches the chat template has."""
+        """The `renderers` package's config, which names the chat template's switches."""
         self.family: str = self.config.name
         stops = [*self._base.get_stop_token_ids(), *(self._own.stop_tokens if self._own else ())]
         self.stop_tokens = tuple(dict.fromkeys(stops))
         self.refusals = self._own.refusals if self._own else ()
-        """What the model's own chat template was tried out for in vain, each with its reason."""
+        """Features that the model's own chat template was found to lack, each with its reason."""
         self._opens_thinking = lru_cache(_TAILS)(self._ends_in_thinking)
         self._begin = lru_cache(_BEGINNINGS)(self._beginning)
         self._decode_one = cache(self._decoded)
-        """Samplers that stream give one id at a time. No more texts than there are ids, some 10 MB.
-        """
+        """Cached text of single ids, since streaming samplers give one at a time. At most as many
+        as there are ids, some 10 MB."""
         self._markers = self._find_markers()
 
     @classmethod
@@ -169,8 +170,8 @@ class Renderer:
         switches: Switches = (),
         remembers: bool = True,
     ) -> Prompt:
-        """As `prompt`; long text that is new is rendered in a thread, one request at a time, so
-        that the event loop goes on and what several requests bring is rendered once.
+        """Render like `prompt`, but long new text in a thread, one request at a time, so that the
+        event loop goes on and parts shared by requests are rendered once.
 
         Args:
             remembers: False keeps nothing of the request in memory.
@@ -204,7 +205,8 @@ class Renderer:
         hint_message: int | None = None,
         switches: Switches = (),
     ) -> Prompt | None:
-        """The sampled stream with `new_messages` behind it, or None where the format forbids it.
+        """Return the sampled stream followed by `new_messages`, or None where the format forbids
+        it.
 
         Args:
             hint_message: index into `new_messages`.
@@ -214,7 +216,7 @@ class Renderer:
         )
 
     def shorten(self, text: str, most: int) -> str:
-        """The text, or both ends of it where it has more than `most` tokens."""
+        """Return the text, or only its two ends where it has more than `most` tokens."""
         half = most // 2
         widest = half * _LETTERS
         if len(text) > 2 * widest:  # what is long beyond measure is not even encoded
@@ -226,26 +228,26 @@ class Renderer:
         return f"{head.rstrip(_UNFINISHED)}{_GAP}{tail.lstrip(_UNFINISHED)}"
 
     def hint_tokens(self, hint: str, words: str = HINT_TEMPLATE) -> tuple[int, ...]:
-        """A hint as tokens. Text that looks like a control token stays text.
+        """Return a hint as tokens. Text that looks like a control token stays text.
 
         Args:
-            words: how it stands in the prompt, as {hint}.
+            words: template of the text in the prompt, with {hint}.
         """
         return tuple(self._encode(self._guard.text(words.format(hint=hint))))
 
     def splice(
         self, prompt: Tokens, hint_at: int, hint: str, words: str = HINT_TEMPLATE
     ) -> tuple[int, ...]:
-        """The hinted prompt: the same ids, with the hint's in between."""
+        """Return the hinted prompt: the same ids, with the hint's in between."""
         return (*prompt[:hint_at], *self.hint_tokens(hint, words), *prompt[hint_at:])
 
     def stream(
         self, prompt: Tokens, tools: Tools | None = None, *, may_call: bool = True
     ) -> ReplyStream:
-        """A parser for one completion of `prompt`.
+        """Return a parser for one completion of `prompt`.
 
         Args:
-            may_call: False reads what looks like a call as text.
+            may_call: False reads text that looks like a call as text.
         """
         if self._markers is None:
             return BufferedStream(
@@ -260,14 +262,14 @@ class Renderer:
         )
 
     def parse(self, tokens: Tokens, prompt: Tokens, tools: Tools | None = None) -> Reply:
-        """A whole completion as a reply."""
+        """Parse a whole completion as a reply."""
         stream = self.stream(prompt, tools)
         stream.feed(tokens)
         return stream.finish()[1]
 
     def begin_call(self, names: Sequence[str], switches: Switches = ()) -> tuple[int, ...] | None:
-        """Ids with which a reply begins that must call one of these tools; None: this chat format
-        is not known to have calls.
+        """Return ids with which a reply begins that must call one of these tools; None: this chat
+        format is not known to have calls.
 
         Args:
             names: at least one.
@@ -276,8 +278,8 @@ class Renderer:
         return self._begin(ends, switches) if max(map(len, ends)) <= _LONGEST_NAME else None
 
     def begin_text(self, switches: Switches = ()) -> tuple[int, ...] | None:
-        """Ids with which a reply begins that is text at once, () where there is nothing to begin;
-        None: this chat format is not known to have such replies."""
+        """Return ids with which a reply begins that is text at once, () where there are none; None:
+        this chat format is not known to have such replies."""
         return self._begin((), switches)
 
     def _beginning(self, names: tuple[str, ...], switches: Switches) -> tuple[int, ...] | None:
@@ -286,20 +288,20 @@ class Renderer:
 
     @property
     def tells_text(self) -> bool:
-        """A reply's text is known token by token."""
+        """Whether a reply's text is known token by token."""
         return self._markers is not None
 
     def fewest_tokens(self, text: str) -> int:
-        """How many tokens a text takes at the least, found without encoding it; 0: not known.
+        """Return the fewest tokens that a text can take, without encoding it; 0: not known.
 
-        A word begins in one of its tokens, and no token holds the beginnings of more words than
-        the fullest of the vocabulary.
+        Each word begins in one of the text's tokens, and no token holds the beginnings of more
+        words than the fullest of the vocabulary.
         """
         return len(text.split()) // self._words_a_token if self._words_a_token else 0
 
     @cached_property
     def _words_a_token(self) -> int:
-        """How many words begin in one token at the most; 0 where a token may stand for any text."""
+        """Most words that begin in one token; 0 where a token may stand for any text."""
         backend: Any = getattr(self._tokenizer, "backend_tokenizer", None)
         model = getattr(backend, "model", None)
         if not isinstance(model, BPE) or model.unk_token is not None:
@@ -308,11 +310,11 @@ class Renderer:
         return max(len(self._decoded(i).split()) for i in ids)
 
     def forget(self) -> None:
-        """Keep nothing of earlier requests in memory."""
+        """Drop everything kept of earlier requests from memory."""
         self._cache.clear()
 
     def decode(self, tokens: Tokens) -> str:
-        """Text of ids, control tokens spelled out."""
+        """Return the text of ids, control tokens spelled out."""
         return self._decode_one(*tokens) if len(tokens) == 1 else self._decoded(*tokens)
 
     def _decoded(self, *tokens: int) -> str:
@@ -325,7 +327,8 @@ class Renderer:
         return Format(self._tokenizer, self._guard, self._cache, config, dict(switches))
 
     def _find_markers(self) -> Markers | None:
-        """None where replies can only be read when they are complete."""
+        """Return the format's markers; None where replies can only be parsed when they are
+        complete."""
         added: dict[str, int] = self._tokenizer.get_added_vocab()
         think, think_end, call, call_end = (added.get(mark, _NO_ID) for mark in (*THINK, *_CALL))
         if self._own is not None:  # calls of tools are text: their form is not known
@@ -336,7 +339,8 @@ class Renderer:
         return Markers(think, think_end, call, call_end, stop) if known else None
 
     def _ends_in_thinking(self, tail: tuple[int, ...]) -> bool:
-        """Whether a prompt that ends so has opened the thinking block; nearly all end alike."""
+        """Return whether a prompt with this end has opened the thinking block; cached, as most end
+        alike."""
         if self._own is not None and self._own.marks_no_thinking:
             return False
         return prompt_ends_in_reasoning(
@@ -344,7 +348,7 @@ class Renderer:
         )
 
     def _parse_call(self, block: Sequence[int], tools: Tools | None) -> ToolCall | None:
-        """One call, markers included."""
+        """Parse one call, markers included."""
         try:
             parsed = self._base.parse_response(list(block), tools=cast("Any", tools))
         except (ValueError, RecursionError):  # numbers of thousands of digits, endless nesting
@@ -376,12 +380,12 @@ class Renderer:
 
 
 def _after_the_event_loop() -> None:
-    """Where both want the same processor, requests that are served go before one that begins."""
+    """Lower the thread's priority, so that the event loop's replies go before new requests."""
     if sys.platform == "linux":  # elsewhere threads have no priority of their own
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
 
 
 def _behind_last(tokens: Tokens, stops: frozenset[int]) -> tuple[int, ...]:
-    """What follows the last stop token."""
+    """Return the tokens after the last stop token."""
     at = next((at for at in range(len(tokens), 0, -1) if tokens[at - 1] in stops), 0)
     return tuple(tokens[at:])

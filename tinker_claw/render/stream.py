@@ -1,14 +1,14 @@
 """Sampled tokens to a reply (text, thinking and tool calls), as they arrive or all at once.
 
 Rules: a piece that was handed out never changes, and `finish` gives exactly the reply whose pieces
-were streamed; parsing at once is streaming in one piece. Structure is told by token ids, so text
-that merely looks like a marker is text. A call that an agent could not execute is no call; its text
-is shown instead.
+were streamed; parsing at once is streaming in one piece. Structure is found by token ids, so text
+that merely looks like a marker is text. A call that an agent could not execute is shown as text
+instead.
 
 Where a request ends its reply before the model does, the cut falls in the same place however the
-tokens were chunked. Only the reply is cut, never what was sampled. A stop string counts where it is
-in the reply's text, as the client sees it: not in thinking, not in a tool call, and not in white
-space that a reply's text is stripped of. Where one call is allowed, the reply ends before the
+tokens were chunked. Only the reply is cut, never the sampled tokens. A stop string counts where it
+is in the reply's text, as the client sees it: not in thinking, not in a tool call, and not in white
+space that is stripped from a reply's text. Where one call is allowed, the reply ends before the
 second.
 """
 
@@ -36,7 +36,7 @@ _EXECUTABLE = frozenset(
 
 
 def tool_call(attempt: ParsedToolCall) -> ToolCall | None:
-    """The call, with an id that agents keep as it is, or None when it is malformed.
+    """Return the call, with an id that agents keep unchanged, or None when it is malformed.
 
     Its arguments become compact JSON, written as JavaScript writes it.
     """
@@ -57,7 +57,7 @@ def tool_call(attempt: ParsedToolCall) -> ToolCall | None:
 
 
 class CutStream:
-    """A ReplyStream that may end early. Of one that cannot, it changes nothing."""
+    """A ReplyStream that may end early; one that cannot is passed through unchanged."""
 
     def __init__(
         self, inner: ReplyStream, stop: Sequence[str] = (), *, one_call: bool = False
@@ -70,11 +70,11 @@ class CutStream:
         self._one_call = one_call
         self._shown: list[Delta] = []
         self.cut_because: str | None = None
-        """Set when the reply has ended: there is no use in sampling on."""
+        """Why the reply has ended early, so that sampling on is useless; None: it has not."""
 
     @property
     def stop_string(self) -> str | None:
-        """The one that the reply was cut at."""
+        """Stop string at which the reply was cut."""
         return self._search.found
 
     def feed(self, tokens: Tokens) -> list[Delta]:
@@ -93,7 +93,7 @@ class CutStream:
         )
 
     def _pass(self, deltas: list[Delta]) -> list[Delta]:
-        """The deltas that are shown, up to a cut."""
+        """Return the deltas that are shown, up to a cut."""
         if not self._may_end_early:
             return deltas
         begin = len(self._shown)
@@ -114,16 +114,17 @@ class CutStream:
 
 
 class StopSearch:
-    """Lets text through up to the stop string that is complete first."""
+    """Passes text through up to the stop string that is complete first."""
 
     def __init__(self, stop: Sequence[str]) -> None:
         self._stop = stop
         self.held = ""
-        """What may be the beginning of a stop string."""
+        """Text that may be the beginning of a stop string."""
         self.found: str | None = None
 
     def feed(self, text: str) -> str:
-        """What can be shown for certain: a beginning of a stop string is held back."""
+        """Return the text that can be shown for certain; a possible beginning of a stop string is
+        held back."""
         text = self.held + text
         # The one that ends first, as a reader of single characters would find it; of two that end
         # together the longer one.
@@ -143,8 +144,8 @@ Decode = Callable[[Sequence[int]], str]
 
 _UNFINISHED = "\ufffd"
 _GARBAGE = 32
-"""After so many ids, or runs of ids, without a boundary between characters it is no text; stop
-waiting for it."""
+"""Feeds without a boundary between characters after which the bytes are no text and are shown
+anyway."""
 
 
 class Channel:
@@ -157,7 +158,7 @@ class Channel:
         self._decode = decode
         self._ids: list[int] = []
         self._waits = 0
-        """So often have ids come since the last boundary between characters."""
+        """Number of feeds since the last boundary between characters."""
         self._shown = 0
         """Characters of the decoded ids that were handed out."""
         self._blanks = ""
@@ -165,16 +166,16 @@ class Channel:
 
     @property
     def blank(self) -> bool:
-        """Nothing but white space so far."""
+        """Whether there is only white space so far."""
         return not self._pieces and not self._ids
 
     @property
     def text(self) -> str:
-        """All that was handed out."""
+        """All text that was handed out."""
         return "".join(self._pieces)
 
     def feed(self, ids: Sequence[int]) -> str:
-        """What can be shown now that `ids` have arrived."""
+        """Return the text that can be shown now that `ids` have arrived."""
         self._ids.extend(ids)
         self._waits += 1
         text = self._decode(self._ids)
@@ -186,7 +187,7 @@ class Channel:
         return self._show(piece)
 
     def cut(self) -> str:
-        """A marker follows: an unfinished character will not be completed."""
+        """Return the rest before a marker: an unfinished character will not be completed."""
         piece = self._decode(self._ids)[self._shown :]
         self._ids, self._waits, self._shown = [], 0, 0
         return self._show(piece)
@@ -206,22 +207,22 @@ class ReplyStream(Protocol):
 
     @property
     def text_at(self) -> Sequence[int]:
-        """Places, among all tokens that were fed, of those of the reply's text and of blanks around
-        it; () where the format does not tell."""
+        """Indices, among all tokens fed, of those of the reply's text and of blanks around it; ()
+        where the format does not tell."""
         ...
 
     def feed(self, tokens: Tokens) -> list[Delta]:
-        """What these tokens add; the work is that of the new tokens alone."""
+        """Return the pieces that these tokens add; the work is proportional to the new tokens."""
         ...
 
     def finish(self) -> tuple[list[Delta], Reply]:
-        """What was held back, and the whole reply."""
+        """Return the pieces held back, and the whole reply."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Markers:
-    """The single tokens that give a reply its structure."""
+    """The single tokens that structure a reply."""
 
     think: int
     think_end: int
@@ -232,7 +233,7 @@ class Markers:
 
 class _State(Enum):
     START = auto()
-    """Nothing but white space yet: a thinking block may open."""
+    """Only white space so far: a thinking block may open."""
     REASONING = auto()
     DRAFT = auto()
     """A call inside open reasoning: a draft if the reasoning is closed later, else a call."""
@@ -242,7 +243,7 @@ class _State(Enum):
 
 
 class MarkedStream:
-    """For formats whose markers are single tokens."""
+    """Stream of a format whose markers are single tokens."""
 
     def __init__(
         self,
@@ -252,7 +253,7 @@ class MarkedStream:
         *,
         thinking: bool,
     ) -> None:
-        """`thinking`: the prompt has opened the thinking block already."""
+        """Set up a stream. `thinking`: the prompt has already opened the thinking block."""
         self._markers = markers
         self._marks = markers.stop | {
             markers.think,
@@ -267,9 +268,9 @@ class MarkedStream:
         self._state = _State.REASONING if thinking else _State.START
         self._block: list[int] = []
         self._block_from = 0
-        """Place of the first token of the block."""
+        """Index of the first token of the block."""
         self._place = 0
-        """How many tokens have come."""
+        """Number of tokens fed."""
         self.text_at: list[int] = []
         self._calls: list[ToolCall] = []
         self._out: list[Delta] = []
@@ -302,7 +303,7 @@ class MarkedStream:
         self._plain(run)
 
     def _plain(self, ids: list[int]) -> None:
-        """Ids between two markers."""
+        """Handle ids between two markers."""
         if not ids or self._state is _State.DONE:
             return
         if self._state in (_State.CALL, _State.DRAFT):
@@ -358,7 +359,7 @@ class MarkedStream:
             self._out.append(Delta("tool_call", call=call))
 
     def _close(self) -> None:
-        """No more tokens: settle what was left open."""
+        """Settle open parts when no more tokens come."""
         if self._state is _State.DRAFT:
             self._show("reasoning", self._reasoning.cut())
             self._state = _State.TEXT
@@ -379,7 +380,7 @@ class MarkedStream:
 
 
 class BufferedStream:
-    """For all other formats: the reply is parsed when it is complete."""
+    """Stream of any other format: the reply is parsed when it is complete."""
 
     text_at: Sequence[int] = ()
 

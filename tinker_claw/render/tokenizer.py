@@ -24,7 +24,7 @@ from tokenizers import AddedToken, Tokenizer
 
 
 def load(model: str) -> Any:
-    """The tokenizer of a local folder or hub id.
+    """Load the tokenizer of a local folder or hub id.
 
     Raises:
         OSError, ValueError, ...: there is none, or it cannot be read.
@@ -37,13 +37,13 @@ def load(model: str) -> Any:
 
 
 def load_fast(tokenizer: Any, met: Sequence[str] = ()) -> Callable[[str], list[int]] | None:
-    """A many times faster way to the same ids (`fastokens`), or None where it is not the same.
+    """Return a much faster encoder with the same ids (`fastokens`), or None where they differ.
 
-    It takes seconds and some 200 MB for a large vocabulary, and is tried out before it is used: on
-    texts that are awkward for tokenizers, and on those that were met.
+    It takes seconds and some 200 MB for a large vocabulary, and is tested before it is used: on
+    texts that are awkward for tokenizers, and on `met`.
 
     Args:
-        tokenizer: any; another than a `FileTokenizer` has no such way.
+        tokenizer: any tokenizer; only a `FileTokenizer` has such an encoder.
     """
     if not isinstance(tokenizer, FileTokenizer):
         return None
@@ -85,11 +85,11 @@ _AWKWARD = (
     "a\u00a0b\u2003c\u200bd\u200de\ufefff\u2028g\u2029h\u0085i\x0bj\x0ck\x1fl\x7fm\x00n",
     "a" * 300 + " " * 300 + "é" * 100 + "\n" * 100 + "7" * 100,
 )
-"""Blanks, digits, composed letters, scripts without blanks, signs outside of the first plane."""
+"""Blanks, digits, composed letters, scripts without blanks, characters outside the first plane."""
 
 
 class FileTokenizer:
-    """What the `renderers` package asks of a tokenizer, over the file's."""
+    """The tokenizer interface of the `renderers` package, over the file's tokenizer."""
 
     is_fast = True
 
@@ -116,7 +116,7 @@ class FileTokenizer:
         return {token.content: at for at, token in known.items()}
 
     def convert_tokens_to_ids(self, token: str) -> int | None:
-        """None or, where there is one, the unknown token's id for a text that is no token."""
+        """Return a token's id; for a text that is no token the unknown token's id, or None."""
         found = self.backend_tokenizer.token_to_id(token)
         return self.unk_token_id if found is None else found
 
@@ -132,7 +132,7 @@ class FileTokenizer:
         tokenize: bool = False,
         **given: Any,
     ) -> str:
-        """The template's text; `tokenize` is there as transformers has it."""
+        """Return the template's text; `tokenize` is accepted as in transformers."""
         templates = self.chat_template
         name = "tool_use" if tools and "tool_use" in templates else "default"
         if name not in templates:
@@ -173,7 +173,7 @@ def _backend(file: Path, config: Mapping[str, Any]) -> Tokenizer:
 
 
 def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Templates by name; "default" is for all that no other is for."""
+    """Return the templates by name; "default" is for everything without a template of its own."""
     told = config.get("chat_template")
     if isinstance(told, str):
         told = [{"name": "default", "template": told}]
@@ -186,13 +186,13 @@ def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _both_names(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Some templates call reasoning `thinking`."""
+    """Add reasoning as `thinking`, too, which some templates call it."""
     reasoning = message.get("reasoning_content")
     return message if reasoning is None else {"thinking": reasoning, **message}
 
 
 def _content(value: Any) -> str | None:
-    """A token's text, which is written in two ways."""
+    """Return a token's text, which is written in two ways."""
     text = value.get("content") if isinstance(value, dict) else value
     return text if isinstance(text, str) else None
 
@@ -202,7 +202,7 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 class _Generation(Extension):
-    """{% generation %} says which part the assistant said; here it changes nothing."""
+    """{% generation %} marks the assistant's part; here it changes nothing."""
 
     tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
 
@@ -221,7 +221,7 @@ def _now(form: str) -> str:
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    """What chat templates are written for."""
+    """Return the environment that chat templates are written for."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )

@@ -1,1 +1,1 @@
-"""Where the figures of steps are sent, and the spans of requests: to trackers and collectors."""
+"""Sinks: trackers that receive the figures of steps, and collectors that receive spans."""

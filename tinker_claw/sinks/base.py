@@ -1,8 +1,7 @@
-"""What a sink is, and what it is told of a step.
+"""Sinks, and the figures of a step that they receive.
 
-Rule: numbers alone go out, under names of ours. No text of a conversation, no name of a user, and
-none of a session is among them. All of it is read from the ledger's rows, so what is sent again is
-the same.
+Rule: only numbers go out, under our own names, never a text of a conversation or the name of a user
+or session. All of them are read from the ledger's rows, so a repeated report is the same.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from tinker_claw.ledger.database import Rows
 from tinker_claw.shipped import install
 
 FOLDER: Final = "sinks"
-"""In the data directory: what sinks keep there, and what their libraries print."""
+"""Folder in the data directory for files of sinks and output of their libraries."""
 PROJECT: Final = "tinker-claw"
-"""Of runs of ours, where a tracker's own variable names no other."""
+"""Project name of our runs, where a tracker's own variable names no other."""
 SINKS: Final = {
     "tensorboard": "tensorboard",
     "wandb": "wandb",
@@ -33,20 +32,19 @@ SINKS: Final = {
     "mlflow": "mlflow-skinny",  # a part of mlflow, and enough for a server elsewhere
     "otel": "opentelemetry-exporter-otlp-proto-http",
 }
-"""Built-in sinks, each the class `Opened` of the module of its name. With each the package that it
-cannot do without."""
+"""Built-in sinks, each the class `Opened` of the module of its name, with the package it needs."""
 PAGE: Final = 100
 """Steps that are read at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Whose steps they are."""
+    """The run that the steps belong to."""
 
     id: str
-    """The ledger's, always the same: of what a run is bound to, and of when it began."""
+    """Stable id of the ledger's run, made from its configuration and the time it began."""
     name: str
-    """Of its data directory."""
+    """Name of its data directory."""
     folder: Path
     config: Mapping[str, str]
     """Model, method, backend and LoRA rank."""
@@ -54,23 +52,23 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A committed step in figures."""
+    """Figures of a committed step."""
 
     step: int
-    """Its number in the ledger. Numbers only grow; those of void steps are left out."""
+    """The step's id in the ledger. Ids only grow; those of void steps are left out."""
     began_at: float
     finished_at: float
-    """Seconds since 1970."""
+    """End of the step, in seconds since 1970; so is `began_at`."""
     figures: Mapping[str, float]
-    """By name, `group/figure`; all are finite."""
+    """Finite figures by name, `group/figure`."""
 
 
 class Sink(Protocol):
-    """One tracker. Made with a `Run` in a process of its own, where it may fail or hang; a plug-in
-    names its class."""
+    """One tracker. Created with a `Run` in a process of its own, where it may fail or hang; a
+    plug-in names its class."""
 
     def write(self, report: Report) -> None:
-        """Returns when the step is where it outlives this process."""
+        """Write a report; return when it is stored outside this process."""
         ...
 
     def close(self) -> None: ...
@@ -84,7 +82,7 @@ def sink(name: str, run: Run) -> Sink:
 
 
 def check_installed(names: tuple[str, ...]) -> None:
-    """Check that all of these sinks can be opened, without an import of theirs.
+    """Check that these sinks can be opened, without importing their packages.
 
     Raises:
         ConfigError: there is no such sink, or its package is missing.
@@ -102,7 +100,7 @@ def check_installed(names: tuple[str, ...]) -> None:
 
 
 def read_run(rows: Rows) -> Run:
-    """The run of a ledger that has its first version."""
+    """Return the run of a ledger that has its first version."""
     keys = ("model", "method", "backend", "lora_rank")
     known = {row[0]: row[1] for row in rows.rows("SELECT key, value FROM meta")}
     config = {key: known[key] for key in keys if key in known}  # pins and holds come and go
@@ -130,11 +128,11 @@ FROM step_samples JOIN samples ON samples.id = sample_id
 JOIN verdicts ON verdicts.turn_id = samples.turn_id WHERE step_samples.step_id = ?
 """
 _OTHERS = ("rule", "answers")
-"""Metrics of a step that are no figures of it."""
+"""Metrics of a step that are not figures."""
 
 
 def read_reports(rows: Rows, after: int) -> list[Report]:
-    """The oldest committed steps behind `after`, at most a page of them."""
+    """Return the oldest committed steps after `after`, at most a page of them."""
     return [
         Report(
             step=row["id"],
@@ -161,7 +159,7 @@ def _of(metrics: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def _named(name: str, value: Any) -> Iterator[tuple[str, float]]:
-    """A figure, or those within; of a list of texts its length."""
+    """Yield a figure, or the figures in a mapping; for a list of texts, its length."""
     match value:
         case int() | float():
             if math.isfinite(value):

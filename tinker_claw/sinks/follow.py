@@ -1,11 +1,11 @@
-"""The program that tells one sink of a run's steps: `python -m tinker_claw.sinks.follow NAME DIR`.
+"""Program that reports a run's steps to one sink: `python -m tinker_claw.sinks.follow NAME DIR`.
 
-It follows the ledger from the step behind the last one that it has noted, until its standard input
-ends: the gateway closes that when it stops, and its death does.
+It follows the ledger from the last step it has noted until its standard input ends, which the
+gateway closes when it stops or dies.
 
-Rule: it only reads the ledger, and knows no other way to handle a failure than to end. Whoever
-started it starts it again, and it goes on behind its note. So nothing that a tracker's library
-does, be it to fail, to hang or to end its process, reaches the gateway.
+Rule: it only reads the ledger, and ends on any failure. The gateway starts it again, and it
+continues after its note. So a tracker's library that fails, hangs or ends its process never affects
+the gateway.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from tinker_claw.ledger.database import FILE, Outside, reading
 from tinker_claw.sinks.base import Run, Sink, read_reports, read_run, sink
 
 LOOK_S: Final = 1.0
-"""Between two looks for new steps."""
+"""Seconds between two looks for new steps."""
 ANSWER_S: Final = 120
-"""What takes longer has hung: the alarm ends the process, wherever it is."""
+"""Seconds after which a sink has hung: the alarm ends the process, wherever it is."""
 
 
 def main(name: str, directory: Path) -> None:
-    """Tell the sink of every step until standard input ends."""
+    """Report every step to the sink until standard input ends."""
     os.umask(0o077)
     with reading(directory / FILE) as ledger:
         run = _run(ledger)
@@ -49,7 +49,7 @@ def _run(ledger: Outside) -> Run:
 
 
 def tell(opened: Sink, ledger: Outside, note: Path) -> None:
-    """Every step behind the one in `note`, and those that come, until standard input ends."""
+    """Report every step after the one in `note`, and new ones, until standard input ends."""
     last, ending = int(note.read_text()) if note.exists() else 0, False
     while True:
         with ledger.moment():
@@ -67,7 +67,7 @@ def tell(opened: Sink, ledger: Outside, note: Path) -> None:
 
 
 def _alone(file: Path) -> None:
-    """Wait for one that a gateway left behind when it was killed. The system frees the lock."""
+    """Wait until a process left by a killed gateway releases the lock."""
     fcntl.flock(os.open(file, os.O_WRONLY | os.O_CREAT), fcntl.LOCK_EX)
 
 

@@ -1,6 +1,6 @@
-"""MLflow. Its own variables say where to (MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME ...).
+"""MLflow. Its own variables name the server (MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME ...).
 
-Rule: what its library tells its makers by itself is left off.
+Rule: the library's own telemetry to its makers is switched off.
 """
 
 # Where the package is not installed, pyright takes this file for it.

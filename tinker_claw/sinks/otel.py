@@ -1,10 +1,10 @@
-"""OpenTelemetry over HTTP (OTLP), under its conventions for generative AI, as this server's side of
-them: a span of every request and of every step, judging as a child of the request that it judges,
-histograms of time and tokens.
+"""OpenTelemetry over HTTP (OTLP), by its conventions for generative AI on the server side: a span
+of every request and of every step, judging as a child of the request it judges, histograms of time
+and tokens.
 
-Rule: no content, and nothing that a client wrote but the name of the model. Nobody waits for an
-export: spans wait in a bounded queue for a thread of the SDK, and what does not fit is dropped.
-The names are those of the conventions of version 1.42 (`gen_ai.*`), or begin with `tinker_claw`.
+Rule: no content, and nothing that a client wrote except the model's name. Nobody waits for an
+export: spans wait in a bounded queue for a thread of the SDK, and the rest is dropped. The names
+follow the conventions of version 1.42 (`gen_ai.*`), or begin with `tinker_claw`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext
 
 END_S: Final = 2.0
-"""What sending the rest may take when the gateway stops."""
+"""Most seconds for sending the rest when the gateway stops."""
 REMEMBERED: Final = 10_000
-"""Newest turns whose spans judging can still be put below."""
+"""Newest turns whose spans can still be parents of a judging span."""
 PROVIDER: Final = "tinker_claw"
 _SECONDS: Final = tuple(0.01 * 2**n for n in range(14))
 _FIRST_TOKEN: Final = (
@@ -36,16 +36,16 @@ _FIRST_TOKEN: Final = (
     *(0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
 )
 _TOKENS: Final = tuple(4**n for n in range(14))
-"""Bounds of histograms, as the conventions have them."""
+"""Bucket bounds of the token histograms, from the conventions."""
 _FINISH: Final = {"calls": "tool_calls", "stop string": "stop"}
-"""Ends of replies, where clients know them by another word."""
+"""Finish reasons by the names that clients use, where ours differ."""
 
 
 class Traces:
     """Spans and histograms of requests; see `telemetry.Traces`."""
 
     def __init__(self, url: str) -> None:
-        """`url`: where the gateway listens.
+        """Send spans and histograms. `url`: address on which the gateway listens.
 
         Raises:
             ConfigError: one of OpenTelemetry's variables has a value that its SDK refuses.
@@ -147,7 +147,7 @@ class Traces:
         span.end(_ns(judged.began_at + judged.seconds))
 
     def close(self) -> None:
-        """Send the rest, unless that takes too long."""
+        """Send the rest, within a time limit."""
         ends = (self._tracing.shutdown, self._metering.shutdown)
         threads = [Thread(target=end, daemon=True) for end in ends]
         for thread in threads:
@@ -182,7 +182,8 @@ def _attributes(served: Served) -> dict[str, Any]:
 
 
 def _resource() -> Resource:
-    """What OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say, and our name where they say none."""
+    """Return the resource from OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES, under our name by
+    default."""
     from opentelemetry.sdk.resources import Resource
 
     said = Resource.create()
@@ -196,7 +197,7 @@ def _ns(at: float) -> int:
 
 
 class Opened:
-    """Spans of steps."""
+    """Sink that sends a span per step."""
 
     def __init__(self, run: Run) -> None:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter

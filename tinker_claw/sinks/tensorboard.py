@@ -1,4 +1,4 @@
-"""TensorBoard: event files in the data directory, which its own viewer reads."""
+"""TensorBoard: event files in the data directory, for its own viewer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tinker_claw.sinks.base import Report, Run
 
 
 class Opened:
-    """A step is one record of the file, so it is there whole or not at all."""
+    """Event file in which a step is one record, written whole or not at all."""
 
     def __init__(self, run: Run) -> None:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter

@@ -1,5 +1,5 @@
-"""trackio: a database on this machine, or a Space or server that its variables name
-(TRACKIO_DIR, TRACKIO_SPACE_ID, TRACKIO_SERVER_URL ...)."""
+"""trackio: a local database, or the Space or server in its own variables (TRACKIO_DIR,
+TRACKIO_SPACE_ID, TRACKIO_SERVER_URL ...)."""
 
 # Where the package is not installed, pyright takes this file for it.
 # pyright: reportAttributeAccessIssue=false, reportMissingImports=false
@@ -16,7 +16,7 @@ _LOOK_S = 0.05
 
 
 class Opened:
-    """One trackio run for each of ours, gone on with after a restart."""
+    """One trackio run for each of ours, continued after a restart."""
 
     def __init__(self, run: Run) -> None:
         import trackio

@@ -1,7 +1,8 @@
-"""Weights & Biases. Its own variables say where to (WANDB_API_KEY, WANDB_PROJECT, WANDB_MODE ...).
+"""Weights & Biases. Its own variables name the server (WANDB_API_KEY, WANDB_PROJECT, WANDB_MODE
+...).
 
-Rule: what its library collects by itself (console, code, git, machine, command line, its own
-errors) is left off.
+Rule: automatic collection by the library (console, code, git, machine, command line, its own
+errors) is switched off.
 """
 
 # Where the package is not installed, pyright takes this file for it.
@@ -15,7 +16,7 @@ from tinker_claw.sinks.base import PROJECT, Report, Run
 
 
 class Opened:
-    """One W&B run for each of ours, gone on with after a restart."""
+    """One W&B run for each of ours, continued after a restart."""
 
     def __init__(self, run: Run) -> None:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
