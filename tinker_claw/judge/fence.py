@@ -61,9 +61,9 @@ class Part:
     """One text from outside."""
 
     what: str
-    """Its role in the question, in our words."""
+    """Role in the question, in our words."""
     source: str
-    """Who wrote it, in our words."""
+    """Writer of the text, in our words."""
     text: str
 
 

@@ -1,4 +1,4 @@
-"""From a next state to a sample: judge, then score, then queue.
+"""Turns a next state into a sample: judge, then score, then queue.
 
 Rule: what there is to do comes from the ledger, so a restart picks up where this stopped. A judge
 or a ledger that fails leaves the turn to be tried again, and no verdict is made up; a teacher that

@@ -189,7 +189,11 @@ class Pin:
         return compared_from(self._db) is not None
 
     def check_half(self, version_id: int) -> None:
-        """Check that a version can answer half of the sessions."""
+        """Check that a version can answer half of the sessions.
+
+        Raises:
+            UndoError: it is the newest version, which answers the other sessions.
+        """
         if version_id == max(read_line(self._db).live, default=None):
             raise UndoError(
                 f"v{version_id} is the newest version, so it would be compared with itself: name "
@@ -197,7 +201,11 @@ class Pin:
             )
 
     def to(self, version_id: int, *, half: bool = False) -> None:
-        """Pin a version."""
+        """Pin a version.
+
+        Raises:
+            UndoError: half, and it is the newest version.
+        """
         if half:
             self.check_half(version_id)
         with self._db.transaction() as tx:
