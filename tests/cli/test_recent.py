@@ -126,11 +126,11 @@ def test_why_each_turn_was_trained_or_not(ledger: Ledger) -> None:
     records = {record["id"]: record for record in read(ledger._db, "turns", Filter(), 50)}
     columns = {column.name: column for column in COLUMNS["turns"]}
     seen = {
-        name: (columns["next"].cell(records[n]), columns["verdict"].cell(records[n]))
+        name: (columns["next"].value(records[n]), columns["verdict"].value(records[n]))
         for name, n in made.items()
     }
-    assert seen["waits"] == ("-", "-")
-    assert seen["tool"] == ("tool", "-")
+    assert seen["waits"] == (None, None)
+    assert seen["tool"] == ("tool", None)
     assert seen["hinted"] == ("user", "-1 hint")
     assert seen["unclear"] == ("user", "none")
     assert seen["neutral"] == ("user", "0")

@@ -71,7 +71,7 @@ def test_what_a_user_says_is_nowhere_but_in_the_ledger(tmp_path: Path) -> None:
     (data / "metrics.jsonl").chmod(0o644)
     env = {"TINKER_CLAW_USERS": json.dumps([{"name": "anna", "key": KEY}])}
     with product(
-        data, env=env, constants={"tinker_claw.gateway.app:MAX_BODY_BYTES": 600_000}
+        data, env=env, constants={"tinker_claw.gateway.limits:MAX_BODY_BYTES": 600_000}
     ) as running:
         root, known = running.url.removesuffix("/v1"), {"authorization": f"Bearer {KEY}"}
         with httpx.Client(base_url=running.url, headers=known, timeout=240) as client:

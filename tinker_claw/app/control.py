@@ -29,7 +29,7 @@ CONTROL_FILE = "control.json"
 _ASKED_WITHIN_S = 10.0
 _CONNECT_S = 10.0
 PATIENCE_S = 3.0
-"""After so long whoever gave an order is told that it waits."""
+"""Time after which the sender of an order is told that the order is still waiting."""
 
 
 @asynccontextmanager

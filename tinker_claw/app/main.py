@@ -51,11 +51,11 @@ from tinker_claw.sinks.otel import Traces
 from tinker_claw.telemetry import configure, log
 
 RESTARTS: Final = Backoff(first_s=1.0, longest_s=300.0)
-"""Between the ends of a part and its next start."""
+"""Delays before a failed part is started again."""
 RAN_WELL_S: Final = 600.0
-"""After so long without an accident the next one is taken for the first."""
+"""Time without a failure after which the next one counts as the first."""
 UPKEEP_S: Final = 600.0
-"""Between two looks for what is not to be kept any longer."""
+"""Interval between deletions of expired records."""
 DAY_S: Final = 86_400.0
 
 

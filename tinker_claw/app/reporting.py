@@ -21,9 +21,9 @@ from tinker_claw.telemetry import log
 
 RESTARTS: Final = Backoff(first_s=5.0, longest_s=300.0)
 RAN_WELL_S: Final = 600.0
-"""After so long the next failure is taken for the first."""
+"""Run time after which the next failure counts as the first."""
 END_S: Final = 5.0
-"""What a sink may take to end when the gateway stops; then it is killed."""
+"""How long a sink may take to exit when the gateway stops, before it is killed."""
 
 
 async def report(name: str, directory: Path) -> None:

@@ -30,16 +30,16 @@ from tinker_claw.errors import ConfigError
 from tinker_claw.telemetry import log
 
 HEAD_S = 30.0
-"""From the first byte of a request, or from connecting, to the end of its headers."""
+"""Time for a request's headers to arrive, counted from connecting or from its first byte."""
 HEAD_BYTES = 65_536
 IDLE_S = 75
-"""Between two requests on one connection; longer than clients keep theirs, so that they close."""
+"""Keep-alive timeout; longer than that of clients, so that they close the connection first."""
 WRITE_S = 60.0
-"""What a client may take to read what it was sent, beyond what the kernel holds."""
+"""How long a client may take to read a reply that no longer fits the send buffer."""
 MOST = min(512, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
 """Connections at the same time; files and other sockets need descriptors, too."""
 ACCEPTED_AT_ONCE = max(1, min(32, MOST // 8))
-"""In one round of the event loop: a flood leaves room for those who are there."""
+"""Connections accepted per round of the event loop: a flood does not starve open ones."""
 EXIT_INTERRUPTED = 130
 DRAIN_S = 30
 """How long replies in flight may go on after the first signal."""
@@ -50,14 +50,14 @@ CLOSE_S = 15
 QUEUED = 2048
 """Connections that the kernel holds until they are accepted."""
 SEND_BYTES = 131_072
-"""What the kernel holds of an answer that is not read. Left to itself it would hold megabytes, and
-a reply to nobody would be sampled to its end."""
+"""Size of the socket's send buffer. By default the kernel would buffer megabytes, and a reply that
+nobody reads would be sampled to its end."""
 
 _CURES: dict[int, str] = {
     errno.EADDRINUSE: "stop what uses it, or choose another --port (0 takes a free one)",
     errno.EACCES: "ports below 1024 are the system's: choose another --port",
 }
-"""What helps, by the error; with others the address itself is wrong."""
+"""Remedy by errno; any other error means that the address itself is wrong."""
 
 
 def spare_collector() -> None:
@@ -74,7 +74,7 @@ class Connections(ServerState):
     def __init__(self) -> None:
         super().__init__()
         self.silent: dict[Connection, None] = {}
-        """Those without a request, in the order in which they fell silent."""
+        """Idle connections, the longest idle first."""
 
     def make_room(self) -> None:
         """Close the one that has been silent longest, if there are too many."""
@@ -182,7 +182,7 @@ class Server(uvicorn.Server):
         self.server_state = Connections()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """asyncio takes as many connections in one round as it lets the kernel queue."""
+        """Start, then lengthen the kernel's queue: asyncio ties it to connections per round."""
         await super().startup(sockets)
         for listening in sockets or ():
             listening.listen(QUEUED)
@@ -192,7 +192,7 @@ class Server(uvicorn.Server):
         yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Replies that outlast the drain are cut, which uvicorn logs with a traceback each."""
+        """Shut down without uvicorn's traceback for each reply cut at the end of the drain."""
         logger = logging.getLogger("uvicorn.error")
         level = logger.level
         logger.setLevel(logging.CRITICAL)
@@ -261,7 +261,7 @@ class Stop:
 
     @contextmanager
     def calls(self, end: Callable[[], object], *, within_s: int) -> Generator[None]:
-        """While this lasts, the first signal calls `end`, and the process has ended in that time.
+        """Call `end` at the first signal inside the block; the process exits within that time.
 
         A step in a foreign library cannot be interrupted; what is worth saving is saved by then.
         """

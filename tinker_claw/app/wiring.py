@@ -64,7 +64,7 @@ MOST_OPEN: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """What `serve` runs."""
+    """The parts that `serve` runs."""
 
     app: FastAPI
     parts: LoopParts
@@ -75,7 +75,7 @@ class System:
 
 @dataclass(frozen=True, slots=True)
 class _Common:
-    """What learner, judging and gateway are all made of."""
+    """Objects that the learner, judging and the gateway share."""
 
     settings: Settings
     parts: LoopParts
@@ -159,7 +159,7 @@ async def _parts(
     health: Health,
     telemetry: Telemetry,
 ) -> LoopParts:
-    """What judging and learner share, with the versions that answered when the run ended."""
+    """Build the parts that judging and the learner share; restore the versions that answered."""
     spend = settings.spend
     policy = PolicyHolder(
         await restore(ledger, trainer),
@@ -203,7 +203,7 @@ async def _judging(
     on_sample: Callable[[], None],
     stack: AsyncExitStack,
 ) -> Judging:
-    """Who judges, who teaches, and the part of the loop that asks them."""
+    """Build the judge, the teacher, and the part of the loop that asks them."""
     settings, parts = common.settings, common.parts
     hints = settings.training.hints_scored if Signal.HINT in parts.method.needs else 0
     judge = Judge(
@@ -224,7 +224,7 @@ async def _endpoint(
     renderer: Renderer,
     stack: AsyncExitStack,
 ) -> Endpoint:
-    """Who judges: a model on its own GPUs, the endpoint that was named, rules, or the base."""
+    """Open the judge: a model on its own GPUs, the endpoint that was named, rules, or the base."""
     url = settings.judge.judge_url
     if arranged is not None and settings.local.prm_gpus:
         url = await stack.enter_async_context(open_judge(settings, arranged))
@@ -237,7 +237,7 @@ async def _endpoint(
 
 
 async def _second(settings: JudgeSettings, stack: AsyncExitStack) -> Second | None:
-    """The fallback or auditor, where the settings name one."""
+    """Open the fallback or auditor, where the settings name one."""
     if settings.second is None:
         return None
     url, role, share = settings.second.url, settings.second.role, settings.second.share
@@ -262,7 +262,7 @@ def _deps(
     versions: Versions,
     on_next_state: Callable[[], None],
 ) -> GatewayDeps:
-    """What the gateway shares with the loop."""
+    """Build the gateway's dependencies, some of them shared with the loop."""
     settings, parts = common.settings, common.parts
     return GatewayDeps(
         settings=settings.gateway,
@@ -307,7 +307,7 @@ def _page(common: _Common, deps: GatewayDeps, rollback: Rollback) -> Sequence[Ba
 
 
 def _health(settings: Settings, parts: LoopParts) -> dict[str, object]:
-    """What /healthz says."""
+    """The body of /healthz."""
     snapshot = parts.health.snapshot(
         version=parts.policy.current.version.id,
         waiting=parts.ledger.samples.waiting(),

@@ -1,4 +1,4 @@
-"""The local backend: who does what on this machine, whether that fits, and the servers and trainer.
+"""The local backend: the layout of this machine's GPUs, whether it fits, the servers and trainer.
 
 `arrange` is asked once a start. It decides what the settings leave open and starts nothing; what it
 found is handed to `open_local` and `open_judge`.
@@ -52,23 +52,23 @@ GET_VLLM: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """Which GPU does what, and what that takes."""
+    """Layout of the GPUs, and the memory that it takes."""
 
     layout: Layout
     gpus: tuple[Gpu, ...]
-    """In the order of the layout's numbers; () on a CPU."""
+    """GPUs in the order of the layout's indices; () on a CPU."""
     first: int
-    """What torch calls the first of them."""
+    """torch's index of the first GPU."""
     vllm: Path | None
-    """None: there is none, or none is wanted."""
+    """Executable of vLLM; None: there is none, or none is wanted."""
     demand: Demand | None
     fit: Fit | None
-    """None on a CPU, and for the demo's model."""
+    """Whether it fits, by arithmetic; None on a CPU and for the demo's model."""
     ranks: int
 
 
 def arrange(settings: Settings, *, only_reckon: bool = False) -> Arrangement:
-    """Share out what there is.
+    """Lay out the GPUs that there are.
 
     Args:
         only_reckon: for GPUs that need not be here, if --gpu-memory-gb says what they have.
@@ -105,7 +105,7 @@ def arrange(settings: Settings, *, only_reckon: bool = False) -> Arrangement:
 
 
 def why_not(arranged: Arrangement) -> str | None:
-    """What does not fit, and what would; None where all does."""
+    """Explain what does not fit and what would; None if everything fits."""
     from local_gpu.plan.fits import advice
 
     fit, demand = arranged.fit, arranged.demand
@@ -123,7 +123,7 @@ def find_vllm() -> Path | None:
 
 
 def no_compiler(path: str | None = None, headers: Path | None = None) -> str | None:
-    """What is missing here of that with which Triton and vLLM compile kernels; None: nothing.
+    """Name the build tools for Triton's and vLLM's kernels that are missing; None if none are.
 
     Args:
         path: where programs are looked for; None: PATH.
@@ -156,7 +156,7 @@ def check_quantization(settings: Settings, vllm: Path) -> None:
 
 
 async def served_at(url: str, settings: Settings) -> str:
-    """What an inference server serves that --sampler-urls names, in words.
+    """Describe what an inference server named by --sampler-urls serves.
 
     Raises:
         ConfigError: it does not answer, or cannot be used.
@@ -251,7 +251,7 @@ def nodes(settings: Settings) -> int:
 
 
 def check_fit(settings: Settings) -> Arrangement:
-    """Who does what, said once; refuses what does not fit, before anything is loaded.
+    """Log the layout, and refuse one that does not fit before anything is loaded.
 
     Raises:
         ConfigError: says what would fit.
@@ -280,7 +280,7 @@ async def open_local(
     folder: str,
     away: Callable[[Sequence[str]], object] = len,
 ) -> AsyncGenerator[Trainer]:
-    """Servers first, then the trainer on the memory that they leave; ended in the other order.
+    """Start the servers, then the trainer on the memory that they leave; end in reverse order.
 
     `away` hears which servers are out of the rotation, and why, whenever that changes.
 

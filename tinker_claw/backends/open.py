@@ -121,7 +121,7 @@ def lora_learning_rate(hidden_size: int, model_type: str) -> float:
 # called a guess
 
 GUESS = 40_960
-"""That of Qwen3 models up to 32B, the smallest among those that agents are used with."""
+"""Context of Qwen3 models up to 32B, the smallest among models that agents are used with."""
 _PATIENCE_S = 10.0
 
 

@@ -50,7 +50,7 @@ class Spending:
         self._clock = clock
         self._spent = table.total()
         self._day = 0.0
-        """When the day began that `_today` is of."""
+        """Start of the day that `_today` counts, in seconds since 1970."""
         self._today = Spent()
         self._begin_day()
         self._unwritten = deque[tuple[Bill, int | None, int | None]]()
@@ -59,11 +59,11 @@ class Spending:
 
     @property
     def spent_usd(self) -> float | None:
-        """None: some of it has no price. What was billed before there was one is priced now."""
+        """US dollars in all, at today's prices where there were none; None: a price is missing."""
         return self._dollars(self._spent)
 
     def bill(self, purpose: Purpose, usage: Usage) -> Bill | None:
-        """What to write down for these tokens; None: nothing was billed."""
+        """Return the bill for these tokens, or None if nothing was billed."""
         return Bill(purpose, usage, self._price.usd(usage)) if usage != Usage() else None
 
     def count(self, bill: Bill | None) -> None:
@@ -123,7 +123,7 @@ class Spending:
         return record
 
     def figures(self, usage: Usage) -> dict[str, Any]:
-        """For a step's event: tokens and dollars, or nothing where nothing was billed."""
+        """Tokens and dollars for a step's log event; {} if nothing was billed."""
         bill = self.bill("train", usage)
         return {"usd": bill.usd, "billed": asdict(usage)} if bill else {}
 
@@ -185,7 +185,7 @@ class Spending:
         return shown
 
     def _begin_day(self) -> None:
-        """A clock that was set back goes on with the day that it was."""
+        """Begin a new day's sum, unless the clock was set back."""
         if (day := self._clock() // DAY_S * DAY_S) > self._day:
             self._day, self._today = day, self._table.total(since=day)
 

@@ -1,4 +1,4 @@
-"""What a step will cost, told before it is spent: as the newest steps were billed, else assumed.
+"""Estimate of a step's cost: from the bills of the newest steps, else from assumptions.
 
 Rule: it counts as the Tinker adapter bills. Sampling: the prompt once, cached for every further
 completion, and what was sampled. Scoring L given tokens: L of prefill and one sampled token. A
@@ -21,25 +21,25 @@ from tinker_claw.telemetry import log
 from tinker_claw.types import Usage
 
 PROMPT_TOKENS = 11_000
-"""Of a fresh session's first turn in stock OpenClaw (11.3 k measured; webchat 12.4 k)."""
+"""Prompt tokens of a session's first turn in stock OpenClaw (11.3 k measured; webchat 12.4 k)."""
 REPLY_TOKENS = 300
 JUDGE_PROMPT_TOKENS = 1_100
 """Instructions, request, reply and next state of one question to the judge."""
 VOTE_TOKENS = 500
-"""Of one answer of the judge, thinking included."""
+"""Tokens of one answer of the judge, thinking included."""
 UNACCEPTED = 0.5
 """Share of judged turns whose verdict is not +1, of which alone a hint is asked: between the 0.77
 that the demo's user rejects at first, and the 0.30 over a whole run of theirs."""
 STALE = 0.5
 """Share of samples that were sampled by an older version, and are scored again."""
 MEASURED_EVERY = 4
-"""Where a service bills it, of so many steps one is measured (`learner.guard`)."""
+"""One step in so many is measured where a service bills for it (`learner.guard`)."""
 GATE_TURNS = 12
 """Beginnings of sessions that the gate asks a version, at most (`learner.gate`)."""
 GATE_TOKENS = 150_000
-"""Of the prompts that it asks a version, at most."""
+"""Most prompt tokens that the gate sends to a version."""
 GATE_REPLY = 256
-"""Tokens of a fresh reply to it, at most."""
+"""Most tokens of one reply that the gate samples."""
 NEWEST = 8
 """Steps whose bills the estimate rests on."""
 
@@ -54,11 +54,11 @@ class Estimate:
     serve: Usage
     """Serving those turns: it would be billed without any learning as well."""
     words: str
-    """What the figures rest on."""
+    """Explanation of how the figures were obtained."""
 
     @property
     def step_usd(self) -> float | None:
-        """None: a price is not known."""
+        """Cost of the step in US dollars; None: a price is not known."""
         return self.price.usd(self.step)
 
     @property
@@ -67,7 +67,7 @@ class Estimate:
 
 
 def forecast(settings: Settings, price: Price, ledger: Ledger | None = None) -> Estimate:
-    """What a step costs as this ledger's newest were billed; else as assumed."""
+    """Estimate a step from this ledger's newest bills, else from assumptions."""
     batch = settings.training.batch_size
     if ledger is not None:
         samples, step, serve = ledger.spend.of_newest_steps(NEWEST)
@@ -116,7 +116,7 @@ def _assumed(settings: Settings, price: Price) -> Estimate:
 
 
 def measured_every(settings: Settings) -> int:
-    """Of so many steps one scores its candidate."""
+    """Return N, where one step in N scores its candidate."""
     return MEASURED_EVERY if settings.run.backend == "tinker" else 1
 
 

@@ -1,4 +1,4 @@
-"""What is billed, counted where the bill arises and credited to whoever asked.
+"""Metering: count tokens where a service bills them, and charge them to the caller's account.
 
 Rule: a backend calls `bill` at the wire, once per request; the part of the loop that caused the
 request opens an account with `charged`. Neither knows the other. The account in force is a context

@@ -1,4 +1,4 @@
-"""What tokens cost: a dated table that we own, or one of the user's.
+"""Token prices: a dated table of our own, or one of the user's.
 
 Rule: a price that nobody was found to have read is None, never 0, and what needs it has no dollars.
 The shipped table is configs/prices.toml, which says where each figure comes from.
@@ -41,7 +41,7 @@ class Price:
     """When the oldest figure of the row was read; None: there is no row."""
 
     def usd(self, usage: Usage) -> float | None:
-        """What these tokens cost; None where a price that they need is not known."""
+        """Return the cost in US dollars, or None if a price that it needs is not known."""
         total = 0.0
         prices = (self.prefill, self.cached, self.sample, self.train)
         for tokens, price in zip(astuple(usage), prices, strict=True):
@@ -52,7 +52,7 @@ class Price:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Which of the four prices are not known."""
+        """Names of the prices that are not known."""
         return tuple(
             name for name in ("prefill", "cached", "sample", "train") if getattr(self, name) is None
         )

@@ -1,4 +1,4 @@
-"""What the commands share: flags, the way to the gateway that runs, lines and tables.
+"""Shared by the commands: flags, access to the running gateway, lines and tables.
 
 Rule: a command reads the ledger itself, and changes it only where no gateway has the directory;
 else the gateway is told to. A line or cell holds nothing that would steer a terminal: clients
@@ -42,13 +42,13 @@ class Command(BaseModel):
     model_config = ConfigDict(frozen=True, validate_by_name=True, hide_input_in_errors=True)
 
     MORE: ClassVar[str] = ""
-    """What the help ends with."""
+    """Last paragraph of the command's help."""
 
     _given: Mapping[str, Any] = PrivateAttr(default_factory=dict[str, Any])
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:
-        """From what stands on a command line, the flags of tinker-claw included; None: not given.
+        """Create from parsed command-line values, tinker-claw's flags included; None: not given.
 
         Raises:
             ConfigError: a value is none of its kind, or out of bounds; names the flag.
@@ -72,7 +72,7 @@ class Command(BaseModel):
 
     @cached_property
     def settings(self) -> Settings:
-        """As tinker-claw would have them with the same flags.
+        """The settings that tinker-claw would have with the same flags.
 
         Raises:
             ConfigError: a setting is wrong.
@@ -81,13 +81,13 @@ class Command(BaseModel):
 
 
 def nothing_said(given: Mapping[str, Any]) -> bool:
-    """Neither a flag nor a variable says what is to run."""
+    """Whether neither a flag nor a variable says what is to run."""
     said = any(value is not None for name, value in given.items() if "__" in name)
     return not said and not any(name.startswith(_RUNS) for name in os.environ)
 
 
 def as_answered(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """These flags; where none is typed, what was answered on a terminal at the first start."""
+    """Return these flags, or where none is typed the answers given at the first start."""
     file = answers_file()
     if nothing_said(given) and os.path.isfile(file):
         return {**given, CONFIG: str(file)}
@@ -95,12 +95,12 @@ def as_answered(given: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def answers_file() -> Path:
-    """Where the answers are kept, once there are any."""
+    """File of the answers given at the first start."""
     return config_folder() / "tinker-claw" / "start.toml"
 
 
 def config_folder() -> Path:
-    """Where the user's programs keep their settings."""
+    """Folder in which the user's programs keep their settings."""
     return Path(os.path.expanduser(os.environ.get("XDG_CONFIG_HOME") or "~/.config"))
 
 
@@ -121,7 +121,7 @@ class LedgerCommand(Command):
 
     @cached_property
     def settings(self) -> Settings:
-        """With the data directory of the gateway that runs, where none is named."""
+        """The settings, by default with the data directory of the running gateway."""
         settings = super().settings
         if settings.run.data_dir is not None or settings.gateway.port == 0:
             return settings
@@ -153,8 +153,8 @@ class LedgerCommand(Command):
     def carry_out(
         self, order: Mapping[str, Any], offline: Callable[[Ledger], Any]
     ) -> tuple[Any, bool]:
-        """By the gateway that runs on this directory; without one by `offline`, which its next
-        start finds. Returns what came of it, and whether a gateway runs.
+        """Give an order to the gateway that runs on this directory, or without one call `offline`,
+        whose changes the next start finds. Returns the result, and whether a gateway runs.
 
         Raises:
             ClawError: it cannot be done; the sentence says why.
@@ -172,15 +172,15 @@ class LedgerCommand(Command):
 
 TIMEOUT_S = 5.0
 ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""Where a gateway that listens everywhere is asked from its own machine."""
+"""Loopback address for each wildcard address that a gateway may listen on."""
 
 
 class GatewayUnreachable(Exception):
-    """Nobody to ask; says why."""
+    """No gateway answers; the message says why."""
 
 
 def url_of(settings: Settings) -> str:
-    """Where a gateway is asked from its own machine, without /v1.
+    """URL of the gateway for callers on its own machine, without /v1.
 
     Raises:
         ConfigError: the port is not known.
@@ -200,7 +200,7 @@ def keys(settings: Settings) -> list[str]:
 
 
 def ask(settings: Settings) -> dict[str, Any]:
-    """What the gateway says of itself; to strangers, `status` alone.
+    """Return the gateway's /healthz; without a key it has `status` alone.
 
     Raises:
         GatewayUnreachable: there is none.
@@ -266,7 +266,7 @@ def room_beside(target: Path) -> Generator[Path]:
 # Lines and tables
 
 WIDTH = 100
-"""Of sentences."""
+"""Line width of sentences, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +277,7 @@ class Column:
     of: str | Callable[[Any], Any] | None = None
     """The record's field, or a function of the record; None: the field of the column's name."""
     show: Callable[[Any], Any] | None = None
-    """What is made of that; None: it is shown as it is."""
+    """Formats the value; None: the value is shown as it is."""
     least: int = 0
     """Least width, so that lines that come later fit."""
 
@@ -332,7 +332,7 @@ def write_json(records: Iterable[Any]) -> None:
 
 
 def note(told: str) -> None:
-    """What is not the output itself, to standard error."""
+    """Print a note to standard error, apart from the output itself."""
     print(f"tinker-claw: {told}", file=sys.stderr)
 
 
@@ -344,12 +344,12 @@ def wrapped(sentence: str, indent: str = "", width: int = WIDTH) -> list[str]:
 
 
 def printable(text: str) -> str:
-    """On one line, and without control characters."""
+    """Put a text on one line, without control characters."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 
 def short(length: int, text: str | None) -> str:
-    """At most so many characters."""
+    """Shorten a text to at most so many characters."""
     text = text or ""
     return text if len(text) <= length else text[: length - 1] + "…"
 
@@ -363,10 +363,10 @@ def span(seconds: float) -> str:
 
 
 def version(value: int | None) -> str | None:
-    """v3."""
+    """Format a version: v3."""
     return None if value is None else f"v{value}"
 
 
 def number(value: float | None) -> str:
-    """Three figures; `-` where it is not known."""
+    """Format a number with three significant digits; `-` where it is not known."""
     return "-" if value is None else f"{value:z.3g}"

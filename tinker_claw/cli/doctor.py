@@ -74,7 +74,7 @@ class Doctor(Command):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check has to say, and what to do. `-`: there was nothing to look at."""
+    """Result of a check, with a remedy where there is one. `-`: there was nothing to check."""
 
     told: str
     state: Literal["ok", "warn", "-", "FAIL"] = "ok"
@@ -115,18 +115,18 @@ _CHECKS = {
     "model": ("backend",),
     "openclaw": ("model",),
 }
-"""In their order, and on which others each stands."""
+"""Names of the checks in order, each with the checks that it depends on."""
 
 
 @dataclass(slots=True)
 class Checks:
-    """One method each, and what earlier ones have found. What keeps the gateway from starting, a
-    check raises."""
+    """The checks, one method each, with the findings of earlier ones. A check raises whatever keeps
+    the gateway from starting."""
 
     settings: Settings
     source: Source | None = None
     offers: Context | None = None
-    """How many tokens."""
+    """Context that the gateway offers."""
     failed: list[str] = field(default_factory=list[str])
     """Names of the checks that failed, or stand on one that did."""
 

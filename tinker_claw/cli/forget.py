@@ -24,7 +24,7 @@ from tinker_claw.ledger.prune import Forgetting, from_turn, in_session
 from tinker_claw.ledger.views import Record
 
 EXIT_LEFT = 1
-"""Nothing was forgotten, because the user said so."""
+"""Exit status if the user declined and nothing was forgotten."""
 _NAMED = 20
 """Turns that are named."""
 

@@ -31,13 +31,13 @@ COMMON = (
     *("__config", "run__model_name", "run__backend", "run__method"),
     *("gateway__port", "training__observe", "spend__budget_usd"),
 )
-"""What most starts set; --help shows these, --help-all every flag."""
+"""Settings that most users set: --help shows these, --help-all every flag."""
 _SENTENCE = 1000
 """More characters than the first sentence of any help."""
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 EXIT_UNREAD = 141
-"""As the shell tells SIGPIPE."""
+"""Exit status that the shell reports for SIGPIPE."""
 
 
 COMMANDS = {
@@ -57,7 +57,7 @@ COMMANDS = {
     "rejudge": ("undo", "forget"),
     "export": ("take home", "export"),
 }
-"""Of each its group, and the module with the class of that name."""
+"""Group of each command, and the module with the class of that name."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def serve(given: Mapping[str, Any]) -> int:
-    """What tinker-claw does without a command."""
+    """Run the gateway; this is tinker-claw without a command."""
     settings = load_given(given)
     import asyncio
     import atexit  # takes seconds with what follows: --help and wrong flags need none of it
@@ -121,7 +121,7 @@ class _Method(click.ParamType[Any]):
 
 
 class _Helped(click.Command):
-    """Flags of its own beside those of tinker-claw, which only --help-all shows."""
+    """Command with flags of its own beside those of tinker-claw, which only --help-all shows."""
 
     whole = False
 
@@ -153,7 +153,7 @@ class _Helped(click.Command):
             context.exit()
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Its own, and where it was asked for those of all sections."""
+        """Write tinker-claw's own flags and, for --help-all, those of every section."""
         headings = {name: f"{name}: {model.__doc__}" for name, model in sections().items()}
         for section, heading in {None: "flags", "": "settings", **headings}.items():
             rows = [
@@ -171,7 +171,7 @@ class _Helped(click.Command):
 
 
 class _Named(_Helped):
-    """One of COMMANDS."""
+    """A command of COMMANDS."""
 
     def __init__(self, name: str) -> None:
         module = import_module(f"tinker_claw.cli.{COMMANDS[name][1]}")

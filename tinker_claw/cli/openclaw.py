@@ -110,7 +110,7 @@ def _carry_out(commands: Sequence[Sequence[str]]) -> None:
 
 
 def _explain(settings: Settings, context: Context) -> None:
-    """What a reader of the block should know, beside it."""
+    """Print notes about the block to standard error."""
     gateway = settings.gateway
     note(f"contextWindow {context.tokens}: {context.source}.")
     if gateway.host in ANYWHERE:
@@ -134,7 +134,7 @@ def _explain(settings: Settings, context: Context) -> None:
 PROVIDER: Final = "tinker-claw"
 API: Final = "openai-completions"
 TIMEOUT_S: Final = 600
-"""Without it OpenClaw gives up on a model elsewhere after two minutes without a word."""
+"""Request timeout; by default OpenClaw gives up on a remote model after two silent minutes."""
 ANY_KEY: Final = "anything"
 """OpenClaw wants some key; a gateway without keys takes each."""
 COMPAT: Final = {"sendSessionAffinityHeaders": True, "supportsPromptCacheKey": True}
@@ -144,7 +144,7 @@ KEY_VARIABLE: Final = "CLAW_GATEWAY_KEY"
 
 
 def provider(settings: Settings, context_tokens: int) -> dict[str, Any]:
-    """What belongs under `models.providers.tinker-claw`."""
+    """Return the entry for `models.providers.tinker-claw`."""
     name = settings.served_name
     return {
         "baseUrl": f"{url_of(settings)}/v1",
@@ -164,7 +164,7 @@ def provider(settings: Settings, context_tokens: int) -> dict[str, Any]:
 
 
 def _needs_key(settings: Settings) -> bool:
-    """It has keys, or makes one at its first start."""
+    """Whether the gateway has keys, or makes one at its first start."""
     return bool(keys(settings)) or settings.key_file is not None
 
 
@@ -181,7 +181,7 @@ _CHANNELS: Final = ("channels", "modelByChannel")
 
 
 def usual_path() -> Path:
-    """Where OpenClaw itself looks."""
+    """Path of the configuration file that OpenClaw reads."""
     if named := os.environ.get("OPENCLAW_CONFIG_PATH"):
         return Path(named).expanduser()
     state = os.environ.get("OPENCLAW_STATE_DIR") or "~/.openclaw"
@@ -189,7 +189,7 @@ def usual_path() -> Path:
 
 
 def read(path: Path) -> Config | None:
-    """What stands at `path`; None: nothing.
+    """Read the configuration at `path`; None if there is no file.
 
     Raises:
         ConfigError: it cannot be read, or is more than JSON.
@@ -225,7 +225,7 @@ def pointing(config: Config, settings: Settings) -> list[str]:
 
 
 def misfits(config: Config, name: str, settings: Settings, context: Context) -> Iterator[str]:
-    """What is wrong with the provider of that name, without secrets."""
+    """Describe each mistake in the provider of that name, without secrets."""
     root, known = (*_PROVIDERS, name), keys(settings)
     url, api, timeout_s, key = (
         config.get((*root, field)) for field in ("baseUrl", "api", "timeoutSeconds", "apiKey")

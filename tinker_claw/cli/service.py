@@ -125,7 +125,7 @@ class Service(Command):
         )
 
     def _writable(self) -> list[Path]:
-        """What it writes to: its records, and what it downloads or compiles."""
+        """Directories that the service writes to: its records, downloads and compiled kernels."""
         from huggingface_hub.constants import HF_HOME  # most commands need none of it
 
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -192,7 +192,7 @@ def _specified(text: str) -> str:
 
 
 def _quoted(word: str) -> str:
-    """As systemd reads words."""
+    """Quote a word for a systemd unit."""
     escaped = _specified(word.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n"))
     return escaped if re.fullmatch(r"[\w@%+=:,./$-]+", escaped) else f'"{escaped}"'
 

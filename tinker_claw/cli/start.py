@@ -32,12 +32,12 @@ from tinker_claw.errors import ConfigError
 from tinker_claw.shipped import install, shipped
 
 BUDGET_USD = 5
-"""Of a start at Tinker, whose owner has not yet seen what it costs."""
+"""Budget of a first start at Tinker, whose owner has not yet seen the costs."""
 _DEMO_NEEDS = ("torch", "peft", "safetensors", "matplotlib")
 
 
 def demo(words: Sequence[str]) -> int:
-    """Play it with these flags, which are its own; returns the exit status.
+    """Play the demo with these flags, which are its own; returns the exit status.
 
     Raises:
         ConfigError: what trains or draws is not installed.
@@ -51,7 +51,7 @@ def demo(words: Sequence[str]) -> int:
 
 
 def can_ask() -> bool:
-    """Somebody is there."""
+    """Whether somebody is at the terminal."""
     if os.environ.get("CI"):  # some give a terminal that nobody sits at
         return False
     # A stream that was closed before the start is None.
@@ -76,13 +76,13 @@ def begin(serve: Callable[[Mapping[str, Any]], int]) -> int:
 class _Answers:
     settings: Settings
     key: str | None
-    """None: none is to be kept."""
+    """API key to store; None: none."""
     openclaw: str | None
-    """What to write into its file: `provider`, or `primary`, too."""
+    """Entry to write into OpenClaw's file: `provider`, or `primary` as well; None: nothing."""
 
 
 def _ask() -> _Answers | None:
-    """None: the demo."""
+    """Ask the three questions; None if the demo was chosen."""
     write(["Three questions, and it starts. Ctrl-C ends this, and nothing will have changed."])
     while True:
         place = _place()
@@ -154,7 +154,7 @@ def _local(settings: Settings) -> None:
 
 
 def _openclaw() -> str | None:
-    """What to write of it: `provider`, `primary` or nothing."""
+    """Ask what to write into OpenClaw's file: `provider`, `primary`, or None for nothing."""
     path = openclaw.usual_path()
     if not path.exists():
         return None

@@ -43,7 +43,7 @@ EXIT_WELL = 0
 EXIT_WRONG = 1
 EXIT_UNREACHABLE = 2
 EVERY_S = 2.0
-"""Between two looks of the live view. One takes a fraction of it, also with a long ledger."""
+"""Refresh interval of the live view; a refresh takes a fraction of it, also with a long ledger."""
 
 
 class Status(Command):
@@ -80,17 +80,17 @@ class Status(Command):
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What there is to see at one moment."""
+    """State of the gateway and the ledger at one moment."""
 
     health: Mapping[str, Any] | None
-    """None: no gateway answers."""
+    """Body of /healthz; None: no gateway answers."""
     overview: Record | None
-    """None: no ledger was found."""
+    """Figures of the ledger; None: no ledger was found."""
     notes: Sequence[str]
     said: Sequence[str]
-    """Of the gateway."""
+    """Lines about the gateway."""
     figures: Sequence[str]
-    """Of the ledger."""
+    """Lines about the ledger."""
 
     @property
     def exit_status(self) -> int:
@@ -217,7 +217,7 @@ _STEPS = (
 
 
 def board(seen: Record) -> list[str]:
-    """All of it."""
+    """Lines of the whole overview."""
     sections = {
         "does it help?": _helps(seen["helps"]),  # first: a small terminal shows no more
         "last steps": table(_STEPS, seen["steps"]),

@@ -98,7 +98,7 @@ _COLUMNS = (
 
 
 class _AnswerCommand(LedgerCommand):
-    """One that changes which version answers."""
+    """A command that changes which version answers."""
 
     MORE: ClassVar[str] = (
         "A gateway that runs does it at once; else it holds from its next start on. "

@@ -20,7 +20,7 @@ _Text = Annotated[str, Field(min_length=1)]
 
 
 class Canary(BaseModel):
-    """What is said, a user's message first, then replies and messages by turns; what is right."""
+    """A conversation that begins and ends with the user, and the replies that count as correct."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -42,7 +42,7 @@ class _File(BaseModel):
 
 
 def in_force(settings: Settings) -> tuple[Canary, ...]:
-    """Those of --canaries, else those that are shipped for the model.
+    """Canaries of the file --canaries, else those shipped for the model.
 
     For `demo-tracks` none are: it has learned its tools and nothing else, and what it must not
     lose is measured by its tasks' outcomes.
@@ -57,7 +57,7 @@ def in_force(settings: Settings) -> tuple[Canary, ...]:
 
 @cache
 def read(path: Path) -> tuple[Canary, ...]:
-    """Those of a file, each once; docs/operating.md has its form.
+    """Read the canaries of a file without duplicates; docs/operating.md has the format.
 
     Raises:
         ConfigError: it cannot be read, or an entry is none; names all that is wrong.

@@ -28,7 +28,7 @@ from tinker_claw.shipped import MODELS
 MIN_KEY_CHARACTERS: Final = 16
 API_KEY: Final = f"{ENV_PREFIX}GATEWAY__API_KEY"
 _KEY: Final = re.compile(r"[!-~]{1,512}")
-"""What can be sent in a header as it is."""
+"""Pattern of a key that can be sent in a header unchanged."""
 _MAKE_ONE: Final = "python -c 'import secrets; print(secrets.token_urlsafe(32))' makes a good one"
 _HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
 _VALUE: Final = re.compile(r"[ -~]{1,8000}")

@@ -31,7 +31,7 @@ def parameters(model: type[BaseModel], section: str = "") -> list[click.Paramete
 
 
 def has_flag(field: FieldInfo) -> bool:
-    """Neither secrets nor tables have one."""
+    """Whether a field has a flag; secrets and tables have none."""
     kinds = get_args(field.annotation)
     tables = any(isinstance(kind, type) and issubclass(kind, BaseModel) for kind in kinds)
     return not tables and SecretStr not in kinds
@@ -70,7 +70,7 @@ def _parameter(name: str, field: FieldInfo, section: str) -> click.Parameter:
 
 
 def _kind(annotation: Any) -> tuple[click.ParamType[Any], bool]:
-    """What reads and completes the words of a field, and whether it takes several."""
+    """Return click's type for a field, and whether the flag may be repeated."""
     kinds = [kind for kind in get_args(annotation) or (annotation,) if kind is not NoneType]
     if get_origin(annotation) is Literal:
         return click.Choice(list(kinds)), False

@@ -36,7 +36,7 @@ ELSEWHERE: Final = (
     "else sets them. Users with keys of their own are tables [[users]] (name, key) of the file, or "
     f"a JSON list in {ENV_PREFIX}{USERS.upper()}."
 )
-"""Where settings can stand but on the command line, for the help."""
+"""Help text on where settings can come from besides the command line."""
 
 
 def load(arguments: Sequence[str]) -> Settings:
@@ -79,7 +79,7 @@ def load_given(given: Mapping[str, Any]) -> Settings:
 
 
 def flags() -> list[click.Parameter]:
-    """The one that names a file, and those of all sections."""
+    """Return the flag that names a settings file, and the flags of all sections."""
     file = click.Option(
         ["--config", CONFIG],
         type=click.Path(),
@@ -153,7 +153,7 @@ def _read_environment() -> dict[str, Any]:
 
 
 def _wants_gpus(run: Any) -> bool:
-    """Neither a service nor a shipped model asks for any."""
+    """Whether a run uses GPUs; a service or a shipped model needs none."""
     given = cast("Mapping[str, Any]", run) if isinstance(run, Mapping) else {}
     return given.get("backend") == "local" and given.get("model_name") not in MODELS
 
@@ -165,7 +165,7 @@ def _read_variables() -> dict[str, Any]:
 
 
 def _merge(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Later layers win, field by field."""
+    """Merge layers field by field; later ones win."""
     merged: dict[str, Any] = {}
     for layer in layers:
         for key, value in layer.items():

@@ -19,13 +19,13 @@ from tinker_claw.errors import ConfigError, LedgerError
 from tinker_claw.origin import is_loopback
 
 KEY_FILE: Final = "api-key"
-"""Its name in the data directory."""
+"""File name of the key in the data directory."""
 _PERSONS: Final = range(1000, 65534)
 _NO_LOGIN: Final = ("nologin", "false")
 
 
 def accounts() -> Iterable[pwd.struct_passwd]:
-    """All accounts of this machine."""
+    """Return all accounts of this machine."""
     return pwd.getpwall()
 
 

@@ -33,7 +33,7 @@ _NAME = r"^[a-z0-9][a-z0-9_-]{0,31}$"
 
 
 def _setting(default: Any, told: str, *, when: str, unit: str = "", **bounds: Any) -> Any:
-    """One declaration.
+    """Declare one setting.
 
     Args:
         told: what it is, as --help says it.
@@ -46,7 +46,7 @@ def _setting(default: Any, told: str, *, when: str, unit: str = "", **bounds: An
 
 
 def _listed(text: str | None) -> tuple[str, ...]:
-    """What stands between commas, each once."""
+    """Split comma-separated text, without duplicates."""
     named = (name.strip() for name in (text or "").split(","))
     return tuple(dict.fromkeys(name for name in named if name))
 
@@ -125,7 +125,7 @@ class Run(Section):
 
     @property
     def sinks(self) -> tuple[str, ...]:
-        """Those of `report_to`, each once."""
+        """Names of sinks in `report_to`, without duplicates."""
         return _listed(self.report_to)
 
     @property
@@ -287,7 +287,7 @@ class JudgeSettings(Section):
 
     @property
     def of_second(self) -> JudgeSettings:
-        """What the second judge is asked with."""
+        """Settings of the second judge."""
         second = self.second
         if second is None:
             raise ValueError("there is no second judge")
@@ -448,7 +448,7 @@ class Training(Section):
 
     @property
     def opd_mode(self) -> Literal["topk", "token"]:
-        """What the teacher scores."""
+        """Whether the teacher scores top-k candidates or only the sampled token."""
         return "topk" if self.opd_topk else "token"
 
     @property
@@ -650,11 +650,11 @@ class Settings(Section):
 
     @property
     def key_file(self) -> Path | None:
-        """Where the key stands that the gateway makes for itself; None: it makes none."""
+        """File of the key that the gateway makes for itself; None: it makes none."""
         return self._key_file
 
     def with_key(self, file: Path, key: str | None) -> Settings:
-        """With a key of its own. `key`: None until it is made."""
+        """Return a copy with the gateway's own key. `key`: None until it is made."""
         gateway = self.gateway.model_copy(update={"api_key": key and SecretStr(key)})
         settings = self.model_copy(update={"gateway": gateway})
         settings._key_file = file

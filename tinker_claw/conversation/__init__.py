@@ -1,4 +1,4 @@
-"""Which session and turn a request belongs to, and what it says about the turn before.
+"""Find a request's session and turn, and what it says about the turn before.
 
 Rule: pure functions of the request. Every decision carries a reason that a person can read.
 """

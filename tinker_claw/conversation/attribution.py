@@ -25,7 +25,7 @@ PERSONS: Final = (Writer.OWNER, Writer.MEMBER)
 
 @dataclass(slots=True)
 class Reading:
-    """What a user message consists of, before it is known who the person is."""
+    """Parsed user message, before it is known who the person is."""
 
     pieces: tuple[Piece, ...] = ()
     """A person's words are the owner's here; `attribute` knows better."""
@@ -36,13 +36,13 @@ class Reading:
     automation: Automation | None = None
     """OpenClaw's prompt that this is; None: it is none."""
     asks: str | None = None
-    """What the harness asks for with it, in the words of `RequestKind`; None: nothing."""
+    """Kind of request that the harness makes with it, a value of `RequestKind`; None: none."""
     summary: bool = False
     """It stands for messages that were compacted."""
     answered: bool = False
     """The harness wrote the reply to it, too."""
     framed: str | None = None
-    """What stands in OpenClaw's frame around a message that got no complete answer; None: there is
+    """Text inside OpenClaw's frame around a message that got no complete answer; None: there is
     no frame."""
 
     @property
@@ -62,7 +62,7 @@ class Reading:
 
     @property
     def said(self) -> str:
-        """What was said to the agent by whomever: a history is compared by it."""
+        """Words that anybody said to the agent, by which histories are compared."""
         return words_of(self.pieces, *PERSONS, Writer.EXTERNAL, Writer.UNKNOWN)
 
     @property
@@ -110,7 +110,7 @@ def attribute(
 
 
 def _person(found: Reading, surface: Surface, is_owner: Callable[[Sender], bool]) -> Writer:
-    """Who the person behind a user message is."""
+    """Tell who the person behind a user message is."""
     if surface.area in openclaw.NOBODYS:
         return Writer.HARNESS
     sender = found.sender
@@ -125,7 +125,7 @@ def _person(found: Reading, surface: Surface, is_owner: Callable[[Sender], bool]
 
 
 def words_of(pieces: Sequence[Piece], *writers: Writer) -> str:
-    """What these writers wrote, one piece below another."""
+    """Join the words of these writers, each piece on a line of its own."""
     said = (piece.words for piece in pieces if piece.writer in writers)
     return "\n".join(part for part in said if part)
 
@@ -150,7 +150,7 @@ def read_text(text: str) -> Reading:
 
 
 def _doubted(piece: Piece, *, foreign: bool) -> Piece:
-    """Words of which nothing shows that a person typed them."""
+    """Correct the writer of words of which nothing shows that a person typed them."""
     if piece.writer is not Writer.OWNER or not piece.words:
         return piece
     if foreign:  # what stands beside a mail was written by what delivers it
@@ -172,7 +172,7 @@ class _Reader:
         """A block that has not ended in its part."""
 
     def part(self, part: str) -> Iterator[Piece]:
-        """What leads, the words, what trails."""
+        """Yield the pieces of one part: leading blocks, the person's words, trailing blocks."""
         found = self.found
         if self._open is not None:
             yield Piece(Writer.HARNESS, part, self._open.what)
@@ -238,8 +238,8 @@ def last_asked(messages: Sequence[Message]) -> int | None:
 
 
 def asking(messages: Sequence[Message]) -> list[Reading]:
-    """What asks for the reply: the user messages since the last reply, but for notes; in a tool's
-    loop those that it began with."""
+    """Return the user messages that ask for the reply: those since the last reply, without notes;
+    in a tool loop those that began it."""
     found = list[Reading]()
     for message in reversed(without_volatile(messages)):
         if message["role"] == "assistant" and found:
@@ -256,7 +256,7 @@ def last_said(messages: Sequence[Message]) -> Message | None:
 
 
 def asked_by(pieces: Sequence[Piece]) -> Writer:
-    """Who said what is said in a message."""
+    """Return the writer of the words in a message, owners first; the harness if there are none."""
     writers = {piece.writer for piece in pieces}
     said = (Writer.OWNER, Writer.MEMBER, Writer.EXTERNAL, Writer.UNKNOWN)
     return next((writer for writer in said if writer in writers), Writer.HARNESS)

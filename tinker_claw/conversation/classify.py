@@ -1,4 +1,4 @@
-"""Whose session a request belongs to, and what it is for.
+"""Identify the session that a request belongs to, and the request's purpose.
 
 Rule: a mark that a user could type never decides alone. Beside it stands something that only the
 client writes: its system prompt, the session's key, the set of tools, the missing timestamp.
@@ -40,28 +40,28 @@ from tinker_claw.types import Attempt, Kind
 
 
 class RequestKind(StrEnum):
-    """What a request is for; the first five may be trained on, and the sixth is theirs."""
+    """Purpose of a request. The first five may be trained on; a verdict is a main turn, too."""
 
     USER = "user turn"
     TOOL = "tool loop"
     RETRY = "retry"
     REASK = "re-ask"
     CLIENT = "client turn"
-    """Of a program that says nothing of itself."""
+    """Turn of a client that does not identify itself."""
     VERDICT = "verdict"
-    """All that the user has said is what they think of the reply before: no reply to that was asked
-    for, so none is right or wrong."""
+    """The user only rates the reply before: no reply to that was asked for, so none is right or
+    wrong."""
     RECAP = "recap"
     TITLE = "title"
     COMPACTION = "compaction"
     FLUSH = "memory flush"
     HEARTBEAT = "heartbeat"
     CRON = "cron"
-    """In the main session."""
+    """Cron job in the main session."""
     ALONE = "isolated cron"
     SUBAGENT = "subagent"
     ANNOUNCEMENT = "announcement"
-    """What another session has to say: the result of a subagent, as a rule."""
+    """Message from another session, as a rule the result of a subagent."""
     AUTOMATED = "automated"
     """A prompt that nobody typed, of no kind that is known here."""
     NUDGE = "nudge"
@@ -97,7 +97,7 @@ _SDK = "OpenAI/JS"
 LONGEST_KEY = 256
 """Characters; the digest of a longer one stands for it."""
 _AFFINITY_HEADERS = ("session_id", "x-session-affinity")
-"""Its x-client-request-id is the same value again; other clients number requests with it."""
+"""Headers that name the session. Not x-client-request-id: some clients number requests with it."""
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _EPISODE = "episode"
 _OPENING = "opening:"
@@ -120,13 +120,13 @@ class Identity:
     """Why this session and this kind; none of the user's words."""
     call: RequestKind
     trace: str | None = None
-    """Of one run of the agent, as a rule one user turn; None: the client sent none."""
+    """Trace id of one run of the agent, as a rule one user turn; None: the client sent none."""
     by_trace: bool = False
     """The session is that of the run with this trace, where one is known, and else `key`."""
     done: bool = False
     """The client said that the session ends with this turn."""
     attempt: Attempt | None = None
-    """Of a main turn, what its session is an attempt at; None: the client has not said."""
+    """Task and group that a main turn's session attempts; None: the client names none."""
     surface: Surface = field(default_factory=Surface)
     """Where the conversation takes place."""
     client: str = ""
@@ -179,7 +179,7 @@ def identify(request: GenerationRequest, headers: Mapping[str, str]) -> Identity
 
 
 def session_key(name: str) -> str:
-    """What stands for a client's name of a session: itself, unless it is very long."""
+    """Return a client's name of a session, or a digest of it if it is very long."""
     return name if len(name) <= LONGEST_KEY else hashlib.sha256(name.encode()).hexdigest()
 
 
@@ -198,7 +198,7 @@ class Sign:
 
 @dataclass(frozen=True, slots=True)
 class SessionEvidence:
-    """What identification goes by, read from the request once."""
+    """Evidence by which a request is identified, read from it once."""
 
     request: GenerationRequest
     headers: Mapping[str, str]
@@ -206,7 +206,7 @@ class SessionEvidence:
     affinity: str | None
     """The value that names the session in headers or body, as it came."""
     source: str
-    """Where it stands."""
+    """Name of the header or field that holds the value."""
     line: Runtime | None
     """None also where only a user can have written it."""
     agent: bool
@@ -233,7 +233,7 @@ def gather(request: GenerationRequest, headers: Mapping[str, str]) -> SessionEvi
 
 
 def recognise(seen: SessionEvidence, *, trusted: bool = False) -> Sign:
-    """What the request is for.
+    """Identify the purpose of a request.
 
     Args:
         trusted: the client says that its turn is main, so a person or a task asks.
@@ -278,7 +278,7 @@ def _by_words(seen: SessionEvidence, *, trusted: bool) -> Sign | None:
 
 
 def _client_name(seen: SessionEvidence) -> str:
-    """What the agent's program is called."""
+    """Name of the agent's program."""
     harness = _harness(seen)
     if harness is not None:
         return harness.name
@@ -372,7 +372,7 @@ def _infer(seen: SessionEvidence) -> Sign | None:
 
 
 def _session(seen: SessionEvidence, call: RequestKind, kind: Kind) -> tuple[str, str, bool]:
-    """Key, where it comes from, and whether the trace's session goes before it."""
+    """Return the key, where it comes from, and whether the trace's session goes before it."""
     if key := seen.headers.get("x-session-id", "").strip():
         return key, "X-Session-Id", False
     session_id = seen.line.session_id if seen.line else None
@@ -425,7 +425,7 @@ def _turn_type(headers: Mapping[str, str]) -> Kind | None:
 
 
 def _attempt(request: GenerationRequest, headers: Mapping[str, str]) -> Attempt | None:
-    """What headers and body say; a header goes before the body, and a group makes an episode."""
+    """Read task and group, from headers before the body; a group makes an episode."""
     said = request.attempt
     size = headers.get("x-group-size", "").strip()
     if size and not (size.isascii() and size.isdigit() and 0 < int(size[:9]) <= LARGEST_GROUP):

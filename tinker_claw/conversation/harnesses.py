@@ -1,4 +1,4 @@
-"""What agent harnesses are known by: the tables in harnesses.toml, which says what they are for."""
+"""Tables by which agent harnesses are recognised, from harnesses.toml, which documents them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib.resources import files
 from typing import Any, Final, Literal
 
 Asks = Literal["compaction", "memory flush", "nudge", "title"]
-"""What the model is asked for, in the words of `classify.RequestKind`."""
+"""Kind of request that a harness's text makes; values of `classify.RequestKind`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Block:
     closes: str | None = None
     """How it ends; None: it goes on to the end of the part."""
     asks: Asks | None = None
-    """None: a note beside the person's words, which asks for nothing."""
+    """Kind of request that the text makes; None: a note, which asks for nothing."""
     whole: bool = False
     """`opens` is all of the text."""
     spans: bool = False
@@ -55,7 +55,7 @@ class Call:
     opens: str
     """How the system prompt begins, or a part of it."""
     asks: str
-    """Its `classify.RequestKind`."""
+    """Kind of the request; a value of `classify.RequestKind`."""
     traced: bool = True
     """It may belong to a turn and share its trace; False: it has none."""
     tools: bool = False
@@ -88,4 +88,4 @@ _TEXT = files("tinker_claw.conversation").joinpath("harnesses.toml").read_text(e
 _TABLES = tomllib.loads(_TEXT)
 HARNESSES: Final = tuple(map(_read, _TABLES["harness"]))
 MACHINERY: Final[dict[str, Any]] = _TABLES["machinery"]
-"""What texts of harnesses that no table knows have in common, as regular expressions."""
+"""Regular expressions for texts of harnesses that no table lists."""

@@ -28,9 +28,9 @@ from tinker_claw.formats.fields import as_message
 from tinker_claw.types import Message, NextState, Reply, Writer, noted
 
 _TOOL = "tool "
-"""Before the digest of a tool's result."""
+"""Prefix of the digest of a tool's result."""
 _CALLS = " for "
-"""Before the names of the calls, which the meaning does not depend on."""
+"""Separator between a digest and the names of the calls, on which the meaning does not depend."""
 _NO_NAME = re.compile(r"[^A-Za-z0-9]")
 _LONGEST_NAME = 40
 """Agents cut the ids of calls to so many characters, and leave out others than these."""
@@ -68,7 +68,7 @@ class Conversation:
 
     messages: Sequence[Message]
     digests: tuple[str, ...]
-    """Of each."""
+    """Digest of each message."""
     summarised: int | None = None
     """How many of the messages stand before the newest summary; None: nothing was compacted."""
 
@@ -163,10 +163,10 @@ def ends(known: Sequence[str], tail: Sequence[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What the messages behind a turn say about it."""
+    """Result of reading the messages behind a turn."""
 
     state: NextState | None = None
-    """None: nothing."""
+    """The turn's next state; None: the messages hold none."""
     unknown: bool = False
     """Something was said, and it is not known by whom: no later message may be taken for it."""
 
@@ -214,7 +214,7 @@ def _name(call_id: str) -> str:
 
 
 def _unseen(exchange: Sequence[Message]) -> bool:
-    """An automatic prompt, and nothing that a user gets to see."""
+    """Whether a user gets to see nothing of an automatic prompt's exchange."""
     last = exchange[-1]
     return len(exchange) == 1 or (last["role"] == "assistant" and is_silent(last))
 

@@ -51,7 +51,7 @@ _SEARCHED = 8
 _LEFT_OUT: Final[Message] = {"role": "assistant", "content": ""}
 """Stands for a reply that is in the summary only."""
 _OWN_SESSION = frozenset({RequestKind.SUBAGENT, RequestKind.ALONE})
-"""They share the trace of a turn of another session."""
+"""Calls that share the trace of a turn of another session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Continuation:
     """The turn's reply as the client sent it back."""
     new: Sequence[Message]
     stream: Stream | None
-    """None: the ids cannot be gone on from."""
+    """Ids to go on from; None: they cannot be gone on from."""
 
 
 @dataclass(slots=True)
@@ -85,7 +85,7 @@ class _Session:
     """User and key; None: it was open when the process started, and has not come back."""
     pages: set[bytes] = field(default_factory=set[bytes])
     attempt: Attempt | None = None
-    """What its requests have said of it; None: nothing, or not since the process started."""
+    """Task and group that its requests named; None: none, or none since the process started."""
 
 
 class ConversationIndex:
@@ -237,7 +237,7 @@ class ConversationIndex:
         return Continuation(last.turn_id, _LEFT_OUT, new, None) if new else None
 
     def after(self, turn_id: int, said: Conversation) -> Continuation | None:
-        """What a request adds to this turn, of which it says itself that it goes on from it."""
+        """Continue this turn with what a request adds; None if the request repeats no reply."""
         at = said.reply_at
         if at is None:
             return None
@@ -303,7 +303,7 @@ class ConversationIndex:
 
 
 def _size(stream: Stream) -> int:
-    """A single stream that is larger than all there is room for has it all."""
+    """Size of a stream in tokens, at most that of the cache, so that any stream fits."""
     return min(len(stream.prompt) + len(stream.tokens), STREAM_TOKENS)
 
 
@@ -323,7 +323,7 @@ def exact_digest(
     tools: Sequence[Mapping[str, Any]],
     switches: Sequence[tuple[str, Any]],
 ) -> str:
-    """Of everything that a prompt is rendered from, to the letter."""
+    """Digest of everything that a prompt is rendered from, without any normalisation."""
     digest = hashlib.sha256(json.dumps([len(messages), list(switches)]).encode())
     for message in messages:
         digest.update(noted(_written, message))

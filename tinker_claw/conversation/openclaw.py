@@ -1,4 +1,4 @@
-"""What OpenClaw 2026.9 writes into messages, and its grammar.
+"""Grammar of the texts that OpenClaw 2026.9 writes into messages.
 
 Rule: a block of context is known by OpenClaw's marker, never by its label, and only where it leads
 a message: behind the first of a person's words everything is theirs, whatever it looks like.
@@ -23,7 +23,7 @@ SYSTEM_OPENING = "<!-- openclaw:"
 """How the system prompt of every agentic call begins."""
 FLUSH = "Pre-compaction memory flush."
 MARKER: Final = "⟦openclaw:ctx⟧"
-"""At the end of the header of every block of context."""
+"""Marker at the end of the header of every block of context."""
 
 _VOLATILE_BEGIN = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>"
 _VOLATILE_END = "<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
@@ -84,7 +84,7 @@ _LEADS: Final = (
     (_JOB, "security notice"),
     (_NOTICE, "security notice"),
 )
-"""What may lead a message besides blocks of context."""
+"""Patterns of texts that may lead a message besides blocks of context, with their names."""
 _AGAIN = "\n\nContinue the current task from the existing transcript"
 _MOST_SPLITS = 32
 NUDGE: Final = "The previous attempt did not produce a user-visible answer."
@@ -114,7 +114,7 @@ _PROMPTS = (
     ("A scheduled reminder has been triggered.", "cron"),
 )
 _SHORT = {"[OpenClaw heartbeat poll]": "heartbeat", "[OpenClaw cron wake]": "cron"}
-"""What the prompts become in later histories."""
+"""Short forms that replace the prompts in later histories."""
 _SILENCE = frozenset({"", "NO_REPLY", "HEARTBEAT_OK"})
 """Replies that no user gets to see."""
 
@@ -125,11 +125,11 @@ class Runtime:
 
     session_key: str
     session_id: str | None
-    """None in an isolated cron job."""
+    """OpenClaw's session id; None in an isolated cron job."""
 
     @property
     def name(self) -> str:
-        """What the session is called here: by its id, and never by that of a person."""
+        """Name of the session: its id or key; a digest of a key that holds a person's id."""
         if self.session_id is not None:
             return self.session_id
         area = surface(self, "")
@@ -154,7 +154,7 @@ class Sender:
     """Who wrote a channel's message, as OpenClaw says."""
 
     id: str | None
-    """Within its channel; None: not told."""
+    """Id within the channel; None: not told."""
     in_channel: bool
     """The message came by a chat service, and not from whoever runs OpenClaw."""
     channel: str | None = None
@@ -170,9 +170,9 @@ class Automation:
 
     what: str
     by: str
-    """What it was recognised by."""
+    """Evidence by which it was recognised."""
     short: bool = False
-    """As it stands in later histories."""
+    """Whether it is the short form that stands in later histories."""
 
 
 def runtime(messages: Sequence[Message], *, in_user_message: bool) -> Runtime | None:
@@ -197,7 +197,7 @@ def runtime(messages: Sequence[Message], *, in_user_message: bool) -> Runtime | 
 
 
 def runtime_at(text: str) -> int:
-    """Where the words end before the Runtime line that ends `text`; its length: there is none."""
+    """End of the words before the Runtime line that ends `text`; its length if there is none."""
     at = text.rfind(_LINE)
     if at < 0 or (at and text[at - 1] != "\n") or "\n" in text[at:].rstrip():
         return len(text)
@@ -229,7 +229,7 @@ def surface(line: Runtime | None, system: str) -> Surface:
 
 
 def _inbound_meta(system: str) -> dict[str, Any]:
-    """What the system prompt says of the newest message; {}: nothing, or more than one thing."""
+    """Metadata of the newest message in the system prompt; {}: none, or several."""
     at = system.find(_META)
     if at < 0 or system.find(_META, at + 1) >= 0:
         return {}
@@ -238,7 +238,7 @@ def _inbound_meta(system: str) -> dict[str, Any]:
 
 
 class Head:
-    """What leads a user message, read from its beginning, one piece at a time."""
+    """Reader of the head of a user message, one piece at a time."""
 
     def __init__(self, body: str) -> None:
         self.body = body
@@ -271,7 +271,7 @@ class Head:
         return Piece(Writer.QUOTATION, text, "reply target", _as(str, _parsed(quote)))
 
     def _note(self, pattern: re.Pattern[str]) -> None:
-        """What it says of the message that one of _LEADS stands here."""
+        """Record what a matched pattern of _LEADS says of the message."""
         if pattern is _STAMP:
             self.typed = True
         elif pattern is _FRAME:
@@ -306,13 +306,13 @@ class Head:
 
 
 def _matched(pattern: re.Pattern[str], text: str, at: int) -> int:
-    """Where a match ends that begins here; `at`: there is none."""
+    """Index of the end of a match that begins at `at`; `at` itself if there is none."""
     found = pattern.match(text, at)
     return found.end() if found else at
 
 
 def _foreign_end(body: str, at: int) -> int:
-    """Where notices and external content end that begin here."""
+    """Index of the end of notices and external content that begin at `at`."""
     while True:
         start = _matched(_BLANKS, body, at)
         end = _matched(_EXTERNAL, body, _matched(_NOTICE, body, start))
@@ -334,7 +334,7 @@ def _sender(info: Any) -> Sender:
 
 
 def _parsed(text: str) -> Any:
-    """JSON; None where it is none."""
+    """Parse JSON; None if it is invalid."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -368,7 +368,7 @@ def _bodies(told: Any) -> str:
 
 
 def person(words: str, *, framed: bool) -> Iterator[Piece]:
-    """What follows the head of a message: a person's words, and what stands between them.
+    """Split what follows a message's head into a person's words and the texts between them.
 
     Args:
         framed: in the frame around a message that got no complete answer.
@@ -441,9 +441,8 @@ def is_silent(reply: Message) -> bool:
 
 
 def queued(framed: str) -> list[tuple[str, str]]:
-    """What the words in a frame may be made of, where the user went on before they were answered:
-    what they said then, and what they say now. A blank line stands between them, and in either
-    others may."""
+    """Return every split of a frame's words into earlier and present ones, for a user who went on
+    before an answer. A blank line separates the two, and either may hold further ones."""
     if _AGAIN in framed:
         return []
     cuts = islice(re.finditer("\n\n", framed), _MOST_SPLITS)

@@ -20,7 +20,7 @@ _COMMAND = re.compile(r"/(?:(good)|bad)(?:\s*:\s|\s|\Z)(.*)", re.IGNORECASE | re
 
 @dataclass(frozen=True, slots=True)
 class Outright:
-    """What a user says of the reply before, in so many words."""
+    """Explicit verdict of a user on the reply before."""
 
     score: int
     """+1 or -1."""

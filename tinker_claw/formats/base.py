@@ -1,4 +1,4 @@
-"""What a wire format is, and the neutral records on its inner side.
+"""Interface of a wire format, and the neutral records on its inner side.
 
 Rule: a format is one class. It alone knows paths, keys, fields, events and errors of its clients;
 all behind it sees a `GenerationRequest` and gives back deltas and a `FinishedReply`. Formats do no
@@ -37,14 +37,14 @@ class Joined(str):
 
     @classmethod
     def of(cls, parts: Sequence[str]) -> Joined:
-        """Without a separator, as the renderers join them."""
+        """Join parts without a separator, as the renderers do."""
         joined = cls("".join(parts))
         joined.starts = (0, *accumulate(len(part) for part in parts[:-1]))
         return joined
 
 
 def parts_of(text: str) -> list[str]:
-    """As the client sent them; a string is one part."""
+    """Return the parts of a text as the client sent them; a plain string is one part."""
     if not isinstance(text, Joined):
         return [text]
     return [text[begin:end] for begin, end in pairwise((*text.starts, len(text)))]
@@ -58,7 +58,7 @@ class GenerationRequest:
     messages: tuple[Message, ...]
     """At least one. Whatever a format keeps outside of its messages (a system text) stands here."""
     tools: tuple[Tool, ...] = ()
-    """Those that the model is shown; empty also where the client allows no call."""
+    """Tools that the model is shown; empty also where the client allows no call."""
     may_call: bool = True
     """False: the client allows no call, and whatever looks like one is text."""
     must_call: tuple[str, ...] = ()
@@ -80,36 +80,36 @@ class GenerationRequest:
     schema: tuple[str, str] | None = None
     """JSON Schema that the reply's text must fit, as JSON, and the field where it stands."""
     top_logprobs: int | None = None
-    """So many of the likeliest tokens are told beside each token of the text, with logprobs; None:
-    no logprobs are told."""
+    """Number of likeliest tokens to return with each token of the text, with logprobs; None: no
+    logprobs are returned."""
     choices: int = 1
-    """Replies that are drawn."""
+    """Number of replies to sample."""
     template: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """What the client says to the model's chat template, enable_thinking for one."""
+    """The client's arguments to the model's chat template, such as enable_thinking."""
     reasoning_effort: str | None = None
     """One of EFFORTS; None: the model's default."""
     effort_at: str = "reasoning_effort"
-    """The field that says so, for a sentence."""
+    """Name of the field that sets it, for error messages."""
     switches: tuple[tuple[str, Any], ...] = ()
-    """What these two come to with the model's chat template, once that was asked."""
+    """Arguments of the chat template for `template` and `reasoning_effort`, once resolved."""
     session: tuple[str, str] | None = None
     """The client's name for the session, and the field where it stands; None: the body has none."""
     follows: str | None = None
     """The name of the reply that it goes on from; None: the history tells."""
     attempt: Attempt = field(default_factory=Attempt)
-    """What the body says of task and group."""
+    """Task and group that the body names."""
     own: Mapping[Any, Any] = field(default_factory=dict[Any, Any])
-    """What the format itself needs again later; nobody else reads it."""
+    """Data of the format's own, which nothing else reads."""
 
 
 LARGEST_GROUP = 1000
-"""Sessions of a group."""
+"""Most sessions of one group."""
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
-    """Of one request."""
+    """Token counts of one request."""
 
     prompt: int
     completion: int
@@ -138,16 +138,16 @@ class FinishedReply:
     version: int
     """The policy version that has answered."""
     stop_string: str | None = None
-    """Which of the request's it ended before."""
+    """The request's stop string that ended the reply; None: none did."""
     logprobs: tuple[TokenLogprob, ...] | None = None
-    """Of its text; None: nobody has asked."""
+    """Logprobs of the reply's text; None: not requested."""
     others: tuple[FinishedReply, ...] = ()
-    """Where several replies were asked for, the further ones."""
+    """Further replies, where several were requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyHead:
-    """What is known of a reply before it begins."""
+    """Metadata of a reply that is known before it begins."""
 
     version: int
     """The policy version that is asked; another one may answer."""
@@ -188,9 +188,9 @@ class ReplyWriter(Protocol):
 
 
 Purpose = Literal["turn", "count", "models", "model"]
-"""What a route is for: a body comes in and a reply goes out; or the number of its prompt's tokens,
-and nothing is sampled or kept; the list of what is served; one of them, whose path ends in
-{name:path}."""
+"""Purpose of a route. `turn`: reply to a body; `count`: count the tokens of its prompt, and sample
+and keep nothing; `models`: list the served models; `model`: describe one of them, whose path ends
+in {name:path}."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,14 +206,14 @@ class Format(ABC):
     """How one kind of client speaks."""
 
     about: str
-    """What is spoken, and how a client is set up for it; for those who call another address."""
+    """Name of the protocol and how to set up a client, told to callers of unknown addresses."""
     routes: Sequence[Route]
     media_type = "text/event-stream"
-    """Of a streamed reply."""
+    """Content type of a streamed reply."""
     body_types: Sequence[str] = ()
     """Content types of bodies that are read besides JSON: what clients send that name none."""
     key_place = "Authorization: Bearer"
-    """Where clients put their key, for a sentence."""
+    """Header in which clients send their key, for error messages."""
 
     def claims(self, path: str, headers: Mapping[str, str]) -> bool:
         """Whether a request is one of this format's clients', by its path or its headers.
@@ -236,14 +236,14 @@ class Format(ABC):
         """
 
     def remember(self, request: GenerationRequest, user: str) -> None:  # noqa: B027 - optional
-        """What this user may send again; called of requests of which something may be kept."""
+        """Remember what this user may send again; called only for requests that may be kept."""
 
     def forget(self) -> None:  # noqa: B027 - optional
         """Remember nothing of earlier requests."""
 
     @abstractmethod
     def reply(self, request: GenerationRequest, head: ReplyHead) -> ReplyWriter:
-        """What writes the reply to a request."""
+        """Return the writer of the reply to a request."""
 
     @abstractmethod
     def error(self, error: RequestError) -> Json:

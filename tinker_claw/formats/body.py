@@ -50,13 +50,13 @@ class Neutral:
     """A field that may be sent as long as it asks for nothing."""
 
     values: tuple[Any, ...]
-    """Besides null."""
+    """Values that are accepted besides null."""
     because: str
     """Why no other value can be honoured."""
 
 
 class Fields:
-    """What becomes of every field of an object."""
+    """Fields of an object: those that are honoured, ignored, or accepted with neutral values."""
 
     def __init__(
         self, honoured: str, ignored: str = "", neutral: Mapping[str, Neutral] | None = None
@@ -83,7 +83,7 @@ class Fields:
 
 
 def _same(value: Any, allowed: Any) -> bool:
-    """Equal, and not as True equals 1."""
+    """Whether two values are equal, where True does not equal 1."""
     return value == allowed and isinstance(value, bool) == isinstance(allowed, bool)
 
 
@@ -104,7 +104,7 @@ class Object(dict[str, Any]):
         self.at = at
 
     def place(self, name: str) -> str:
-        """Where a member stands in the body."""
+        """Path of a member in the body."""
         return f"{self.at}.{shown(name)}" if self.at else shown(name)
 
     def wrong(self, why: str, name: str | None = None) -> RequestError:
@@ -200,7 +200,7 @@ def raw_items(value: msgspec.Raw | None, at: str) -> list[msgspec.Raw]:
 ROOM = 64_000_000
 """Bytes of what is known of earlier requests: some hundred long sessions."""
 _ENTRY = 1000
-"""Bytes of a part beside its own, its text's, and those of what was found out about it."""
+"""Bytes that a cached part takes besides those counted by its length."""
 
 Read = Callable[[Callable[[Any, str], Any], msgspec.Raw, str], Any]
 """Decode a part of a body, and call the function with it and with its place, for an error."""
@@ -212,9 +212,8 @@ def anew(make: Callable[[Any, str], _Made], raw: msgspec.Raw, at: str) -> _Made:
 
 
 class Known:
-    """What was made of parts of earlier requests: a session sends its history again with each. To
-    every user only their own are known, so that nobody learns by the time that it takes what others
-    have said.
+    """Cache of parsed parts of earlier requests: a session sends its history again with each. Every
+    user has their own, so that nobody can tell by response times what others have said.
     """
 
     def __init__(self, room: int = ROOM) -> None:
@@ -244,7 +243,7 @@ class Known:
                     self._made[key] = (size, value)
 
     def clear(self) -> None:
-        """Forget all of it."""
+        """Forget all parts."""
         with self._lock:
             self._made.clear()
 

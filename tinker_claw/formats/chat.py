@@ -97,7 +97,7 @@ _PART = Fields("type text", "cache_control prompt_cache_breakpoint")
 
 
 class Chat(Format):
-    """What nearly every client speaks, OpenClaw among them."""
+    """OpenAI's chat completions, which nearly every client speaks, OpenClaw among them."""
 
     about = (
         "OpenAI's chat completions: POST /v1/chat/completions. In OpenClaw set api to "

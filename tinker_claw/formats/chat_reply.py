@@ -1,4 +1,4 @@
-"""What goes back to a client of OpenAI's chat completions: replies and errors.
+"""Replies and errors of OpenAI's chat completions.
 
 Rule: shapes are OpenAI's; the one addition is `reasoning_content`, as reasoning servers send it.
 """
@@ -77,7 +77,7 @@ class ChatReply:
         return data(error_body(error))
 
     def _fields(self, kind: str, choices: Sequence[Json]) -> Json:
-        """What completion and chunks have in common."""
+        """Fields that a completion and its chunks have in common."""
         return {
             "id": self.id,
             "object": kind,
@@ -137,7 +137,7 @@ def _call(call: ToolCall) -> Json:
 
 
 def _usage(replies: Sequence[TokenCounts]) -> Json:
-    """Of replies to one prompt, which counts once."""
+    """Token usage of all replies to one prompt, which counts once."""
     prompt, completion = replies[0].prompt, sum(tokens.completion for tokens in replies)
     return {
         "prompt_tokens": prompt,

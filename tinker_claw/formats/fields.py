@@ -12,16 +12,16 @@ from tinker_claw.formats.body import INT64, Object, shown
 from tinker_claw.types import Attempt, Message, Reply, Tool
 
 STOP_STRINGS = 4
-"""As many as OpenAI takes."""
+"""Most stop strings of a request, as at OpenAI."""
 STOP_CHARACTERS = 256
-"""Of one stop string: so much text may have to be held back at any time."""
+"""Most characters of one stop string; as much text may have to be held back at any time."""
 MAX_DEPTH = 64
 """Levels of nesting in one tool: deeper ones would overflow the encoder's stack later."""
 
 TEXT_ONLY = "this model writes text only"
 MOST_CHOICES = 8
 MOST_LOGPROBS = 20
-"""As many as OpenAI tells, and as inference servers give unless they are told otherwise."""
+"""Most top logprobs per token, as at OpenAI and, by default, in inference servers."""
 
 
 def common(fields: Object, hottest: int, *lengths: str) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def function_tool(given: Object, schema: str = "parameters") -> Tool:
 
 
 class Calls(TypedDict, total=False):
-    """What of calls there may be in a reply, as arguments of a GenerationRequest."""
+    """Tools, and which calls a reply may or must have, as arguments of a GenerationRequest."""
 
     tools: tuple[Tool, ...]
     may_call: bool

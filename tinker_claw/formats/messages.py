@@ -103,7 +103,7 @@ _SESSION = re.compile(r"_session_([0-9a-f-]{36})\Z")
 
 
 class Messages(Format):
-    """What Anthropic's clients speak, Claude Code among them."""
+    """Anthropic's Messages, which its clients speak, Claude Code among them."""
 
     about = (
         "Anthropic's Messages: POST /v1/messages. For Claude Code set ANTHROPIC_BASE_URL to this "
@@ -209,7 +209,7 @@ def _check_edits(fields: Object) -> None:
 
 
 def _calls(fields: Object, choice: Object) -> Calls:
-    """What of calls there may be."""
+    """Read tools and `tool_choice`."""
     tools = KnownTools([_tool(tool) for tool in fields.objects("tools")])
     kind = choice.get("type", "auto")
     if kind in ("any", "tool"):
@@ -259,7 +259,7 @@ def _conversation(fields: Object) -> list[Message]:
 
 
 def _messages(given: Object) -> list[Message]:
-    """What one message of the client's comes to."""
+    """Convert one message of the client's into neutral messages."""
     role = given.get("role")
     if not isinstance(role, str) or role not in _BY:
         raise given.wrong(f"must be one of {', '.join(_BY)}", "role")

@@ -1,4 +1,4 @@
-"""What goes back to a client of Anthropic's Messages: replies and errors.
+"""Replies and errors of Anthropic's Messages.
 
 Rule: shapes are Anthropic's. A stream is a row of blocks, one open at a time; a block begins with
 the first piece of its kind and ends with the first of another.
@@ -41,7 +41,7 @@ _KINDS: Mapping[HTTPStatus, str] = {
 _TOO_LONG = "prompt is too long: "
 """The words by which agents see that they must compact their history."""
 _SIGNATURE = "dW5zaWduZWQ="
-"""Of thinking, which nobody checks here; clients drop thinking without one."""
+"""Placeholder signature of thinking; clients drop thinking that has none."""
 
 
 class MessagesReply:
@@ -54,11 +54,11 @@ class MessagesReply:
         self._prompt_tokens = head.prompt_tokens
         self._shows = shows
         self._blocks = 0
-        """Begun so far."""
+        """Number of blocks begun so far."""
         self._silent = True
-        """None of them is more than thinking."""
+        """Every block so far is thinking."""
         self._open: str | None = None
-        """The kind of the one that is open."""
+        """Kind of the open block; None: no block is open."""
 
     def whole(self, done: FinishedReply) -> Json:
         reply = done.reply

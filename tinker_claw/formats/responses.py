@@ -111,12 +111,12 @@ _PARTS = {
 }
 _ROLES = ("user", "assistant", "system", "developer")
 _ROOM = 64_000_000
-"""For replies that may be gone on from by their ids, in characters of all that led to them: some
-six hundred of long sessions, of which the messages are shared."""
+"""Cache size for replies that may be continued by id, in characters of the conversations before
+them: some six hundred of long sessions, which share their messages."""
 
 
 class Responses(Format):
-    """What OpenAI's newer clients speak, Codex among them."""
+    """OpenAI's Responses, which its newer clients speak, Codex among them."""
 
     about = (
         "OpenAI's Responses: POST /v1/responses. In Codex add a provider whose base_url is this "
@@ -129,9 +129,9 @@ class Responses(Format):
 
     def __init__(self) -> None:
         self._said = LRUCache[tuple[str, str], tuple[Message, ...]](_ROOM, getsizeof=_size)
-        """Of each reply, by user and id: all that was said until then, without instructions."""
+        """Conversation up to and including each reply, by user and id, without instructions."""
         self._forgotten = 0
-        """How often; what was asked before is not remembered any more."""
+        """Number of calls of `forget`; replies to requests from before one are not remembered."""
         self._lock = Lock()  # large bodies are read in a thread
 
     def claims(self, path: str, headers: Mapping[str, str]) -> bool:
@@ -163,7 +163,7 @@ class Responses(Format):
         )
 
     def _history(self, fields: Object, user: str) -> tuple[Message, ...]:
-        """What was said until now, without instructions."""
+        """Return the conversation so far, without instructions."""
         where, before = "previous_response_id", ()
         if (name := fields.optional(where)) is not None:
             with self._lock:
@@ -223,7 +223,7 @@ def _with_one_head(head: list[str], said: Sequence[Message]) -> tuple[Message, .
 
 
 def _metadata(fields: Object) -> Object:
-    """It goes back with the reply."""
+    """Read `metadata`, which goes back with the reply."""
     given = fields.object("metadata")
     for name, value in given.items():
         if not isinstance(value, str | int | float):
@@ -273,7 +273,7 @@ def _function(given: Object) -> Tool:
 
 
 def _shown(space: str, name: str) -> str:
-    """What the model calls a function of a namespace."""
+    """Name by which the model calls a function of a namespace."""
     return f"{space}__{name}"
 
 
@@ -305,7 +305,7 @@ def _conversation(fields: Object) -> list[Message]:
 
 
 def _reasoning(given: Object) -> Message:
-    """What is in cipher, or a summary, was for another server."""
+    """Reasoning in clear; ciphertext and summaries were for another server and are dropped."""
     return assistant([], [_part(part) for part in given.objects("content")], [])
 
 

@@ -1,4 +1,4 @@
-"""What goes back to a client of OpenAI's Responses: replies and their events.
+"""Replies of OpenAI's Responses, and their events.
 
 Rule: shapes are OpenAI's. A reply is a row of items, one open at a time; an item begins with the
 first piece of its kind, and stands whole in the event that ends it and in the reply at the end.
@@ -43,7 +43,7 @@ _ECHOED: Mapping[str, Any] = {
     "top_p": 1.0,
     "truncation": "disabled",
 }
-"""What a reply repeats of its request, and what stands there where the request says nothing."""
+"""Fields that a reply repeats from its request, with their defaults."""
 
 
 class ResponsesReply:
@@ -77,13 +77,13 @@ class ResponsesReply:
         self._output: list[Json] = []
         """The items that have ended."""
         self._kind: str | None = None
-        """Of the item that is open: reasoning or text; None: none is."""
+        """Kind of the open item: reasoning or text; None: no item is open."""
         self._item = ""
-        """Its id."""
+        """Id of the open item."""
         self._written: list[str] = []
-        """Its pieces."""
+        """Text of the open item, in pieces."""
         self._logprobs: Sequence[Json] = ()
-        """Of the text; a stream has them at its end only."""
+        """Logprobs of the text; a stream has them at its end only."""
 
     def whole(self, done: FinishedReply) -> Json:
         self._logprobs = token_logprobs(done.logprobs or ())

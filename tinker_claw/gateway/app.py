@@ -45,7 +45,7 @@ def create_app(deps: GatewayDeps, formats: Sequence[Format]) -> FastAPI:
 
 
 class _Endpoints:
-    """What is answered on the gateway's routes."""
+    """Endpoints of the gateway's routes."""
 
     def __init__(self, deps: GatewayDeps, formats: Sequence[Format]) -> None:
         cfg = deps.settings
@@ -57,7 +57,7 @@ class _Endpoints:
         self._since = int(time.time())
 
     def routes(self) -> Iterator[Path]:
-        """All routes, those of the formats first."""
+        """Yield all routes, those of the formats first."""
         # Not FastAPI's own way, which looks for parameters to fill in with every request.
         for route in dict.fromkeys(route for wire in self._formats for route in wire.routes):
             turn = route.purpose in ("turn", "count")
@@ -94,7 +94,7 @@ class _Endpoints:
         return JSONResponse(wire.model(name, self._since))
 
     async def _feedback(self, request: Request) -> Response:
-        """What users say outright of replies."""
+        """Record a user's explicit feedback."""
         who = self._caller(request)
         refuse_forms(request.headers)
         with self._limits.place(who.name, who.cache_salt) as caller:
@@ -131,7 +131,7 @@ class _Endpoints:
         return Response(figures, media_type="text/plain; version=0.0.4")
 
     def _speaker(self, route: Route, request: Request) -> Format:
-        """Whose client sends this, of the formats that have the route; errors are told in it."""
+        """Return the client's format, among those that have the route; errors are written in it."""
         formats = [wire for wire in self._formats if route in wire.routes]
         found = errors.speaker(formats, request.url.path, request.headers)
         request.scope["wire"] = found

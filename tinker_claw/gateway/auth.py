@@ -27,18 +27,18 @@ from tinker_claw.errors import RequestError
 FREE: Final = 10
 """Wrong keys in a row; from then on one a second may be tried."""
 _TRIED: Final = 4096
-"""Who tries, and is remembered; one more forgets one."""
+"""Entries of each cache of attempts; when a cache is full, a new entry displaces an old one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who calls."""
+    """The user who calls."""
 
     name: str
     admin: bool
     """May see what concerns others, too."""
     cache_salt: str | None
-    """Of the group; nobody else can guess it. None: there is one group only."""
+    """Prompt-cache salt of the user's group, a secret; None: there is one group only."""
 
 
 class Tries:
@@ -59,7 +59,7 @@ class Tries:
             )
 
     def wrong(self, who: str) -> None:
-        """Count one."""
+        """Count a wrong key."""
         self._forgiven[who] = self._until(who) + 1
 
     def _until(self, who: str) -> float:
@@ -95,12 +95,12 @@ class Keys:
 
     @property
     def needed(self) -> bool:
-        """Callers must send one."""
+        """Whether callers must send a key."""
         return bool(self._principals)
 
     @property
     def users(self) -> Sequence[str]:
-        """All who may call."""
+        """Names of all users."""
         return [one.name for one in self._principals.values()] or [DEFAULT_USER]
 
     def caller(self, key: str, address: str, place: str = "Authorization: Bearer") -> Principal:
@@ -144,7 +144,7 @@ class Keys:
 
 
 def network(address: str) -> str:
-    """Who an address stands for: whoever has one of IPv6 has 2^64."""
+    """Return the network that stands for an address: a caller has 2^64 addresses of IPv6."""
     try:
         found = ip_address(address)
     except ValueError:

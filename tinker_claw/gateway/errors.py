@@ -1,4 +1,4 @@
-"""What a client is told of an error, in the shape of its own format.
+"""Error responses, in the shape of the client's own format.
 
 Rule: a client learns what it can do about an error, and nothing of our insides; the log has those.
 """
@@ -19,13 +19,13 @@ from tinker_claw.formats.body import shown
 from tinker_claw.telemetry import log
 
 RETRY_AFTER_S = 30
-"""For clients that wait as they are told: the request was tried again here for long enough."""
+"""Retry-After where the gateway cannot answer now: the request was already retried here."""
 _PASSING: Final = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
 """Refusals after which the same request may be served."""
 
 
 def told(error: Exception) -> RequestError:
-    """What a client is told of it."""
+    """Convert an exception into the error that the client receives."""
     if isinstance(error, RequestError):
         return error
     log.error("gateway.failed", kind=type(error).__name__, error=str(error))
@@ -57,7 +57,7 @@ def answer(wire: Format, error: Exception) -> JSONResponse:
 
 
 def what(formats: Sequence[Format]) -> str:
-    """What this server is, for those who call an address that it does not have."""
+    """Describe this server to callers of an unknown address."""
     spoken = "; ".join(wire.about for wire in formats)
     return (
         f"This is tinker-claw, which speaks {spoken}; "
@@ -66,7 +66,7 @@ def what(formats: Sequence[Format]) -> str:
 
 
 def speaker(formats: Sequence[Format], path: str, headers: Mapping[str, str]) -> Format:
-    """Whose client sends this; the first format's, where no other one claims it."""
+    """Return the format of the client; the first one where no format claims the request."""
     claiming = (wire for wire in reversed(formats) if wire.claims(path, headers))
     return next(claiming, formats[0])
 

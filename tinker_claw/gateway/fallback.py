@@ -22,14 +22,14 @@ PATIENCE_S = 240.0
 """Seconds that an outage is waited out: OpenClaw, told what `openclaw-config` prints, gives a
 request up after ten minutes, and a stand-in must still have its time."""
 WAITS = Backoff(first_s=0.5, longest_s=15.0, jitter=0.25)
-"""Between attempts while the service is away."""
+"""Delays between attempts while the service is away."""
 RETRIES = Backoff(first_s=0.4, longest_s=1.0, attempts=3)
-"""Where the sampler failed."""
+"""Delays between attempts after a failure of the sampler."""
 
 STAND_IN_S = 30.0
-"""While the service is away, a stand-in that gives no token for so long is given up."""
+"""How long a stand-in may take to its first token while the service is away."""
 BASE_VERSION = 0
-"""Its adapter changes nothing, so what the base model samples is what version 0 samples."""
+"""Version whose adapter changes nothing, so that it samples as the base model does."""
 
 
 class Retries:
@@ -50,7 +50,7 @@ class Retries:
         self._failures = 0
 
     def went_well(self, seconds: float) -> None:
-        """Tokens came for so long, until the next failure."""
+        """Extend the deadline by the seconds for which tokens came."""
         self._until += seconds
         self._outages = 0
 
@@ -81,7 +81,7 @@ class StandIn:
 
 
 StandIns = Callable[[int], Sequence[StandIn]]
-"""Those for a version, in the order in which they are tried."""
+"""Returns the stand-ins for a version, in the order in which they are tried."""
 
 
 def nobody(version: int) -> Sequence[StandIn]:
@@ -91,7 +91,7 @@ def nobody(version: int) -> Sequence[StandIn]:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """Who answers, and how often they are asked."""
+    """How requests are answered: versions, stand-ins, and retries."""
 
     open_version: Callable[[int], Awaitable[Sampler]]
     """Sampler of an earlier version. Raises LookupError when there is none of that number."""
@@ -100,9 +100,9 @@ class Serving:
     stand_ins: StandIns = nobody
     """Who answers in place of a version that cannot."""
     waits: Backoff = WAITS
-    """Between the attempts of one request while the service is away."""
+    """Delays between the attempts of one request while the service is away."""
     retries: Backoff = RETRIES
-    """Between the attempts of one request where the sampler failed."""
+    """Delays between the attempts of one request after a failure of the sampler."""
     stand_in_s: float = STAND_IN_S
     """How long a stand-in may take to its first token while the service is away, seconds."""
 

@@ -20,7 +20,7 @@ from tinker_claw.ledger.feedback import LONGEST_TEXT, About, Feedback, KeyReused
 
 PATH = "/v1/feedback"
 MAX_BYTES: Final = 32_768
-"""Of a body: the longest text, in whatever way it is escaped."""
+"""Largest body: room for the longest text, however it is escaped."""
 MAX_NAME = 256
 """Characters of a key, and of other names of a client's."""
 FIELDS = Fields("turn response_id session score text source final task group key")
@@ -28,7 +28,7 @@ _ABOUT = ("turn", "response_id", "session")
 
 
 def read(body: bytes, headers: Mapping[str, str]) -> tuple[About, Feedback]:
-    """What a request says, of what.
+    """Parse a request into what it is about and the feedback.
 
     Args:
         headers: names in lower case.

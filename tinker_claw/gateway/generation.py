@@ -25,7 +25,7 @@ from tinker_claw.telemetry import Served
 from tinker_claw.types import Completion, Delta, Kind, Reply, StopReason, TokenChunk
 
 _NEVER = -9999.0
-"""What OpenAI writes for a logprob that JSON has no number for."""
+"""Value that OpenAI writes for a logprob that JSON cannot represent."""
 Show = Callable[[list[Delta]], Awaitable[None]]
 
 
@@ -46,15 +46,15 @@ class Generation:
             one_call=request.one_call,
         )
         self._begun = self._parser.feed(begun)
-        """What is to be shown of the beginning that was given to the model."""
+        """Deltas of the part of the reply that was given to the model."""
         self.rest: list[Delta] = []
         """Deltas that were held back until the end."""
         self._waited_s = 0.0
-        """For a slot."""
+        """Seconds spent waiting for a slot."""
         self._first_token_s: float | None = None
         self._account = Account()
         self._turn: int | None = None
-        """None: nothing was captured."""
+        """Id of the captured turn; None: nothing was captured."""
         self._usd: float | None = None
         self._completion: Completion | None = None
         self._forgotten = False
@@ -160,7 +160,7 @@ class Generation:
         )
 
     def _logprobs(self, completion: Completion, reply: Reply) -> tuple[TokenLogprob, ...] | None:
-        """Of the reply's text, as they were sampled; None: nobody has asked."""
+        """Logprobs of the reply's text, as sampled; None: not requested."""
         most, decode = self._job.request.top_logprobs, self._deps.renderer.decode
         if most is None:
             return None
@@ -250,7 +250,7 @@ class Generation:
             deps.index.add(said.session_id, said.history, answer, turn_id, stream)
 
     def _held(self, completion: Completion) -> str | None:
-        """What in the reply must not be kept, for a sentence; None: nothing."""
+        """Description of a secret or personal data found in the reply, or None."""
         # As it was sampled: thinking, and what a stop string cut off, is in no reply. Without the
         # mark at its end, most are the reply itself, which is then searched once.
         stops, sampled = self._job.params.stop_tokens, completion.tokens
@@ -273,7 +273,7 @@ class Generation:
 
 
 def _stream(job: Job, completion: Completion) -> Stream | None:
-    """What a later prompt may begin with."""
+    """Return the token stream that a later prompt may extend; None: none may."""
     messages = job.request.messages
     # The client has seen less than was sampled.
     left = completion.stop_reason in (StopReason.ABORT, StopReason.CUT)

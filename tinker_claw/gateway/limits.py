@@ -31,24 +31,24 @@ MAX_QUEUE: Final = 256
 """Requests of one user that may wait in either line: more than agents open by themselves, so only a
 loop that has gone wrong is told to come back."""
 MAX_HELD_BYTES: Final = 32_000_000
-"""Of the bodies of one user's requests in either line. A request takes up to 15 times its bytes:
-410 kB with 100,000 tokens took 6 MB. OpenClaw's have 59 kB in the mean, so a full queue of them has
-less; a loop that sends the longest there are would take all memory."""
+"""Most bytes of bodies of one user's requests in either line. A request takes up to 15 times its
+bytes: 410 kB with 100,000 tokens took 6 MB. OpenClaw's have 59 kB in the mean, so a full queue of
+them has less; a loop that sends the longest there are would take all memory."""
 MAX_BODY_BYTES: Final = 16_000_000
-"""Of one request: twice what the longest context that is served (262,144 tokens) can need."""
+"""Largest body of a request: twice what the longest served context (262,144 tokens) can need."""
 BODY_S: Final = 60.0
 """How long a body may take to come: OpenClaw's have 38 to 156 kB, so a slow line needs seconds."""
 BYTES_PER_TOKEN = 32
-"""Real requests have four to five; of a body with more than so many, nothing is read."""
+"""Most bytes of a body per token of context; real requests have four to five."""
 ALWAYS_READ_BYTES = 65_536
-"""However small the context."""
+"""Size up to which a body is read, however small the context."""
 COME_BACK_S = 10
-"""For a client that finds the queue full."""
+"""Retry-After for a client that finds the queue full."""
 LEFT_FREE = 2
 """Slots at the least that episodes leave for the persons who come next: a reply takes seconds, and
 a person with an agent asks for one or two at a time."""
 LEFT_SHARE = 16
-"""Of so many slots they leave one: four of 64, because with two a few persons had to wait."""
+"""Episodes leave one slot in so many: four of 64, because with two a few persons had to wait."""
 PASSED_BY = 8
 """Replies of persons that may begin in a row while an episode waits. Then one of an episode begins,
 so that episodes go on where persons take every slot."""
@@ -89,7 +89,7 @@ class ComputeRounds:
 
 @dataclass(slots=True)
 class UserShare:
-    """What a user was given, private turns included."""
+    """Turns and tokens that a user was served, private turns included."""
 
     turns: int = 0
     prompt_tokens: int = 0
@@ -102,15 +102,15 @@ class _Line:
     def __init__(self, users: Sequence[str]) -> None:
         self.here: Counter[str] = Counter()
         self.bytes: Counter[str] = Counter()
-        """Of the bodies of those that are here."""
+        """Bytes of the bodies held, by user."""
         self.sampling: dict[str, int] = {}
-        """Replies of those users who have any."""
+        """Number of replies being sampled, by user; users without one are absent."""
         self.waiting = {user: deque[asyncio.Future[None]]() for user in users}
-        """In the order in which they are served."""
+        """Waiting requests by user, the users in the order in which they are served."""
 
     @property
     def first(self) -> Iterator[str]:
-        """Those who wait."""
+        """Yield the users who have a request waiting, the next one first."""
         for user, calls in self.waiting.items():
             while calls and calls[0].cancelled():
                 calls.popleft()
@@ -144,7 +144,7 @@ class Limits:
     def place(
         self, user: str, cache_salt: str | None = None, *, episode: bool = False
     ) -> Generator[Caller]:
-        """Held for as long as a request is here.
+        """Hold a place for as long as a request is here.
 
         Args:
             cache_salt: of the user's group.
@@ -165,7 +165,7 @@ class Limits:
             self._line(episode).bytes[user] -= caller.bytes
 
     def hold(self, caller: Caller, count: int) -> None:
-        """So many bytes more of a request's body.
+        """Count further bytes of a request's body.
 
         Raises:
             RequestError: this user's requests have too many.
@@ -177,12 +177,12 @@ class Limits:
         caller.bytes += count
 
     def figures(self, user: str) -> dict[str, int]:
-        """A user's own, since the start."""
+        """Return a user's own figures since the start."""
         here = self._persons.here[user] + self._episodes.here[user]
         return {"requests_now": here} | asdict(self._served[user])
 
     def served(self, user: str, prompt_tokens: int, completion_tokens: int) -> None:
-        """A turn has ended."""
+        """Count a turn that has ended."""
         figures = self._served[user]
         figures.turns += 1
         figures.prompt_tokens += prompt_tokens
@@ -190,7 +190,7 @@ class Limits:
 
     @asynccontextmanager
     async def slot(self, user: str, *, episode: bool = False) -> AsyncGenerator[None]:
-        """Held while a reply is sampled; waits for one."""
+        """Wait for a slot, and hold it while a reply is sampled."""
         line = self._line(episode)
         behind = episode and self._persons.anybody
         if behind or line.waiting[user] or not self._may_start(line, user):
@@ -207,7 +207,7 @@ class Limits:
         return self._episodes if episode else self._persons
 
     async def _wait(self, line: _Line, user: str) -> None:
-        """Whoever ends a reply starts this one."""
+        """Wait in line until the end of another reply starts this one."""
         called = asyncio.get_running_loop().create_future()
         line.waiting[user].append(called)
         try:
@@ -250,7 +250,7 @@ class Limits:
             called.set_result(None)
 
     def _next(self) -> tuple[_Line, str] | None:
-        """Who begins now; None: nobody may."""
+        """Return the line and the user to begin now; None: nobody may."""
         lines = (self._persons, self._episodes)
         for line in lines if self._passed < PASSED_BY else reversed(lines):
             for user in line.first:
@@ -263,15 +263,15 @@ class Limits:
 
 @dataclass(slots=True)
 class Caller:
-    """A user with a place."""
+    """A user whose request holds a place."""
 
     user: str
     limits: Limits
     cache_salt: str | None
     episode: bool
-    """Nobody sits before this request."""
+    """The request is a step of an episode: no person waits for it."""
     bytes: int = 0
-    """Of its body, as far as it has come."""
+    """Bytes of the body received so far."""
 
 
 async def read_body(
@@ -344,8 +344,8 @@ def _too_many(what: str) -> RequestError:
 
 
 def no_room(context_tokens: int) -> RequestError:
-    """No history is short enough. Agents that are told of a length compact, and ask again for ever,
-    so this has none of the words by which they would."""
+    """Return the error where no history is short enough. Agents that are told of a length compact
+    and ask again for ever, so its text has none of the words by which they would."""
     return RequestError(
         "System prompt and tools alone do not fit this model's window of "
         f"{context_tokens} tokens, so a new or a shorter conversation does not help: give the "
@@ -355,7 +355,7 @@ def no_room(context_tokens: int) -> RequestError:
 
 
 def hopeless(context_tokens: int) -> RequestError:
-    """As for any prompt that does not fit, so that agents compact their history."""
+    """Return the error of any prompt that does not fit, so that agents compact their history."""
     return RequestError(
         f"This model's maximum context length is {context_tokens} tokens; the body is so long that "
         "it cannot fit.",

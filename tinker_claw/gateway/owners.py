@@ -1,4 +1,4 @@
-"""Who is an owner: whose words teach.
+"""Owners: the people whose words teach.
 
 Rule: whoever has the key is an owner; in chat services, where strangers write to the same agent,
 those whom the settings name. Where they name nobody, the first person who writes directly is, and

@@ -1,4 +1,4 @@
-"""What of a request must not be kept.
+"""Decide what of a request must not be kept.
 
 Rule: decided before anything is written. Of what was said in private nothing is kept, and a prompt
 that holds a secret is not kept as tokens either: tokens are text in another form.
@@ -26,7 +26,7 @@ from tinker_claw.types import Kind, Message, Tool, noted
 
 TRACES = 4096
 TEXTS = 28_000
-"""Of which it is remembered what they hold, in 16 MB: histories come again and again."""
+"""Texts whose findings are cached, in 16 MB: histories come again and again."""
 _LONG = 20_000
 """Characters of a text that is searched in a thread: on the event loop it would take 10 ms."""
 _OF_ANOTHER = frozenset({RequestKind.FLUSH, RequestKind.SUBAGENT, RequestKind.UTILITY})
@@ -99,7 +99,7 @@ class SessionPrivacy:
         return await self.compute.aside(lambda: self._redactor.redact(text))
 
     def holds(self, request: GenerationRequest) -> str | None:
-        """What in a request must not be kept, for a sentence; None: nothing."""
+        """Description of a secret or personal data found in a request, or None."""
         texts = chain(request.stop, *map(_texts, request.messages))
         found = next(filter(None, map(self.holds_text, texts)), None)
         if found or not request.tools:
@@ -112,7 +112,7 @@ class SessionPrivacy:
         return self._holds((hash(packed), len(packed)), _strings(tools))
 
     def holds_text(self, text: str) -> str | None:
-        """What in a text must not be kept; None: nothing."""
+        """Description of a secret or personal data found in a text, or None."""
         return self._holds(_key(text), [text])
 
     def redact(self, text: str) -> str:
@@ -149,7 +149,7 @@ class SessionPrivacy:
 
 
 def _key(text: str) -> _Key:
-    """What a text is remembered by: eighty system prompts would fill the room by themselves.
+    """Cache key of a text: eighty system prompts as keys would fill the cache by themselves.
 
     Python's hash is keyed anew in every process, and computed once for a string, however often it
     is asked for.

@@ -52,11 +52,11 @@ _LARGE = 200_000
 _CHARACTERS_PER_TOKEN = 6
 """Texts have three to five; with more than so many for the whole context the words are counted."""
 UNASKED = "it answers a verdict, which asks for nothing"
-"""Why a reply is not trained to which nothing but a verdict had led."""
+"""Why a reply is not trained on if the user's message was nothing but a verdict."""
 _CONTEXT = ("traceparent", "tracestate")
 """Headers of W3C's Trace Context."""
 _ID = re.compile(r"[0-9]{1,18}")
-"""Of a version; a longer number is none."""
+"""Number of a version; a longer one is invalid."""
 _NOWHERE = 0
 """The session of a private request, which the ledger does not know."""
 
@@ -81,7 +81,7 @@ class GatewayDeps:
     privacy: SessionPrivacy
     owners: Owners
     compute: ComputeRounds
-    """For what requests compute."""
+    """Runs what requests compute, one request per round of the event loop."""
     spending: Spending
     telemetry: Telemetry
     """Sees every turn: figures only, no text."""
@@ -98,15 +98,15 @@ class Said:
     history: tuple[str, ...] | None = None
     """Digests of the messages as later requests will show them; None: nothing is kept."""
     text: str = ""
-    """What somebody said last, redacted."""
+    """Last words that were said to the agent, redacted."""
     holds: str | None = None
-    """What there is in the request that must not be kept, for a sentence."""
+    """Description of a secret or personal data found in the request, or None."""
     link: Continuation | None = None
     """The turn that it goes on from; None: none is known."""
     lost: Lost | None = None
     """Why what the user said is the next state of no turn, although one waits for it."""
     voices: tuple[Piece, ...] = ()
-    """What is new in the request since the last reply, each piece with its writer."""
+    """New pieces of the request since the last reply, each with its writer."""
     asked_by: Writer = Writer.OWNER
     """Who wrote the request."""
 
@@ -132,7 +132,7 @@ class Job:
     context: Mapping[str, str]
     """The trace that it is a part of, as headers."""
     choice: int = 0
-    """Which of several replies to one request it is."""
+    """Index of this reply among several to one request."""
 
     @property
     def response_id(self) -> str:
@@ -237,7 +237,7 @@ def _identify(
     user: str,
     pinned: int | None,
 ) -> tuple[Identity, tuple[int, str] | None]:
-    """Whose session it is, and the turn that the request says to go on from, with its session.
+    """Identify the session, and the turn that the request continues by id, with its session.
 
     Args:
         pinned: the version that it asks for by name.
@@ -305,7 +305,7 @@ async def _place(
 
 
 async def count(deps: GatewayDeps, wire: Format, route: Route, body: bytes, caller: Caller) -> int:
-    """Tokens of a request's prompt; nothing of it is kept.
+    """Count the tokens of a request's prompt; nothing of it is kept.
 
     Raises:
         RequestError: it could not be served as asked.
@@ -422,7 +422,7 @@ async def _choose(deps: GatewayDeps, model: str) -> tuple[int, Sampler, bool]:
 
 
 def not_served(deps: GatewayDeps, model: str) -> RequestError:
-    """What to answer to a request for another model."""
+    """Return the error for a request that names another model."""
     served, newest = deps.served_name, deps.policy.newest.version.id
     return RequestError(
         f"The model {shown(model)!r} is not served here; ask for {served!r}, or for a version of "
@@ -496,8 +496,8 @@ def record(deps: GatewayDeps, user: str, about: About, said: Feedback) -> Given 
 async def _prompt(
     deps: GatewayDeps, request: GenerationRequest, link: Continuation | None, *, forget: bool
 ) -> Prompt:
-    """What the model is given: the request, and how its reply begins where it must be a call. The
-    request is the exact extension of the sampled stream where that holds, else a full render.
+    """Build the prompt: the request, and how its reply begins where it must be a call. The request
+    is the exact extension of the sampled stream where that holds, else a full render.
 
     Args:
         forget: nothing that was new in it stays in memory.
@@ -573,7 +573,7 @@ def _refuse_without_room(deps: GatewayDeps, request: GenerationRequest) -> None:
 def _extended(
     deps: GatewayDeps, request: GenerationRequest, link: Continuation | None
 ) -> Prompt | None:
-    """None: the sampled stream does not begin this prompt."""
+    """Extend the sampled stream; None if it does not begin this prompt."""
     if link is None or link.stream is None:
         return None
     messages, tools, switches = request.messages, request.tools, request.switches

@@ -24,7 +24,7 @@ from tinker_claw.gateway.request import GatewayDeps, Job
 from tinker_claw.types import Delta
 
 KEEPALIVE_S = 10.0
-"""Between chunks without text: OpenClaw gives a stream without data up after two to five minutes, a
+"""Interval of keep-alives: OpenClaw gives a stream without data up after two to five minutes, a
 proxy often after one."""
 _STREAM_HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 
@@ -132,6 +132,6 @@ class StreamedAnswer(Answer):
 
 
 async def _until_over(receive: Receive) -> None:
-    """Until the client has hung up, or been sent the whole answer."""
+    """Wait until the client has hung up, or been sent the whole answer."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -24,7 +24,7 @@ Take = Callable[[TokenChunk], Awaitable[bool]]
 
 
 class Sampling:
-    """All that is sampled for one job."""
+    """The sampling of one job."""
 
     def __init__(self, deps: GatewayDeps, job: Job) -> None:
         self._serving = deps.serving
@@ -45,7 +45,7 @@ class Sampling:
 
     @property
     def begun(self) -> bool:
-        """There is a token."""
+        """Whether a token has been sampled."""
         return bool(self._tokens)
 
     def unfit_because(self) -> str | None:
@@ -58,7 +58,7 @@ class Sampling:
         return None
 
     def completion(self, *, aborted: bool = False, cut: bool = False) -> Completion:
-        """All that was sampled."""
+        """Return everything that was sampled as one completion."""
         done = Completion.collect(self._chunks, self._job.params, aborted=aborted, cut=cut)
         # Whoever went on with a reply may have had its first tokens cached as well.
         return replace(done, cached_tokens=min(done.cached_tokens, len(self._job.prompt.tokens)))
@@ -157,7 +157,7 @@ class Sampling:
             raise SamplerError("The sampler's stream ended without a stop reason.")
 
     def _rest(self) -> tuple[Tokens, SamplingParams]:
-        """What is left to be sampled: the prompt, and what is allowed behind it."""
+        """Return the prompt with the tokens so far, and the parameters for the rest."""
         prompt, sampled = self._job.prompt.tokens, len(self._tokens)
         # Not in the job's own params, which are kept with the turn.
         caller = self._job.caller

@@ -1,4 +1,4 @@
-"""What can be wrong before the first token: key, address, model. Each is a sentence.
+"""Checks of key, address and model before the first token; each failure is one sentence.
 
 Rule: everything here is asked once, at start, and costs nothing.
 """
@@ -32,7 +32,7 @@ URL_VARIABLE: Final = "TINKER_BASE_URL"
 _COMMAND_VARIABLE: Final = "TINKER_CREDENTIAL_CMD"
 _KEPT_AS: Final = "tinker-claw"
 _KEY_PREFIXES: Final = ("tml-", "eyJ")
-"""Of keys, and of the short-lived tokens that an organisation may hand out instead."""
+"""Prefixes of API keys and of the short-lived tokens that an organisation may issue instead."""
 CONSOLE: Final = "https://tinker-console.thinkingmachines.ai"
 
 
@@ -42,13 +42,13 @@ class ServedModel:
 
     name: str
     context_tokens: int | None
-    """None: the service does not say."""
+    """Context length in tokens; None: the service does not say."""
     trainable: bool
     """False only where the service says so."""
 
 
 def address(base_url: str | None, key: str | None = None) -> Address:
-    """Where to go and with which key: the arguments, else what the SDK itself would take.
+    """Address and key of the service: the arguments, else what the SDK itself would take.
 
     Raises:
         ConfigError: there is no key, or what is there cannot be one.
@@ -71,7 +71,7 @@ def address(base_url: str | None, key: str | None = None) -> Address:
 
 
 async def served_models(where: Address, deadline_s: float) -> list[ServedModel]:
-    """Ask the service what it has.
+    """Ask the service for its models.
 
     Raises:
         ConfigError: it cannot be reached, refuses the key, or does not speak this API.

@@ -29,7 +29,7 @@ _ARRAYS: Final = {
     "cross_entropy": ("weights",),
 }
 _EMPTY_CELL: Final = -99999.0
-"""What the wire has where there are fewer candidates than were asked for."""
+"""Padding value on the wire where there are fewer candidates than were asked for."""
 
 
 def to_sdk(loss_pass: LossPass, *, sparse: bool) -> list[sdk.Datum]:

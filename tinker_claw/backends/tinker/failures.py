@@ -1,4 +1,4 @@
-"""What went wrong at the service, in a sentence, and whether waiting helps.
+"""Explain a failure of the service in one sentence, and say whether waiting helps.
 
 Rule: an error that says nothing about the request itself (no answer, no credit, too many requests,
 a session that is gone) is an `OutageError`; whoever asked waits. Everything else is about what was
@@ -31,7 +31,7 @@ BILLING: Final = (
     "method in the Tinker console"
 )
 _PATIENCE_S: Final = 10.0
-"""For one plain question."""
+"""Timeout of asking the service whether it answers."""
 
 
 class Fault(Enum):
@@ -40,11 +40,11 @@ class Fault(Enum):
     AWAY = "away"
     """The service does not answer, or refuses for a time."""
     LOST = "lost"
-    """It does not know our session, model or request any more: begin a new session."""
+    """The service does not know our session, model or request any more: begin a new session."""
     ASKED = "asked"
-    """It refuses what was asked."""
+    """The service refuses what was asked."""
     BROKE = "broke"
-    """It failed on what was asked, and does not say that the request was wrong.
+    """The service failed on what was asked, and does not say that the request was wrong.
 
     Whoever sent a batch cannot tell a passing failure from a batch that breaks the service; for
     a request without a batch (save, publish, load) it can only be the former.

@@ -1,4 +1,4 @@
-"""What this server can do, found out by asking for very little of everything.
+"""Probe what a server supports with one tiny request per feature.
 
 Servers that speak Tinker's API differ: some have no [N, K] targets, or flatten them, no scores at
 given ids, no candidates. A few requests over four tokens tell; `methods.require` compares the
@@ -44,7 +44,7 @@ _LOSSES: Final[tuple[LossName, ...]] = get_args(LossName)
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """The outcome."""
+    """Features that the server supports."""
 
     losses: frozenset[str]
     two_d_targets: bool
@@ -147,12 +147,12 @@ def _sums(output: sdk.ForwardBackwardOutput | None, datum: Datum) -> bool:
 
 
 def _has_candidates(response: sdk.SampleResponse) -> bool:
-    """As many as were asked for, of every token."""
+    """Whether every token has as many candidates as were asked for."""
     return all(candidates(s.topk_logprobs_np, len(s.tokens), _K) for s in response.sequences)
 
 
 def _named(response: sdk.SampleResponse) -> bool:
-    """A score for each id that was named."""
+    """Whether every requested id has a finite logprob."""
     scores = named(response.target_prompt_logprobs, len(_IDS), _K)
     return bool(np.isfinite(scores).all())
 

@@ -71,7 +71,7 @@ class TinkerSampler:
         self._opening = asyncio.Lock()
         self._asking = set[asyncio.Task[sdk.SampleResponse]]()
         self._waiting = set[asyncio.Future[sdk.SampleResponse]]()
-        """For the requests that somebody waits for."""
+        """Futures of requests that a caller still waits for."""
 
     async def connect(self) -> None:
         """Make sure that the service has these weights.

@@ -22,7 +22,7 @@ from tinker_claw.backends.tinker.failures import BILLING, NOTICES, Deadline, unw
 T = TypeVar("T")
 
 CLOSE_S: Final = 5.0
-"""Ctrl-C waits for it where the service hangs."""
+"""Longest wait for closing a session; Ctrl-C waits for it where the service hangs."""
 QUESTION_S: Final = 15.0
 """How often the service is asked whether it is there, while something takes long."""
 _LOOK_S: Final = 1.0
@@ -32,11 +32,11 @@ Ending = Literal["success", "errored", "interrupted"]
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where the service is, and who we are."""
+    """Address of the service, and the API key."""
 
     base_url: str
     key: str | None
-    """None: the SDK finds it (a credential command, or what `tinker auth login` stored)."""
+    """API key; None: the SDK finds it (credential command, or stored by `tinker auth login`)."""
 
 
 class ServiceSession:

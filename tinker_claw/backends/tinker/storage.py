@@ -1,4 +1,4 @@
-"""What lies at the service: names for it, taking it home, and throwing the oldest away.
+"""Checkpoints stored at the service: name them, download them, and delete the oldest.
 
 Rule: a path is the service's own word for a checkpoint, of whatever shape, and nothing is read out
 of it. Nothing that serves, or that training would go back to, is ever deleted.
@@ -25,9 +25,9 @@ from tinker_claw.telemetry import log
 
 _DELETE_S: Final = 30.0
 _REST_S: Final = 60.0
-"""For one answer."""
+"""Timeout of one request."""
 _DOWNLOAD_S: Final = 1800.0
-"""For all files of an export."""
+"""Timeout of downloading all files of an export."""
 
 
 def unused_name(name: str) -> str:
@@ -121,7 +121,7 @@ async def download(address: Address, path: str, folder: Path) -> None:
 
 
 def _targets(folder: Path, names: Sequence[str]) -> list[Path]:
-    """Where the files go, their folders made; a name that leads outside is refused."""
+    """Return the files' paths and make their folders; refuse a name that leads outside."""
     folder.mkdir(parents=True, exist_ok=True)
     root = folder.resolve()
     targets = [(root / name).resolve() for name in names]

@@ -43,7 +43,7 @@ from tinker_claw.types import (
 T = TypeVar("T")
 
 FALLBACK_CONTEXT: Final = 32_768
-"""Where neither the service nor the settings say how long a context may be."""
+"""Context length in tokens where neither the service nor the settings give one."""
 _PROMPT: Final[Tokens] = (1, 2, 3)
 _NORM: Final = "unclipped_grad_l2:mean"
 """The gradient's norm before clipping, where a server reports it."""
@@ -64,7 +64,7 @@ class ServiceLimits:
 async def offered(
     settings: Settings, *, key: str | None = None, within_s: float = ServiceLimits().start_timeout_s
 ) -> tuple[Address, ServedModel]:
-    """Where the service is, and what it says of the model. Spends nothing.
+    """Return the service's address and its entry of the model. Spends nothing.
 
     Args:
         key: None: TINKER_API_KEY, else the SDK's other sources.
