@@ -221,10 +221,12 @@ async def test_batch_of_an_older_version_is_checked_by_a_reply_that_moves_nothin
     ((first,), *later) = trainer.steps
     assert all(any(datum.advantages) for datum in first.datums)
     for (ppo,), line in zip(later, lines[1:], strict=True):
-        *samples, check = ppo.datums
+        samples, check = ppo.datums[:4], ppo.datums[4:]
         assert all(any(datum.advantages) for datum in samples)
-        assert not any(check.advantages)
-        assert len(check.tokens) - check.start == line["fresh_tokens"]
+        assert not any(a for datum in check for a in datum.advantages)
+        # As much behind each prompt as was sampled there: a window may have room for no more.
+        assert [len(datum.tokens) - datum.start for datum in check] == [8] * 4
+        assert line["fresh_tokens"] == 32
 
 
 async def test_second_batch_in_a_row_stops_learning_and_is_not_kept(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ FAR_RATIOS = (0.9, 1.1)
 FEWEST_TOKENS = 20
 """Fewest fresh tokens for a comparison."""
 _CHECK_TOKENS = 32
-"""Most tokens of a reply that is sampled only for the check. It continues past a stop token."""
+"""Tokens that are sampled only for the check. They continue past a stop token."""
 MOST_K3 = 0.004
 """Largest `k3`, in nats. bfloat16's 0.05 makes 0.00125; in a simulation with replies of 0.3 to 1.8
 nats of entropy a token, temperature 0.7 made 0.008 to 0.06, and top_p 0.8 made 0.002 to 0.01."""
@@ -99,10 +99,10 @@ def agreement(prepared: Prepared, report: StepReport, version: int) -> Agreement
 async def checked(
     prepared: Prepared, policy: Policy, prompts: Iterable[Tokens], cfg: Training
 ) -> Prepared:
-    """Add a reply of the policy, with advantages of 0, to a step without fresh samples.
+    """Add replies of the policy, with advantages of 0, to a step without fresh samples.
 
     Args:
-        policy: the policy that the step trains; it samples the reply.
+        policy: the policy that the step trains; it samples the replies.
         prompts: candidates besides the batch's own prompts; the shortest of all is answered.
 
     Raises:
@@ -112,17 +112,24 @@ async def checked(
     fresh = {key for key, _ in _fresh(prepared, policy.version.id)}
     if not trained or trained & fresh:
         return prepared
-    prompt = min((*prompts, *(item.sample.prompt for item in prepared.items)), key=len)
-    (reply,) = await policy.sampler.sample(prompt, SamplingParams(_CHECK_TOKENS))
-    datum = Datum(
-        (*prompt, *reply.tokens),
-        len(prompt),
-        logprobs=reply.logprobs,
-        advantages=(0.0,) * len(reply.tokens),
-    )
+    # Behind a prompt of the batch there is room for as much as was sampled there.
+    asked = [(prompt, _CHECK_TOKENS) for prompt in prompts]
+    asked += [(one.sample.prompt, len(one.sample.completion.tokens)) for one in prepared.items]
+    prompt, room = min(asked, key=lambda one: len(one[0]))
+    params = SamplingParams(min(room, _CHECK_TOKENS))
+    replies = await policy.sampler.sample(prompt, params, -(-_CHECK_TOKENS // params.max_tokens))
+    check = [
+        Datum(
+            (*prompt, *reply.tokens),
+            len(prompt),
+            logprobs=reply.logprobs,
+            advantages=(0.0,) * len(reply.tokens),
+        )
+        for reply in replies
+    ]
     others = [each for each in prepared.passes if each.loss != "ppo"]
     ppo = [one for each in prepared.passes if each.loss == "ppo" for one in each.datums]
-    return replace(prepared, passes=[ppo_pass([*ppo, datum], cfg), *others], check=(datum,))
+    return replace(prepared, passes=[ppo_pass([*ppo, *check], cfg), *others], check=check)
 
 
 def compare(gaps: Sequence[float]) -> Agreement:
