@@ -47,7 +47,6 @@ CONTROLS: Mapping[str, Control] = {
     "flipped, audited": Control(judges.flipped, audited=0.25),
     "flipped, one in ten": Control(judges.flipped, presses=0.1),
     "turned, one in ten": Control(judges.flipped, lies_from=8, presses=0.1),
-    "never content": Control(user="never"),
     "garbage": Control(user="garbage"),
 }
 """Control conditions by name. With one session in four, of two or three replies each, the guard has

@@ -392,17 +392,15 @@ def test_verdicts_that_others_contradict_are_not_learned_from() -> None:
 
 
 def test_wish_that_is_not_learned_is_named() -> None:
-    never = [first(verdict=-1.0)] * 62
-    assert unlearned([*never, first(verdict=1.0)]) is None, "too few to tell"
-    found = unlearned([*never, *[first(verdict=1.0)] * 2])
+    assert unlearned([-1.0] * 63) is None, "too few to tell"
+    found = unlearned([1.0, 1.0, *[-1.0] * 62, *[1.0] * 100])
     assert found is not None
     assert not found.holds
     assert found.told == (
-        "3% of the newest first replies were accepted: this is not being learned; it needs another "
+        "3% of the newest 64 replies were accepted: this is not being learned; it needs another "
         "model, a lesson or an example"
     )
-    assert unlearned([first(verdict=1.0 if n % 4 == 0 else -1.0) for n in range(64)]) is None
-    assert unlearned([first(episode=True)] * 64) is None
+    assert unlearned([1.0 if n % 4 == 0 else -1.0 for n in range(64)]) is None
 
 
 # In a run
@@ -509,7 +507,7 @@ async def test_user_who_is_never_content_is_told_and_holds_nothing(tmp_path: Pat
             talk(w, "NO, HOW it should be", 2, f"reply {number}")
             await w.version(number + 1)
         assert w.health.learner.state != "held"
-        assert "0% of the newest first replies were accepted: this is not being learned" in str(
+        assert "0% of the newest 64 replies were accepted: this is not being learned" in str(
             w.health.guard.error
         )
 

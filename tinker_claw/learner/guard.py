@@ -104,8 +104,10 @@ _LONG = 2.0
 """Multiple of the baseline's mean length from which on a reply is long."""
 _AGAINST = 0.25
 """Share of verdicts that a user or an auditor may contradict: by slips, and by taste."""
+FEW = 64
+"""Newest replies that show whether a wish is being learned; four batches."""
 _UNLEARNED = 0.2
-"""Share of accepted first replies below which a wish is not being learned."""
+"""Share of them that are accepted below which it is not."""
 
 
 FIGURES: Mapping[str, str] = {
@@ -157,13 +159,16 @@ def _counted(replies: Sequence[FirstReply]) -> Mapping[str, list[bool]]:
     return counted
 
 
-def unlearned(replies: Sequence[FirstReply]) -> Finding | None:
-    """Find whether a wish is not being learned: nearly all of the newest 64 are rejected."""
-    newest = [reply.verdict > 0 for reply in replies if not reply.episode][-64:]
-    accepted = Rate(sum(newest), len(newest))
-    if len(newest) < 64 or accepted.interval[1] >= _UNLEARNED:
+def unlearned(verdicts: Sequence[float]) -> Finding | None:
+    """Find whether a wish is not being learned: nearly all of the newest replies are rejected.
+
+    Args:
+        verdicts: newest first.
+    """
+    accepted = Rate(sum(verdict > 0 for verdict in verdicts[:FEW]), len(verdicts[:FEW]))
+    if accepted.of < FEW or accepted.interval[1] >= _UNLEARNED:
         return None
-    told = f"{accepted.value:.0%} of the newest first replies were accepted: this is not being "
+    told = f"{accepted.value:.0%} of the newest {FEW} replies were accepted: this is not being "
     return Finding("unlearned", told + "learned; it needs another model, a lesson or an example")
 
 
@@ -270,14 +275,16 @@ class Guard:
             told += f"{base.value:.0%} of the first {base.of}"
             worst |= _weighed(alarm, evidence, told)  # of several users' the gravest
         evidence, share = contradicted(ledger.judgements.opinions(NEWEST, after))
-        told = f"{share.good:.0f} of {share.of} verdicts are contradicted by the auditor or a user"
+        told = f"{share.good:.0f} of {share.of} verdicts are contradicted by the auditor or the "
+        told += "user"
         worst |= _weighed("verdicts", evidence, told)
-        both = praised(reversed(ledger.judgements.replies(NEWEST, after)))
+        lately = ledger.judgements.replies(NEWEST, after)
+        both = praised(reversed(lately))
         if both.a.value > both.b.value:
             told = f"{both.a.value:.0%} of the accepted replies repeat a reply to something else, "
             worst |= _weighed("praise", both.e_value, f"{told}{both.b.value:.0%} of the others")
         yield from worst.values()
-        if found := unlearned(replies):
+        if found := unlearned([verdict for *_, verdict in lately]):
             yield found
         far = ledger.steps.void_lately(TOO_FAR)
         if len(far) >= _FAR_IN_VAIN and is_recent(far[-1][1]):
