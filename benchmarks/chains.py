@@ -27,7 +27,7 @@ from torch import Tensor
 from benchmarks import vocabulary
 from benchmarks.training_report import screen
 from benchmarks.training_run import Measurement, Say
-from benchmarks.training_shapes import Shape, adapter_of, build, with_loss
+from benchmarks.training_shapes import PRESETS, Shape, adapter_of, build, with_loss
 from benchmarks.training_sides import Ours, Settings
 from benchmarks.training_work import ceiling
 from local_gpu.model.lora import LoraShape
@@ -156,7 +156,8 @@ def measure(
     heads = Heads(shape.heads, shape.kv_heads, shape.head_dim)
     kernel = choose(attention, device=device, dtype=dtype, heads=heads, say=say)
     lora = LoraShape(RANK, RANK)
-    settings = Settings(base, lora, adapter_of(base, lora), False, PASS_TOKENS, kernel)
+    cuda = device.type == "cuda"
+    settings = Settings(base, lora, adapter_of(base, lora), cuda, PASS_TOKENS, kernel)
     sides: dict[str, Any] = {
         TREE: partial(Ours, TREE, settings),
         SPLIT: partial(Ours, SPLIT, replace(settings, kernel=Split(kernel))),
@@ -200,6 +201,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3, help="measured steps (default 3)")
     parser.add_argument("--turns", type=int, default=16, help="samples of a batch (default 16)")
     parser.add_argument("--case", choices=("agent", "openclaw"), help="one batch alone")
+    parser.add_argument("--preset", choices=sorted(PRESETS), help="another model than the tiny one")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--attention", choices=get_args(Setting), default="auto", help="kernel")
     parser.add_argument("--json", type=Path, help="write the rows here, too")
@@ -211,13 +213,14 @@ def main() -> None:
         console.print(line, style="dim")
 
     sizes = replace(Sizes(), turns=arguments.turns)
+    shape = PRESETS[arguments.preset].shape if arguments.preset else SHAPE
     batches: dict[str, Sequence[Datum]] = {}
     if arguments.case != "openclaw":
-        batches["agent"] = agent(sizes, SHAPE.vocabulary)
+        batches["agent"] = agent(sizes, shape.vocabulary)
     if arguments.case != "agent":
-        batches["openclaw"] = openclaw(sizes, SHAPE.vocabulary, vocabulary.load(say=say))
+        batches["openclaw"] = openclaw(sizes, shape.vocabulary, vocabulary.load(say=say))
     rows = measure(
-        *(batches, SHAPE, say),
+        *(batches, shape, say),
         repeat=arguments.repeat,
         attention=arguments.attention,
         device=torch.device(arguments.device),

@@ -53,13 +53,13 @@ def cut(sequences: Sequence[Tensor], *, ranks: int, tokens: int, even: float) ->
 
     Neighbours in lexicographic order share the longest prefixes, so every rank and every pass gets
     a run of that order. Ranks get runs of about equal work; there may be fewer runs than ranks.
-    Sequences that another one begins with go with it: there they cost nothing.
+    A sequence that is a prefix of another goes with it, where it costs nothing.
 
     Args:
         sequences: each (n_i,) int64 on the CPU.
         ranks: how many share the work.
-        tokens: most distinct tokens of one pass; a longer sequence is a pass of its own, with those
-            that it begins with. 1: every sequence is.
+        tokens: most distinct tokens of one pass; a longer sequence is a pass of its own, with its
+            prefixes. 1: every sequence is.
         even: see `even_keys`.
     """
     ids = [s.numpy().astype(np.int32) for s in sequences]
@@ -70,8 +70,7 @@ def cut(sequences: Sequence[Tensor], *, ranks: int, tokens: int, even: float) ->
     # ... and when its neighbour before it is in the same pass.
     further = [_work(one, known, even) for one, known in zip(longest, common, strict=True)]
     runs = _balanced(alone, further, ranks)
-    lengths = list(map(len, longest))
-    parts = [_passes(together, lengths, common, first, last, tokens) for first, last in runs]
+    parts = [_passes(together, longest, common, first, last, tokens) for first, last in runs]
     return parts + [[] for _ in range(ranks - len(parts))]
 
 
@@ -112,7 +111,7 @@ def _fill(alone: Sequence[float], further: Sequence[float], most: float) -> list
 
 def _passes(
     together: Sequence[Sequence[int]],
-    lengths: Sequence[int],
+    longest: Sequence[Ids],
     common: Sequence[int],
     first: int,
     last: int,
@@ -121,11 +120,11 @@ def _passes(
     passes: Batches = []
     used = 0
     for i in range(first, last):
-        new = lengths[i] - common[i]
+        new = len(longest[i]) - common[i]
         if passes and used + new <= tokens:
             passes[-1] += together[i]
             used += new
         else:
             passes.append([*together[i]])
-            used = lengths[i]
+            used = len(longest[i])
     return passes

@@ -72,18 +72,12 @@ def grow(sequences: Sequence[Tensor], *, share: bool = True, least: int = MIN_SH
     """Build the tree of some sequences.
 
     Args:
-        sequences: each (n_i,) int64 on the CPU, n_i >= 1; one that others begin with, or are equal
-            to, is computed with them, however short.
+        sequences: each (n_i,) int64 on the CPU, n_i >= 1; one that is a prefix of another, or its
+            equal, is computed with it, however short.
         share: False keeps them apart, end to end (for comparison).
         least: prefixes of sequences that fork are shared in pieces of at least so many tokens.
     """
     return _Growth([s.numpy().astype(np.int32) for s in sequences], share, least).tree()
-
-
-def in_order(sequences: Sequence[Ids]) -> list[int]:
-    """Indices in lexicographic order, in which sequences with a common prefix are neighbours."""
-    # Big-endian bytes of non-negative ids sort like the ids.
-    return sorted(range(len(sequences)), key=lambda i: sequences[i].astype(">i4").tobytes())
 
 
 def shared(a: Ids, b: Ids) -> int:
@@ -94,16 +88,19 @@ def shared(a: Ids, b: Ids) -> int:
 
 
 def chains(sequences: Sequence[Ids], *, share: bool = True) -> list[list[int]]:
-    """Indices in lexicographic order, cut into chains in which each sequence begins the next.
+    """Indices in lexicographic order, cut into chains: each sequence is a prefix of the next.
 
-    In this order a sequence that begins any other begins its successor. So the last of each chain
-    begins no other sequence, and the rows of the others are the first of its rows.
+    In this order sequences with a common prefix are neighbours, and one that is a prefix of any
+    other is a prefix of its successor. So the last of each chain is a prefix of none, and the rows
+    of the others are the first of its rows.
 
     Args:
         share: False makes each sequence a chain of its own.
     """
+    # Big-endian bytes of non-negative ids sort like the ids.
+    order = sorted(range(len(sequences)), key=lambda i: sequences[i].astype(">i4").tobytes())
     found: list[list[int]] = []
-    for i in in_order(sequences):
+    for i in order:
         before = sequences[found[-1][-1]] if found and share else None
         if before is not None and shared(before, sequences[i]) == len(before):
             found[-1].append(i)
