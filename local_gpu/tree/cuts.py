@@ -58,8 +58,8 @@ def cut(sequences: Sequence[Tensor], *, ranks: int, tokens: int, even: float) ->
     Args:
         sequences: each (n_i,) int64 on the CPU.
         ranks: how many share the work.
-        tokens: most distinct tokens of one pass; a longer sequence is a pass of its own, with its
-            prefixes. 1: every sequence is.
+        tokens: most distinct tokens of one pass; or as many as the longest sequence has, since that
+            needs the room in any case. 1: every sequence is a pass of its own.
         even: see `even_keys`.
     """
     ids = [s.numpy().astype(np.int32) for s in sequences]
@@ -70,6 +70,8 @@ def cut(sequences: Sequence[Tensor], *, ranks: int, tokens: int, even: float) ->
     # ... and when its neighbour before it is in the same pass.
     further = [_work(one, known, even) for one, known in zip(longest, common, strict=True)]
     runs = _balanced(alone, further, ranks)
+    if tokens > 1:
+        tokens = max(tokens, *map(len, ids))
     parts = [_passes(together, longest, common, first, last, tokens) for first, last in runs]
     return parts + [[] for _ in range(ranks - len(parts))]
 

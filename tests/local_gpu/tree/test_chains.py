@@ -205,6 +205,17 @@ def test_turns_with_a_volatile_tail_are_a_fork_each_behind_one_trunk(model: Path
     assert len(sequences[-1]) < tokens < len(sequences[-1]) + own + MIN_SHARED * len(turns)
 
 
+def test_a_pass_holds_as_much_as_the_longest_sample_needs_alone(model: Path) -> None:
+    """Else each sample that is longer than a pass would compute again what all share."""
+    rng = random.Random(0)
+    turns = session(rng, 6, volatile=12, before=words(rng, 400))
+    longest = max(len(tokens) for tokens, _ in turns) - 1
+    seen = computed(model, turns, 100)
+    assert max(seen) <= longest
+    assert len(seen) < len(turns)
+    assert sum(seen) < 0.7 * sum(len(tokens) for tokens, _ in turns)
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_do_not_share_a_chain(ranks: int) -> None:
     """The rank with the last turn computes all of the chain in any case."""
