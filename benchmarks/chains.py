@@ -22,7 +22,6 @@ from typing import Any, Final, get_args
 
 import torch
 from rich.table import Table
-from torch import Tensor
 
 from benchmarks import vocabulary
 from benchmarks.training_report import screen
@@ -31,7 +30,9 @@ from benchmarks.training_shapes import PRESETS, Shape, adapter_of, build, with_l
 from benchmarks.training_sides import Ours, Settings
 from benchmarks.training_work import ceiling
 from local_gpu.model.lora import LoraShape
+from local_gpu.plan.memory import DEFAULT_TOKENS
 from local_gpu.tree.choice import Heads, Setting, choose
+from local_gpu.tree.cuts import cut
 from local_gpu.tree.fused import layout_of
 from local_gpu.tree.kernels import Attend, Kernel, pieces_of
 from local_gpu.tree.prefix_tree import PrefixTree, Rows, Segment, grow
@@ -43,7 +44,6 @@ from tinker_claw.types import Datum
 TREE, SPLIT, NONE = "tree", "tree, split where samples end", "no tree"
 SHAPE: Final = Shape(2, 64, 192, 4, 2, 16, 8192)
 RANK: Final = 8
-PASS_TOKENS: Final = 1 << 18
 CPU: Final = torch.device("cpu")
 SCENARIOS: Final = ("tools_multiturn", "variant_affinity", "variant_reasoning")
 
@@ -146,6 +146,7 @@ def measure(
     say: Say,
     *,
     repeat: int = 3,
+    pass_tokens: int = DEFAULT_TOKENS,
     attention: Setting = "auto",
     device: torch.device = CPU,
 ) -> list[Row]:
@@ -157,7 +158,7 @@ def measure(
     kernel = choose(attention, device=device, dtype=dtype, heads=heads, say=say)
     lora = LoraShape(RANK, RANK)
     cuda = device.type == "cuda"
-    settings = Settings(base, lora, adapter_of(base, lora), cuda, PASS_TOKENS, kernel)
+    settings = Settings(base, lora, adapter_of(base, lora), cuda, pass_tokens, kernel)
     sides: dict[str, Any] = {
         TREE: partial(Ours, TREE, settings),
         SPLIT: partial(Ours, SPLIT, replace(settings, kernel=Split(kernel))),
@@ -171,7 +172,7 @@ def measure(
         for row in run.case(case, datums, (datums, truth)):
             if row.work is None or row.median_s is None or row.gradient_error is None:
                 raise RuntimeError(f"{case}, {row.side}: {row.failed}")
-            trees = _trees(row.side, [torch.tensor(datum.tokens[:-1]) for datum in datums])
+            trees = _trees(row.side, datums, pass_tokens)
             found.append(
                 Row(
                     case,
@@ -188,11 +189,12 @@ def measure(
     return found
 
 
-def _trees(side: str, sequences: Sequence[Tensor]) -> list[PrefixTree]:
-    if side == NONE:
-        return [grow([one]) for one in sequences]
-    tree = grow(sequences)
-    return [split(tree) if side == SPLIT else tree]
+def _trees(side: str, datums: Sequence[Datum], pass_tokens: int) -> list[PrefixTree]:
+    """Grow the trees of a side's passes."""
+    sequences = [torch.tensor(datum.tokens[:-1]) for datum in datums]
+    (passes,) = cut(sequences, ranks=1, tokens=1 if side == NONE else pass_tokens, even=1.0)
+    trees = [grow([sequences[i] for i in one]) for one in passes]
+    return [split(tree) for tree in trees] if side == SPLIT else trees
 
 
 def main() -> None:
@@ -201,6 +203,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3, help="measured steps (default 3)")
     parser.add_argument("--turns", type=int, default=16, help="samples of a batch (default 16)")
     parser.add_argument("--case", choices=("agent", "openclaw"), help="one batch alone")
+    parser.add_argument("--pass-tokens", type=int, default=DEFAULT_TOKENS, help="of one pass")
     parser.add_argument("--preset", choices=sorted(PRESETS), help="another model than the tiny one")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--attention", choices=get_args(Setting), default="auto", help="kernel")
@@ -222,6 +225,7 @@ def main() -> None:
     rows = measure(
         *(batches, shape, say),
         repeat=arguments.repeat,
+        pass_tokens=arguments.pass_tokens,
         attention=arguments.attention,
         device=torch.device(arguments.device),
     )
