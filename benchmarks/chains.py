@@ -197,18 +197,23 @@ def _trees(side: str, datums: Sequence[Datum], pass_tokens: int) -> list[PrefixT
     return [split(tree) for tree in trees] if side == SPLIT else trees
 
 
+def parser() -> argparse.ArgumentParser:
+    """Command line of the benchmark."""
+    made = argparse.ArgumentParser(prog="python -m benchmarks.chains", description=__doc__)
+    made.add_argument("--repeat", type=int, default=3, help="measured steps (default 3)")
+    made.add_argument("--turns", type=int, default=16, help="samples of a batch (default 16)")
+    made.add_argument("--case", choices=("agent", "openclaw"), help="one batch alone")
+    made.add_argument("--pass-tokens", type=int, default=DEFAULT_TOKENS, help="of one pass")
+    made.add_argument("--preset", choices=sorted(PRESETS), help="another model than the tiny one")
+    made.add_argument("--device", default="cpu")
+    made.add_argument("--attention", choices=get_args(Setting), default="auto", help="kernel")
+    made.add_argument("--json", type=Path, help="write the rows here, too")
+    return made
+
+
 def main() -> None:
     """Read flags, measure, print a table and, where asked, write a JSON file."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.chains", description=__doc__)
-    parser.add_argument("--repeat", type=int, default=3, help="measured steps (default 3)")
-    parser.add_argument("--turns", type=int, default=16, help="samples of a batch (default 16)")
-    parser.add_argument("--case", choices=("agent", "openclaw"), help="one batch alone")
-    parser.add_argument("--pass-tokens", type=int, default=DEFAULT_TOKENS, help="of one pass")
-    parser.add_argument("--preset", choices=sorted(PRESETS), help="another model than the tiny one")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--attention", choices=get_args(Setting), default="auto", help="kernel")
-    parser.add_argument("--json", type=Path, help="write the rows here, too")
-    arguments = parser.parse_args()
+    arguments = parser().parse_args()
     torch.set_num_threads(1)
     console = screen()
 
