@@ -244,15 +244,36 @@ async def batch_items(
     are requested at once, so that a backend can compute shared prefixes once.
     """
 
+    measured = _measured(samples, cfg)
+
     async def item(sample: Sample) -> BatchItem:
         wanted = score_fresh or sample.policy_version != policy.version.id
         return BatchItem(
             sample=sample,
             current=await _current(sample, policy, cfg) if wanted else None,
             reference=await _reference(sample, base, cfg),
+            untold=await _untold(sample, policy) if sample.id in measured else None,
         )
 
     return await side_by_side([item(sample) for sample in samples])
+
+
+def _measured(samples: Sequence[Sample], cfg: Training) -> frozenset[int]:
+    """Return the ids of the accepted told replies that are also scored untold: the newest, at most
+    a quarter of a batch, since more of them wear the model out (docs/lessons.md)."""
+    if cfg.lessons == "off":
+        return frozenset()
+    told = (s.id for s in samples if s.told and (s.reward or 0) > 0 and not s.cut)
+    return frozenset(sorted(told, reverse=True)[: max(1, cfg.batch_size // 4)])
+
+
+async def _untold(sample: Sample, policy: Policy) -> TokenLogprobs:
+    done = sample.completion
+    prompt = sample.told.without(sample.prompt) if sample.told else sample.prompt
+    targets = done.topk_ids or None
+    scores = await policy.sampler.logprobs(prompt + done.tokens, start=len(prompt), targets=targets)
+    _fits(scores, len(done.tokens), len(done.topk_ids), f"sample {sample.id}")
+    return scores
 
 
 async def score_all(samples: Sequence[Sample], sampler: Sampler) -> list[TokenLogprobs]:

@@ -128,8 +128,9 @@ class LessonTable:
             "WHERE user = ?1 AND"
         )
         replies = self._db.rows(
-            "SELECT json_extract(lessons, ?2) AS told, value > 0 AS good, sessions.created_at "
-            f"{first} told IS NOT NULL ORDER BY sessions.id DESC LIMIT {_LATELY}",
+            # Not "told", which is a column of turns.
+            "SELECT json_extract(lessons, ?2) AS drawn, value > 0 AS good, sessions.created_at "
+            f"{first} drawn IS NOT NULL ORDER BY sessions.id DESC LIMIT {_LATELY}",
             lesson.user,
             _path(lesson),
         )
