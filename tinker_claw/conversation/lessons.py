@@ -30,6 +30,8 @@ HELPS = 0.95
 """Least probability that telling helps, from which a lesson is told without a trial."""
 USELESS = 0.1
 """Largest such probability at which it is dropped."""
+FEWEST = 4
+"""Told first replies before a trial can end."""
 LIKELY = 0.05
 """Nats a token by which accepted replies may be less likely untold where a lesson is learned."""
 ENOUGH = 8
@@ -144,7 +146,7 @@ def settle(lesson: Lesson, seen: Evidence) -> tuple[State, str] | None:
             f"accepted replies are as likely without it ({fmean(seen.gaps):+.3f} nats a token), "
             f"and {_share(probes[:ENOUGH])} were accepted untold"
         )
-    if lesson.state is State.TOLD:
+    if lesson.state is State.TOLD or len(told) < FEWEST:
         return None
     good, bad = _counts(probes)
     earlier = _counts(seen.before)
