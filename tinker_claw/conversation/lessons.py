@@ -31,7 +31,7 @@ HELPS = 0.95
 USELESS = 0.1
 """Largest such probability at which it is dropped."""
 FEWEST = 4
-"""Told first replies before a trial can end."""
+"""First replies before a trial can end, told, or before a lesson comes back, untold."""
 LIKELY = 0.05
 """Nats a token by which accepted replies may be less likely untold where a lesson is learned."""
 ENOUGH = 8
@@ -135,7 +135,8 @@ def settle(lesson: Lesson, seen: Evidence) -> tuple[State, str] | None:
     untold = [(good, at) for was_told, good, at in seen.replies if not was_told]
     if lesson.state is State.LEARNED:
         since = [good for good, at in untold if at > lesson.changed_at][:_LATELY]
-        if chance_higher(_counts(told[:_LATELY]), _counts(since)) >= HELPS:
+        lately = _counts(told[:_LATELY]), _counts(since)
+        if len(since) >= FEWEST and chance_higher(*lately) >= HELPS:
             return State.TOLD, f"replies got worse without it: {_share(since)} accepted"
         return None
     probes = [good for good, _ in untold]
