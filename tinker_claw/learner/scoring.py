@@ -22,7 +22,7 @@ from tinker_claw.errors import (
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.ledger.samples import TEACHES_NOTHING
 from tinker_claw.methods.base import HINT
-from tinker_claw.methods.passes import BatchItem, candidates
+from tinker_claw.methods.passes import UNTOLD_SHARE, BatchItem, candidates
 from tinker_claw.methods.teachability import EVERY, Teachability, reply_gain, teachability
 from tinker_claw.policy import Policy, Sampler
 from tinker_claw.render.renderer import Renderer
@@ -259,12 +259,11 @@ async def batch_items(
 
 
 def _measured(samples: Sequence[Sample], cfg: Training) -> frozenset[int]:
-    """Return the ids of the accepted told replies that are also scored untold: the newest, at most
-    a quarter of a batch, since more of them wear the model out (docs/lessons.md)."""
+    """Return the ids of the accepted told replies that are also scored untold: the newest."""
     if cfg.lessons == "off":
         return frozenset()
     told = (s.id for s in samples if s.told and (s.reward or 0) > 0 and not s.cut)
-    return frozenset(sorted(told, reverse=True)[: max(1, cfg.batch_size // 4)])
+    return frozenset(sorted(told, reverse=True)[: math.ceil(UNTOLD_SHARE * cfg.batch_size)])
 
 
 async def _untold(sample: Sample, policy: Policy) -> TokenLogprobs:

@@ -28,6 +28,10 @@ from tinker_claw.methods.advantages import (
 )
 from tinker_claw.types import Datum, LossPass, Sample, TokenLogprobs
 
+UNTOLD_SHARE = 0.25
+"""Largest share of a batch that is scored, and distilled, behind its untold prompts: in a prototype
+distillation alone wore the model out."""
+
 
 @dataclass(frozen=True, slots=True)
 class BatchItem:
