@@ -71,6 +71,7 @@ async def test_a_lesson_stands_behind_the_first_message_of_later_sessions(
         assert told[0].told is not None
         assert told[0].told.without(told[0].prompt) == plain.tokens
         assert told[0].told.at == plain.hint_at
+        assert plain.hint_at is not None
         assert told[0].hint_at == plain.hint_at + len(ids)
         # It extends the sampled stream, and its history is known.
         assert told[1].prompt[: len(told[0].prompt)] == told[0].prompt
