@@ -130,7 +130,10 @@ def same_report(one: StepReport, other: StepReport) -> None:
 
 @pytest.mark.parametrize(
     ("name", "lessons"),
-    [("binary", "off"), ("opd", "off"), ("combine", "off"), ("combine", "distill")],
+    [
+        *((name, "off") for name in ("binary", "opd", "combine", "sdpo", "sdft")),
+        ("combine", "distill"),
+    ],
 )
 async def test_gradients_adapters_and_metrics_are_the_same(
     pair: tuple[Trainer, Trainer], name: str, lessons: Any, tmp_path: Path
