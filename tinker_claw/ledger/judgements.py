@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tinker_claw.ledger.database import Database
+from tinker_claw.ledger.lessons import learn
 from tinker_claw.ledger.turns import OUTCOME
-from tinker_claw.types import StopReason, Verdict, Vote
+from tinker_claw.types import StopReason, Verdict, Vote, Wish
 
 TRIES = 3
 """Failed tries after which a turn is set aside."""
@@ -86,12 +87,14 @@ class JudgementTable:
         by_second: bool = False,
         audit: Vote | None = None,
         audit_ballots: Sequence[Ballot] = (),
+        wish: Wish | None = None,
     ) -> None:
         """Write everything that a judge said of one turn. Explicit feedback still takes precedence.
 
         Args:
             prompt: version of the judge prompts; None: no judge was asked.
             audit: the auditor's verdict.
+            wish: becomes a lesson.
         """
         by_question = {"verdict": verdict_ballots, "hint": hint_ballots, "audit": audit_ballots}
         with self._db.transaction() as tx:
@@ -113,6 +116,8 @@ class JudgementTable:
                 "by_second = excluded.by_second, audit = excluded.audit",
                 (turn_id, value, time.time(), prompt, by_second, audit),
             )
+            if wish is not None:
+                learn(tx, turn_id, wish)
 
     def add_in_vain(self, turn_id: int, answer: str) -> int:
         """Record a try that failed by the turn's own fault; return the number of failed tries.
