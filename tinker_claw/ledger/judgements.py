@@ -36,7 +36,9 @@ _FIRST_REPLY = (
     "turns.id AS turn_id, user, completion_tokens AS tokens, "
     f"stop_reason = '{StopReason.LENGTH}' AS cut, "
     f"CASE WHEN episode > 0 THEN ({OUTCOME}) ELSE value END AS verdict, "
-    "EXISTS (SELECT 1 FROM hints WHERE hints.turn_id = turns.id) AS hinted, episode > 0 AS episode"
+    "EXISTS (SELECT 1 FROM hints WHERE hints.turn_id = turns.id) AS hinted, "
+    "episode > 0 AS episode, "
+    "turns.told IS NOT NULL AS told"
 )
 _WHOLE = "blanked IS NULL AND LENGTH(tokens) > 1"
 _SET_ASIDE = """
@@ -59,6 +61,8 @@ class FirstReply:
     hinted: bool
     """Whether somebody said what should have been done."""
     episode: bool
+    told: bool
+    """Whether lessons stood in its prompt."""
 
 
 @dataclass(frozen=True, slots=True)
