@@ -219,7 +219,7 @@ def test_first_estimate_says_what_it_assumes() -> None:
     # the samples are scored again, and all of them by the candidate of every fourth step. The gate
     # scores and answers six first turns.
     judge = Usage(prefill=24 * 1_100, cached=24 * 2_200, sampled=24 * 1_500)
-    teacher = Usage(prefill=round(4.8 * 11_340 * 11 / 8), sampled=round(4.8 * 11 / 8))
+    teacher = Usage(prefill=round(4.8 * 11_340 * 7 / 4), sampled=round(4.8 * 7 / 4))
     train = Usage(prefill=12 * 11_300, sampled=12, trained=16 * 11_299)
     gate = Usage(prefill=12 * 11_300, sampled=6 * 257)
     assert told.step == judge + teacher + train + gate
