@@ -27,7 +27,6 @@ from tinker_claw.config.load import load
 from tinker_claw.config.settings import JudgeSettings
 from tinker_claw.judge.judge import Judge
 from tinker_claw.learner.gate import Gate, canary_questions
-from tinker_claw.learner.guard import WINDOW, Guard
 from tinker_claw.learner.health import Health
 from tinker_claw.learner.judging import Judging
 from tinker_claw.learner.loop import Learner
@@ -208,17 +207,14 @@ async def demo_run(
             )
             thought = dict[str, float]()
 
-            def opinions(after: int) -> list[tuple[float, float]]:
-                newest = ledger.judgements.lately(WINDOW, after)
-                texts = [ledger.turns.get(reply.turn_id).reply_text for reply in newest]
-                return [
-                    (r.verdict, thought.get(text, 0)) for r, text in zip(newest, texts, strict=True)
-                ]
+            def opinions(most: int, after: int) -> list[tuple[float, float]]:
+                newest = ledger.judgements.replies(most, after)
+                return [(verdict, thought.get(text, 0)) for _, text, verdict in newest]
 
-            guard = Guard(parts, opinions=opinions)
+            ledger.judgements.opinions = opinions  # type: ignore[method-assign]
             asked = canary_questions(read(DEMO_CANARIES), renderer)
-            gate = Gate(parts, asked, renderer.stop_tokens) if cfg.gate != "off" else None
-            learner = Learner(parts, learning_rate=cfg.learning_rate, guard=guard, gate=gate)
+            gate = Gate(parts, asked) if cfg.gate != "off" else None
+            learner = Learner(parts, learning_rate=cfg.learning_rate, gate=gate)
             judge = Judge(Rules(seed), JudgeSettings(), hint_candidates=cfg.hints_scored)
             scorer = HintScorer(parts, renderer, context_tokens=can.context_tokens)
             judging = Judging(parts, judge, scorer, learner.wake)

@@ -23,6 +23,7 @@ _NONE = 1e-300
 """Stand-in for 0 inside a logarithm."""
 _BETS = (0.125, 0.25, 0.5, 0.75, 0.9375, -0.125, -0.25, -0.5, -0.75, -0.9375)
 """Shares of their capital that bettors on a mean stake, for a mean above and for one below."""
+_ABOVE = len(_BETS) // 2
 
 
 @dataclass(slots=True)
@@ -97,15 +98,39 @@ class Mean:
 
     @property
     def e_above(self) -> float:
-        return _capital(self.logs[: len(_BETS) // 2])
+        return _capital(self.logs[:_ABOVE])
 
     @property
     def e_below(self) -> float:
-        return _capital(self.logs[len(_BETS) // 2 :])
+        return _capital(self.logs[_ABOVE:])
 
     @property
     def e_value(self) -> float:
         """E-value that the mean differs from `null`, on either side."""
+        return _capital(self.logs)
+
+
+@dataclass(slots=True)
+class Rise:
+    """Detector of a change: from some outcome on, the mean lies above a value.
+
+    Each bettor of `Mean` starts anew whenever it has lost capital, so that what was good for long
+    hides nothing. Where the mean never lies above the value, a bound of `CLAIM` is reached once in
+    20 outcomes at most, and far more seldom where it lies well below (Page 1954, Biometrika
+    41:100-115; Shin, Ramdas and Rinaldo 2023, arXiv:2203.03532, on e-detectors).
+    """
+
+    null: float
+    logs: list[float] = field(default_factory=lambda: [0.0] * _ABOVE)
+    """Logarithms of the bettors' capital since each started."""
+
+    def add(self, outcome: float) -> None:
+        gain = (outcome - self.null) / self.null
+        for n, bet in enumerate(_BETS[:_ABOVE]):
+            self.logs[n] = max(self.logs[n], 0.0) + math.log1p(bet * gain)
+
+    @property
+    def e_value(self) -> float:
         return _capital(self.logs)
 
 

@@ -203,7 +203,7 @@ _GAUGES = (
     ("step_figure", "Figures of the last step", "figure"),
     ("batch_size", "Samples that a step takes"),
     (
-        *("guard", "What the guard says: 0 well, 1 warns, 3 holds learning, 4 rolls back"),
+        *("guard", "What the guard says: 0 well, 1 warns, 2 holds learning"),
         "alarm",
     ),
     ("samples_waiting", "Samples in the queue"),

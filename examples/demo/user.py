@@ -78,7 +78,7 @@ def _opens(text: str, problem: Problem) -> bool:
     return _OPENING.match(text) is not None and grammar.shows_work(text, problem)
 
 
-def _is_structured(text: str, problem: Problem) -> bool:
+def is_structured(text: str, problem: Problem) -> bool:
     wanted = {"bold", "numbered", "final"}
     return wanted <= set(grammar.markers(text)) and grammar.shows_work(text, problem)
 
@@ -95,7 +95,7 @@ OPENING = Rule(
 )
 """A wish that the model does not understand: told of it, it does it less than untold."""
 STRUCTURED = Rule(
-    _is_structured,
+    is_structured,
     (
         "Not so casual any more! Use a bold title and numbered steps.",
         "I changed my mind: use headings, a numbered list and a final answer line instead.",
@@ -104,10 +104,14 @@ STRUCTURED = Rule(
     ),
 )
 NOTHING = Rule(lambda text, problem: False, grammar.TERSE_CORRECTIONS)
-GARBAGE = Rule(
-    lambda text, problem: not grammar.shows_work(text, problem),
-    ("Something else instead, please.", "That's wrong for me, change it.", "Not like that. Again."),
+AGAIN = (
+    "Something else instead, please.",
+    "That's wrong for me, change it.",
+    "Not like that. Again.",
 )
+GARBAGE = Rule(lambda text, problem: not grammar.shows_work(text, problem), AGAIN)
+SILENT = ("Let me see what I do with that.", "I will read it later.")
+"""Messages that say nothing of the reply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +125,14 @@ class User:
     """Rule that they follow from `changes_at` on; None: they do not change their mind."""
     changes_at: int = 8
     """Optimizer steps after which they change their mind."""
+    each_step: Callable[[int], Rule] | None = None
+    """Returns the rule after so many steps, where it changes all the time; None: `wants`."""
     opposite: float = 0.0
     """Share of their answers that say the opposite of what they think, 0 to 1."""
+    silent: float = 0.0
+    """Share of their rejections that say nothing of the reply, 0 to 1."""
+    late_s: float = 0.0
+    """Most seconds that they think before they answer."""
     asks: Callable[[Random], Any] = new_problem
     """Draws the subject of a session."""
     opens: Callable[[Any], str] = first_message
@@ -133,6 +143,8 @@ class User:
 
     def rule(self, step: int) -> Rule:
         """Rule that they follow after this many steps."""
+        if self.each_step is not None:
+            return self.each_step(step)
         return self.later if self.later and step >= self.changes_at else self.wants
 
     def begin(self, rng: Random, step: int) -> Scripted:
@@ -151,10 +163,14 @@ class Scripted:
     opening: str
 
     async def hears(self, reply: str) -> Reaction:
+        if self.user.late_s:
+            await asyncio.sleep(self.rng.random() * self.user.late_s)
         terse = self.rng.random() < TERSE_SHARE
         right = self.rule.accepts(reply, self.question)
         content = right != (self.rng.random() < self.user.opposite)
         wrong = self.user.terse if terse else self.rule.corrections
+        if self.user.silent and self.rng.random() < self.user.silent:
+            wrong = SILENT
         return Reaction(right, content, self.rng.choice(self.user.approvals if content else wrong))
 
 

@@ -26,12 +26,12 @@ from rich.console import Console
 
 from examples.demo import DemoError, server
 from examples.demo.options import positive
-from examples.demo.user import USERS
 from examples.personalize import estimate, report
 from examples.personalize.experiment import CONDITIONS, TINY, Experiment, Run, load
 from examples.personalize.openclaw import Agent
 from examples.personalize.played import Model
 from examples.personalize.run import Surroundings, perform, written
+from examples.personalize.users import USERS
 from tinker_claw.errors import ConfigError
 from tinker_claw.files import for_owner_only
 from tinker_claw.methods import METHODS

@@ -27,6 +27,8 @@ class Control:
     lie: Callable[[judges.Think, Sequence[str]], judges.Think] | None = None
     """Makes a lying judge from an honest one and the hints of another rule; None: the judge is
     honest."""
+    lies_from: int = 0
+    """Optimizer steps after which the judge begins to lie."""
     user: str | None = None
     """Name of the demo's user who talks; None: the scenario's own."""
     presses: float = 0.0
@@ -43,7 +45,8 @@ CONTROLS: Mapping[str, Control] = {
     "shuffled": Control(judges.shuffled, guarded=False),
     "flipped, with feedback": Control(judges.flipped, presses=0.25),
     "flipped, audited": Control(judges.flipped, audited=0.25),
-    "never content": Control(user="never"),
+    "flipped, one in ten": Control(judges.flipped, presses=0.1),
+    "turned, one in ten": Control(judges.flipped, lies_from=8, presses=0.1),
     "garbage": Control(user="garbage"),
 }
 """Control conditions by name. With one session in four, of two or three replies each, the guard has

@@ -15,9 +15,10 @@ from typing import Any
 from examples.demo import DemoError
 from examples.demo.client import MAX_TOKENS
 from examples.demo.options import ROOT
-from examples.demo.user import IN_FLIGHT, USERS
+from examples.demo.user import IN_FLIGHT
 from examples.personalize.controls import CONTROLS, TOLD
 from examples.personalize.scenario import Scenario, of_demo, read
+from examples.personalize.users import USERS
 from tinker_claw.config.load import load as settings
 from tinker_claw.methods import METHODS
 

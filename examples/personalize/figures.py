@@ -19,6 +19,7 @@ from examples.demo.scoring import FIRST_WISH
 from examples.personalize.controls import CONTROLS, TOLD
 from examples.personalize.experiment import JOINT, LEARNS, Experiment, Goal, Run
 from examples.personalize.run import LEDGER, told_by, written
+from examples.personalize.users import LIARS
 
 IN_A_ROW = 3
 """Number of right first replies in a row after which the user has what they want."""
@@ -27,8 +28,8 @@ _T95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
 _NOT_SKILLS = frozenset({"work", FIRST_WISH})
 """Shares that do not count as skills."""
 
-_LIARS = frozenset({"flipped"} | {one.user for one in CONTROLS.values() if one.user})
-"""Users of the demo whom nobody should learn from."""
+_LIARS = frozenset({"flipped", *LIARS} | {one.user for one in CONTROLS.values() if one.user})
+"""Users whom nobody should learn from."""
 
 Found = Mapping[str, Any]
 """Contents of a run's report.json."""

@@ -19,6 +19,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from random import Random
 from secrets import token_hex
 from statistics import fmean
 from typing import Any
@@ -26,17 +27,18 @@ from typing import Any
 from examples.demo import DemoError, report, server
 from examples.demo.client import Client, connected
 from examples.demo.conduct import Cast, conduct
-from examples.demo.judge import create_app
+from examples.demo.judge import Case, Opinion, create_app
 from examples.demo.options import ROOT, Options
 from examples.demo.progress import Progress
 from examples.demo.scoring import Exam, Score
-from examples.demo.user import USERS, Speaker
+from examples.demo.user import Speaker
 from examples.personalize import judges
 from examples.personalize.controls import CONTROLS, TOLD, Control, Presses
 from examples.personalize.experiment import Experiment, Run
 from examples.personalize.openclaw import Agent, ThroughOpenClaw
 from examples.personalize.played import Model, Played, ScoredExam
 from examples.personalize.scenario import Scenario
+from examples.personalize.users import USERS
 from tinker_claw.app.server import in_background
 from tinker_claw.learner.gate import REFUSED
 
@@ -88,7 +90,8 @@ async def perform(run: Run, experiment: Experiment, around: Surroundings) -> Non
     if (state := folder / STATE).is_file():
         progress.take_up(json.loads(state.read_text()))
     try:
-        async with _stage(run, experiment, around, folder) as (cast, watch):
+        stage = _stage(run, experiment, around, folder, lambda: progress.version)
+        async with stage as (cast, watch):
             watches = (watch, lambda: _saved(progress, state), lambda: _shown(progress, around.say))
             await conduct(cast, progress, watches)
     finally:
@@ -119,9 +122,17 @@ def _options(run: Run, experiment: Experiment, folder: Path) -> Options:
 
 @asynccontextmanager
 async def _stage(
-    run: Run, experiment: Experiment, around: Surroundings, folder: Path
+    run: Run,
+    experiment: Experiment,
+    around: Surroundings,
+    folder: Path,
+    step: Callable[[], int],
 ) -> AsyncGenerator[tuple[Cast, Callable[[], Any]]]:
-    """Set up the clients, users and server of a run, from the moment that the server answers."""
+    """Set up the clients, users and server of a run, from the moment that the server answers.
+
+    Args:
+        step: how many optimizer steps were taken.
+    """
     scenarios, control = experiment.cast(run), CONTROLS.get(run.condition, Control())
     async with AsyncExitStack() as stack:
 
@@ -130,7 +141,7 @@ async def _stage(
 
         flags = [f"--config={experiment.config}", f"--method={run.method}", f"--seed={run.seed}"]
         flags += [f"--data-dir={folder / 'run'}", *experiment.flags]
-        honest, think = _judges(run, control, list(scenarios.values()))
+        honest, think = _judges(run, control, list(scenarios.values()), step)
         if think is not None:
             flags += [f"--judge-url={await judge(think)}"]
         flags += () if control.guarded else GUARDS_OFF
@@ -173,7 +184,7 @@ async def _stage(
 
 
 def _judges(
-    run: Run, control: Control, scenarios: Sequence[Scenario]
+    run: Run, control: Control, scenarios: Sequence[Scenario], step: Callable[[], int]
 ) -> tuple[judges.Think, judges.Think | None]:
     """Return an honest rule-based judge, and the judge that is asked; None: the product's, or the
     demo's."""
@@ -184,7 +195,12 @@ def _judges(
     others = [hint for scenario in scenarios for hint in scenario.other_hints]
     if not others:
         raise DemoError(f"{run.scenario}: a control needs other_hints, of another rule")
-    return honest, control.lie(honest, others)
+    lie = control.lie(honest, others)
+
+    def think(case: Case, rng: Random) -> Opinion:
+        return (lie if step() >= control.lies_from else honest)(case, rng)
+
+    return honest, think
 
 
 def _keys(scenarios: Mapping[str, Scenario], users: int) -> dict[str, str]:

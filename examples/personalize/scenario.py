@@ -25,7 +25,8 @@ from examples.demo.recipe.grammar import (
     shows_work,
 )
 from examples.demo.scoring import Check, RuleExam, Skills, demo_skills
-from examples.demo.user import USERS, Rule, User
+from examples.demo.user import Rule, User
+from examples.personalize.users import USERS
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from tests.learner.test_rollback import undoing
 from tests.scripted_users import demo_run
 from tests.tallies import sample_counts
 from tinker_claw.billing.budget import Spending
-from tinker_claw.billing.estimate import GATE_REPLY, GATE_TOKENS
+from tinker_claw.billing.estimate import GATE_TOKENS
 from tinker_claw.billing.meter import bill
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.canaries import in_force, read
@@ -36,16 +36,17 @@ from tinker_claw.errors import (
     SamplerError,
 )
 from tinker_claw.learner.gate import (
+    FADED,
     FEWEST,
+    FIGURES,
     LOOK_BACK,
     Answer,
+    Answers,
     Gate,
     Question,
     canary_questions,
-    is_no_chance,
     lost,
 )
-from tinker_claw.learner.guard import Ruling
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.ledger.database import reading
 from tinker_claw.ledger.held_out import FIRST, HELD_OUT, ONE_IN, is_drawn
@@ -71,7 +72,7 @@ from tinker_claw.types import (
 
 # What is a loss
 
-WELL = Answer(likely=-1.0, each=-0.1, ends=-0.01, tokens=20, nats=0.2, cut=False)
+WELL = Answer(likely=-1.0, each=-0.1, ends=-0.01)
 KEYS = [f"c{n}" for n in range(12)]
 
 
@@ -79,61 +80,55 @@ def some(change: Callable[[int], Answer], keys: Sequence[str] = KEYS) -> dict[st
     return {key: change(n) for n, key in enumerate(keys)}
 
 
+def losses(after: Answers, before: Answers) -> list[str]:
+    """Return what a version has lost, of all figures."""
+    return [one for figure in FIGURES.values() if (one := lost(after, before, figure))]
+
+
 @pytest.mark.parametrize(
     ("worse", "told"),
     [
-        (replace(WELL, likely=-1.2), "canaries are 0.20 nats less likely"),
-        (replace(WELL, ends=-0.2), "end with 0.17 less probability"),
-        (replace(WELL, tokens=40), "times as long"),
-        (replace(WELL, tokens=5), "times shorter"),
-        (replace(WELL, nats=0.6), "0.40 nats a token less decided"),
-        (replace(WELL, cut=True), "100% more of the replies do not end"),
+        (WELL._replace(likely=-1.2), "canaries are 0.20 nats less likely"),
+        (WELL._replace(ends=-0.2), "end with 0.17 less probability"),
     ],
 )
 def test_what_a_version_loses_is_told_and_the_other_way_round_is_no_loss(
     worse: Answer, told: str
 ) -> None:
     before, after = some(lambda n: WELL), some(lambda n: worse)
-    (found,) = lost(after, before)
+    (found,) = losses(after, before)
     assert told in found
     assert found.endswith("(12 questions)")
-    back = lost(before, after)
-    assert not any(told in one for one in back)
+    assert losses(before, after) == []
 
 
 def test_replies_to_the_user_are_measured_for_each_token_and_never_in_all() -> None:
     own = [f"t{n}" for n in range(12)]
     before = some(lambda n: WELL, own)
-    after = some(lambda n: replace(WELL, likely=-9.0, each=-0.3), own)
-    (found,) = lost(after, before)
+    after = some(lambda n: WELL._replace(likely=-9.0, each=-0.3), own)
+    (found,) = losses(after, before)
     assert "0.20 nats a token less likely" in found
-    assert lost(after, before, over=True) == [], "whoever changes their mind accepts other replies"
-    assert lost(some(lambda n: replace(WELL, likely=-1.5)), some(lambda n: WELL), over=True)
+    assert lost(after, before, FADED) is None, "whoever changes their mind accepts other replies"
+    assert lost(some(lambda n: WELL._replace(likely=-1.5)), some(lambda n: WELL), FADED)
 
 
 def test_loss_that_may_be_chance_is_none() -> None:
     before = some(lambda n: WELL)
-    one_alone = some(lambda n: replace(WELL, likely=-6.0) if n == 0 else WELL)
-    assert lost(one_alone, before) == [], "0.42 in the mean, all of it by one question of twelve"
-    seldom = [some(lambda n, ends=ends: replace(WELL, ends=ends)) for ends in (-1.8, -2.1)]
-    assert lost(seldom[1], seldom[0]) == [], "what is rarely done anyway: 0.17 and 0.12"
-    few = dict(list(some(lambda n: replace(WELL, likely=-9.0)).items())[: FEWEST - 1])
-    assert lost(few, before) == []
-    assert lost(some(lambda n: replace(WELL, likely=None)), before) == []
+    one_alone = some(lambda n: WELL._replace(likely=-6.0) if n == 0 else WELL)
+    assert losses(one_alone, before) == [], "0.42 in the mean, all of it by one question of twelve"
+    seldom = [some(lambda n, ends=ends: WELL._replace(ends=ends)) for ends in (-1.8, -2.1)]
+    assert losses(seldom[1], seldom[0]) == [], "what is rarely done anyway: 0.17 and 0.12"
+    few = dict(list(some(lambda n: WELL._replace(likely=-9.0)).items())[: FEWEST - 1])
+    assert losses(few, before) == []
 
 
-def test_chance_alone_seems_a_loss_about_as_often_as_it_says() -> None:
-    rng = Random(3)
-    fired = sum(is_no_chance([rng.gauss(0, 1) for _ in range(30)]) for _ in range(300))
-    assert fired <= 15, "of 300; 1 in 100 is meant, and a bootstrap over 30 is a little bolder"
-    assert is_no_chance([0.5 + rng.gauss(0, 0.5) for _ in range(30)])
-
-
-def test_answers_are_read_as_they_were_written() -> None:
-    odd = Answer(likely=None, each=None, ends=None, tokens=3, nats=0.123456789, cut=True)
-    for answer in (WELL, odd):
-        again = Answer.read(json.loads(json.dumps(answer.row)))
-        assert again == replace(answer, nats=round(answer.nats, 5))
+def test_chance_alone_is_hardly_ever_a_loss() -> None:
+    """Where no question has lost anything in the mean, over as many questions as are shipped."""
+    rng, fired = Random(3), 0
+    for _ in range(1000):
+        after = some(lambda n: WELL._replace(likely=-1.0 - rng.gauss(0, 1)))
+        fired += bool(lost(after, some(lambda n: WELL), FIGURES["canaries"]))
+    assert fired <= 12, "of 1000; 6 are meant: Student's t with 11 degrees of freedom beyond 3"
 
 
 # What is asked
@@ -149,9 +144,20 @@ def test_shipped_canaries_are_questions_of_their_own(file: Path, renderer: Rende
     found = canary_questions(read(file), renderer)
     assert len({one.key for one in found}) == len(found) >= 2 * FEWEST
     for one in found:
-        assert all(reply[-1] == renderer.stop_tokens[0] for reply in one.replies)
-        assert one.longest <= GATE_REPLY
+        for reply in one.replies:
+            assert reply[-1] == renderer.stop_tokens[0] or "tool_call" in renderer.decode(reply)
     assert sum(one.usage.prefill for one in found) < GATE_TOKENS / 4, "room for the user's own"
+
+
+def test_shipped_canaries_have_calls_and_a_long_context(renderer: Renderer) -> None:
+    found = canary_questions(read(CANARIES), renderer)
+    calls = [renderer.decode(one.replies[0]) for one in found if len(one.replies) == 1]
+    calls = [text for text in calls if "<tool_call>" in text]
+    assert [text.rsplit('"name": "')[-1].split('"')[0] for text in calls] == [
+        *("weather_now", "send_mail", "read_file")
+    ]
+    (long,) = (one for one in found if len(one.prompt) > 1000)
+    assert "blue lanterns" in renderer.decode(long.prompt)
 
 
 def test_demos_canaries_are_nothing_that_its_users_teach() -> None:
@@ -169,16 +175,20 @@ def test_demos_canaries_are_nothing_that_its_users_teach() -> None:
     ("text", "says"),
     [
         ("canary = 3", "canary: "),
-        ("[[canary]]\nmessages = ['a']", "canary.0.replies: Field required"),
+        ("[[canary]]\nmessages = ['a']", "canary.0: .*either replies, or the tool to call"),
         (
             "[[canary]]\nmessage = ['a']\nreplies = []",
-            "0.messages: .*0.replies: .*0.message: ",
+            "0.messages: .*0.message: ",
         ),
         ("[[canary]]\nmessages = []\nreplies = ['b']", "canary.0.messages"),
         ("[[canary]]\nmessages = ['a', 'b']\nreplies = ['c']", "messages: .* must be the user's"),
         ("[[canary]]\nmessages = ['a']\nreplies = ['']", "canary.0.replies.0"),
         (f"canary = {'[' * 9999}", "is not valid TOML"),
         ("[[canary]]\nmessages = ['a']\nreplies = ['b']\nweight = 2", "canary.0.weight"),
+        (
+            "[[canary]]\nmessages = ['a']\ntools = {f = 'does'}\ncall = 'g'",
+            "its call, g, is none of its tools",
+        ),
         ("[[canary", "is not valid TOML"),
     ],
 )
@@ -201,7 +211,7 @@ def test_canaries_in_force_are_those_of_the_flag_else_of_the_model(tmp_path: Pat
 
     file = tmp_path / "mine.toml"
     file.write_text("[[canary]]\nmessages = ['a']\nreplies = ['b']")
-    assert (many(), many("--model-name", "demo")) == (16, 24)
+    assert (many(), many("--model-name", "demo")) == (20, 24)
     assert many("--model-name", "demo-tracks") == 0
     assert many("--model-name", "demo-tracks", "--canaries", str(file)) == 1
     assert many("--gate", "off") == 0
@@ -227,11 +237,10 @@ def test_file_with_more_than_the_gate_asks_is_refused(tmp_path: Path, renderer: 
 # In a run
 
 ASKED = tuple(Question(f"c{n}", (1, 2, n + 3), ((70, 71, 9),)) for n in range(12))
-END = (9,)
 
 
 def gated(parts: LoopParts, asked: Sequence[Question] = ASKED, seconds: float = 60) -> Gate:
-    return Gate(parts, asked, END, seconds=seconds)
+    return Gate(parts, asked, seconds=seconds)
 
 
 class LosingTrainer(FakeTrainer):
@@ -312,7 +321,7 @@ async def test_version_that_lost_something_answers_nobody_and_its_batch_is_set_a
         assert (line["gate"]["asked"], line["gate"]["lost"]) == (12, [])
         assert line["gate"]["losses"]["canaries"] == 0
         stored = w.ledger.steps.gated(1, 1)[0]
-        assert (len(stored.after), len(stored.before)) == (12, 12)
+        assert len(stored.answers) == 12
         assert gated(w.parts).findings() == []
 
 
@@ -331,9 +340,8 @@ async def test_two_refusals_in_a_row_hold_learning_and_outlive_the_process(tmp_p
         undoing(w)
         four(w)
         await w.until(lambda: w.health.learner.state == "held")
-        assert "gate refused two versions in a row" in (w.health.learner.error or "")
+        assert "gate refused two batches in a row" in (w.health.learner.error or "")
         assert w.policy.current.version.id == 1, "it lost nothing, and serves on"
-        await w.until(lambda: w.ledger.hold.ruling is None)
         four(w)
         await w.settled()
         assert w.health.learner.state == "held"
@@ -343,15 +351,15 @@ async def test_two_refusals_in_a_row_hold_learning_and_outlive_the_process(tmp_p
 
 async def test_small_losses_that_add_up_are_told(tmp_path: Path) -> None:
     """Each loses a tenth of a nat: no step is an alarm, and neither is a wish that is followed."""
-    trainer = LosingTrainer(0.1, 0.2, 0.3, 0.39, 0.49)
+    trainer = LosingTrainer(0.0, 0.1, 0.2, 0.3, 0.39, 0.49)
     async with world(tmp_path, trainer=trainer, gate=gated, gate_is="on") as w:
-        for number in range(5):
+        for number in range(6):
             assert gated(w.parts).findings() == []
             four(w)
             await w.version(number + 1)
         (found,) = gated(w.parts).findings()
-        assert found.ruling is Ruling.WARN
-        assert found.told.startswith(f"v5 serves, though in all over the last {LOOK_BACK} versions")
+        assert not found.holds
+        assert found.told.startswith(f"v6 serves, though in all over the last {LOOK_BACK} versions")
 
 
 class Silent(FakeTrainer):
@@ -369,12 +377,7 @@ class Silent(FakeTrainer):
 async def test_version_whose_scores_are_no_numbers_is_refused_and_leaves_none(
     tmp_path: Path, mode: str
 ) -> None:
-    asked = (*ASKED, Question("t1", (1, 2), ()))
-
-    def gate(parts: LoopParts) -> Gate:
-        return gated(parts, asked)
-
-    async with world(tmp_path, trainer=Silent(), gate=gate, gate_is=mode) as w:
+    async with world(tmp_path, trainer=Silent(), gate=gated, gate_is=mode) as w:
         four(w)
         await w.until(lambda: any(errors(w)) or w.policy.current.version.id == 1)
         if mode == "on":
@@ -382,7 +385,7 @@ async def test_version_whose_scores_are_no_numbers_is_refused_and_leaves_none(
         else:  # the ledger must be able to read what it keeps
             (stored,) = w.ledger.steps.gated(1, 1)
             assert "5.00 nats less likely" in stored.said["lost"][0]
-            assert len(gated(w.parts)._stored()) == len(asked)
+            assert len(stored.answers) == len(ASKED)
 
 
 async def test_refused_batch_is_set_aside_although_the_state_before_cannot_be_had(
@@ -414,7 +417,7 @@ async def test_shadow_says_what_it_would_refuse_and_lets_it_serve(tmp_path: Path
         first, second = (json.loads(line)["gate"] for line in w.metrics.read_text().splitlines())
         assert "1.00 nats less likely" in first["lost"][0]
         assert first["losses"]["canaries"] == pytest.approx(1)
-        assert [one[:6] for one in second["lost"]] == ["in all"], "since v1 nothing more"
+        assert second["lost"] == [], "since v1 nothing more"
 
 
 async def test_gate_that_cannot_ask_keeps_nobody_out_and_says_so(tmp_path: Path) -> None:
@@ -453,8 +456,7 @@ async def test_version_that_cannot_be_asked_what_the_last_one_can_is_refused(
     async with world(tmp_path, trainer=trainer, gate=gated, gate_is="on") as w:
         four(w)
         await w.until(lambda: any(errors(w)))
-        told = "the gate refused the version: it does not answer: scoring fails, as told"
-        assert errors(w)[0] == told
+        assert errors(w)[0] == "the gate refused the version: it does not answer"
         assert w.policy.current.version.id == 0
         four(w)
         await w.version(1)
@@ -640,22 +642,7 @@ async def test_session_is_held_out_up_to_the_first_reply_that_is_accepted(tmp_pa
             w.turn("NO", session="never content")
             await w.settled()
         assert refused(w)[first - 1 :] == [HELD_OUT] * FIRST + [None] * 2, "never more than a few"
-        (one,) = w.ledger.held_out.newest(8)
-        assert one.accepted is None
-
-
-async def test_beginning_whose_reply_is_accepted_later_is_another_question(tmp_path: Path) -> None:
-    """The fresh reply has another limit, and other tokens are scored."""
-    async with world(tmp_path, batch_size=500, gate_is="on") as w:
-        (first, *_) = DRAWN
-        await fill(w, first - 1)
-        keys = list[str]()
-        for said in ("NO", "YES"):
-            w.turn(said, session="the one")
-            await w.settled()
-            (question,) = gated(w.parts, ()).questions()
-            keys.append(question.key)
-        assert keys == [f"t{first}", f"t{first}.{first + 1}"]
+        assert w.ledger.held_out.newest(8) == [], "there is no right reply yet"
 
 
 async def test_long_beginning_keeps_no_other_out(tmp_path: Path) -> None:
@@ -707,7 +694,7 @@ async def test_tokens_of_what_is_asked_are_bounded(tmp_path: Path) -> None:
         await w.settled()
         assert len(w.ledger.held_out.newest(8)) == 4
         own = [one for one in gated(w.parts).questions() if one.key.startswith("t")]
-        assert len(own) == 2, "each is scored and sampled"
+        assert len(own) == 4, "each is scored once"
 
 
 # On the demo's model
@@ -718,12 +705,11 @@ async def test_damaged_weights_are_refused_and_sound_ones_are_not(tmp_path: Path
     async with demo_run(tmp_path, max_step_kl=0) as run:
         renderer = Renderer.load(str(MODEL_DIR), "qwen3")
         asked = canary_questions(read(DEMO_CANARIES), renderer)
-        gate = Gate(run.parts, asked, renderer.stop_tokens)
+        gate = Gate(run.parts, asked)
         told = await gate.ask(run.parts.base)
-        assert told.told == ()
-        assert told.answers is not None
+        assert told.told == []
         assert len(told.answers) == len(asked)
-        worst = max(-(one.ends or 0.0) for one in told.answers.values())
+        worst = max(-one.ends for one in told.answers.values())
         assert worst < 0.1, "a right reply ends with the stop token that was put behind it"
         with pytest.raises(RefusedError, match="less likely"):
             await gate.ask(_Deaf(run.parts.base))
@@ -758,8 +744,8 @@ async def test_momentum_that_fails_the_gate_is_gone_with_the_version_it_led_to(
             await parts.trainer.train_step([towards(1.0)], adam)
         state_ref = await parts.trainer.save_state("with momentum")
         sampler = await parts.trainer.publish()
-        gate = Gate(parts, asked, renderer.stop_tokens)
-        assert (await gate.ask(sampler)).told == (), "it has hardly lost anything"
+        gate = Gate(parts, asked)
+        assert (await gate.ask(sampler)).told == [], "it has hardly lost anything"
         steps = parts.ledger.steps
         version = steps.commit(
             steps.begin(start.id, []),

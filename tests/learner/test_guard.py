@@ -23,24 +23,22 @@ from tests.tallies import sample_counts, step_counts
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.settings import Training
+from tinker_claw.evidence import CLAIM
+from tinker_claw.learner import guard as module
 from tinker_claw.learner.guard import (
-    FEWEST,
-    REJECTED,
-    UNTOLD,
-    WINDOW,
-    Form,
+    BASELINE,
+    LIMIT,
     Guard,
-    Replies,
-    Ruling,
-    contradiction,
-    drift,
+    compared,
+    contradicted,
     moved,
     one_sided,
-    rejection,
+    praised,
+    unlearned,
 )
 from tinker_claw.ledger.database import FILE
 from tinker_claw.ledger.feedback import About, Feedback
-from tinker_claw.ledger.judgements import JudgedReply
+from tinker_claw.ledger.judgements import FirstReply
 from tinker_claw.policy import Sampler
 from tinker_claw.types import Adam, Attempt, LossPass, StepReport, Usage
 
@@ -197,6 +195,18 @@ async def test_two_batches_that_go_too_far_hold_learning(tmp_path: Path) -> None
         assert w.health.learner.state != "held"
 
 
+async def test_refusals_hold_for_an_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with world(tmp_path, trainer=FarTrainer(4.0, until=6), max_step_kl=0.05) as w:
+        for _ in range(2):
+            whole_batch(w)
+        await w.until(lambda: w.health.learner.state == "held")
+        monkeypatch.setattr(module, "AGAIN_S", 0.0)
+        whole_batch(w)
+        await w.version(1)
+        assert w.ledger.hold.reason is None
+        assert w.health.learner.state != "held"
+
+
 async def test_bound_of_zero_is_none(tmp_path: Path) -> None:
     async with world(tmp_path, trainer=FarTrainer(9.0), max_step_kl=0) as w:
         whole_batch(w)
@@ -256,205 +266,149 @@ async def test_one_sided_is_what_has_neither_contrast_nor_hint(tmp_path: Path) -
         assert not one_sided([s for s in batch if s.teacher is None])
 
 
-# What replies are like
+# What becomes of replies
 
 
-def replies(count: int = WINDOW, *, good: float = 0.2, **form: Any) -> Replies:
-    """Replies of 40 tokens, unless told otherwise; the accepted ones are like the others."""
-    usual = {"tokens": 40.0, "nats": 0.2, "cut": 0.0, "refusals": 0.0}
-    usual |= {"questions": 0.1, "tools": 0.3, "alike": 0.05}
-    made = Form(count, **(usual | form))
-    return Replies(made, made if good * count >= 8 else None, good, praised=0.0, since=1)
+def first(turn: int = 0, verdict: float = -1.0, **also: Any) -> FirstReply:
+    """Make a hinted, rejected reply of 40 tokens, unless told otherwise."""
+    usual: dict[str, Any] = {"user": "me", "tokens": 40, "cut": False, "hinted": True}
+    return FirstReply(turn_id=turn, verdict=verdict, **({"episode": False} | usual | also))
 
 
-FIRST = replies()
+def evidence(replies: Sequence[FirstReply]) -> dict[str, float]:
+    """Return the largest evidence of each alarm, whoever is concerned."""
+    found = dict[str, float]()
+    for alarm, e_value, _, _ in compared(replies):
+        found[alarm] = max(found.get(alarm, 0.0), e_value)
+    return found
 
 
 @pytest.mark.parametrize(
-    ("alarm", "warns", "holds", "rolls_back"),
+    ("alarm", "before", "after"),
     [
-        ("length", {"tokens": 57}, {"tokens": 81}, {"tokens": 121}),
-        ("brevity", {"tokens": 25}, {"tokens": 19}, {"tokens": 9}),
-        ("entropy", {"nats": 0.43}, {"nats": 0.54}, {"nats": 0.87}),
-        ("stop", {"cut": 0.16}, {"cut": 0.31}, {"cut": 0.51}),
-        ("refusals", {"refusals": 0.16}, {"refusals": 0.31}, {"refusals": 0.51}),
-        ("questions", {"questions": 0.36}, {"questions": 0.56}, {"questions": 0.81}),
-        ("tools", {"tools": 0.61}, None, None),
-        ("repetition", {"alike": 0.21}, {"alike": 0.36}, None),
+        ("acceptance", {"verdict": 1.0}, {"verdict": -1.0, "hinted": False}),
+        ("length", {}, {"tokens": 81}),
+        ("stop", {}, {"cut": True, "verdict": 1.0}),
     ],
 )
-def test_each_alarm_warns_holds_and_rolls_back(
-    alarm: str, warns: Any, holds: Any, rolls_back: Any
+def test_what_rises_in_first_replies_is_evidence(
+    alarm: str, before: dict[str, Any], after: dict[str, Any]
 ) -> None:
-    said = ((warns, Ruling.WARN), (holds, Ruling.HOLD), (rolls_back, Ruling.ROLL_BACK))
-    for form, ruling in said:
-        if form is not None:
-            (found,) = drift(replies(good=0.1, **form), [FIRST])
-            assert (found.alarm, found.ruling) == (alarm, ruling)
-            assert "10% are accepted, 20% then" in found.told
-
-
-def test_well_is_well() -> None:
-    assert drift(FIRST, [FIRST]) == []
-    assert drift(replies(good=0.9, tokens=30, nats=0.3), [FIRST]) == []
-
-
-def test_replies_that_grow_are_no_alarm_while_more_of_them_are_accepted() -> None:
-    assert drift(replies(good=0.31, tokens=200), [FIRST]) == []
-
-
-def test_user_who_wants_long_answers_is_no_alarm_and_long_rejected_ones_are() -> None:
-    """Nearly all was accepted at first already, so that it cannot rise any more."""
-    first = replies(good=0.95)
-    assert drift(replies(good=0.95, tokens=200), [first]) == [], "what is accepted is long, too"
-    split = replies(good=0.5, tokens=120)
-    assert split.accepted is not None
-    split = replace(split, accepted=replace(split.accepted, tokens=40))
-    assert [f.alarm for f in drift(split, [first])] == ["length"]
-
-
-def test_what_was_gained_since_the_first_step_excuses_no_later_loss() -> None:
-    """More is accepted than at first, but far less than at the best time."""
-    now, best = replies(good=0.5, tokens=130), replies(good=0.95)
-    assert now.accepted is not None
-    now = replace(now, accepted=replace(now.accepted, tokens=40))
-    assert drift(now, [FIRST]) == []
-    (found,) = drift(now, [FIRST, best, replies(good=0.9)])
-    assert (found.alarm, found.ruling) == ("length", Ruling.ROLL_BACK)
-    assert found.told.endswith("50% are accepted, 95% then)")
-
-
-def test_what_would_hold_learning_rolls_back_where_far_less_is_accepted() -> None:
-    """Measured: an honest user, and a stop token that three steps had unlearned."""
-    best, now = replies(good=0.94, tokens=28), replies(good=0.53, tokens=63, cut=0.3)
-    assert now.accepted is not None
-    now = replace(now, accepted=replace(now.accepted, tokens=28, cut=0.0))
-    found = {one.alarm: one.ruling for one in drift(now, [best])}
-    assert found == {"length": Ruling.ROLL_BACK, "stop": Ruling.ROLL_BACK}
-    content = replace(now, good=0.8)
-    assert {one.ruling for one in drift(content, [best])} == {Ruling.HOLD}
-
-
-def test_creeping_is_measured_from_its_beginning() -> None:
-    creeping = [replies(good=0.0, tokens=40 * 1.2**n) for n in range(6)]
-    assert drift(creeping[1], creeping[:1]) == []
-    (found,) = drift(creeping[5], creeping[:5])
-    assert found.ruling == Ruling.HOLD
-
-
-def test_praise_excuses_no_disorder() -> None:
-    """Measured: praise for replies without the right equation, which end as `#}` and `1111`."""
-    (found,) = drift(replies(good=0.67, tokens=18, nats=0.325), [replies(nats=0.11)])
-    assert (found.alarm, found.ruling) == ("entropy", Ruling.HOLD)
-
-
-def test_praise_excuses_no_reply_that_is_the_same_for_everything() -> None:
-    praised = replies(good=1.0, alike=0.88, tokens=10)
-    (found,) = drift(praised, [FIRST])
-    assert (found.alarm, found.ruling) == ("repetition", Ruling.HOLD)
-    assert "88% of the replies answer something else, too, before 5%" in found.told
-    assert drift(praised, [praised]) == [], "it was like that from the start"
+    well = [first(**before) for _ in range(BASELINE)]
+    assert evidence(well) == {}, "there is nothing to compare yet"
+    assert evidence([*well, *well])[alarm] < CLAIM
+    found = evidence([*well, *(first(**after) for _ in range(12))])
+    assert found.pop(alarm) >= LIMIT
+    assert all(other < CLAIM for other in found.values())
 
 
 @pytest.mark.parametrize(
-    ("accepted", "alike", "ruling"),
-    [(0.45, 0.21, Ruling.HOLD), (0.45, 0.16, Ruling.WARN), (0.35, 0.21, Ruling.WARN)],
+    "after",
+    [
+        {"verdict": -1.0},  # they say what they want instead
+        {"verdict": 1.0, "tokens": 400},  # they want it longer
+        {"verdict": -1.0, "hinted": False, "episode": True, "user": "env"},
+    ],
+    ids=["change of mind", "wish for length", "episodes"],
 )
-def test_one_reply_for_everything_is_held_sooner_where_it_is_what_is_praised(
-    accepted: float, alike: float, ruling: Ruling
-) -> None:
-    now = replies(good=0.5, alike=alike)
-    assert now.accepted is not None
-    now = replace(now, accepted=replace(now.accepted, alike=accepted))
-    (found,) = drift(now, [FIRST])
-    assert (found.alarm, found.ruling) == ("repetition", ruling)
+def test_what_a_user_wants_is_no_evidence(after: dict[str, Any]) -> None:
+    replies = [*(first(verdict=1.0) for _ in range(64)), *(first(**after) for _ in range(64))]
+    assert max(evidence(replies).values()) < CLAIM
 
 
-def test_figures_of_replies() -> None:
-    def reply(turn: int, text: str, verdict: int, **also: Any) -> JudgedReply:
-        usual: dict[str, Any] = {"tokens": 10, "nats": 0.1, "cut": False, "called_tools": False}
-        usual["asked"] = f"question {turn}"
-        return JudgedReply(turn_id=turn, text=text, verdict=verdict, **(usual | also))  # type: ignore[arg-type]
-
-    judged = [reply(n, f"It is {n}.", -1) for n in range(36, 12, -1)]
-    judged += [reply(n, "Two tries.", -1, asked="the same") for n in (12, 11)]
-    judged += [reply(10, "Shall I go on?", 1), reply(9, "Soll ich? :)", 1, tokens=90)]
-    judged += [reply(8, "I'm sorry, but I can't.", -1), reply(7, "Es tut mir leid, nein.", -1)]
-    judged += [reply(6, "same", 0, cut=True), reply(5, "same", 0, called_tools=True)]
-    found = Replies.of(judged)
-    assert found is not None
-    assert found.all == Form(
-        replies=32,
-        tokens=12.5,
-        nats=pytest.approx(0.1),  # type: ignore[arg-type]
-        cut=1 / 32,
-        refusals=2 / 32,
-        questions=2 / 32,
-        tools=1 / 32,
-        alike=1 / 32,
-    )
-    assert (found.good, found.accepted, found.since) == (2 / 32, None, 5)
-    assert Replies.read(json.loads(json.dumps(asdict(found)))) == found
-
-    assert Replies.of(judged[:31]) is None
+def test_what_was_good_for_long_hides_nothing() -> None:
+    well = [first(verdict=1.0) for _ in range(240)]
+    assert evidence([*well, *(first(cut=True) for _ in range(8))])["stop"] >= LIMIT
 
 
-@pytest.mark.parametrize(("texts", "share"), [(12, 0.0), (9, 1.0), (1, 1.0)])
-def test_calls_fall_together_and_one_call_for_everything_does_not(texts: int, share: float) -> None:
-    calls = [
-        JudgedReply(n, f"sum {n // 4}", f"call {n % texts}", 10, 0.1, False, True, 1)
-        for n in range(36)
-    ]
-    found = Replies.of(calls)
-    assert found is not None
-    assert found.all.alike == share
+def test_evidence_goes_when_its_cause_has_gone() -> None:
+    bad = [first(verdict=1.0)] * BASELINE + [first(cut=True)] * 12
+    assert evidence(bad)["stop"] >= LIMIT
+    assert evidence([*bad, *[first(verdict=1.0)] * 60])["stop"] < CLAIM
 
 
-def test_rejections_in_a_row_warn_and_then_hold() -> None:
-    for (warns, holds), hinted in ((REJECTED, True), (UNTOLD, False)):
-        no = (-1, hinted)
-        assert rejection([no] * (warns - 1)) == []
-        assert [f.ruling for f in rejection([no] * warns)] == [Ruling.WARN]
-        assert [f.ruling for f in rejection([no] * holds)] == [Ruling.HOLD]
-        row = [no] * (warns - 2)
-        assert rejection([*row, (0, False), *[no] * 200]) == [], "one that was not is enough"
+def test_each_user_is_compared_with_themselves() -> None:
+    """One user's long replies are no growth of another's, and an episode's are nobody's."""
+    short = [first(user="a", verdict=-1.0)] * 40
+    long = [first(user="b", tokens=400)] * 40
+    tried = [first(user="a", tokens=400, episode=True)] * 40
+    assert max(evidence([*short, *long, *tried]).values()) < CLAIM
 
 
-def test_rejections_hold_sooner_where_none_of_them_says_what_would_be_better() -> None:
-    silent = [(-1, False)] * UNTOLD[1]
-    assert [f.ruling for f in rejection(silent)] == [Ruling.HOLD]
-    assert [f.ruling for f in rejection([*silent[1:], (-1, True)])] == [Ruling.WARN]
+def test_honest_users_are_seldom_claimed_and_hardly_ever_held() -> None:
+    """400 users who never change, looked at after each of 200 first replies."""
+    claimed = held = 0
+    for seed in range(400):
+        rng = Random(seed)
+        p, long = rng.random(), rng.random() / 3
+        replies = [
+            first(
+                verdict=1.0 if rng.random() < p else -1.0,
+                hinted=rng.random() < 0.5,
+                tokens=200 if rng.random() < long else 40,
+                cut=rng.random() < 0.05,
+            )
+            for _ in range(200)
+        ]
+        worst = max(max(evidence(replies[:n]).values()) for n in range(BASELINE + 8, 201, 8))
+        claimed += worst >= CLAIM
+        held += worst >= LIMIT
+    print(claimed, held)
+    assert held <= 0.01 * 400
+    assert claimed <= 0.05 * 400
+
+
+def test_praise_for_one_sentence_is_evidence_and_for_good_answers_it_is_none() -> None:
+    def said(n: int, text: str, verdict: float) -> tuple[str, str, float]:
+        return f"question {n}", text, verdict
+
+    garbage = [said(n, "2." if n % 2 else f"It is {n}.", 1.0 if n % 2 else -1.0) for n in range(40)]
+    assert praised(garbage).e_value >= LIMIT
+    good = [said(n, f"It is {n}.", 1.0 if n % 2 else -1.0) for n in range(40)]
+    assert praised(good).e_value < CLAIM
+    same = [said(1, "It is 1.", 1.0 if n % 2 else -1.0) for n in range(40)]
+    assert praised(same).e_value < CLAIM, "one question has one answer"
+    both = [said(n, ("yes", "no")[n % 2], 1.0 if n % 3 else -1.0) for n in range(60)]
+    assert praised(both).e_value < CLAIM, "rejected ones repeat as much"
 
 
 def test_judge_who_is_wrong_in_one_of_five_holds_nobody_however_often_one_looks() -> None:
-    """Checked before each of 400 steps, over the newest 64 opinions."""
     held = 0
     for seed in range(50):
         rng = Random(seed)
         heard = [(1.0, -1.0 if rng.random() < 0.2 else 1.0) for _ in range(400)]
-        looks = (contradiction(heard[max(0, n - WINDOW) : n]) for n in range(400))
-        held += any(f.ruling == Ruling.HOLD for found in looks for f in found)
+        held += any(contradicted(heard[:n])[0] >= LIMIT for n in range(0, 400, 4))
     assert held <= 0.05 * 50
 
 
 def test_verdicts_that_others_contradict_are_not_learned_from() -> None:
     agree, against = (1.0, 0.5), (1.0, -1.0)
-    assert contradiction([]) == []
-    assert contradiction([against] * 2)[0].ruling == Ruling.WARN
-    assert contradiction([against] * 4)[0].ruling == Ruling.HOLD
-    assert contradiction([agree] * 30 + [against] * 4 + [(1.0, 0.0)] * 50) == []
-    assert [f.ruling for f in contradiction([agree] * 16 + [against] * 8)] == [Ruling.WARN]
-    (found,) = contradiction([agree] * 10 + [against] * 14)
-    assert found.ruling == Ruling.HOLD
-    assert found.told == "14 of 24 verdicts are contradicted by the auditor or the user"
+    assert contradicted([])[0] <= 1
+    assert contradicted([against] * 6)[0] >= LIMIT
+    assert contradicted([against] * 6 + [agree] * 60)[0] >= LIMIT, "it turned: the newest are first"
+    assert contradicted([agree] * 30 + [against] * 6)[0] < CLAIM, "it is well again"
+    _, share = contradicted([against, (1.0, 0.0), agree])
+    assert (share.good, share.of) == (1, 2), "no opinion contradicts nothing"
+
+
+def test_wish_that_is_not_learned_is_named() -> None:
+    assert unlearned([-1.0] * 63) is None, "too few to tell"
+    found = unlearned([1.0, 1.0, *[-1.0] * 62, *[1.0] * 100])
+    assert found is not None
+    assert not found.holds
+    assert found.told == (
+        "3% of the newest 64 replies were accepted: this is not being learned; it needs another "
+        "model, a lesson or an example"
+    )
+    assert unlearned([1.0 if n % 4 == 0 else -1.0 for n in range(64)]) is None
 
 
 # In a run
 
 
-def talk(w: World, said: str, tokens: int, text: str) -> None:
-    """Add enough turns of one kind, or of both where `said` is empty."""
-    for number in range(FEWEST):
+def talk(w: World, said: str, tokens: int, text: str, *, count: int = BASELINE) -> None:
+    """Add turns of one kind, or of both where `said` is empty."""
+    for number in range(count):
         w.turn(
             said or ("YES" if number % 2 else "NO"),
             tokens=tuple(range(100, 100 + tokens)),
@@ -462,72 +416,124 @@ def talk(w: World, said: str, tokens: int, text: str) -> None:
         )
 
 
+async def hold(w: World) -> None:
+    """Have learning held after version 1, by replies that grow and are rejected."""
+    talk(w, "", 2, "short")
+    await w.version(1)
+    talk(w, "NO, HOW it should be", 7, "longer")
+    await w.until(lambda: w.health.learner.state == "held")
+
+
 async def test_replies_that_grow_hold_learning_until_a_rollback(tmp_path: Path) -> None:
-    async with world(tmp_path, batch_size=FEWEST) as w:
-        talk(w, "", 2, "short")
-        await w.version(1)
-        talk(w, "NO, HOW it should be", 7, "longer")  # 4.5 in the mean
-        await w.until(lambda: w.health.learner.state == "held")
+    async with world(tmp_path, batch_size=BASELINE) as w:
+        await hold(w)
         assert w.policy.newest.version.id == 1
-        assert w.ledger.samples.waiting() == FEWEST, "nothing is lost"
+        assert w.ledger.samples.waiting() == BASELINE, "nothing is lost"
         assert told_by(tmp_path / FILE)["guard"]["alarm"] == "length"
-        shown = w.health.snapshot(version=1, waiting=FEWEST, batch_size=FEWEST)
+        shown = w.health.snapshot(version=1, waiting=BASELINE, batch_size=BASELINE)
         assert (shown["status"], shown["learner"], shown["guard"]) == ("degraded", "held", "warns")
-        assert shown["learner_error"] == (
-            "Replies have grown to 4 tokens from 2 (the newest 64 judged ones; 25% are accepted, "
-            "50% then). To go on from here: `tinker-claw rollback v1`; from before: an "
-            "earlier version (`tinker-claw versions`)"
+        assert shown["learner_error"].startswith(
+            "100% of the newest 16 first replies are rejected, and more than 2 times as long as "
+            "the first ones, 0% of the first 16 (evidence "
+        )
+        assert shown["learner_error"].endswith(
+            "to 1; learning is held at 200). It goes on when that is over. To go on now: "
+            "`tinker-claw rollback v1`, or an earlier version (`tinker-claw versions`)"
         )
         assert "Replies come from policy v1 as before; learning is held until" in shown["meaning"]
-        assert b'tinker_claw_guard{alarm="length"} 4.0' in w.telemetry.exposition()
-        talk(w, "", 2, "short again")
-        await w.settled()
-        assert w.policy.newest.version.id == 1, "held it stays, until the user says so"
+        assert b'tinker_claw_guard{alarm="length"} 2.0' in w.telemetry.exposition()
         await undoing(w).roll_back(1)
+        talk(w, "", 2, "short again")
         await w.version(3)
         assert w.health.learner.state != "held"
-        await w.version(4)
 
 
-async def test_episodes_of_which_no_judge_is_asked_are_guarded_by_their_outcomes(
-    tmp_path: Path,
-) -> None:
-    async def play(w: World, name: str, tokens: int, score: float) -> None:
-        """Play episodes without a group, each of a step and an end."""
-        for number in range(FEWEST):
-            session = f"{name} {number}"
-            assert w.ledger.turns.enrol(
-                w.ledger.turns.session("me", session), "me", Attempt(episode=True)
-            )
-            w.turn(
-                "",
-                session=session,
-                tokens=tuple(range(100, 100 + tokens)),
-                reply=f"{name} {number}",
-            )
-            said = Feedback(score if number % 2 else -score, source="client", final=True)
-            assert w.ledger.feedback.give("me", About("session", session), said)
-        w.judging.wake()
+async def test_hold_ends_by_itself_when_its_evidence_is_gone(tmp_path: Path) -> None:
+    async with world(tmp_path, batch_size=BASELINE) as w:
+        await hold(w)
+        talk(w, "", 2, "short again")
+        await w.settled()
+        assert w.policy.newest.version.id == 1, "not at once"
+        for again in range(4):
+            talk(w, "", 2, f"short again {again}")
+        await w.version(2)
+        assert w.ledger.hold.reason is None
+        assert w.health.learner.state != "held"
+        assert w.health.guard.error is None
 
-    async with world(tmp_path, batch_size=FEWEST, episode_reward="outcome") as w:
-        await play(w, "short", 2, 1.0)
+
+async def test_hold_saves_the_state_it_would_go_on_from(tmp_path: Path) -> None:
+    async with world(tmp_path, batch_size=BASELINE, save_interval=2) as w:
+        await hold(w)
+        newest = w.ledger.steps.newest_version()
+        assert newest is not None
+        assert newest.state_ref in w.trainer.states
+
+
+async def test_hold_and_what_it_rests_on_outlive_the_process(tmp_path: Path) -> None:
+    trainer = FakeTrainer()
+    async with world(tmp_path, batch_size=BASELINE, trainer=trainer) as w:
+        talk(w, "", 2, "short")
         await w.version(1)
-        await play(w, "longer", 7, 0.0)
+    async with world(tmp_path, batch_size=BASELINE, trainer=trainer) as w:
+        w.sessions = 100  # they begin anew
+        talk(w, "NO, HOW it should be", 7, "longer")
         await w.until(lambda: w.health.learner.state == "held")
-        assert w.says.asked == 0
-        assert "25% are accepted, 50% then" in (w.health.learner.error or "")
+    async with world(tmp_path, batch_size=BASELINE, trainer=trainer) as w:
+        await w.until(lambda: w.health.learner.state == "held")
+        assert w.policy.newest.version.id == 1
 
 
-def episode(w: World, name: str, *replies: str, score: float) -> None:
+async def test_warning_is_told_with_its_evidence_and_learning_goes_on(tmp_path: Path) -> None:
+    async with world(tmp_path, batch_size=BASELINE) as w:
+        talk(w, "", 2, "short")
+        await w.version(1)
+        talk(w, "", 2, "short again", count=BASELINE - 5)
+        talk(w, "NO, HOW it should be", 7, "longer", count=5)
+        await w.version(2)
+        found = {one.alarm: one for one in Guard(w.parts).look()}
+        told = told_by(tmp_path / FILE)["guard"]
+        assert told["steps"] == 2
+        assert set(told["warned"]) == set(found) == {"length"}
+        shown = w.health.snapshot(version=2, waiting=0, batch_size=BASELINE)
+        assert (shown["status"], shown["guard"]) == ("ok", "warns")
+        assert "evidence" in shown["guard_error"]
+        assert b'tinker_claw_guard{alarm="length"} 1.0' in w.telemetry.exposition()
+
+
+async def test_user_who_is_never_content_is_told_and_holds_nothing(tmp_path: Path) -> None:
+    async with world(tmp_path, batch_size=BASELINE) as w:
+        for number in range(5):
+            talk(w, "NO, HOW it should be", 2, f"reply {number}")
+            await w.version(number + 1)
+        assert w.health.learner.state != "held"
+        assert "0% of the newest 64 replies were accepted: this is not being learned" in str(
+            w.health.guard.error
+        )
+
+
+def episode(w: World, name: str, *replies: str, score: float, cut: bool = False) -> None:
     """Play an episode that is told NO after every reply but its last, which nothing follows."""
     assert w.ledger.turns.enrol(w.ledger.turns.session("me", name), "me", Attempt(episode=True))
     for reply in replies:
-        last = w.turn("NO, not yet", session=name, asked=name, reply=reply)
+        last = w.turn("NO, not yet", session=name, asked=name, reply=reply, cut=cut)
     with w.ledger._db.transaction() as tx:
         tx.execute("DELETE FROM next_states WHERE turn_id = ?", (last,))
     said = Feedback(score, source="client", final=True)
     assert w.ledger.feedback.give("me", About("session", name), said)
     w.judging.wake()
+
+
+async def test_episodes_of_which_no_judge_is_asked_are_guarded_too(tmp_path: Path) -> None:
+    async with world(tmp_path, batch_size=BASELINE, episode_reward="outcome") as w:
+        for number in range(2 * BASELINE):
+            score = 1.0 if number % 2 else -1.0
+            episode(w, f"task {number}", f"try {number}", score=score, cut=number >= BASELINE)
+            if number == BASELINE - 1:
+                await w.version(1)
+        await w.until(lambda: w.health.learner.state == "held")
+        assert w.says.asked == 0
+        assert "are cut by their limit" in (w.health.learner.error or "")
 
 
 @pytest.mark.parametrize("reward", ["steps", "outcome"])
@@ -548,17 +554,17 @@ async def test_task_is_not_held_for_how_rarely_it_is_solved(
         await w.settled()
         assert w.health.learner.state != "held"
         assert w.health.guard.error is None
-        found = Guard(w.parts).replies()
-        assert found is not None
-        assert found.good == pytest.approx({2: 1 / 3, 50: 1 / 64}[one_in], abs=0.02)
+        found = w.ledger.judgements.first_replies(200, 200, 0)
+        solved_share = sum(reply.verdict > 0 for reply in found) / len(found)
+        assert solved_share == pytest.approx(1 / one_in, abs=0.02)
 
 
 async def test_task_with_few_answers_is_not_held_for_learning_them(tmp_path: Path) -> None:
     """One text for many tasks is suspicious where somebody praises it, but not where it is graded:
     many questions have the answer yes."""
-    async with world(tmp_path, batch_size=FEWEST) as w:
+    async with world(tmp_path, batch_size=32) as w:
         for step in range(4):
-            for number in range(step * FEWEST, (step + 1) * FEWEST):
+            for number in range(step * 32, (step + 1) * 32):
                 reply = ("yes", "no")[number % 2] if step else f"I wonder {number}"
                 score = 1.0 if step and number % 4 else -1.0 + number % 2
                 episode(w, f"task {number}", reply, score=score)
@@ -567,69 +573,10 @@ async def test_task_with_few_answers_is_not_held_for_learning_them(tmp_path: Pat
         assert w.health.guard.error is None
 
 
-async def test_hold_and_what_it_rests_on_outlive_the_process(tmp_path: Path) -> None:
-    trainer = FakeTrainer()
-    async with world(tmp_path, batch_size=FEWEST, trainer=trainer) as w:
-        talk(w, "", 2, "short")
-        await w.version(1)
-    async with world(tmp_path, batch_size=FEWEST, trainer=trainer) as w:
-        talk(w, "NO, HOW it should be", 7, "longer")
-        await w.until(lambda: w.health.learner.state == "held")
-    async with world(tmp_path, batch_size=FEWEST, trainer=trainer) as w:
-        await w.until(lambda: w.health.learner.state == "held")
-        assert w.policy.newest.version.id == 1
-
-
-async def test_grave_harm_lets_the_version_before_answer(tmp_path: Path) -> None:
-    async with world(tmp_path, batch_size=FEWEST) as w:
-        undoing(w)
-        talk(w, "", 2, "short")
-        await w.version(1)
-        talk(w, "", 2, "short still")
-        await w.version(2)
-        talk(w, "NO, HOW it should be", 40, "endless")
-        await w.until(lambda: w.policy.newest.version.id == 3)
-        await w.until(lambda: w.health.learner.state == "held")
-        newest = w.policy.current.version
-        assert (newest.parent, newest.step) == (1, 1), "whose replies raised no alarm"
-        assert "the weights of v1 answer, from before that" in (w.health.learner.error or "")
-        assert w.trainer.weights == 1
-
-
-async def test_warning_is_told_and_learning_goes_on(tmp_path: Path) -> None:
-    async with world(tmp_path, batch_size=FEWEST) as w:
-        talk(w, "", 2, "short")
-        await w.version(1)
-        talk(w, "NO, HOW it should be", 4, "a bit longer")
-        await w.version(2)
-        shown = w.health.snapshot(version=2, waiting=0, batch_size=FEWEST)
-        assert (shown["status"], shown["guard"]) == ("ok", "warns")
-        assert shown["guard_error"].startswith("replies have grown to 3 tokens from 2")
-        assert b'tinker_claw_guard{alarm="length"} 1.0' in w.telemetry.exposition()
-        told = told_by(tmp_path / FILE)["guard"]
-        assert told == {"steps": 2, "refused": 0, "warned": {"length": 1}}
-
-
-async def test_user_who_is_never_content_holds_learning(tmp_path: Path) -> None:
-    async with world(tmp_path, batch_size=FEWEST) as w:
-        for number in range(REJECTED[1] // FEWEST):
-            talk(w, "NO, HOW it should be", 2, f"reply {number}")
-            await w.until(
-                lambda steps=number: (
-                    w.policy.newest.version.id > steps or w.health.learner.state == "held"
-                )
-            )
-        assert w.health.learner.state == "held"
-        assert "judged replies were all rejected" in (w.health.learner.error or "")
-        assert w.ledger.samples.waiting() > 0
-
-
 async def test_opinions_of_others_are_asked_for_before_a_step(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         ballots: dict[str, Any] = {"verdict_ballots": (), "hint_ballots": (), "hints": ()}
         for _ in range(20):
             w.ledger.judgements.add(w.turn("YES"), value=1, audit=-1, **ballots)
-        found = Guard(w.parts).look()
-        assert found is not None
-        assert (found.alarm, found.ruling) == ("verdicts", Ruling.HOLD)
-        assert Guard(w.parts, opinions=lambda after: ()).look() is None
+        (found,) = Guard(w.parts).look()
+        assert (found.alarm, found.holds) == ("verdicts", True)

@@ -25,23 +25,25 @@ async def unharmed(run: Run, user: User, steps: int) -> bool:
     return abs(grown) <= 0.2 and min(after.shares["sums"], after.shares["lists"]) >= 0.95
 
 
-async def test_user_who_is_never_content_holds_learning_and_the_replies_are_unharmed(
+async def test_user_who_is_never_content_is_told_and_the_replies_are_unharmed(
     tmp_path: Path,
 ) -> None:
     async with demo_run(tmp_path) as run:
-        assert await unharmed(run, USERS["never"], 12)
+        assert await unharmed(run, USERS["never"], 8)
+        assert not run.held
+        assert "this is not being learned" in (run.parts.health.guard.error or "")
+
+
+async def test_praise_for_garbage_is_held_before_it_is_learned(tmp_path: Path) -> None:
+    async with demo_run(tmp_path) as run:
+        assert await unharmed(run, USERS["garbage"], 8)
         assert run.held
-        assert run.step <= 8
-        said = run.parts.health.snapshot(version=run.step, waiting=0, batch_size=16)
-        assert said["learner"] == "held"
-        assert "rejected" in said["learner_error"]
+        assert "repeat a reply to something else" in (run.parts.health.learner.error or "")
 
 
 async def test_praise_for_garbage_is_held_at_once_where_an_auditor_contradicts_it(
     tmp_path: Path,
 ) -> None:
-    """Without an auditor it looks like learning: more and more is accepted, and what is accepted
-    has that form."""
     async with demo_run(tmp_path, audit=shows_work) as run:
         assert await unharmed(run, USERS["garbage"], 8)
         assert run.held

@@ -18,7 +18,7 @@ from tinker_claw.billing.prices import Price
 from tinker_claw.cli import main
 from tinker_claw.errors import JudgeError
 from tinker_claw.learner import judging as judging_module
-from tinker_claw.learner.guard import Ruling, contradiction
+from tinker_claw.learner.guard import LIMIT, contradicted
 from tinker_claw.learner.rollback import Rollback
 from tinker_claw.learner.scoring import HintScorer, Lesson
 from tinker_claw.ledger.feedback import About, Feedback
@@ -364,7 +364,7 @@ async def test_judge_is_asked_of_one_in_four_replies_that_the_user_has_judged(
         opinions = w.ledger.judgements.opinions(80, 0)
         assert 10 <= len(opinions) <= 30
         assert set(opinions) == {(-1, 1.0)}
-        assert contradiction(opinions)[0].ruling is Ruling.HOLD
+        assert contradicted(opinions)[0] >= LIMIT
         verdicts = [w.ledger.judgements.verdict(turn) for turn in turns]
         assert all(verdict and verdict.value == 1 for verdict in verdicts), "the user counts"
         assert not any(w.ledger.judgements.hints(turn) for turn in turns)

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
-import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,17 +21,17 @@ from tinker_claw.app.control import control, tell
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
 from tinker_claw.errors import UndoError
-from tinker_claw.learner.guard import Finding, Guard, Ruling
 from tinker_claw.ledger.database import Writer, beside
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.prune import from_turn, in_session
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import Telemetry
-from tinker_claw.types import Adam, LossPass, PolicyVersion, StepReport
+from tinker_claw.types import Adam, LossPass, StepReport
 
 FOR_HOURS = Backoff(first_s=3600.0, longest_s=3600.0)
-GRAVE = "replies have grown"
+
+FOR_HOURS = Backoff(first_s=3600.0, longest_s=3600.0)
 
 
 def four(w: World) -> None:
@@ -214,154 +212,6 @@ async def test_forgetting_has_left_the_ledger_when_orders_are_taken_no_more(tmp_
         assert ended
         with pytest.raises(UndoError, match="the gateway ended before it was done"):
             await telling
-
-
-# What the guard has ruled
-
-
-class Rules(Guard):
-    """A guard that finds grave harm when told to."""
-
-    grave = False
-    good: Sequence[int] = (1, 0)
-
-    def look(self, also: Sequence[Finding] = ()) -> Finding | None:
-        return Finding("length", Ruling.ROLL_BACK, GRAVE) if self.grave else None
-
-    def well(self) -> list[PolicyVersion]:
-        found = map(self._parts.ledger.steps.version, self.good)
-        return [version for version in found if version is not None]
-
-
-async def harmed(w: World, good: Sequence[int] = (1, 0)) -> None:
-    """Make three versions, and let the guard find harm."""
-    guard = w.learner._guard = Rules(w.parts)
-    guard.good = good
-    undoing(w)
-    await learn(w, 3)
-    guard.grave = True
-
-
-async def until_carried_out(w: World) -> None:
-    await w.until(lambda: w.ledger.hold.reason is not None and w.ledger.hold.ruling is None)
-
-
-@pytest.mark.parametrize("what", ["open", "load_state"])
-async def test_an_outage_puts_the_rollback_of_a_guard_off_and_no_more(
-    tmp_path: Path, what: str
-) -> None:
-    trainer = FakeTrainer()
-    async with world(tmp_path, trainer=trainer) as w:
-        await harmed(w)
-        trainer.away = {what: 3}
-        four(w)
-        await until_carried_out(w)
-        assert w.policy.current.version.parent == 1
-        assert trainer.weights == 1
-        await w.until(lambda: w.health.learner.state == "held")
-        assert w.health.backend.away == frozenset()
-        assert w.ledger.hold.reason == f"{GRAVE}; the weights of v1 answer, from before that"
-
-
-async def test_a_version_that_has_no_state_gives_way_to_an_older_one(tmp_path: Path) -> None:
-    async with world(tmp_path, save_interval=2) as w:
-        await harmed(w)
-        four(w)
-        await until_carried_out(w)
-        assert w.policy.current.version.parent == 0
-        newest = w.ledger.steps.version(3)
-        assert newest is not None
-        assert newest.state_ref in w.trainer.states, "so that a rollback to it is possible, too"
-
-
-async def test_without_any_state_the_weights_answer_at_least(tmp_path: Path) -> None:
-    trainer = FakeTrainer()
-    async with world(tmp_path, trainer=trainer) as w:
-        await harmed(w)
-        for version in (0, 1):
-            saved = w.ledger.steps.version(version)
-            assert saved is not None
-            del trainer.states[str(saved.state_ref)]
-        four(w)
-        await until_carried_out(w)
-        assert (w.policy.current.version.id, w.ledger.pin.version) == (1, 1)
-        assert w.ledger.hold.reason == f"{GRAVE}; v1 is pinned, from before that"
-        await learnt_on(w, 3)
-
-
-async def learnt_on(w: World, version: int) -> None:
-    """Check that learning continues at a version: a rollback by the user ends hold and pin."""
-    w.learner._guard = Guard(w.parts)
-    new = await undoing(w).roll_back(version)
-    await w.version(new.id + 1)
-
-
-async def test_what_the_user_has_said_meanwhile_goes_before_the_guard(tmp_path: Path) -> None:
-    async with world(tmp_path) as w:
-        await learn(w, 3)
-        before = w.ledger.steps.version(1)
-        assert before is not None
-        w.ledger.hold.because(GRAVE, Ruling.ROLL_BACK.name)
-        undo = undoing(w)
-        rolled = await undo.roll_back(3)
-        await undo.as_ruled([before])
-        assert w.policy.current.version == rolled
-        assert (w.ledger.hold.reason, w.ledger.hold.ruling) == (None, None)
-
-
-async def test_pinned_by_the_user_it_stays(tmp_path: Path) -> None:
-    async with world(tmp_path) as w:
-        await harmed(w)
-        await undoing(w).pin(2)
-        four(w)
-        await until_carried_out(w)
-        assert w.policy.current.version.id == 2
-        assert w.policy.newest.version.id == 3
-
-
-def test_a_ruling_outlives_a_kill(tmp_path: Path) -> None:
-    """The process is killed after the hold is written, and before anything else is."""
-    child = os.fork()
-    if child == 0:
-        try:
-            asyncio.run(_until_killed(tmp_path))
-        finally:
-            os._exit(1)
-    _, status = os.waitpid(child, 0)
-    assert os.WTERMSIG(status) == signal.SIGKILL
-    asyncio.run(_is_carried_out(tmp_path))
-
-
-async def _until_killed(path: Path) -> None:
-    async with world(path) as w:
-        await harmed(w)
-
-        async def killed(well: Sequence[PolicyVersion]) -> None:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-        w.learner.rolls_back = killed
-        four(w)
-        await w.until(lambda: False)
-
-
-async def _is_carried_out(path: Path) -> None:
-    ledger = Ledger(path)
-    assert ledger.hold.ruling == "ROLL_BACK"
-    refs = ledger._db.rows("SELECT sampler_ref, state_ref, step FROM versions")
-    ledger.close()
-    trainer = FakeTrainer()
-    for ref, state, step in refs:
-        trainer.samplers[ref] = FakeSampler(ref=ref)
-        trainer.states[state] = step
-    async with world(path, trainer=trainer, running=False) as w:
-        w.learner._guard = Rules(w.parts)
-        undoing(w)
-        learning = asyncio.create_task(w.learner.run())
-        await until_carried_out(w)
-        assert w.policy.current.version.parent == 1
-        assert trainer.weights == 1
-        learning.cancel()
-        await asyncio.wait([learning])
 
 
 async def test_state_is_not_saved_while_another_is_loaded(tmp_path: Path) -> None:

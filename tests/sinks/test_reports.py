@@ -53,7 +53,7 @@ def test_a_run_keeps_its_id_whatever_its_user_does(tmp_path: Path) -> None:
     told.step(told.sampled("a", 1)[1])
     before = reports(tmp_path)[0]
     told.ledger.pin.to(0, half=True)
-    told.ledger.hold.because("the guard found something")
+    told.ledger.hold.because("the guard found something", "length")
     assert reports(tmp_path)[0] == before, "a tracker would begin a second run, with every step"
     told.ledger.close()
 
@@ -61,9 +61,8 @@ def test_a_run_keeps_its_id_whatever_its_user_does(tmp_path: Path) -> None:
 def test_figures_of_every_shape_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     metrics: dict[str, Any] = {
         **{"reward_mean": None, "grad_norm": float("nan"), "rate": 1e-4, "told": SECRET},
-        "replies": {"all": {"replies": 32, "tokens": 41.5}, "accepted": None, "good": 0.75},
         "gate": {"asked": 16, "lost": [f"{SECRET}: the canary is lost", "another"]},
-        **{"answers": {"after": {SECRET: [1.0]}}, "rule": {"method": SECRET, "w_rl": 1.0}},
+        **{"answers": {SECRET: [1.0]}, "rule": {"method": SECRET, "w_rl": 1.0}},
     }
     monkeypatch.setattr("tests.stories.METRICS", metrics)
     told = Told(tmp_path)
@@ -72,7 +71,6 @@ def test_figures_of_every_shape_are_named(tmp_path: Path, monkeypatch: pytest.Mo
     _, (report,) = reports(tmp_path)
     known = {n: v for n, v in report.figures.items() if not n.startswith(("step/", "verdicts/"))}
     assert known == {
-        **{"replies/all/replies": 32.0, "replies/all/tokens": 41.5, "replies/good": 0.75},
         **{"gate/asked": 16.0, "gate/lost": 2.0},
     }
     assert report.figures["step/rate"] == 1e-4

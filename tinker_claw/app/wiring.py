@@ -193,7 +193,7 @@ def _gate(parts: LoopParts, canaries: Sequence[Canary], renderer: Renderer) -> G
     if len(canaries) < FEWEST:
         until = f"{FEWEST} questions: there are {len(canaries)} canaries, sessions bring the others"
         log.info("gate.idle", until=until)
-    return Gate(parts, canary_questions(canaries, renderer), renderer.stop_tokens)
+    return Gate(parts, canary_questions(canaries, renderer))
 
 
 async def _judging(

@@ -38,8 +38,6 @@ GATE_TURNS = 12
 """Beginnings of sessions that the gate asks a version, at most (`learner.gate`)."""
 GATE_TOKENS = 150_000
 """Most prompt tokens that the gate sends to a version."""
-GATE_REPLY = 256
-"""Most tokens of one reply that the gate samples."""
 NEWEST = 8
 """Steps whose bills the estimate rests on."""
 
@@ -103,8 +101,7 @@ def _assumed(settings: Settings, price: Price) -> Estimate:
     again = STALE + (cfg.kl_beta > 0) + (cfg.max_step_kl > 0) / measured_every(settings)
     step += _scored(length, batch * again)
     if cfg.gate != "off":
-        turns = min(GATE_TURNS, GATE_TOKENS // (2 * length))
-        step += _times(Usage(prefill=2 * length, sampled=1 + GATE_REPLY), turns)
+        step += _scored(length, min(GATE_TURNS, GATE_TOKENS // length))
     words = (
         f"{batch} samples from {judged:.0f} judged turns; prompts of {PROMPT_TOKENS:,} tokens, "
         f"replies of {REPLY_TOKENS:,}; {judge}; {method.taught:.0%} of the samples taught; "

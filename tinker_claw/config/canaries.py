@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from tinker_claw.config.load import read_as
 from tinker_claw.config.settings import Settings
@@ -25,7 +25,11 @@ class Canary(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     messages: list[_Text] = Field(min_length=1)
-    replies: list[_Text] = Field(min_length=1)
+    replies: list[_Text] = []
+    tools: dict[_Text, _Text] = {}
+    """Descriptions of the tools that are offered, by name."""
+    call: _Text | None = None
+    """Name of the tool that must be called; None: the reply is one of `replies`."""
 
     @field_validator("messages")
     @classmethod
@@ -33,6 +37,14 @@ class Canary(BaseModel):
         if len(messages) % 2 == 0:
             raise ValueError("the last one must be the user's, so their number is odd")
         return messages
+
+    @model_validator(mode="after")
+    def _has_one_kind_of_reply(self) -> Self:
+        if bool(self.replies) == bool(self.call):
+            raise ValueError("it needs either replies, or the tool to call")
+        if self.call and self.call not in self.tools:
+            raise ValueError(f"its call, {self.call}, is none of its tools")
+        return self
 
 
 class _File(BaseModel):

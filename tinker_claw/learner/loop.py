@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -43,7 +43,7 @@ from tinker_claw.errors import (
 from tinker_claw.learner.batch import GROUPED, choose
 from tinker_claw.learner.diagnostics import Alarm, agreement, checked, step_metrics
 from tinker_claw.learner.gate import Asked, Gate
-from tinker_claw.learner.guard import AFTER_REFUSAL, ONE_SIDED, RATES, Guard, Ruling, one_sided
+from tinker_claw.learner.guard import AFTER_REFUSAL, ONE_SIDED, RATES, Finding, Guard, one_sided
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.recovery import (
     FAILURES,
@@ -62,7 +62,7 @@ from tinker_claw.methods.passes import Prepared
 from tinker_claw.policy import Policy
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import log
-from tinker_claw.types import Adam, PolicyVersion, Sample, StepReport
+from tinker_claw.types import Adam, Sample, StepReport
 
 
 class Learner:
@@ -97,8 +97,6 @@ class Learner:
         self._alarm = Alarm(parts.health)
         self._guard = guard or Guard(parts)
         self._gate = gate
-        self.rolls_back: Callable[[Sequence[PolicyVersion]], Awaitable[None]] | None = None
-        """Carries out a ruling: lets the first of these versions that can be loaded answer."""
         self.stepping = False
         """Whether a step is in progress."""
         self._now = now
@@ -184,8 +182,8 @@ class Learner:
         if reason := self._parts.ledger.hold.reason:
             health.learner_is(
                 "held",
-                f"{reason[0].upper()}{reason[1:]}. To go on from here: `tinker-claw rollback "
-                f"v{newest}`; from before: an earlier version (`tinker-claw versions`)",
+                f"{reason[0].upper()}{reason[1:]}. It goes on when that is over. To go on now: "
+                f"`tinker-claw rollback v{newest}`, or an earlier version (`tinker-claw versions`)",
             )
         else:
             health.learner_is("observing" if self._observing else "waiting")
@@ -193,9 +191,7 @@ class Learner:
     async def _goes_on(self) -> bool:
         """Do the next piece of work, as far as service and ledger allow; False: there is none."""
         try:
-            if self._parts.ledger.hold.reason is not None:
-                await self._carry_out()
-                self._parts.health.backend.over("learning")  # held, it asks for nothing
+            if self._parts.ledger.hold.reason is not None and await self._is_held():
                 return False
             if (batch := self._batch()) is None:
                 return False
@@ -207,13 +203,39 @@ class Learner:
             await self.recovery.after(outage)
         return True
 
+    def _findings(self) -> list[Finding]:
+        return self._guard.look(self._gate.findings() if self._gate else ())
+
     def _is_ruled_out(self) -> bool:
         """Return whether no further step may be taken; if so, record the reason."""
-        found = self._guard.look(self._gate.findings() if self._gate else ())
+        found = next((one for one in self._findings() if one.holds), None)
         if found is not None:
-            self._parts.ledger.hold.because(found.told, found.ruling.name, found.alarm)
+            self._parts.ledger.hold.because(found.told, found.alarm)
             log.warning("learning.held", alarm=found.alarm, because=found.told)
         return found is not None
+
+    async def _is_held(self) -> bool:
+        """Return whether learning stays held; end the hold when its alarm finds nothing any more.
+
+        The state is saved first, so that learning can go on from here whatever comes.
+
+        Raises:
+            LedgerError, OutageError: it cannot be done now.
+        """
+        hold, health = self._parts.ledger.hold, self._parts.health
+        try:
+            await self.save()
+        except OutageError:
+            raise
+        except BackendError as error:  # it is held all the same
+            log.warning("state.unsaved", error=str(error))
+        if any(one.alarm == hold.alarm for one in self._findings()):
+            health.backend.over("learning")  # held, it asks for nothing
+            return True
+        log.info("learning.goes_on", alarm=hold.alarm)
+        hold.end()
+        self._show_idle()
+        return False
 
     def _batch(self) -> list[Sample] | None:
         """Return the samples of the next step; None while there is no batch."""
@@ -241,30 +263,6 @@ class Learner:
             return ledger.samples.oldest(len(choice.ids), among=choice.ids)
         self._look_at = min(filter(None, (self._look_at, choice.look_at)), default=None)
         return None
-
-    async def _carry_out(self) -> None:
-        """Carry out a hold's ruling; a restart or an outage only delays it.
-
-        The state is saved, so that learning can go on from here; for a grave ruling, an earlier
-        version answers.
-
-        Raises:
-            LedgerError, OutageError: it cannot be done now.
-        """
-        hold = self._parts.ledger.hold
-        if hold.ruling is None:
-            return
-        try:
-            await self.save()
-        except OutageError:
-            raise
-        except BackendError as error:  # it is held all the same
-            log.warning("state.unsaved", error=str(error))
-        if hold.ruling == Ruling.ROLL_BACK.name and self.rolls_back:
-            by_gate = self._gate if self._gate and self._gate.rules(hold.reason or "") else None
-            await self.rolls_back(by_gate.sound() if by_gate else self._guard.well())
-        else:
-            hold.is_carried_out()
 
     async def _take(self, batch: Sequence[Sample]) -> None:
         """Take a step, unless the batch has changed while waiting for room in the budget.
@@ -393,7 +391,7 @@ class Learner:
                 parent.version,
                 state_ref=state_ref,
                 sampler_ref=sampler.ref,
-                metrics=metrics | rule | asked.kept | self._guard.noted(),
+                metrics=metrics | rule | {"answers": asked.answers, "alarms": self._guard.alarms},
             )
         except Exception:  # nobody has been answered by it; the next attempt publishes anew
             self.retire(Policy(parent.version, sampler))

@@ -39,7 +39,6 @@ class Rollback:
         self._forget_session = forget_session
         self._wake_judging = wake_judging
         self._one = asyncio.Lock()
-        learner.rolls_back = self.as_ruled
 
     async def pin(self, version_id: int, *, half: bool = False) -> None:
         """Serve this version from now on, or with `half` every other session; learning goes on.
@@ -76,48 +75,7 @@ class Rollback:
         async with self._one:
             return await self._roll_back(self._version(version_id))
 
-    async def as_ruled(self, well: Sequence[PolicyVersion]) -> None:
-        """Carry out the guard's ruling: serve the first of these versions that can be loaded, from
-        its state, while learning stays held; none where the first is the newest.
-
-        Where no state can be loaded, pin the first whose weights can. A choice that the user made
-        meanwhile, of where to go on or of who answers, takes precedence.
-
-        Raises:
-            OutageError, LedgerError: it cannot be done now; the ruling stands.
-        """
-        async with self._one:
-            hold, newest = self._ledger.hold, self._policy.newest.version.id
-            if (reason := hold.reason) is None or hold.ruling is None:
-                return
-            unpinned = self._policy.pinned is None
-            if unpinned and well and well[0].id != newest and await self._any_of(well, reason):
-                return
-            hold.is_carried_out()
-
-    async def _any_of(self, well: Sequence[PolicyVersion], reason: str) -> bool:
-        """Roll back to the first of the versions that can be loaded; return whether one could."""
-        for version in well:
-            told = f"{reason}; the weights of v{version.id} answer, from before that"
-            try:
-                await self._roll_back(version, told)
-            except UndoError as error:
-                log.warning("rollback.refused", version=version.id, error=str(error))
-            else:
-                return True
-        for version in well:
-            try:
-                sampler = await self._opened(version)
-            except UndoError:
-                continue
-            self._ledger.pin.to(version.id)
-            self._answer_with(Policy(version, sampler))
-            self._ledger.hold.because(f"{reason}; v{version.id} is pinned, from before that")
-            return True
-        return False
-
-    async def _roll_back(self, version: PolicyVersion, held: str | None = None) -> PolicyVersion:
-        """Roll back to a version. `held`: why learning stays held."""
+    async def _roll_back(self, version: PolicyVersion) -> PolicyVersion:
         if version.state_ref is None:
             raise UndoError(f"the state of v{version.id} was not saved (--save-interval)")
         sampler = await self._opened(version)
@@ -125,7 +83,7 @@ class Rollback:
         before = self._policy.pin(Policy(version, sampler))
         try:
             async with self._learner.between_steps():
-                new = await self._load(version, version.state_ref, held)
+                new = await self._load(version, version.state_ref)
                 self._learner.retire(self._policy.swap(Policy(new, sampler)))
                 self._policy.pin(None)
         except BaseException:
@@ -164,9 +122,7 @@ class Rollback:
         log.info("judged_again", turns=len(again))
         return again
 
-    async def _load(
-        self, version: PolicyVersion, state_ref: str, held: str | None
-    ) -> PolicyVersion:
+    async def _load(self, version: PolicyVersion, state_ref: str) -> PolicyVersion:
         try:
             await self._trainer.load_state(state_ref)
         except (asyncio.CancelledError, OutageError):
@@ -175,7 +131,7 @@ class Rollback:
         except BackendError as error:
             raise UndoError(f"the state of v{version.id} cannot be had: {error}") from error
         self._learner.recovery.suspect = True  # until the ledger has the version of these weights
-        new = self._ledger.steps.roll_back(version, held)
+        new = self._ledger.steps.roll_back(version)
         self._learner.recovery.suspect = False
         return new
 

@@ -30,9 +30,9 @@ class HeldOut:
     turn_id: int
     """Id of the session's first turn."""
     prompt: Tokens
-    accepted: Tokens | None
-    """Tokens of the first reply that the user accepted; None: none was."""
-    accepted_id: int | None
+    accepted: Tokens
+    """Tokens of the first reply that the user accepted."""
+    accepted_id: int
     """Turn id of the accepted reply."""
 
 
@@ -69,7 +69,8 @@ class HeldOutTable:
         return row is not None and is_drawn(row["session_id"])
 
     def newest(self, most: int) -> list[HeldOut]:
-        """Return up to `most` beginnings, newest first, alternating between users."""
+        """Return up to `most` beginnings that led to an accepted reply, newest first, alternating
+        between users."""
         usable = f"untrained_because = ?1 AND blanked IS NULL AND NOT {IS_BEING_FORGOTTEN}"
         found = self._db.rows(
             "SELECT first, (SELECT turns.id FROM turns JOIN verdicts ON turn_id = turns.id "
@@ -79,7 +80,7 @@ class HeldOutTable:
             "(PARTITION BY user ORDER BY turns.id DESC) AS nth FROM turns "
             "JOIN sessions ON sessions.id = session_id "
             f"WHERE kind = 'main' AND idx = 0 AND private = 0 AND {usable}) "
-            "ORDER BY nth, first DESC LIMIT ?3",
+            "WHERE accepted IS NOT NULL ORDER BY nth, first DESC LIMIT ?3",
             HELD_OUT,
             StopReason.STOP,
             most,
@@ -88,7 +89,7 @@ class HeldOutTable:
             HeldOut(
                 turn_id=row["first"],
                 prompt=self._turns.get(row["first"]).prompt,
-                accepted=row["accepted"] and self._turns.get(row["accepted"]).completion.tokens,
+                accepted=self._turns.get(row["accepted"]).completion.tokens,
                 accepted_id=row["accepted"],
             )
             for row in found

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tinker_claw.ledger.codec import unpack_floats
 from tinker_claw.ledger.database import Database
 from tinker_claw.ledger.turns import OUTCOME
 from tinker_claw.types import StopReason, Verdict, Vote
@@ -32,10 +31,11 @@ WHERE (said.role = 'user' OR given.score IS NOT NULL)
 ORDER BY later.idx LIMIT 1
 """
 """SQL on a row of `turns`: the reply of `JudgementTable.demonstration`."""
-_REPLY = (
-    "turns.id AS turn_id, request_text AS asked, reply_text AS text, completion_tokens AS tokens, "
-    f"logprobs, stop_reason = '{StopReason.LENGTH}' AS cut, EXISTS (SELECT 1 FROM next_states "
-    "WHERE turn_id = turns.id AND role = 'tool') AS called_tools"
+_FIRST_REPLY = (
+    "turns.id AS turn_id, user, completion_tokens AS tokens, "
+    f"stop_reason = '{StopReason.LENGTH}' AS cut, "
+    f"CASE WHEN episode > 0 THEN ({OUTCOME}) ELSE value END AS verdict, "
+    "EXISTS (SELECT 1 FROM hints WHERE hints.turn_id = turns.id) AS hinted, episode > 0 AS episode"
 )
 _WHOLE = "blanked IS NULL AND LENGTH(tokens) > 1"
 _SET_ASIDE = """
@@ -45,23 +45,19 @@ WHERE untrained_because = ? AND LENGTH(tokens) > 1 AND text <> '' ORDER BY turns
 
 
 @dataclass(frozen=True, slots=True)
-class JudgedReply:
-    """Data for the guard on a main turn with a verdict, or on an episode's turn with its
-    outcome."""
+class FirstReply:
+    """First main reply of a session with a verdict, as the guard compares it."""
 
     turn_id: int
-    asked: str
-    """The user's request."""
-    text: str
+    user: str
     tokens: int
-    nats: float
-    """Mean -logprob per sampled token."""
     cut: bool
     """Whether the reply was cut by its token limit."""
-    called_tools: bool
     verdict: float
     """Verdict; for an episode's reply, the episode's outcome."""
-    episode: bool = False
+    hinted: bool
+    """Whether somebody said what should have been done."""
+    episode: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,47 +204,55 @@ class JudgementTable:
         said = "SELECT prompt FROM verdicts WHERE turn_id = ?"
         return self._db.one(said, turn_id) is not None
 
-    def lately(self, most: int, after: int) -> list[JudgedReply]:
-        """Return the newest main turns with a verdict after turn `after`, newest first. For a reply
-        of an episode the verdict is the episode's outcome, whatever a judge said."""
-        found = self._db.rows(
-            f"SELECT {_REPLY}, value AS verdict, 0 AS episode FROM verdicts "
+    def first_replies(self, first: int, newest: int, after: int) -> list[FirstReply]:
+        """Return the first replies of sessions that have a verdict, oldest first: the `first` ones
+        of each user, and the `newest` of all. For a reply of an episode the verdict is the
+        episode's outcome, whatever a judge said.
+
+        Args:
+            after: only replies to later turns than this one.
+        """
+        lately = self._first_replies("DESC", newest, after)
+        found = {one.turn_id: one for one in lately}
+        for user in {one.user for one in lately} if len(lately) == newest else ():
+            early = self._first_replies("ASC", first, after, "AND +user = ?3", user)
+            found |= {one.turn_id: one for one in early}
+        return [found[turn_id] for turn_id in sorted(found)]
+
+    def _first_replies(
+        self, order: str, most: int, after: int, which: str = "", *values: Any
+    ) -> list[FirstReply]:
+        rows = self._db.rows(
+            f"SELECT {_FIRST_REPLY} FROM sessions CROSS JOIN turns ON session_id = sessions.id "
+            "AND kind = 'main' AND idx = 0 LEFT JOIN verdicts ON turn_id = turns.id "
+            # sessions from the first one on that has a turn after it
+            "WHERE sessions.id >= (SELECT session_id FROM turns WHERE id > ?1 ORDER BY id LIMIT 1) "
+            f"AND turns.id > ?1 AND {_WHOLE} AND verdict IS NOT NULL {which} "
+            f"ORDER BY sessions.id {order} LIMIT ?2",
+            after,
+            most,
+            *values,
+        )
+        return [FirstReply(**row) for row in map(dict, rows)]
+
+    def replies(self, most: int, after: int) -> list[tuple[str, str, float]]:
+        """Return the newest judged main turns after turn `after`, newest first: first request of
+        the session, reply and verdict. Calls of tools and replies of episodes are left out: calls
+        are short, many tasks have one right answer, and nobody praises it."""
+        rows = self._db.rows(
+            "SELECT (SELECT request_text FROM turns AS first WHERE first.session_id = sessions.id "
+            "AND first.kind = 'main' AND idx = 0) AS opening, reply_text, value FROM verdicts "
             "CROSS JOIN turns ON turns.id = turn_id "
             "CROSS JOIN sessions ON sessions.id = session_id "
             # "+": from the newest on until there are enough, and not from an index over all.
             "WHERE turn_id > ? AND value IS NOT NULL AND +kind = 'main' AND +episode = 0 "
-            f"AND {_WHOLE} ORDER BY verdicts.turn_id DESC LIMIT ?",
+            f"AND {_WHOLE} AND NOT EXISTS (SELECT 1 FROM next_states "
+            "WHERE next_states.turn_id = turns.id AND role = 'tool') "
+            "ORDER BY verdicts.turn_id DESC LIMIT ?",
             after,
             most,
         )
-        found += self._db.rows(
-            f"SELECT {_REPLY}, ({OUTCOME}) AS verdict, 1 AS episode FROM sessions "
-            "CROSS JOIN turns ON session_id = sessions.id "
-            "WHERE episode > 0 AND verdict IS NOT NULL AND kind = 'main' AND turns.id > ? "
-            f"AND {_WHOLE} ORDER BY sessions.id DESC, idx DESC LIMIT ?",
-            after,
-            most,
-        )
-        found.sort(key=lambda row: row["turn_id"], reverse=True)
-        return [_judged(dict(row)) for row in found[:most]]
-
-    def verdicts(self, most: int, after: int) -> list[tuple[float, bool]]:
-        """Return the newest valid verdicts of conversations after turn `after`, newest first; each
-        with whether there is a hint, or no user message that could have given one.
-
-        Episodes are left out: a reply that solved its task has no next state to be judged by.
-        """
-        found = self._db.rows(
-            "SELECT value, EXISTS (SELECT 1 FROM hints WHERE hints.turn_id = turns.id) "
-            "OR NOT EXISTS (SELECT 1 FROM next_states WHERE turn_id = turns.id AND role = 'user') "
-            "AS told FROM verdicts CROSS JOIN turns ON turns.id = turn_id "
-            "CROSS JOIN sessions ON sessions.id = session_id "
-            "WHERE turn_id > ? AND value IS NOT NULL AND +episode = 0 "
-            "ORDER BY turn_id DESC LIMIT ?",
-            after,
-            most,
-        )
-        return [(value, bool(told)) for value, told in found]
+        return [tuple(row) for row in rows]
 
     def opinions(self, most: int, after: int) -> list[tuple[float, float]]:
         """Return the judge's verdicts on the newest turns that the user or else the auditor also
@@ -273,8 +277,3 @@ class JudgementTable:
         )
         outright = [row for row in rows if row["source"] != "judge"]
         return tuple(row["text"] for row in outright or rows)
-
-
-def _judged(row: dict[str, Any]) -> JudgedReply:
-    logprobs = unpack_floats(row.pop("logprobs"))
-    return JudgedReply(nats=-sum(logprobs) / len(logprobs), **row)

@@ -17,7 +17,7 @@ import sqlite3
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from tinker_claw.errors import LedgerError, UndoError, WithdrawnError
 from tinker_claw.ledger.codec import pack_floats
@@ -28,7 +28,7 @@ from tinker_claw.types import PolicyVersion
 REFUSED, TOO_FAR = "the gate refused the version", "the step moved the policy too far"
 """Beginnings of the reasons for which a step is void."""
 _PINNED, _HALF = "pinned", "half of the sessions from turn"
-_HELD, _RULING, _ALARM = "held", "ruling", "alarm"
+_HELD, _ALARM = "held", "alarm"
 _GUARDED_FROM = "guarded from turn"
 """Keys in `meta`."""
 LEFT_OPEN = "it could not be closed when it ended"
@@ -57,6 +57,21 @@ class Line:
         return at in self.live
 
 
+class Answer(NamedTuple):
+    """A version's answer to one of the gate's questions, in numbers."""
+
+    likely: float
+    """Log probability of giving one of the right replies."""
+    each: float
+    """The same per token of the right replies."""
+    ends: float
+    """Mean logprob of the stop token after a right reply."""
+
+
+Answers = Mapping[str, Answer]
+"""Answers of a version, by the question's key."""
+
+
 @dataclass(frozen=True, slots=True)
 class Gated:
     """Result of the gate for a version; see `learner.gate`."""
@@ -64,10 +79,7 @@ class Gated:
     version: int
     said: Mapping[str, Any]
     """Losses of the version, or why it was not asked."""
-    after: Mapping[str, Any]
-    """Answers of the version, by question."""
-    before: Mapping[str, Any]
-    """Answers of the version before it, where no step had asked that one."""
+    answers: Answers
 
     @property
     def warning(self) -> str | None:
@@ -218,7 +230,8 @@ class Pin:
 
 
 class Hold:
-    """A stop of learning until a rollback says from which version to go on."""
+    """A stop of learning, until its alarm has no evidence any more, or a rollback says from which
+    version to go on."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
@@ -229,25 +242,22 @@ class Hold:
         return held(self._db)
 
     @property
-    def ruling(self) -> str | None:
-        """Ruling that is still to be carried out; None: nothing is left to do."""
-        return self._db.meta(_RULING)
+    def alarm(self) -> str | None:
+        """Name of the alarm that held learning last."""
+        return self._db.meta(_ALARM)
 
-    def because(self, reason: str, ruling: str | None = None, alarm: str | None = None) -> None:
+    def because(self, reason: str, alarm: str) -> None:
         """Hold learning.
 
         Args:
-            ruling: ruling that is still to be carried out.
-            alarm: name of the alarm that raised it; None leaves it unchanged.
+            alarm: name of the alarm that raised it.
         """
         with self._db.transaction() as tx:
-            _hold(tx, reason, ruling)
-            if alarm is not None:
-                set_meta(tx, _ALARM, alarm)
+            set_meta(tx, _HELD, reason)
+            set_meta(tx, _ALARM, alarm)
 
-    def is_carried_out(self) -> None:
-        """Clear the ruling, which is carried out, or cannot be."""
-        self._db.write("DELETE FROM meta WHERE key = ?", _RULING)
+    def end(self) -> None:
+        self._db.write("DELETE FROM meta WHERE key = ?", _HELD)
 
     @property
     def guarded_from(self) -> int:
@@ -259,11 +269,6 @@ class Hold:
 def held(rows: Rows) -> str | None:
     """Return why learning is held; None: it is not."""
     return rows.meta(_HELD)
-
-
-def _hold(tx: sqlite3.Connection, reason: str | None, ruling: str | None = None) -> None:
-    set_meta(tx, _HELD, reason)
-    set_meta(tx, _RULING, ruling)
 
 
 def pinned(rows: Rows) -> int | None:
@@ -460,15 +465,15 @@ class StepTable:
                 ref=sampler_ref or saved.sampler_ref,
             )
 
-    def roll_back(self, to: PolicyVersion, because: str | None = None) -> PolicyVersion:
+    def roll_back(self, to: PolicyVersion) -> PolicyVersion:
         """Add a version with the weights of `to`, from which learning goes on; end pin and hold.
 
         The steps since then remain in a lineage that is left behind: their samples count as trained
-        and are not queued again. `because`: why learning stays held.
+        and are not queued again.
         """
         with self._db.transaction() as tx:
             _end_pin(tx)
-            _hold(tx, because)
+            set_meta(tx, _HELD, None)
             set_meta(tx, _GUARDED_FROM, _newest_turn(tx))
             version = _insert_version(
                 tx, parent=to.id, step=to.step, state_ref=to.state_ref, ref=to.sampler_ref
@@ -480,21 +485,6 @@ class StepTable:
         """Record that the state of a version has been saved."""
         self._db.write("UPDATE versions SET state_ref = ? WHERE id = ?", state_ref, version.id)
         return replace(version, state_ref=state_ref)
-
-    def replies(self, after: int, most: int) -> list[tuple[int, dict[str, Any]]]:
-        """Return reply figures recorded by committed steps, each with the version it began from:
-        the first and the newest `most`, oldest first; only figures from turns after `after`."""
-        such = (
-            "SELECT id, parent, json_extract(metrics, '$.replies') AS found FROM steps "
-            "WHERE status = 'committed' AND json_extract(metrics, '$.replies.since') > ?1 "
-        )
-        rows = self._db.rows(
-            f"SELECT * FROM ({such} ORDER BY id LIMIT 1) "
-            f"UNION SELECT * FROM ({such} ORDER BY id DESC LIMIT ?2) ORDER BY id",
-            after,
-            most,
-        )
-        return [(row["parent"], json.loads(row["found"])) for row in rows]
 
     def gated(self, version: int, most: int) -> list[Gated]:
         """Return the gate's results for this version and its ancestors, newest first, where their
@@ -512,19 +502,20 @@ class StepTable:
         found = list[Gated]()
         for row in rows:
             answers = json.loads(row["answers"] or "{}")
-            both = (answers.get("after", {}), answers.get("before", {}))
-            found.append(Gated(row["version"], json.loads(row["said"]), *both))
+            answers = {key: Answer(*each) for key, each in answers.items()}
+            found.append(Gated(row["version"], json.loads(row["said"]), answers))
         return found
 
-    def void_lately(self, because: str) -> list[str]:
-        """Return why steps from the newest version are void, for reasons that begin with
-        `because`."""
-        return self._db.column(
-            "SELECT error FROM steps WHERE status = 'void' AND substr(error, 1, ?) = ? "
+    def void_lately(self, because: str) -> list[tuple[str, float]]:
+        """Return the steps from the newest version that are void for a reason that begins with
+        `because`, oldest first: the reason, and when they began, in seconds since 1970."""
+        found = self._db.rows(
+            "SELECT error, created_at FROM steps WHERE status = 'void' AND substr(error, 1, ?) = ? "
             "AND parent = (SELECT MAX(id) FROM versions) ORDER BY id",
             len(because),
             because,
         )
+        return [(row["error"], row["created_at"]) for row in found]
 
     def failures(self, sample_ids: Sequence[int]) -> int:
         """Return how many steps with exactly these samples failed, outages left out."""
