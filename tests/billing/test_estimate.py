@@ -215,7 +215,7 @@ def test_first_estimate_says_what_it_assumes() -> None:
     for words in ("16 samples from 16", "11,000", "300", "3 votes", "30% of", "assumed"):
         assert words in told.words
     assert "on a hint for 50% of the turns" in told.words
-    # A hint is asked of every other turn. Every eighth taught turn takes three passes more. Half of
+    # A hint is asked of every other turn. Every fourth taught turn takes three passes more. Half of
     # the samples are scored again, and all of them by the candidate of every fourth step. The gate
     # scores and answers six first turns.
     judge = Usage(prefill=24 * 1_100, cached=24 * 2_200, sampled=24 * 1_500)

@@ -23,7 +23,7 @@ from tinker_claw.methods.advantages import token_advantages
 FADE = 0.95
 """`Mean.fade` over the pairs: users change their minds, and what helped with one wish may harm with
 the next. Simulated, of 200 users whose hints do nothing 0.5 % were ever told otherwise over 150
-replies, and 3.5 % over 500; hints that helped and then do nothing have less than 0.4 after 21."""
+replies, and 3.5 % over 500; hints that help no more weigh less than 0.4 after 21 (median)."""
 EVERY = 4
 """Taught turns per measured one, once there is a claim."""
 
