@@ -169,11 +169,13 @@ def batches(preset: Preset) -> dict[str, tuple[Datum, ...]]:
     return cases | ({"long": (sample((), sizes.long),)} if sizes.long else {})
 
 
-def with_loss(rng: random.Random, tokens: tuple[int, ...], vocabulary: int) -> Datum:
-    """Make a sample with a loss on its tail. Random weights give a probability of about 1 /
-    vocabulary; the behaviour logprobs stray a little from that, so that some ratios are clipped and
-    most are not."""
-    tail = max(1, round(len(tokens) * LOSS_SHARE))
+def with_loss(
+    rng: random.Random, tokens: tuple[int, ...], vocabulary: int, tail: int | None = None
+) -> Datum:
+    """Make a sample with a loss on its tail, of that many tokens or of the usual share. Random
+    weights give a probability of about 1 / vocabulary; the behaviour logprobs stray a little from
+    that, so that some ratios are clipped and most are not."""
+    tail = tail or max(1, round(len(tokens) * LOSS_SHARE))
     uniform = -float(torch.tensor(float(vocabulary)).log())
     return Datum(
         tokens=tokens,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from local_gpu.tree.prefix_tree import Ids, in_order, shared
+from local_gpu.tree.prefix_tree import Ids, chains, shared
 
 Batches = list[list[int]]
 """Passes of one rank: indices of sequences, neighbours in prefix order."""
@@ -53,21 +53,26 @@ def cut(sequences: Sequence[Tensor], *, ranks: int, tokens: int, even: float) ->
 
     Neighbours in lexicographic order share the longest prefixes, so every rank and every pass gets
     a run of that order. Ranks get runs of about equal work; there may be fewer runs than ranks.
+    A sequence that is a prefix of another goes with it, where it costs nothing.
 
     Args:
         sequences: each (n_i,) int64 on the CPU.
         ranks: how many share the work.
-        tokens: most distinct tokens of one pass; a longer sequence is a pass of its own.
+        tokens: most distinct tokens of one pass; or as many as the longest sequence has, since that
+            needs the room in any case. 1: every sequence is a pass of its own.
         even: see `even_keys`.
     """
     ids = [s.numpy().astype(np.int32) for s in sequences]
-    order = in_order(ids)
-    common = [0] + [shared(ids[a], ids[b]) for a, b in pairwise(order)]
-    alone = [_work(ids[i], 0, even) for i in order]
+    together = chains(ids, share=tokens > 1)
+    longest = [ids[chain[-1]] for chain in together]
+    common = [0] + [shared(a, b) for a, b in pairwise(longest)]
+    alone = [_work(one, 0, even) for one in longest]
     # ... and when its neighbour before it is in the same pass.
-    further = [_work(ids[i], known, even) for i, known in zip(order, common, strict=True)]
+    further = [_work(one, known, even) for one, known in zip(longest, common, strict=True)]
     runs = _balanced(alone, further, ranks)
-    parts = [_passes(ids, order, common, first, last, tokens) for first, last in runs]
+    if tokens > 1:
+        tokens = max(tokens, *map(len, ids))
+    parts = [_passes(together, longest, common, first, last, tokens) for first, last in runs]
     return parts + [[] for _ in range(ranks - len(parts))]
 
 
@@ -107,8 +112,8 @@ def _fill(alone: Sequence[float], further: Sequence[float], most: float) -> list
 
 
 def _passes(
-    ids: Sequence[Ids],
-    order: Sequence[int],
+    together: Sequence[Sequence[int]],
+    longest: Sequence[Ids],
     common: Sequence[int],
     first: int,
     last: int,
@@ -117,11 +122,11 @@ def _passes(
     passes: Batches = []
     used = 0
     for i in range(first, last):
-        new = len(ids[order[i]]) - common[i]
+        new = len(longest[i]) - common[i]
         if passes and used + new <= tokens:
-            passes[-1].append(order[i])
+            passes[-1] += together[i]
             used += new
         else:
-            passes.append([order[i]])
-            used = len(ids[order[i]])
+            passes.append([*together[i]])
+            used = len(longest[i])
     return passes

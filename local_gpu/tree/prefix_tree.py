@@ -32,7 +32,8 @@ MIN_SHARED = 32
 @dataclass(frozen=True, slots=True)
 class Segment:
     """Tokens without a fork among them. Each sees the ancestors whole, and its own segment
-    causally."""
+    causally. Where a sequence ends and others go on there is no fork: a session whose turns extend
+    one another is one segment."""
 
     first: int
     last: int
@@ -71,17 +72,12 @@ def grow(sequences: Sequence[Tensor], *, share: bool = True, least: int = MIN_SH
     """Build the tree of some sequences.
 
     Args:
-        sequences: each (n_i,) int64 on the CPU, n_i >= 1; equal ones are computed once.
+        sequences: each (n_i,) int64 on the CPU, n_i >= 1; one that is a prefix of another, or its
+            equal, is computed with it, however short.
         share: False keeps them apart, end to end (for comparison).
-        least: prefixes are shared in pieces of at least so many tokens.
+        least: prefixes of sequences that fork are shared in pieces of at least so many tokens.
     """
     return _Growth([s.numpy().astype(np.int32) for s in sequences], share, least).tree()
-
-
-def in_order(sequences: Sequence[Ids]) -> list[int]:
-    """Indices in lexicographic order, in which sequences with a common prefix are neighbours."""
-    # Big-endian bytes of non-negative ids sort like the ids.
-    return sorted(range(len(sequences)), key=lambda i: sequences[i].astype(">i4").tobytes())
 
 
 def shared(a: Ids, b: Ids) -> int:
@@ -91,52 +87,75 @@ def shared(a: Ids, b: Ids) -> int:
     return int(unequal[0]) if len(unequal) else n
 
 
+def chains(sequences: Sequence[Ids], *, share: bool = True) -> list[list[int]]:
+    """Indices in lexicographic order, cut into chains: each sequence is a prefix of the next.
+
+    In this order sequences with a common prefix are neighbours, and one that is a prefix of any
+    other is a prefix of its successor. So the last of each chain is a prefix of none, and the rows
+    of the others are the first of its rows.
+
+    Args:
+        share: False makes each sequence a chain of its own.
+    """
+    # Big-endian bytes of non-negative ids sort like the ids.
+    order = sorted(range(len(sequences)), key=lambda i: sequences[i].astype(">i4").tobytes())
+    found: list[list[int]] = []
+    for i in order:
+        before = sequences[found[-1][-1]] if found and share else None
+        if before is not None and shared(before, sequences[i]) == len(before):
+            found[-1].append(i)
+        else:
+            found.append([i])
+    return found
+
+
 _Group = tuple[int, int, int, tuple[Rows, ...]]
 """First member, the one behind the last, the tokens already placed, and where those are."""
 
 
 class _Growth:
-    """State of one call of `grow`: sequences in order, neighbours' shared lengths, and the row so
-    far."""
+    """State of one call of `grow`: the last sequence of each chain in order, neighbours' shared
+    lengths, and the row so far."""
 
     def __init__(self, sequences: Sequence[Ids], share: bool, least: int) -> None:
         self._sequences = sequences
         self._least = least
-        self._order = in_order(sequences)
-        self._common = [0] + [
-            shared(sequences[a], sequences[b]) if share else 0 for a, b in pairwise(self._order)
-        ]
+        self._chains = chains(sequences, share=share)
+        self._longest = [sequences[chain[-1]] for chain in self._chains]
+        self._common = [0] + [shared(a, b) if share else 0 for a, b in pairwise(self._longest)]
         self._pieces: list[Ids] = []
         self._segments: list[Segment] = []
-        self._rows: list[list[NDArray[np.int64]]] = [[] for _ in sequences]
+        self._rows: list[list[NDArray[np.int64]]] = [[] for _ in self._chains]
         self._length = 0
 
     def tree(self) -> PrefixTree:
         self._place_all()
         spans = [np.arange(s.position, s.position + s.last - s.first) for s in self._segments]
+        rows = {
+            i: torch.from_numpy(longest[: len(self._sequences[i])])
+            for chain, longest in zip(self._chains, map(np.concatenate, self._rows), strict=True)
+            for i in chain
+        }
         return PrefixTree(
             tokens=torch.from_numpy(np.concatenate(self._pieces).astype(np.int64)),
             positions=torch.from_numpy(np.concatenate(spans)),
             segments=tuple(_closed(self._segments, self._length)),
-            rows=tuple(torch.from_numpy(np.concatenate(rows)) for rows in self._rows),
+            rows=tuple(rows[i] for i in range(len(rows))),
         )
 
     def _place_all(self) -> None:
-        """Depth first, by a list of what is still to do: turns nest deeper than calls may."""
-        todo = self._groups(0, len(self._order), 0, ())
+        """Depth first, by a list of what is still to do: forks nest deeper than calls may."""
+        todo = self._groups(0, len(self._chains), 0, ())
         while todo:
             low, high, depth, above = todo.pop()
-            shortest = len(self._sequences[self._order[low]])
-            end = min([shortest, *self._common[low + 1 : high]])
-            if end == depth:
-                continue  # it ends where its parent does
+            end = min([len(self._longest[low]), *self._common[low + 1 : high]])
             rows = (self._length, self._length + end - depth)
             self._length = rows[1]
             self._segments.append(Segment(*rows, position=depth, ancestors=above, subtree=rows[1]))
-            self._pieces.append(self._sequences[self._order[low]][depth:end])
+            self._pieces.append(self._longest[low][depth:end])
             span = np.arange(*rows)
-            for i in range(low, high):
-                self._rows[self._order[i]].append(span)
+            for placed in self._rows[low:high]:
+                placed.append(span)
             if high - low > 1:
                 todo.extend(self._groups(low, high, end, (*above, rows)))
 
@@ -145,14 +164,8 @@ class _Growth:
 
         The last group comes first, because they are taken from the end.
         """
-        cuts = [i for i in range(low + 1, high) if not self._together(i, depth)]
+        cuts = [i for i in range(low + 1, high) if self._common[i] < depth + self._least]
         return [(a, b, depth, above) for a, b in pairwise([low, *cuts, high])][::-1]
-
-    def _together(self, i: int, depth: int) -> bool:
-        """Whether a member shares a piece behind `depth` with the one before, or is its equal."""
-        common = self._common[i]
-        before, own = (len(self._sequences[self._order[j]]) for j in (i - 1, i))
-        return common >= depth + self._least or common == before == own
 
 
 def _closed(segments: list[Segment], length: int) -> list[Segment]:

@@ -123,7 +123,7 @@ def same_report(one: StepReport, other: StepReport) -> None:
             assert other_row == pytest.approx(row, abs=1e-5)
 
 
-@pytest.mark.parametrize("name", ["binary", "opd", "combine"])
+@pytest.mark.parametrize("name", ["binary", "opd", "combine", "sdpo", "sdft"])
 async def test_gradients_adapters_and_metrics_are_the_same(
     pair: tuple[Trainer, Trainer], name: str, tmp_path: Path
 ) -> None:

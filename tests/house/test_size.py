@@ -29,7 +29,7 @@ MOST = {
     "tinker_claw/privacy": 4_030,
     "tinker_claw/render": 15_440,
     "tinker_claw/sinks": 3_580,
-    "local_gpu": 90_480,
+    "local_gpu": 90_570,
 }
 _NOT_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENCODING, tokenize.ENDMARKER),

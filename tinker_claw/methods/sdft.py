@@ -7,8 +7,9 @@ imitated token by token, so behaviour outside the example stays as it was.
 Here, the example is the reply that the same user accepted after correcting this one, so it costs
 nobody any work: the first later turn of the session that its user answered and did not reject, if
 its verdict is +1; if it is neutral, there is none. A corrected turn is refused until then, and
-taken up again when its example is accepted. Loss, bounds and teacher are those of `sdpo`: the
-frozen base, where the paper uses a moving average of the student.
+taken up again when its example is accepted. Loss and teacher are those of `sdpo`: the frozen base,
+where the paper has a moving average of the student, and a few candidates, where it has the whole
+distribution.
 """
 
 from __future__ import annotations

@@ -1,16 +1,18 @@
 """SDPO (arXiv 2601.20802): distillation from a model that is told the feedback on its reply.
 
-In the paper, the student is given the request, and the teacher the request with the feedback on a
-reply that failed; both score the student's own tokens. The loss is KL(student || teacher) at every
-position, cut to the student's top-k candidates, with the teacher's side held constant: its gradient
-at a candidate v is -p_v (log q_v - log p_v) grad log p_v, which is the signed weight that
-`topk_advantages` gives. The feedback is used as it came; nobody writes a hint from it.
+In the paper, the student is given the request, and the teacher, a moving average of the student,
+the request with the feedback on a reply that failed; both score the student's own tokens. The loss
+is KL(student || teacher) at every position, over the student's top-k candidates and all others as
+one more, the tail, with the teacher's side held constant. Over all tokens its gradient at a token v
+is -p_v (log q_v - log p_v) grad log p_v, which is the signed weight that `topk_advantages` gives.
+The feedback is used as it came; nobody writes a hint from it.
 
 Here, the feedback is the raw next state of a turn whose verdict is -1: the user's words or the
-tools' results. p is renormalised over the k candidates instead of having a tail, the difference is
-bounded by --opd-clip, stale samples are corrected, and the teacher is the frozen base, where the
-paper's follows the student as a moving average. A reply that did well teaches nothing: the paper
-uses it as a solution for other tries at the same request, of which a gateway has one.
+tools' results. Left out are the moving average (the teacher is the frozen base), the paper's many
+candidates and its tail term: p is renormalised over --opd-topk of them. Added are the bound
+--opd-clip, the teacher's own candidates, the correction of stale samples and the weight by what is
+known of such texts. A reply that did well teaches nothing: the paper uses it as a solution for
+other tries at the same request, of which a gateway has one.
 """
 
 from __future__ import annotations

@@ -13,6 +13,11 @@ from tests.trees import SETTINGS, batches, tensors
 least_shared = st.sampled_from([1, 2, 4, 32])
 
 
+def forks(sequences: set[tuple[int, ...]]) -> set[tuple[int, ...]]:
+    """Sequences that no other one begins with."""
+    return {s for s in sequences if not any(o != s and o[: len(s)] == s for o in sequences)}
+
+
 def seen_by_row(tree: PrefixTree) -> list[set[int]]:
     """Rows that each row may attend to, by its segment's ancestors."""
     found: list[set[int]] = []
@@ -67,11 +72,13 @@ def test_segments_stand_end_to_end_below_their_ancestors(
         assert not segment.ancestors or segment.ancestors[-1][1] <= segment.first
         at = segment.last
         known.append((segment.first, segment.last))
-        users = {
-            tuple(s)
-            for s, rows in zip(sequences, tree.rows, strict=True)
-            if segment.first in rows.tolist()
-        }
+        users = forks(
+            {
+                tuple(s)
+                for s, rows in zip(sequences, tree.rows, strict=True)
+                if segment.first in rows.tolist()
+            }
+        )
         assert users
         assert len(users) == 1 or segment.last - segment.first >= least
     assert at == len(tree.tokens)
@@ -98,9 +105,28 @@ def test_equal_sequences_are_computed_once_however_short(length: int) -> None:
     assert [rows.tolist() for rows in tree.rows] == [list(range(length))] * 3
 
 
-def test_a_session_of_a_thousand_turns_is_one_branch() -> None:
+@SETTINGS
+@given(batches(), least_shared)
+def test_no_segment_has_a_single_segment_below_it(sequences: list[list[int]], least: int) -> None:
+    tree = grow(tensors(sequences), least=least)
+    parents = [s.ancestors[-1] for s in tree.segments if s.ancestors]
+    assert all(parents.count(one) > 1 for one in parents)
+    assert len(tree.segments) < 2 * len(forks({tuple(s) for s in sequences}))
+
+
+@SETTINGS
+@given(batches(), least_shared)
+def test_a_sequence_that_another_begins_with_adds_no_row(
+    sequences: list[list[int]], least: int
+) -> None:
+    whole = grow(tensors(sequences), least=least)
+    alone = grow(tensors([list(s) for s in forks({tuple(s) for s in sequences})]), least=least)
+    assert torch.equal(whole.tokens, alone.tokens)
+    assert whole.segments == alone.segments
+
+
+def test_a_session_of_a_thousand_turns_is_one_segment() -> None:
     whole = torch.arange(1000)
-    tree = grow([whole[: i + 1] for i in range(1000)], least=1)
+    tree = grow([whole[: i + 1] for i in range(1000)])
     assert torch.equal(tree.tokens, whole)
-    assert len(tree.segments) == 1000
-    assert all(s.subtree == 1000 for s in tree.segments)
+    assert [(s.first, s.last, s.subtree) for s in tree.segments] == [(0, 1000, 1000)]
