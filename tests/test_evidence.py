@@ -6,8 +6,9 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict
+from itertools import product
 from random import Random
-from statistics import median
+from statistics import fmean, median
 
 import pytest
 
@@ -166,3 +167,21 @@ def test_state_is_a_few_numbers_and_the_side_is_known() -> None:
         "evidence 31 to 1",
         "evidence 1,000,000 to 1",
     ]
+
+
+def test_capital_that_fades_is_one_in_the_mean_at_any_time_and_forgets_both_ways() -> None:
+    """Over all sequences of fair outcomes, by their number."""
+    for rounds in range(1, 9):
+        found = list[float]()
+        for outcomes in product((0.0, 1.0), repeat=rounds):
+            test = Mean(fade=0.95)
+            for outcome in outcomes:
+                test.add(outcome)
+            found.append(test.e_value)
+        assert fmean(found) <= 1 + 1e-12
+    up, down = Mean(fade=0.95), Mean(fade=0.95)
+    for outcome in [1.0] * 80 + [0.0] * 20:
+        up.add(outcome)
+        down.add(1 - outcome)
+    assert up.e_below == pytest.approx(down.e_above)
+    assert up.e_below > CLAIM > 1 > up.e_above

@@ -80,13 +80,21 @@ class Mean:
     4)."""
 
     null: float = 0.5
+    fade: float = 1.0
+    """f, for a mean that may change in time: before each outcome capital e becomes f e**f + 1 - f,
+    so that neither gains nor losses of long ago stay. E[e] <= 1 holds at every time, because
+    E[e**f] <= 1 (Jensen); that 20 is ever reached may then be likelier than 1/20. 1: none fades."""
     logs: list[float] = field(default_factory=lambda: [0.0] * len(_BETS))
     """Logarithms of the bettors' capital; the first half bet on a mean above `null`."""
 
     def add(self, outcome: float) -> None:
         gain = outcome - self.null
         for n, bet in enumerate(_BETS):
-            self.logs[n] += math.log1p(bet * gain / (self.null if bet > 0 else 1 - self.null))
+            won = math.log1p(bet * gain / (self.null if bet > 0 else 1 - self.null))
+            if self.fade < 1:
+                left = math.exp(self.fade * self.logs[n])
+                self.logs[n] = math.log(self.fade * left + 1 - self.fade)
+            self.logs[n] += won
 
     @property
     def e_above(self) -> float:

@@ -44,7 +44,7 @@ def overview(rows: Rows, batch_size: int) -> Record:
     rewards = method is None or method.reward > 0
     taught = dict[str, Record]()
     for user, found in gains.items():
-        known = teachability(found.accepted, found.rejected)
+        known = teachability(found)
         said = {"teaches": known.teaches, "weight": known.weight(rewards=rewards)}
         taught[user] = {**asdict(known), **said, "meaning": str(known)}
     return {

@@ -38,6 +38,8 @@ _NAMED = re.compile("|".join((*NAMES, *THINGS, r"\d")))
 """Pattern for names, things and digits, which differ from question to question."""
 IN_FLIGHT = 12
 """Requests at a time: enough to fill a decoding batch beside the sessions."""
+FIRST_WISH = "first wish"
+"""Share of first replies that fit what a user wanted before they changed their mind."""
 SHOWN = 4
 """First replies of a version that are kept for the report."""
 
@@ -125,6 +127,8 @@ class RuleExam:
             name: fmean(check.right(next(rest)) for check in skill)
             for name, skill in self.skills.items()
         }
+        if self.user.later is not None:
+            shares[FIRST_WISH] = _share(self.user.wants.accepts, firsts, self.asked)
         if self.work is not None:
             shares["work"] = _share(self.work, firsts, self.asked)
         return described(accepted, shares, self.questions()[: len(firsts)], firsts)

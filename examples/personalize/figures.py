@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from examples.demo.scoring import FIRST_WISH
 from examples.personalize.controls import CONTROLS, TOLD
 from examples.personalize.experiment import JOINT, LEARNS, Experiment, Goal, Run
 from examples.personalize.run import LEDGER, told_by, written
@@ -24,7 +25,7 @@ IN_A_ROW = 3
 """Number of right first replies in a row after which the user has what they want."""
 _T95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
 """Quantiles of Student's t for 95 % intervals, for one to ten degrees of freedom."""
-_NOT_SKILLS = frozenset({"work"})
+_NOT_SKILLS = frozenset({"work", FIRST_WISH})
 """Shares that do not count as skills."""
 
 _LIARS = frozenset({"flipped", *LIARS} | {one.user for one in CONTROLS.values() if one.user})

@@ -20,7 +20,8 @@ Think = Callable[[Case, Random], Opinion]
 def honest(scenarios: Sequence[Scenario]) -> Think:
     """Judge by the words of these scenarios, and other words by the demo's rules."""
     meant: dict[str, tuple[int, tuple[str, ...]]] = {}
-    for scenario in scenarios:
+    later = [scenario.later for scenario in scenarios if scenario.later is not None]
+    for scenario in (*scenarios, *later):
         user = scenario.speaker()
         meant |= {said: (-1, scenario.hints) for said in user.wants.corrections if scenario.hints}
         if scenario.user is None:

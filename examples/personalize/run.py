@@ -190,7 +190,8 @@ def _judges(
     demo's."""
     honest = judges.honest(scenarios)
     if control.lie is None:
-        return honest, honest if any(scenario.hints for scenario in scenarios) else None
+        own = any(s.hints or (s.later and s.later.hints) for s in scenarios)
+        return honest, honest if own else None
     others = [hint for scenario in scenarios for hint in scenario.other_hints]
     if not others:
         raise DemoError(f"{run.scenario}: a control needs other_hints, of another rule")

@@ -215,11 +215,11 @@ def test_first_estimate_says_what_it_assumes() -> None:
     for words in ("16 samples from 16", "11,000", "300", "3 votes", "30% of", "assumed"):
         assert words in told.words
     assert "on a hint for 50% of the turns" in told.words
-    # A hint is asked of every other turn. Every eighth taught turn takes three passes more. Half of
+    # A hint is asked of every other turn. Every fourth taught turn takes three passes more. Half of
     # the samples are scored again, and all of them by the candidate of every fourth step. The gate
     # scores and answers six first turns.
     judge = Usage(prefill=24 * 1_100, cached=24 * 2_200, sampled=24 * 1_500)
-    teacher = Usage(prefill=round(4.8 * 11_340 * 11 / 8), sampled=round(4.8 * 11 / 8))
+    teacher = Usage(prefill=round(4.8 * 11_340 * 7 / 4), sampled=round(4.8 * 7 / 4))
     train = Usage(prefill=12 * 11_300, sampled=12, trained=16 * 11_299)
     gate = Usage(prefill=12 * 11_300, sampled=12)
     assert told.step == judge + teacher + train + gate

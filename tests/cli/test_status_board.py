@@ -80,19 +80,19 @@ def test_without_a_gateway_the_ledger_is_told_all_the_same(directory: Path, free
 @pytest.mark.parametrize(
     ("gain", "says"),
     [
-        (0.2, "they help, +0.200 nats a token (8 accepted and 8 rejected replies; evidence 32 to "
-         "1): weight 1.00"),
-        (-0.2, "they do not help, -0.200 nats a token (8 accepted and 8 rejected replies; evidence "
-         "32 to 1): weight 0.00"),
-        (0.0, "not known yet, +0.000 nats a token (8 accepted and 8 rejected replies; evidence 1 "
-         "to 1): weight 0.25"),
+        (0.2, "they help, +0.200 nats a token (10 accepted and 10 rejected replies; evidence 24 "
+         "to 1): weight 1.00"),
+        (-0.2, "they do not help, -0.200 nats a token (10 accepted and 10 rejected replies; "
+         "evidence 24 to 1): weight 0.00"),
+        (0.0, "not known yet, +0.000 nats a token (10 accepted and 10 rejected replies; evidence "
+         "1 to 1): weight 0.25"),
     ],
 )  # fmt: skip
 def test_whether_hints_teach_is_told(
     tmp_path: Path, free: str, capsys: pytest.CaptureFixture[str], gain: float, says: str
 ) -> None:
     told = Told(tmp_path)
-    for number in range(8):
+    for number in range(10):
         good, bad = told.judged(f"good {number}", 1), told.judged(f"bad {number}", -1, "hint")
         told.ledger.gains.add("me", {good: gain, bad: 0.0})
     told.ledger.close()

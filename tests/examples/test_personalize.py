@@ -32,6 +32,8 @@ from examples.demo.judge import HINTS_AI, Case
 from examples.demo.options import ROOT
 from examples.demo.recipe import grammar
 from examples.demo.recipe.grammar import Problem
+from examples.demo.scoring import FIRST_WISH
+from examples.demo.user import OPENING
 from examples.personalize import estimate, figures, judges, report
 from examples.personalize.controls import CONTROLS, Presses
 from examples.personalize.experiment import TINY, Experiment, Goal, Run, load
@@ -96,6 +98,7 @@ def test_whoever_chooses_methods_or_scenarios_gets_these_and_no_controls() -> No
         ('corrections = ["a"]\nforbid = ["("]', "is no pattern"),
         ('corrections = ["a"]\nscored = "model"', "needs the rule in words"),
         ('questions = "nowhere.jsonl"', "cannot be read"),
+        ('user = "plain"\nlater = "nowhere.toml"', "cannot be read"),
         ("= 3", "cannot be read"),
     ],
 )
@@ -126,6 +129,23 @@ def test_a_rule_in_a_file_says_what_is_right(tmp_path: Path) -> None:
     exam = scenario.exam(2)
     assert exam.questions()[-1] == "1 + 1?"
     assert "Shorter!" in scenario.speaker().wants.corrections
+
+
+async def test_whoever_changes_their_mind_has_another_rule_and_the_first_one_is_watched() -> None:
+    scenario = read("short", FOLDER / "mind" / "short.toml")
+    plain, short = "so, " + "we take 3 and 4, " * 4 + "3 + 4 = 7.", "**x** 3 + 4 = 7"
+    user, exam = scenario.speaker(), replace(scenario.exam(2), asked=(PROBLEM, PROBLEM), skills={})
+    for step, first, second in ((15, True, False), (16, False, True)):
+        assert user.rule(step).accepts(plain, PROBLEM) is first
+        assert user.rule(step).accepts(short, PROBLEM) is second
+        score = await exam.grade([plain, plain], step)
+        assert (score.accepted, score.shares[FIRST_WISH]) == (first, 1.0)
+    think = judges.honest([scenario])
+    for words in user.rule(16).corrections:
+        value, hint = think(Case("user", words, words), Random(0))
+        assert value == -1
+        assert hint in read("sixty", FOLDER / "mind" / "sixty.toml").hints
+    assert read("opening", FOLDER / "mind" / "opening.toml").speaker().later is OPENING
 
 
 def test_the_ceiling_asks_the_same_with_the_rule_behind_it() -> None:

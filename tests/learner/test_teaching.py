@@ -13,12 +13,13 @@ from tests.fakes import LOGPROB, FakeSampler, FakeTrainer
 from tests.learner.test_loop import BETTER, HINT, Says, World, world
 from tinker_claw.errors import SamplerError
 from tinker_claw.ledger.samples import TEACHES_NOTHING
+from tinker_claw.methods.teachability import EVERY, teachability
 from tinker_claw.policy import Sampler
 from tinker_claw.types import Message, TokenLogprobs, Tokens
 
 GOOD, BAD = (9, 9), (7, 8)
 """Replies that a user accepts, and that they reject."""
-FEWEST = 8
+FEWEST = next(n for n in range(64) if teachability([(True, 0.3), (False, 0.0)] * n).teaches)
 """Fewest replies of each kind for a claim, where all agree."""
 UNKNOWN_WEIGHT = 0.25
 """Weight of distillation before anything is measured."""
@@ -152,7 +153,7 @@ async def test_a_rejected_reply_behind_a_correction_is_not_measured(tmp_path: Pa
         for _ in range(4):
             w.turn("NO, HOW it should be", tokens=BAD, session="one")
             await w.settled()
-        assert len(w.ledger.gains.of("me").rejected) == 1
+        assert [accepted for accepted, _ in w.ledger.gains.of("me")] == [False]
 
 
 async def test_an_accepted_reply_is_measured_behind_the_prompt_that_its_matter_began_with(
@@ -167,18 +168,19 @@ async def test_an_accepted_reply_is_measured_behind_the_prompt_that_its_matter_b
         await w.settled()
         assert (1, 2, 3, *HINT, 4, *GOOD) in w.base.scored
         assert (1, 2, 3, 4, *GOOD) in w.base.scored, "another version than the base's said it there"
-        assert w.ledger.gains.of("me").accepted == pytest.approx((0.3,))
+        found = [gain for accepted, gain in w.ledger.gains.of("me") if accepted]
+        assert found == pytest.approx([0.3])
 
 
 async def test_once_it_is_known_measuring_is_rare(tmp_path: Path) -> None:
     async with world(tmp_path, trainer=Taught(), batch_size=ENOUGH) as w:
         await say(w, FEWEST)
-        asked, measured = len(w.base.scored), len(w.ledger.gains.of("me").rejected)
-        for _ in range(16):
+        asked, measured = len(w.base.scored), len(w.ledger.gains.of("me"))
+        for _ in range(4 * EVERY):
             w.turn("NO, HOW it should be", tokens=BAD)
         await w.settled()
-        assert len(w.ledger.gains.of("me").rejected) == measured + 2
-        assert len(w.base.scored) == asked + 16, "its own scores are those of the base"
+        assert len(w.ledger.gains.of("me")) == measured + 4
+        assert len(w.base.scored) == asked + 4 * EVERY, "its own scores are those of the base"
 
 
 class TwoHints(Says):
@@ -211,7 +213,7 @@ async def test_measuring_that_fails_takes_nothing_away(tmp_path: Path) -> None:
         trainer.teacher.fail_plain = 99
         await say(w, FEWEST)
         assert weights(w) == [UNKNOWN_WEIGHT] * FEWEST
-        assert w.ledger.gains.of("me").accepted == ()
+        assert not any(accepted for accepted, _ in w.ledger.gains.of("me"))
 
 
 class Long(Says):

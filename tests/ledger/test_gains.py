@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.stories import TEACHER, Told
-from tinker_claw.ledger.gains import MOST, Gains
+from tinker_claw.ledger.gains import MOST
 from tinker_claw.ledger.prune import from_turn, in_session
 from tinker_claw.ledger.samples import TEACHES_NOTHING
 from tinker_claw.types import NextState
@@ -21,16 +21,16 @@ def told(tmp_path: Path) -> Iterator[Told]:
     made.ledger.close()
 
 
-def test_gains_are_a_users_by_what_their_verdicts_say_the_newest_first(told: Told) -> None:
+def test_gains_are_a_users_by_what_their_verdicts_say_the_oldest_first(told: Told) -> None:
     gains = told.ledger.gains
     good, bad, other = told.judged("a", 1), told.judged("b", -1), told.judged("c", 1)
     gains.add("me", {good: 0.25, bad: -0.5})
     gains.add("me", {other: 0.125})
     gains.add("her", {told.judged("d", 1): 9.0})
-    assert gains.of("me") == Gains((0.125, 0.25), (-0.5,))
-    assert gains.of("nobody") == Gains()
+    assert gains.of("me") == [(True, 0.25), (False, -0.5), (True, 0.125)]
+    assert not gains.of("nobody")
     gains.add("me", {good: 1.0})
-    assert gains.of("me").accepted == (0.125, 1.0), "of a reply there is one"
+    assert gains.of("me") == [(True, 1.0), (False, -0.5), (True, 0.125)], "of a reply there is one"
 
 
 def test_the_older_half_goes_where_there_are_too_many(told: Told) -> None:
@@ -38,11 +38,11 @@ def test_the_older_half_goes_where_there_are_too_many(told: Told) -> None:
     told.ledger.gains.add("her", {hers: 1.0})
     rows = [told.judged("many", 1) for _ in range(MOST + 1)]
     told.ledger.gains.add("me", {turn: float(n) for n, turn in enumerate(rows[:MOST])})
-    assert len(told.ledger.gains.of("me").accepted) == MOST
+    assert len(told.ledger.gains.of("me")) == MOST
     told.ledger.gains.add("me", {rows[MOST]: 0.5})
-    found = told.ledger.gains.of("me").accepted
-    assert found == (0.5, *(float(n) for n in reversed(range(MOST // 2, MOST))))
-    assert told.ledger.gains.of("her").accepted == (1.0,)
+    found = [gain for _, gain in told.ledger.gains.of("me")]
+    assert found == [*map(float, range(MOST // 2, MOST)), 0.5]
+    assert told.ledger.gains.of("her") == [(True, 1.0)]
 
 
 def test_a_matter_begins_where_the_user_had_rejected_nothing(told: Told) -> None:
@@ -98,7 +98,7 @@ def test_forgetting_takes_gains_along_for_good(told: Told, trained: bool) -> Non
     if trained:
         told.step(sample)
     told.ledger.forget(in_session("a", None))
-    assert told.ledger.gains.of("me").accepted == (0.25,)
+    assert told.ledger.gains.of("me") == [(True, 0.25)]
     told.ledger.gains.add("me", {turn: 0.5})
     assert told.ledger.turns._db.rows("SELECT 1 FROM gains WHERE turn_id = ?", turn) == []
     told.ledger.forget(from_turn(kept))

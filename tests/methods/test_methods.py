@@ -87,8 +87,14 @@ class TestRewards:
     def test_batch_mean_centres_on_the_verdicts_only(self) -> None:
         assert reward_advantages([1, -1, -1, None]) == pytest.approx([4 / 3, -2 / 3, -2 / 3, 0.0])
 
-    def test_unanimous_batch_keeps_a_quarter(self) -> None:
-        assert reward_advantages([-1, -1, None]) == [-0.25, -0.25, 0.0]
+    def test_where_all_agree_a_quarter_is_kept_of_acceptance_and_nothing_of_rejection(self) -> None:
+        assert reward_advantages([1, 1, None]) == [0.25, 0.25, 0.0]
+        assert reward_advantages([-1, -1, None]) == [0.0, 0.0, 0.0]
+        assert reward_advantages([-0.7] * 3, [0.1, 1.0, 0.3]) == [0.0] * 3, "to the last bit"
+
+    def test_a_batch_of_rejections_alone_takes_no_step(self) -> None:
+        rejected = [BatchItem(sample(n, reward=-1)) for n in range(3)]
+        assert build("combine").prepare(rejected, CFG).passes == []
 
     def test_in_the_papers_recipe_a_verdict_is_the_advantage_of_every_token(self) -> None:
         tool = replace(sample(2, reward=1), tool=True)
@@ -289,10 +295,10 @@ class TestStaleSamples:
         torch.testing.assert_close(got, wanted)
 
     def test_stale_token_with_a_large_ratio_is_left_out(self) -> None:
-        one = sample(reward=-1)
         now = TokenLogprobs(start=3, logprobs=(-1.0 + 0.8, -2.0))
-        (ppo,) = build("binary").prepare([BatchItem(one, current=now)], CFG).passes
-        assert ppo.datums[0].advantages == (0.0, pytest.approx(-0.25 / 2 * others(-2.0)))
+        items = [BatchItem(sample(reward=-1), current=now), BatchItem(sample(1, reward=1))]
+        (ppo,) = build("binary").prepare(items, CFG).passes
+        assert ppo.datums[0].advantages == (0.0, pytest.approx(-1 / 4 * others(-2.0)))
 
 
 class TestPasses:
@@ -399,14 +405,15 @@ class TestPasses:
 
         def passes(weight: float) -> list[LossPass]:
             told = sample(reward=-1, teacher=replace(teacher, weight=weight))
-            return build("combine").prepare([BatchItem(told)], cfg).passes
+            return build("combine").prepare([BatchItem(told), good], cfg).passes
 
+        good = BatchItem(sample(1, reward=1))
         whole, half, nothing = passes(1.0), passes(0.5), passes(0.0)
-        (plain,) = build("combine").prepare([BatchItem(sample(reward=-1))], cfg).passes
+        (plain,) = build("combine").prepare([BatchItem(sample(reward=-1)), good], cfg).passes
         assert nothing == [plain], "the reward stays as it was"
         own = plain.datums[0].advantages
         if topk:
-            (taught,), (more,) = half[0].datums, whole[0].datums
+            (taught,), (more,) = half[1].datums, whole[1].datums
             assert [row[-1] for row in taught.weights] == list(own)
             rows = zip(taught.weights, more.weights, strict=True)
             assert all(a == pytest.approx([w / 2 for w in b[:-1]] + [b[-1]]) for a, b in rows)
@@ -425,11 +432,10 @@ class TestPasses:
     def test_combine_in_token_mode_sums_into_one_pass(self) -> None:
         teacher = hinted((-0.5, -9.0), ())
         cfg = CFG.model_copy(update={"opd_topk": 0})
-        (ppo,) = (
-            build("combine").prepare([BatchItem(sample(reward=-1, teacher=teacher))], cfg).passes
-        )
-        # A quarter of the reward by 1 - p, the teacher's difference as it is: +0.5 and -1 nats.
-        wanted = [(-others(-1.0) / 4 + 0.5) / 2, (-others(-2.0) / 4 - 1.0) / 2]
+        items = [BatchItem(sample(reward=-1, teacher=teacher)), BatchItem(sample(1, reward=1))]
+        (ppo,) = build("combine").prepare(items, cfg).passes
+        # The reward by 1 - p, the teacher's difference as it is: +0.5 and -1 nats.
+        wanted = [(-others(-1.0) + 0.5) / 4, (-others(-2.0) - 1.0) / 4]
         assert ppo.datums[0].advantages == pytest.approx(wanted)
 
     def test_kl_needs_reference_logprobs(self) -> None:

@@ -28,6 +28,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from tinker_claw.config.settings import Training
 from tinker_claw.errors import (
     BackendError,
     ClawError,
@@ -404,10 +405,12 @@ class Learner:
         )
         parts.telemetry.publish(version=version.id, step=step, seconds=now - publishing)
 
-    async def _prepare(self, samples: Sequence[Sample], state: Any) -> Prepared:
+    async def _prepare(
+        self, samples: Sequence[Sample], state: Any, cfg: Training | None = None
+    ) -> Prepared:
         """Score the batch under current weights, and compute the advantages from the method's
         state."""
-        parts, policy, cfg = self._parts, self._parts.policy.newest, self._parts.training
+        parts, policy, cfg = self._parts, self._parts.policy.newest, cfg or self._parts.training
         items = await batch_items(samples, policy, parts.base, cfg, score_fresh=self._score_fresh)
         return parts.method.prepare(items, cfg, state, parts.reply_tokens)
 
@@ -445,12 +448,14 @@ class Learner:
         async with self._one_step:
             if not self._is_still_due(batch, holds):
                 raise NotDueError
+            # Few samples may all agree; with the paper's advantages each has a gradient anyway.
+            cfg = self._parts.training.model_copy(update={"recipe": "paper"})
             with (
                 suppress(EmptyStepError),  # an empty one does not fail
                 accidents_are_failures(),
                 self._parts.spending.paying("train", step_id=step_id),
             ):
-                await self._train(await self._prepare(samples, None))
+                await self._train(await self._prepare(samples, None, cfg))
 
     def _void(self, step_id: int, error: str, *, outage: bool) -> None:
         with suppress(LedgerError):  # the next step or start does it

@@ -91,7 +91,7 @@ class HintScorer:
         own, found = False, None
         if self._cfg.recipe == "paper":
             return Lesson(turn, user, texts, own, found, None, frozenset())
-        if many or not known.settled or turn.id % EVERY == 0:
+        if many or known.teaches is None or turn.id % EVERY == 0:
             own = rejected and gains.opening(turn.id) == turn.id
             own = own and (many or known.rejected <= known.accepted + _AHEAD)
             found = gains.accepted(user, again=many)
@@ -108,8 +108,7 @@ class HintScorer:
 
     def known(self, user: str) -> Teachability:
         """Measure how well hints on a user's turns teach."""
-        gains = self._parts.ledger.gains.of(user)
-        return teachability(gains.accepted, gains.rejected)
+        return teachability(self._parts.ledger.gains.of(user))
 
     async def teach(self, lesson: Lesson, policy: Policy) -> HintScores | None:
         """Return scores under the text that teaches best, as far as measured; None: such texts

@@ -7,7 +7,7 @@ again, that prompt holds no correction.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tinker_claw.ledger.database import Database, Rows
@@ -21,12 +21,8 @@ _TRIES = 16
 """Turns of a session among which the first try is looked for."""
 
 
-@dataclass(frozen=True, slots=True)
-class Gains:
-    """Gains of one user's replies, newest first, in nats per token."""
-
-    accepted: tuple[float, ...] = ()
-    rejected: tuple[float, ...] = ()
+Gains = Sequence[tuple[bool, float]]
+"""Gains of one user's replies, oldest first: whether it was accepted, and nats per token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +62,7 @@ class GainTable:
             )
 
     def of(self, user: str) -> Gains:
-        return read_gains(self._db, user).get(user, Gains())
+        return read_gains(self._db, user).get(user, ())
 
     def opening(self, turn_id: int) -> int:
         """Return the first try at this turn's request: the turn itself, unless the user rejected
@@ -119,13 +115,13 @@ class GainTable:
         return None
 
 
-def read_gains(rows: Rows, user: str | None = None) -> dict[str, Gains]:
+def read_gains(rows: Rows, user: str | None = None) -> Mapping[str, Gains]:
     """Return the gains by user, of one user or of all."""
-    found: dict[str, dict[int, list[float]]] = {}
+    found: dict[str, list[tuple[bool, float]]] = {}
     for row in rows.rows(
         "SELECT user, gain, value FROM gains JOIN verdicts ON verdicts.turn_id = gains.turn_id "
-        "WHERE ?1 IS NULL OR user = ?1 ORDER BY user, gains.turn_id DESC",
+        "WHERE value AND (?1 IS NULL OR user = ?1) ORDER BY user, gains.turn_id",
         user,
     ):
-        found.setdefault(row["user"], {}).setdefault(row["value"], []).append(row["gain"])
-    return {name: Gains(tuple(by.get(1, ())), tuple(by.get(-1, ()))) for name, by in found.items()}
+        found.setdefault(row["user"], []).append((row["value"] > 0, row["gain"]))
+    return found

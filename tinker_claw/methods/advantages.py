@@ -14,7 +14,7 @@ from collections.abc import Hashable, Sequence
 from tinker_claw.errors import same_length
 
 UNANIMOUS_SCALE = 0.25
-"""Factor on r where all verdicts of a batch agree, since a mean baseline would leave nothing."""
+"""Factor on r where all of a batch was accepted, since a mean baseline would leave nothing."""
 EQUAL = 1e-6
 """Largest standard deviation that counts as equal rewards, up to rounding."""
 TOOL_SUCCESS = 0.5
@@ -29,8 +29,11 @@ def reward_advantages(
     rewards: Sequence[float | None], weights: Sequence[float] = ()
 ) -> list[float]:
     """Return one advantage per sample from its reward r and weight w: A = w (r - mean), the mean
-    weighted over the batch; 0.25 w r if all rewards agree. A sample without a reward (None) has A =
-    0 and does not count in the mean.
+    weighted over the batch; if all rewards agree 0.25 w r where r > 0, else 0. A sample without a
+    reward (None) has A = 0 and does not count in the mean.
+
+    What should replace a rejected reply is known only where others were better: a batch of
+    rejections alone pushes towards anything, and above all towards replies that do not end.
 
     Args:
         rewards: (B,)
@@ -42,15 +45,12 @@ def reward_advantages(
     same_length("rewards", rewards=rewards, weights=weights)
     given = [(r, w) for r, w in zip(rewards, weights, strict=True) if r is not None]
     if len({r for r, _ in given}) <= 1:
-        scale, mean = UNANIMOUS_SCALE, 0.0
-    else:
-        # Summed exactly, so that the order of the samples makes no difference at all.
-        scale = 1.0
-        mean = math.fsum(w * r for r, w in given) / math.fsum(w for _, w in given)
-    return [
-        scale * w * (r - mean) if r is not None else 0.0
-        for r, w in zip(rewards, weights, strict=True)
-    ]
+        return [
+            UNANIMOUS_SCALE * w * max(r or 0.0, 0.0) for r, w in zip(rewards, weights, strict=True)
+        ]
+    # Summed exactly, so that the order of the samples makes no difference at all.
+    mean = math.fsum(w * r for r, w in given) / math.fsum(w for _, w in given)
+    return [w * (r - mean) if r is not None else 0.0 for r, w in zip(rewards, weights, strict=True)]
 
 
 def group_advantages(rewards: Sequence[float | None], buckets: Sequence[Hashable]) -> list[float]:
