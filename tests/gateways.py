@@ -20,6 +20,7 @@ from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.settings import Chats, Gateway, User
 from tinker_claw.conversation.index import IDLE_S, ConversationIndex
+from tinker_claw.conversation.lessons import Lessons
 from tinker_claw.formats import spoken
 from tinker_claw.formats.base import Format
 from tinker_claw.gateway.app import create_app
@@ -175,6 +176,7 @@ async def gateway(
     traces: Traces | None = None,
     owners: Collection[str] = (),
     hears_others: bool = False,
+    lessons: bool = False,
     **settings: Any,
 ) -> AsyncGenerator[World]:
     """Start one on `directory`; starting again there is a restart. `health`: to be told of.
@@ -230,6 +232,7 @@ async def gateway(
                     *(MODEL, frozenset(), True, gives_topk, context_tokens), constrains=constrains
                 ),
                 student_topk=student_topk,
+                lessons=Lessons(ledger.lessons, renderer.hint_tokens) if lessons else None,
                 on_next_state=lambda: woken.append("judge"),
                 health=lambda: paid.shown_in(
                     parts.snapshot(

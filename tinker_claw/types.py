@@ -479,6 +479,34 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
+class Wish:
+    """What an owner wants of replies from now on."""
+
+    text: str
+    """A sentence or a few: the hint."""
+    words: str
+    """The owner's own words that show that it lasts; "" where they wrote the text."""
+    scope: str
+    """always, or for this kind of request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Lessons in a prompt: what its user said in earlier sessions."""
+
+    lessons: tuple[int, ...]
+    """Their ids."""
+    at: int
+    """Index of their first token."""
+    tokens: int
+    """Number of their tokens."""
+
+    def without(self, prompt: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the prompt as it would have been without them."""
+        return prompt[: self.at] + prompt[self.at + self.tokens :]
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
     """A captured turn as the ledger keeps it."""
 
@@ -499,6 +527,8 @@ class Turn:
     """Writer of the request."""
     episode: bool = False
     """Whether its session is an episode: see `Attempt`."""
+    told: Told | None = None
+    """Lessons in the prompt; None: there are none."""
 
     @property
     def cut(self) -> bool:
@@ -562,6 +592,8 @@ class Sample:
     """Whether it was judged by tool results rather than by a user."""
     user: str = ""
     """User of the session."""
+    told: Told | None = None
+    """Lessons in the prompt; None: there are none."""
 
     @property
     def cut(self) -> bool:

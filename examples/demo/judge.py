@@ -68,6 +68,8 @@ _BAD = re.compile(
 _GOOD = re.compile(
     r"\b(thanks|thank|great|perfect|nice|good|ok|okay|fine|love|yes|cool|done|works)\b", re.I
 )
+_SAID = "The user wants this:"
+"""How a hint begins that only repeats what the user said."""
 _FAILED = re.compile(r"\b(error|failed|not found|traceback|denied|invalid)\b", re.I)
 
 
@@ -88,7 +90,7 @@ def hint(role: str, text: str, rng: random.Random) -> str | None:
         return rng.choice(HINTS_OPENING)
     if _STYLE.search(text):
         return rng.choice(HINTS_AI if _WANTS_STRUCTURE.search(text) else HINTS_PLAIN)
-    return f"The user wants this: {' '.join(text.split())}" if len(text.split()) > 6 else None
+    return f"{_SAID} {' '.join(text.split())}" if len(text.split()) > 6 else None
 
 
 def opinion(case: Case, rng: random.Random) -> Opinion:
@@ -128,7 +130,9 @@ def answer(
         return f"The next state tells how the reply was received.\n\\boxed{{{rating}}}"
     if advice is None:
         return "Nothing here says how it should have been done.\n\\boxed{-1}"
-    quote = f"[QUOTE]{case.text}[/QUOTE]"
+    lasts = not advice.startswith(_SAID)  # a style is wanted of every reply
+    scope = f"[SCOPE]{'always' if lasts else 'this once'}[/SCOPE][WORDS]{case.text}[/WORDS]"
+    quote = f"[QUOTE]{case.text}[/QUOTE]{scope}"
     return f"The user says what he wanted: {quote}\n\\boxed{{1}}\n[HINT]{advice}[/HINT]"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from tinker_claw.types import (
     SamplingParams,
     StepReport,
     TokenLogprobs,
+    Told,
     Vote,
 )
 
@@ -77,8 +79,11 @@ async def batch(sampler: Sampler) -> list[BatchItem]:
             completion=done,
             reward=reward,
             teacher=teacher if hinted else None,
+            told=Told((1,), 1, 3) if number % 5 == 1 else None,
         )
-        items.append(BatchItem(sample, current=current if number % 4 == 3 else None))
+        stale = number % 4 == 3
+        untold = current if sample.told else None  # of other weights, told its lesson
+        items.append(BatchItem(sample, current=current if stale else None, untold=untold))
     return items
 
 
@@ -123,13 +128,19 @@ def same_report(one: StepReport, other: StepReport) -> None:
             assert other_row == pytest.approx(row, abs=1e-5)
 
 
-@pytest.mark.parametrize("name", ["binary", "opd", "combine", "sdpo", "sdft"])
+@pytest.mark.parametrize(
+    ("name", "lessons"),
+    [
+        *((name, "off") for name in ("binary", "opd", "combine", "sdpo", "sdft")),
+        ("combine", "distill"),
+    ],
+)
 async def test_gradients_adapters_and_metrics_are_the_same(
-    pair: tuple[Trainer, Trainer], name: str, tmp_path: Path
+    pair: tuple[Trainer, Trainer], name: str, lessons: Any, tmp_path: Path
 ) -> None:
     local, method = pair[0], build(name)
     items = usable(method, await batch(await local.publish()))
-    cfg = Training(opd_topk=K)
+    cfg = Training(opd_topk=K, lessons=lessons)
     prepared = method.prepare(items, cfg)
     passes = prepared.passes
     assert len(passes) == bool(method.reward) + bool(method.distill)

@@ -221,7 +221,7 @@ def test_first_estimate_says_what_it_assumes() -> None:
     judge = Usage(prefill=24 * 1_100, cached=24 * 2_200, sampled=24 * 1_500)
     teacher = Usage(prefill=round(4.8 * 11_340 * 7 / 4), sampled=round(4.8 * 7 / 4))
     train = Usage(prefill=12 * 11_300, sampled=12, trained=16 * 11_299)
-    gate = Usage(prefill=12 * 11_300, sampled=6 * 257)
+    gate = Usage(prefill=12 * 11_300, sampled=12)
     assert told.step == judge + teacher + train + gate
     assert told.serve == Usage(prefill=16 * 11_000, sampled=16 * 300)
     assert told.serve_usd == pytest.approx((176_000 * 0.195 + 4_800 * 0.6) / 1e6)

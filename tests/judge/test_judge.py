@@ -23,14 +23,16 @@ from tinker_claw.judge.judge import Judge
 from tinker_claw.judge.prompts import (
     CUT,
     choose_hints,
+    choose_wish,
     majority,
     parse_hint,
     parse_hint_vote,
     parse_vote,
+    parse_wish,
     verdict_messages,
 )
 from tinker_claw.render.renderer import Renderer
-from tinker_claw.types import Completion, Message, NextState, SamplingParams, Tokens, Vote
+from tinker_claw.types import Completion, Message, NextState, SamplingParams, Tokens, Vote, Wish
 
 SETTINGS = JudgeSettings()
 STATE = NextState("user", "No, do it again without the list.")
@@ -180,6 +182,36 @@ def test_hint_needs_a_positive_box_and_some_length(answer: str, hint: str | None
 def test_hint_needs_words_that_the_owner_said(quote: str, counts: bool) -> None:
     answer = f"[QUOTE]{quote}[/QUOTE] \\boxed{{1}} [HINT]Write plain sentences.[/HINT]"
     assert (parse_hint(answer, OWNER) is not None) is counts
+
+
+@pytest.mark.parametrize(
+    ("scope", "words", "lasts"),
+    [
+        ("always", "no lists!", True),
+        ("Always.", "PLAIN sentences, as I said", True),
+        ("for this kind of request", "no lists", True),
+        ("this once", "no lists!", False),
+        ("", "no lists!", False),
+        ("always", "always", False),
+        ("always", "", False),
+    ],
+)
+def test_a_wish_lasts_if_the_owners_own_words_show_it(scope: str, words: str, lasts: bool) -> None:
+    marked = f"[QUOTE]no lists![/QUOTE][SCOPE]{scope}[/SCOPE][WORDS]{words}[/WORDS] \\boxed{{1}}"
+    answer = f"{marked} [HINT]Write plain sentences.[/HINT]"
+    fields = {"rating": 1, "quote": "no lists", "hint": "Write plain sentences."}
+    for said in (answer, json.dumps(fields | {"scope": scope, "words": words})):
+        assert parse_hint(said, OWNER) == "Write plain sentences."
+        wish = parse_wish(said, OWNER)
+        assert (wish is not None) is lasts
+        assert wish is None or (wish.text, wish.words) == ("Write plain sentences.", words)
+
+
+def test_most_votes_must_call_a_wish_lasting() -> None:
+    wish, other = Wish("Be brief.", "brief", "always"), Wish("Be short.", "brief", "always")
+    assert choose_wish([wish, None, wish], 3) == wish
+    assert choose_wish([other, wish, wish], 3) == wish
+    assert choose_wish([wish, None, None], 3) is None
 
 
 def test_half_a_character_in_json_is_a_hint_that_can_be_written_down() -> None:

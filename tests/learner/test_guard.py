@@ -272,7 +272,9 @@ async def test_one_sided_is_what_has_neither_contrast_nor_hint(tmp_path: Path) -
 def first(turn: int = 0, verdict: float = -1.0, **also: Any) -> FirstReply:
     """Make a hinted, rejected reply of 40 tokens, unless told otherwise."""
     usual: dict[str, Any] = {"user": "me", "tokens": 40, "cut": False, "hinted": True}
-    return FirstReply(turn_id=turn, verdict=verdict, **({"episode": False} | usual | also))
+    return FirstReply(
+        turn_id=turn, verdict=verdict, **({"episode": False, "told": False} | usual | also)
+    )
 
 
 def evidence(replies: Sequence[FirstReply]) -> dict[str, float]:
@@ -332,7 +334,8 @@ def test_each_user_is_compared_with_themselves() -> None:
     short = [first(user="a", verdict=-1.0)] * 40
     long = [first(user="b", tokens=400)] * 40
     tried = [first(user="a", tokens=400, episode=True)] * 40
-    assert max(evidence([*short, *long, *tried]).values()) < CLAIM
+    told = [first(user="a", tokens=400, told=True)] * 40
+    assert max(evidence([*short, *long, *tried, *told]).values()) < CLAIM
 
 
 def test_honest_users_are_seldom_claimed_and_hardly_ever_held() -> None:

@@ -29,7 +29,7 @@ def read_it(file: Path) -> None:
     [
         (
             3,
-            r"schema is version 3, this program knows 1\), and was left as it is; get that release",
+            r"schema is version 3, this program knows 2\), and was left as it is; get that release",
         ),
         (-1, "is no ledger"),
     ],

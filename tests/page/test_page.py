@@ -68,7 +68,8 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
 class Undoes:
     """A learner that records orders instead of carrying them out."""
 
-    def __init__(self) -> None:
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
         self.orders: list[tuple[str, int | None]] = []
 
     async def pin(self, version: int, *, half: bool = False) -> None:
@@ -89,7 +90,7 @@ class Page:
 
     def __init__(self, ledger: Ledger, users: tuple[User, ...]) -> None:
         keys = Keys(None, users)
-        self.ledger, self.undo, self.now = ledger, Undoes(), 1e6
+        self.ledger, self.undo, self.now = ledger, Undoes(ledger), 1e6
         deps = routes.PageDeps(
             ledger=ledger.path,
             training=Training(),
@@ -367,6 +368,27 @@ async def test_thumbs_are_feedback_like_any_other(tmp_path: Path) -> None:
         assert 'aria-pressed="true"' in (await opened.get(f"/turns/{turn}")).text
         for score in ("2", "", "nan"):
             assert (await opened.post(f"/turns/{turn}/feedback", score=score)).status_code == 400
+
+
+async def test_a_user_keeps_edits_drops_and_adds_their_own_lessons(tmp_path: Path) -> None:
+    async with page(tmp_path, *USERS) as browser:
+        lessons = browser.ledger.lessons
+        lessons.rule("add", "ben", None, "Praise Ben.")
+        await browser.log_in(ANNA)
+        assert (await browser.post("/lessons/add", text=XSS[0])).status_code == 303
+        shown = (await browser.get("/lessons")).text
+        assert html.escape(XSS[0]) in shown
+        assert XSS[0] not in shown
+        assert "Praise Ben." not in shown
+        await browser.post("/lessons/edit", lesson="2", text="Be brief.")
+        await browser.post("/lessons/drop", lesson="2", text="Be long.")
+        (mine,) = lessons.of_user("anna")
+        assert (mine.text, mine.state.value, mine.kept) == ("Be brief.", "dropped", False)
+        await browser.post("/lessons/keep", lesson="2")
+        assert "Told, and kept." in (await browser.get("/lessons")).text
+        assert (await browser.post("/lessons/drop", lesson="1")).status_code == 409
+        assert (await browser.post("/lessons/drop", "wrong", lesson="2")).status_code == 403
+        assert {one.state.value for one in lessons.of_user()} == {"told"}
 
 
 async def test_filters_bear_what_is_no_number(tmp_path: Path) -> None:

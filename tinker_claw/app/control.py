@@ -147,6 +147,9 @@ async def _do(undoing: Rollback, order: dict[str, Any]) -> Any:
             return asdict(await undoing.forget(from_turn(int(order["turn"]))))
         case "forget session":
             return asdict(await undoing.forget(in_session(order["session"], order["user"])))
+        case "lesson":
+            given = order["rule"], order["user"], order["lesson"], order["text"]
+            return undoing.ledger.lessons.rule(*given)
         case "rejudge":
             return undoing.judge_again(order["turns"])
         case other:

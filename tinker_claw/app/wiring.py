@@ -25,6 +25,7 @@ from tinker_claw.billing.prices import Price
 from tinker_claw.config.canaries import Canary, in_force
 from tinker_claw.config.settings import JudgeSettings, Settings
 from tinker_claw.conversation.index import IDLE_S, ConversationIndex
+from tinker_claw.conversation.lessons import Lessons
 from tinker_claw.formats import spoken
 from tinker_claw.gateway.app import create_app
 from tinker_claw.gateway.auth import Keys
@@ -286,6 +287,9 @@ def _deps(
         telemetry=parts.telemetry,
         health=lambda: _health(settings, parts),
         on_next_state=on_next_state,
+        lessons=None
+        if settings.training.lessons == "off"
+        else Lessons(parts.ledger.lessons, common.renderer.hint_tokens),
     )
 
 

@@ -15,6 +15,7 @@ from tinker_claw.config.settings import Settings
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.methods import build
 from tinker_claw.methods.base import Signal
+from tinker_claw.methods.passes import UNTOLD_SHARE
 from tinker_claw.methods.teachability import EVERY
 from tinker_claw.shipped import MODELS
 from tinker_claw.telemetry import log
@@ -98,6 +99,10 @@ def _assumed(settings: Settings, price: Price) -> Estimate:
     topk = method.distill > 0 and cfg.opd_mode == "topk"
     datums = batch if method.reward > 0 or not topk or cfg.kl_beta > 0 else taught
     step += _times(Usage(trained=length - 1), datums)
+    if cfg.lessons != "off":
+        untold = UNTOLD_SHARE * batch
+        step += _scored(length, untold)
+        step += _times(Usage(trained=length - 1), untold * (cfg.lessons == "distill"))
     again = STALE + (cfg.kl_beta > 0) + (cfg.max_step_kl > 0) / measured_every(settings)
     step += _scored(length, batch * again)
     if cfg.gate != "off":

@@ -20,6 +20,7 @@ from tinker_claw.cli.versions import AS_SHOWN, named
 from tinker_claw.config.settings import Settings
 from tinker_claw.errors import BackendError, ConfigError, UndoError
 from tinker_claw.ledger.database import reading
+from tinker_claw.ledger.lessons import State, of_user
 from tinker_claw.ledger.outcome import run_of
 from tinker_claw.ledger.views import Record, turns_in_full
 from tinker_claw.shipped import install
@@ -33,6 +34,12 @@ class Export(LedgerCommand):
         title="FILE",
         description="all turns, with texts, verdict and hints, one JSON object a line; - for the "
         "terminal",
+    )
+    lessons: Path | None = Field(
+        None,
+        title="FILE",
+        description="what users want of all replies, as Markdown that any agent reads as memory; "
+        "- for the terminal",
     )
     adapter: Path | None = Field(
         None, title="DIR", description="a version's LoRA weights, in PEFT's format"
@@ -49,15 +56,28 @@ class Export(LedgerCommand):
     )
 
     def run(self) -> int:
-        if len(self.model_fields_set & {"jsonl", "adapter", "merged"}) != 1:
-            raise ConfigError("give one of --jsonl, --adapter and --merged")
-        if self.jsonl is None:
+        if len(self.model_fields_set & {"jsonl", "lessons", "adapter", "merged"}) != 1:
+            raise ConfigError("give one of --jsonl, --lessons, --adapter and --merged")
+        if self.adapter or self.merged:
             self._learned()
         elif self.version is not None:
-            raise ConfigError("--version goes with --adapter and --merged; turns are of all")
-        else:
+            raise ConfigError("--version goes with --adapter and --merged; the rest is of all")
+        elif self.jsonl:
             self._turns(self.jsonl)
+        elif self.lessons:
+            self._lessons(self.lessons)
         return 0
+
+    def _lessons(self, target: Path) -> None:
+        with reading(self.ledger) as ledger:
+            found = of_user(ledger, None)
+        lines = ["# What the user wants of replies", ""]
+        lines += [f"- {one.text}" for one in found if one.state is not State.DROPPED]
+        if str(target) == "-":
+            return write(lines)
+        with _whole(target) as draft:
+            draft.write_text("\n".join(lines) + "\n")
+        write([f"The lessons are in {target}."])
 
     def _turns(self, target: Path) -> None:
         with reading(self.ledger) as ledger:

@@ -49,6 +49,7 @@ COMMANDS = {
     "status": ("look", "status"),
     "log": ("look", "log"),
     "explain": ("look", "explain"),
+    "lessons": ("look", "lessons"),
     "versions": ("look", "versions"),
     "pin": ("undo", "versions"),
     "unpin": ("undo", "versions"),

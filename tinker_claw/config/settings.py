@@ -423,6 +423,12 @@ class Training(Section):
         "file of the canaries; configs/canaries.toml, or the demo's, unless set",
         when="what your users rely on is to be among them (docs/operating.md)",
     )
+    lessons: Literal["off", "tell", "distill"] = _setting(
+        "off",
+        "tell what a user asks of all replies, as the judge finds it, in the prompts of their next "
+        "sessions; distill also trains the model to do it untold",
+        when="nobody is to say a thing twice (docs/lessons.md)",
+    )
     hint_candidates: int | None = _setting(
         None,
         "hints scored per turn; the one that fits the reply best teaches; 1 unless set, and 3 with "

@@ -237,6 +237,13 @@ def last_asked(messages: Sequence[Message]) -> int | None:
     return next((at for at in users if not read(kept[at]).note), None)
 
 
+def first_asked(messages: Sequence[Message]) -> int | None:
+    """Index of the first user message by which something is asked of the model, in every request of
+    a session the same; None: there is none."""
+    kept = enumerate(without_volatile(messages))
+    return next((at for at, m in kept if m["role"] == "user" and not read(m).note), None)
+
+
 def asking(messages: Sequence[Message]) -> list[Reading]:
     """Return the user messages that ask for the reply: those since the last reply, without notes;
     in a tool loop those that began it."""

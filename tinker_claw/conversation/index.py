@@ -30,7 +30,7 @@ from tinker_claw.conversation.history import (
 )
 from tinker_claw.errors import RequestError
 from tinker_claw.ledger.turns import LastTurn, TurnTable
-from tinker_claw.types import Attempt, Kind, Lost, Message, noted
+from tinker_claw.types import Attempt, Kind, Lost, Message, Told, noted
 
 IDLE_S: Final = 6 * 3600.0
 """A session without a request for so long is closed until it goes on: a working day's breaks do
@@ -63,6 +63,8 @@ class Stream:
     hint_at: int | None
     exact: str
     """Digest of the very messages and tools that the prompt was rendered from."""
+    told: Told | None = None
+    """Lessons in the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,8 @@ class ConversationIndex:
         for traces in (self._traces, self._unfiled):
             for trace in [trace for trace, at in traces.items() if at == session_id]:
                 del traces[trace]
+        for turn in [turn for turn, stream in self._streams.items() if stream.told]:
+            del self._streams[turn]  # the lesson may have come from this session
         self._forgotten[session_id] = time.monotonic()
 
     def has_forgotten(self, session_id: int, started: float) -> bool:

@@ -237,6 +237,7 @@ class Generation:
                 lost=said.lost,
                 client=job.identity.client,
                 asked_by=said.asked_by,
+                told=job.prompt.told,
                 voices=tuple((p.writer, p.what, len(p.words or p.text)) for p in said.voices),
             ),
             bill,
@@ -285,6 +286,7 @@ def _stream(job: Job, completion: Completion) -> Stream | None:
         tokens=completion.tokens,
         hint_at=job.prompt.hint_at,
         exact=exact_digest(messages, job.request.tools, job.request.switches),
+        told=job.prompt.told,
     )
 
 

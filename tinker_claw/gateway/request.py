@@ -22,6 +22,7 @@ from tinker_claw.conversation.attribution import (
     Attribute,
     asked_by,
     attribute,
+    first_asked,
     last_asked,
     last_said,
     read,
@@ -29,6 +30,7 @@ from tinker_claw.conversation.attribution import (
 from tinker_claw.conversation.classify import Identity, RequestKind, identify
 from tinker_claw.conversation.history import Conversation, heard
 from tinker_claw.conversation.index import Continuation, ConversationIndex, exact_digest
+from tinker_claw.conversation.lessons import Lessons, told_text
 from tinker_claw.conversation.outright import outright
 from tinker_claw.errors import ContextLengthError, OutageError, RequestError
 from tinker_claw.formats.base import Format, GenerationRequest, ReplyHead, ReplyWriter, Route
@@ -39,6 +41,7 @@ from tinker_claw.gateway.owners import Owners
 from tinker_claw.gateway.privacy import AFTERWARDS, SessionPrivacy
 from tinker_claw.ledger.feedback import ENDED, LONGEST_TEXT, About, Feedback, Given
 from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.lessons import Lesson
 from tinker_claw.policy import PolicyHolder, Sampler
 from tinker_claw.privacy.marker import Privacy
 from tinker_claw.render.format import switches
@@ -88,6 +91,8 @@ class GatewayDeps:
     health: Callable[[], Mapping[str, Any]]
     on_next_state: Callable[[], None]
     """A turn has got its next state or its verdict: there is something to judge or to score."""
+    lessons: Lessons | None = None
+    """None: nothing is told in prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +194,7 @@ async def admit(
     version, sampler, pinned = await _choose(deps, request.model)
     identity, parent = _identify(deps, request, headers, user, version if pinned else None)
     privacy = deps.privacy.privacy(user, identity, headers, request)
-    said = Said()
+    said, told = Said(), list[Lesson]()
     if privacy is not Privacy.PRIVATE:
         if privacy is Privacy.OPEN:
             wire.remember(request, user)
@@ -206,10 +211,13 @@ async def admit(
         named = partial(attribute, surface=identity.surface, is_owner=is_owner)
         said = await _place(deps, request, identity, named, session_id, parent, known=known)
         said = replace(said, holds=holds)
+        if known and deps.lessons is not None and identity.kind is Kind.MAIN:
+            opener = user if _is_owners(identity, said) else None
+            told = deps.lessons.told(session_id, opener, version)
         if said.link is not None:
             # Before the prompt: what the user said counts even when it does not fit the context.
             await _attach(deps, said.link, named, user, session_id, started)
-    prompt = await _prompt(deps, request, said.link, forget=privacy is not Privacy.OPEN)
+    prompt = await _prompt(deps, request, said.link, told, forget=privacy is not Privacy.OPEN)
     params = _params(deps, request, prompt)
     fit = identity.kind is Kind.MAIN and params.unfit_because() is None
     keeps_topk = deps.student_topk if fit else 0
@@ -228,6 +236,13 @@ async def admit(
         privacy=privacy,
         context={name: headers[name] for name in _CONTEXT if name in headers},
     )
+
+
+def _is_owners(identity: Identity, said: Said) -> bool:
+    """Whether an owner of the gateway opens a conversation of their own with this request."""
+    attempt, chat = identity.attempt, identity.surface
+    tried = attempt is not None and (attempt.episode or attempt.group is not None)
+    return said.asked_by is Writer.OWNER and not (tried or chat.group)
 
 
 def _identify(
@@ -312,7 +327,7 @@ async def count(deps: GatewayDeps, wire: Format, route: Route, body: bytes, call
     """
     request = await parse(deps, wire, route, body, caller)
     await _choose(deps, request.model)
-    return len((await _prompt(deps, request, None, forget=True)).tokens)
+    return len((await _prompt(deps, request, None, (), forget=True)).tokens)
 
 
 async def parse(
@@ -494,12 +509,18 @@ def record(deps: GatewayDeps, user: str, about: About, said: Feedback) -> Given 
 
 
 async def _prompt(
-    deps: GatewayDeps, request: GenerationRequest, link: Continuation | None, *, forget: bool
+    deps: GatewayDeps,
+    request: GenerationRequest,
+    link: Continuation | None,
+    lessons: Sequence[Lesson],
+    *,
+    forget: bool,
 ) -> Prompt:
     """Build the prompt: the request, and how its reply begins where it must be a call. The request
     is the exact extension of the sampled stream where that holds, else a full render.
 
     Args:
+        lessons: what is told at the end of the session's first message.
         forget: nothing that was new in it stays in memory.
 
     Raises:
@@ -509,16 +530,40 @@ async def _prompt(
     begun = _begun(deps, request)
     await _refuse_what_cannot_fit(deps, request)
     await deps.compute.own_round()
-    prompt = _extended(deps, request, link)
+    told = deps.renderer.hint_tokens(told_text(lessons)) if lessons else ()
+    prompt = _extended(deps, request, link, told)
     if prompt is None:
-        prompt = await deps.renderer.prompt_aside(
-            request.messages,
-            request.tools,
-            hint_message=last_asked(request.messages),
-            switches=request.switches,
-            remembers=not forget,
-        )
+        prompt = await _rendered(deps, request, last_asked(request.messages), forget=forget)
+        at = await _first_end(deps, request, prompt, forget=forget) if told else None
+        if at is not None and len(prompt.tokens) + len(told) < deps.can.context_tokens:
+            prompt = prompt.telling(told, at, [lesson.id for lesson in lessons])
     return prompt.followed_by(begun) if begun else prompt
+
+
+async def _rendered(
+    deps: GatewayDeps, request: GenerationRequest, hint: int | None, *, forget: bool
+) -> Prompt:
+    return await deps.renderer.prompt_aside(
+        request.messages,
+        request.tools,
+        hint_message=hint,
+        switches=request.switches,
+        remembers=not forget,
+    )
+
+
+async def _first_end(
+    deps: GatewayDeps, request: GenerationRequest, prompt: Prompt, *, forget: bool
+) -> int | None:
+    """Index in the prompt after the first message that asks for something; None: it is not
+    known."""
+    first = first_asked(request.messages)
+    if first is None or first == last_asked(request.messages):
+        return prompt.hint_at
+    begun = replace(request, messages=request.messages[: first + 1])
+    short = await _rendered(deps, begun, first, forget=forget)
+    at = short.hint_at
+    return at if at is not None and short.tokens[:at] == prompt.tokens[:at] else None
 
 
 def _begun(deps: GatewayDeps, request: GenerationRequest) -> tuple[int, ...]:
@@ -571,10 +616,20 @@ def _refuse_without_room(deps: GatewayDeps, request: GenerationRequest) -> None:
 
 
 def _extended(
-    deps: GatewayDeps, request: GenerationRequest, link: Continuation | None
+    deps: GatewayDeps,
+    request: GenerationRequest,
+    link: Continuation | None,
+    told: tuple[int, ...],
 ) -> Prompt | None:
-    """Extend the sampled stream; None if it does not begin this prompt."""
+    """Extend the sampled stream; None if it does not begin this prompt, lessons included.
+
+    Args:
+        told: tokens of the lessons.
+    """
     if link is None or link.stream is None:
+        return None
+    before = link.stream.told
+    if before and told != link.stream.prompt[before.at : before.at + before.tokens]:
         return None
     messages, tools, switches = request.messages, request.tools, request.switches
     first_new = len(messages) - len(_new(messages))
@@ -590,9 +645,10 @@ def _extended(
         hint_message=at - first_new if at is not None and said_since else None,
         switches=switches,
     )
-    if extended is None or said_since:
-        return extended
-    return Prompt(extended.tokens, link.stream.hint_at)
+    if extended is None:
+        return None
+    hint_at = extended.hint_at if said_since else link.stream.hint_at
+    return replace(extended, hint_at=hint_at, told=before)
 
 
 def _params(deps: GatewayDeps, request: GenerationRequest, prompt: Prompt) -> SamplingParams:

@@ -19,15 +19,17 @@ from tinker_claw.judge.prompts import (
     INCLUDED,
     Prompts,
     choose_hints,
+    choose_wish,
     hint_messages,
     majority,
     parse_hint,
     parse_hint_vote,
     parse_vote,
+    parse_wish,
     verdict_messages,
 )
 from tinker_claw.telemetry import log
-from tinker_claw.types import Message, NextState, Verdict, Vote, Writer
+from tinker_claw.types import Message, NextState, Verdict, Vote, Wish, Writer
 
 REST_S: Final = 60.0
 """Seconds without asking a judge that did not answer, where there is a fallback: each attempt may
@@ -43,6 +45,8 @@ class Judgement:
     hint_answers: tuple[str, ...]
     hints: tuple[str, ...]
     """Hints chosen from the hint answers, best first."""
+    wish: Wish | None
+    """The lasting one among them; None: there is none."""
     prompt: str
     """Version of the judge prompts."""
     by_second: bool = False
@@ -157,6 +161,7 @@ class Judge:
             verdict_answers=tuple(verdict_answers),
             hint_answers=tuple(hint_answers),
             hints=choose_hints(found, read, self._hint_candidates),
+            wish=choose_wish([parse_wish(answer, state.text) for answer in hint_answers], read),
             prompt=self._asked,
             by_second=by_second,
             audit=_verdict(audited) if audited else None,

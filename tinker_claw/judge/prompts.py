@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
-from typing import Annotated, Any, Final, Literal, cast
+from typing import Annotated, Any, Final, Literal, NamedTuple, cast
 
 from pydantic import BaseModel, ConfigDict, StringConstraints
 
 from tinker_claw.config.load import read_as
 from tinker_claw.judge.fence import TOLD, Part, fence, shares, shorten
-from tinker_claw.types import Message, NextState, Verdict, Vote, Writer
+from tinker_claw.types import Message, NextState, Verdict, Vote, Wish, Writer
 
 CUT: Final = "\n[cut off before its end]"
 """Suffix of an answer cut by its token limit or a filter. No rating is read past it."""
@@ -33,14 +33,16 @@ SCHEMA: Final[Mapping[str, Any]] = {
         "rating": {"type": "integer", "enum": [-1, 0, 1]},
         "quote": {"type": "string"},
         "hint": {"type": "string"},
+        "scope": {"type": "string"},
+        "words": {"type": "string"},
     },
-    "required": ["reasoning", "rating", "quote", "hint"],
+    "required": ["reasoning", "rating", "quote", "hint", "scope", "words"],
     "additionalProperties": False,
 }
 """JSON schema of an answer to either question."""
 
 _OPEN, _CLOSE = "[HINT]", "[/HINT]"
-_QUOTE: Final = re.compile(r"\[QUOTE\](.*?)\[/QUOTE\]", re.DOTALL)
+_MARKED: Final = re.compile(r"\[(QUOTE|SCOPE|WORDS)\](.*?)\[/\1\]", re.DOTALL)
 _BOX: Final = re.compile(
     r"\\boxed\s*\{\s*(?P<wrap>\\(?:text|textbf|mathrm|mathbf)\s*\{\s*)?"
     r"(?P<sign>[-+−–‐‑﹣－]?)\s*(?P<digit>[01])(?:\.0*)?\s*(?(wrap)\}\s*)\}"
@@ -78,7 +80,7 @@ failed because of how it was made. Rate 0 if the next state does not tell."""
 _VERDICT_FORM: Final = """\
 Think in a few sentences. End with the rating in a box: \\boxed{1}, \\boxed{0} or \\boxed{-1}.
 Write nothing after it. Where your answer has to be a JSON object, put your thoughts into
-"reasoning" and the rating into "rating", and leave "quote" and "hint" empty."""
+"reasoning" and the rating into "rating", and leave the other fields empty."""
 
 _HINT: Final = """\
 You look for hindsight: whether what came after a reply tells how the reply should have been
@@ -92,13 +94,21 @@ could reveal is no hindsight: the assistant could not have known it. A user who 
 moves on, or only says "again" gives no hint."""
 _HINT_FORM: Final = """\
 Think in a few sentences. If there is a hint, copy the user's own words that ask for it, letter for
-letter from the text that the user wrote, between the marks [QUOTE] and [/QUOTE]; then write
-\\boxed{1}, and the hint between the marks [HINT] and [/HINT]. If there is none, end with
-\\boxed{-1}. Write nothing after that. Where your answer has to be a JSON object, put your thoughts
-into "reasoning", 1 or -1 into "rating", the user's words into "quote" and the hint into "hint", or
-nothing into either."""
+letter from the text that the user wrote, between the marks [QUOTE] and [/QUOTE]. Say how far the
+wish reaches, between [SCOPE] and [/SCOPE]: "always" if it holds for whatever the user will ask,
+"for this kind of request" if it holds for such requests, which the hint then names, or "this once"
+if it is about this reply or you cannot tell. Copy the user's own words that show it, letter for
+letter, between [WORDS] and [/WORDS]; for a kind, those that name it. Then write \\boxed{1}, and the
+hint between the marks [HINT] and [/HINT]. If there is none, end with \\boxed{-1}. Write nothing
+after that. Where your answer has to be a JSON object, put your thoughts into "reasoning", 1 or -1
+into "rating", and what would stand between marks into "quote", "scope", "words" and "hint", or
+nothing into any of them."""
 
 _FORMS: Final = {"verdict": _VERDICT_FORM, "hint": _HINT_FORM}
+
+
+SCOPES: Final = ("always", "for this kind of request")
+"""Scopes of wishes that last."""
 
 
 _Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
@@ -198,7 +208,7 @@ def parse_vote(answer: str) -> Vote | None:
 
 def parse_hint_vote(answer: str) -> Vote | None:
     """Return the rating of an answer about a hint; the hint may follow the box, in its marks."""
-    return _hint_of(answer)[0]
+    return _hint_of(answer).rating
 
 
 def parse_hint(answer: str, owner: str) -> str | None:
@@ -210,12 +220,23 @@ def parse_hint(answer: str, owner: str) -> str | None:
     Args:
         owner: the owner's own words.
     """
-    rating, said, quote = _hint_of(answer)
-    if rating != 1 or not _stands_in(quote, owner):
+    found = _hint_of(answer)
+    if found.rating != 1 or not _stands_in(found.quote, owner):
         return None
     # JSON can name halves of characters, which are no text that can be written down.
-    hint = " ".join(said.encode(errors="replace").decode().split())
+    hint = " ".join(found.hint.encode(errors="replace").decode().split())
     return hint if MIN_HINT_CHARS <= len(hint) <= MAX_HINT_CHARS else None
+
+
+def parse_wish(answer: str, owner: str) -> Wish | None:
+    """Return the lasting wish in an answer about a hint; None: there is none.
+
+    That it lasts must be shown by words that the owner said.
+    """
+    hint, found = parse_hint(answer, owner), _hint_of(answer)
+    scope = found.scope.strip(" .\"'").casefold()
+    lasts = scope in SCOPES and _stands_in(found.words, owner)
+    return Wish(hint, " ".join(found.words.split()), scope) if hint and lasts else None
 
 
 def _stands_in(quote: str, owner: str) -> bool:
@@ -225,22 +246,29 @@ def _stands_in(quote: str, owner: str) -> bool:
     return len(words) >= MIN_QUOTE_CHARS and words in " ".join(owner.casefold().split())
 
 
-def _hint_of(answer: str) -> tuple[Vote | None, str, str]:
-    """Return the rating, the hint, and the quotation that asks for it."""
+class _Hinted(NamedTuple):
+    """An answer about a hint, as it is written."""
+
+    rating: Vote | None
+    hint: str = ""
+    quote: str = ""
+    scope: str = ""
+    words: str = ""
+
+
+def _hint_of(answer: str) -> _Hinted:
     said = _said(answer)
     if _BEGUN_JSON.match(said):
         given = _object(said)
-        hint, quote = (
-            value if isinstance(value, str) else "" for value in map(given.get, ("hint", "quote"))
-        )
-        return _rating(given), hint, quote
+        texts = map(given.get, _Hinted._fields[1:])
+        return _Hinted(_rating(given), *(one if isinstance(one, str) else "" for one in texts))
     # By its last marks: a pattern would look through the rest of a long answer for each of many.
     before, closed, behind = said.rpartition(_CLOSE)
     begun, opened, hint = before.rpartition(_OPEN)
     if opened and _HINTED.fullmatch(closed + behind):
-        quotes = _QUOTE.findall(begun)
-        return _boxed(begun), hint, quotes[-1] if quotes else ""
-    return _boxed(said), "", ""
+        marked = {mark.lower(): text for mark, text in _MARKED.findall(begun)}
+        return _Hinted(_boxed(begun), hint, **marked)
+    return _Hinted(_boxed(said))
 
 
 def _said(answer: str) -> str:
@@ -312,3 +340,11 @@ def choose_hints(found: Sequence[str | None], read: int, most: int) -> tuple[str
     if 2 * hints.total() <= read:
         return ()
     return tuple(sorted(hints, key=lambda hint: (-hints[hint], len(hint), hint))[:most])
+
+
+def choose_wish(found: Sequence[Wish | None], read: int) -> Wish | None:
+    """Return the wish that a majority of the readable answers call lasting, in the words of the
+    hint that `choose_hints` prefers."""
+    by_text = {wish.text: wish for wish in found if wish is not None}
+    chosen = choose_hints([wish and wish.text for wish in found], read, 1)
+    return by_text[chosen[0]] if chosen else None

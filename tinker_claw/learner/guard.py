@@ -123,7 +123,8 @@ def compared(replies: Sequence[FirstReply]) -> Iterator[tuple[str, float, Rate, 
     """Compare first replies with the earliest ones of the same user.
 
     Args:
-        replies: oldest first; an episode's count as another user's.
+        replies: oldest first; those of episodes, and those that were told lessons, count as
+            other users'.
 
     Yields:
         Alarm, evidence that its figure has risen above the baseline's, baseline, and later ones.
@@ -143,8 +144,8 @@ def compared(replies: Sequence[FirstReply]) -> Iterator[tuple[str, float, Rate, 
                 yield alarm, rise.e_value, base, later
 
 
-def _of_whom(reply: FirstReply) -> tuple[str, bool]:
-    return reply.user, reply.episode
+def _of_whom(reply: FirstReply) -> tuple[str, bool, bool]:
+    return reply.user, reply.episode, reply.told
 
 
 def _counted(replies: Sequence[FirstReply]) -> Mapping[str, list[bool]]:

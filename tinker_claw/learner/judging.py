@@ -20,6 +20,7 @@ from dataclasses import replace
 from functools import partial
 from random import Random
 
+from tinker_claw.conversation.lessons import may_be_told
 from tinker_claw.errors import (
     AlignmentError,
     BackendError,
@@ -37,7 +38,7 @@ from tinker_claw.ledger.samples import TEACHES_NOTHING
 from tinker_claw.methods.base import Evidence, Signal, reward_of, step_reward
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import Judged, log
-from tinker_claw.types import HintScores, NextState, Turn, Verdict, Vote
+from tinker_claw.types import HintScores, NextState, Turn, Verdict, Vote, Wish
 
 WAITS = Backoff(first_s=5.0, longest_s=600.0, jitter=0.25)
 """Waits between attempts while the judge fails, the service is away, or the ledger refuses."""
@@ -501,7 +502,17 @@ class Judging:
             audit_ballots=_ballots(
                 judgement.audit_answers, judgement.audit.votes if judgement.audit else (), redact
             ),
+            wish=self._to_be_told(turn_id, judgement.wish),
         )
+
+    def _to_be_told(self, turn_id: int, wish: Wish | None) -> Wish | None:
+        """Return a wish that may stand in prompts; None: there is none."""
+        if wish is None or self._parts.training.lessons == "off":
+            return None
+        state = self._parts.ledger.turns.next_state(turn_id)
+        said = state.text if state else ""
+        fit = self._redact(wish.text) == wish.text and may_be_told(wish.text, said)
+        return wish if fit else None
 
     async def _taught(
         self, turn: Turn, verdict: Verdict, told: tuple[str, ...]

@@ -32,7 +32,7 @@ class Rollback:
     ) -> None:
         """Set up the undo operations of a run. `forget_session`: called with a session whose turns
         are forgotten."""
-        self._ledger = parts.ledger
+        self.ledger = parts.ledger
         self._trainer = parts.trainer
         self._policy = parts.policy
         self._learner = learner
@@ -50,16 +50,16 @@ class Rollback:
         async with self._one:
             version = self._version(version_id)
             if half:
-                self._ledger.pin.check_half(version_id)
+                self.ledger.pin.check_half(version_id)
             sampler = await self._opened(version)
-            self._ledger.pin.to(version_id, half=half)
+            self.ledger.pin.to(version_id, half=half)
             self._answer_with(Policy(version, sampler), half=half)
             log.info("pinned", version=version_id, half=half)
 
     async def unpin(self) -> int:
         """Serve the newest version again; return its number."""
         async with self._one:
-            self._ledger.pin.end()
+            self.ledger.pin.end()
             self._answer_with(None)
             log.info("unpinned", version=self._policy.current.version.id)
             return self._policy.current.version.id
@@ -79,7 +79,7 @@ class Rollback:
         if version.state_ref is None:
             raise UndoError(f"the state of v{version.id} was not saved (--save-interval)")
         sampler = await self._opened(version)
-        half = self._ledger.pin.half
+        half = self.ledger.pin.half
         before = self._policy.pin(Policy(version, sampler))
         try:
             async with self._learner.between_steps():
@@ -104,9 +104,9 @@ class Rollback:
             UndoError: there is nothing of that name.
             LedgerError: it could not be done.
         """
-        self._forget_session(self._ledger.look(found).session)
-        forgotten = self._ledger.begin_to_forget(found)
-        await self._ledger.finish_forgetting()
+        self._forget_session(self.ledger.look(found).session)
+        forgotten = self.ledger.begin_to_forget(found)
+        await self.ledger.finish_forgetting()
         async with self._learner.between_steps():
             log.info("forgotten", session=forgotten.session, turns=len(forgotten.turns))
         return forgotten
@@ -117,7 +117,7 @@ class Rollback:
         Raises:
             LedgerError: it cannot be written.
         """
-        again = self._ledger.judgements.take_up(turn_ids)
+        again = self.ledger.judgements.take_up(turn_ids)
         self._wake_judging()
         log.info("judged_again", turns=len(again))
         return again
@@ -131,7 +131,7 @@ class Rollback:
         except BackendError as error:
             raise UndoError(f"the state of v{version.id} cannot be had: {error}") from error
         self._learner.recovery.suspect = True  # until the ledger has the version of these weights
-        new = self._ledger.steps.roll_back(version)
+        new = self.ledger.steps.roll_back(version)
         self._learner.recovery.suspect = False
         return new
 
@@ -149,7 +149,7 @@ class Rollback:
             self._learner.retire(replaced)
 
     def _version(self, version_id: int) -> PolicyVersion:
-        version = self._ledger.steps.version(version_id)
+        version = self.ledger.steps.version(version_id)
         if version is None:
             raise UndoError(f"there is no v{version_id}; `tinker-claw versions` lists them")
         return version

@@ -22,7 +22,7 @@ from tinker_claw.errors import (
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.ledger.samples import TEACHES_NOTHING
 from tinker_claw.methods.base import HINT
-from tinker_claw.methods.passes import BatchItem, candidates
+from tinker_claw.methods.passes import UNTOLD_SHARE, BatchItem, candidates
 from tinker_claw.methods.teachability import EVERY, Teachability, reply_gain, teachability
 from tinker_claw.policy import Policy, Sampler
 from tinker_claw.render.renderer import Renderer
@@ -243,15 +243,35 @@ async def batch_items(
     are requested at once, so that a backend can compute shared prefixes once.
     """
 
+    measured = _measured(samples, cfg)
+
     async def item(sample: Sample) -> BatchItem:
         wanted = score_fresh or sample.policy_version != policy.version.id
         return BatchItem(
             sample=sample,
             current=await _current(sample, policy, cfg) if wanted else None,
             reference=await _reference(sample, base, cfg),
+            untold=await _untold(sample, policy) if sample.id in measured else None,
         )
 
     return await side_by_side([item(sample) for sample in samples])
+
+
+def _measured(samples: Sequence[Sample], cfg: Training) -> frozenset[int]:
+    """Return the ids of the accepted told replies that are also scored untold: the newest."""
+    if cfg.lessons == "off":
+        return frozenset()
+    told = (s.id for s in samples if s.told and (s.reward or 0) > 0 and not s.cut)
+    return frozenset(sorted(told, reverse=True)[: math.ceil(UNTOLD_SHARE * cfg.batch_size)])
+
+
+async def _untold(sample: Sample, policy: Policy) -> TokenLogprobs:
+    done = sample.completion
+    prompt = sample.told.without(sample.prompt) if sample.told else sample.prompt
+    targets = done.topk_ids or None
+    scores = await policy.sampler.logprobs(prompt + done.tokens, start=len(prompt), targets=targets)
+    _fits(scores, len(done.tokens), len(done.topk_ids), f"sample {sample.id}")
+    return scores
 
 
 async def score_all(samples: Sequence[Sample], sampler: Sampler) -> list[TokenLogprobs]:

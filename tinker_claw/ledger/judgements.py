@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tinker_claw.ledger.database import Database
+from tinker_claw.ledger.lessons import learn
 from tinker_claw.ledger.turns import OUTCOME
-from tinker_claw.types import StopReason, Verdict, Vote
+from tinker_claw.types import StopReason, Verdict, Vote, Wish
 
 TRIES = 3
 """Failed tries after which a turn is set aside."""
@@ -35,7 +36,9 @@ _FIRST_REPLY = (
     "turns.id AS turn_id, user, completion_tokens AS tokens, "
     f"stop_reason = '{StopReason.LENGTH}' AS cut, "
     f"CASE WHEN episode > 0 THEN ({OUTCOME}) ELSE value END AS verdict, "
-    "EXISTS (SELECT 1 FROM hints WHERE hints.turn_id = turns.id) AS hinted, episode > 0 AS episode"
+    "EXISTS (SELECT 1 FROM hints WHERE hints.turn_id = turns.id) AS hinted, "
+    "episode > 0 AS episode, "
+    "turns.told IS NOT NULL AS told"
 )
 _WHOLE = "blanked IS NULL AND LENGTH(tokens) > 1"
 _SET_ASIDE = """
@@ -58,6 +61,8 @@ class FirstReply:
     hinted: bool
     """Whether somebody said what should have been done."""
     episode: bool
+    told: bool
+    """Whether lessons stood in its prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +91,14 @@ class JudgementTable:
         by_second: bool = False,
         audit: Vote | None = None,
         audit_ballots: Sequence[Ballot] = (),
+        wish: Wish | None = None,
     ) -> None:
         """Write everything that a judge said of one turn. Explicit feedback still takes precedence.
 
         Args:
             prompt: version of the judge prompts; None: no judge was asked.
             audit: the auditor's verdict.
+            wish: becomes a lesson.
         """
         by_question = {"verdict": verdict_ballots, "hint": hint_ballots, "audit": audit_ballots}
         with self._db.transaction() as tx:
@@ -113,6 +120,8 @@ class JudgementTable:
                 "by_second = excluded.by_second, audit = excluded.audit",
                 (turn_id, value, time.time(), prompt, by_second, audit),
             )
+            if wish is not None:
+                learn(tx, turn_id, wish)
 
     def add_in_vain(self, turn_id: int, answer: str) -> int:
         """Record a try that failed by the turn's own fault; return the number of failed tries.

@@ -18,6 +18,7 @@ from tinker_claw.ledger.gains import GainTable
 from tinker_claw.ledger.groups import GroupTable
 from tinker_claw.ledger.held_out import HeldOutTable
 from tinker_claw.ledger.judgements import JudgementTable
+from tinker_claw.ledger.lessons import LessonTable
 from tinker_claw.ledger.prune import (
     Forgetting,
     begin,
@@ -44,6 +45,7 @@ class Ledger:
             self._take_up()
         self.turns = TurnTable(self._db)
         self.judgements = JudgementTable(self._db)
+        self.lessons = LessonTable(self._db)
         self.feedback = FeedbackTable(self._db)
         self.gains = GainTable(self._db)
         self.samples = SampleTable(self._db)

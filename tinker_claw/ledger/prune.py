@@ -22,9 +22,10 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from tinker_claw.errors import LedgerError, UndoError
-from tinker_claw.ledger.codec import unraw_ids
+from tinker_claw.ledger.codec import load, raw_ids, store, unraw_ids
 from tinker_claw.ledger.database import Rows, Writer, set_meta
-from tinker_claw.ledger.turns import BEGUN, mark_private
+from tinker_claw.ledger.lessons import FORGOTTEN_LESSON, orphans, taught_by
+from tinker_claw.ledger.turns import BEGUN, mark_private, told_of
 from tinker_claw.ledger.versions import read_line, withdraw_from_step
 
 UNFOLLOWED = "nothing followed it before it was dropped for its age or the ledger's size"
@@ -64,6 +65,7 @@ _NOTHING = "x'00'"
 _ASKED = (
     f"settled = 1, blanked = ?1, request_text = '', reply_text = '', reply_digest = '', "
     "history = '[]', params = json_set(params, '$.stop', json_array()), hint_at = NULL, "
+    "told = NULL, "
     f"blocks = x'', prompt = {_NOTHING}, tokens = {_NOTHING}, logprobs = {_NOTHING}, topk = 0, "
     f"topk_ids = {_NOTHING}, topk_logprobs = {_NOTHING}"
 )
@@ -248,6 +250,8 @@ class Forgetting:
     unsaid: tuple[int, ...]
     """Turns that stay, but lose their next state, votes and hints, because the next state, or the
     reply shown to their teacher, is among the forgotten data."""
+    told: tuple[int, ...]
+    """Turns that stay, without the lessons in their prompts that came from the forgotten data."""
     withdrawn: int
     """Number of samples taken out of the queue."""
     steps: tuple[UsedIn, ...]
@@ -319,12 +323,15 @@ def _forgetting(rows: Rows, session: int, *, first: int) -> Forgetting:
     )
     followed = {row["id"] for row in unsaid if row["said"] is not None}
     before = tuple(sorted(followed | {*shown}))
-    touched = json.dumps([*turns, *before])
+    told = taught_by(rows, json.dumps([*turns, *before]))
+    told = [turn for turn in told if turn not in turns]
+    touched = json.dumps([*turns, *before, *told])
     return Forgetting(
         session=session,
         whole=first == 0,
         turns=tuple(turns),
         unsaid=before,
+        told=tuple(told),
         withdrawn=rows.one(
             "SELECT COUNT(*) FROM samples WHERE state IN ('queued', 'held') "
             f"AND turn_id IN {_THESE}",
@@ -365,7 +372,11 @@ def begin(database: Writer, found: Callable[[Rows], Forgetting]) -> Forgetting:
     what = found(database)
     these = json.dumps(what.turns)
     with database.transaction() as tx:
-        withdraw_from_step(tx, [*what.turns, *what.unsaid])
+        withdraw_from_step(tx, [*what.turns, *what.unsaid, *what.told])
+        for turn in what.told:
+            _untrain(tx, turn, FORGOTTEN_LESSON)
+        sources = json.dumps([*what.turns, *what.unsaid])
+        tx.execute(f"DELETE FROM lessons WHERE turn_id IN {_THESE}", (sources,))
         tx.execute(
             "UPDATE samples SET state = 'expired', expired_because = ? "
             f"WHERE state IN ('queued', 'held') AND turn_id IN {_THESE}",
@@ -373,12 +384,7 @@ def begin(database: Writer, found: Callable[[Rows], Forgetting]) -> Forgetting:
         )
         tx.execute(f"UPDATE turns SET settled = 1 WHERE settled = 0 AND id IN {_THESE}", (these,))
         for turn in what.unsaid:
-            if not _withdraw(tx, turn):
-                tx.execute(
-                    "UPDATE turns SET settled = 1, untrained_because = COALESCE(untrained_because, "
-                    "?) WHERE id = ?",
-                    (UNSAID, turn),
-                )
+            _untrain(tx, turn, UNSAID)
             _unsay(tx, turn)
         if what.whole:
             _take_name(tx, what.session)
@@ -431,6 +437,10 @@ def finish(database: Writer) -> Iterator[int]:
                     _forget_turn(tx, turns.pop())
                     gone += 1
             yield gone
+    for turn in orphans(database):
+        with database.transaction() as tx:
+            _untell(database, tx, turn)
+        yield 0
     yield from sweep(database)
     yield from give_back(database)
     yield from emptied_log(database)
@@ -455,6 +465,29 @@ def _forget_turn(tx: sqlite3.Connection, turn: int) -> None:
         _blank(tx, turn, "forgotten")
     else:
         tx.execute("DELETE FROM turns WHERE id = ?", (turn,))
+
+
+def _untrain(tx: sqlite3.Connection, turn: int, why: str) -> None:
+    """Remove a turn's sample and refuse the turn, unless it was trained."""
+    if not _withdraw(tx, turn):
+        tx.execute(
+            "UPDATE turns SET settled = 1, untrained_because = COALESCE(untrained_because, ?) "
+            "WHERE id = ?",
+            (why, turn),
+        )
+
+
+def _untell(database: Writer, tx: sqlite3.Connection, turn: int) -> None:
+    """Take the lessons out of a turn's prompt."""
+    row = tx.execute("SELECT * FROM turns WHERE id = ?", (turn,)).fetchone()
+    if row is None or (told := told_of(row)) is None:
+        return
+    blocks, rest = store(tx, raw_ids(told.without(load(database, row))), {})
+    tx.execute(
+        "UPDATE turns SET told = NULL, hint_at = NULL, blocks = ?, prompt = ? WHERE id = ?",
+        (blocks, rest, turn),
+    )
+    _close_up(tx, "turns", "id", turn)
 
 
 def _withdraw(tx: sqlite3.Connection, turn: int) -> bool:

@@ -24,7 +24,7 @@ from tinker_claw.ledger.codec import (
 )
 from tinker_claw.ledger.database import Database, insert
 from tinker_claw.ledger.groups import COMPARED, expire_mates
-from tinker_claw.ledger.turns import OVER, STEP, completion_of
+from tinker_claw.ledger.turns import OVER, STEP, completion_of, told_of
 from tinker_claw.ledger.versions import expire_left_behind, read_line
 from tinker_claw.types import HintScores, Sample
 
@@ -235,6 +235,7 @@ def _sample(row: sqlite3.Row, prompt: tuple[int, ...]) -> Sample:
         bucket=None if row["compared"] is None else (row["compared"], row["step"]),
         tool=bool(row["tool"]),
         user=row["user"],
+        told=told_of(row),
     )
 
 

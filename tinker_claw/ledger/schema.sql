@@ -16,6 +16,7 @@ CREATE TABLE sessions (
   task       TEXT,                       -- what it is about, as the client names it
   group_id   INTEGER REFERENCES groups (id),
   episode    INTEGER NOT NULL DEFAULT 0, -- 1: its outcome is to come, or its group's; 2: it is over, trained or not
+  lessons    TEXT,                       -- JSON: of each lesson by its id, 1: it is told in this session, 0: for comparison it is not; NULL: not decided
   UNIQUE (user, key)
 ) STRICT;
 CREATE INDEX sessions_by_group ON sessions (group_id) WHERE group_id IS NOT NULL;
@@ -42,6 +43,22 @@ CREATE TABLE versions (
   created_at  REAL NOT NULL
 ) STRICT;
 
+-- What users have said of how they want replies, to be told in the prompts of their later sessions.
+CREATE TABLE lessons (
+  id         INTEGER PRIMARY KEY AUTOINCREMENT,
+  user       TEXT NOT NULL,
+  text       TEXT NOT NULL,              -- the sentence that is told
+  words      TEXT NOT NULL,              -- the user's own, which show that it lasts; '': they wrote the sentence
+  scope      TEXT NOT NULL,              -- always, for this kind of request
+  turn_id    INTEGER,                    -- the reply that they were said of; NULL: the user wrote it
+  state      TEXT NOT NULL,              -- tried, told, learned, dropped
+  kept       INTEGER NOT NULL,           -- 1: the user has kept or written it
+  reason     TEXT,                       -- why it is in this state; NULL: it is new
+  version    INTEGER REFERENCES versions (id), -- by which it was learned; NULL: it is not
+  created_at REAL NOT NULL,              -- when it was said, the last time
+  changed_at REAL NOT NULL               -- when its state changed
+) STRICT;
+
 -- What prompts share: 1024 ids each, once.
 CREATE TABLE prompt_blocks (
   id     INTEGER PRIMARY KEY,
@@ -65,6 +82,7 @@ CREATE TABLE turns (
   cached_tokens     INTEGER NOT NULL,
   topk              INTEGER NOT NULL,    -- candidates per token, 0 for none
   hint_at           INTEGER,
+  told              TEXT,                -- JSON of the lessons in the prompt: their ids, where they begin, how many tokens; NULL: none
   stop_reason       TEXT NOT NULL,
   call              TEXT NOT NULL DEFAULT '', -- what the request was for: user turn, tool loop, recap ...
   kind_reason       TEXT NOT NULL,
@@ -187,6 +205,7 @@ CREATE TABLE samples (
   teacher_own      BLOB,
   overlap          INTEGER,
   advantage        REAL,                 -- of the reply, in the newest step that took it; NULL: none has
+  untold           REAL,                 -- nats a token by which the reply is likelier with the lessons in its prompt; NULL: it was not measured
   advantages       BLOB,                 -- of its tokens, before normalisation
   state            TEXT NOT NULL,        -- held (for an outcome), queued, trained, expired, quarantined
   expired_because  TEXT,                 -- NULL: of its age, or it has not expired

@@ -12,7 +12,7 @@ import secrets
 import sqlite3
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -30,6 +30,7 @@ from tinker_claw.ledger.codec import (
     unpack_ids,
 )
 from tinker_claw.ledger.database import Database, insert
+from tinker_claw.ledger.lessons import FORGOTTEN_LESSON
 from tinker_claw.ledger.spend import Bill, write
 from tinker_claw.privacy.marker import Privacy
 from tinker_claw.types import (
@@ -40,6 +41,7 @@ from tinker_claw.types import (
     NextState,
     SamplingParams,
     StopReason,
+    Told,
     Turn,
     Writer,
 )
@@ -83,6 +85,8 @@ class NewTurn:
     """Name of the agent's program."""
     voices: tuple[tuple[Writer, str, int], ...] = ()
     """Writer, name and characters of each new piece in the request."""
+    told: Told | None = None
+    """Lessons in the prompt; None: there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,6 +328,7 @@ class TurnTable:
         values: dict[str, Any] = {name: getattr(turn, name) for name in _AS_IT_IS} | {
             "created_at": time.time(),
             "voices": json.dumps(turn.voices, ensure_ascii=False),
+            "told": None,
             "prompt_tokens": len(turn.prompt),
             "completion_tokens": len(done.tokens),
             "cached_tokens": done.cached_tokens,
@@ -343,6 +348,11 @@ class TurnTable:
             if changes != self._changes or len(known) > _MOST_BLOCKS:
                 known.clear()
             because = turn.untrained_because or _over(tx, turn)
+            if turn.told and _lacks_lesson(tx, turn.told):  # it was forgotten meanwhile
+                raw, because = raw_ids(turn.told.without(turn.prompt)), FORGOTTEN_LESSON
+                values["hint_at"] = None
+            elif turn.told and keeps:
+                values["told"] = json.dumps(astuple(turn.told))
             values |= {"untrained_because": because, "settled": because is not None}
             values["blocks"], values["prompt"] = store(tx, raw if keeps else b"", known)
             values["idx"] = tx.execute(_NEXT_INDEX, (turn.session_id, turn.kind)).fetchone()[0]
@@ -468,6 +478,13 @@ def _over(tx: sqlite3.Connection, turn: NewTurn) -> str | None:
     return OVER if late else None
 
 
+def _lacks_lesson(tx: sqlite3.Connection, told: Told) -> bool:
+    """Return whether one of these lessons is gone."""
+    ids = json.dumps(told.lessons)
+    query = "SELECT 1 FROM json_each(?) WHERE value NOT IN (SELECT id FROM lessons)"
+    return tx.execute(query, (ids,)).fetchone() is not None
+
+
 def reopen(tx: sqlite3.Connection, turn_id: int) -> None:
     """Reopen a turn whose verdict has changed, removing its waiting sample, so that it becomes a
     new one."""
@@ -497,7 +514,16 @@ def _turn(row: sqlite3.Row, prompt: tuple[int, ...]) -> Turn:
         asked_by=Writer(row["asked_by"]),
         reply_text=row["reply_text"],
         episode=row["episode"] > 0,
+        told=told_of(row),
     )
+
+
+def told_of(row: sqlite3.Row) -> Told | None:
+    """Return the lessons in the prompt of a row of `turns`."""
+    if row["told"] is None:
+        return None
+    lessons, at, tokens = json.loads(row["told"])
+    return Told(tuple(lessons), at, tokens)
 
 
 def completion_of(row: sqlite3.Row) -> Completion:

@@ -336,19 +336,19 @@ class StepTable:
     def keep(
         self,
         step_id: int,
-        advantages: Iterable[tuple[int, float, Sequence[float]]],
+        advantages: Iterable[tuple[int, float, Sequence[float], float | None]],
         state: str | None,
     ) -> None:
-        """Write the advantages of a step: each sample's id, (T,) token advantages and own
-        advantage.
+        """Write the advantages of a step: each sample's id, own advantage, (T,) token advantages,
+        and in nats a token how much likelier it is told its lessons, where that was measured.
 
         Args:
             state: JSON of the method's state after the step, valid once that is committed.
         """
-        rows = [(one, pack_floats(each), sample) for sample, one, each in advantages]
+        rows = [(one, pack_floats(each), gap, id) for id, one, each, gap in advantages]
         with self._db.transaction() as tx:
             tx.executemany(
-                "UPDATE samples SET advantage = ?, advantages = ? "
+                "UPDATE samples SET advantage = ?, advantages = ?, untold = ? "
                 "WHERE id = ? AND state = 'queued'",  # else it was forgotten meanwhile
                 rows,
             )

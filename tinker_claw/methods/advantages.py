@@ -162,6 +162,24 @@ def unproposed_advantages(teacher_k: Sequence[float], least: float, clip: float)
     return [math.exp(p) * max(0.0, _bound(p - least, clip)) for p in teacher_k]
 
 
+def told_advantages(told_k: Sequence[float], untold_k: Sequence[float], clip: float) -> list[float]:
+    """Distillation of what was told into the untold prompt, at one position: A_v = max(p, q) *
+    clip(log p - log q, -C, C), p told and q untold.
+
+    The likelier side weighs a candidate, so that one is raised although it is hardly proposed
+    untold, and one lowered that is proposed untold only. Where both agree nothing moves, unlike
+    with cross-entropy to p, which shrinks whatever is not among the candidates.
+
+    Args:
+        told_k: (k,) logprobs of the candidates where the lessons are told.
+        untold_k: (k,) those of the policy that is trained, behind the untold prompt.
+    """
+    same_length("told distillation", told=told_k, untold=untold_k)
+    return [
+        math.exp(max(p, q)) * _bound(p - q, clip) for p, q in zip(told_k, untold_k, strict=True)
+    ]
+
+
 def stale_weight(
     advantage: float, current: float, behaviour: float, *, clip_low: float, clip_high: float
 ) -> float:

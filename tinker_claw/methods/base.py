@@ -157,8 +157,10 @@ class Method:
         """Compute what one optimizer step trains on. `reply_tokens`: most tokens of a reply."""
         found, state = self.advantages(items, cfg, state)
         found = [corrected(item, one, cfg) for item, one in zip(items, found, strict=True)]
-        each = [(item.sample, one) for item, one in zip(items, found, strict=True)]
-        stored = [(sample.id, one.sample, sampled_advantages(sample, one)) for sample, one in each]
+        stored = [
+            (item.sample.id, one.sample, sampled_advantages(item.sample, one), item.gap)
+            for item, one in zip(items, found, strict=True)
+        ]
         passes = loss_passes(items, found, cfg, reply_tokens)
         return Prepared(items, stored, passes, None if state is None else json.dumps(state))
 
@@ -183,7 +185,7 @@ def _no_reward(verdict: Verdict) -> str:
 
 def student_topk(method: Method, cfg: Training) -> int:
     """Number of top-k candidates per token that the sampler has to capture."""
-    return cfg.opd_topk if method.teaching and cfg.opd_mode == "topk" else 0
+    return cfg.opd_topk if method.teaching or cfg.lessons == "distill" else 0
 
 
 def require(method: Method, cfg: Training, has: Capabilities) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from tinker_claw.config.settings import Training
 from tinker_claw.errors import AlignmentError
@@ -21,10 +22,15 @@ from tinker_claw.methods.advantages import (
     spread_reward,
     stale_weight,
     token_advantages,
+    told_advantages,
     topk_advantages,
     unproposed_advantages,
 )
 from tinker_claw.types import Datum, LossPass, Sample, TokenLogprobs
+
+UNTOLD_SHARE = 0.25
+"""Largest share of a batch that is scored, and distilled, behind its untold prompts: in a prototype
+distillation alone wore the model out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +42,17 @@ class BatchItem:
     """Scores of the reply under the newest policy; None: that policy sampled it, so rho = 1."""
     reference: tuple[float, ...] | None = None
     """[T] base logprobs of the reply; needed when the KL weight is above 0."""
+    untold: TokenLogprobs | None = None
+    """Scores of a told reply and its top-k candidates behind the untold prompt, under the newest
+    policy; None: it is not among those measured."""
+
+    @property
+    def gap(self) -> float | None:
+        """Nats a token by which the reply is likelier told; None: that was not measured."""
+        if self.untold is None:
+            return None
+        pairs = zip(self.sample.completion.logprobs, self.untold.logprobs, strict=True)
+        return fmean(told - untold for told, untold in pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +73,8 @@ class Prepared:
     """A batch with its advantages, computed once, to be trained and stored."""
 
     items: Sequence[BatchItem]
-    stored: Sequence[tuple[int, float, Sequence[float]]]
-    """Id, advantage and (T,) `sampled_advantages` of each sample."""
+    stored: Sequence[tuple[int, float, Sequence[float], float | None]]
+    """Id, advantage, (T,) `sampled_advantages` and `gap` of each sample."""
     passes: Sequence[LossPass]
     state: str | None
     """JSON from which the method continues after this step; None: it has no state."""
@@ -198,8 +215,30 @@ def loss_passes(
         elif any(found.tokens):
             moved = tuple(scale * a for a in found.tokens)
             ppo.append(Datum(tokens, start, logprobs=done.logprobs, advantages=moved))
+        if item.untold and item.untold.targets and cfg.lessons == "distill":
+            cross_entropy.append(_untold(item, item.untold.targets, cfg, scale))
     found = [ppo_pass(ppo, cfg), LossPass("cross_entropy", tuple(cross_entropy))]
     return [one for one in found if one.datums]
+
+
+def _untold(
+    item: BatchItem, targets: Sequence[Sequence[float]], cfg: Training, scale: float
+) -> Datum:
+    """Build the datum that distills a told reply into its untold prompt.
+
+    The scores are those of the policy that is trained, so there is no ratio.
+
+    Args:
+        targets: [T, k] untold logprobs of the candidates captured while sampling.
+    """
+    sample, done = item.sample, item.sample.completion
+    prompt = sample.told.without(sample.prompt) if sample.told else sample.prompt
+    rows = zip(done.topk_logprobs, targets, strict=True)
+    weights = tuple(
+        tuple(scale * a for a in told_advantages(told, untold, cfg.opd_clip))
+        for told, untold in rows
+    )
+    return Datum(prompt + done.tokens, len(prompt), targets=done.topk_ids, weights=weights)
 
 
 def _sampled_weights(item: BatchItem, tokens: Sequence[float], cfg: Training) -> Sequence[float]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from time import monotonic
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar, cast
 from urllib.parse import parse_qsl
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -30,6 +30,7 @@ from tinker_claw.gateway.limits import read_body
 from tinker_claw.learner.rollback import Rollback
 from tinker_claw.ledger.database import Rows, reading
 from tinker_claw.ledger.feedback import About, Feedback, Given
+from tinker_claw.ledger.lessons import Rule, of_user
 from tinker_claw.ledger.outcome import moment, step_word
 from tinker_claw.ledger.views import Filter, Record
 from tinker_claw.origin import refuse_pages
@@ -67,6 +68,7 @@ second of processor time."""
 _PAGES: Final = (
     ("overview", "", False),
     ("turns", "/turns", False),
+    ("lessons", "/lessons", False),
     ("episodes", "/episodes", False),
     ("steps", "/steps", True),
     ("versions", "/versions", True),
@@ -88,7 +90,14 @@ class _Change(StringConvertor):
     regex = "pin|half|unpin|rollback"
 
 
+class _Rule(StringConvertor):
+    """What a user does with a lesson."""
+
+    regex = "keep|edit|drop|add"
+
+
 register_url_convertor("row", _Row())
+register_url_convertor("rule", _Rule())
 register_url_convertor("change", _Change())
 
 T = TypeVar("T")
@@ -127,6 +136,7 @@ def create_page(deps: PageDeps) -> list[Route]:
         "/episodes": page.shows(
             "episodes", lambda rows, _, w: read.read_episodes(rows, w.user, w.before)
         ),
+        "/lessons": page.shows("lessons", lambda rows, _, w: {"lessons": of_user(rows, w.user)}),
         "/groups/{number:row}": page.shows(
             "group", lambda rows, n, w: read.read_group(rows, n, w.user)
         ),
@@ -142,6 +152,7 @@ def create_page(deps: PageDeps) -> list[Route]:
         *(page.route("GET", path, serve) for path, serve in visitors.items()),
         *(page.route("GET", path, serve, "admin") for path, serve in admins.items()),
         page.route("POST", "/turns/{number:row}/feedback", page.feedback),
+        page.route("POST", "/lessons/{rule:rule}", page.rule_lesson),
         page.route("POST", "/logout", page.log_out),
         page.route("POST", change, page.change, "admin"),
         page.route("GET", "/login", page.ask_key, "anybody"),
@@ -342,6 +353,14 @@ class _Page:
         if owner is None or not mine or self._deps.say(owner, place, Feedback(score)) is None:
             raise read.missing("turn")
         return _to(f"/turns/{number}")
+
+    async def rule_lesson(self, request: Request, visitor: Visitor) -> Response:
+        fields = await self._form(request, visitor)
+        which, rule = fields.get("lesson", ""), cast("Rule", request.path_params["rule"])
+        number = int(which) if re.fullmatch(_Row.regex, which) else None
+        user = visitor.user or (visitor.who.name if rule == "add" else None)
+        self._deps.undo.ledger.lessons.rule(rule, user, number, fields.get("text", ""))
+        return _to("/lessons")
 
     async def change(self, request: Request, visitor: Visitor) -> Response:
         what, number = request.path_params["what"], request.path_params["number"]

@@ -10,11 +10,13 @@ import sys
 from array import array
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import NamedTuple
 
 from cachetools import LRUCache
+
+from tinker_claw.types import Told
 
 CAPACITY = 72_000_000
 """Capacity in bytes: some four hundred histories or system prompts of 15,000 ids."""
@@ -61,11 +63,24 @@ class Prompt:
     """The tokens as little-endian int32, where available."""
     begun: int = 0
     """Number of last tokens that begin the reply and are given to the model."""
+    told: Told | None = None
+    """Lessons in it; None: there are none."""
 
     def followed_by(self, begun: Sequence[int]) -> Prompt:
         """Return this prompt followed by the beginning of a reply."""
         packed = None if self.packed is None else self.packed + Ids.of(begun).packed
-        return Prompt((*self.tokens, *begun), self.hint_at, packed, len(begun))
+        return replace(self, tokens=(*self.tokens, *begun), packed=packed, begun=len(begun))
+
+    def telling(self, ids: tuple[int, ...], at: int, lessons: Sequence[int]) -> Prompt:
+        """Return this prompt with lessons, whose tokens are `ids`, inserted at index `at`."""
+        hint_at, packed = self.hint_at, self.packed
+        return replace(
+            self,
+            tokens=(*self.tokens[:at], *ids, *self.tokens[at:]),
+            hint_at=hint_at + len(ids) if hint_at is not None and hint_at >= at else hint_at,
+            packed=packed and packed[: 4 * at] + Ids.of(ids).packed + packed[4 * at :],
+            told=Told(tuple(lessons), at, len(ids)),
+        )
 
 
 class Known(NamedTuple):

@@ -1,0 +1,62 @@
+"""Lessons in the running product: the demo's model, the rule judge and its real prompts."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from examples.demo.recipe import grammar
+from tests.lives import until
+from tests.processes import Running, product
+from tests.stories import run
+from tests.talk import ask, rows
+
+pytestmark = pytest.mark.slow
+FLAGS = ("--lessons", "distill", "--gate=off", "--batch-size", "2")
+QUESTION = "Leo has 3 apples and gets 4 more. How many apples now? Please solve it for me."
+
+
+def session(running: Running, name: str, *said: str) -> None:
+    messages = [{"role": "user", "content": QUESTION}]
+    for text in said:
+        reply = ask(running, name, messages)
+        messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": text}]
+    ask(running, name, messages)
+
+
+def told(data: Path) -> list[Any]:
+    return [row[0] for row in rows(data, "SELECT told FROM turns WHERE kind = 'main' ORDER BY id")]
+
+
+def test_what_was_said_once_is_told_after_a_kill_and_gone_when_forgotten(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with product(data, *FLAGS) as running:
+        session(running, "first", grammar.CORRECTIONS[0])
+        until(lambda: rows(data, "SELECT COUNT(*) FROM lessons") == [(1,)])
+        running.process.kill()
+        running.process.wait()
+    ((text, words, state),) = rows(data, "SELECT text, words, state FROM lessons")
+    assert words == grammar.CORRECTIONS[0]
+    assert state == "tried"
+    with product(data, *FLAGS) as running:
+        assert "always told" in run("lessons", "keep", "1", directory=data).stdout
+        session(running, "second", grammar.APPROVALS[0], "And another one.")
+        assert [bool(one) for one in told(data)] == [False, False, True, True, True]
+        assert len(set(told(data)[2:])) == 1, "the same place in every request"
+        until(lambda: running.health()["policy_version"] >= 1)
+        run("pin", "v0", directory=data)
+        run("rollback", "v0", directory=data)
+        session(running, "third", grammar.APPROVALS[0])
+        assert told(data)[-1] is not None
+        gone = run("forget", "session", "first", "--yes", directory=data)
+        assert gone.returncode == 0, gone.stderr
+        assert rows(data, "SELECT COUNT(*) FROM lessons") == [(0,)]
+        assert set(told(data)) == {None}
+        session(running, "third", grammar.APPROVALS[0], "Once more.")
+        assert told(data)[-1] is None
+        assert running.stop() == 0
+    with sqlite3.connect(data / "ledger.sqlite3") as raw:
+        assert str(text) not in "\n".join(raw.iterdump())

@@ -1,0 +1,33 @@
+"""`tinker-claw lessons` and `export --lessons`, without a gateway."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.stories import run
+from tinker_claw.ledger.ledger import Ledger
+
+
+def test_lessons_are_added_edited_kept_dropped_and_taken_home(tmp_path: Path) -> None:
+    Ledger(tmp_path).close()
+    assert "Lesson 1" in run("lessons", "add", "Be brief.", directory=tmp_path).stdout
+    run("lessons", "add", "Answer", "in French.", "--user=ann", directory=tmp_path)
+    run("lessons", "edit", "1", "Be very brief.", directory=tmp_path)
+    shown = run("lessons", "--json", directory=tmp_path).stdout.splitlines()
+    by_id = {one["id"]: one for one in map(json.loads, shown)}
+    assert {n: (one["user"], one["text"], one["state"]) for n, one in by_id.items()} == {
+        1: ("default", "Be very brief.", "told"),
+        2: ("ann", "Answer in French.", "told"),
+    }
+    run("lessons", "drop", "2", directory=tmp_path)
+    home = run("export", "--lessons", "-", directory=tmp_path).stdout
+    assert home.splitlines() == ["# What the user wants of replies", "", "- Be very brief."]
+    run("lessons", "keep", "2", directory=tmp_path)
+    assert "Answer in French." in run("lessons", "--user=ann", directory=tmp_path).stdout
+    run("export", "--lessons", str(tmp_path / "memory.md"), directory=tmp_path)
+    assert "- Answer in French.\n" in (tmp_path / "memory.md").read_text()
+    for wrong in (("drop", "9"), ("drop",), ("add", "word " * 41)):
+        refused = run("lessons", *wrong, directory=tmp_path)
+        assert refused.returncode
+        assert "`tinker-claw lessons" in refused.stderr or "at most 40" in refused.stderr

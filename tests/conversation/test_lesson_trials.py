@@ -1,0 +1,131 @@
+"""Trial, probes and withdrawal of lessons, over a real ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.ledger.test_ledger import new_turn
+from tinker_claw.conversation.lessons import TRIAL, Lessons, chance_higher, is_probe, settle
+from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.lessons import Evidence, Lesson, State
+from tinker_claw.types import Vote, Wish
+
+PLAIN = "Write plain sentences."
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    ledger = Ledger(tmp_path)
+    ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
+    yield ledger
+    ledger.close()
+
+
+def turn(ledger: Ledger, session_id: int, value: Vote, wish: Wish | None = None) -> int:
+    """Add the next turn of a session with its verdict."""
+    number = ledger.turns.add(new_turn(ledger, session_id=session_id))
+    ledger.judgements.add(
+        number, value=value, verdict_ballots=(), hint_ballots=(), hints=(), wish=wish
+    )
+    return number
+
+
+def lesson(state: State = State.TRIED, **more: object) -> Lesson:
+    given = (7, "me", PLAIN, "plain", "always", 1, state, False, None, None, 0.0, 0.0)
+    return Lesson(**dict(zip(Lesson.__slots__, given, strict=True)) | more)  # type: ignore[arg-type]
+
+
+def seen(
+    told: Sequence[int], untold: Sequence[int], gaps: Sequence[float] = (), at: float = 1.0
+) -> Evidence:
+    replies = [(True, bool(good), at) for good in told] + [(False, bool(g), at) for g in untold]
+    return Evidence(tuple(replies), (), tuple(gaps))
+
+
+def state_of(found: tuple[State, str] | None) -> State | None:
+    return None if found is None else found[0]
+
+
+def test_one_session_of_each_row_is_not_told() -> None:
+    for state, one_in in ((State.TRIED, TRIAL), (State.TOLD, 8)):
+        probes = [is_probe(3, number, state) for number in range(64)]
+        rows = [sum(probes[n : n + one_in]) for n in range(0, 64, one_in)]
+        assert set(rows) == {1}
+    late = [is_probe(3, number, State.TOLD) for number in range(192, 192 + 320)]
+    assert sum(late) == 10
+
+
+def test_a_trial_ends_when_it_is_clear_whether_telling_helps() -> None:
+    assert state_of(settle(lesson(), seen([1] * 8, [0] * 3))) is State.TOLD
+    assert state_of(settle(lesson(), seen([0] * 8, [1] * 3))) is State.DROPPED
+    assert settle(lesson(), seen([1] * 8, [1] * 3)) is None
+    assert settle(lesson(), seen([0], [1] * 3)) is None, "one reply says nothing"
+
+
+def test_a_lesson_is_withdrawn_when_the_model_does_it_untold() -> None:
+    learned = seen([1] * 20, [1] * 8, [0.02] * 8)
+    assert state_of(settle(lesson(State.TOLD), learned)) is State.LEARNED
+    assert settle(lesson(State.TOLD), seen([1] * 20, [1] * 8, [0.2] * 8)) is None
+    assert settle(lesson(State.TOLD), seen([1] * 20, [1] * 7, [0.02] * 8)) is None
+    assert settle(lesson(State.TOLD), seen([1] * 20, [1] * 4 + [0] * 4, [0.02] * 8)) is None
+
+
+def test_it_comes_back_when_replies_get_worse_without_it() -> None:
+    withdrawn = lesson(State.LEARNED, changed_at=5.0)
+    assert state_of(settle(withdrawn, seen([1] * 20, [0] * 4, at=6.0))) is State.TOLD
+    assert settle(withdrawn, seen([1] * 20, [0] * 4, at=4.0)) is None, "that was before"
+
+
+def test_chance_of_two_rates() -> None:
+    assert chance_higher((0, 0), (0, 0)) == pytest.approx(0.5)
+    assert chance_higher((1, 0), (0, 0)) == pytest.approx(2 / 3, abs=0.005)
+    assert chance_higher((5, 0), (0, 5)) == pytest.approx(1 - 1 / 924, abs=0.005)
+
+
+def test_evidence_is_of_first_replies_with_the_lesson_drawn(ledger: Ledger) -> None:
+    """And not of turns that were told anything, or of later replies."""
+    old = ledger.turns.session("me", "old")
+    turn(ledger, old, -1, None)
+    turn(ledger, ledger.turns.session("me", "source"), -1, Wish(PLAIN, "plain", "always"))
+    (known,) = ledger.lessons.of_user("me")
+    for number, told in enumerate((True, False, None)):
+        session = ledger.turns.session("me", f"s{number}")
+        ledger.lessons.begin(session, {} if told is None else {known.id: told})
+        turn(ledger, session, 1)
+        turn(ledger, session, -1)
+    found = ledger.lessons.evidence(known)
+    assert [(told, good) for told, good, _ in found.replies] == [(False, True), (True, True)]
+    assert found.before == (False,)
+    assert ledger.lessons.sessions(known) == 2
+
+
+def test_what_was_learned_is_told_again_on_another_line(ledger: Ledger) -> None:
+    """A pin or a rollback before the version that learned it has not learned it."""
+    lessons = Lessons(ledger.lessons, lambda text: range(len(text)))
+    turn(ledger, ledger.turns.session("me", "source"), -1, Wish(PLAIN, "plain", "always"))
+    (known,) = ledger.lessons.of_user("me")
+    first = ledger.steps.newest_version()
+    assert first is not None
+    step = ledger.steps.begin(first.id, [])
+    second = ledger.steps.commit(step, first, state_ref="s1", sampler_ref="p1", metrics={})
+    ledger.lessons.change(known, State.LEARNED, "so", second.id)
+    told = {
+        version: [one.id for one in lessons.told(ledger.turns.session("me", key), "me", version)]
+        for key, version in (("pinned", first.id), ("newest", second.id))
+    }
+    assert told == {first.id: [known.id], second.id: []}
+    back = ledger.steps.roll_back(first)
+    assert [one.id for one in lessons.told(ledger.turns.session("me", "b"), "me", back.id)] == [1]
+
+
+def test_what_the_user_keeps_is_always_told(ledger: Ledger) -> None:
+    lessons = Lessons(ledger.lessons, lambda text: range(len(text)))
+    ledger.lessons.rule("add", "me", None, PLAIN)
+    for number in range(40):
+        session = ledger.turns.session("me", f"s{number}")
+        assert [one.text for one in lessons.told(session, "me", 0)] == [PLAIN]
+        turn(ledger, session, -1)
+    assert lessons.told(ledger.turns.session("you", "s"), "you", 0) == []

@@ -1,0 +1,70 @@
+"""`tinker-claw lessons`: what was learned of the user's wishes, and the user's word on it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from tinker_claw.cli.common import Column, LedgerCommand, short, table, write, write_json
+from tinker_claw.config.flags import WORD
+from tinker_claw.config.settings import DEFAULT_USER
+from tinker_claw.errors import UndoError
+from tinker_claw.ledger.database import reading
+from tinker_claw.ledger.lessons import of_user
+
+_COLUMNS = (
+    Column("id"),
+    Column("user"),
+    Column("state"),
+    Column("kept"),
+    Column("lesson", "text"),
+    Column("your words", "words", lambda text: short(60, text)),
+    Column("turn", "turn_id"),
+    Column("why", "reason"),
+)
+
+
+class Lessons(LedgerCommand):
+    """List what you want of all replies, as far as it was understood; keep, edit, drop or add one.
+
+    A lesson is tried in some sessions, told in all but a few, learned (told no more), or dropped.
+    What you keep, edit or add is always told. A drop acts at once; what the model has learned from
+    it stays until a rollback to a version before.
+    """
+
+    do: Annotated[Literal["list", "keep", "edit", "drop", "add"], WORD] = "list"
+    words: Annotated[tuple[str, ...], WORD] = Field(
+        (), title="ID or TEXT", description="a lesson's number, and the new text of one"
+    )
+    user: str | None = Field(None, description="whose lessons; all of them, or the default user")
+    as_json: bool = Field(False, alias="json", description="one JSON object a line")
+
+    def run(self) -> int:
+        if self.do == "list":
+            with reading(self.ledger) as ledger, ledger.moment():
+                found = [asdict(lesson) for lesson in of_user(ledger, self.user)]
+            write_json(found) if self.as_json else write(table(_COLUMNS, found))
+            return 0
+        number, user, text = None, self.user, list(self.words)
+        if self.do == "add":
+            user = user or DEFAULT_USER
+        elif text and text[0].isdecimal():
+            number = int(text.pop(0))
+        else:
+            raise UndoError(f"which one? `tinker-claw lessons {self.do} 3`; `lessons` lists them")
+        order = {"do": "lesson", "rule": self.do, "user": user, "lesson": number}
+        order["text"] = " ".join(text)
+        values = self.do, user, number, " ".join(text)
+        done, _ = self.carry_out(order, lambda ledger: ledger.lessons.rule(*values))
+        write([f"Lesson {done}: {_DONE[self.do]}."])
+        return 0
+
+
+_DONE = {
+    "keep": "kept, it is always told",
+    "edit": "changed, it is always told",
+    "drop": "dropped, it is told no more",
+    "add": "added, it is told from the next session on",
+}

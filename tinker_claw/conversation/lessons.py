@@ -1,0 +1,193 @@
+"""Which lessons a session is told, and what becomes of them.
+
+A lesson is tried first: a part of the sessions is not told, until it is clear whether telling
+helps. Later a few sessions show whether it is still needed. Once accepted replies are as likely
+untold, it is withdrawn. Rule: what a user has kept or written is always told, and nothing here
+decides what is claimed (`evidence` does): these are decisions of what to tell, with error rates
+that docs/lessons.md measures.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from hashlib import sha256
+from statistics import fmean
+
+from tinker_claw.ledger.lessons import MOST_WORDS, Evidence, Lesson, LessonTable, State
+
+MOST = 8
+"""Most lessons that a session is told."""
+MOST_TOKENS = 256
+"""Most tokens of all lessons that a session is told."""
+TRIAL = 4
+"""While a lesson is tried, one session of so many is not told."""
+PROBES = ((64, 8), (192, 16))
+"""Up to how many first replies, one session of how many is not told of a lesson that helps."""
+RAREST = 32
+HELPS = 0.95
+"""Least probability that telling helps, from which a lesson is told without a trial."""
+USELESS = 0.1
+"""Largest such probability at which it is dropped."""
+FEWEST = 4
+"""First replies before a trial can end, told, or before a lesson comes back, untold."""
+LIKELY = 0.05
+"""Nats a token by which accepted replies may be less likely untold where a lesson is learned."""
+ENOUGH = 8
+"""Probes, and measured replies, without which nothing is withdrawn."""
+_LATELY = 32
+"""Newest first replies, told and untold, by which that is decided."""
+_GRID = [(n + 0.5) / 200 for n in range(200)]
+_NAME = r"(?<=[\w,;:)] )[A-Z][\w'-]*"
+"""Capital letter within a sentence."""
+_UNSAID = re.compile(
+    rf"\w+://\S+|\S+@\S+|\S*[/\\~`$|<>{{}}=]\S*|--?\w\S*|\b\w+(?:[._]\w+)+|\b[a-z]+[A-Z]\w*|\b\w*\d\w*"
+    rf"|\b(?:www|https?|sudo|bash|curl|wget|exec|eval|rm|ssh|scp|pip|npm|git|python)\b|{_NAME}"
+)
+"""URLs, addresses, paths, commands, names of tools and people, and numbers."""
+_OURS = frozenset({"I", "I'm", "I'd", "I've", "I'll"})
+
+
+def may_be_told(text: str, said: str) -> bool:
+    """Return whether a hint may be told in prompts: it is short, and every URL, path, command, tool
+    or name in it stands in the owner's own words."""
+    words = f" {' '.join(said.casefold().split())} "
+    odd = (one.strip(".,;:!?\"')(") for one in _UNSAID.findall(text))
+    return len(text.split()) <= MOST_WORDS and all(
+        one in _OURS or re.search(rf"(?<!\w){re.escape(one.casefold())}(?!\w)", words)
+        for one in odd
+    )
+
+
+def told_text(lessons: Iterable[Lesson]) -> str:
+    """Return what a prompt says of lessons."""
+    return " ".join(lesson.text for lesson in lessons)
+
+
+class Lessons:
+    """Decides what sessions are told."""
+
+    def __init__(self, table: LessonTable, tokens: Callable[[str], Sequence[int]]) -> None:
+        """`tokens`: encodes a text as it would stand in a prompt."""
+        self._table = table
+        self._tokens = tokens
+
+    def told(self, session_id: int, user: str | None, version: int) -> list[Lesson]:
+        """Return the lessons that a session is told, the same from its first request on.
+
+        Args:
+            user: the owner who opened the session; None: somebody else did, and nothing is told.
+            version: version that answers its first request.
+        """
+        known = self._table.of_session(session_id)
+        if known is None:
+            drawn = self._drawn(user, version) if user is not None else []
+            self._table.begin(session_id, dict(drawn))
+            known = self._table.of_session(session_id)
+        return known or []
+
+    def _drawn(self, user: str, version: int) -> list[tuple[int, bool]]:
+        found, texts = list[tuple[int, bool]](), list[Lesson]()
+        for lesson in self._table.of_user(user):
+            state = self._settled(lesson, version)
+            if state is State.DROPPED or len(texts) == MOST:
+                continue
+            if len(self._tokens(told_text([*texts, lesson]))) > MOST_TOKENS:
+                continue
+            texts.append(lesson)
+            found.append((lesson.id, self._is_told(lesson, state, version)))
+        return found
+
+    def _settled(self, lesson: Lesson, version: int) -> State:
+        """Return the state of a lesson, changed where the evidence says so."""
+        if lesson.kept or lesson.state is State.DROPPED:
+            return lesson.state
+        ruled = settle(lesson, self._table.evidence(lesson))
+        if ruled is None:
+            return lesson.state
+        state, reason = ruled
+        self._table.change(lesson, state, reason, version if state is State.LEARNED else None)
+        return state
+
+    def _is_told(self, lesson: Lesson, state: State, version: int) -> bool:
+        if lesson.kept:
+            return True
+        if state is State.LEARNED:  # of another line, as after a rollback, it has not been
+            learned = lesson.version
+            return learned is not None and not self._table.descends(version, learned)
+        number = self._table.sessions(lesson)
+        return not is_probe(lesson.id, number, state)
+
+
+def is_probe(lesson_id: int, number: int, state: State) -> bool:
+    """Return whether the session with this number, counted from 0, is not told a lesson: one of
+    each row of sessions, chosen by a hash, the same after a restart."""
+    later = next((one_in for most, one_in in PROBES if number < most), RAREST)
+    row, place = divmod(number, TRIAL if state is State.TRIED else later)
+    one_in = TRIAL if state is State.TRIED else later
+    return sha256(f"untold {lesson_id} {row}".encode()).digest()[0] % one_in == place
+
+
+def settle(lesson: Lesson, seen: Evidence) -> tuple[State, str] | None:
+    """Return the new state of a lesson and why; None: it stays as it is."""
+    told = [good for was_told, good, _ in seen.replies if was_told]
+    untold = [(good, at) for was_told, good, at in seen.replies if not was_told]
+    if lesson.state is State.LEARNED:
+        since = [good for good, at in untold if at > lesson.changed_at][:_LATELY]
+        lately = _counts(told[:_LATELY]), _counts(since)
+        if len(since) >= FEWEST and chance_higher(*lately) >= HELPS:
+            return State.TOLD, f"replies got worse without it: {_share(since)} accepted"
+        return None
+    probes = [good for good, _ in untold]
+    alike = len(seen.gaps) >= ENOUGH and fmean(seen.gaps) <= LIKELY
+    lately = _counts(told[:_LATELY]), _counts(probes[:ENOUGH])
+    if alike and len(probes) >= ENOUGH and chance_higher(*lately) < HELPS:
+        return State.LEARNED, (
+            f"accepted replies are as likely without it ({fmean(seen.gaps):+.3f} nats a token), "
+            f"and {_share(probes[:ENOUGH])} were accepted untold"
+        )
+    if lesson.state is State.TOLD or len(told) < FEWEST:
+        return None
+    good, bad = _counts(probes)
+    earlier = _counts(seen.before)
+    chance = chance_higher(_counts(told), (good + earlier[0] / 2, bad + earlier[1] / 2))
+    if USELESS < chance < HELPS:
+        return None
+    share = f"{_share(told)} first replies accepted told, {_share(probes)} untold"
+    return (
+        (State.TOLD, f"it helps: {share}")
+        if chance >= HELPS
+        else (
+            State.DROPPED,
+            f"telling does not help: {share}",
+        )
+    )
+
+
+def chance_higher(one: tuple[float, float], other: tuple[float, float]) -> float:
+    """Return P(p > q) for p and q with uniform priors, from the good and bad outcomes of each.
+
+    The Beta posteriors are summed over a grid of 200 points; the error is below 0.005.
+    """
+    below = total = 0.0
+    for p, q in zip(_posterior(*one), _posterior(*other), strict=True):
+        total += p * (below + q / 2)
+        below += q
+    return total
+
+
+def _posterior(good: float, bad: float) -> list[float]:
+    logs = [good * math.log(x) + bad * math.log1p(-x) for x in _GRID]
+    top = max(logs)
+    masses = [math.exp(one - top) for one in logs]
+    total = math.fsum(masses)
+    return [mass / total for mass in masses]
+
+
+def _counts(outcomes: Sequence[bool]) -> tuple[float, float]:
+    return float(sum(outcomes)), float(len(outcomes) - sum(outcomes))
+
+
+def _share(outcomes: Sequence[bool]) -> str:
+    return f"{sum(outcomes)} of {len(outcomes)}"

@@ -1,0 +1,293 @@
+"""Lessons: what users have said of how they want replies, told in the prompts of later sessions.
+
+Rule: what a session is told is decided once, when it starts, and stands in its row. Only what its
+user drops or edits changes at once.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Literal
+
+from tinker_claw.errors import UndoError
+from tinker_claw.ledger.database import Database, Rows, insert
+from tinker_claw.types import Wish
+
+MOST_WORDS = 40
+"""Most words of a lesson."""
+FORGOTTEN_LESSON = "its prompt held a lesson whose source was forgotten"
+"""Reason why such a turn is not trained."""
+_MARKS = re.compile(r"\W+")
+_LATELY = 256
+"""Newest first replies that are compared."""
+_BEFORE = 8
+"""First replies compared from before a lesson was known."""
+_GAPS = 16
+"""Newest accepted told replies whose difference is averaged."""
+
+Rule = Literal["keep", "edit", "drop", "add"]
+
+
+class State(StrEnum):
+    """What becomes of a lesson in a new session."""
+
+    TRIED = "tried"
+    """Told in most sessions, until it is clear whether that helps."""
+    TOLD = "told"
+    """Told in all sessions but a few, which show whether it is still needed."""
+    LEARNED = "learned"
+    """Told no more: the model does it by itself."""
+    DROPPED = "dropped"
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """A row of `lessons`; see schema.sql."""
+
+    id: int
+    user: str
+    text: str
+    words: str
+    scope: str
+    turn_id: int | None
+    state: State
+    kept: bool
+    reason: str | None
+    version: int | None
+    created_at: float
+    changed_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """First replies of sessions, newest first, and how much likelier told replies are told."""
+
+    replies: tuple[tuple[bool, bool, float], ...]
+    """Whether the lesson was told, whether the reply was accepted, and when its session began."""
+    before: tuple[bool, ...]
+    """Whether those were accepted from before the lesson was known."""
+    gaps: tuple[float, ...]
+    """Mean of log p(told) - log p(untold) in nats a token, of accepted told replies."""
+
+
+class LessonTable:
+    """Table of lessons, and of what each session is told."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    def of_user(self, user: str | None = None) -> list[Lesson]:
+        """Return the lessons of a user, or all, newest first."""
+        return of_user(self._db, user)
+
+    def of_session(self, session_id: int) -> list[Lesson] | None:
+        """Return the lessons that a session is told; None: that is not decided yet."""
+        drawn = self._db.one("SELECT lessons FROM sessions WHERE id = ?", session_id)
+        if drawn is None:
+            return None
+        rows = self._db.rows(
+            "SELECT lessons.* FROM json_each(?) AS drawn JOIN lessons ON lessons.id = drawn.key "
+            "WHERE drawn.value AND state <> 'dropped' ORDER BY lessons.id",
+            drawn,
+        )
+        return [_lesson(row) for row in rows]
+
+    def begin(self, session_id: int, drawn: Mapping[int, bool]) -> None:
+        """Fix what a session is told, unless it is fixed; nothing where it has begun already.
+
+        Args:
+            drawn: whether a lesson is told, by its id; False leaves it out for comparison.
+        """
+        self._db.write(
+            "UPDATE sessions SET lessons = CASE WHEN EXISTS (SELECT 1 FROM turns "
+            "WHERE session_id = ?1 AND kind = 'main') THEN '{}' ELSE ?2 END "
+            "WHERE id = ?1 AND lessons IS NULL",
+            session_id,
+            json.dumps({str(id): int(told) for id, told in drawn.items()}),
+        )
+
+    def sessions(self, lesson: Lesson) -> int:
+        """Return the number of sessions in which this lesson was told or left out."""
+        return self._db.one(
+            "SELECT COUNT(*) FROM sessions WHERE user = ? AND json_extract(lessons, ?) IS NOT NULL",
+            lesson.user,
+            _path(lesson),
+        )
+
+    def evidence(self, lesson: Lesson) -> Evidence:
+        """Return what is known of a lesson's use."""
+        first = (
+            "FROM sessions JOIN turns ON turns.session_id = sessions.id AND kind = 'main' "
+            "AND idx = 0 JOIN verdicts ON verdicts.turn_id = turns.id AND value <> 0 "
+            "WHERE user = ?1 AND"
+        )
+        replies = self._db.rows(
+            # Not "told", which is a column of turns.
+            "SELECT json_extract(lessons, ?2) AS drawn, value > 0 AS good, sessions.created_at "
+            f"{first} drawn IS NOT NULL ORDER BY sessions.id DESC LIMIT {_LATELY}",
+            lesson.user,
+            _path(lesson),
+        )
+        before = self._db.rows(
+            f"SELECT value > 0 {first} sessions.id < (SELECT session_id FROM turns WHERE id = ?2) "
+            f"ORDER BY sessions.id DESC LIMIT {_BEFORE}",
+            lesson.user,
+            lesson.turn_id,
+        )
+        gaps = self._db.column(
+            "SELECT untold FROM samples JOIN turns ON turns.id = turn_id WHERE untold IS NOT NULL "
+            "AND EXISTS (SELECT 1 FROM json_each(told, '$[0]') WHERE value = ?) "
+            f"ORDER BY samples.id DESC LIMIT {_GAPS}",
+            lesson.id,
+        )
+        return Evidence(
+            tuple((bool(told), bool(good), at) for told, good, at in replies),
+            tuple(bool(row[0]) for row in before),
+            tuple(gaps),
+        )
+
+    def change(self, lesson: Lesson, state: State, reason: str, version: int | None = None) -> None:
+        """Change the state of a lesson."""
+        self._db.write(
+            "UPDATE lessons SET state = ?, reason = ?, version = ?, changed_at = ? WHERE id = ?",
+            state,
+            reason,
+            version,
+            time.time(),
+            lesson.id,
+        )
+
+    def descends(self, version: int, ancestor: int) -> bool:
+        """Return whether a version is this ancestor or comes from it."""
+        return bool(
+            self._db.one(
+                "WITH RECURSIVE line (id) AS (VALUES (?) UNION ALL SELECT parent FROM versions "
+                "JOIN line USING (id) WHERE parent IS NOT NULL) "
+                "SELECT COUNT(*) FROM line WHERE id = ?",
+                version,
+                ancestor,
+            )
+        )
+
+    def rule(self, rule: Rule, user: str | None, which: int | None, text: str = "") -> int:
+        """Do what a user says of a lesson, at once; return its id.
+
+        Args:
+            user: whose lesson it must be; None: anybody's.
+            which: the lesson's id; None to add one.
+            text: the new words.
+
+        Raises:
+            UndoError: there is no such lesson, or the words are too many or none.
+        """
+        words = " ".join(text.split())
+        if rule in ("add", "edit") and not 0 < len(words.split()) <= MOST_WORDS:
+            raise UndoError(f"a lesson is a sentence of at most {MOST_WORDS} words")
+        now = time.time()
+        with self._db.transaction() as tx:
+            if rule == "add":
+                return _insert(tx, user or "", Wish(words, "", "always"), None, now, kept=True)
+            state, kept = (State.DROPPED, 0) if rule == "drop" else (State.TOLD, 1)
+            done = tx.execute(
+                "UPDATE lessons SET text = CASE ?1 WHEN '' THEN text ELSE ?1 END, state = ?2, "
+                "kept = ?3, reason = ?4, version = NULL, changed_at = ?5 "
+                "WHERE id = ?6 AND user = COALESCE(?7, user)",
+                (words if rule == "edit" else "", state, kept, _SAID[rule], now, which, user),
+            ).rowcount
+        if not done or which is None:
+            raise UndoError(f"there is no lesson {which}; `tinker-claw lessons` lists them")
+        return which
+
+
+_SAID = {
+    "keep": "you keep it",
+    "edit": "you wrote it",
+    "drop": "you dropped it",
+    "add": "you wrote it",
+}
+
+
+def of_user(rows: Rows, user: str | None) -> list[Lesson]:
+    """Return the lessons of a user, or all, newest first."""
+    found = rows.rows(
+        "SELECT * FROM lessons WHERE user = COALESCE(?, user) ORDER BY created_at DESC, id DESC",
+        user,
+    )
+    return [_lesson(row) for row in found]
+
+
+def learn(tx: sqlite3.Connection, turn_id: int, wish: Wish) -> None:
+    """Write the wish that was said after a turn. Said again, in other words or for another reply,
+    it is the same lesson, and told again if it was learned."""
+    found = tx.execute(
+        "SELECT user, private, kind, episode FROM turns JOIN sessions ON sessions.id = session_id "
+        "WHERE turns.id = ?",
+        (turn_id,),
+    ).fetchone()
+    if found is None or found["private"] == 1 or found["episode"] or found["kind"] != "main":
+        return
+    now, meant = time.time(), {_plain(wish.text), _plain(wish.words)} - {""}
+    for row in tx.execute("SELECT * FROM lessons WHERE user = ?", (found["user"],)).fetchall():
+        if meant & {_plain(row["text"]), _plain(row["words"])}:
+            tx.execute(
+                "UPDATE lessons SET created_at = ?1, state = CASE state WHEN 'learned' THEN 'told' "
+                "ELSE state END WHERE id = ?2",
+                (now, row["id"]),
+            )
+            return
+    _insert(tx, found["user"], wish, turn_id, now, kept=False)
+
+
+def taught_by(rows: Rows, turns: str) -> list[int]:
+    """Return the turns whose prompts hold a lesson from these turns, a JSON array."""
+    return rows.column(
+        "SELECT id FROM turns WHERE told IS NOT NULL AND EXISTS (SELECT 1 FROM json_each(told, "
+        "'$[0]') AS of JOIN lessons ON lessons.id = of.value WHERE lessons.turn_id IN "
+        "(SELECT value FROM json_each(?))) ORDER BY id",
+        turns,
+    )
+
+
+def orphans(rows: Rows) -> list[int]:
+    """Return the turns whose prompts hold a lesson that was forgotten."""
+    return rows.column(
+        "SELECT id FROM turns WHERE told IS NOT NULL AND EXISTS (SELECT 1 FROM json_each(told, "
+        "'$[0]') WHERE value NOT IN (SELECT id FROM lessons)) ORDER BY id"
+    )
+
+
+def _insert(
+    tx: sqlite3.Connection, user: str, wish: Wish, turn_id: int | None, now: float, *, kept: bool
+) -> int:
+    values = {
+        "user": user,
+        "text": wish.text,
+        "words": wish.words,
+        "scope": wish.scope,
+        "turn_id": turn_id,
+        "state": State.TOLD if kept else State.TRIED,
+        "kept": kept,
+        "reason": _SAID["add"] if kept else None,
+        "created_at": now,
+        "changed_at": now,
+    }
+    return insert(tx, "lessons", values)
+
+
+def _plain(text: str) -> str:
+    """Return the words of a text, by which lessons are compared."""
+    return _MARKS.sub(" ", text.casefold()).strip()
+
+
+def _path(lesson: Lesson) -> str:
+    return f'$."{lesson.id}"'
+
+
+def _lesson(row: sqlite3.Row) -> Lesson:
+    return replace(Lesson(**dict(row)), state=State(row["state"]), kept=bool(row["kept"]))
