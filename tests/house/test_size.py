@@ -22,7 +22,7 @@ MOST = {
     "tinker_claw/formats": 14_530,
     "tinker_claw/gateway": 15_470,
     "tinker_claw/judge": 6_040,
-    "tinker_claw/learner": 20_550,
+    "tinker_claw/learner": 20_580,
     "tinker_claw/ledger": 23_220,
     "tinker_claw/methods": 4_960,
     "tinker_claw/page": 6_600,
