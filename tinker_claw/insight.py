@@ -84,7 +84,7 @@ def facts(seen: Record) -> Iterator[tuple[str, str]]:
         steps = plural(seen["step"], "step")
         yield "policy", f"v{seen['policy_version']}, {steps} from the base{pin}"
     if seen["held"]:
-        yield "held", f"learning waits for a rollback: {seen['held']}"
+        yield "held", f"learning is held: {seen['held']}"
     if compared := seen["compared"]:
         yield "compared", f"{compared['of']}: {compared['meaning']}"
     if seen["gate"]:

@@ -251,8 +251,8 @@ def test_pause_of_the_budget_is_told_and_is_not_well() -> None:
             "ok",
             "ok",
             16,
-            "v3 as before; learning is held until you say from which version to go on (`"
-            "tinker-claw rollback`); 16 samples are queued, none is lost.",
+            "v3 as before; learning is held (`tinker-claw status` says why, and how it goes "
+            "on); 16 samples are queued, none is lost.",
         ),
         (set(), "recovering", "ok", "ok", 1, "being loaded; 1 sample is queued, none is lost."),
         (

@@ -121,9 +121,9 @@ def test_hold_is_told_until_a_rollback(tmp_path: Path) -> None:
     with closing(Ledger(tmp_path)) as ledger:
         ledger.bind({"model": "demo", "method": "combine", "backend": "local"})
         version = ledger.steps.add_first_version(state_ref="s", sampler_ref="a")
-        ledger.hold.because("replies have grown")
+        ledger.hold.because("replies have grown", "length")
         (told,) = [line for line in board(read_overview(tmp_path, 16)) if line.startswith("held")]
-        assert told == "held       learning waits for a rollback: replies have grown"
+        assert told == "held       learning is held: replies have grown"
         ledger.steps.roll_back(version)
         assert ledger.hold.reason is None
         assert read_overview(tmp_path, 16)["held"] is None

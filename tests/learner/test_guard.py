@@ -443,7 +443,7 @@ async def test_replies_that_grow_hold_learning_until_a_rollback(tmp_path: Path) 
             "to 1; learning is held at 200). It goes on when that is over. To go on now: "
             "`tinker-claw rollback v1`, or an earlier version (`tinker-claw versions`)"
         )
-        assert "Replies come from policy v1 as before; learning is held until" in shown["meaning"]
+        assert "Replies come from policy v1 as before; learning is held" in shown["meaning"]
         assert b'tinker_claw_guard{alarm="length"} 2.0' in w.telemetry.exposition()
         await undoing(w).roll_back(1)
         talk(w, "", 2, "short again")

@@ -227,7 +227,7 @@ def _learning(away: Set[Asking], learner: str, *, ended: bool) -> str | None:
     if learner == "stalled" or "learning" in away:
         return "learning waits"
     if learner == "held":
-        return "learning is held until you say from which version to go on (`tinker-claw rollback`)"
+        return "learning is held (`tinker-claw status` says why, and how it goes on)"
     if learner == "recovering":
         return "a step failed, and the state before it is being loaded"
     return None
