@@ -71,7 +71,9 @@ class Known(HintScorer):
     teaches = False
 
     def known(self, user: str) -> Teachability:
-        return teachability((1.0,) * 8, (-1.0,) * 8) if self.teaches else super().known(user)
+        return (
+            teachability([(True, 1.0), (False, -1.0)] * 16) if self.teaches else super().known(user)
+        )
 
 
 class Scripted(Endpoint):
