@@ -40,7 +40,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         (["log", "turns", "--trained", "--untrained"], "exclude one another"),
         (["explain", "x"], "TURN: Input should be a valid integer"),
         (["rejudge", "1", "x"], "TURN: Input should be a valid integer"),
-        (["export"], "give one of --jsonl, --adapter and --merged"),
+        (["export"], "give one of --jsonl, --lessons, --adapter and --merged"),
         (["completion", "csh"], "'csh' is not one of 'bash', 'zsh', 'fish'"),
     ],
 )

@@ -60,7 +60,7 @@ async def test_what_was_observed_is_trained_later(tmp_path: Path) -> None:
     trainer = FakeTrainer()
     async with world(tmp_path, trainer=trainer, observe=True) as w:
         for _ in range(9):
-            w.turn("NO")
+            w.turn("YES")
         await w.settled()
     async with world(tmp_path, trainer=trainer) as w:
         await w.version(2)

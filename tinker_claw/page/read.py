@@ -278,7 +278,7 @@ def read_step(rows: Rows, step_id: int) -> Record:
     return {
         "step": step,
         "gate": gate_of(step),
-        "figures": FIGURES,
+        "figures": {name: figure.bound for name, figure in FIGURES.items()},
         "metrics": sorted(
             (name, _figure(value))
             for name, value in _flat(step["metrics"])
