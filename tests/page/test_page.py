@@ -56,7 +56,7 @@ XSS = (
 )
 
 
-GATE = {"asked": 12, "lost": [XSS[2]], "losses": {"canaries": 0.2, "length": -0.125}}
+GATE = {"asked": 12, "lost": [XSS[2]], "losses": {"canaries": 0.2, "stop": -0.125}}
 
 
 @pytest.fixture(autouse=True)
@@ -461,7 +461,7 @@ async def test_gate_is_told_of_where_one_looks(tmp_path: Path) -> None:
         for shown in (overview, versions, refused):
             assert f"{REFUSED}: {XSS[3]}" in shown
         assert "canaries 0.200 0.150" in step
-        assert "length -0.125" in step
+        assert "stop -0.125" in step
         assert "accepted" not in step.split("matters from")[1].split("In the mean")[0], "not asked"
         assert "canaries : nats by which" in overview
 
