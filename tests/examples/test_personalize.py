@@ -743,7 +743,7 @@ async def test_several_people_have_keys_of_their_own_on_one_policy(tmp_path: Pat
 
 @pytest.mark.slow
 def test_users_nobody_should_learn_from_in_haste_do_no_harm_in_two_steps(tmp_path: Path) -> None:
-    users = ("never", "garbage")
+    users = ("garbage",)
     command = [sys.executable, "-m", "examples.personalize", "--scenarios", *users]
     command += ["--methods", "combine", "--seeds", "1", "--steps", "2", "--out", str(tmp_path)]
     shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)

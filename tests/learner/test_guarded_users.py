@@ -16,9 +16,10 @@ PLAIN = USERS["plain"]
 
 
 async def unharmed(run: Run, user: User, steps: int) -> bool:
-    """Talk for this many steps; return whether replies keep their length and all skills remain."""
+    """Talk for this many steps, or as many replies where nothing is learned from them; return
+    whether replies keep their length and all skills remain."""
     before = await run.exam(user)
-    await run.talk(user, lambda: run.held or run.step >= steps)
+    await run.talk(user, lambda: run.held or run.step >= steps or run.turns >= 20 * steps)
     after = await run.exam(user)
     print(f"{run.step} steps: {before} to {after}")
     grown = after.characters / before.characters - 1
