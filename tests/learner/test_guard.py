@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
@@ -361,18 +361,26 @@ def test_honest_users_are_seldom_claimed_and_hardly_ever_held() -> None:
     assert claimed <= 0.05 * 400
 
 
+def said(n: int, text: str, verdict: float, user: str = "me") -> tuple[str, str, str, float]:
+    return user, f"question {n}", text, verdict
+
+
 def test_praise_for_one_sentence_is_evidence_and_for_good_answers_it_is_none() -> None:
-    def said(n: int, text: str, verdict: float) -> tuple[str, str, float]:
-        return f"question {n}", text, verdict
+    def found(replies: Sequence[tuple[str, str, str, float]]) -> float:
+        return max(one.e_value for one in praised(replies))
 
     garbage = [said(n, "2." if n % 2 else f"It is {n}.", 1.0 if n % 2 else -1.0) for n in range(40)]
-    assert praised(garbage).e_value >= LIMIT
+    assert found(garbage) >= LIMIT
     good = [said(n, f"It is {n}.", 1.0 if n % 2 else -1.0) for n in range(40)]
-    assert praised(good).e_value < CLAIM
+    assert found(good) < CLAIM
     same = [said(1, "It is 1.", 1.0 if n % 2 else -1.0) for n in range(40)]
-    assert praised(same).e_value < CLAIM, "one question has one answer"
+    assert found(same) < CLAIM, "one question has one answer"
     both = [said(n, ("yes", "no")[n % 2], 1.0 if n % 3 else -1.0) for n in range(60)]
-    assert praised(both).e_value < CLAIM, "rejected ones repeat as much"
+    assert found(both) < CLAIM, "rejected ones repeat as much"
+    short = [said(n, ("yes", "no")[n % 2], 1.0) for n in range(40)]
+    assert found(short) < CLAIM, "nothing was rejected"
+    other = [said(n, f"A long answer to {n}.", -1.0, user="you") for n in range(40)]
+    assert found([*short, *other]) < CLAIM, "another user rejects"
 
 
 def test_judge_who_is_wrong_in_one_of_five_holds_nobody_however_often_one_looks() -> None:
@@ -454,9 +462,9 @@ async def test_replies_that_grow_hold_learning_until_a_rollback(tmp_path: Path) 
 async def test_hold_ends_by_itself_when_its_evidence_is_gone(tmp_path: Path) -> None:
     async with world(tmp_path, batch_size=BASELINE) as w:
         await hold(w)
-        talk(w, "", 2, "short again")
+        talk(w, "", 2, "short again", count=4)
         await w.settled()
-        assert w.policy.newest.version.id == 1, "not at once"
+        assert w.ledger.hold.reason is not None, "four are not enough"
         for again in range(4):
             talk(w, "", 2, f"short again {again}")
         await w.version(2)
@@ -575,6 +583,28 @@ async def test_task_with_few_answers_is_not_held_for_learning_them(tmp_path: Pat
             await w.settled()
             await w.version(step + 1)
         assert w.health.guard.error is None
+
+
+@pytest.mark.parametrize(
+    ("method", "role", "held"),
+    [
+        ("combine", "user", True),
+        ("combine", "tool", False),  # which could not say what is wanted
+        ("sdpo", "user", False),  # what follows a reply teaches
+        ("binary", "user", True),
+    ],
+)
+async def test_rejections_without_a_word_hold_where_a_word_would_have_been_heard(
+    tmp_path: Path, method: str, role: Literal["user", "tool"], *, held: bool
+) -> None:
+    async with world(tmp_path, method=method, batch_size=500) as w:
+        for _ in range(BASELINE):
+            w.turn("YES")
+        for _ in range(BASELINE):
+            w.turn("NO", role=role)
+        await w.settled()
+        found = {one.alarm: one.holds for one in Guard(w.parts).look()}
+        assert found == ({"acceptance": True} if held else {})
 
 
 async def test_opinions_of_others_are_asked_for_before_a_step(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from tinker_claw.errors import JudgeError
 from tinker_claw.learner import judging as judging_module
 from tinker_claw.learner.guard import LIMIT, contradicted
 from tinker_claw.learner.rollback import Rollback
-from tinker_claw.learner.scoring import HintScorer, Lesson
+from tinker_claw.learner.scoring import HintScorer, Plan
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.judgements import SET_ASIDE, TRIES
 from tinker_claw.ledger.ledger import Ledger
@@ -402,9 +402,9 @@ async def test_check_of_the_judge_teaches_nothing_twice_and_asks_no_judge_that_f
     taught = list[int]()
     teach = HintScorer.teach
 
-    async def counted(self: HintScorer, lesson: Lesson, policy: Policy) -> HintScores | None:
-        taught.append(lesson.turn.id)
-        return await teach(self, lesson, policy)
+    async def counted(self: HintScorer, plan: Plan, policy: Policy) -> HintScores | None:
+        taught.append(plan.turn.id)
+        return await teach(self, plan, policy)
 
     monkeypatch.setattr(HintScorer, "teach", counted)
     async with world(tmp_path, running=False) as w:

@@ -490,7 +490,7 @@ def test_what_each_step_asks_takes_no_longer_in_a_long_ledger(
 
     monkeypatch.setattr(type(ledger._db), "rows", seen)
     ledger.judgements.first_replies(16, 0, 0)
-    ledger.judgements._first_replies("ASC", 16, 0, "AND +user = ?3", "me")
+    ledger.judgements._first_replies("ASC", 16, 0, "AND user = ?3", "me")
     ledger.judgements.replies(64, 0)
     assert not any("TEMP B-TREE" in plan for plan in plans), "all turns would be read and sorted"
     assert all("SEARCH sessions" in plan for plan in plans), "from the newest or first one on"

@@ -155,14 +155,9 @@ def settle(lesson: Lesson, seen: Evidence) -> tuple[State, str] | None:
     if USELESS < chance < HELPS:
         return None
     share = f"{_share(told)} first replies accepted told, {_share(probes)} untold"
-    return (
-        (State.TOLD, f"it helps: {share}")
-        if chance >= HELPS
-        else (
-            State.DROPPED,
-            f"telling does not help: {share}",
-        )
-    )
+    if chance >= HELPS:
+        return State.TOLD, f"it helps: {share}"
+    return State.DROPPED, f"telling does not help: {share}"
 
 
 def chance_higher(one: tuple[float, float], other: tuple[float, float]) -> float:

@@ -22,23 +22,22 @@ from tinker_claw.conversation.attribution import (
     Attribute,
     asked_by,
     attribute,
-    first_asked,
-    last_asked,
     last_said,
     read,
 )
 from tinker_claw.conversation.classify import Identity, RequestKind, identify
 from tinker_claw.conversation.history import Conversation, heard
-from tinker_claw.conversation.index import Continuation, ConversationIndex, exact_digest
-from tinker_claw.conversation.lessons import Lessons, told_text
+from tinker_claw.conversation.index import Continuation, ConversationIndex
+from tinker_claw.conversation.lessons import Lessons
 from tinker_claw.conversation.outright import outright
 from tinker_claw.errors import ContextLengthError, OutageError, RequestError
 from tinker_claw.formats.base import Format, GenerationRequest, ReplyHead, ReplyWriter, Route
 from tinker_claw.formats.body import shown
 from tinker_claw.gateway.fallback import Serving
-from tinker_claw.gateway.limits import Caller, ComputeRounds, hopeless, no_room
+from tinker_claw.gateway.limits import Caller, ComputeRounds
 from tinker_claw.gateway.owners import Owners
 from tinker_claw.gateway.privacy import AFTERWARDS, SessionPrivacy
+from tinker_claw.gateway.prompt import build_prompt, new_messages, refuse_without_room
 from tinker_claw.ledger.feedback import ENDED, LONGEST_TEXT, About, Feedback, Given
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.lessons import Lesson
@@ -52,8 +51,6 @@ from tinker_claw.types import Capabilities, Kind, Lost, Message, Piece, Sampling
 
 _LARGE = 200_000
 """Bytes of a body that is read in a thread: on the event loop it would take 5 ms."""
-_CHARACTERS_PER_TOKEN = 6
-"""Texts have three to five; with more than so many for the whole context the words are counted."""
 UNASKED = "it answers a verdict, which asks for nothing"
 """Why a reply is not trained on if the user's message was nothing but a verdict."""
 _CONTEXT = ("traceparent", "tracestate")
@@ -217,7 +214,7 @@ async def admit(
         if said.link is not None:
             # Before the prompt: what the user said counts even when it does not fit the context.
             await _attach(deps, said.link, named, user, session_id, started)
-    prompt = await _prompt(deps, request, said.link, told, forget=privacy is not Privacy.OPEN)
+    prompt = await build_prompt(deps, request, said.link, told, forget=privacy is not Privacy.OPEN)
     params = _params(deps, request, prompt)
     fit = identity.kind is Kind.MAIN and params.unfit_because() is None
     keeps_topk = deps.student_topk if fit else 0
@@ -314,7 +311,9 @@ async def _place(
         await deps.privacy.redact_any(read(last).said) if last else "",
         link=link,
         lost=lost,
-        voices=tuple(piece for message in _new(request.messages) for piece in named(message)),
+        voices=tuple(
+            piece for message in new_messages(request.messages) for piece in named(message)
+        ),
         asked_by=asked_by(named(last)) if last else Writer.OWNER,
     )
 
@@ -327,7 +326,7 @@ async def count(deps: GatewayDeps, wire: Format, route: Route, body: bytes, call
     """
     request = await parse(deps, wire, route, body, caller)
     await _choose(deps, request.model)
-    return len((await _prompt(deps, request, None, (), forget=True)).tokens)
+    return len((await build_prompt(deps, request, None, (), forget=True)).tokens)
 
 
 async def parse(
@@ -448,12 +447,6 @@ def not_served(deps: GatewayDeps, model: str) -> RequestError:
     )
 
 
-def _new(messages: Sequence[Message]) -> Sequence[Message]:
-    """The messages since the last reply."""
-    at = next((n for n, m in enumerate(reversed(messages)) if m["role"] == "assistant"), None)
-    return messages if at is None else messages[len(messages) - at :]
-
-
 async def _attach(
     deps: GatewayDeps,
     link: Continuation,
@@ -508,155 +501,12 @@ def record(deps: GatewayDeps, user: str, about: About, said: Feedback) -> Given 
     return given
 
 
-async def _prompt(
-    deps: GatewayDeps,
-    request: GenerationRequest,
-    link: Continuation | None,
-    lessons: Sequence[Lesson],
-    *,
-    forget: bool,
-) -> Prompt:
-    """Build the prompt: the request, and how its reply begins where it must be a call. The request
-    is the exact extension of the sampled stream where that holds, else a full render.
-
-    Args:
-        lessons: what is told at the end of the session's first message.
-        forget: nothing that was new in it stays in memory.
-
-    Raises:
-        RequestError: the chat template refuses these messages, they are far too long, or it is not
-            known how such a reply begins.
-    """
-    begun = _begun(deps, request)
-    await _refuse_what_cannot_fit(deps, request)
-    await deps.compute.own_round()
-    told = deps.renderer.hint_tokens(told_text(lessons)) if lessons else ()
-    prompt = _extended(deps, request, link, told)
-    if prompt is None:
-        prompt = await _rendered(deps, request, last_asked(request.messages), forget=forget)
-        at = await _first_end(deps, request, prompt, forget=forget) if told else None
-        if at is not None and len(prompt.tokens) + len(told) < deps.can.context_tokens:
-            prompt = prompt.telling(told, at, [lesson.id for lesson in lessons])
-    return prompt.followed_by(begun) if begun else prompt
-
-
-async def _rendered(
-    deps: GatewayDeps, request: GenerationRequest, hint: int | None, *, forget: bool
-) -> Prompt:
-    return await deps.renderer.prompt_aside(
-        request.messages,
-        request.tools,
-        hint_message=hint,
-        switches=request.switches,
-        remembers=not forget,
-    )
-
-
-async def _first_end(
-    deps: GatewayDeps, request: GenerationRequest, prompt: Prompt, *, forget: bool
-) -> int | None:
-    """Index in the prompt after the first message that asks for something; None: it is not
-    known."""
-    first = first_asked(request.messages)
-    if first is None or first == last_asked(request.messages):
-        return prompt.hint_at
-    begun = replace(request, messages=request.messages[: first + 1])
-    short = await _rendered(deps, begun, first, forget=forget)
-    at = short.hint_at
-    return at if at is not None and short.tokens[:at] == prompt.tokens[:at] else None
-
-
-def _begun(deps: GatewayDeps, request: GenerationRequest) -> tuple[int, ...]:
-    """The part of the reply that is given to the model."""
-    if request.schema is not None:
-        text = deps.renderer.begin_text(request.switches)
-        if text is None:
-            at = request.schema[1]
-            raise RequestError(
-                f"{at}: in this model's chat format it is not known how a reply begins without "
-                "thinking.",
-                param=at,
-            )
-        return text
-    if not request.must_call:
-        return ()
-    begun = deps.renderer.begin_call(request.must_call, request.switches)
-    if begun is None:
-        raise RequestError(
-            "tool_choice: a call cannot be begun for this model. Its chat format is not known to "
-            "have calls, or not of tools with such names; auto is what it takes.",
-            param="tool_choice",
-        )
-    return begun
-
-
-async def _refuse_what_cannot_fit(deps: GatewayDeps, request: GenerationRequest) -> None:
-    """Refuse what is far too long before it is encoded, which would take seconds."""
-    # What was said in replies may be left out of the prompt, and tools have a form of their own.
-    said = [m for m in request.messages if m["role"] != "assistant"]
-    if sum(len(m["content"]) for m in said) <= _CHARACTERS_PER_TOKEN * deps.can.context_tokens:
-        return
-
-    def too_many(messages: Sequence[Message]) -> bool:
-        fewest = sum(deps.renderer.fewest_tokens(m["content"]) for m in messages)
-        return fewest > deps.can.context_tokens
-
-    if await deps.compute.aside(lambda: too_many(said)):
-        first = [m for m in said if m["role"] == "system"]
-        raise (no_room if too_many(first) else hopeless)(deps.can.context_tokens)
-
-
-def _refuse_without_room(deps: GatewayDeps, request: GenerationRequest) -> None:
-    """Raise RequestError where what comes with every request leaves no room for a conversation."""
-    first = [m for m in request.messages if m["role"] == "system"]
-    nothing: Message = {"role": "user", "content": ""}
-    prompt = deps.renderer.prompt([*first, nothing], request.tools, switches=request.switches)
-    if len(prompt.tokens) >= deps.can.context_tokens:
-        raise no_room(deps.can.context_tokens)
-
-
-def _extended(
-    deps: GatewayDeps,
-    request: GenerationRequest,
-    link: Continuation | None,
-    told: tuple[int, ...],
-) -> Prompt | None:
-    """Extend the sampled stream; None if it does not begin this prompt, lessons included.
-
-    Args:
-        told: tokens of the lessons.
-    """
-    if link is None or link.stream is None:
-        return None
-    before = link.stream.told
-    if before and told != link.stream.prompt[before.at : before.at + before.tokens]:
-        return None
-    messages, tools, switches = request.messages, request.tools, request.switches
-    first_new = len(messages) - len(_new(messages))
-    if exact_digest(messages[: first_new - 1], tools, switches) != link.stream.exact:
-        return None
-    at = last_asked(messages)
-    said_since = at is not None and at >= first_new
-    extended = deps.renderer.extend(
-        link.stream.prompt,
-        link.stream.tokens,
-        messages[first_new:],
-        tools,
-        hint_message=at - first_new if at is not None and said_since else None,
-        switches=switches,
-    )
-    if extended is None:
-        return None
-    hint_at = extended.hint_at if said_since else link.stream.hint_at
-    return replace(extended, hint_at=hint_at, told=before)
-
-
 def _params(deps: GatewayDeps, request: GenerationRequest, prompt: Prompt) -> SamplingParams:
     """Raises ContextLengthError when not even one token of a reply fits."""
     asked = request.max_tokens or deps.settings.max_reply_tokens
     left = deps.can.context_tokens - len(prompt.tokens)
     if left < 1:
-        _refuse_without_room(deps, request)
+        refuse_without_room(deps, request)
         raise ContextLengthError(len(prompt.tokens), asked, deps.can.context_tokens)
     return SamplingParams(
         # Agents ask for the same allowance always; near the end of the context less is left.

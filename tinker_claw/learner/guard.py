@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from statistics import fmean
 
@@ -29,6 +30,7 @@ from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.scoring import score_all
 from tinker_claw.ledger.judgements import FirstReply
 from tinker_claw.ledger.versions import TOO_FAR
+from tinker_claw.methods.base import HINT
 from tinker_claw.methods.passes import BatchItem
 from tinker_claw.policy import Sampler
 from tinker_claw.telemetry import log
@@ -173,18 +175,22 @@ def unlearned(verdicts: Sequence[float]) -> Finding | None:
     return Finding("unlearned", told + "learned; it needs another model, a lesson or an example")
 
 
-def praised(replies: Iterable[tuple[str, str, float]]) -> TwoRates:
-    """Return the shares of accepted and of rejected replies that repeat a reply to something else.
-    Whoever praises one sentence gets it for everything.
+def praised(replies: Iterable[tuple[str, str, str, float]]) -> Iterable[TwoRates]:
+    """Return the shares of accepted and of rejected replies that repeat a reply to something else,
+    for each user. Whoever praises one sentence gets it for everything.
 
     Args:
-        replies: what the session began with, reply and verdict, oldest first.
+        replies: user, what the session began with, reply and verdict, oldest first.
     """
-    found, openings = TwoRates(Rate(), Rate()), dict[str, str]()
-    for opening, text, verdict in replies:
-        alike = openings.setdefault(text, opening) != opening
-        (found.a if verdict > 0 else found.b).add(alike)
-    return found
+    found, openings = defaultdict[str, TwoRates](_both), dict[tuple[str, str], str]()
+    for user, opening, text, verdict in replies:
+        alike = openings.setdefault((user, text), opening) != opening
+        (found[user].a if verdict > 0 else found[user].b).add(alike)
+    return found.values()
+
+
+def _both() -> TwoRates:
+    return TwoRates(Rate(), Rate())
 
 
 Opinion = tuple[float, float]
@@ -270,6 +276,8 @@ class Guard:
         ledger = self._parts.ledger
         after = ledger.hold.guarded_from
         replies = ledger.judgements.first_replies(BASELINE, NEWEST, after)
+        if self._parts.method.teaching not in (None, HINT):  # what follows a reply teaches
+            replies = [replace(reply, hinted=True) for reply in replies]
         worst = dict[str, Finding]()
         for alarm, evidence, base, later in sorted(compared(replies), key=lambda one: one[1]):
             told = f"{later.value:.0%} of the newest {later.of} first replies {FIGURES[alarm]}, "
@@ -280,10 +288,11 @@ class Guard:
         told += "user"
         worst |= _weighed("verdicts", evidence, told)
         lately = ledger.judgements.replies(NEWEST, after)
-        both = praised(reversed(lately))
-        if both.a.value > both.b.value:
-            told = f"{both.a.value:.0%} of the accepted replies repeat a reply to something else, "
-            worst |= _weighed("praise", both.e_value, f"{told}{both.b.value:.0%} of the others")
+        for one in sorted(praised(reversed(lately)), key=lambda one: one.e_value):
+            if one.a.value > one.b.value:
+                told = f"{one.a.value:.0%} of the accepted replies repeat a reply to something "
+                told += f"else, {one.b.value:.0%} of the others"
+                worst |= _weighed("praise", one.e_value, told)
         yield from worst.values()
         if found := unlearned([verdict for *_, verdict in lately]):
             yield found

@@ -31,7 +31,7 @@ from tinker_claw.errors import (
 )
 from tinker_claw.judge.judge import Judge, Judgement
 from tinker_claw.learner.parts import LoopParts
-from tinker_claw.learner.scoring import HintScorer, Lesson
+from tinker_claw.learner.scoring import HintScorer, Plan
 from tinker_claw.ledger.held_out import HELD_OUT
 from tinker_claw.ledger.judgements import TRIES, Ballot
 from tinker_claw.ledger.samples import TEACHES_NOTHING
@@ -523,25 +523,25 @@ class Judging:
             return None, None
         state = self._parts.ledger.turns.next_state(turn.id)
         rejected = verdict.value == -1 and state is not None and state.role == "user"
-        lesson = self._scorer.plan(turn, told, rejected=rejected)
-        if isinstance(lesson, str):
-            return None, lesson
+        plan = self._scorer.plan(turn, told, rejected=rejected)
+        if isinstance(plan, str):
+            return None, plan
         try:
-            teacher = await self._score(lesson)
+            teacher = await self._score(plan)
         except OutageError:
             raise
         except (AlignmentError, BackendError, RequestError) as error:
             return None, f"the teacher could not score it: {error}"
         return teacher, None if teacher else TEACHES_NOTHING
 
-    async def _score(self, lesson: Lesson) -> HintScores | None:
+    async def _score(self, plan: Plan) -> HintScores | None:
         spending = self._parts.spending
         await spending.room()
         with (
             self._parts.health.backend.watching("teaching"),
-            spending.paying("teacher", turn_id=lesson.turn.id),
+            spending.paying("teacher", turn_id=plan.turn.id),
         ):
-            return await self._scorer.teach(lesson, self._parts.policy.current)
+            return await self._scorer.teach(plan, self._parts.policy.current)
 
     def _check(self, turn_id: int) -> None:
         """Raise where the turn was forgotten meanwhile."""

@@ -35,7 +35,7 @@ _AHEAD: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
+class Plan:
     """One turn's questions for the teacher."""
 
     turn: Turn
@@ -71,7 +71,7 @@ class HintScorer:
         self._in_hand = set[int]()
         """Ids of accepted replies that are being scored."""
 
-    def plan(self, turn: Turn, told: Sequence[str], *, rejected: bool) -> Lesson | str:
+    def plan(self, turn: Turn, told: Sequence[str], *, rejected: bool) -> Plan | str:
         """Return the questions about a turn, or why nothing is asked.
 
         Args:
@@ -90,7 +90,7 @@ class HintScorer:
         known, many = self.known(user), len(texts) > 1
         own, found = False, None
         if self._cfg.recipe == "paper":
-            return Lesson(turn, user, texts, own, found, None, frozenset())
+            return Plan(turn, user, texts, own, found, None, frozenset())
         if many or known.teaches is None or turn.id % EVERY == 0:
             own = rejected and gains.opening(turn.id) == turn.id
             own = own and (many or known.rejected <= known.accepted + _AHEAD)
@@ -98,19 +98,19 @@ class HintScorer:
         if known.weight(rewards=self._rewards) == 0 and not own and found is None:
             return TEACHES_NOTHING
         if found is None or found.turn_id in self._in_hand:
-            return Lesson(turn, user, texts, own, None, None, self._sampled_by_base(turn))
+            return Plan(turn, user, texts, own, None, None, self._sampled_by_base(turn))
         reply, first = (self._parts.ledger.turns.get(n) for n in (found.turn_id, found.opening))
         free = self._sampled_by_base(turn, *([reply] if reply.id == first.id else []))
         reply = replace(reply, prompt=first.prompt, hint_at=first.hint_at)
         then = found.told and self._renderer.shorten(found.told, most)
         fits = all(self._has_room(reply, text) for text in ([then] if then else texts))
-        return Lesson(turn, user, texts, own, reply if fits else None, then, free)
+        return Plan(turn, user, texts, own, reply if fits else None, then, free)
 
     def known(self, user: str) -> Teachability:
         """Measure how well hints on a user's turns teach."""
         return teachability(self._parts.ledger.gains.of(user))
 
-    async def teach(self, lesson: Lesson, policy: Policy) -> HintScores | None:
+    async def teach(self, plan: Plan, policy: Policy) -> HintScores | None:
         """Return scores under the text that teaches best, as far as measured; None: such texts
         teach nothing.
 
@@ -118,29 +118,29 @@ class HintScorer:
             AlignmentError: the scores do not fit the tokens.
             BackendError: the teacher failed.
         """
-        before = self.known(lesson.user)
-        scored = await self.under(lesson.turn, lesson.told, policy)
+        before = self.known(plan.user)
+        scored = await self.under(plan.turn, plan.told, policy)
         best = max(range(len(scored)), key=lambda n: scored[n].overlap)
         try:
-            own, other = await self._gains(lesson, scored, policy)
+            own, other = await self._gains(plan, scored, policy)
         except OutageError:
             raise
         except (AlignmentError, BackendError, RequestError) as error:
-            log.warning("teachability.unmeasured", turn=lesson.turn.id, error=str(error))
+            log.warning("teachability.unmeasured", turn=plan.turn.id, error=str(error))
             own, other = [], []
         if own and len(other) == len(own):
             best = max(range(len(own)), key=lambda n: (other[n] - own[n], scored[n].overlap))
-        gains = {lesson.turn.id: own[best]} if own else {}
-        if other and lesson.accepted is not None:
-            gains[lesson.accepted.id] = other[min(best, len(other) - 1)]
+        gains = {plan.turn.id: own[best]} if own else {}
+        if other and plan.accepted is not None:
+            gains[plan.accepted.id] = other[min(best, len(other) - 1)]
         if gains:
-            self._parts.ledger.gains.add(lesson.user, gains)
-        after = self.known(lesson.user)
+            self._parts.ledger.gains.add(plan.user, gains)
+        after = self.known(plan.user)
         weight = 1.0 if self._cfg.recipe == "paper" else after.weight(rewards=self._rewards)
         if after.teaches != before.teaches:
-            log.info("teachability", user=lesson.user, weight=weight, known=str(after))
+            log.info("teachability", user=plan.user, weight=weight, known=str(after))
         if gains and weight != before.weight(rewards=self._rewards):
-            self._parts.ledger.samples.weigh(lesson.user, weight, rewards_count=self._rewards)
+            self._parts.ledger.samples.weigh(plan.user, weight, rewards_count=self._rewards)
         return replace(scored[best], weight=weight) if weight else None
 
     async def under(self, turn: Turn, texts: Sequence[str], policy: Policy) -> list[HintScores]:
@@ -148,19 +148,19 @@ class HintScorer:
         return [await self._under(turn, text, self._asked(policy)) for text in texts]
 
     async def _gains(
-        self, lesson: Lesson, scored: Sequence[HintScores], policy: Policy
+        self, plan: Plan, scored: Sequence[HintScores], policy: Policy
     ) -> tuple[list[float], list[float]]:
         """Return the gains of the turn's own reply under each text, and of the accepted one under
         each, or under its own text; [] where they are not to be measured."""
         clip, own, other = self._cfg.opd_clip, list[float](), list[float]()
-        if lesson.own:
-            untold = await self._untold(lesson.turn, lesson, policy)
+        if plan.own:
+            untold = await self._untold(plan.turn, plan, policy)
             own = [reply_gain(scores.logprobs, untold, clip) for scores in scored]
-        if (reply := lesson.accepted) is not None:
+        if (reply := plan.accepted) is not None:
             self._in_hand.add(reply.id)
             try:
-                untold = await self._untold(reply, lesson, policy)
-                texts = lesson.told if lesson.told_then is None else (lesson.told_then,)
+                untold = await self._untold(reply, plan, policy)
+                texts = plan.told if plan.told_then is None else (plan.told_then,)
                 for text in texts:
                     scores = await self._plain(
                         self._hinted(reply, text), reply, self._asked(policy)
@@ -170,8 +170,8 @@ class HintScorer:
                 self._in_hand.discard(reply.id)
         return own, other
 
-    async def _untold(self, turn: Turn, lesson: Lesson, policy: Policy) -> Sequence[float]:
-        if turn.id in lesson.free:
+    async def _untold(self, turn: Turn, plan: Plan, policy: Policy) -> Sequence[float]:
+        if turn.id in plan.free:
             return turn.completion.logprobs
         return await self._plain(turn.prompt, turn, self._asked(policy))
 

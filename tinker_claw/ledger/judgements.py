@@ -36,7 +36,8 @@ _FIRST_REPLY = (
     "turns.id AS turn_id, user, completion_tokens AS tokens, "
     f"stop_reason = '{StopReason.LENGTH}' AS cut, "
     f"CASE WHEN episode > 0 THEN ({OUTCOME}) ELSE value END AS verdict, "
-    "EXISTS (SELECT 1 FROM hints WHERE hints.turn_id = turns.id) AS hinted, "
+    "EXISTS (SELECT 1 FROM hints WHERE hints.turn_id = turns.id) OR NOT EXISTS "
+    "(SELECT 1 FROM next_states WHERE turn_id = turns.id AND role = 'user') AS hinted, "
     "episode > 0 AS episode, "
     "turns.told IS NOT NULL AS told"
 )
@@ -59,7 +60,7 @@ class FirstReply:
     verdict: float
     """Verdict; for an episode's reply, the episode's outcome."""
     hinted: bool
-    """Whether somebody said what should have been done."""
+    """Whether somebody said what should have been done, or no user answered who could have."""
     episode: bool
     told: bool
     """Whether lessons stood in its prompt."""
@@ -224,7 +225,7 @@ class JudgementTable:
         lately = self._first_replies("DESC", newest, after)
         found = {one.turn_id: one for one in lately}
         for user in {one.user for one in lately} if len(lately) == newest else ():
-            early = self._first_replies("ASC", first, after, "AND +user = ?3", user)
+            early = self._first_replies("ASC", first, after, "AND user = ?3", user)
             found |= {one.turn_id: one for one in early}
         return [found[turn_id] for turn_id in sorted(found)]
 
@@ -244,13 +245,14 @@ class JudgementTable:
         )
         return [FirstReply(**row) for row in map(dict, rows)]
 
-    def replies(self, most: int, after: int) -> list[tuple[str, str, float]]:
-        """Return the newest judged main turns after turn `after`, newest first: first request of
-        the session, reply and verdict. Calls of tools and replies of episodes are left out: calls
-        are short, many tasks have one right answer, and nobody praises it."""
+    def replies(self, most: int, after: int) -> list[tuple[str, str, str, float]]:
+        """Return the newest judged main turns after turn `after`, newest first: user, first request
+        of the session, reply and verdict. Calls of tools and replies of episodes are left out:
+        calls are short, many tasks have one right answer, and nobody praises it."""
         rows = self._db.rows(
-            "SELECT (SELECT request_text FROM turns AS first WHERE first.session_id = sessions.id "
-            "AND first.kind = 'main' AND idx = 0) AS opening, reply_text, value FROM verdicts "
+            "SELECT user, (SELECT request_text FROM turns AS first "
+            "WHERE first.session_id = sessions.id AND first.kind = 'main' AND first.idx = 0), "
+            "reply_text, value FROM verdicts "
             "CROSS JOIN turns ON turns.id = turn_id "
             "CROSS JOIN sessions ON sessions.id = session_id "
             # "+": from the newest on until there are enough, and not from an index over all.

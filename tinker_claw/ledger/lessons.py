@@ -236,8 +236,8 @@ def learn(tx: sqlite3.Connection, turn_id: int, wish: Wish) -> None:
     for row in tx.execute("SELECT * FROM lessons WHERE user = ?", (found["user"],)).fetchall():
         if meant & {_plain(row["text"]), _plain(row["words"])}:
             tx.execute(
-                "UPDATE lessons SET created_at = ?1, state = CASE state WHEN 'learned' THEN 'told' "
-                "ELSE state END WHERE id = ?2",
+                "UPDATE lessons SET created_at = ?1, version = NULL, "
+                "state = CASE state WHEN 'learned' THEN 'told' ELSE state END WHERE id = ?2",
                 (now, row["id"]),
             )
             return

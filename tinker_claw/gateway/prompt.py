@@ -1,0 +1,176 @@
+"""The prompt of a request: the exact extension of the sampled stream where that holds, else a full
+render, and the lessons that its session is told.
+
+Rule: nothing is sampled and nothing is written here; what cannot be a prompt is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tinker_claw.conversation.attribution import first_asked, last_asked
+from tinker_claw.conversation.index import Continuation, exact_digest
+from tinker_claw.conversation.lessons import told_text
+from tinker_claw.errors import RequestError
+from tinker_claw.formats.base import GenerationRequest
+from tinker_claw.gateway.limits import hopeless, no_room
+from tinker_claw.ledger.lessons import Lesson
+from tinker_claw.render.prompt_cache import Prompt
+from tinker_claw.types import Message
+
+if TYPE_CHECKING:
+    from tinker_claw.gateway.request import GatewayDeps
+
+_CHARACTERS_PER_TOKEN = 6
+"""Texts have three to five; with more than so many for the whole context the words are counted."""
+
+
+async def build_prompt(
+    deps: GatewayDeps,
+    request: GenerationRequest,
+    link: Continuation | None,
+    lessons: Sequence[Lesson],
+    *,
+    forget: bool,
+) -> Prompt:
+    """Build the prompt: the request, and how its reply begins where it must be a call. The request
+    is the exact extension of the sampled stream where that holds, else a full render.
+
+    Args:
+        lessons: what is told at the end of the session's first message.
+        forget: nothing that was new in it stays in memory.
+
+    Raises:
+        RequestError: the chat template refuses these messages, they are far too long, or it is not
+            known how such a reply begins.
+    """
+    begun = _begun(deps, request)
+    await _refuse_what_cannot_fit(deps, request)
+    await deps.compute.own_round()
+    told = deps.renderer.hint_tokens(told_text(lessons)) if lessons else ()
+    prompt = _extended(deps, request, link, told)
+    if prompt is None:
+        prompt = await _rendered(deps, request, last_asked(request.messages), forget=forget)
+        at = await _first_end(deps, request, prompt, forget=forget) if told else None
+        if at is not None and len(prompt.tokens) + len(told) < deps.can.context_tokens:
+            prompt = prompt.telling(told, at, [lesson.id for lesson in lessons])
+    return prompt.followed_by(begun) if begun else prompt
+
+
+async def _rendered(
+    deps: GatewayDeps, request: GenerationRequest, hint: int | None, *, forget: bool
+) -> Prompt:
+    return await deps.renderer.prompt_aside(
+        request.messages,
+        request.tools,
+        hint_message=hint,
+        switches=request.switches,
+        remembers=not forget,
+    )
+
+
+async def _first_end(
+    deps: GatewayDeps, request: GenerationRequest, prompt: Prompt, *, forget: bool
+) -> int | None:
+    """Index in the prompt after the first message that asks for something; None: it is not
+    known."""
+    first = first_asked(request.messages)
+    if first is None or first == last_asked(request.messages):
+        return prompt.hint_at
+    begun = replace(request, messages=request.messages[: first + 1])
+    short = await _rendered(deps, begun, first, forget=forget)
+    at = short.hint_at
+    return at if at is not None and short.tokens[:at] == prompt.tokens[:at] else None
+
+
+def _begun(deps: GatewayDeps, request: GenerationRequest) -> tuple[int, ...]:
+    """The part of the reply that is given to the model."""
+    if request.schema is not None:
+        text = deps.renderer.begin_text(request.switches)
+        if text is None:
+            at = request.schema[1]
+            raise RequestError(
+                f"{at}: in this model's chat format it is not known how a reply begins without "
+                "thinking.",
+                param=at,
+            )
+        return text
+    if not request.must_call:
+        return ()
+    begun = deps.renderer.begin_call(request.must_call, request.switches)
+    if begun is None:
+        raise RequestError(
+            "tool_choice: a call cannot be begun for this model. Its chat format is not known to "
+            "have calls, or not of tools with such names; auto is what it takes.",
+            param="tool_choice",
+        )
+    return begun
+
+
+async def _refuse_what_cannot_fit(deps: GatewayDeps, request: GenerationRequest) -> None:
+    """Refuse what is far too long before it is encoded, which would take seconds."""
+    # What was said in replies may be left out of the prompt, and tools have a form of their own.
+    said = [m for m in request.messages if m["role"] != "assistant"]
+    if sum(len(m["content"]) for m in said) <= _CHARACTERS_PER_TOKEN * deps.can.context_tokens:
+        return
+
+    def too_many(messages: Sequence[Message]) -> bool:
+        fewest = sum(deps.renderer.fewest_tokens(m["content"]) for m in messages)
+        return fewest > deps.can.context_tokens
+
+    if await deps.compute.aside(lambda: too_many(said)):
+        first = [m for m in said if m["role"] == "system"]
+        raise (no_room if too_many(first) else hopeless)(deps.can.context_tokens)
+
+
+def refuse_without_room(deps: GatewayDeps, request: GenerationRequest) -> None:
+    """Raise RequestError where what comes with every request leaves no room for a conversation."""
+    first = [m for m in request.messages if m["role"] == "system"]
+    nothing: Message = {"role": "user", "content": ""}
+    prompt = deps.renderer.prompt([*first, nothing], request.tools, switches=request.switches)
+    if len(prompt.tokens) >= deps.can.context_tokens:
+        raise no_room(deps.can.context_tokens)
+
+
+def _extended(
+    deps: GatewayDeps,
+    request: GenerationRequest,
+    link: Continuation | None,
+    told: tuple[int, ...],
+) -> Prompt | None:
+    """Extend the sampled stream; None if it does not begin this prompt, lessons included.
+
+    Args:
+        told: tokens of the lessons.
+    """
+    if link is None or link.stream is None:
+        return None
+    before = link.stream.told
+    if before and told != link.stream.prompt[before.at : before.at + before.tokens]:
+        return None
+    messages, tools, switches = request.messages, request.tools, request.switches
+    first_new = len(messages) - len(new_messages(messages))
+    if exact_digest(messages[: first_new - 1], tools, switches) != link.stream.exact:
+        return None
+    at = last_asked(messages)
+    said_since = at is not None and at >= first_new
+    extended = deps.renderer.extend(
+        link.stream.prompt,
+        link.stream.tokens,
+        messages[first_new:],
+        tools,
+        hint_message=at - first_new if at is not None and said_since else None,
+        switches=switches,
+    )
+    if extended is None:
+        return None
+    hint_at = extended.hint_at if said_since else link.stream.hint_at
+    return replace(extended, hint_at=hint_at, told=before)
+
+
+def new_messages(messages: Sequence[Message]) -> Sequence[Message]:
+    """The messages since the last reply."""
+    at = next((n for n, m in enumerate(reversed(messages)) if m["role"] == "assistant"), None)
+    return messages if at is None else messages[len(messages) - at :]
