@@ -444,8 +444,8 @@ async def test_replies_that_grow_hold_learning_until_a_rollback(tmp_path: Path) 
         shown = w.health.snapshot(version=1, waiting=BASELINE, batch_size=BASELINE)
         assert (shown["status"], shown["learner"], shown["guard"]) == ("degraded", "held", "warns")
         assert shown["learner_error"].startswith(
-            "100% of the newest 16 first replies are rejected, and more than 2 times as long as "
-            "the first ones, 0% of the first 16 (evidence "
+            "100% of the newest 16 first replies are not accepted, and more than 2 times as long "
+            "as the first, 0% of the first 16 (evidence "
         )
         assert shown["learner_error"].endswith(
             "to 1; learning is held at 200). It goes on when that is over. To go on now: "

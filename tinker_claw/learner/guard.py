@@ -115,7 +115,7 @@ _UNLEARNED = 0.2
 FIGURES: Mapping[str, str] = {
     # A user who says what they want instead is heard, and may change their mind.
     "acceptance": "are rejected without a word on what is wanted",
-    "length": f"are rejected, and more than {_LONG:.0f} times as long as the first ones",
+    "length": f"are not accepted, and more than {_LONG:.0f} times as long as the first",
     "stop": "are cut by their limit",
 }
 """What is counted of first replies, by alarm."""
