@@ -154,6 +154,18 @@ class StopReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class PlacedImage:
+    """An image in a prompt, whose tokens there are all the same placeholder."""
+
+    at: int
+    """Index of its first token."""
+    tokens: int
+    data: bytes = field(repr=False)
+    """The file, without metadata."""
+    format: Literal["png", "jpeg"]
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How a completion is sampled."""
 
@@ -179,6 +191,9 @@ class SamplingParams:
     neither the time of an answer nor its cached tokens reveal what others said. A backend that
     cannot separate them reports no cached tokens for a salted prompt. None: nobody to separate, or
     no user asked (judge, exams)."""
+    images: tuple[PlacedImage, ...] = ()
+    """Images in the prompt, in order; only for samplers that see, see `Capabilities`. Not kept with
+    a turn."""
     person: bool = False
     """Whether a person waits: samplers serve it before episodes, judges and exams. The sampled
     tokens do not change."""
@@ -378,6 +393,8 @@ class Capabilities:
     """Whether samplers score given tokens at given ids."""
     constrains: bool = False
     """Whether samplers can be constrained to a JSON Schema."""
+    sees: bool = False
+    """Whether samplers take images."""
     score_fresh: bool = False
     """Whether samples of the current version are scored before a step too, as stale ones are.
 

@@ -19,6 +19,7 @@ from huggingface_hub.errors import (
 
 from tinker_claw.config.settings import Settings
 from tinker_claw.errors import ConfigError
+from tinker_claw.render.eyes import SEEING
 from tinker_claw.render.renderer import family_of
 from tinker_claw.shipped import MODELS, verify
 
@@ -51,10 +52,8 @@ def source(settings: Settings, *, weights: bool = True) -> Source:
         ModelFileError: a shipped model is damaged.
         ConfigError: there is no such folder, it is no model, or it cannot be downloaded.
     """
-    run = settings.run
+    run, named = settings.run, _named(settings)
     remote = run.backend == "tinker"
-    # What follows a colon chooses a variant at Tinker (`:peft:262144`); the tokenizer is the same.
-    named = run.model_name.partition(":")[0] if remote else run.model_name
     spoken, flag = (run.tokenizer, "--tokenizer") if run.tokenizer else (named, "--model-name")
     files = _MODEL_FILES if weights else _TOKENIZER_FILES
     model = None if remote else _model(named, "--model-name", files)
@@ -66,6 +65,20 @@ def source(settings: Settings, *, weights: bool = True) -> Source:
         )
     family = _family(run.renderer, spoken, named)
     return Source(tokenizer, family, model or tokenizer)
+
+
+def may_see(settings: Settings) -> bool:
+    """Whether the model sees and may, as far as its name and the settings tell."""
+    run, named = settings.run, _named(settings)
+    seeing = _family(run.renderer, run.tokenizer or named, named) in SEEING
+    return seeing and run.backend == "tinker" and settings.gateway.images != "off"
+
+
+def _named(settings: Settings) -> str:
+    """The model's name, without what chooses a variant at Tinker (`:peft:262144`), whose tokenizer
+    is the same."""
+    run = settings.run
+    return run.model_name.partition(":")[0] if run.backend == "tinker" else run.model_name
 
 
 def _family(asked: str, spoken: str, named: str) -> str:

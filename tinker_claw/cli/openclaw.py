@@ -59,7 +59,11 @@ class OpenclawConfig(Command):
         if (refusal := too_small(context.tokens)) is not None:
             raise ConfigError(f"{refusal}. Now it is {context.tokens:,}: {context.source}")
         _explain(self.settings, context)
+        from tinker_claw.backends.model_files import may_see
+
         ours, used = provider(self.settings, context.tokens), primary(self.settings)
+        if may_see(self.settings):
+            ours["models"][0]["input"] = ["text", "image"]
         commands = [
             _set(
                 "models.providers." + PROVIDER,

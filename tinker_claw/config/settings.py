@@ -200,6 +200,12 @@ class Gateway(Section):
         ge=1,
         when="samplers are slow under load (lower), or idle while requests wait (higher)",
     )
+    images: Literal["off", "serve"] = _setting(
+        "serve",
+        "images in messages: refused, or shown to a model that sees; none is kept, and nothing of "
+        "a turn with one is trained (docs/images.md)",
+        when="no image shall reach the model, or the service that runs it",
+    )
     chats: Chats = _setting(
         Chats(),
         "whose words count where the agent is in chat services, a table [gateway.chats]",

@@ -16,6 +16,7 @@ from tinker_claw.conversation.harnesses import HARNESSES, Block
 from tinker_claw.conversation.machinery import looks_like_machinery
 from tinker_claw.conversation.openclaw import Automation, Sender, Surface
 from tinker_claw.formats.base import parts_of
+from tinker_claw.images import placed
 from tinker_claw.types import Message, Piece, Writer, noted
 
 Attribute = Callable[[Message], Sequence[Piece]]
@@ -136,6 +137,8 @@ def _read(message: Message) -> Reading:
 
 def read_text(text: str) -> Reading:
     """Take the text of a user message apart."""
+    if placed(text) and text.startswith(openclaw.TOOL_IMAGES):
+        return Reading((Piece(Writer.TOOL, text, "images"),))
     automatic = openclaw.automation(text)
     if automatic is not None:
         whole = Piece(Writer.HARNESS, text, automatic.what)

@@ -65,6 +65,8 @@ class Stream:
     """Digest of the very messages and tools that the prompt was rendered from."""
     told: Told | None = None
     """Lessons in the prompt."""
+    images: tuple[tuple[int, int], ...] = ()
+    """Index of the first token of each image in the prompt, and how many it takes."""
 
 
 @dataclass(frozen=True, slots=True)

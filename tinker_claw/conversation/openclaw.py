@@ -90,6 +90,8 @@ _MOST_SPLITS = 32
 NUDGE: Final = "The previous attempt did not produce a user-visible answer."
 """How OpenClaw asks again after an empty reply; the message is gone from later requests."""
 _META: Final = '"openclaw.inbound_meta.v2"'
+TOOL_IMAGES: Final = "Image(s) from tool result #"
+"""How a user message begins in which OpenClaw shows the images of a tool's result."""
 LABELS: Final = frozenset(
     {
         *("Conversation info:", "Thread starter:", "Reply target of current user message:"),

@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from tinker_claw.errors import RequestError
+from tinker_claw.images import Pictured, placed
 from tinker_claw.types import Attempt, Delta, Message, Reply, Tool
 
 Json = dict[str, Any]
@@ -25,7 +26,7 @@ Finish = Literal["stop", "stop string", "length", "calls"]
 or the model waits for what it has called."""
 
 
-class Joined(str):
+class Joined(Pictured):
     """Text that came in several parts. To the model it is one; the agent's own words may be a part.
 
     `starts`: where each part begins.
@@ -40,6 +41,11 @@ class Joined(str):
         """Join parts without a separator, as the renderers do."""
         joined = cls("".join(parts))
         joined.starts = (0, *accumulate(len(part) for part in parts[:-1]))
+        joined.images = tuple(
+            (start + at, image)
+            for start, part in zip(joined.starts, parts, strict=True)
+            for at, image in placed(part)
+        )
         return joined
 
 

@@ -38,6 +38,7 @@ from tinker_claw.formats.fields import (
     effort_level,
     function_call,
     function_tool,
+    image_url,
     openai,
     refuse_deep,
     schema_of,
@@ -93,7 +94,10 @@ _MESSAGES = {
     "tool": Fields("role content name tool_call_id", neutral=_EMPTY),
 }
 # Hints to a cache change no reply.
-_PART = Fields("type text", "cache_control prompt_cache_breakpoint")
+_HINTS = "cache_control prompt_cache_breakpoint"
+_PART = Fields("type text", _HINTS)
+_IMAGE = Fields("type image_url", _HINTS)
+_URL = Fields("url", "detail")  # how many tokens an image takes, the model's own files say
 
 
 class Chat(Format):
@@ -206,8 +210,8 @@ def _tools(raw: Any, at: str) -> KnownTools:
 
 
 def _messages(raw: Raw | None, read: Read) -> tuple[Message, ...]:
-    """Check `messages`. Content leaves here as one string, which knows its parts; what this model
-    cannot read (images, audio, files) is never skipped.
+    """Check `messages`. Content leaves here as one string, which knows its parts and images; what
+    is not read here (audio, files) is never skipped.
 
     Raises:
         RequestError: names the message and the field.
@@ -237,7 +241,7 @@ def _other(given: Object, role: str) -> dict[str, Any]:
     message = {
         # OpenAI's newer name for the same role.
         "role": "system" if role == "developer" else role,
-        "content": text_of(given, "content", _part),
+        "content": text_of(given, "content", _seen if role in ("user", "tool") else _part),
     }
     if role == "tool":
         message["tool_call_id"] = given.string("tool_call_id")
@@ -274,3 +278,10 @@ def _part(part: Object) -> str:
     if kind != "text":
         raise unreadable(part)
     return _PART.check(part).string("text", empty=True)
+
+
+def _seen(part: Object) -> str:
+    """A part of a message that may hold images."""
+    if part.get("type") != "image_url":
+        return _part(part)
+    return image_url(_IMAGE.check(part).object("image_url", _URL))

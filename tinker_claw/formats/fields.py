@@ -8,7 +8,8 @@ from typing import Any, TypedDict
 
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import EFFORTS, LARGEST_GROUP, Joined
-from tinker_claw.formats.body import INT64, Object, shown
+from tinker_claw.formats.body import INT64, Fields, Object, shown
+from tinker_claw.images import Pictured, read_data, read_url
 from tinker_claw.types import Attempt, Message, Reply, Tool
 
 STOP_STRINGS = 4
@@ -17,6 +18,10 @@ STOP_CHARACTERS = 256
 """Most characters of one stop string; as much text may have to be held back at any time."""
 MAX_DEPTH = 64
 """Levels of nesting in one tool: deeper ones would overflow the encoder's stack later."""
+
+# What the bytes are, their header says.
+_BASE64 = Fields("type data", "media_type")
+_URL = Fields("type url")
 
 TEXT_ONLY = "this model writes text only"
 MOST_CHOICES = 8
@@ -145,10 +150,26 @@ def one_reply(first: Message, second: Message) -> Message:
 
 
 def unreadable(part: Object) -> RequestError:
-    """The refusal of a part that is no text: images, audio and files are never skipped."""
+    """The refusal of a part that is not read in its place: audio and files are never skipped."""
     kind = part.get("type")
     what = f"of type {shown(kind)}" if isinstance(kind, str) else "without a type"
-    return part.wrong(f"is a part {what}, and this model reads text only")
+    return part.wrong(
+        f"is a part {what}, which is not read here; images are, of users and results of tools"
+    )
+
+
+def image_url(given: Object, name: str = "url") -> str:
+    """An image in a data: URL, as the text that stands for it."""
+    return Pictured.showing(read_url(given.string(name), given.place(name)))
+
+
+def image_source(source: Object) -> str:
+    """An image as Anthropic's format has it, as the text that stands for it."""
+    if source.get("type") == "url":
+        return image_url(_URL.check(source))
+    if source.get("type") != "base64":
+        raise source.wrong("must be base64 or url", "type")
+    return Pictured.showing(read_data(_BASE64.check(source).string("data"), source.place("data")))
 
 
 def function_tool(given: Object, schema: str = "parameters") -> Tool:

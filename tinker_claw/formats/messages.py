@@ -33,6 +33,7 @@ from tinker_claw.formats.fields import (
     forced,
     function_call,
     function_tool,
+    image_source,
     joined,
     one_reply,
     parted,
@@ -88,13 +89,14 @@ _CHOICE = Fields("type name disable_parallel_tool_use")
 _MESSAGE = Fields("role content")
 _BLOCKS = {
     "text": Fields("type text", "cache_control citations"),
+    "image": Fields("type source", "cache_control"),
     "thinking": Fields("type thinking", "cache_control signature"),
     "redacted_thinking": Fields("type", "cache_control data"),
     "tool_use": Fields("type id name input", "cache_control caller"),
     "tool_result": Fields("type tool_use_id content is_error", "cache_control"),
 }
 _BY: Mapping[str, frozenset[str]] = {
-    "user": frozenset({"text", "tool_result"}),
+    "user": frozenset({"text", "image", "tool_result"}),
     "assistant": frozenset({"text", "thinking", "redacted_thinking", "tool_use"}),
     "system": frozenset({"text"}),
 }
@@ -274,13 +276,14 @@ def _messages(given: Object) -> list[Message]:
     def read(kind: str, make: Callable[[Object], Any]) -> list[Any]:
         return [make(block) for block in blocks if block["type"] == kind]
 
-    texts = read("text", _text_in)
+    texts = [_text_in(block) for block in blocks if block["type"] in ("text", "image")]
     if role == "assistant":
         thought = read("thinking", lambda block: block.string("thinking", empty=True))
         return [assistant(texts, thought, read("tool_use", _call))]
     if not blocks:
         raise given.wrong("must be a string or a list of blocks", "content")
-    if "tool_result" in kinds[kinds.index("text") if "text" in kinds else len(kinds) :]:
+    said = next((i for i, kind in enumerate(kinds) if kind != "tool_result"), len(kinds))
+    if "tool_result" in kinds[said:]:
         raise given.wrong("has results of tools behind text; they must come before it", "content")
     results = read("tool_result", _result)
     return [*results, *([{"role": role, "content": joined(texts)}] if texts else [])]
@@ -296,12 +299,22 @@ def _check_block(block: Object, role: str) -> None:
 
 
 def _text_in(block: Object) -> str:
+    if block["type"] == "image":
+        return image_source(block.object("source"))
     return block.string("text", empty=True)
 
 
 def _text(block: Object) -> str:
     """The text of a block that can be nothing else."""
     _check_block(block, "system")
+    return _text_in(block)
+
+
+def _resulting(block: Object) -> str:
+    """A block in the result of a tool."""
+    if block.get("type") == "tool_result":
+        raise unreadable(block)
+    _check_block(block, "user")
     return _text_in(block)
 
 
@@ -314,7 +327,7 @@ def _call(block: Object) -> dict[str, Any]:
 
 
 def _result(block: Object) -> Message:
-    told = text_of(block, "content", _text, empty=True)
+    told = text_of(block, "content", _resulting, empty=True)
     return {
         "role": "tool",
         "tool_call_id": block.string("tool_use_id"),

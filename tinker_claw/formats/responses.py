@@ -31,6 +31,7 @@ from tinker_claw.formats.fields import (
     effort_level,
     function_call,
     function_tool,
+    image_url,
     one_reply,
     openai,
     parted,
@@ -40,6 +41,7 @@ from tinker_claw.formats.fields import (
     unreadable,
 )
 from tinker_claw.formats.responses_reply import Names, ResponsesReply
+from tinker_claw.images import images_in
 from tinker_claw.types import KnownMessage, KnownTools, Message, Reply, Tool
 
 _RUNS_NOTHING = "this server runs no tools itself; offer functions"
@@ -63,7 +65,7 @@ FIELDS = Fields(
         "truncation": Neutral(("disabled",), "nothing is taken out of a history here"),
         "max_tool_calls": Neutral((), _RUNS_NOTHING),
         "moderation": Neutral((), "nothing is moderated here"),
-        "image": Neutral((), "this model reads text only"),
+        "image": Neutral((), "no images are drawn here"),
         "personality": Neutral((), "ask for it in the instructions"),
     },
 )
@@ -109,6 +111,8 @@ _PARTS = {
     "refusal": Fields("type refusal"),
     "reasoning_text": Fields("type text"),
 }
+# How many tokens an image takes, the model's own files say.
+_IMAGE = Fields("type image_url", "detail prompt_cache_breakpoint")
 _ROLES = ("user", "assistant", "system", "developer")
 _ROOM = 64_000_000
 """Cache size for replies that may be continued by id, in characters of the conversations before
@@ -210,7 +214,8 @@ def _size(said: Sequence[Message]) -> int:
     """Characters, and as many as a message takes beside them."""
     calls = (call["function"] for message in said for call in message.get("tool_calls", ()))
     texts = sum(len(m["content"]) + len(m.get("reasoning_content", "")) for m in said)
-    return 1000 * len(said) + texts + sum(len(call["arguments"]) for call in calls)
+    images = sum(len(image.clean()) for image in images_in(said))
+    return 1000 * len(said) + texts + images + sum(len(call["arguments"]) for call in calls)
 
 
 def _with_one_head(head: list[str], said: Sequence[Message]) -> tuple[Message, ...]:
@@ -315,7 +320,7 @@ def _message(given: Object) -> Message:
         raise given.wrong(f"must be one of {', '.join(_ROLES)}", "role")
     if role == "assistant":
         return assistant([text_of(given, "content", _part, empty=True)], [], [])
-    content = text_of(given, "content", _part)
+    content = text_of(given, "content", _seen if role == "user" else _part)
     return {"role": "system" if role == "developer" else role, "content": content}
 
 
@@ -327,6 +332,13 @@ def _part(given: Object) -> str:
     return _PARTS[kind].check(given).string(name, empty=True)
 
 
+def _seen(given: Object) -> str:
+    """A part of a message that may hold images."""
+    if given.get("type") != "input_image":
+        return _part(given)
+    return image_url(_IMAGE.check(given), "image_url")
+
+
 def _call(given: Object) -> Message:
     name, arguments = given.string("name"), given.string("arguments", empty=True)
     if "namespace" in given:
@@ -335,7 +347,7 @@ def _call(given: Object) -> Message:
 
 
 def _result(given: Object) -> Message:
-    output = text_of(given, "output", _part, empty=True)
+    output = text_of(given, "output", _seen, empty=True)
     return {"role": "tool", "tool_call_id": given.string("call_id"), "content": output}
 
 

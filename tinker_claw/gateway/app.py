@@ -27,7 +27,7 @@ from tinker_claw.formats.base import Format, Route, bearer
 from tinker_claw.gateway import errors, feedback
 from tinker_claw.gateway.auth import Keys, Principal
 from tinker_claw.gateway.limits import MAX_QUEUE, Limits, read_body, read_request
-from tinker_claw.gateway.request import GatewayDeps, admit, count, not_served
+from tinker_claw.gateway.request import GatewayDeps, admit, blind_because, count, not_served
 from tinker_claw.gateway.respond import StreamedAnswer, WholeAnswer
 from tinker_claw.origin import is_loopback, refuse_forms, refuse_pages
 
@@ -76,7 +76,9 @@ class _Endpoints:
         with ExitStack() as held:
             place = self._limits.place(who.name, who.cache_salt, episode=is_episode(headers))
             caller = held.enter_context(place)
-            body = await read_request(request, deps.can.context_tokens, caller)
+            body = await read_request(
+                request, deps.can.context_tokens, caller, images=blind_because(deps) is None
+            )
             if route.purpose == "count":
                 return JSONResponse(wire.counted(await count(deps, wire, route, body, caller)))
             job = await admit(deps, wire, route, body, headers, caller)

@@ -287,6 +287,7 @@ def _stream(job: Job, completion: Completion) -> Stream | None:
         hint_at=job.prompt.hint_at,
         exact=exact_digest(messages, job.request.tools, job.request.switches),
         told=job.prompt.told,
+        images=job.prompt.images,
     )
 
 

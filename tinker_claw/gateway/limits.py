@@ -323,13 +323,19 @@ async def read_body(
     return bytes(body)
 
 
-async def read_request(request: Request, context_tokens: int, caller: Caller) -> bytes:
+async def read_request(
+    request: Request, context_tokens: int, caller: Caller, *, images: bool = False
+) -> bytes:
     """The body of a request for a reply, of as many bytes as the context may need at most.
+
+    Args:
+        images: it may hold images, whose bytes say little about their tokens.
 
     Raises:
         RequestError: as `read_body`; the 400 of a prompt that does not fit the context.
     """
     useful = max(ALWAYS_READ_BYTES, BYTES_PER_TOKEN * context_tokens)
+    useful = MAX_BODY_BYTES if images else useful
     too_long = hopeless(context_tokens) if useful < MAX_BODY_BYTES else None
     return await read_body(request, min(useful, MAX_BODY_BYTES), caller, too_long)
 

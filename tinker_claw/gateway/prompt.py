@@ -16,6 +16,7 @@ from tinker_claw.conversation.lessons import told_text
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import GenerationRequest
 from tinker_claw.gateway.limits import hopeless, no_room
+from tinker_claw.images import images_in
 from tinker_claw.ledger.lessons import Lesson
 from tinker_claw.render.prompt_cache import Prompt
 from tinker_claw.types import Message
@@ -154,6 +155,8 @@ def _extended(
     first_new = len(messages) - len(new_messages(messages))
     if exact_digest(messages[: first_new - 1], tools, switches) != link.stream.exact:
         return None
+    if len(images_in(messages[:first_new])) != len(link.stream.images):
+        return None  # a text looks like the line of an image
     at = last_asked(messages)
     said_since = at is not None and at >= first_new
     extended = deps.renderer.extend(
@@ -167,7 +170,8 @@ def _extended(
     if extended is None:
         return None
     hint_at = extended.hint_at if said_since else link.stream.hint_at
-    return replace(extended, hint_at=hint_at, told=before)
+    images = (*link.stream.images, *extended.images)
+    return replace(extended, hint_at=hint_at, told=before, images=images)
 
 
 def new_messages(messages: Sequence[Message]) -> Sequence[Message]:

@@ -38,6 +38,7 @@ from tinker_claw.gateway.limits import Caller, ComputeRounds
 from tinker_claw.gateway.owners import Owners
 from tinker_claw.gateway.privacy import AFTERWARDS, SessionPrivacy
 from tinker_claw.gateway.prompt import build_prompt, new_messages, refuse_without_room
+from tinker_claw.images import Image, images_in
 from tinker_claw.ledger.feedback import ENDED, LONGEST_TEXT, About, Feedback, Given
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.lessons import Lesson
@@ -51,6 +52,7 @@ from tinker_claw.types import Capabilities, Kind, Lost, Message, Piece, Sampling
 
 _LARGE = 200_000
 """Bytes of a body that is read in a thread: on the event loop it would take 5 ms."""
+PICTURED = "holds an image, on which --images serve does not train"
 UNASKED = "it answers a verdict, which asks for nothing"
 """Why a reply is not trained on if the user's message was nothing but a verdict."""
 _CONTEXT = ("traceparent", "tracestate")
@@ -169,6 +171,8 @@ class Job:
             return AFTERWARDS
         if self.said.holds is not None:
             return f"holds {self.said.holds}"
+        if self.prompt.images:
+            return PICTURED
         return self.params.unfit_because()
 
 
@@ -216,7 +220,7 @@ async def admit(
             await _attach(deps, said.link, named, user, session_id, started)
     prompt = await build_prompt(deps, request, said.link, told, forget=privacy is not Privacy.OPEN)
     params = _params(deps, request, prompt)
-    fit = identity.kind is Kind.MAIN and params.unfit_because() is None
+    fit = identity.kind is Kind.MAIN and params.unfit_because() is None and not prompt.images
     keeps_topk = deps.student_topk if fit else 0
     return Job(
         caller=caller,
@@ -349,12 +353,49 @@ async def parse(
         request = parsed()
     _check_names(deps.renderer, request.messages)
     _check_reply(deps, request)
+    await _look(deps, images_in(request.messages))
     if not request.template and request.reasoning_effort is None:
         return request
     found = switches(
         deps.renderer.config, request.template, request.reasoning_effort, request.effort_at
     )
     return replace(request, switches=found)
+
+
+async def _look(deps: GatewayDeps, images: Sequence[Image]) -> None:
+    """Decode images, beside the event loop.
+
+    Raises:
+        RequestError: images are not served here, or one of them is damaged.
+    """
+    if not images:
+        return
+    if (why := blind_because(deps)) is not None:
+        raise images[0].wrong(why)
+    eyes = deps.renderer.eyes
+    assert eyes is not None
+    taken = sum(map(eyes.tokens, images))  # before one is decoded: there may be many
+    if taken >= deps.can.context_tokens:
+        raise ContextLengthError(taken, 1, deps.can.context_tokens)
+    await deps.compute.aside(lambda: [image.clean() for image in images])
+    await deps.compute.own_round()
+
+
+def blind_because(deps: GatewayDeps) -> str | None:
+    """Why images cannot be shown to the model, as the rest of a sentence; None: they can."""
+    if deps.settings.images == "off":
+        return "is an image, and images are switched off here (--images off)"
+    if deps.renderer.eyes is None:
+        return (
+            f"is an image, and {deps.served_name} reads text only: describe it in words, or have "
+            "a model served that sees (docs/images.md)"
+        )
+    if not deps.can.sees:
+        return (
+            "is an image, and what samples here does not take images yet: Tinker does "
+            "(docs/images.md)"
+        )
+    return None
 
 
 def _check_reply(deps: GatewayDeps, request: GenerationRequest) -> None:

@@ -15,9 +15,17 @@ from dataclasses import replace
 from tinker_claw.errors import BackendError, OutageError, RequestError, SamplerError
 from tinker_claw.gateway.fallback import PATIENCE_S, Retries, StandIn
 from tinker_claw.gateway.request import GatewayDeps, Job
+from tinker_claw.images import images_in
 from tinker_claw.policy import Sampler
 from tinker_claw.telemetry import log
-from tinker_claw.types import Completion, SamplingParams, StopReason, TokenChunk, Tokens
+from tinker_claw.types import (
+    Completion,
+    PlacedImage,
+    SamplingParams,
+    StopReason,
+    TokenChunk,
+    Tokens,
+)
 
 Take = Callable[[TokenChunk], Awaitable[bool]]
 """Takes a chunk, and says whether to sample on."""
@@ -161,7 +169,16 @@ class Sampling:
         prompt, sampled = self._job.prompt.tokens, len(self._tokens)
         # Not in the job's own params, which are kept with the turn.
         caller = self._job.caller
-        params = replace(self._job.params, cache_salt=caller.cache_salt, person=not caller.episode)
+        images = zip(self._job.prompt.images, images_in(self._job.request.messages), strict=True)
+        params = replace(
+            self._job.params,
+            cache_salt=caller.cache_salt,
+            person=not caller.episode,
+            images=tuple(
+                PlacedImage(at, tokens, image.clean(), image.format)
+                for (at, tokens), image in images
+            ),
+        )
         if not sampled:
             return prompt, params
         # The seed has been used for the first tokens; the same draws again would not be random.

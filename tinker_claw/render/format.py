@@ -24,7 +24,9 @@ import renderers
 from renderers.base import merge_chat_template_kwargs
 
 from tinker_claw.errors import RequestError
+from tinker_claw.images import images_in, placed, split
 from tinker_claw.render.begun import Beginnings
+from tinker_claw.render.eyes import Eyes
 from tinker_claw.render.outside_text import CutTokenizer, Guard
 from tinker_claw.render.own_template import UNFIT, OwnTemplate
 from tinker_claw.render.prompt_cache import NOTHING, Ids, Known, Prompt, PromptCache
@@ -200,6 +202,7 @@ class Format:
         cache: PromptCache,
         config: Any,
         switches: Any = None,
+        eyes: Eyes | None = None,
     ) -> None:
         """Set up a format.
 
@@ -207,7 +210,9 @@ class Format:
             guard: guard for the tokenizer's added tokens.
             config: config of the package, or None to go by the tokenizer's name.
             switches: template switches, as in chat_template_kwargs.
+            eyes: of the model; None: it sees nothing.
         """
+        self._eyes = eyes
         self.plain = renderers.create_renderer(
             cast("Any", tokenizer), config, chat_template_kwargs=switches
         )
@@ -267,6 +272,9 @@ class Format:
         """Look up the cached parts of a request's prompt."""
         head = _head(messages)
         messages = self._placed(messages, head)
+        # Behind an image in the same message it is not known where a hint would go.
+        if hint is not None and placed(messages[hint]["content"]):
+            hint = None
         hint = hint if self._tokenizer.tells_starts else None
         kinds, last = _kinds(messages), _last_question(messages)
         front, in_front = None, None
@@ -298,7 +306,7 @@ class Format:
         try:
             if self.own is not None:
                 return self.own.prompt(*self._guarded(plan.messages, plan.tools), plan.hint)
-            return self._render(plan, remembers)
+            return self._spread(self._render(plan, remembers), plan.messages)
         except UNFIT as error:
             raise RequestError(
                 f"The model's chat format does not take these messages: {first_line(error)}.",
@@ -344,16 +352,29 @@ class Format:
     ) -> Prompt | None:
         """Return the sampled stream followed by `messages`, or None where the format forbids it."""
         messages = self._placed(messages, 0)
+        seen = {"process_multimodal": False} if images_in(messages) else {}
         try:
             said, offered = self._guarded(messages, tools)
-            rendered = self.plain.bridge_to_next_turn(
-                list(prompt), list(completion), cast("Any", said), tools=cast("Any", offered)
+            rendered = cast("Any", self.plain).bridge_to_next_turn(
+                list(prompt), list(completion), said, tools=offered, **seen
             )
         except UNFIT:  # a full render says what is wrong
             return None
         if rendered is None:
             return None
-        return Prompt(tuple(rendered.token_ids), _content_end(rendered, hint))
+        if hint is not None and placed(messages[hint]["content"]):
+            hint = None
+        found = Prompt(tuple(rendered.token_ids), _content_end(rendered, hint))
+        return self._spread(found, messages)
+
+    def _spread(self, prompt: Prompt, messages: Sequence[Message]) -> Prompt:
+        """Return the prompt with the tokens of the images in these, its last messages."""
+        images = images_in(messages)
+        if not images:
+            return prompt
+        if self._eyes is None:
+            raise images[0].wrong("is an image, and this model reads text only")
+        return self._eyes.spread(prompt, images)
 
     def _placed(self, messages: Sequence[Message], head: int) -> Sequence[Message]:
         """Return the messages as the format takes them: where it allows no system message after the
@@ -378,7 +399,8 @@ class Format:
     def _guarded(
         self, messages: Sequence[Message], tools: Tools | None
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
-        return self._guard.messages(messages), self._guard.tools(tools) if tools else None
+        said = [{**m, "content": _parted(m["content"])} if _sees(m) else m for m in messages]
+        return self._guard.messages(said), self._guard.tools(tools) if tools else None
 
     def _rendered(
         self, messages: Sequence[Message], tools: Tools | None, hint: int | None
@@ -561,7 +583,22 @@ def _render(
     chat: renderers.Renderer | None, said: Sequence[Message], tools: Tools | None
 ) -> renderers.RenderedTokens:
     assert chat is not None
-    return chat.render(cast("Any", said), tools=cast("Any", tools), add_generation_prompt=True)
+    # Images are given a placeholder each, and processed by whoever samples.
+    seen = any(isinstance(message["content"], list) for message in said)
+    options = {"process_multimodal": False} if seen else {}
+    return cast("Any", chat).render(said, tools=tools, add_generation_prompt=True, **options)
+
+
+def _sees(message: Message) -> bool:
+    return bool(placed(message.get("content") or ""))
+
+
+def _parted(content: str) -> list[dict[str, str]]:
+    """Return content with images as the package takes it."""
+    return [
+        {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"}
+        for part in split(content)
+    ]
 
 
 def _digests(messages: Sequence[Message]) -> bytes:
@@ -571,6 +608,9 @@ def _digests(messages: Sequence[Message]) -> bytes:
 
 def _digest(message: Message) -> tuple[bytes, int]:
     said = message.get("content")
+    if isinstance(said, str) and placed(said):
+        seen = [(at, image.digest) for at, image in placed(said)]
+        return _digested({**message, "content": [str(said), seen]})
     # It may be a str that knows its parts, which marshal does not write.
     return _digested({**message, "content": str(said)} if isinstance(said, str) else dict(message))
 

@@ -65,6 +65,8 @@ class Prompt:
     """Number of last tokens that begin the reply and are given to the model."""
     told: Told | None = None
     """Lessons in it; None: there are none."""
+    images: tuple[tuple[int, int], ...] = ()
+    """Index of the first token of each image, and how many it takes."""
 
     def followed_by(self, begun: Sequence[int]) -> Prompt:
         """Return this prompt followed by the beginning of a reply."""
@@ -80,6 +82,7 @@ class Prompt:
             hint_at=hint_at + len(ids) if hint_at is not None and hint_at >= at else hint_at,
             packed=packed and packed[: 4 * at] + Ids.of(ids).packed + packed[4 * at :],
             told=Told(tuple(lessons), at, len(ids)),
+            images=tuple((i + len(ids) * (i >= at), n) for i, n in self.images),
         )
 
 

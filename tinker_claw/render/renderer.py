@@ -25,6 +25,7 @@ from renderers.reasoning import prompt_ends_in_reasoning
 from tokenizers.models import BPE
 
 from tinker_claw.errors import ConfigError, RequestError
+from tinker_claw.render.eyes import Eyes
 from tinker_claw.render.format import Format, Switches, Tools, first_line
 from tinker_claw.render.outside_text import CutTokenizer, Guard
 from tinker_claw.render.own_template import THINK
@@ -87,9 +88,14 @@ def _name(model: str) -> str:
 class Renderer:
     """Renders and parses for one model."""
 
-    def __init__(self, tokenizer: Any, config: Any) -> None:
-        """Set up a renderer. `config`: of the `renderers` package, or None to go by the tokenizer's
-        name."""
+    def __init__(self, tokenizer: Any, config: Any, eyes: Eyes | None = None) -> None:
+        """Set up a renderer.
+
+        Args:
+            config: of the `renderers` package, or None to go by the tokenizer's name.
+            eyes: of the model; None: it reads text only.
+        """
+        self.eyes = eyes
         self._tokenizer = CutTokenizer(tokenizer)
         self._guard = Guard(tokenizer.get_added_vocab())
         self._cache = PromptCache()
@@ -123,7 +129,7 @@ class Renderer:
         """
         if family == "auto":
             # Not the package's own search, which imports torch to see whether the model has eyes:
-            # images are refused by name, and its own template is all that there is to render by.
+            # where no format is known its own template is all there is, and it is shown no images.
             family = MODEL_RENDERER_MAP.get(model, "default")
         try:
             config = renderers.config_from_name(family)
@@ -133,7 +139,7 @@ class Renderer:
             ) from error
         try:
             tokenizer = load(model)
-            renderer = cls(tokenizer, config)
+            renderer = cls(tokenizer, config, Eyes.load(model, family, tokenizer))
             renderer.prompt([{"role": "user", "content": "probe"}])
         except _UNUSABLE as error:
             raise ConfigError(
@@ -324,7 +330,7 @@ class Renderer:
         return self._tokenizer.encode(text)
 
     def _new_format(self, config: Any, switches: Switches) -> Format:
-        return Format(self._tokenizer, self._guard, self._cache, config, dict(switches))
+        return Format(self._tokenizer, self._guard, self._cache, config, dict(switches), self.eyes)
 
     def _find_markers(self) -> Markers | None:
         """Return the format's markers; None where replies can only be parsed when they are

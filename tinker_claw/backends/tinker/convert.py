@@ -19,7 +19,15 @@ from tinker import types as sdk
 from tinker.types.topk_logprobs import TopkLogprobs
 
 from tinker_claw.errors import AlignmentError, SamplerError, StepError
-from tinker_claw.types import Completion, Datum, LossPass, SamplingParams, StopReason
+from tinker_claw.types import (
+    Completion,
+    Datum,
+    LossPass,
+    PlacedImage,
+    SamplingParams,
+    StopReason,
+    Tokens,
+)
 
 Array = NDArray[Any]
 _ARRAYS: Final = {
@@ -30,6 +38,20 @@ _ARRAYS: Final = {
 }
 _EMPTY_CELL: Final = -99999.0
 """Padding value on the wire where there are fewer candidates than were asked for."""
+
+
+def model_input(tokens: Tokens, images: Sequence[PlacedImage]) -> sdk.ModelInput:
+    """A prompt as chunks of text and images; the service expands each image itself, and refuses it
+    where it counts other tokens than are expected."""
+    chunks, done = list[sdk.ModelInputChunk](), 0
+    for image in images:
+        chunks.append(sdk.EncodedTextChunk(tokens=list(tokens[done : image.at])))
+        chunks.append(
+            sdk.ImageChunk(data=image.data, format=image.format, expected_tokens=image.tokens)
+        )
+        done = image.at + image.tokens
+    chunks.append(sdk.EncodedTextChunk(tokens=list(tokens[done:])))
+    return sdk.ModelInput(chunks=[chunk for chunk in chunks if chunk.length])
 
 
 def to_sdk(loss_pass: LossPass, *, sparse: bool) -> list[sdk.Datum]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from base64 import b64decode
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar, get_args
@@ -39,6 +40,11 @@ _TOKENS: Final = (1, 2, 3, 4)
 _WIDE: Final = (1, 2)
 _K: Final = len(_WIDE)
 _IDS: Final = np.asarray([_WIDE] * (len(_TOKENS) - 2), dtype=np.int64)
+# A white square of 32 x 32 pixels, as PNG.
+_IMAGE: Final = b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAACAAAAAgCAIAAAD8GO2jAAAAKUlEQVR4nO3NMQEAAAjDMMC/52ECvlRA00nqs3m9"
+    "AwAAAAAAAAAAgMMWx/EDPS4YA2MAAAAASUVORK5CYII="
+)
 _LOSSES: Final[tuple[LossName, ...]] = get_args(LossName)
 
 
@@ -53,6 +59,7 @@ class Abilities:
     student_topk: bool
     target_logprobs: bool
     scoring: Scoring
+    images: bool
 
 
 async def probe(
@@ -60,8 +67,13 @@ async def probe(
     sampling: tinker.SamplingClient,
     session: ServiceSession,
     deadline_s: float,
+    *,
+    images: bool = False,
 ) -> Abilities:
     """Ask for a forward pass per loss and for a sample per option.
+
+    Args:
+        images: the model may see, so ask with an image, too.
 
     Raises:
         OutageError: the service does not answer.
@@ -72,8 +84,8 @@ async def probe(
         data = to_sdk(one_pass, sparse=sparse)
         return session.wait(training.forward(data, loss), deadline_s)
 
-    def sample(**options: Any) -> Awaitable[Any]:
-        prompt = sdk.ModelInput.from_ints(list(_TOKENS))
+    def sample(*more: sdk.ModelInputChunk, **options: Any) -> Awaitable[Any]:
+        prompt = sdk.ModelInput(chunks=[sdk.EncodedTextChunk(tokens=list(_TOKENS)), *more])
         params = sdk.SamplingParams(max_tokens=1)
         return session.wait(sampling.sample(prompt, 1, params, **options), deadline_s)
 
@@ -85,6 +97,8 @@ async def probe(
     asked["targets"] = sample(target_prompt_logprobs=dense)
     asked["sparse targets"] = sample(target_prompt_logprobs=compressed)
     asked["last n"] = sample(include_prompt_logprobs=True, prompt_logprobs_last_n=1)
+    if images:
+        asked["image"] = sample(sdk.ImageChunk(data=_IMAGE, format="png"))
     try:
         async with asyncio.TaskGroup() as group:
             tasks = {what: group.create_task(_tried(one)) for what, one in asked.items()}
@@ -101,6 +115,7 @@ async def probe(
         student_topk=_usable(found["top-k"], _has_candidates),
         target_logprobs=sparse or _usable(found["targets"], _named),
         scoring=Scoring(last_n=_usable(found["last n"], _tail), sparse=sparse),
+        images=found.get("image") is not None,
     )
 
 

@@ -15,7 +15,14 @@ import numpy as np
 import tinker
 from tinker import types as sdk
 
-from tinker_claw.backends.tinker.convert import candidates, completion, named, named_ids, tail
+from tinker_claw.backends.tinker.convert import (
+    candidates,
+    completion,
+    model_input,
+    named,
+    named_ids,
+    tail,
+)
 from tinker_claw.backends.tinker.failures import Fault, failing, fault_of, outage, reason
 from tinker_claw.backends.tinker.session import ServiceSession
 from tinker_claw.billing.meter import bill
@@ -99,7 +106,7 @@ class TinkerSampler:
         """Draw n completions in one request, which computes and bills the prompt once."""
         self._check(prompt, params, n)
         response = await self._request(
-            prompt,
+            model_input(prompt, params.images),
             n,
             sdk.SamplingParams(
                 max_tokens=params.max_tokens,
@@ -132,7 +139,7 @@ class TinkerSampler:
             raise ContextLengthError(len(tokens), 0, self._context_tokens)
         rows = len(tokens) - start
         response = await self._request(
-            tokens,
+            sdk.ModelInput.from_ints(list(tokens)),
             1,
             sdk.SamplingParams(max_tokens=1, temperature=1.0),
             include_prompt_logprobs=True,
@@ -185,13 +192,13 @@ class TinkerSampler:
         return named_ids(ids, before=start - 1, sparse=self._scoring().sparse)
 
     async def _request(
-        self, tokens: Tokens, n: int, params: sdk.SamplingParams, **options: Any
+        self, prompt: sdk.ModelInput, n: int, params: sdk.SamplingParams, **options: Any
     ) -> sdk.SampleResponse:
         """One request, in a new session if the service has lost the old one; billed.
 
         Who stops waiting stops nothing at the service, so the answer is waited for and billed.
         """
-        asking = asyncio.create_task(self._billed(tokens, n, params, options))
+        asking = asyncio.create_task(self._billed(prompt, n, params, options))
         self._asking.add(asking)
         asking.add_done_callback(self._asking.discard)
         waiting = asyncio.shield(asking)
@@ -200,30 +207,31 @@ class TinkerSampler:
         return await waiting
 
     async def _billed(
-        self, tokens: Tokens, n: int, params: sdk.SamplingParams, options: dict[str, Any]
+        self, prompt: sdk.ModelInput, n: int, params: sdk.SamplingParams, options: dict[str, Any]
     ) -> sdk.SampleResponse:
-        bill(Usage(prefill=len(tokens)))
+        tokens = prompt.length
+        bill(Usage(prefill=tokens))
         try:
-            response = await self._answered(tokens, n, params, options)
+            response = await self._answered(prompt, n, params, options)
         except OutageError:
-            bill(Usage(prefill=-len(tokens)))  # nobody computed it
+            bill(Usage(prefill=-tokens))  # nobody computed it
             raise
         hits = response.prompt_cache_hit_tokens
         # All but the first of n completions find the prompt in the cache, at the cache's price.
         bill(
             Usage(
                 prefill=-hits,
-                cached=hits + (n - 1) * len(tokens),
+                cached=hits + (n - 1) * tokens,
                 sampled=sum(len(sequence.tokens) for sequence in response.sequences),
             )
         )
         return response
 
     async def _answered(
-        self, tokens: Tokens, n: int, params: sdk.SamplingParams, options: dict[str, Any]
+        self, prompt: sdk.ModelInput, n: int, params: sdk.SamplingParams, options: dict[str, Any]
     ) -> sdk.SampleResponse:
         try:
-            return await self._twice(lambda: self._once(tokens, n, params, options))
+            return await self._twice(lambda: self._once(prompt, n, params, options))
         except BackendError:
             raise
         except Exception as error:
@@ -264,10 +272,9 @@ class TinkerSampler:
         return True
 
     async def _once(
-        self, tokens: Tokens, n: int, params: sdk.SamplingParams, options: dict[str, Any]
+        self, prompt: sdk.ModelInput, n: int, params: sdk.SamplingParams, options: dict[str, Any]
     ) -> sdk.SampleResponse:
         client = await self._connected()
-        prompt = sdk.ModelInput.from_ints(list(tokens))
         return await self._session.wait(
             client.sample(prompt, n, params, **options), self._timeout_s
         )

@@ -20,6 +20,7 @@ import tinker
 from tinker import types as sdk
 from tinker.lib.public_interfaces import APIFuture
 
+from tinker_claw.backends.model_files import may_see
 from tinker_claw.backends.tinker.access import ServedModel, address, choose, served_models
 from tinker_claw.backends.tinker.convert import rows_of, to_sdk
 from tinker_claw.backends.tinker.failures import Fault, failing, fault_of, outage, reason
@@ -129,6 +130,7 @@ class TinkerTrainer:
             student_topk=abilities.student_topk,
             target_logprobs=abilities.target_logprobs,
             context_tokens=self._context_tokens,
+            sees=abilities.images,
         )
 
     async def train_step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
@@ -274,7 +276,8 @@ class TinkerTrainer:
                     self._limits.start_timeout_s,
                 )
             self._abilities = await probe(
-                training, sampling, self._training, self._limits.sample_timeout_s
+                *(training, sampling, self._training, self._limits.sample_timeout_s),
+                images=may_see(self._settings),
             )
         return self._abilities
 

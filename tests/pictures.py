@@ -1,0 +1,93 @@
+"""Images for tests, a tokenizer with places for them, and requests that hold them."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+import zlib
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from renderers.base import load_tokenizer
+
+from tinker_claw.render.renderer import Renderer
+from tinker_claw.shipped import MODEL_DIR
+
+VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+PROCESSOR = {
+    "image_processor_type": "Qwen2VLImageProcessorFast",
+    "size": {"shortest_edge": 64 * 64, "longest_edge": 512 * 512},
+    "patch_size": 16,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+}
+"""Numbers of Qwen3-VL's image processor, with smaller bounds."""
+
+
+def seeing_tokenizer(folder: Path) -> Path:
+    """Write the shipped tokenizer with Qwen's vision tokens, and an image processor's numbers."""
+    tokenizer = load_tokenizer(str(MODEL_DIR))
+    known = tokenizer.get_vocab()
+    wanted = (*VISION, "<tool_response>", "</tool_response>", "<think>", "</think>")
+    new = [token for token in wanted if token not in known]
+    tokenizer.add_special_tokens({"additional_special_tokens": new})
+    tokenizer.save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
+    return folder
+
+
+def seeing_renderer(folder: Path, family: str = "qwen3-vl") -> Renderer:
+    return Renderer.load(str(seeing_tokenizer(folder)), family)
+
+
+def picture(
+    width: int = 96, height: int = 64, format: str = "PNG", *, mode: str = "RGB", **options: Any
+) -> bytes:
+    """A picture whose pixels differ, as a file."""
+    noise = Image.linear_gradient("L").resize((width, height))
+    made = noise.convert(mode)
+    out = BytesIO()
+    made.save(out, format, **options)
+    return out.getvalue()
+
+
+def url_of(data: bytes, media: str = "image/png") -> str:
+    return f"data:{media};base64,{base64.b64encode(data).decode()}"
+
+
+def shown(data: bytes, *words: str) -> dict[str, Any]:
+    """A user's message in chat completions: words, and an image behind them."""
+    texts = [{"type": "text", "text": text} for text in words]
+    image = {"type": "image_url", "image_url": {"url": url_of(data)}}
+    return {"role": "user", "content": [*texts, image]}
+
+
+def png_of_nothing(width: int, height: int) -> bytes:
+    """A valid PNG of any size in a few bytes a row: one bit a pixel, all black."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        body = kind + data
+        return struct.pack(">I", len(data)) + body + struct.pack(">I", zlib.crc32(body))
+
+    squeeze = zlib.compressobj(9)
+    row = bytes(1 + (width + 7) // 8)
+    rows = b"".join(squeeze.compress(row) for _ in range(height)) + squeeze.flush()
+    head = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
+    parts = chunk(b"IHDR", head) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + parts
+
+
+def gif_of_nothing(width: int, height: int) -> bytes:
+    """A GIF that claims a size."""
+    frame = b"\x2c" + struct.pack("<HHHHB", 0, 0, width, height, 0) + b"\x02\x02\x4c\x01\x00\x3b"
+    return b"GIF89a" + struct.pack("<HHBBB", width, height, 0x80, 0, 0) + bytes(6) + frame
+
+
+def jpeg_of_nothing(width: int, height: int) -> bytes:
+    """A JPEG whose header claims a size."""
+    data = picture(16, 16, "JPEG")
+    at = data.index(b"\xff\xc0") + 5
+    return data[:at] + struct.pack(">HH", height, width) + data[at + 4 :]

@@ -1,0 +1,162 @@
+"""Images in messages: read from what a client sent, bounded, and written anew without metadata.
+
+Rule: size and format are read from the header, and bounds are checked, before a pixel is decoded.
+What is handed on is a PNG or JPEG of our own making: no EXIF, no comment, no colour profile.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from typing import Any, Final, Literal
+
+from tinker_claw.errors import RequestError
+
+MOST_BYTES: Final = 10_000_000
+"""Largest file of an image."""
+MOST_PIXELS: Final = 25_000_000
+"""Most pixels of an image: decoded it takes three or four bytes a pixel, twice for a moment."""
+FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")
+"""Formats of Pillow that are read; of an animation the first frame."""
+_JPEG: Final = ("JPEG", "MPO")
+_QUALITY: Final = 95
+_AWAY: Final = ("http:", "https:")
+
+
+class Image:
+    """An image in a message. Its pixels are decoded by `clean`, which takes a thread's time."""
+
+    def __init__(self, data: bytes, at: str) -> None:
+        """Read the header of a file.
+
+        Args:
+            at: place of the image in the request, for error messages.
+
+        Raises:
+            RequestError: it is too large, or no image that is read here.
+        """
+        self.at = at
+        self._data = data
+        if len(data) > MOST_BYTES:
+            raise self.wrong(f"is an image of {len(data):,} bytes; at most {MOST_BYTES:,} are read")
+        with self._opened() as found:
+            self.width, self.height = found.size
+            self.format: Literal["png", "jpeg"] = "jpeg" if found.format in _JPEG else "png"
+        if self.width * self.height > MOST_PIXELS:
+            raise self.wrong(
+                f"is an image of {self.width} x {self.height} pixels; at most {MOST_PIXELS:,} in "
+                "all are read: send it smaller"
+            )
+        self.digest = hashlib.sha256(data).hexdigest()
+        self._clean: bytes | None = None
+
+    def __str__(self) -> str:
+        """Line of text that stands for the image wherever only text is read."""
+        return f"[image, {self.width} x {self.height} pixels, {self.digest[:12]}]"
+
+    def wrong(self, why: str) -> RequestError:
+        """Return the refusal of the image. `why`: the rest of the sentence."""
+        return RequestError(f"{self.at} {why}.", param=self.at)
+
+    def clean(self) -> bytes:
+        """Return the image as a file of `format` without metadata, upright and on white; decoded
+        once.
+
+        Raises:
+            RequestError: the file is damaged.
+        """
+        if self._clean is None:
+            from PIL import Image as Pillow
+            from PIL import ImageOps
+
+            try:
+                with self._opened() as opened:
+                    upright = ImageOps.exif_transpose(opened)
+                    if upright.has_transparency_data:
+                        upright = upright.convert("RGBA")
+                        white = Pillow.new("RGBA", upright.size, "white")
+                        upright = Pillow.alpha_composite(white, upright)
+                    plain = upright.convert("RGB")
+                plain.info = {}
+                out = BytesIO()
+                plain.save(out, self.format.upper(), quality=_QUALITY, compress_level=1)
+            except RequestError:
+                raise
+            except Exception as error:  # Pillow raises of many kinds for a damaged file
+                raise self.wrong(f"is a damaged image: {error}") from error
+            self._clean, self._data = out.getvalue(), b""
+        return self._clean
+
+    def _opened(self) -> Any:
+        from PIL import Image as Pillow  # most gateways never see an image
+
+        try:
+            return Pillow.open(BytesIO(self._data), formats=FORMATS)
+        except (Pillow.DecompressionBombError, Pillow.DecompressionBombWarning) as error:
+            raise self.wrong(f"is an image of more than {MOST_PIXELS:,} pixels") from error
+        except Exception as error:
+            known = ", ".join(FORMATS)
+            raise self.wrong(f"is no image that is read here ({known}), or damaged") from error
+
+
+class Pictured(str):
+    """Text in which images stand, each as its line.
+
+    `images`: where the line of each begins, and the image.
+    """
+
+    __slots__ = ("images",)
+
+    images: tuple[tuple[int, Image], ...]
+
+    @classmethod
+    def showing(cls, image: Image) -> Pictured:
+        """Return the text of a part that is an image."""
+        made = cls(image)
+        made.images = ((0, image),)
+        return made
+
+
+def images_in(messages: Sequence[Mapping[str, Any]]) -> list[Image]:
+    """Return all images of a conversation, in order."""
+    return [image for message in messages for _, image in placed(message["content"])]
+
+
+def placed(text: str) -> tuple[tuple[int, Image], ...]:
+    """Return the images in a text, and where the line of each begins."""
+    return getattr(text, "images", ())
+
+
+def split(text: str) -> list[str | Image]:
+    """Return the texts and images that a text consists of, in order."""
+    found, done = list[str | Image](), 0
+    for at, image in placed(text):
+        found += [str(text[done:at]), image]
+        done = at + len(str(image))
+    return [one for one in (*found, str(text[done:])) if one]
+
+
+def read_data(data: str, at: str) -> Image:
+    """Read an image in base64; see `Image`."""
+    try:
+        return Image(base64.b64decode(data, validate=True), at)
+    except (binascii.Error, ValueError) as error:
+        raise RequestError(f"{at} is not valid base64.", param=at) from error
+
+
+def read_url(url: str, at: str) -> Image:
+    """Read the image in a data: URL; see `Image`."""
+    kind, comma, data = url.partition(",")
+    if kind.lower().startswith("data:") and comma and kind.endswith(";base64"):
+        return read_data(data, at)
+    if url.lower().startswith(_AWAY):
+        raise RequestError(
+            f"{at} is an address on the network, and nothing is fetched here: whoever can write to "
+            "the agent could make this machine ask any address. Send the image itself, as "
+            "data:image/png;base64,…",
+            param=at,
+        )
+    raise RequestError(f"{at} must be an image as data:image/png;base64,…", param=at)

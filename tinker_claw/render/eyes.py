@@ -1,0 +1,117 @@
+"""Images in a prompt: how many tokens each takes, and where they stand.
+
+Rule: a chat format writes one placeholder an image; here it becomes as many as the model's own
+image processor makes of an image of that size. Nothing is decoded for it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from tinker_claw.errors import RequestError
+from tinker_claw.images import Image
+from tinker_claw.render.prompt_cache import Prompt
+
+SEEING: Final = frozenset({"qwen3-vl", "qwen3.5", "qwen3.6", "qwen3.8"})
+"""Chat formats that have a place for images, with Qwen's image processor."""
+_PLACEHOLDER: Final = "<|image_pad|>"
+_FILES: Final = ("preprocessor_config.json", "processor_config.json")
+_LONGEST: Final = 200
+"""Largest ratio of an image's sides, as of the processor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Eyes:
+    """The numbers of a Qwen image processor (Qwen2-VL to Qwen3.8)."""
+
+    placeholder: int
+    """Id of the token that stands for a part of an image."""
+    side: int
+    """Pixels on a side of the square that one token stands for."""
+    least: int
+    """Fewest pixels; a smaller image is enlarged."""
+    most: int
+    """Most pixels; a larger image is made smaller."""
+
+    @classmethod
+    def load(cls, folder: str, family: str, tokenizer: Any) -> Eyes | None:
+        """Read the image processor's numbers; None where the model has none, or none is known.
+
+        Args:
+            folder: of the tokenizer, where the files of its processor are, too.
+        """
+        known: dict[str, int] = tokenizer.get_added_vocab()
+        if family not in SEEING or _PLACEHOLDER not in known:
+            return None
+        config = next(filter(None, (_read(folder, name) for name in _FILES)), None)
+        if config is None:
+            return None
+        config = config.get("image_processor") or config
+        try:
+            size = config["size"]
+            side = config["patch_size"] * config["merge_size"]
+            return cls(known[_PLACEHOLDER], side, size["shortest_edge"], size["longest_edge"])
+        except (KeyError, TypeError):
+            return None
+
+    def tokens(self, image: Image) -> int:
+        """Return the number of tokens that an image takes.
+
+        Source: smart_resize of transformers' Qwen2VLImageProcessor, which this equals: both sides
+        become multiples of `side`, and their product comes into bounds.
+
+        Raises:
+            RequestError: the processor does not take an image of this shape.
+        """
+        sides = image.height, image.width
+        if max(sides) > _LONGEST * min(sides):
+            raise image.wrong(f"is more than {_LONGEST} times as long as wide, or as wide as long")
+        high, wide = (round(length / self.side) for length in sides)
+        area = image.width * image.height
+        if high * wide * self.side**2 > self.most:
+            factor = math.sqrt(area / self.most)
+            high, wide = (max(1, math.floor(n / factor / self.side)) for n in sides)
+        elif high * wide * self.side**2 < self.least:
+            factor = math.sqrt(self.least / area)
+            high, wide = (math.ceil(n * factor / self.side) for n in sides)
+        return high * wide
+
+    def spread(self, prompt: Prompt, images: Sequence[Image]) -> Prompt:
+        """Return the prompt with as many placeholders as each of its last images takes.
+
+        Raises:
+            RequestError: the chat format has left an image out.
+        """
+        pads = [at for at, token in enumerate(prompt.tokens) if token == self.placeholder]
+        pads = pads[len(pads) - len(images) :] if len(pads) >= len(images) else []
+        if len(pads) != len(images):
+            raise RequestError(
+                "The model's chat format has no place for images in these messages.",
+                param="messages",
+            )
+        ids, done, places, hint_at = list[int](), 0, list[tuple[int, int]](), prompt.hint_at
+        for at, image in zip(pads, images, strict=True):
+            count = self.tokens(image)
+            ids += prompt.tokens[done:at]
+            places.append((len(ids), count))
+            ids += [self.placeholder] * count
+            done = at + 1
+            if prompt.hint_at is not None and hint_at is not None and at < prompt.hint_at:
+                hint_at += count - 1
+        ids += prompt.tokens[done:]
+        return replace(
+            prompt, tokens=tuple(ids), hint_at=hint_at, packed=None, images=tuple(places)
+        )
+
+
+def _read(folder: str, name: str) -> dict[str, Any] | None:
+    """Read a file of the model as JSON; None if there is none."""
+    try:
+        return json.loads((Path(folder) / name).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
