@@ -163,6 +163,7 @@ async def gateway(
     student_topk: int = 2,
     gives_topk: bool = True,
     constrains: bool = False,
+    sees: bool = False,
     api_key: str | None = None,
     users: Mapping[str, str] | None = None,
     admins: Collection[str] = (),
@@ -229,7 +230,9 @@ async def gateway(
                 spending=paid,
                 renderer=renderer,
                 can=Capabilities(
-                    *(MODEL, frozenset(), True, gives_topk, context_tokens), constrains=constrains
+                    *(MODEL, frozenset(), True, gives_topk, context_tokens),
+                    constrains=constrains,
+                    sees=sees,
                 ),
                 student_topk=student_topk,
                 lessons=Lessons(ledger.lessons, renderer.hint_tokens) if lessons else None,

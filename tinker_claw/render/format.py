@@ -370,11 +370,7 @@ class Format:
     def _spread(self, prompt: Prompt, messages: Sequence[Message]) -> Prompt:
         """Return the prompt with the tokens of the images in these, its last messages."""
         images = images_in(messages)
-        if not images:
-            return prompt
-        if self._eyes is None:
-            raise images[0].wrong("is an image, and this model reads text only")
-        return self._eyes.spread(prompt, images)
+        return self._eyes.spread(prompt, images) if images and self._eyes else prompt
 
     def _placed(self, messages: Sequence[Message], head: int) -> Sequence[Message]:
         """Return the messages as the format takes them: where it allows no system message after the
@@ -399,6 +395,8 @@ class Format:
     def _guarded(
         self, messages: Sequence[Message], tools: Tools | None
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
+        if self._eyes is None and (images := images_in(messages)):
+            raise images[0].wrong("is an image, and this model reads text only")
         said = [{**m, "content": _parted(m["content"])} if _sees(m) else m for m in messages]
         return self._guard.messages(said), self._guard.tools(tools) if tools else None
 

@@ -1,0 +1,213 @@
+"""Images through the gateway: three official clients over real HTTP, and what becomes of a turn."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from anthropic import AsyncAnthropic
+from PIL import Image as Pillow
+
+from tests.fakes import FakeSampler
+from tests.gateways import MODEL, World, gateway
+from tests.pictures import picture, png_of_nothing, seeing_renderer, shown, url_of
+from tinker_claw.gateway.request import PICTURED
+from tinker_claw.privacy.redact import Redactor
+from tinker_claw.privacy.rules import KINDS
+from tinker_claw.render.renderer import Renderer
+
+ONE, TWO = picture(96, 64), picture(64, 64, "JPEG")
+LINE = "[image, 96 x 64 pixels, "
+CALL = {"id": "call1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
+    return seeing_renderer(tmp_path_factory.mktemp("seeing"))
+
+
+def sizes(sampler: FakeSampler) -> list[tuple[int, int, str]]:
+    """Size and format of each image that the sampler was shown last, where it was told."""
+    prompt, found = sampler.prompts[-1], []
+    for image in sampler.params[-1].images:
+        assert len(set(prompt[image.at : image.at + image.tokens])) == 1
+        with Pillow.open(BytesIO(image.data)) as opened:
+            found.append((*opened.size, image.format))
+    return found
+
+
+def kept(folder: Path) -> bytes:
+    return b"".join(file.read_bytes() for file in folder.rglob("*") if file.is_file())
+
+
+def line(number: int) -> str:
+    """The line of an image, behind words that make rules for secrets attentive."""
+    digest = hashlib.sha256(str(number).encode()).hexdigest()
+    return f"Here is the key, token: [image, 96 x 64 pixels, {digest[:12]}]"
+
+
+async def test_chat_completions_show_images_and_keep_none(tmp_path: Path, seeing: Renderer) -> None:
+    async with gateway(tmp_path, seeing, sees=True) as world:
+        asked: Any = [shown(ONE, "What is it? ")]
+        reply = await world.openai.chat.completions.create(model=MODEL, messages=asked)
+        assert reply.choices[0].message.content == "fine"
+        assert sizes(world.sampler) == [(96, 64, "png")]
+        (turn,) = world.turns()
+        assert reply.usage is not None
+        assert reply.usage.prompt_tokens == len(turn.prompt) == len(world.sampler.prompts[0])
+        assert turn.request_text.startswith(f"What is it?\n{LINE}")  # what a judge is shown
+        assert world.column("untrained_because") == [PICTURED]
+        data = world.sampler.params[0].images[0].data
+        assert turn.completion.params.images == ()
+    assert not Redactor([*KINDS]).holds("\n".join(map(line, range(500))))
+    files = kept(tmp_path)
+    assert data[-60:-20] not in files
+    assert base64.b64encode(ONE)[40:80] not in files
+
+
+async def test_responses_show_images_of_users_and_of_tools(
+    tmp_path: Path, seeing: Renderer
+) -> None:
+    async with gateway(tmp_path, seeing, sees=True) as world:
+        first = {"type": "input_image", "image_url": url_of(ONE), "detail": "auto"}
+        second = {"type": "input_image", "image_url": url_of(TWO, "image/jpeg")}
+        given: Any = [
+            {"role": "user", "content": [{"type": "input_text", "text": "Look"}, first]},
+            {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": [second]},
+        ]
+        reply = await world.openai.responses.create(model=MODEL, input=given)
+        assert sizes(world.sampler) == [(96, 64, "png"), (64, 64, "jpeg")]
+        await world.openai.responses.create(
+            model=MODEL, input="And now?", previous_response_id=reply.id
+        )
+        assert sizes(world.sampler) == [(96, 64, "png"), (64, 64, "jpeg")]
+        assert world.column("untrained_because") == [PICTURED] * 2
+
+
+async def test_messages_show_images_of_users_and_of_tools(tmp_path: Path, seeing: Renderer) -> None:
+    def block(data: bytes, media: str) -> dict[str, Any]:
+        data64 = base64.b64encode(data).decode()
+        return {
+            "type": "image",
+            "source": {"type": "base64", "media_type": media, "data": data64},
+        }
+
+    said: Any = [
+        {
+            "role": "user",
+            "content": [block(ONE, "image/png"), {"type": "text", "text": "Look"}],
+        },
+        {
+            "role": "assistant",
+            "content": [{"type": "tool_use", "id": "t", "name": "look", "input": {}}],
+        },
+        {
+            "role": "user",
+            "content": [
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "t",
+                    "is_error": True,
+                    "content": [{"type": "text", "text": "so"}, block(TWO, "image/jpeg")],
+                },
+                block(ONE, "image/png"),
+            ],
+        },
+    ]
+    async with gateway(tmp_path, seeing, sees=True) as world:
+        async with AsyncAnthropic(
+            base_url=world.url.removesuffix("/v1"), api_key="any", max_retries=0
+        ) as client:
+            reply = await client.messages.create(model=MODEL, max_tokens=50, messages=said)
+            counted = await client.messages.count_tokens(model=MODEL, messages=said)
+        three = [(96, 64, "png"), (64, 64, "jpeg"), (96, 64, "png")]
+        assert sizes(world.sampler) == three
+        assert reply.usage.input_tokens == counted.input_tokens == len(world.turns()[0].prompt)
+
+
+async def test_a_known_turn_goes_on_with_its_images_as_they_were(
+    tmp_path: Path, seeing: Renderer
+) -> None:
+    async with gateway(tmp_path, seeing, sees=True) as world:
+        world.say("A ramp.", "A square.", "Yes.")
+        history = [shown(ONE, "What is it? ")]
+        for asked in (shown(TWO, "And this?"), {"role": "user", "content": "Sure?"}, None):
+            message = await world.reply({"messages": history})
+            history += [{"role": "assistant", "content": message["content"]}, asked]
+        first, second, third = world.turns()
+        for before, after in ((first, second), (second, third)):
+            stream = (*before.prompt, *before.completion.tokens)
+            assert after.prompt[: len(stream)] == stream
+        assert sizes(world.sampler) == [(96, 64, "png"), (64, 64, "jpeg")]
+        # What the user said is the next state of the turn before, in words.
+        state = world.next_states()[first.id]
+        assert state is not None
+        assert state.text.startswith("And this?\n[image, 64 x 64 pixels, ")
+
+
+async def test_a_turn_whose_image_is_gone_is_trained_again(
+    tmp_path: Path, seeing: Renderer
+) -> None:
+    async with gateway(tmp_path, seeing, sees=True) as world:
+        await world.reply({"messages": [shown(ONE, "What is it?")]})
+        text = world.turns()[0].request_text
+        said = [{"role": "user", "content": text}, {"role": "assistant", "content": "fine"}]
+        await world.reply({"messages": [*said, {"role": "user", "content": "So?"}]})
+        assert world.sampler.params[-1].images == ()
+        assert world.column("untrained_because") == [PICTURED, None]
+
+
+async def test_of_a_private_turn_nothing_is_kept(tmp_path: Path, seeing: Renderer) -> None:
+    async with gateway(tmp_path, seeing, sees=True) as world:
+        await world.reply({"messages": [shown(ONE, "/private What is it?")]})
+        assert sizes(world.sampler) == [(96, 64, "png")]
+        assert world.turns() == []
+
+
+async def refused(world: World, message: dict[str, Any], status: int = 400) -> dict[str, Any]:
+    response: httpx.Response = await world.ask(message)
+    assert response.status_code == status, response.text
+    assert world.sampler.prompts == []
+    assert world.turns() == []
+    return response.json()["error"]
+
+
+async def test_who_does_not_see_refuses_by_name(
+    tmp_path: Path, seeing: Renderer, renderer: Renderer
+) -> None:
+    message = shown(ONE, "What is it?")
+    async with gateway(tmp_path / "a", renderer, sees=True) as world:
+        error = await refused(world, message)
+        assert error["param"] == "messages[0].content[1].image_url.url"
+        assert "demo reads text only" in error["message"]
+    async with gateway(tmp_path / "b", seeing) as world:
+        assert "does not take images yet" in (await refused(world, message))["message"]
+    async with gateway(tmp_path / "c", seeing, sees=True, images="off") as world:
+        assert "--images off" in (await refused(world, message))["message"]
+
+
+async def test_bombs_addresses_and_broken_files_are_clear_errors(
+    tmp_path: Path, seeing: Renderer
+) -> None:
+    async with gateway(tmp_path, seeing, sees=True) as world:
+        for data, why in (
+            (png_of_nothing(30_000, 30_000), "pixels"),
+            (picture(400, 400)[:-200], "is a damaged image"),
+            (b"GIF89a", "no image that is read here"),
+        ):
+            error = await refused(world, shown(data))
+            assert why in error["message"]
+        away = shown(ONE)
+        away["content"][0]["image_url"]["url"] = "http://127.0.0.1:1/cat.png"
+        assert "nothing is fetched here" in (await refused(world, away))["message"]
+        many = {"role": "user", "content": shown(picture(512, 512))["content"] * 40}
+        error = await refused(world, many)
+        assert error["code"] == "context_length_exceeded"
+        by_system = {"role": "system", "content": shown(ONE)["content"]}
+        assert "not read here" in (await refused(world, by_system))["message"]
