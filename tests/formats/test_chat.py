@@ -221,7 +221,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
         {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
     ),
     (
-        "messages[0].content[1]",
+        "messages[0].content[1].image_url.url",
         {
             "messages": [
                 {

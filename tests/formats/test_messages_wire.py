@@ -278,12 +278,15 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("messages[0].name", {"messages": [USER | {"name": "x"}]}),
     ("messages[0].content", {"messages": [by("user")]}),
     ("messages[0].content", {"messages": [by("user", said("a"), RESULT)]}),
-    ("messages[0].content[0]", {"messages": [by("user", {"type": "image", "source": {}})]}),
+    (
+        "messages[0].content[0].source.type",
+        {"messages": [by("user", {"type": "image", "source": {}})]},
+    ),
     ("messages[0].content[1]", {"messages": [by("user", said("a"), {"type": "document"})]}),
     ("messages[0].content[0]", {"messages": [by("user", THOUGHT)]}),
     ("messages[0].content[0].tone", {"messages": [by("user", said("a", tone="x"))]}),
     (
-        "messages[0].content[0].content[0]",
+        "messages[0].content[0].content[0].source.type",
         {"messages": [by("user", RESULT | {"content": [{"type": "image"}]})]},
     ),
     ("messages[0].content[0].input", {"messages": [by("assistant", USE | {"input": "x"}), USER]}),

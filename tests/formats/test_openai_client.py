@@ -246,7 +246,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("web_search_options", {"web_search_options": {}}),
     ("reasoning_effort", {"reasoning_effort": "extreme"}),
     (
-        "messages[0].content[1]",
+        "messages[0].content[1].image_url.url",
         {
             "messages": [
                 {

@@ -240,7 +240,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("input[0].content", {"input": [{"role": "user"}]}),
     (
         "input[0].content[0]",
-        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+        {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]},
     ),
     ("input[0].output[0]", {"input": [RESULT | {"output": [{"type": "input_file"}]}]}),
     ("input[0].call_id", {"input": [{"type": "function_call", "name": "x", "arguments": ""}]}),

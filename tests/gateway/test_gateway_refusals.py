@@ -38,7 +38,7 @@ def assert_error(response: Any, status: int, **fields: Any) -> None:
         ("messages", {"messages": []}),
         ("messages[0].role", {"messages": [{"role": "robot", "content": "x"}]}),
         (
-            "messages[0].content[0]",
+            "messages[0].content[0].image_url.url",
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
         ),
         ("max_tokens", {"max_tokens": 0}),

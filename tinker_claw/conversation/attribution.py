@@ -272,6 +272,13 @@ def asked_by(pieces: Sequence[Piece]) -> Writer:
     return next((writer for writer in said if writer in writers), Writer.HARNESS)
 
 
+def is_result(message: Message) -> bool:
+    """Whether a message is a tool's result, or shows the images of one."""
+    if message["role"] != "user":
+        return message["role"] == "tool"
+    return any(piece.writer is Writer.TOOL for piece in read(message).pieces)
+
+
 def is_nudge(message: Message, before: Message | None) -> bool:
     """Whether a message demands the visible answer that an empty reply was not.
 

@@ -17,6 +17,7 @@ from enum import StrEnum
 from tinker_claw.conversation.attribution import (
     Reading,
     asking,
+    is_result,
     last_asked,
     nudged,
     read,
@@ -345,7 +346,7 @@ def _turn(seen: SessionEvidence) -> Sign:
         return Sign(RequestKind.VERDICT, "the user's words are a verdict and nothing else")
     if seen.agent and nudged(messages):
         return Sign(RequestKind.REASK, f"{who} asks again after an empty reply")
-    if kept[-1:] and kept[-1]["role"] == "tool":
+    if kept[-1:] and is_result(kept[-1]):
         return Sign(RequestKind.TOOL, "it ends in the result of a tool")
     if not seen.agent:
         return _infer(seen) or Sign(RequestKind.CLIENT, "nothing marks it as a side call")

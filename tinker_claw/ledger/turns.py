@@ -497,7 +497,9 @@ def reopen(tx: sqlite3.Connection, turn_id: int) -> None:
 @lru_cache(maxsize=64)
 def _params_json(params: SamplingParams) -> str:
     kept = params if params.schema is None else replace(params, schema="")  # it says too much
-    return json.dumps(asdict(kept))
+    told = asdict(kept)
+    del told["images"]
+    return json.dumps(told)
 
 
 def _turn(row: sqlite3.Row, prompt: tuple[int, ...]) -> Turn:
