@@ -25,6 +25,7 @@ from tinker_claw.types import Adam, LossPass, StepReport, TokenLogprobs
 if TYPE_CHECKING:  # both need torch, and who samples over HTTP does not
     from local_gpu.learn.losses import RecordPass, Scored
     from local_gpu.model.lora import LoraShape
+    from local_gpu.sample.seeing import Vision
 
 BASE_REF = "base"
 """The ref of the base model without an adapter."""
@@ -204,6 +205,11 @@ class Serving(Protocol):
     @property
     def constrains(self) -> bool:
         """Whether sampling can be constrained to a JSON schema."""
+        ...
+
+    @property
+    def vision(self) -> Vision | None:
+        """The half of the model that sees; None: samplers take no images."""
         ...
 
     async def open(self, ref: str, folder: Path) -> Sampler:

@@ -71,6 +71,7 @@ class LocalTrainer:
             context_tokens=self._backend.serving.context_tokens,
             score_fresh=self._backend.serving.rounds_otherwise,
             constrains=self._backend.serving.constrains,
+            sees=self._backend.serving.vision is not None,
         )
 
     async def train_step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:

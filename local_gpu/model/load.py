@@ -35,7 +35,7 @@ from huggingface_hub.errors import (
 )
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config
 from transformers.core_model_loading import PrefixChange
 
 from local_gpu.config import Dtype
@@ -50,6 +50,9 @@ from local_gpu.tree.body import obstacle
 from tinker_claw.errors import ConfigError, ModelFileError
 from tinker_claw.shipped import install
 
+SEEING: Final = frozenset({"qwen3_vl"})
+"""Kinds of model whose text half is loaded here as a Qwen3, and whose other half sees."""
+_TEXT_HALF: Final = ("model.", "model.language_model.")
 _DEVICES: Final = ("cuda", "cpu")
 _SETTINGS: Final = {"quant_type": "nf4", "compress_statistics": True}
 
@@ -162,7 +165,7 @@ def load_base(
         dtype=dtype,
         obstacle=against,
         notes=tuple(_notes(module, source, against)),
-        part=_part(module),
+        part=_part(module) if config_of(source).model_type not in SEEING else _TEXT_HALF,
     )
 
 
@@ -171,9 +174,10 @@ def _load(source: str, dtype: torch.dtype) -> Any:
         # transformers would load its base, and put the adapter in.
         raise ModelFileError(f"{source!r} is an adapter, no model: name its base.")
     try:
-        refuse_quantized(AutoConfig.from_pretrained(source), source)  # gigabytes come after
+        config = config_of(source)
+        refuse_quantized(config, source)  # gigabytes come after
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            source, dtype=dtype, output_loading_info=True
+            source, dtype=dtype, output_loading_info=True, **_text_half(config)
         )
     except (OSError, HFValidationError, HfHubHTTPError) as error:
         raise ModelFileError(
@@ -202,6 +206,24 @@ def _load(source: str, dtype: torch.dtype) -> Any:
             "download or build them again."
         )
     return module
+
+
+def config_of(source: str) -> Any:
+    """Read the configuration of a model."""
+    return AutoConfig.from_pretrained(source)
+
+
+def _text_half(config: Any) -> dict[str, Any]:
+    """Options that load the text half of Qwen3-VL as the Qwen3 that it is: over text its positions
+    are the same in all three dimensions, which is one."""
+    if config.model_type not in SEEING:
+        return {}
+    told = {**config.text_config.to_dict(), "tie_word_embeddings": config.tie_word_embeddings}
+    del told["model_type"]
+    turns = told["rope_parameters"]
+    kept = ("rope_type", "rope_theta")
+    told["rope_parameters"] = {name: turns[name] for name in kept if name in turns}
+    return {"config": Qwen3Config(**told), "key_mapping": {r"^model\.language_model\.": "model."}}
 
 
 def _part(module: Any) -> tuple[str, str]:

@@ -40,6 +40,7 @@ from local_gpu.room import Room
 from local_gpu.sample.batching import Batcher, Scheduled, salted_id
 from local_gpu.sample.drawing import Drawn, Recipe, draw
 from local_gpu.sample.routing import HotPrefixes, Prefix, keys_of
+from local_gpu.sample.seeing import Vision, drawing
 from local_gpu.tasks import together
 from tinker_claw.errors import (
     BackendError,
@@ -242,9 +243,17 @@ class _Running:
 class Engine:
     """Samples from one module."""
 
-    def __init__(self, module: Any, size: EngineSize, room: Room) -> None:
-        """`room`: shared by everything that computes in this process."""
+    def __init__(
+        self, module: Any, size: EngineSize, room: Room, vision: Vision | None = None
+    ) -> None:
+        """Set up an engine.
+
+        Args:
+            room: shared by everything that computes in this process.
+            vision: the half of the model that sees; None: it reads text only.
+        """
         self._module = module
+        self._vision = vision
         self._size = size
         self._room = room
         self._ids = count()
@@ -259,6 +268,11 @@ class Engine:
             SamplerError: the generation failed.
         """
         self._check(prompt, params)
+        if params.images:
+            async with aclosing(self._seeing(prompt, params)) as seen:
+                async for chunk in seen:
+                    yield chunk
+            return
         running = self._start()
         request_id = salted_id(next(self._ids), params.cache_salt)
         job = SampleJob(prompt, params, Random(params.seed))
@@ -275,6 +289,17 @@ class Engine:
             running.feed.leave(request_id)
             if self._retired and running is self._running and len(running.feed) == 0:
                 await self._stop()
+
+    async def _seeing(self, prompt: Tokens, params: SamplingParams) -> AsyncGenerator[TokenChunk]:
+        if self._vision is None:
+            raise RequestError("The prompt has an image, and this model reads text only.")
+        job = SampleJob(prompt, params, Random(params.seed), prefilled=len(prompt))
+        images, draws = params.images, drawing(job.recipe)
+        async with aclosing(self._vision.stream(self._module, prompt, images, draws)) as drawn:
+            async for token in drawn:
+                yield (chunk := job.chunk(token))
+                if chunk.stop_reason is not None:
+                    return
 
     async def sample(self, prompt: Tokens, params: SamplingParams, n: int) -> list[Completion]:
         """Draw n completions at once; with a seed, completion i is drawn with seed + i.
@@ -390,7 +415,8 @@ class LocalSampler:
                     await self._engine.sample(prefix.tokens, params, 1)
 
     def stream(self, prompt: Tokens, params: SamplingParams) -> AsyncGenerator[TokenChunk]:
-        self._hot.note(prompt, keys_of(prompt, params.cache_salt), params.cache_salt)
+        if not params.images:  # placeholders alone are no prefix
+            self._hot.note(prompt, keys_of(prompt, params.cache_salt), params.cache_salt)
         return self._engine.stream(prompt, params)
 
     async def sample(self, prompt: Tokens, params: SamplingParams, n: int = 1) -> list[Completion]:
@@ -433,6 +459,7 @@ class EmbeddedServing:
         self._score = score
         self._run = run
         self._hot = HotPrefixes()
+        self.vision = Vision.of(base)
         self._open: set[LocalSampler] = set()
 
     @property
@@ -476,7 +503,7 @@ class EmbeddedServing:
 
     def _sampler(self, ref: str, module: object, hot: HotPrefixes) -> LocalSampler:
         facts = Facts(self._base.fingerprint, self._size.vocabulary, self._size.context_tokens)
-        engine = Engine(module, self._size, self._room)
+        engine = Engine(module, self._size, self._room, self.vision)
         sampler = LocalSampler(ref, engine, facts, self._score, hot, self._open.discard)
         self._open.add(sampler)
         return sampler

@@ -207,6 +207,11 @@ class PoolServing:
         return True
 
     @property
+    def vision(self) -> None:
+        """None: images are not sent to servers yet."""
+        return None
+
+    @property
     def constrains(self) -> bool:
         """Whether all servers can constrain, as any of them may get the request."""
         return self._pool.constrains

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Base64Encoder, BaseModel, ConfigDict, EncodedBytes, Field
 
 Whole = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
 Number = Annotated[int, Field(ge=0, lt=1 << 53)]
@@ -120,6 +120,10 @@ class CreateSamplingSession(OfSession):
 class Chunk(Body):
     type: str = "encoded_text"
     tokens: list[Whole] = []
+    data: Annotated[bytes, EncodedBytes(encoder=Base64Encoder)] = b""
+    """File of an image."""
+    format: Literal["png", "jpeg"] = "png"
+    expected_tokens: Whole | None = None
 
 
 class PromptBody(Body):

@@ -14,7 +14,7 @@ import math
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
 from typing import Any, Final
@@ -35,7 +35,13 @@ from local_gpu.tinker.training import Shared
 from local_gpu.tinker.wire import NOT_SCORED, PromptScores, densify, sample_response
 from tinker_claw.errors import ContextLengthError, RequestError, SamplerError
 from tinker_claw.policy import Sampler
-from tinker_claw.types import Completion, SamplingParams, StopReason, TokenLogprobs
+from tinker_claw.types import (
+    Completion,
+    PlacedImage,
+    SamplingParams,
+    StopReason,
+    TokenLogprobs,
+)
 
 _STOPS: Final = 1024
 
@@ -101,10 +107,12 @@ class Samplers:
         Raises:
             RequestError: naming what cannot be served.
         """
-        prompt = _tokens(ask.prompt)
+        prompt, images = await self._prompt(ask.prompt)
         limits = self._shared.limits
         asked = PromptScoring.of(ask, len(prompt), self._vocabulary, limits.table_cells)
-        params = self._params(ask, len(prompt))
+        if images and asked.anything:
+            raise RequestError("A prompt with images is sampled here, and not scored yet.")
+        params = replace(self._params(ask, len(prompt)), images=images)
         # The one token that compute_logprobs must ask for comes out of the scoring pass.
         at_once = asked.anything and params.max_tokens == 1 and ask.num_samples == 1
         self._check(prompt, params, room=0 if at_once else params.max_tokens)
@@ -132,6 +140,28 @@ class Samplers:
                 return sample_response([_next(told[-1], self._vocabulary, params)], scores)
             completions = await sampler.sample(tuple(prompt), params, ask.num_samples)
         return sample_response(completions, scores)
+
+    async def _prompt(self, prompt: PromptBody) -> tuple[list[int], tuple[PlacedImage, ...]]:
+        """The tokens of a prompt, with placeholders for its images, and these."""
+        backend, ids, images = self._shared.backend, list[int](), list[PlacedImage]()
+        vision = backend.serving.vision
+        for chunk in prompt.chunks:
+            if chunk.type == "encoded_text":
+                ids += chunk.tokens
+            elif chunk.type != "image" or vision is None:
+                raise RequestError(
+                    f"The prompt has a chunk of {chunk.type}, which this model does not read."
+                )
+            else:
+                count = await backend.aside(partial(vision.tokens, chunk.data))
+                if chunk.expected_tokens not in (None, count):
+                    raise RequestError(
+                        f"The prompt has an image of {count} tokens, not of the "
+                        f"{chunk.expected_tokens} that are expected."
+                    )
+                images.append(PlacedImage(len(ids), count, chunk.data, chunk.format))
+                ids += [vision.placeholder] * count
+        return ids, tuple(images)
 
     async def close(self, place: Place) -> None:
         """Take an adapter out; what it serves at the moment it serves to the end."""
@@ -296,15 +326,6 @@ def _next(told: TokenLogprobs, vocabulary: int, params: SamplingParams) -> Compl
         stop_reason=StopReason.STOP if drawn.token in params.stop_tokens else StopReason.LENGTH,
         params=params,
     )
-
-
-def _tokens(prompt: PromptBody) -> list[int]:
-    for chunk in prompt.chunks:
-        if chunk.type != "encoded_text":
-            raise RequestError(
-                f"The prompt has a chunk of {chunk.type}; only tokens are read here."
-            )
-    return [token for chunk in prompt.chunks for token in chunk.tokens]
 
 
 @dataclass(frozen=True, slots=True)

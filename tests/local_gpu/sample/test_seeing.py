@@ -1,0 +1,193 @@
+"""Replies to images: the same numbers in this process, over Tinker's wire, and in transformers."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image as Pillow
+from tinkers import served
+from transformers import Qwen3VLForConditionalGeneration
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from wire_servers import KEY, NAME
+
+from local_gpu.config import LocalConfig
+from local_gpu.trainer import LocalTrainer
+from tests.gateways import MODEL, gateway
+from tests.pictures import picture, shown
+from tests.render.test_eyes import said
+from tests.seeing_models import tiny_qwen3_vl
+from tinker_claw.backends.tinker.trainer import TinkerTrainer
+from tinker_claw.config.settings import Run, Settings, Training
+from tinker_claw.errors import BackendError
+from tinker_claw.images import images_in
+from tinker_claw.policy import Sampler
+from tinker_claw.render.renderer import Renderer
+from tinker_claw.types import Adam, Completion, Datum, LossPass, PlacedImage, SamplingParams
+
+ONE, TWO = picture(96, 64), picture(64, 128, "JPEG")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_qwen3_vl(tmp_path_factory.mktemp("vl") / "model")
+
+
+@pytest.fixture(scope="module")
+def renderer(model: Path) -> Renderer:
+    return Renderer.load(str(model), "qwen3-vl")
+
+
+def asked(renderer: Renderer, *files: bytes) -> tuple[tuple[int, ...], SamplingParams]:
+    """A prompt with these images, and how to sample a reply to it."""
+    messages = said(*(shown(file, "What is this? ") for file in files))
+    prompt = renderer.prompt(messages)
+    places = zip(prompt.images, images_in(messages), strict=True)
+    images = tuple(PlacedImage(*at, image.clean(), image.format) for at, image in places)
+    return prompt.tokens, SamplingParams(max_tokens=12, seed=5, student_topk=3, images=images)
+
+
+async def local(model: Path, root: Path) -> LocalTrainer:
+    config = LocalConfig(
+        model=str(model), root=root, rank=4, alpha=8, threads=1, kv_cache_tokens=2048
+    )
+    return await LocalTrainer.start(config)
+
+
+def in_transformers(
+    model: Path, prompt: tuple[int, ...], done: Completion, images: tuple[PlacedImage, ...]
+) -> list[float]:
+    """The whole model's logprobs of a reply, in one pass."""
+    whole: Any = Qwen3VLForConditionalGeneration.from_pretrained(model).eval()
+    processor = Qwen2VLImageProcessorPil.from_pretrained(model)
+    files = [Pillow.open(BytesIO(image.data)) for image in images]
+    seen = processor(images=files, return_tensors="pt") if files else {}
+    ids = torch.tensor([[*prompt, *done.tokens]])
+    kinds = torch.zeros_like(ids)
+    for image in images:
+        kinds[0, image.at : image.at + image.tokens] = 1
+    with torch.inference_mode():
+        logits = whole(input_ids=ids, mm_token_type_ids=kinds, **seen).logits[0]
+    rows = logits.float().log_softmax(-1)[len(prompt) - 1 : -1]
+    return rows.gather(1, torch.tensor(done.tokens)[:, None])[:, 0].tolist()
+
+
+async def drawn(
+    sampler: Sampler, renderer: Renderer, *files: bytes
+) -> tuple[tuple[int, ...], Completion]:
+    prompt, params = asked(renderer, *files)
+    (done,) = await sampler.sample(prompt, params)
+    return prompt, done
+
+
+async def test_a_reply_has_the_whole_models_logprobs(
+    model: Path, renderer: Renderer, tmp_path: Path
+) -> None:
+    trainer = await local(model, tmp_path)
+    try:
+        can = await trainer.capabilities()
+        assert can.sees
+        base, found = await trainer.base(), []
+        for files in ((), (ONE,), (TWO,), (ONE, TWO)):
+            if files:
+                prompt, params = asked(renderer, *files)
+            else:
+                prompt = renderer.prompt(said({"role": "user", "content": "What is this? "})).tokens
+                params = SamplingParams(max_tokens=12, seed=5)
+            (done,) = await base.sample(prompt, params)
+            wanted = in_transformers(model, prompt, done, params.images)
+            assert done.logprobs == pytest.approx(wanted, abs=1e-4)
+            found.append(done.tokens)
+        assert len(set(found)) == 4  # what it sees matters
+    finally:
+        await trainer.aclose()
+
+
+async def test_a_trained_version_sees_with_its_adapter(
+    model: Path, renderer: Renderer, tmp_path: Path
+) -> None:
+    trainer = await local(model, tmp_path)
+    try:
+        base = await trainer.base()
+        prompt, before = await drawn(base, renderer, ONE)
+        text = renderer.prompt(said({"role": "user", "content": "What is this? "})).tokens
+        weights = ((1.0,),) * 4
+        datum = Datum((*text, 5, 6, 7, 8), start=len(text), weights=weights)
+        await trainer.train_step([LossPass("cross_entropy", (datum,))], Adam(0.05))
+        trained = await trainer.publish()
+        _, after = await drawn(trained, renderer, ONE)
+        assert after.logprobs[0] != pytest.approx(before.logprobs[0], abs=1e-3)
+        _, again = await drawn(base, renderer, ONE)
+        assert again == before
+    finally:
+        await trainer.aclose()
+
+
+async def over_tinker(model: Path, folder: Path, **options: Any) -> TinkerTrainer:
+    settings = {"model": str(model), "root": folder / "served", "alpha": 8, **options}
+    there = await asyncio.to_thread(lambda: served(folder, **settings))
+    run = Run(model_name=NAME, base_url=there.url, renderer="qwen3-vl", tokenizer=str(model))
+    asked = Settings(run=run, training=Training(lora_rank=4))
+    return await TinkerTrainer.start(asked, key=KEY)
+
+
+async def test_over_tinkers_wire_it_is_the_same_reply(
+    model: Path, renderer: Renderer, tmp_path: Path
+) -> None:
+    near = await local(model, tmp_path / "near")
+    far = await over_tinker(model, tmp_path)
+    try:
+        assert (await far.capabilities()).sees
+        for files in ((ONE,), (TWO, ONE)):
+            prompt, here = await drawn(await near.base(), renderer, *files)
+            _, there = await drawn(await far.base(), renderer, *files)
+            assert there.tokens == here.tokens
+            assert there.logprobs == pytest.approx(here.logprobs, abs=1e-5)
+            assert there.topk_ids == here.topk_ids
+        prompt, params = asked(renderer, ONE)
+        wrong = replace(params.images[0], tokens=params.images[0].tokens - 1)
+        with pytest.raises(BackendError, match="of 6 tokens, not of the 5 that are expected"):
+            await (await far.base()).sample(prompt, replace(params, images=(wrong,)))
+        broken = replace(params.images[0], data=b"none")
+        with pytest.raises(BackendError, match="cannot be read"):
+            await (await far.base()).sample(prompt, replace(params, images=(broken,)))
+    finally:
+        await near.aclose()
+        await far.aclose()
+
+
+async def test_a_server_without_eyes_says_so_at_the_start(tmp_path: Path) -> None:
+    far = await over_tinker(Path("demo"), tmp_path)
+    try:
+        assert not (await far.capabilities()).sees
+    finally:
+        await far.aclose()
+
+
+async def test_a_gateway_answers_over_tinker(
+    model: Path, renderer: Renderer, tmp_path: Path
+) -> None:
+    """From the official client through gateway, adapter, SDK and server, and on to a second turn."""
+    far = await over_tinker(model, tmp_path)
+    try:
+        sampler: Any = await far.base()
+        async with gateway(tmp_path / "run", renderer, sampler, sees=True) as world:
+            said: list[Any] = [shown(ONE, "What is this? ")]
+            first = await world.openai.chat.completions.create(
+                model=MODEL, messages=said, max_tokens=6, seed=1
+            )
+            text = first.choices[0].message.content
+            said += [{"role": "assistant", "content": text}, shown(TWO, "And this? ")]
+            await world.openai.chat.completions.create(model=MODEL, messages=said, max_tokens=6)
+            turns = world.turns()
+            assert [len(turn.completion.tokens) for turn in turns] == [6, 6]
+            eyes = renderer.eyes
+            assert eyes is not None
+            assert [turn.prompt.count(eyes.placeholder) for turn in turns] == [6, 14]
+    finally:
+        await far.aclose()
