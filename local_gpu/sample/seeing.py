@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
+from importlib import import_module
 from io import BytesIO
 from threading import Lock
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor, nn
 from transformers import AutoModelForImageTextToText, DynamicCache
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from local_gpu.model.load import SEEING, config_of, own_stream
 from local_gpu.model.lora import BaseModel, clone
@@ -48,8 +47,10 @@ class Vision:
         config = config_of(base.source)
         if config.model_type not in SEEING:
             return None
+        # transformers' usual one needs torchvision; most models here have no eyes at all.
+        module = import_module("transformers.models.qwen2_vl.image_processing_pil_qwen2_vl")
         try:
-            processor = Qwen2VLImageProcessorPil.from_pretrained(base.source)
+            processor = module.Qwen2VLImageProcessorPil.from_pretrained(base.source)
         except OSError:  # its folder has no image processor
             return None
         return cls(base, config.image_token_id, processor)
@@ -61,7 +62,7 @@ class Vision:
             RequestError: the bytes are no image that the processor takes.
         """
         try:
-            with Image.open(BytesIO(data), formats=("PNG", "JPEG")) as found:
+            with _opened(data) as found:
                 wide, high = found.size
             patches = self._processor.get_number_of_image_patches(high, wide)
         except Exception as error:  # Pillow raises of many kinds
@@ -100,7 +101,7 @@ class Vision:
             kinds[0, image.at : image.at + image.tokens] = 1
         if bool((ids == self.placeholder).ne(kinds == 1).any()):
             raise SamplerError("The prompt's placeholders are not where its images are.")
-        files = [Image.open(BytesIO(image.data)) for image in images]
+        files = [_opened(image.data) for image in images]
         seen = self._processor(images=files, return_tensors="pt").to(self._base.device)
         with torch.inference_mode(), own_stream(self._base.device):
             positions, shift = row.body.get_rope_index(
@@ -136,6 +137,12 @@ class Vision:
         for name in ("embed_tokens", "layers", "norm"):
             setattr(body.language_model, name, nn.Module())  # the base has them already
         return body.to(base.device).eval().requires_grad_(False)
+
+
+def _opened(data: bytes) -> Any:
+    from PIL import Image
+
+    return Image.open(BytesIO(data), formats=("PNG", "JPEG"))
 
 
 class _Row:

@@ -66,6 +66,16 @@ def test_the_block_is_that_of_the_readme_and_the_commands_set_it() -> None:
     assert second == ["openclaw", "config", "set", place, "tinker-claw/Qwen/Qwen3-8B"]
 
 
+def test_a_model_that_sees_is_sent_images() -> None:
+    for flags, sees in (
+        (("--model-name", "Qwen/Qwen3-VL-8B-Instruct"), True),
+        (("--model-name", "Qwen/Qwen3.5-4B:peft:65536"), True),
+        (("--model-name", "Qwen/Qwen3-VL-8B-Instruct", "--images", "off"), False),
+    ):
+        (model,) = said(run(*flags).stdout)[0]["models"]["providers"]["tinker-claw"]["models"]
+        assert model.get("input") == (["text", "image"] if sees else None)
+
+
 def test_the_block_follows_the_settings() -> None:
     flags = (*DEMO, "--port", "31234", "--served-model-name", "mine/claw", "--host", "localhost")
     told, _ = said(run(*flags, "--max-reply-tokens", "500").stdout)

@@ -392,8 +392,8 @@ def blind_because(deps: GatewayDeps) -> str | None:
         )
     if not deps.can.sees:
         return (
-            "is an image, and what samples here does not take images yet: Tinker does "
-            "(docs/images.md)"
+            "is an image, and what samples here does not take images yet: docs/images.md says "
+            "which samplers do"
         )
     return None
 

@@ -114,7 +114,7 @@ async def test_a_trained_version_sees_with_its_adapter(
     trainer = await local(model, tmp_path)
     try:
         base = await trainer.base()
-        prompt, before = await drawn(base, renderer, ONE)
+        _, before = await drawn(base, renderer, ONE)
         text = renderer.prompt(said({"role": "user", "content": "What is this? "})).tokens
         weights = ((1.0,),) * 4
         datum = Datum((*text, 5, 6, 7, 8), start=len(text), weights=weights)
@@ -172,7 +172,7 @@ async def test_a_server_without_eyes_says_so_at_the_start(tmp_path: Path) -> Non
 async def test_a_gateway_answers_over_tinker(
     model: Path, renderer: Renderer, tmp_path: Path
 ) -> None:
-    """From the official client through gateway, adapter, SDK and server, and on to a second turn."""
+    """From the official client through gateway, adapter, SDK and server, for two turns."""
     far = await over_tinker(model, tmp_path)
     try:
         sampler: Any = await far.base()
