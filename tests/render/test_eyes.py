@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from PIL import Image as Pillow
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from tests.gateways import spell
 from tests.pictures import PROCESSOR, picture, seeing_renderer, shown
+from tests.render.test_stream import WELL_FORMED
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.chat import parse_chat
 from tinker_claw.images import Image, images_in
@@ -145,3 +147,18 @@ def test_who_has_no_processor_sees_nothing(tmp_path: Path, renderer: Renderer) -
     assert seeing_renderer(folder).eyes is not None
     (folder / "preprocessor_config.json").unlink()
     assert Renderer.load(str(folder), "qwen3-vl").eyes is None
+
+
+@pytest.mark.parametrize("text", WELL_FORMED)
+def test_qwen3_vls_replies_are_read_as_they_come(tmp_path: Path, text: str) -> None:
+    seeing = seeing_renderer(tmp_path)
+    prompt = seeing.prompt(said(shown(picture(), "What?"))).tokens
+    ids = spell(seeing, text)
+    stream = seeing.stream(prompt)
+    deltas = [delta for token in ids for delta in stream.feed([token])]
+    rest, reply = stream.finish()
+    theirs = seeing._base.parse_response(list(ids), prompt_ids=list(prompt))
+    assert reply.text == theirs.content
+    assert reply.reasoning == theirs.reasoning_content
+    assert [call.name for call in reply.tool_calls] == [call.name for call in theirs.tool_calls]
+    assert len(deltas) >= len(rest)

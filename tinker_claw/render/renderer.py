@@ -42,7 +42,7 @@ from tinker_claw.types import HINT_TEMPLATE, Message, Reply, Tokens, ToolCall
 
 # Families whose replies are <think>…</think>, text and <tool_call>…</tool_call>, each marker one
 # token. Others of the package are parsed when they are complete.
-_MARKED = frozenset({"qwen3", "qwen3.5", "qwen3.6", "qwen3.8"})
+_MARKED = frozenset({"qwen3", "qwen3-vl", "qwen3.5", "qwen3.6", "qwen3.8"})
 
 _CALL = ("<tool_call>", "</tool_call>")
 _NO_ID = -1
