@@ -43,5 +43,5 @@ if __name__ == "__main__":
     with Path(os.environ["TRIALS"]).open("a") as file:
         file.write(f"{os.getpid()}\n")
     print("a library says hello")
-    works = [MergedKernel()] if "NONE_WORKS" not in os.environ else []
-    main([Kills(), Raises(), Breaks(), *works])
+    none_works = "NONE_WORKS" in os.environ
+    main([Raises()] if none_works else [Kills(), Raises(), Breaks(), MergedKernel()])
