@@ -48,10 +48,10 @@ class Done:
     stderr: str
 
 
-def run(*flags: str, directory: Path | None = None) -> Done:
+def run(*flags: str, directory: Path | None = None, **env: str) -> Done:
     """Run a command as `run.py` does, in this process: to start one takes longer than most."""
     where = () if directory is None else ("--data-dir", str(directory))
-    own = {k: v for k, v in os.environ.items() if not k.startswith("TINKER_CLAW_")}
+    own = {k: v for k, v in os.environ.items() if not k.startswith("TINKER_CLAW_")} | env
     out, err = StringIO(), StringIO()
     with (
         patch.dict(os.environ, own, clear=True),
