@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests import stories
+from tests.app.test_product import run as typed
 from tests.gateways import gateway
 from tests.npm import npm
 from tests.openclaw import OpenClaw, readme_block
@@ -149,7 +150,7 @@ async def test_openclaw_writes_what_it_is_told_and_sends_the_key_of_its_environm
 
         async def told(*more: str) -> subprocess.CompletedProcess[str]:
             own = claw.environment | {API_KEY: KEY}
-            return await asyncio.to_thread(lambda: run(*flags, *more, **own))
+            return await asyncio.to_thread(lambda: typed("openclaw-config", *flags, *more, **own))
 
         def written() -> dict[str, Any]:
             return json.loads(config.read_text())
