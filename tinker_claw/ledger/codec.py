@@ -104,7 +104,10 @@ def pack_float_rows(rows: Sequence[Sequence[float]]) -> bytes:
 def unpack_float_rows(blob: bytes, rows: int) -> tuple[tuple[float, ...], ...]:
     """Decode a table of this many rows of one length; () for an empty one."""
     flat = unpack_floats(blob)
-    return _rows(flat, len(flat) // rows if rows else 0)
+    k, left = divmod(len(flat), rows or 1)
+    if left:
+        raise ValueError(f"{len(flat)} numbers are no {rows} rows")
+    return _rows(flat, k)
 
 
 def _rows(flat: tuple[_Number, ...], k: int) -> tuple[tuple[_Number, ...], ...]:
