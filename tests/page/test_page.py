@@ -255,6 +255,9 @@ async def test_user_sees_their_own_turns_and_nothing_else(tmp_path: Path) -> Non
             shown = (await opened.get(path)).text
             assert set(re.findall(r"/ui/turns/(\d*[02468])\"", shown)) == set(), "Ben's"
             assert "/ui/steps" not in shown
+        mine = told(await opened.get(""))
+        assert "First replies accepted: not enough ratings yet: 9 of 16" in mine
+        assert "ben" not in mine
         mates = (await opened.get("/episodes")).text
         assert set(re.findall(r"/ui/groups/(\d+)", mates)) == {"1"}
         assert "ben" not in mates
@@ -446,6 +449,9 @@ async def test_page_says_what_the_console_says(tmp_path: Path) -> None:
             said = line.partition(": ")[2] if name == "gate" else line  # its step is a link
             assert " ".join(said.split()) in shown
         assert defined(seen["helps"]) in shown
+        assert [one["user"] for one in seen["headlines"]] == ["anna", "ben"]
+        for one in seen["headlines"]:
+            assert shown.index(one["said"]) < shown.index("How it stands")
         for measure in seen["helps"].values():
             assert measure["meaning"] in shown
         assert "episode outcomes" in shown

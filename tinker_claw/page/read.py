@@ -23,6 +23,7 @@ from tinker_claw.insight import (
 )
 from tinker_claw.learner.gate import FIGURES
 from tinker_claw.ledger.database import Rows
+from tinker_claw.ledger.figures import by_version, read_headlines
 from tinker_claw.ledger.outcome import (
     episodes,
     of_episode,
@@ -130,6 +131,12 @@ def _curves(steps: Sequence[Record]) -> Iterator[Curve]:
         if points:
             table = [(f"step {p.at:g}", f"{p.value:.3g}") for p in points[-2:]]
             yield Curve(name, about, curve(points, low=low, high=high), table)
+
+
+def read_mine(rows: Rows, user: str | None) -> Record:
+    """Return the newest main turns of a user, and whether it helps them."""
+    lines = read_headlines(rows, by_version(rows, user), user)
+    return {"lines": lines, **read_turns(rows, Filter(user=user, kind="main"))}
 
 
 def read_turns(rows: Rows, wanted: Filter) -> Record:

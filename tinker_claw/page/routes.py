@@ -332,8 +332,7 @@ class _Page:
     async def overview(self, request: Request, visitor: Visitor) -> Response:
         training, health = self._deps.training, self._deps.health()
         if not visitor.who.admin:
-            wanted = Filter(user=visitor.user, kind="main")
-            found = await self._read(lambda rows: read.read_turns(rows, wanted))
+            found = await self._read(lambda rows: read.read_mine(rows, visitor.user))
             return self._html("mine", visitor, status_word=health["status"], **found)
         at, seen = self._seen
         if seen is None or monotonic() - at >= FRESH_S:
