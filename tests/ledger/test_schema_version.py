@@ -28,8 +28,8 @@ def read_it(file: Path) -> None:
     ("version", "says"),
     [
         (
-            3,
-            r"schema is version 3, this program knows 2\), and was left as it is; get that release",
+            4,
+            r"schema is version 4, this program knows 3\), and was left as it is; get that release",
         ),
         (-1, "is no ledger"),
     ],
