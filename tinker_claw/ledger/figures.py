@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import accumulate
 
-from tinker_claw.evidence import CLAIM, Rate, TwoRates, odds
+from tinker_claw.evidence import CLAIM, Rate, TwoRates, odds, record
 from tinker_claw.ledger.database import Rows
 from tinker_claw.ledger.lessons import Lesson, State, of_user
 from tinker_claw.ledger.outcome import RunView, plural, run_of
@@ -148,9 +148,7 @@ class Share(Rate):
 
     @property
     def record(self) -> Record:
-        low, high = self.interval
-        ends = {"low": low, "high": high, "share": self.value}
-        return {"versions": self.versions, **asdict(self), **ends}
+        return {"versions": self.versions, **record(self)}
 
     def __str__(self) -> str:
         low, high = self.interval

@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 import sqlite3
 import time
+from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
 from tinker_claw.errors import UndoError
-from tinker_claw.evidence import Rate
+from tinker_claw.evidence import Rate, record
 from tinker_claw.ledger.database import Database, Rows, insert
 from tinker_claw.types import Wish
 
@@ -25,7 +26,7 @@ FORGOTTEN_LESSON = "its prompt held a lesson whose source was forgotten"
 """Reason why such a turn is not trained."""
 _MARKS = re.compile(r"\W+")
 _LATELY = 256
-"""Newest first replies that are compared."""
+"""Newest first replies, and told sessions, that are compared."""
 _BEFORE = 8
 """First replies compared from before a lesson was known."""
 _GAPS = 16
@@ -154,10 +155,11 @@ class LessonTable:
             lesson.turn_id,
         )
         gaps = self._db.column(
-            "SELECT untold FROM drawn CROSS JOIN turns ON turns.session_id = drawn.session_id "
-            "AND kind = 'main' CROSS JOIN samples INDEXED BY samples_untold "
-            "ON samples.turn_id = turns.id AND untold IS NOT NULL WHERE lesson_id = ? "
-            f"AND drawn.told ORDER BY drawn.session_id DESC, idx DESC LIMIT {_GAPS}",
+            "SELECT untold FROM (SELECT session_id FROM drawn WHERE lesson_id = ? AND told "
+            f"ORDER BY session_id DESC LIMIT {_LATELY}) AS lately CROSS JOIN turns "
+            "ON turns.session_id = lately.session_id AND kind = 'main' CROSS JOIN samples "
+            "INDEXED BY samples_untold ON samples.turn_id = turns.id AND untold IS NOT NULL "
+            f"ORDER BY lately.session_id DESC, idx DESC LIMIT {_GAPS}",
             lesson.id,
         )
         return Evidence(
@@ -236,17 +238,26 @@ def of_user(rows: Rows, user: str | None) -> list[Lesson]:
     return [_lesson(row) for row in found]
 
 
-def read_rates(rows: Rows, user: str | None) -> dict[int, dict[str, Rate]]:
-    """Return the shares of first replies accepted, by lesson: `before` it was said, without any
-    lesson, and since then with it (`told`) and without it (`untold`); those with a reply.
+def read_lessons(rows: Rows, user: str | None) -> list[dict[str, Any]]:
+    """Return the lessons of a user, newest first, and what became of first replies.
+
+    `accepted`: shares of first replies, `before` the lesson was said, without any lesson, and since
+    then with it (`told`) and without it (`untold`), where there are any. `back`: the version that
+    answered when it was said, so that none before has learned it; None: the user wrote it.
 
     Args:
-        user: only their lessons; None: everybody's.
+        user: only theirs; None: everybody's.
     """
-    found = dict[int, dict[str, Rate]]()
+    rates = defaultdict[int, dict[str, Any]](dict)
     for id, name, good, number in rows.rows(_RATES, user):
-        found.setdefault(id, {})[name] = Rate(good, number)
-    return found
+        rates[id][name] = record(Rate(good, number))
+    back = rows.pairs(
+        "SELECT lessons.id, policy_version FROM lessons JOIN turns ON turns.id = turn_id"
+    )
+    return [
+        {**asdict(one), "accepted": rates[one.id], "back": back.get(one.id)}
+        for one in of_user(rows, user)
+    ]
 
 
 def learn(tx: sqlite3.Connection, turn_id: int, wish: Wish) -> None:
