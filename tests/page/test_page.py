@@ -35,7 +35,7 @@ from tinker_claw.methods import BatchItem
 from tinker_claw.methods.base import BINARY
 from tinker_claw.page import access, read, routes
 from tinker_claw.page.charts import Point, curve
-from tinker_claw.types import Attempt, NextState, Vote
+from tinker_claw.types import Attempt, NextState, Told, Vote
 
 HOST = "http://127.0.0.1:30000"
 ANNA, ROOT_KEY = "anna-0123456789abcdef", "root-0123456789abcdef"
@@ -392,6 +392,17 @@ async def test_a_user_keeps_edits_drops_and_adds_their_own_lessons(tmp_path: Pat
         assert (await browser.post("/lessons/drop", lesson="1")).status_code == 409
         assert (await browser.post("/lessons/drop", "wrong", lesson="2")).status_code == 403
         assert {one.state.value for one in lessons.of_user()} == {"told"}
+
+
+async def test_a_turn_names_the_lessons_that_it_was_told(tmp_path: Path) -> None:
+    async with page(tmp_path) as opened:
+        number = opened.ledger.lessons.rule("add", "anna", None, XSS[0])
+        session = opened.ledger.turns.session("anna", "told")
+        one = new_turn(opened.ledger, session_id=session, told=Told((number,), 1, 2))
+        shown = (await opened.get(f"/turns/{opened.ledger.turns.add(one)}")).text
+        assert f'<a href="/ui/lessons#lesson-{number}">lesson {number}</a>: ' in shown
+        assert html.escape(XSS[0]) in shown
+        assert f'id="lesson-{number}"' in (await opened.get("/lessons")).text
 
 
 async def test_filters_bear_what_is_no_number(tmp_path: Path) -> None:
