@@ -180,12 +180,21 @@ def trend(shares: Sequence[Share]) -> Record:
     return compare(*splits[found.index(max(found))], "better", "worse", weighed)
 
 
-def by_version(rows: Rows, user: str | None = None) -> list[Record]:
-    """Return how many main turns were judged, and how, by live version, user, and whether lessons
-    stood in the prompt, versions in order. `user`: only theirs; None: everybody's."""
-    live = read_line(rows).live
-    found = rows.rows(_BY_VERSION, user)
-    return [dict(row) for row in found if row["version"] in live]
+def by_version(rows: Rows, user: str | None = None, *, behind: bool = False) -> list[Record]:
+    """Return how many main turns were judged, and how, by version, user, and whether lessons stood
+    in the prompt, versions in order.
+
+    Args:
+        user: only theirs; None: everybody's.
+        behind: whether to include versions that a rollback has left behind.
+    """
+    live, found = read_line(rows).live, rows.rows(_BY_VERSION, user)
+    return [dict(row) for row in found if behind or row["version"] in live]
+
+
+def accepted_by(judged: Iterable[Record], *, told: bool) -> list[Share]:
+    """Return the shares of first replies accepted, by version; see `shares_of`."""
+    return shares_of(judged, "accepted", "firsts", told=told)
 
 
 def shares_of(judged: Iterable[Record], good: str, of: str, *, told: bool) -> list[Share]:
@@ -283,11 +292,11 @@ def read_headlines(rows: Rows, judged: Sequence[Record], user: str | None = None
 
 
 def _headline(judged: Sequence[Record], lessons: Sequence[Lesson]) -> Record:
-    shares = shares_of(judged, "accepted", "firsts", told=False)
+    shares = accepted_by(judged, told=False)
     size = min(MOST, max(LEAST, sum(share.of for share in shares) // 3))
     old = _gather(shares, size) or Share()
     new = _gather([share for share in reversed(shares) if share.first > old.last], size) or Share()
-    told = _gather(reversed(shares_of(judged, "accepted", "firsts", told=True)), MOST)
+    told = _gather(reversed(accepted_by(judged, told=True)), MOST)
     evidence = None
     if old.of < LEAST:
         said = f"not enough ratings yet: {old.of} of {LEAST}"
