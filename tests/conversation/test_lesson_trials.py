@@ -12,7 +12,7 @@ from tests.ledger.test_ledger import new_turn
 from tinker_claw.conversation.lessons import TRIAL, Lessons, chance_higher, is_probe, settle
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.lessons import Evidence, Lesson, State, read_lessons
-from tinker_claw.types import Vote, Wish
+from tinker_claw.types import Attempt, Vote, Wish
 
 PLAIN = "Write plain sentences."
 
@@ -152,6 +152,28 @@ def test_start_of_a_session_costs_the_same_however_many_there_were(ledger: Ledge
         ledger.lessons.begin(other, {})
         turn(ledger, other, 1)
     assert steps("last") < 1.5 * first
+
+
+def test_what_each_user_asked_for_is_common(ledger: Ledger) -> None:
+    """In the same sentence or the same words; an agent in training asks for nothing."""
+
+    def says(user: str, text: str, words: str) -> None:
+        turn(ledger, ledger.turns.session(user, text), -1, Wish(text, words, "always"))
+
+    def common() -> set[str]:
+        ids = ledger.lessons.common()
+        return {f"{one.user}: {one.text}" for one in ledger.lessons.of_user() if one.id in ids}
+
+    says("ann", PLAIN, "no lists")
+    trained = ledger.turns.session("trainer", "task")
+    assert ledger.turns.enrol(trained, "trainer", Attempt(episode=True))
+    assert common() == {f"ann: {PLAIN}"}
+    says("bob", "Write numbered lists.", "lists, please")
+    assert common() == set()
+    says("bob", "Never write a list.", "No lists!")
+    assert common() == {f"ann: {PLAIN}", "bob: Never write a list."}
+    ledger.lessons.rule("drop", "bob", 3)
+    assert common() == set()
 
 
 def test_what_was_learned_is_told_again_on_another_line(ledger: Ledger) -> None:

@@ -411,7 +411,10 @@ class Learner:
         """Score the batch under current weights, and compute the advantages from the method's
         state."""
         parts, policy, cfg = self._parts, self._parts.policy.newest, cfg or self._parts.training
-        items = await batch_items(samples, policy, parts.base, cfg, score_fresh=self._score_fresh)
+        common = frozenset[int]() if cfg.lessons == "off" else parts.ledger.lessons.common()
+        items = await batch_items(
+            samples, policy, parts.base, cfg, score_fresh=self._score_fresh, common=common
+        )
         return parts.method.prepare(items, cfg, state, parts.reply_tokens)
 
     async def _with_check(self, prepared: Prepared) -> Prepared:

@@ -235,15 +235,18 @@ async def batch_items(
     cfg: Training,
     *,
     score_fresh: bool = False,
+    common: frozenset[int] = frozenset(),
 ) -> list[BatchItem]:
     """Add to each sample the scores that depend on the current weights.
 
     A sample of the serving version needs no scores of it (rho = 1), so none are computed, unless
     `score_fresh` says that its sampler used other numerics than the trainer scores in. All scores
     are requested at once, so that a backend can compute shared prefixes once.
-    """
 
-    measured = _measured(samples, cfg)
+    Args:
+        common: lessons whose accepted told replies are also scored behind the untold prompt.
+    """
+    measured = _measured(samples, common, cfg)
 
     async def item(sample: Sample) -> BatchItem:
         wanted = score_fresh or sample.policy_version != policy.version.id
@@ -257,11 +260,13 @@ async def batch_items(
     return await side_by_side([item(sample) for sample in samples])
 
 
-def _measured(samples: Sequence[Sample], cfg: Training) -> frozenset[int]:
+def _measured(samples: Sequence[Sample], common: frozenset[int], cfg: Training) -> frozenset[int]:
     """Return the ids of the accepted told replies that are also scored untold: the newest."""
-    if cfg.lessons == "off":
-        return frozenset()
-    told = (s.id for s in samples if s.told and (s.reward or 0) > 0 and not s.cut)
+    told = (
+        s.id
+        for s in samples
+        if s.told and common.issuperset(s.told.lessons) and (s.reward or 0) > 0 and not s.cut
+    )
     return frozenset(sorted(told, reverse=True)[: math.ceil(UNTOLD_SHARE * cfg.batch_size)])
 
 

@@ -135,6 +135,24 @@ class LessonTable:
             )
             tx.execute("UPDATE sessions SET drawn = 1 WHERE id = ?", (session_id,))
 
+    def common(self) -> frozenset[int]:
+        """Return the lessons that each user of the policy has: what only some asked for is told to
+        them, and not taught to the weights that all share."""
+        users = self._db.one(
+            "SELECT COUNT(DISTINCT user) FROM sessions WHERE episode = 0 "
+            "AND EXISTS (SELECT 1 FROM turns WHERE session_id = sessions.id)"
+        )
+        lessons = [one for one in self.of_user() if one.state is not State.DROPPED]
+        wanted = defaultdict[str, set[str]](set)
+        for lesson in lessons:
+            for meaning in _meanings(lesson):
+                wanted[meaning].add(lesson.user)
+        return frozenset(
+            lesson.id
+            for lesson in lessons
+            if any(len(wanted[meaning]) >= users for meaning in _meanings(lesson))
+        )
+
     def sessions(self, lesson: Lesson) -> int:
         """Return the number of sessions in which this lesson was told or left out."""
         return self._db.one("SELECT COUNT(*) FROM drawn WHERE lesson_id = ?", lesson.id)
@@ -270,9 +288,9 @@ def learn(tx: sqlite3.Connection, turn_id: int, wish: Wish) -> None:
     ).fetchone()
     if found is None or found["private"] == 1 or found["episode"] or found["kind"] != "main":
         return
-    now, meant = time.time(), {_plain(wish.text), _plain(wish.words)} - {""}
+    now, meant = time.time(), _meanings(wish)
     for row in tx.execute("SELECT * FROM lessons WHERE user = ?", (found["user"],)).fetchall():
-        if meant & {_plain(row["text"]), _plain(row["words"])}:
+        if meant & _meanings(_lesson(row)):
             tx.execute(
                 "UPDATE lessons SET created_at = ?1, version = NULL, "
                 "state = CASE state WHEN 'learned' THEN 'told' ELSE state END WHERE id = ?2",
@@ -318,9 +336,10 @@ def _insert(
     return insert(tx, "lessons", values)
 
 
-def _plain(text: str) -> str:
-    """Return the words of a text, by which lessons are compared."""
-    return _MARKS.sub(" ", text.casefold()).strip()
+def _meanings(lesson: Lesson | Wish) -> set[str]:
+    """Return what makes two lessons the same: their sentence, or the user's own words."""
+    plain = {_MARKS.sub(" ", text.casefold()).strip() for text in (lesson.text, lesson.words)}
+    return plain - {""}
 
 
 def _lesson(row: sqlite3.Row) -> Lesson:
