@@ -11,7 +11,13 @@ import pytest
 
 from tests.ledger.test_ledger import new_turn
 from tests.stories import Told as Story
-from tinker_claw.ledger.figures import _headline, by_version, read_headlines
+from tinker_claw.ledger.figures import (
+    _headline,
+    by_version,
+    read_compared,
+    read_headlines,
+    read_helps,
+)
 from tinker_claw.ledger.lessons import State
 from tinker_claw.types import Told, Vote
 
@@ -92,6 +98,22 @@ def test_versions_that_a_rollback_has_left_behind_do_not_count(story: Story) -> 
     assert said(story)[0].endswith("71% -> 0% (v0 -> v1): worse")
     story.ledger.steps.roll_back(base)
     assert "not enough ratings since" in said(story)[0]
+
+
+def test_every_comparison_is_of_replies_that_were_told_nothing(story: Story) -> None:
+    number = story.ledger.lessons.rule("add", "me", None, "Be brief.")
+    story.step(story.sampled("s", -1)[1])
+    story.ledger.pin.to(0, half=True)
+    rated(story, 1, 4)
+    rated(story, 2, 5, policy_version=1)
+    rated(story, 9, 9, policy_version=1, told=Told((number,), 1, 2))
+    rows = story.ledger._db
+    compared = read_compared(rows)
+    assert compared is not None
+    assert {one["versions"]: one["of"] for one in compared["by_versions"]} == {"v0": 4, "v1": 5}
+    for measure in read_helps(rows, by_version(rows)).values():
+        assert sum(one["of"] for one in measure["by_versions"]) == 10
+        assert (measure["told"]["good"], measure["told"]["of"]) == (9, 9)
 
 
 def claimed(rates: list[float], seed: int, sessions: int) -> bool:
