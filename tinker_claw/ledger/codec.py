@@ -101,8 +101,10 @@ def pack_float_rows(rows: Sequence[Sequence[float]]) -> bytes:
     return pack_floats(chain.from_iterable(rows))
 
 
-def unpack_float_rows(blob: bytes, k: int) -> tuple[tuple[float, ...], ...]:
-    return _rows(unpack_floats(blob), k)
+def unpack_float_rows(blob: bytes, rows: int) -> tuple[tuple[float, ...], ...]:
+    """Decode a table of this many rows of one length; () for an empty one."""
+    flat = unpack_floats(blob)
+    return _rows(flat, len(flat) // rows if rows else 0)
 
 
 def _rows(flat: tuple[_Number, ...], k: int) -> tuple[tuple[_Number, ...], ...]:
