@@ -24,6 +24,8 @@ SBOM := .venv-sbom
 
 .PHONY: setup dist demo real test test-all test-part soak check test-4bit vllm test-vllm cookbook test-cookbook verifiers test-verifiers trackers test-trackers tracks bench clean
 .DEFAULT_GOAL := setup
+# Images often set this; every worker and process of the tests would compile what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 setup: $(READY)
 

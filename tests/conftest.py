@@ -33,6 +33,9 @@ settings.load_profile("same")
 # Where others have accounts, a gateway makes a key; the test of that says so.
 os.environ.setdefault("TINKER_CLAW_GATEWAY__API_KEY", "none")
 
+# The workers of a run share the cores: threads that wait for one another cost more than small sums.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # A shell starts background jobs deaf to Ctrl-C, and so would be every process that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -183,18 +186,6 @@ def vllm_url(request: pytest.FixtureRequest, vllm_model: Path, numbers: Numbers)
     environment, log = request.config.getoption("vllm").absolute(), vllm_model.with_name("vllm.log")
     with serving(environment, vllm_model, log, dtype=numbers.dtype) as url:
         yield url
-
-
-@pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
-    """Use one thread: threads that wait for one another on a busy machine cost more than small
-    sums."""
-    import torch  # most tests need none
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -214,6 +214,14 @@ def life(
         process.join()
 
 
+def refused(data: Path, *flags: str) -> str:
+    """Start one that cannot start, and return what it says."""
+    with life(data, *flags) as running:
+        assert running.ends() == 2
+    assert "Traceback" not in running.said()
+    return running.said()
+
+
 def fork(
     arguments: Sequence[str],
     log: Path,

@@ -101,7 +101,7 @@ def product(
                 cwd=ROOT,
                 stderr=stderr,
                 stdout=stderr,
-                env=os.environ | {"OMP_NUM_THREADS": "1"} | (env or {}),
+                env=os.environ | (env or {}),
             )
         )
     try:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
+from unittest.mock import patch
 
 from tests.ledger.test_ledger import COMPLETION, new_turn
-from tests.processes import ROOT
+from tinker_claw.cli import main
 from tinker_claw.config.settings import Training
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.judgements import Ballot
@@ -37,19 +39,28 @@ TEACHER = HintScores(
 )
 
 
-def run(
-    *flags: str, directory: Path | None = None, timeout: float = 240
-) -> subprocess.CompletedProcess[str]:
-    """Run `run.py` as a user types it."""
+@dataclass(frozen=True)
+class Done:
+    """A command that has ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def run(*flags: str, directory: Path | None = None, **env: str) -> Done:
+    """Run a command as `run.py` does, in this process: to start one takes longer than most."""
     where = () if directory is None else ("--data-dir", str(directory))
-    return subprocess.run(
-        [sys.executable, "run.py", *flags, *where],
-        cwd=ROOT,
-        env={k: v for k, v in os.environ.items() if not k.startswith("TINKER_CLAW_")},
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
+    own = {k: v for k, v in os.environ.items() if not k.startswith("TINKER_CLAW_")} | env
+    out, err = StringIO(), StringIO()
+    with (
+        patch.dict(os.environ, own, clear=True),
+        patch("sys.stdin", StringIO()),
+        redirect_stdout(out),
+        redirect_stderr(err),
+    ):
+        status = main.main([*flags, *where])
+    return Done(status, out.getvalue(), err.getvalue())
 
 
 class Told:

@@ -97,18 +97,19 @@ def test_a_key_is_made_with_a_new_data_directory_and_kept(
     ids=["refused", "nobody else", "a directory of before"],
 )
 def test_elsewhere_nothing_changes(
-    tmp_path: Path, flags: Sequence[str], accounts: object, before: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    flags: Sequence[str],
+    accounts: object,
+    before: bool,
 ) -> None:
     data = tmp_path / "data"
+    monkeypatch.setattr(own_key, "accounts", accounts)
     if before:
         data.mkdir()
         (data / "metrics.jsonl").touch()
-    with life(data, *flags, fate=among(accounts), env=UNSET) as running:
-        assert running.serves()
-        assert running.events("key.made") == []
-        assert not (data / "api-key").exists()
-        assert asks(running, None) == 200
-        assert running.stop() == 0
+    settings = load([*DEMO, "--data-dir", str(data), *flags])
+    assert (settings.gateway.api_key, settings.key_file) == (None, None)
 
 
 def test_the_provider_block_says_where_the_key_comes_from(

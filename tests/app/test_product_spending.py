@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.app.test_product import run
+from tests.lives import refused
 from tests.processes import Running, product
 from tests.talk import HELLO, ask, converse, rows
 from tests.wire_servers import wire_process
@@ -93,18 +93,16 @@ def test_budget_pauses_learning_over_restarts_and_never_serving(tmp_path: Path) 
     ("flags", "says"),
     [
         (
-            ("--model-name", "demo", "--base-url", "http://127.0.0.1:9"),
+            ("--backend", "tinker", "--base-url", "http://127.0.0.1:9"),
             "--budget-usd 1 cannot be kept: of demo the price per million tokens is not known "
             "(prefill, cached, sample, train). Give a table with --prices FILE",
         ),
-        (("--backend", "local", "--model-name", "demo"), "--backend local bills nothing"),
+        ((), "--backend local bills nothing"),
         (("--prices", "nowhere.toml"), "--prices nowhere.toml cannot be read"),
     ],
 )
 def test_budget_that_cannot_be_kept_is_refused_before_anything_is_made(
     flags: tuple[str, ...], says: str, tmp_path: Path
 ) -> None:
-    done = run("--budget-usd", "1", *flags, cwd=tmp_path)
-    assert done.returncode == 2
-    assert says in done.stderr
-    assert list(tmp_path.iterdir()) == []
+    assert says in refused(tmp_path / "data", "--budget-usd", "1", *flags)
+    assert not (tmp_path / "data").exists()

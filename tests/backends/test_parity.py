@@ -131,8 +131,12 @@ def same_report(one: StepReport, other: StepReport) -> None:
 @pytest.mark.parametrize(
     ("name", "lessons"),
     [
-        *((name, "off") for name in ("binary", "opd", "combine", "sdpo", "sdft")),
+        ("combine", "off"),  # its passes are those of all
         ("combine", "distill"),
+        *(
+            pytest.param(m, "off", marks=pytest.mark.slow)
+            for m in ("binary", "opd", "sdpo", "sdft")
+        ),
     ],
 )
 async def test_gradients_adapters_and_metrics_are_the_same(

@@ -106,24 +106,22 @@ async def test_two_passes_are_one_pass_that_has_the_terms_of_both(ground: Ground
 
 
 async def test_a_loss_is_a_sum_however_its_datums_are_split(ground: Ground) -> None:
-    for loss in (*RL, "cross_entropy"):
-        soft = loss == "cross_entropy"
-        one, two = (ground.soft(i, 0, 1) if soft else ground.rl(i) for i in (0, 1))
-        together = await ground.after([pass_of(loss, one, two)])
-        apart = await ground.after([pass_of(loss, two), pass_of(loss, one)])
-        assert apart == ground.near(together), "a sum, not a mean over datums"
+    pairs = {loss: [ground.rl(i) for i in (0, 1)] for loss in RL}
+    pairs["cross_entropy"] = [ground.soft(i, 0, 1) for i in (0, 1)]
+    together = await ground.after([pass_of(loss, *both) for loss, both in pairs.items()])
+    apart = [pass_of(loss, one) for loss, both in pairs.items() for one in reversed(both)]
+    assert await ground.after(apart) == ground.near(together), "a sum, not a mean over datums"
 
 
 async def test_a_datum_without_weight_changes_nothing(ground: Ground) -> None:
     datum, soft = ground.rl(0), ground.soft(0, 0, 1)
     other = pass_of("ppo", ground.rl(1))
     before, expected = await ground.scores(), await ground.after([other])
-    for loss in (*RL, "cross_entropy"):
-        idle = pass_of(loss, replace(datum, advantages=(0.0,) * len(datum.advantages)))
-        if loss == "cross_entropy":
-            idle = pass_of(loss, replace(soft, weights=((0.0, 0.0),) * len(soft.weights)))
-        assert await ground.after([idle]) == ground.near(before)
-        assert await ground.after([other, idle]) == ground.near(expected)
+    nothing = replace(datum, advantages=(0.0,) * len(datum.advantages))
+    idle = [pass_of(loss, nothing) for loss in RL]
+    idle += [pass_of("cross_entropy", replace(soft, weights=((0.0, 0.0),) * len(soft.weights)))]
+    assert await ground.after(idle) == ground.near(before)
+    assert await ground.after([other, *idle]) == ground.near(expected)
 
 
 async def test_ppo_learns_nothing_where_its_clip_binds_and_only_there(ground: Ground) -> None:

@@ -121,7 +121,7 @@ async def test_service_that_is_down_is_said_to_be() -> None:
         assert "it answers HTTP 503" in await refusal(base_url=url)
 
 
-@pytest.mark.parametrize("release", ["0.25.0", None])
+@pytest.mark.parametrize("release", [pytest.param("0.25.0", marks=pytest.mark.slow), None])
 def test_another_release_of_the_sdk_or_none_is_one_sentence(
     tmp_path: Path, release: str | None
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 import torch
 from hypothesis import given
 
@@ -18,7 +17,6 @@ from tests.local_gpu.tree.test_prefix_tree import seen_by_row
 from tests.trees import SETTINGS, batches, tensors
 from tinker_claw.shipped import MODEL_DIR
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 SHAPE = Shape(2, 32, 64, 4, 2, 8, 512)
 SIZES = Sizes(turns=4, first=90, reply=10, result=40)
 LENGTHS = [100, 150, 200, 250]

@@ -25,7 +25,6 @@ from local_gpu.model.lora import LoraShape
 from local_gpu.tree.kernels import MergedKernel
 from tinker_claw.types import Datum
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 RANK = 4
 PRESET = Preset(Shape(2, 64, 160, 4, 2, 16, 257), Batches(3, 96, 40, (24, 60), long=70))
 CPU = torch.device("cpu")

@@ -7,12 +7,13 @@ import json
 import os
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import stories
+from tests.app.test_product import run as typed
 from tests.gateways import gateway
 from tests.npm import npm
 from tests.openclaw import OpenClaw, readme_block
@@ -33,18 +34,8 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(API_KEY, "none")
 
 
-def run(*flags: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run the command as a shell would."""
-    done = subprocess.run(
-        [sys.executable, "run.py", "openclaw-config", *flags],
-        cwd=ROOT,
-        env=os.environ | env,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert "Traceback" not in done.stderr
-    return done
+def run(*flags: str, **env: str) -> stories.Done:
+    return stories.run("openclaw-config", *flags, **{API_KEY: "none"} | env)
 
 
 def said(out: str) -> tuple[dict[str, Any], list[list[str]]]:
@@ -159,7 +150,7 @@ async def test_openclaw_writes_what_it_is_told_and_sends_the_key_of_its_environm
 
         async def told(*more: str) -> subprocess.CompletedProcess[str]:
             own = claw.environment | {API_KEY: KEY}
-            return await asyncio.to_thread(lambda: run(*flags, *more, **own))
+            return await asyncio.to_thread(lambda: typed("openclaw-config", *flags, *more, **own))
 
         def written() -> dict[str, Any]:
             return json.loads(config.read_text())

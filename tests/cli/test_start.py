@@ -44,7 +44,7 @@ def environment(home: Path, **more: str) -> dict[str, str]:
     left_out = ("TINKER_", "OPENCLAW_", "XDG_", "HF_", "PYTHONPATH", "CI")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
     kept["TINKER_CLAW_GATEWAY__API_KEY"] = "none"
-    own = {"HOME": str(home), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    own = {"HOME": str(home), "HF_HUB_OFFLINE": "1"}
     own["PATH"] = f"{home / 'bin'}:/usr/bin:/bin"
     return {**kept, **own, "TINKER_TELEMETRY": "0", **more}
 

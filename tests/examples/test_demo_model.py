@@ -32,7 +32,6 @@ def tokenizer() -> Any:
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    torch.set_num_threads(1)
     return AutoModelForCausalLM.from_pretrained(MODEL_DIR).eval()
 
 

@@ -39,7 +39,6 @@ from local_gpu.tree.prefix_tree import grow
 from tinker_claw.errors import ConfigError
 from tinker_claw.types import Adam, LossPass, SamplingParams, StepReport, TokenLogprobs
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 ASKS = (
     ScoreAsk((*range(40), 3, 9, 4), 38, None, 0),
     ScoreAsk((*range(40), 5, 9), 39, tuple((1, 2) for _ in range(3)), 4),

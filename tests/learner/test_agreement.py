@@ -530,7 +530,7 @@ async def test_without_a_fault_sampler_and_trainer_agree_to_rounding(tmp_path: P
     [
         (adapter_not_applied, 1),  # the first version is the base, whatever is done to its adapter
         (alpha_doubled, 1),
-        (weights_of_the_version_before, 2),
+        pytest.param(weights_of_the_version_before, 2, marks=pytest.mark.slow),
         (stale_prefix_cache, 2),
     ],
 )

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Literal
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ledger.test_ledger import new_turn
@@ -93,6 +93,7 @@ class Life:
             assert self.ledger.samples.oldest(1)[0].reward == verdict.value, "never a stale one"
 
 
+@settings(max_examples=40)
 @given(st.lists(DEEDS, max_size=12))
 def test_no_order_trains_twice_or_on_what_was_taken_back(deeds: list[Deed]) -> None:
     with tempfile.TemporaryDirectory() as directory:

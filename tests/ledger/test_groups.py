@@ -388,7 +388,7 @@ EPISODES = st.lists(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(EPISODES, st.data())
 def test_no_order_of_arrival_changes_rewards_or_advantages(episodes: list[Any], data: Any) -> None:
     """Turns, verdicts, outcomes and looks are mixed, each session's own in their order."""

@@ -51,7 +51,9 @@ def break_(server: InferenceServer, fault: str) -> None:
         setattr(server.faults, name, value)
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    "fault", [pytest.param(n, marks=pytest.mark.slow if "alpha" in n else ()) for n in FAULTS]
+)
 async def test_a_server_that_answers_with_other_weights_leaves(tmp_path: Path, fault: str) -> None:
     async with site(tmp_path) as place:
         await conversed(place, "v1")
@@ -286,7 +288,7 @@ def verdict(paper: Exam, answers: list[ExamSample], noise: float) -> tuple[ExamR
     return judge(paper, "http://server", answers, base=BASE_REF, noise=noise, tolerance=0.2)
 
 
-@pytest.mark.parametrize("change", [0.0, 0.01, 0.05, 0.2, 1.0])
+@pytest.mark.parametrize("change", [0.0, 0.05, 1.0])
 def test_rounding_as_bfloat16_makes_it_fails_no_exam(change: float) -> None:
     chance = random.Random(1)
     for _ in range(300):

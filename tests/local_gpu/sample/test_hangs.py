@@ -122,6 +122,7 @@ async def test_replies_go_on_elsewhere_and_the_server_comes_back_with_every_vers
         assert await asyncio.to_thread(adapters, stopped.url) == {"v1", "v2"}
 
 
+@pytest.mark.slow  # test_pool_health has it for a server in this process
 async def test_a_publish_goes_on_without_a_server_that_stands_still(
     stopped: Stoppable, tmp_path: Path
 ) -> None:
@@ -137,6 +138,7 @@ async def test_a_publish_goes_on_without_a_server_that_stands_still(
         assert place.errors("v2", prompt(1), drawn) < 1e-4
 
 
+@pytest.mark.slow  # test_pool_health has it for servers in this process
 async def test_the_only_server_is_an_outage_that_ends_when_it_goes_on(
     stopped: Stoppable, tmp_path: Path
 ) -> None:

@@ -96,15 +96,15 @@ async def test_nothing_fails_while_versions_are_published_under_load(tmp_path: P
                 tokens = (*tokens, *reply.tokens, salt)[-300:]
 
         async with asyncio.TaskGroup() as group:
-            for salt in range(24):
+            for salt in range(8):
                 group.create_task(talk(salt))
-            for number in range(1, 6):
+            for number in range(1, 4):
                 replaced, current[0] = current[0], await place.publish(f"v{number}")
                 await replaced.aclose()
-            await eventually(lambda: any(ref == "v5" for ref, _, _ in drawn))
+            await eventually(lambda: any(ref == "v3" for ref, _, _ in drawn))
             ended.set()
-        await eventually(lambda: all(set(s.adapters) == {"v5"} for s in place.servers))
-        assert {ref for ref, _, _ in drawn} >= {"v0", "v5"}
+        await eventually(lambda: all(set(s.adapters) == {"v3"} for s in place.servers))
+        assert {ref for ref, _, _ in drawn} >= {"v0", "v3"}
         assert max(place.errors(*reply) for reply in drawn[:: max(1, len(drawn) // 30)]) < 1e-4
         for server in place.servers:
             assert [c for c in server.log.changes if c[0] == "late"] == []

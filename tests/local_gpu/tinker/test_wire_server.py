@@ -130,6 +130,7 @@ def test_the_process_says_where_it_serves_and_stops_in_order(tmp_path: Path) -> 
         service.close("success").future().cancel()
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
     with wire_process(tmp_path / "wire") as running:
         raw = Raw(running.url)

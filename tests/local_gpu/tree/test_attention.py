@@ -19,7 +19,6 @@ from local_gpu.tree.prefix_tree import PrefixTree, grow
 from tests.trees import SETTINGS, batches, tensors
 from tinker_claw.errors import ConfigError
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
 TINY = Heads(4, 2, 8)
 FEW = settings(SETTINGS, max_examples=25)

@@ -24,7 +24,6 @@ from local_gpu.tree.kernels import Kernel, MergedKernel, SdpaKernel
 from local_gpu.tree.prefix_tree import MIN_SHARED, grow
 from tinker_claw.types import Adam, Datum, LossPass
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 SHAPE = LoraShape(rank=4, alpha=8)
 Tokens = tuple[int, ...]
 Turn = tuple[Tokens, int]

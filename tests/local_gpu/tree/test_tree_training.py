@@ -329,6 +329,7 @@ print(before > learner.budget.tokens, len(report.logprobs[0]), report.grad_norm 
 """
 
 
+@pytest.mark.slow  # fast: an allocation that a test lets fail
 def test_a_real_allocation_that_fails_is_survived(model: Path) -> None:
     """In a process with a limited address space, so that the system itself refuses."""
     here = Path(__file__).resolve()
