@@ -12,8 +12,9 @@ Rule: the fields of a test are all its state, a few numbers; a new object starts
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from statistics import fmean
+from typing import Any
 
 CLAIM = 20.0
 """Smallest e-value at which a difference is claimed: 1 / 0.05."""
@@ -47,6 +48,16 @@ class Rate:
         Outcomes between 0 and 1 make it wider, never too narrow: a ** x is convex in x."""
         least = _mixed(self, 0.5) - math.log(math.pi * CLAIM)
         return _edge(self, least, 0.0), _edge(self, least, 1.0)
+
+
+def record(rate: Rate) -> dict[str, Any]:
+    """Return the counts of a rate, its value as `share`, and the ends of its interval."""
+    low, high = rate.interval
+    return {**asdict(rate), "low": low, "high": high, "share": rate.value}
+
+
+in_words = "{share:.0%} ({low:.0%} to {high:.0%}) of {of}".format_map
+"""Describe the record of a rate."""
 
 
 @dataclass(slots=True)

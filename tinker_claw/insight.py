@@ -60,7 +60,8 @@ _DEFINED = (
     "Good: a verdict of +1, among turns with a verdict. Accepted: the first reply of a session "
     "whose verdict is not -1. In brackets the 95 % interval, which holds however often you look. "
     "Evidence: if learning changed nothing, it reaches 20 to 1 in at most 5 of 100 runs. Versions "
-    "that a rollback has left behind do not count. What you ask changes over time as well: this is "
+    "that a rollback has left behind do not count, nor do replies that were told lessons: theirs "
+    "stand in brackets. What you ask changes over time as well: this is "
     "a record, no experiment."
 )
 _DEFINED_TOO = " Episode outcomes: 0 % where all were -1, 100 % where all were +1."

@@ -181,7 +181,7 @@ _COUNTERS = (
     ("turns", "Turns captured", "kind"),
     ("tokens", "Tokens", "what"),
     ("lost_next_states", "Requests that could not be tied to the turn that they answer", "cause"),
-    ("verdicts", "Verdicts", "value"),
+    ("verdicts", "Verdicts", "value", "told"),
     ("feedback", "What was said outright", "source", "of"),
     ("hints", "Turns with a hint"),
     ("samples", "Samples", "fate"),
@@ -293,9 +293,16 @@ class Telemetry:
             self._count("spent_usd", purpose, by=max(0.0, usd))
 
     def verdict(
-        self, *, turn: int, value: int | None, votes: tuple[int | None, ...], hints: int
+        self,
+        *,
+        turn: int,
+        value: int | None,
+        votes: tuple[int | None, ...],
+        hints: int,
+        told: bool = False,
     ) -> None:
-        self._count("verdicts", "none" if value is None else str(value))
+        """Count a verdict. `told`: whether lessons stood in the prompt."""
+        self._count("verdicts", "none" if value is None else str(value), "yes" if told else "no")
         if hints:
             self._count("hints")
         log.info("verdict", turn=turn, value=value, votes=list(votes), hints=hints)

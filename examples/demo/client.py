@@ -95,7 +95,9 @@ def figures_from(exposition: str) -> Figures:
     found = {(sample.name, *sample.labels.values()): int(sample.value) for sample in samples}
     return Figures(
         verdicts={
-            shown: found.get(("tinker_claw_verdicts_total", value), 0)
+            shown: sum(
+                found.get(("tinker_claw_verdicts_total", value, t), 0) for t in ("no", "yes")
+            )
             for value, shown in _VERDICTS.items()
         },
         hints=found.get(("tinker_claw_hints_total",), 0),

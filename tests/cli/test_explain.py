@@ -17,6 +17,7 @@ from tinker_claw.ledger.outcome import outcome, read_run
 from tinker_claw.ledger.prune import from_turn
 from tinker_claw.ledger.samples import TEACHES_NOTHING
 from tinker_claw.ledger.views import read_turns
+from tinker_claw.types import Told as Lessons
 
 SENTENCES = {
     "trained": "It was trained in step 1, with 1 other sample, which made v1 at ",
@@ -71,6 +72,25 @@ def test_every_state_is_told_in_its_own_words(
         fates = {outcome(view, run) for view in read_turns(ledger, None)}
     # Three are told apart by what is said beside it: the version, the loss, the hint.
     assert len(fates) == len(turns) - 3
+
+
+def test_lessons_that_a_turn_was_told_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    story = Told(tmp_path)
+    rule, plain = story.ledger.lessons.rule, story.turn("plain")
+    first, second = (rule("add", "me", None, f"{SECRET} {word}.") for word in ("one", "two"))
+    turn = story.turn(told=Lessons((first, second), 1, 2))
+    rule("edit", "me", second, f"{SECRET} new")
+    story.ledger.close()
+    shown = told(tmp_path, turn, capsys)
+    for number, word in ((first, "one."), (second, "new")):
+        assert (
+            f"It was told lesson {number} (see `tinker-claw lessons`): | {SECRET} {word}" in shown
+        )
+    assert SECRET not in (hidden := told(tmp_path, turn, capsys, "--no-text"))
+    assert f"It was told lesson {second}" in hidden
+    assert "lesson" not in told(tmp_path, plain, capsys)
 
 
 def test_a_trained_turn_is_told_from_its_request_to_its_version(

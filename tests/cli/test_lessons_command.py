@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
-from tests.stories import run
+from tests.stories import Told, run
 from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.types import Wish
 
 
 def test_lessons_are_added_edited_kept_dropped_and_taken_home(tmp_path: Path) -> None:
@@ -31,3 +33,23 @@ def test_lessons_are_added_edited_kept_dropped_and_taken_home(tmp_path: Path) ->
         refused = run("lessons", *wrong, directory=tmp_path)
         assert refused.returncode
         assert "`tinker-claw lessons" in refused.stderr or "at most 40" in refused.stderr
+
+
+def test_a_drop_offers_the_version_before(tmp_path: Path) -> None:
+    story = Told(tmp_path)
+    session = story.ledger.turns.session("me", "s")
+    turn = story.turn("s", session_id=session)
+    given: Any = {"verdict_ballots": (), "hint_ballots": (), "hints": ()}
+    wish = Wish("Be brief.", "brief", "always")
+    story.ledger.judgements.add(turn, value=-1, wish=wish, **given)
+    first = story.ledger.turns.session("me", "t")
+    story.ledger.lessons.begin(first, {1: True})
+    story.judged("t", 1, session_id=first)
+    story.ledger.close()
+    shown = run("lessons", directory=tmp_path).stdout
+    assert "before" in shown
+    assert "100% (2% to 100%) of 1" in shown
+    told = run("lessons", "drop", "1", directory=tmp_path).stdout
+    assert "`tinker-claw rollback v0`" in told
+    told = run("lessons", "add", "Be kind.", directory=tmp_path).stdout
+    assert "rollback" not in told + run("lessons", "drop", "2", directory=tmp_path).stdout

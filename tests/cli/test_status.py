@@ -58,7 +58,8 @@ async def test_all_is_well(
     async with gateway(tmp_path, renderer) as world:
         assert await ask(world.url) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[:3] == [
+    assert lines[:4] == [
+        "First replies accepted: not enough ratings yet: 0 of 16",
         f"tinker-claw at http://127.0.0.1:{port_of(world.url)}: ok",
         "Replies come from policy v0; 0 of 16 samples for the next step are queued.",
         "policy v0, 0/16 samples waiting",

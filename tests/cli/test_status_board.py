@@ -32,7 +32,7 @@ from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import Usage, Vote
 
 KEYS = (
-    "data_dir batch_size run policy_version pinned compared held step samples_waiting "
+    "data_dir batch_size headlines run policy_version pinned compared held step samples_waiting "
     "sessions private_sessions episodes turns verdicts auditor feedback hints samples steps gate "
     "not_trained lost_next_states not_understood strangers usd bills_without_price helps "
     "teachability"
@@ -58,6 +58,7 @@ def test_without_a_gateway_the_ledger_is_told_all_the_same(directory: Path, free
     assert done.returncode == 2
     assert f"No gateway answers at http://127.0.0.1:{free} (" in done.stderr
     lines = done.stdout.splitlines()
+    assert lines[0] == "First replies accepted: not enough ratings yet: 10 of 16"
     for line in (
         f"records    {directory}: combine on demo, backend local",
         "policy     v1, 1 step from the base",
@@ -170,7 +171,8 @@ async def test_with_a_gateway_both_are_told(
         flags = ["status", "--port", port_of(world.url), "--data-dir", str(tmp_path)]
         assert await asyncio.to_thread(main.main, flags) == 0
         lines = capsys.readouterr().out.splitlines()
-        assert lines[0].endswith(": ok")
+        assert lines[0] == "First replies accepted: not enough ratings yet: 0 of 16"
+        assert lines[1].endswith(": ok")
         assert any(line.startswith("next step  [....") for line in lines)
         assert "  good verdicts: nothing to compare yet" in lines
         assert await asyncio.to_thread(main.main, [*flags, "--json"]) == 0
@@ -271,6 +273,7 @@ def test_live_view_is_drawn_and_ends_with_ctrl_c(
         os.close(ours)
     text = seen.decode()
     assert "No gateway answers" in text
+    assert text.index("First replies accepted") < text.index("No gateway answers")
     assert "next step  [####" in text
     assert "does it help?" in text
     assert SECRET not in text

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from tests.ledger.test_ledger import new_turn
 from tinker_claw.conversation.lessons import TRIAL, Lessons, chance_higher, is_probe, settle
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.ledger.lessons import Evidence, Lesson, State
+from tinker_claw.ledger.lessons import Evidence, Lesson, State, read_lessons
 from tinker_claw.types import Attempt, Vote, Wish
 
 PLAIN = "Write plain sentences."
@@ -100,6 +101,57 @@ def test_evidence_is_of_first_replies_with_the_lesson_drawn(ledger: Ledger) -> N
     assert [(told, good) for told, good, _ in found.replies] == [(False, True), (True, True)]
     assert found.before == (False,)
     assert ledger.lessons.sessions(known) == 2
+
+
+def test_each_lesson_shows_what_was_accepted_before_it_with_it_and_without(ledger: Ledger) -> None:
+    """In one query for all lessons; before: of sessions that were told nothing."""
+    ledger.lessons.rule("add", "me", None, "Be kind.")
+    ledger.lessons.rule("add", "you", None, "Be quick.")
+    kind = ledger.lessons.of_user("me")[0]
+    for number, value in enumerate((-1, 1, -1)):
+        turn(ledger, ledger.turns.session("me", f"old {number}"), cast("Vote", value))
+    told = ledger.turns.session("me", "told another")
+    ledger.lessons.begin(told, {kind.id: True})
+    turn(ledger, told, 1)
+    turn(ledger, ledger.turns.session("me", "source"), -1, Wish(PLAIN, "plain", "always"))
+    plain = ledger.lessons.of_user("me")[0]
+    for number, (drawn, value) in enumerate([(True, 0), (True, 1), (True, -1), (False, -1)]):
+        session = ledger.turns.session("me", f"s{number}")
+        ledger.lessons.begin(session, {plain.id: drawn})
+        turn(ledger, session, cast("Vote", value))
+        turn(ledger, session, -1)
+    found = {one["text"]: one for one in read_lessons(ledger._db, "me")}
+    assert {
+        text: {name: (one["good"], one["of"]) for name, one in lesson["accepted"].items()}
+        for text, lesson in found.items()
+    } == {
+        PLAIN: {"before": (1, 3), "told": (2, 3), "untold": (0, 1)},
+        "Be kind.": {"before": (1, 3), "told": (1, 1)},
+    }
+    assert found[PLAIN]["back"] == 0
+    assert found["Be kind."]["back"] is None
+    assert ledger.lessons.evidence(plain).before == (False, True, False), "and not the told one"
+
+
+def test_start_of_a_session_costs_the_same_however_many_there_were(ledger: Ledger) -> None:
+    """Counted in steps of SQLite's machine, over sessions that the lesson was not drawn in."""
+    lessons = Lessons(ledger.lessons, lambda text: range(len(text)))
+    turn(ledger, ledger.turns.session("me", "source"), -1, Wish(PLAIN, "plain", "always"))
+
+    def steps(key: str) -> int:
+        session, counted = ledger.turns.session("me", key), list[int]()
+        connection = ledger._db._connection
+        connection.set_progress_handler(lambda: counted.append(1), 1)
+        lessons.told(session, "me", 0)
+        connection.set_progress_handler(None, 1)
+        return len(counted)
+
+    first = steps("first")
+    for number in range(400):
+        other = ledger.turns.session("me", f"{number}")
+        ledger.lessons.begin(other, {})
+        turn(ledger, other, 1)
+    assert steps("last") < 1.5 * first
 
 
 def test_what_each_user_asked_for_is_common(ledger: Ledger) -> None:

@@ -28,9 +28,9 @@ from tinker_claw.types import SamplingParams, TokenChunk, Tokens
 REQUESTS = 10_000
 CONNECTIONS = 6
 LONGEST_S = 60
-GROWTH_MB = 1.2 * (CAPACITY + ROOM) / 1e6
+GROWTH_MB = 1.3 * (CAPACITY + ROOM) / 1e6
 """Growth in MB from the first thousand requests to the last: cached prompts and pieces of bodies,
-and no more."""
+what their objects take beside them, and no more."""
 
 
 REPLIES = (

@@ -35,7 +35,7 @@ from tinker_claw.methods import BatchItem
 from tinker_claw.methods.base import BINARY
 from tinker_claw.page import access, read, routes
 from tinker_claw.page.charts import Point, curve
-from tinker_claw.types import Attempt, NextState, Vote
+from tinker_claw.types import Attempt, Kind, NextState, Told, Vote
 
 HOST = "http://127.0.0.1:30000"
 ANNA, ROOT_KEY = "anna-0123456789abcdef", "root-0123456789abcdef"
@@ -255,6 +255,9 @@ async def test_user_sees_their_own_turns_and_nothing_else(tmp_path: Path) -> Non
             shown = (await opened.get(path)).text
             assert set(re.findall(r"/ui/turns/(\d*[02468])\"", shown)) == set(), "Ben's"
             assert "/ui/steps" not in shown
+        mine = told(await opened.get(""))
+        assert "First replies accepted: not enough ratings yet: 9 of 16" in mine
+        assert "ben" not in mine
         mates = (await opened.get("/episodes")).text
         assert set(re.findall(r"/ui/groups/(\d+)", mates)) == {"1"}
         assert "ben" not in mates
@@ -391,6 +394,51 @@ async def test_a_user_keeps_edits_drops_and_adds_their_own_lessons(tmp_path: Pat
         assert {one.state.value for one in lessons.of_user()} == {"told"}
 
 
+async def test_a_turn_names_the_lessons_that_it_was_told(tmp_path: Path) -> None:
+    async with page(tmp_path) as opened:
+        number = opened.ledger.lessons.rule("add", "anna", None, XSS[0])
+        session = opened.ledger.turns.session("anna", "told")
+        one = new_turn(opened.ledger, session_id=session, told=Told((number,), 1, 2))
+        shown = (await opened.get(f"/turns/{opened.ledger.turns.add(one)}")).text
+        assert f'<a href="/ui/lessons#lesson-{number}">lesson {number}</a>: ' in shown
+        assert html.escape(XSS[0]) in shown
+        assert f'id="lesson-{number}"' in (await opened.get("/lessons")).text
+
+
+async def test_list_of_turns_shows_what_main_turns_were_asked(tmp_path: Path) -> None:
+    async with page(tmp_path) as opened:
+        asked = {"main": "What is the " + "x" * 99, "side": "Summarise all"}
+        for kind, words in asked.items():
+            one = new_turn(opened.ledger, f"of {kind}", kind=Kind(kind), request_text=words)
+            opened.ledger.turns.add(one)
+        shown = told(await opened.get("/turns"))
+        assert asked["main"][:80] in shown
+        assert asked["main"][:81] not in shown
+        assert "Summarise" not in shown
+
+
+async def test_share_accepted_stands_beside_roll_back(tmp_path: Path) -> None:
+    """Of a version left behind, too, and without replies that were told lessons."""
+    async with page(tmp_path) as opened:
+        ledger = opened.ledger
+        number = ledger.lessons.rule("add", "anna", None, "Be brief.")
+        for n in range(6):
+            lessons = Told((number,), 1, 2) if n < 2 else None
+            one = new_turn(ledger, f"new {n}", policy_version=1, told=lessons)
+            none: Any = {"verdict_ballots": (), "hint_ballots": (), "hints": ()}
+            ledger.judgements.add(ledger.turns.add(one), value=1 if n else -1, **none)
+        base = ledger.steps.version(0)
+        ledger.steps.roll_back(base)
+        shown = told(await opened.get("/versions"))
+        newest, behind, first = re.split(r" v[10] (?:from|,)", shown)
+        assert "No first reply was rated" in newest
+        assert "left behind" in behind
+        assert "First replies accepted: 100% (34% to 100%) of 4" in behind
+        assert "First replies accepted: 0% (0% to 24%) of 18" in first
+        asks = told(await opened.get("/versions/1/rollback"))
+        assert "First replies accepted by v1: 100% (34% to 100%) of 4." in asks
+
+
 async def test_filters_bear_what_is_no_number(tmp_path: Path) -> None:
     async with page(tmp_path) as opened:
         assert (await opened.get("/turns?before=" + "9" * 30)).status_code == 200
@@ -421,13 +469,16 @@ async def test_what_is_vendored_is_what_was_published(tmp_path: Path) -> None:
 
 
 def test_curve_draws_numbers_alone() -> None:
-    drawn = curve([Point(1, 0.5, 0.2, 0.9), Point(2, float("nan")), Point(3, 0.75)], low=0, high=1)
+    some = [Point(1, 0.5, 0.2, 0.9), Point(2, float("nan")), Point(3, 0.75)]
+    drawn = curve(some, "step", "% of replies", low=0, high=1)
     assert [interval is not None for _, _, interval in drawn["points"]] == [True, False]
     assert "nan" not in str(drawn)
-    assert curve([Point(1, float("inf"))]) == {}
+    assert curve([Point(1, float("inf"))], "step", "nats") == {}
     template = Environment(loader=PackageLoader("tinker_claw.page")).get_template("curve.html")
     svg = template.module.curve(drawn)  # type: ignore[attr-defined]
     assert (svg.count("<circle"), svg.count('class="interval"'), svg.count("<svg")) == (2, 1, 1)
+    labels = re.findall(r"<text[^>]*>([^<]*)", svg)
+    assert labels == ["0%", "50%", "100%", "% of replies", "step 1", "3"], "axes say what"
 
 
 # What the console says
@@ -446,6 +497,9 @@ async def test_page_says_what_the_console_says(tmp_path: Path) -> None:
             said = line.partition(": ")[2] if name == "gate" else line  # its step is a link
             assert " ".join(said.split()) in shown
         assert defined(seen["helps"]) in shown
+        assert [one["user"] for one in seen["headlines"]] == ["anna", "ben"]
+        for one in seen["headlines"]:
+            assert shown.index(one["said"]) < shown.index("How it stands")
         for measure in seen["helps"].values():
             assert measure["meaning"] in shown
         assert "episode outcomes" in shown
@@ -463,7 +517,7 @@ async def test_gate_is_told_of_where_one_looks(tmp_path: Path) -> None:
         assert "canaries 0.200 0.150" in step
         assert "stop -0.125" in step
         assert "accepted" not in step.split("matters from")[1].split("In the mean")[0], "not asked"
-        assert "canaries : nats by which" in overview
+        assert "canaries : how much less likely right" in overview
 
 
 async def test_newest_version_is_not_offered_for_comparison(tmp_path: Path) -> None:

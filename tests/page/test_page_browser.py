@@ -12,10 +12,13 @@ from typing import Any, cast
 import pytest
 from axe_playwright_python.async_playwright import Axe
 from fastapi import FastAPI
-from playwright.async_api import BrowserContext, async_playwright
+from playwright.async_api import BrowserContext, Locator, async_playwright
 
+from tests.ledger.test_ledger import new_turn
 from tests.page.test_page import Page, page
 from tinker_claw.app.server import in_background
+from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.types import Told, Wish
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = [
@@ -24,7 +27,7 @@ pytestmark = [
 ]
 PATHS = (
     *("", "/turns", "/turns/1", "/turns/2", "/steps", "/steps/1", "/versions", "/versions/1/pin"),
-    *("/versions/0/half", "/episodes", "/groups/1"),
+    *("/versions/0/half", "/episodes", "/groups/1", "/lessons"),
 )
 
 
@@ -39,6 +42,7 @@ async def browser(
         async_playwright() as playwright,
     ):
         root = url.removesuffix("/v1")
+        learn(opened.ledger)
         chromium = await playwright.chromium.launch(
             executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"]
         )
@@ -48,6 +52,70 @@ async def browser(
             yield context, root, opened
         finally:
             await chromium.close()
+
+
+def learn(ledger: Ledger) -> None:
+    """Add a lesson that a user said of a reply, and what became of it."""
+    source = ledger.turns.session("anna", "source")
+    none: Any = {"verdict_ballots": (), "hint_ballots": (), "hints": ()}
+    turn = ledger.turns.add(new_turn(ledger, session_id=source))
+    wish = Wish("Write plain sentences.", "no lists, please", "always")
+    ledger.judgements.add(turn, value=-1, wish=wish, **none)
+    (lesson,) = ledger.lessons.of_user("anna")
+    for number in range(4):
+        session = ledger.turns.session("anna", f"later {number}")
+        ledger.lessons.begin(session, {lesson.id: number > 0})
+        told = Told((lesson.id,), 1, 2) if number else None
+        turn = ledger.turns.add(new_turn(ledger, session_id=session, told=told))
+        ledger.judgements.add(turn, value=1 if number else -1, **none)
+
+
+async def test_lessons_are_kept_edited_dropped_and_added(tmp_path: Path) -> None:
+    async with browser(tmp_path) as (context, root, opened):
+        window, lessons = await context.new_page(), opened.ledger.lessons
+        await window.goto(f"{root}/ui")
+        await window.get_by_role("link", name="Lessons").click()
+        first = window.get_by_role("region", name="Lesson 1", exact=True)
+        text = await first.inner_text()
+        assert "Write plain sentences." in text
+        assert "no lists, please" in text
+        assert "of 3 with it" in text
+        assert "of 1 since then without it" in text
+
+        async def press(place: Locator, name: str) -> None:
+            async with window.expect_navigation():
+                await place.get_by_role("button", name=name).click()
+            assert (await Axe().run(window)).violations_count == 0
+
+        def known() -> list[tuple[str, str, bool]]:
+            found = sorted(lessons.of_user(), key=lambda one: one.id)
+            return [(one.text, one.state.value, one.kept) for one in found]
+
+        await press(first, "Keep")
+        assert known() == [("Write plain sentences.", "told", True)]
+        await first.get_by_label("New words").fill("Write at most two plain sentences.")
+        await press(first, "Edit")
+        assert known() == [("Write at most two plain sentences.", "told", True)]
+        await press(first, "Drop")
+        assert known() == [("Write at most two plain sentences.", "dropped", False)]
+        assert lessons.of_session(opened.ledger.turns.session("anna", "later 3")) == [], "at once"
+        assert await first.get_by_role("link", name="roll back to v0").count() == 1
+        await window.get_by_label("What you want of replies").fill("Call me Zoe.")
+        await press(window.locator("main"), "Add")
+        assert known()[1] == ("Call me Zoe.", "told", True)
+        assert "Told, and kept." in await window.get_by_label("Lesson 2").inner_text()
+
+
+async def test_a_phone_s_first_screen_says_whether_it_helps(tmp_path: Path) -> None:
+    async with browser(tmp_path, viewport={"width": 390, "height": 844}) as (context, root, _):
+        window = await context.new_page()
+        await window.goto(f"{root}/ui")
+        line = window.get_by_text("First replies accepted:").first
+        box = await line.bounding_box()
+        assert box is not None
+        assert box["y"] + box["height"] < 844 / 2
+        assert box["x"] + box["width"] <= 390
+        assert await window.evaluate("document.documentElement.scrollWidth") <= 390
 
 
 async def test_it_asks_nobody_else_and_runs_no_text(tmp_path: Path) -> None:

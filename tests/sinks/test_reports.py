@@ -14,6 +14,7 @@ from tinker_claw.errors import ConfigError
 from tinker_claw.ledger.database import FILE, reading
 from tinker_claw.sinks import base
 from tinker_claw.sinks.base import Report, Run, read_reports, read_run
+from tinker_claw.types import Told as Lessons
 
 
 def reports(directory: Path, after: int = 0) -> tuple[Run, list[Report]]:
@@ -38,14 +39,16 @@ def test_committed_steps_are_told_in_figures_and_without_a_word(tmp_path: Path) 
     assert (run.name, run.folder) == (tmp_path.name, tmp_path / "sinks")
 
 
-def test_a_run_keeps_its_id_wherever_it_lies(tmp_path: Path) -> None:
-    first, second = tmp_path / "first", tmp_path / "second"
-    for directory in (first, second):
-        every_state(directory)
-    ids = [reports(directory)[0].id for directory in (first, second)]
-    assert ids[0] != ids[1]
-    first.rename(tmp_path / "moved")
-    assert reports(tmp_path / "moved")[0].id == ids[0]
+def test_verdicts_on_told_replies_stand_apart(tmp_path: Path) -> None:
+    story = Told(tmp_path)
+    lesson = story.ledger.lessons.rule("add", "me", None, "Be brief.")
+    told = story.judged("told", 1, told=Lessons((lesson,), 1, 2))
+    both = [story.sampled("s", -1)[1], story.ledger.samples.add(told, 1, None)]
+    story.step(*both)
+    story.ledger.close()
+    (report,) = reports(tmp_path)[1]
+    names = ("verdicts/good", "verdicts/bad", "verdicts_told/good", "verdicts_told/bad")
+    assert [report.figures[name] for name in names] == [0, 1, 1, 0]
 
 
 def test_a_run_keeps_its_id_whatever_its_user_does(tmp_path: Path) -> None:

@@ -98,6 +98,9 @@ def _request(turn: TurnView, known: Contents, *, text: bool) -> Iterator[str]:
     yield from wrapped(f"It was taken for a {turn.kind} turn because: {turn.kind_reason}.")
     yield f"It asked, in a prompt of {turn.prompt_tokens} tokens:"
     yield from _quote(known.request_text, text=text)
+    for lesson in known.lessons:
+        yield f"It was told lesson {lesson['id']} (see `tinker-claw lessons`):"
+        yield from _quote(lesson["text"], text=text)
     if known.voices:
         yield from wrapped(f"Who wrote what was new in it: {_voices(known)}.")
     if turn.lost is not None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from tinker_claw.cli.common import Column, LedgerCommand, short, table, write, write_json
+from tinker_claw.cli.common import Column, LedgerCommand, short, table, wrapped, write, write_json
 from tinker_claw.config.flags import WORD
 from tinker_claw.config.settings import DEFAULT_USER
 from tinker_claw.errors import UndoError
+from tinker_claw.evidence import in_words
 from tinker_claw.ledger.database import reading
-from tinker_claw.ledger.lessons import of_user
+from tinker_claw.ledger.lessons import read_lessons
+
+
+def _share(accepted: dict[str, Any] | None) -> str | None:
+    return in_words(accepted) if accepted else None
+
 
 _COLUMNS = (
     Column("id"),
@@ -20,6 +25,10 @@ _COLUMNS = (
     Column("state"),
     Column("kept"),
     Column("lesson", "text"),
+    *(
+        Column(name, lambda lesson, name=name: lesson["accepted"].get(name), _share)
+        for name in ("before", "told", "untold")
+    ),
     Column("your words", "words", lambda text: short(60, text)),
     Column("turn", "turn_id"),
     Column("why", "reason"),
@@ -30,6 +39,8 @@ class Lessons(LedgerCommand):
     """List what you want of all replies, as far as it was understood; keep, edit, drop or add one.
 
     A lesson is tried in some sessions, told in all but a few, learned (told no more), or dropped.
+    Beside it stand the first replies of sessions that were accepted, with their 95 % interval: from
+    before it was said, and since then with it (told) and without it (untold).
     What you keep, edit or add is always told. A drop acts at once; what the model has learned from
     it stays until a rollback to a version before.
     """
@@ -44,7 +55,7 @@ class Lessons(LedgerCommand):
     def run(self) -> int:
         if self.do == "list":
             with reading(self.ledger) as ledger, ledger.moment():
-                found = [asdict(lesson) for lesson in of_user(ledger, self.user)]
+                found = read_lessons(ledger, self.user)
             write_json(found) if self.as_json else write(table(_COLUMNS, found))
             return 0
         number, user, text = None, self.user, list(self.words)
@@ -59,9 +70,18 @@ class Lessons(LedgerCommand):
         values = self.do, user, number, " ".join(text)
         done, _ = self.carry_out(order, lambda ledger: ledger.lessons.rule(*values))
         write([f"Lesson {done}: {_DONE[self.do]}."])
+        if self.do == "drop":
+            with reading(self.ledger) as ledger:
+                back = next(one["back"] for one in read_lessons(ledger, None) if one["id"] == done)
+            if back is not None:
+                write(wrapped(_UNDO.format(back)))
         return 0
 
 
+_UNDO = (
+    "What the model has learned of it stays; `tinker-claw rollback v{}` goes back to the version "
+    "that answered when it was said."
+)
 _DONE = {
     "keep": "kept, it is always told",
     "edit": "changed, it is always told",

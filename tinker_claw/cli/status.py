@@ -1,6 +1,7 @@
 """`tinker-claw status`: how the gateway that runs is, and how the run goes, from its ledger.
 
-Rule: what is wrong, since when, and what that means to the user, before any figures.
+Rule: whether it helps, in a line; then what is wrong, since when, and what that means to the user,
+before any figures.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class _Look:
     """Figures of the ledger; None: no ledger was found."""
     notes: Sequence[str]
     said: Sequence[str]
-    """Lines about the gateway."""
+    """Whether it helps, in a line, and lines about the gateway."""
     figures: Sequence[str]
     """Lines about the ledger."""
 
@@ -122,7 +123,9 @@ def _look(url: str, settings: Settings) -> _Look:
                 notes.append(
                     f"The gateway keeps its records in {its_own}; the figures are those of {place}."
                 )
-    said = [] if health is None else describe(health, url, time.time())
+    headlines = overview["headlines"] if overview else []
+    said = [line for one in headlines for line in wrapped(printable(one["said"]))]
+    said += [] if health is None else describe(health, url, time.time())
     return _Look(health, overview, notes, said, board(overview) if overview else [])
 
 
@@ -219,7 +222,7 @@ _STEPS = (
 def board(seen: Record) -> list[str]:
     """Lines of the whole overview."""
     sections = {
-        "does it help?": _helps(seen["helps"]),  # first: a small terminal shows no more
+        "does it help?": _helps(seen["helps"]),
         "last steps": table(_STEPS, seen["steps"]),
         "not trained, or not yet": _reasons(seen["not_trained"]),
     }
@@ -262,4 +265,6 @@ def _helps(measures: Mapping[str, Any]) -> Iterator[str]:
                 f"  {share['versions']:<14} {_bar(share['share'], 1)} {share['share']:4.0%} "
                 f"[{share['low']:4.0%} to {share['high']:4.0%}] of {share['of']}"
             )
+        if told := measure["told"]:
+            yield f"  told lessons   ({told['share']:.0%} of {told['of']})"
     yield from wrapped(defined(measures))

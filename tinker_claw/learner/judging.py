@@ -419,7 +419,11 @@ class Judging:
         self._record(turn.id, judgement)
         said = judgement.verdict
         self._parts.telemetry.verdict(
-            turn=turn.id, value=said.value, votes=said.votes, hints=len(judgement.hints)
+            turn=turn.id,
+            value=said.value,
+            votes=said.votes,
+            hints=len(judgement.hints),
+            told=turn.told is not None,
         )
         if judgement.unread is None:
             self._heard.well(turn.id, sum(judgement.heard), len(judgement.heard))

@@ -6,17 +6,17 @@ user drops or edits changes at once.
 
 from __future__ import annotations
 
-import json
 import re
 import sqlite3
 import time
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from typing import Literal
+from typing import Any, Literal
 
 from tinker_claw.errors import UndoError
+from tinker_claw.evidence import Rate, record
 from tinker_claw.ledger.database import Database, Rows, insert
 from tinker_claw.types import Wish
 
@@ -26,11 +26,34 @@ FORGOTTEN_LESSON = "its prompt held a lesson whose source was forgotten"
 """Reason why such a turn is not trained."""
 _MARKS = re.compile(r"\W+")
 _LATELY = 256
-"""Newest first replies that are compared."""
+"""Newest first replies, and told sessions, that are compared."""
 _BEFORE = 8
 """First replies compared from before a lesson was known."""
 _GAPS = 16
 """Newest accepted told replies whose difference is averaged."""
+_SHOWN_BEFORE = 64
+"""First replies from before a lesson that are shown beside those since."""
+_FIRSTS = (
+    "sessions CROSS JOIN turns ON turns.session_id = sessions.id AND kind = 'main' AND idx = 0 "
+    "CROSS JOIN verdicts ON turn_id = turns.id"
+)
+"""SQL of sessions with the verdict on their first reply."""
+_UNTOLD = (
+    "NOT EXISTS (SELECT 1 FROM drawn AS other WHERE other.session_id = sessions.id AND other.told)"
+)
+_RATES = f"""
+WITH firsts AS MATERIALIZED (SELECT user, sessions.id AS session_id, value >= 0 AS good,
+  {_UNTOLD} AS untold FROM {_FIRSTS} WHERE user = COALESCE(?, user) AND episode = 0
+  AND value IS NOT NULL)
+SELECT lesson_id, IIF(told, 'told', 'untold') AS name, SUM(good) AS good, COUNT(*) AS number
+FROM drawn JOIN firsts USING (session_id) GROUP BY 1, 2
+UNION ALL SELECT id, 'before', SUM(good), COUNT(*) FROM (
+  SELECT id, good, ROW_NUMBER() OVER (PARTITION BY id ORDER BY session_id DESC) AS n
+  FROM lessons JOIN firsts USING (user) WHERE untold AND session_id < COALESCE(
+    (SELECT session_id FROM turns WHERE turns.id = lessons.turn_id),
+    (SELECT MIN(session_id) FROM drawn WHERE lesson_id = lessons.id), session_id + 1))
+WHERE n <= {_SHOWN_BEFORE} GROUP BY 1
+"""
 
 Rule = Literal["keep", "edit", "drop", "add"]
 
@@ -89,13 +112,12 @@ class LessonTable:
 
     def of_session(self, session_id: int) -> list[Lesson] | None:
         """Return the lessons that a session is told; None: that is not decided yet."""
-        drawn = self._db.one("SELECT lessons FROM sessions WHERE id = ?", session_id)
-        if drawn is None:
+        if not self._db.one("SELECT drawn FROM sessions WHERE id = ?", session_id):
             return None
         rows = self._db.rows(
-            "SELECT lessons.* FROM json_each(?) AS drawn JOIN lessons ON lessons.id = drawn.key "
-            "WHERE drawn.value AND state <> 'dropped' ORDER BY lessons.id",
-            drawn,
+            "SELECT lessons.* FROM drawn JOIN lessons ON lessons.id = lesson_id "
+            "WHERE session_id = ? AND told AND state <> 'dropped' ORDER BY lessons.id",
+            session_id,
         )
         return [_lesson(row) for row in rows]
 
@@ -105,13 +127,13 @@ class LessonTable:
         Args:
             drawn: whether a lesson is told, by its id; False leaves it out for comparison.
         """
-        self._db.write(
-            "UPDATE sessions SET lessons = CASE WHEN EXISTS (SELECT 1 FROM turns "
-            "WHERE session_id = ?1 AND kind = 'main') THEN '{}' ELSE ?2 END "
-            "WHERE id = ?1 AND lessons IS NULL",
-            session_id,
-            json.dumps({str(id): int(told) for id, told in drawn.items()}),
-        )
+        with self._db.transaction() as tx:
+            tx.executemany(
+                "INSERT INTO drawn SELECT ?1, id, ?2 FROM sessions WHERE id = ?3 AND NOT drawn AND "
+                "NOT EXISTS (SELECT 1 FROM turns WHERE session_id = ?3 AND kind = 'main')",
+                [(id, told, session_id) for id, told in drawn.items()],
+            )
+            tx.execute("UPDATE sessions SET drawn = 1 WHERE id = ?", (session_id,))
 
     def common(self) -> frozenset[int]:
         """Return the lessons that each user of the policy has: what only some asked for is told to
@@ -133,41 +155,34 @@ class LessonTable:
 
     def sessions(self, lesson: Lesson) -> int:
         """Return the number of sessions in which this lesson was told or left out."""
-        return self._db.one(
-            "SELECT COUNT(*) FROM sessions WHERE user = ? AND json_extract(lessons, ?) IS NOT NULL",
-            lesson.user,
-            _path(lesson),
-        )
+        return self._db.one("SELECT COUNT(*) FROM drawn WHERE lesson_id = ?", lesson.id)
 
     def evidence(self, lesson: Lesson) -> Evidence:
         """Return what is known of a lesson's use."""
-        first = (
-            "FROM sessions JOIN turns ON turns.session_id = sessions.id AND kind = 'main' "
-            "AND idx = 0 JOIN verdicts ON verdicts.turn_id = turns.id AND value <> 0 "
-            "WHERE user = ?1 AND"
-        )
         replies = self._db.rows(
-            # Not "told", which is a column of turns.
-            "SELECT json_extract(lessons, ?2) AS drawn, value > 0 AS good, sessions.created_at "
-            f"{first} drawn IS NOT NULL ORDER BY sessions.id DESC LIMIT {_LATELY}",
-            lesson.user,
-            _path(lesson),
+            f"SELECT drawn.told, value > 0, sessions.created_at FROM drawn CROSS JOIN {_FIRSTS} "
+            "WHERE lesson_id = ? AND sessions.id = drawn.session_id AND value <> 0 "
+            f"ORDER BY drawn.session_id DESC LIMIT {_LATELY}",
+            lesson.id,
         )
-        before = self._db.rows(
-            f"SELECT value > 0 {first} sessions.id < (SELECT session_id FROM turns WHERE id = ?2) "
+        before = self._db.column(
+            f"SELECT value > 0 FROM {_FIRSTS} WHERE user = ? AND value <> 0 AND {_UNTOLD} AND "
+            "sessions.id < (SELECT session_id FROM turns WHERE id = ?) "
             f"ORDER BY sessions.id DESC LIMIT {_BEFORE}",
             lesson.user,
             lesson.turn_id,
         )
         gaps = self._db.column(
-            "SELECT untold FROM samples JOIN turns ON turns.id = turn_id WHERE untold IS NOT NULL "
-            "AND EXISTS (SELECT 1 FROM json_each(told, '$[0]') WHERE value = ?) "
-            f"ORDER BY samples.id DESC LIMIT {_GAPS}",
+            "SELECT untold FROM (SELECT session_id FROM drawn WHERE lesson_id = ? AND told "
+            f"ORDER BY session_id DESC LIMIT {_LATELY}) AS lately CROSS JOIN turns "
+            "ON turns.session_id = lately.session_id AND kind = 'main' CROSS JOIN samples "
+            "INDEXED BY samples_untold ON samples.turn_id = turns.id AND untold IS NOT NULL "
+            f"ORDER BY lately.session_id DESC, idx DESC LIMIT {_GAPS}",
             lesson.id,
         )
         return Evidence(
             tuple((bool(told), bool(good), at) for told, good, at in replies),
-            tuple(bool(row[0]) for row in before),
+            tuple(map(bool, before)),
             tuple(gaps),
         )
 
@@ -241,6 +256,28 @@ def of_user(rows: Rows, user: str | None) -> list[Lesson]:
     return [_lesson(row) for row in found]
 
 
+def read_lessons(rows: Rows, user: str | None) -> list[dict[str, Any]]:
+    """Return the lessons of a user, newest first, and what became of first replies.
+
+    `accepted`: shares of first replies, `before` the lesson was said, without any lesson, and since
+    then with it (`told`) and without it (`untold`), where there are any. `back`: the version that
+    answered when it was said, so that none before has learned it; None: the user wrote it.
+
+    Args:
+        user: only theirs; None: everybody's.
+    """
+    rates = defaultdict[int, dict[str, Any]](dict)
+    for id, name, good, number in rows.rows(_RATES, user):
+        rates[id][name] = record(Rate(good, number))
+    back = rows.pairs(
+        "SELECT lessons.id, policy_version FROM lessons JOIN turns ON turns.id = turn_id"
+    )
+    return [
+        {**asdict(one), "accepted": rates[one.id], "back": back.get(one.id)}
+        for one in of_user(rows, user)
+    ]
+
+
 def learn(tx: sqlite3.Connection, turn_id: int, wish: Wish) -> None:
     """Write the wish that was said after a turn. Said again, in other words or for another reply,
     it is the same lesson, and told again if it was learned."""
@@ -303,10 +340,6 @@ def _meanings(lesson: Lesson | Wish) -> set[str]:
     """Return what makes two lessons the same: their sentence, or the user's own words."""
     plain = {_MARKS.sub(" ", text.casefold()).strip() for text in (lesson.text, lesson.words)}
     return plain - {""}
-
-
-def _path(lesson: Lesson) -> str:
-    return f'$."{lesson.id}"'
 
 
 def _lesson(row: sqlite3.Row) -> Lesson:

@@ -16,7 +16,7 @@ CREATE TABLE sessions (
   task       TEXT,                       -- what it is about, as the client names it
   group_id   INTEGER REFERENCES groups (id),
   episode    INTEGER NOT NULL DEFAULT 0, -- 1: its outcome is to come, or its group's; 2: it is over, trained or not
-  lessons    TEXT,                       -- JSON: of each lesson by its id, 1: it is told in this session, 0: for comparison it is not; NULL: not decided
+  drawn      INTEGER NOT NULL DEFAULT 0, -- 1: which lessons it is told is decided
   UNIQUE (user, key)
 ) STRICT;
 CREATE INDEX sessions_by_user ON sessions (user); -- in the order of their ids
@@ -59,6 +59,15 @@ CREATE TABLE lessons (
   created_at REAL NOT NULL,              -- when it was said, the last time
   changed_at REAL NOT NULL               -- when its state changed
 ) STRICT;
+
+-- Lessons that a session is told, or not told for comparison, as decided when it starts.
+CREATE TABLE drawn (
+  lesson_id  INTEGER NOT NULL REFERENCES lessons (id) ON DELETE CASCADE,
+  session_id INTEGER NOT NULL REFERENCES sessions (id),
+  told       INTEGER NOT NULL,           -- 1: it is told; 0: it is left out
+  PRIMARY KEY (lesson_id, session_id)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX drawn_by_session ON drawn (session_id, told);
 
 -- What prompts share: 1024 ids each, once.
 CREATE TABLE prompt_blocks (
@@ -111,7 +120,7 @@ CREATE INDEX turns_by_session ON turns (session_id, kind, idx);
 CREATE INDEX turns_narrow ON turns (id, session_id, kind, created_at);
 CREATE INDEX turns_open ON turns (id, session_id) WHERE settled = 0;
 -- For sums over all turns, whose rows are too wide to be read for that.
-CREATE INDEX turns_by_version ON turns (kind, policy_version, idx, session_id);
+CREATE INDEX turns_by_version ON turns (kind, policy_version, idx, session_id, told);
 CREATE INDEX turns_untrained ON turns (untrained_because) WHERE untrained_because IS NOT NULL;
 CREATE INDEX turns_lost ON turns (lost) WHERE lost IS NOT NULL;
 CREATE INDEX turns_unknown ON turns (client) WHERE call = 'unknown';
@@ -216,6 +225,7 @@ CREATE TABLE samples (
 ) STRICT;
 CREATE INDEX samples_by_state ON samples (state, id);
 CREATE INDEX samples_by_turn ON samples (state, turn_id);
+CREATE INDEX samples_untold ON samples (turn_id, untold) WHERE untold IS NOT NULL;
 
 CREATE TABLE steps (
   id          INTEGER PRIMARY KEY AUTOINCREMENT,

@@ -197,7 +197,9 @@ SELECT sessions.key AS session_key, ({OUTCOME}) AS session_outcome, request_text
   (SELECT json_group_array(json_object('about', about, 'value', value, 'answer', answer))
     FROM (SELECT * FROM votes WHERE votes.turn_id = turns.id ORDER BY about DESC, n)) AS answers,
   (SELECT json_group_array(text)
-    FROM (SELECT text FROM hints WHERE hints.turn_id = turns.id ORDER BY rank)) AS hints
+    FROM (SELECT text FROM hints WHERE hints.turn_id = turns.id ORDER BY rank)) AS hints,
+  (SELECT json_group_array(json_object('id', lessons.id, 'text', text))
+    FROM json_each(turns.told, '$[0]') AS its JOIN lessons ON lessons.id = its.value) AS lessons
 FROM {TURNS} WHERE turns.id = ?
 """
 """SQL whose columns are fields of `Contents`."""
@@ -211,6 +213,8 @@ class Contents:
     """The client's name for its session."""
     session_outcome: float | None
     request_text: str
+    lessons: Sequence[Record]
+    """Lessons in its prompt, each with `id` and `text` as it is now."""
     voices: Sequence[tuple[str, str, int]]
     """Writer, name and characters of each new piece in the request."""
     reply_text: str
@@ -243,13 +247,16 @@ class Contents:
     """Cost in dollars of serving, judging and teaching it; None: no price was known."""
 
 
+_LISTS = ("voices", "params", "answers", "hints", "lessons")
+
+
 def read_contents(rows: Rows, turn_id: int) -> Contents | None:
     """Return the contents of a turn; None: there is no such turn any more."""
     row = rows.row(_CONTENTS, turn_id)
     if row is None:
         return None
     known = dict(row)
-    known |= {name: json.loads(row[name]) for name in ("voices", "params", "answers", "hints")}
+    known |= {name: json.loads(row[name]) for name in _LISTS}
     known["by_second"] = bool(row["by_second"])
     known["advantages"] = unpack_floats(row["advantages"]) if row["advantages"] else ()
     state = rows.row("SELECT * FROM next_states WHERE turn_id = ?", turn_id)

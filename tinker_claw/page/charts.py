@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 WIDTH, HEIGHT = 360, 150
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 8, 10, 22
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 8, 24, 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,12 @@ class Point:
 
 
 def curve(
-    points: Sequence[Point], *, low: float | None = None, high: float | None = None
+    points: Sequence[Point],
+    across: str,
+    unit: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
 ) -> Mapping[str, Any]:
     """Return the drawing of a curve; empty where no point is a number. Other points are left out.
 
@@ -32,6 +37,7 @@ def curve(
 
     Args:
         points: ordered by `at`.
+        across, unit: what the axes show; values whose unit begins with % are labelled in percent.
         low, high: ends of the axis; taken from the points where None.
     """
     shown = [point for point in points if math.isfinite(point.value)]
@@ -55,13 +61,15 @@ def curve(
     def interval(p: Point) -> tuple[float, float] | None:
         return None if p.low is None or p.high is None else (y(p.low), y(p.high))
 
-    ends = [(x(at), f"{at:.2g}", side) for at, side in ((first, "start"), (last, "end"))]
+    form = "{:.0%}" if unit.startswith("%") else "{:.2g}"
+    ends = [(x(first), f"{across} {first:.6g}", "start"), (x(last), f"{last:.6g}", "end")]
     return {
         "width": WIDTH,
         "height": HEIGHT,
         "left": _LEFT,
         "right": WIDTH - _RIGHT,
-        "grid": [(y(v), f"{v:.2g}") for v in (bottom, (bottom + top) / 2, top)],
+        "unit": unit,
+        "grid": [(y(v), form.format(v)) for v in (bottom, (bottom + top) / 2, top)],
         "ends": ends if last > first else ends[:1],
         "points": [(x(p.at), y(p.value), interval(p)) for p in shown],
     }

@@ -6,6 +6,7 @@ and tools go out unchanged: the templates escape them.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -23,6 +24,7 @@ from tinker_claw.insight import (
 )
 from tinker_claw.learner.gate import FIGURES
 from tinker_claw.ledger.database import Rows
+from tinker_claw.ledger.figures import accepted_by, by_version, read_headlines
 from tinker_claw.ledger.outcome import (
     episodes,
     of_episode,
@@ -52,31 +54,24 @@ STEPS: Final = 300
 """Newest steps of a curve."""
 LONGEST: Final = 20_000
 """Most characters of a text, and most tokens of a reply, that are shown."""
+_WORDS: Final = 80
+"""Characters of what a turn was asked that a table shows."""
 _STRONG: Final = (0.05, 0.3, 1.0)
 """Advantages from which on a token's colour is light, plain and strong; a reward is about 1."""
 _STRONGEST: Final = 6
 """Tokens whose advantages are also listed: without a mouse nobody sees a title."""
 _CURVES: Final = (
-    ("accepted replies", "of the newest judged ones", "replies good", 0.0, 1.0),
-    ("mean reward", "of a step's samples", "reward mean", None, None),
-    ("length", "mean tokens of the newest judged replies", "replies all tokens", 0.0, None),
-    ("change", "nats per token by which a step moved the policy", "moved", 0.0, None),
-    (
-        "agreement",
-        "sd of sampler against trainer, in nats per token",
-        "agreement sd",
-        0.0,
-        None,
-    ),
+    ("mean reward", "of a step's samples", "reward mean", "reward"),
+    ("change", "how far a step moved the policy", "moved", "nats per token"),
+    ("agreement", "how far sampler and trainer are apart (sd)", "agreement sd", "nats per token"),
     (
         "canaries",
-        "nats by which right replies are less likely than before the step",
+        "how much less likely right replies are than before the step",
         "gate losses canaries",
-        None,
-        None,
+        "nats",
     ),
 )
-"""Name, description, key in a step's metrics, and ends of the axis."""
+"""Name, description, key in a step's metrics, and unit."""
 
 Decode = Callable[[Tokens], str]
 
@@ -120,21 +115,35 @@ def read_overview(rows: Rows, training: Training) -> Record:
 
 def _shares(groups: Sequence[Record]) -> Mapping[str, Any]:
     points = [Point(g["last"], g["share"], g["low"], g["high"]) for g in groups]
-    return curve(points, low=0.0, high=1.0)
+    return curve(points, "version", "%", low=0.0, high=1.0)
 
 
 def _curves(steps: Sequence[Record]) -> Iterator[Curve]:
     found = [(step["id"], dict(_flat(step["metrics"]))) for step in steps]
-    for name, about, figure, low, high in _CURVES:
+    for name, about, figure, unit in _CURVES:
         points = [Point(number, known[figure]) for number, known in found if figure in known]
         if points:
             table = [(f"step {p.at:g}", f"{p.value:.3g}") for p in points[-2:]]
-            yield Curve(name, about, curve(points, low=low, high=high), table)
+            yield Curve(name, about, curve(points, "step", unit), table)
+
+
+def read_mine(rows: Rows, user: str | None) -> Record:
+    """Return the newest main turns of a user, and whether it helps them."""
+    lines = read_headlines(rows, by_version(rows, user), user)
+    return {"lines": lines, **read_turns(rows, Filter(user=user, kind="main"))}
 
 
 def read_turns(rows: Rows, wanted: Filter) -> Record:
-    """Return the newest turns that match, newest first."""
-    return _first_rows("turns", read(rows, "turns", wanted, ROWS + 1)[::-1], "id")
+    """Return the newest turns that match, newest first; main turns with the first words that they
+    were asked: `words`."""
+    found = read(rows, "turns", wanted, ROWS + 1)[::-1]
+    words = rows.pairs(
+        "SELECT id, SUBSTR(request_text, 1, ?) FROM turns WHERE kind = 'main' AND id IN "
+        "(SELECT value FROM json_each(?))",
+        _WORDS,
+        json.dumps([turn["id"] for turn in found]),
+    )
+    return _first_rows("turns", [t | {"words": words.get(t["id"], "")} for t in found], "id")
 
 
 def _first_rows(name: str, found: Sequence[Record], key: str) -> Record:
@@ -319,14 +328,21 @@ def _answered(rows: Rows, version: int) -> list[Record]:
 def read_versions(rows: Rows, before: int | None = None) -> Record:
     """Return the newest versions as a tree.
 
+    `accepted`: share of first replies, of those that were told no lesson; None: none was rated.
     `depth`: a lineage goes on at its depth, and versions left by a rollback are one deeper. `gate`:
     its result for the version; `refused`: results of versions refused after it, newest first.
 
     Args:
         before: only versions of lower numbers.
     """
+    judged = by_version(rows, behind=True)
+    accepted = {one.last: one.record for one in accepted_by(judged, told=False)}
     kept: dict[int, Record] = {
-        one["id"]: {**one, "gate": None, "refused": list[Record]()} for one in read_kept(rows)
+        one["id"]: {
+            **{**one, "gate": None, "refused": list[Record]()},
+            "accepted": accepted.get(one["id"]),
+        }
+        for one in read_kept(rows)
     }
     for step in reversed(read(rows, "steps", Filter(), STEPS)):
         said = gate_of(step)

@@ -25,12 +25,13 @@ from starlette.routing import Route
 
 from tinker_claw.config.settings import Training
 from tinker_claw.errors import ClawError, LedgerError, RequestError, UndoError
+from tinker_claw.evidence import in_words
 from tinker_claw.gateway import errors
 from tinker_claw.gateway.limits import read_body
 from tinker_claw.learner.rollback import Rollback
 from tinker_claw.ledger.database import Rows, reading
 from tinker_claw.ledger.feedback import About, Feedback, Given
-from tinker_claw.ledger.lessons import Rule, of_user
+from tinker_claw.ledger.lessons import Rule, read_lessons
 from tinker_claw.ledger.outcome import moment, step_word
 from tinker_claw.ledger.views import Filter, Record
 from tinker_claw.origin import refuse_pages
@@ -136,7 +137,9 @@ def create_page(deps: PageDeps) -> list[Route]:
         "/episodes": page.shows(
             "episodes", lambda rows, _, w: read.read_episodes(rows, w.user, w.before)
         ),
-        "/lessons": page.shows("lessons", lambda rows, _, w: {"lessons": of_user(rows, w.user)}),
+        "/lessons": page.shows(
+            "lessons", lambda rows, _, w: {"lessons": read_lessons(rows, w.user)}
+        ),
         "/groups/{number:row}": page.shows(
             "group", lambda rows, n, w: read.read_group(rows, n, w.user)
         ),
@@ -182,6 +185,7 @@ class _Page:
             "moment": moment,
             "signed": _signed,
             "share": "{:.0%}".format,
+            "rate": in_words,
             "step_word": step_word,
         }
 
@@ -332,8 +336,7 @@ class _Page:
     async def overview(self, request: Request, visitor: Visitor) -> Response:
         training, health = self._deps.training, self._deps.health()
         if not visitor.who.admin:
-            wanted = Filter(user=visitor.user, kind="main")
-            found = await self._read(lambda rows: read.read_turns(rows, wanted))
+            found = await self._read(lambda rows: read.read_mine(rows, visitor.user))
             return self._html("mine", visitor, status_word=health["status"], **found)
         at, seen = self._seen
         if seen is None or monotonic() - at >= FRESH_S:

@@ -122,10 +122,12 @@ FROM steps JOIN versions ON versions.id = steps.version
 WHERE status = 'committed' AND steps.id > ? ORDER BY steps.id LIMIT ?
 """
 _VERDICTS = """
-SELECT COUNT(*) FILTER (WHERE value = 1) AS good, COUNT(*) FILTER (WHERE value = 0) AS neutral,
+SELECT IIF(told IS NULL, 'verdicts', 'verdicts_told') AS name,
+  COUNT(*) FILTER (WHERE value = 1) AS good, COUNT(*) FILTER (WHERE value = 0) AS neutral,
   COUNT(*) FILTER (WHERE value = -1) AS bad, COUNT(*) FILTER (WHERE value IS NULL) AS none
 FROM step_samples JOIN samples ON samples.id = sample_id
-JOIN verdicts ON verdicts.turn_id = samples.turn_id WHERE step_samples.step_id = ?
+JOIN turns ON turns.id = samples.turn_id JOIN verdicts ON verdicts.turn_id = turns.id
+WHERE step_samples.step_id = ? GROUP BY 1
 """
 _OTHERS = ("rule", "answers")
 """Metrics of a step that are not figures."""
@@ -145,7 +147,7 @@ def read_reports(rows: Rows, after: int) -> list[Report]:
                 "step/void_before": float(row["void"]),
                 "step/usd_in_all": row["usd"],
                 **dict(_of(json.loads(row["metrics"] or "{}"))),
-                **dict(_of({"verdicts": dict(rows.rows(_VERDICTS, row["id"])[0])})),
+                **dict(_of({one["name"]: dict(one) for one in rows.rows(_VERDICTS, row["id"])})),
             },
         )
         for row in rows.rows(_STEPS, after, PAGE)

@@ -1,0 +1,136 @@
+"""The headline: whether it helps, in one line, from untold first replies of a real ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from tests.ledger.test_ledger import new_turn
+from tests.stories import Told as Story
+from tinker_claw.ledger.figures import (
+    _headline,
+    by_version,
+    read_compared,
+    read_headlines,
+    read_helps,
+)
+from tinker_claw.ledger.lessons import State
+from tinker_claw.types import Told, Vote
+
+
+@pytest.fixture
+def story(tmp_path: Path) -> Iterator[Story]:
+    story = Story(tmp_path)
+    yield story
+    story.ledger.close()
+
+
+def rated(story: Story, good: int, of: int, user: str = "me", **changes: Any) -> None:
+    """Add sessions whose first replies were rated, the good ones last."""
+    for number in range(of):
+        key = f"{user} {changes} {number}"
+        given = {"session_id": story.ledger.turns.session(user, key), **changes}
+        turn = story.ledger.turns.add(new_turn(story.ledger, **given))
+        value: Vote = 1 if number >= of - good else -1
+        story.judge(turn, value)
+
+
+def said(story: Story, user: str | None = None) -> list[str]:
+    rows = story.ledger._db
+    return [line["said"] for line in read_headlines(rows, by_version(rows, user), user)]
+
+
+def test_with_too_few_ratings_it_says_how_many_there_are(story: Story) -> None:
+    assert said(story) == ["First replies accepted: not enough ratings yet: 0 of 16"]
+    rated(story, 2, 5)
+    assert said(story) == ["First replies accepted: not enough ratings yet: 5 of 16"]
+    rated(story, 8, 11, call="more")
+    assert said(story) == ["First replies accepted: 62% (v0); not enough ratings since: 0 of 16"]
+
+
+def test_only_what_nobody_told_the_model_is_compared(story: Story) -> None:
+    lessons = story.ledger.lessons
+    rated(story, 6, 16)
+    story.step(story.sampled("s", -1)[1])
+    first, second = (lessons.rule("add", "me", None, text) for text in ("Be brief.", "Be kind."))
+    rated(story, 24, 25, policy_version=1, told=Told((second,), 1, 2))
+    assert said(story)[0].endswith(
+        "35% (v0); not enough ratings since: 0 of 16; 2 lessons told (96% with them)"
+    )
+    rated(story, 16, 16, policy_version=1)
+    known = {one.id: one for one in lessons.of_user("me")}
+    lessons.change(known[first], State.LEARNED, "so", 1)
+    assert said(story) == [
+        "First replies accepted: 35% -> 100% (v0 -> v1): better; 1 lesson learned, 1 told "
+        "(96% with it)"
+    ]
+    lessons.change(known[second], State.DROPPED, "so")
+    assert said(story)[0].endswith("better; 1 lesson learned"), "nothing is told now"
+
+
+def test_it_claims_nothing_where_chance_may_have_done_it(story: Story) -> None:
+    rated(story, 8, 16)
+    story.step(story.sampled("s", -1)[1])
+    rated(story, 10, 16, policy_version=1)
+    assert said(story) == ["First replies accepted: 47% -> 62% (v0 -> v1): no clear change"]
+
+
+def test_each_user_has_a_line_and_sees_their_own(story: Story) -> None:
+    rated(story, 6, 16, "ann")
+    rated(story, 3, 4, "ben")
+    line = "First replies accepted: 38% (v0); not enough ratings since: 0 of 16"
+    assert said(story) == [
+        f"ann: {line}",
+        "ben: First replies accepted: not enough ratings yet: 4 of 16",
+    ]
+    assert said(story, "ann") == [line]
+
+
+def test_versions_that_a_rollback_has_left_behind_do_not_count(story: Story) -> None:
+    base = story.version
+    rated(story, 12, 16)
+    story.step(story.sampled("s", -1)[1])
+    rated(story, 0, 16, policy_version=1)
+    assert said(story)[0].endswith("71% -> 0% (v0 -> v1): worse")
+    story.ledger.steps.roll_back(base)
+    assert "not enough ratings since" in said(story)[0]
+
+
+def test_every_comparison_is_of_replies_that_were_told_nothing(story: Story) -> None:
+    number = story.ledger.lessons.rule("add", "me", None, "Be brief.")
+    story.step(story.sampled("s", -1)[1])
+    story.ledger.pin.to(0, half=True)
+    rated(story, 1, 4)
+    rated(story, 2, 5, policy_version=1)
+    rated(story, 9, 9, policy_version=1, told=Told((number,), 1, 2))
+    rows = story.ledger._db
+    compared = read_compared(rows)
+    assert compared is not None
+    assert {one["versions"]: one["of"] for one in compared["by_versions"]} == {"v0": 4, "v1": 5}
+    for measure in read_helps(rows, by_version(rows)).values():
+        assert sum(one["of"] for one in measure["by_versions"]) == 10
+        assert (measure["told"]["good"], measure["told"]["of"]) == (9, 9)
+
+
+def claimed(rates: list[float], seed: int, sessions: int) -> bool:
+    """Whether it ever claims a change, looked at after every eighth of these sessions."""
+    rng, rows = Random(seed), list[dict[str, Any]]()
+    for n in range(sessions):
+        version = n // 8
+        if n % 8 == 0:
+            rows.append({"version": version, "told": 0, "firsts": 0, "accepted": 0})
+        rows[-1]["firsts"] += 1
+        rows[-1]["accepted"] += rng.random() < rates[min(version, len(rates) - 1)]
+        if n % 8 == 7 and _headline(rows, [])["said"].endswith((": better", ": worse")):
+            return True
+    return False
+
+
+def test_a_change_is_rarely_claimed_where_there_is_none_however_often_one_looks() -> None:
+    assert sum(claimed([0.5], seed, 160) for seed in range(40)) <= 2
+    learned = [0.38 + 0.065 * n for n in range(9)]
+    assert sum(claimed(learned, seed, 160) for seed in range(20)) >= 17
