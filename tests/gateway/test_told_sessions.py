@@ -149,6 +149,7 @@ async def test_said_again_it_is_the_same_lesson(tmp_path: Path, renderer: Render
         await teach(world, "third", "No lists at all, please.")  # in the same words of the user
         (lesson,) = world.ledger.lessons.of_user()
         assert (lesson.text, lesson.state) == (PLAIN, State.TOLD)
+        assert lesson.reason == "you said it again"
 
 
 async def test_no_more_is_told_than_fits(tmp_path: Path, renderer: Renderer) -> None:

@@ -244,6 +244,7 @@ _SAID = {
     "edit": "you wrote it",
     "drop": "you dropped it",
     "add": "you wrote it",
+    "again": "you said it again",
 }
 
 
@@ -293,8 +294,9 @@ def learn(tx: sqlite3.Connection, turn_id: int, wish: Wish) -> None:
         if meant & _meanings(_lesson(row)):
             tx.execute(
                 "UPDATE lessons SET created_at = ?1, version = NULL, "
-                "state = CASE state WHEN 'learned' THEN 'told' ELSE state END WHERE id = ?2",
-                (now, row["id"]),
+                "reason = CASE state WHEN 'learned' THEN ?2 ELSE reason END, "
+                "state = CASE state WHEN 'learned' THEN 'told' ELSE state END WHERE id = ?3",
+                (now, _SAID["again"], row["id"]),
             )
             return
     _insert(tx, found["user"], wish, turn_id, now, kept=False)
