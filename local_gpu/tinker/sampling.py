@@ -150,7 +150,7 @@ class Samplers:
                 ids += chunk.tokens
             elif chunk.type != "image" or vision is None:
                 raise RequestError(
-                    f"The prompt has a chunk of {chunk.type}, which this model does not read."
+                    f"The prompt has a chunk of {chunk.type!r}, which this model does not read."
                 )
             else:
                 count = await backend.aside(partial(vision.tokens, chunk.data))

@@ -107,7 +107,7 @@ SAMPLES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a chunk of half a character": (
         {"prompt": {"chunks": [{"type": "\ud800", "tokens": []}]}},
-        "only tokens",
+        "does not read",
     ),
 }
 
