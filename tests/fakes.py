@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tinker_claw.billing.meter import bill
@@ -186,24 +186,6 @@ class FakeSampler:
         )
 
 
-class FakeBase(FakeSampler):
-    """A base that gives each candidate a nat less where it is scored alone: without the hint."""
-
-    async def logprobs(
-        self,
-        tokens: Tokens,
-        *,
-        start: int,
-        targets: Sequence[Sequence[int]] | None = None,
-        top_k: int = 0,
-    ) -> TokenLogprobs:
-        scores = await super().logprobs(tokens, start=start, targets=targets, top_k=top_k)
-        if top_k:
-            return scores
-        untold = tuple(tuple(x - 1.0 for x in row) for row in scores.targets)
-        return replace(scores, targets=untold)
-
-
 @dataclass
 class FakeTrainer:
     """A trainer that counts its steps; its weights are the number of steps taken.
@@ -280,7 +262,7 @@ class FakeTrainer:
         return self.samplers[ref]
 
     async def base(self) -> Sampler:
-        return self.samplers.setdefault("base", FakeBase(self.script, ref="base", bills=self.bills))
+        return self.samplers.get("base") or self._sampler("base")
 
     async def save_state(self, name: str) -> str:
         if self._fails("save_state"):

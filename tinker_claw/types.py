@@ -583,9 +583,6 @@ class HintScores:
     topk_ids: tuple[tuple[int, ...], ...] = ()
     """[T, k] the teacher's own top-k ids; () in token mode."""
     topk_logprobs: tuple[tuple[float, ...], ...] = ()
-    untold: tuple[tuple[float, ...], ...] = ()
-    """[T, K] logprobs at the student's candidates, then at the teacher's own, without the hint; in
-    token mode of the sampled tokens, [T, 1]. (): they are not needed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -278,7 +278,7 @@ async def test_teacher_scores_the_same_tokens_under_the_spliced_prompt(tmp_path:
     async with world(tmp_path) as w:
         w.turn("NO, HOW it should be")
         await w.settled()
-        assert w.base.scored == [(1, 2, 3, *HINT, 4, 7, 8), (1, 2, 3, 4, 7, 8)]
+        assert w.base.scored == [(1, 2, 3, *HINT, 4, 7, 8)]
         (sample,) = w.ledger.samples.oldest(1)
         assert sample.teacher is not None
         assert sample.teacher.hint == "do it the other way"

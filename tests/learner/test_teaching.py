@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes import LOGPROB, FakeBase, FakeTrainer
+from tests.fakes import LOGPROB, FakeSampler, FakeTrainer
 from tests.learner.test_loop import BETTER, HINT, Says, World, world
 from tinker_claw.errors import SamplerError
 from tinker_claw.ledger.samples import TEACHES_NOTHING
@@ -27,7 +27,7 @@ ENOUGH = 99
 """Batch size that no test here reaches, so that no step is taken."""
 
 
-class Teacher(FakeBase):
+class Teacher(FakeSampler):
     """A teacher for whom HINT or BETTER makes good replies this many nats likelier, and bad ones as
     much less likely."""
 
@@ -180,7 +180,7 @@ async def test_once_it_is_known_measuring_is_rare(tmp_path: Path) -> None:
             w.turn("NO, HOW it should be", tokens=BAD)
         await w.settled()
         assert len(w.ledger.gains.of("me")) == measured + 4
-        assert len(w.base.scored) == asked + 8 * EVERY, "its own scores are those of the base"
+        assert len(w.base.scored) == asked + 4 * EVERY, "its own scores are those of the base"
 
 
 class TwoHints(Says):

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +14,6 @@ from tinker_claw.errors import AlignmentError, ConfigError
 from tinker_claw.methods import METHODS, build
 from tinker_claw.methods.advantages import (
     group_advantages,
-    hinted_student,
     kl_advantages,
     reward_advantages,
     spread_reward,
@@ -248,34 +247,6 @@ class TestDistillation:
         teacher = [math.log(0.5), math.log(0.2), math.log(0.01)]
         expected = [0.5, 0.2 * math.log(2.0), 0.0]
         assert unproposed_advantages(teacher, math.log(0.1), 1.0) == pytest.approx(expected)
-
-    def test_a_hint_moves_the_student_as_it_moves_the_teacher_and_not_beyond_the_told_one(
-        self,
-    ) -> None:
-        """The teacher lacks what the student has learned: that is no part of the hint."""
-        told, untold = [-1.0, -1.0, -1.0, -3.0, -1.0], [-2.0, -5.0, -0.5, -2.0, -1.0]
-        student = [-4.0, -2.0, -4.0, -1.5, -4.0]
-        expected = [-3.0, -1.0, -4.0, -2.5, -4.0]
-        assert hinted_student(told, untold, student) == pytest.approx(expected)
-        assert hinted_student(told, told, student) == student, "a hint that changes nothing"
-
-    @pytest.mark.parametrize("mode", ["topk", "token"])
-    def test_a_hint_that_changes_nothing_teaches_nothing(
-        self, mode: Literal["topk", "token"]
-    ) -> None:
-        """Though its teacher would have said something else all the same."""
-        topk = mode == "topk"
-        other = replace(
-            hinted((-0.1, -0.1), ((-0.1, -0.2),) * 2 if topk else ()),
-            topk_ids=((5, 6),) * 2 if topk else (),
-            topk_logprobs=((-0.1, -0.2),) * 2 if topk else (),
-        )
-        same = replace(other, untold=((-0.1, -0.2) * 2,) * 2 if topk else ((-0.1,),) * 2)
-        cfg = Training(opd_topk=2 if topk else 0)
-        for teacher, moves in ((other, True), (same, False)):
-            found, _ = build("opd").advantages([BatchItem(sample(1, teacher=teacher))], cfg, None)
-            table = [a for row in found[0].candidates for a in row]
-            assert any([*found[0].tokens, *table]) == moves
 
     def test_kl_pulls_towards_the_reference(self) -> None:
         assert kl_advantages([-1.0, -3.0], [-2.0, -2.0], 0.1) == pytest.approx([0.1, -0.1])

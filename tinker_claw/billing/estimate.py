@@ -96,8 +96,6 @@ def _assumed(settings: Settings, price: Price) -> Estimate:
         texts = cfg.hints_scored if hints else 1
         passes = texts + (texts + 2) * (1 if texts > 1 else 1 / EVERY)
         step += _scored(length + method.teaching.tokens, taught * passes)
-        if cfg.teacher == "base" and cfg.recipe != "paper":  # once more, without the hint
-            step += _scored(length, taught)
     topk = method.distill > 0 and cfg.opd_mode == "topk"
     datums = batch if method.reward > 0 or not topk or cfg.kl_beta > 0 else taught
     step += _times(Usage(trained=length - 1), datums)

@@ -9,7 +9,6 @@ import asyncio
 import math
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any, Final, TypeVar
 
 from tinker_claw.config.settings import Training
@@ -142,10 +141,7 @@ class HintScorer:
             log.info("teachability", user=plan.user, weight=weight, known=str(after))
         if gains and weight != before.weight(rewards=self._rewards):
             self._parts.ledger.samples.weigh(plan.user, weight, rewards_count=self._rewards)
-        if not weight:
-            return None
-        untold = await self.without_hint(plan.turn, scored[best])
-        return replace(scored[best], weight=weight, untold=untold)
+        return replace(scored[best], weight=weight) if weight else None
 
     async def under(self, turn: Turn, texts: Sequence[str], policy: Policy) -> list[HintScores]:
         """Return scores of a reply under each text."""
@@ -204,20 +200,6 @@ class HintScorer:
             topk_ids=scores.topk_ids if own_candidates else (),
             topk_logprobs=scores.topk_logprobs if own_candidates else (),
         )
-
-    async def without_hint(self, turn: Turn, told: HintScores) -> tuple[tuple[float, ...], ...]:
-        """Score the candidates without the hint; () where the student is its own teacher, or the
-        recipe is the paper's."""
-        if self._teacher is None or self._cfg.recipe == "paper":
-            return ()
-        done, topk = turn.completion, self._cfg.opd_mode == "topk"
-        asked = (done.topk_ids, told.topk_ids) if topk else ([(one,) for one in done.tokens],)
-        targets = tuple(tuple(chain(*rows)) for rows in zip(*asked, strict=True))
-        scores = await self._teacher.logprobs(
-            turn.prompt + done.tokens, start=len(turn.prompt), targets=targets
-        )
-        _fits(scores, len(done.tokens), len(targets), f"turn {turn.id}")
-        return scores.targets
 
     def _hinted(self, turn: Turn, text: str) -> tuple[int, ...]:
         if turn.hint_at is None:

@@ -101,13 +101,8 @@ def pack_float_rows(rows: Sequence[Sequence[float]]) -> bytes:
     return pack_floats(chain.from_iterable(rows))
 
 
-def unpack_float_rows(blob: bytes, rows: int) -> tuple[tuple[float, ...], ...]:
-    """Decode a table of this many rows of one length; () for an empty one."""
-    flat = unpack_floats(blob)
-    k, left = divmod(len(flat), rows or 1)
-    if left:
-        raise ValueError(f"{len(flat)} numbers are no {rows} rows")
-    return _rows(flat, k)
+def unpack_float_rows(blob: bytes, k: int) -> tuple[tuple[float, ...], ...]:
+    return _rows(unpack_floats(blob), k)
 
 
 def _rows(flat: tuple[_Number, ...], k: int) -> tuple[tuple[_Number, ...], ...]:

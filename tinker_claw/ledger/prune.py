@@ -57,7 +57,6 @@ _SAID = {
     "feedback": "text = '', key = NULL",
     "samples": "hint = CASE WHEN hint IS NOT NULL THEN '' END, untaught = NULL, "
     "teacher_logprobs = NULL, teacher_targets = NULL, teacher_ids = NULL, teacher_own = NULL, "
-    "teacher_untold = NULL, "
     "advantages = NULL",
 }
 """Columns to blank of a turn's next state, votes, hints, feedback and sample, by table."""

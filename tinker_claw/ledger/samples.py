@@ -104,7 +104,6 @@ class SampleTable:
                 "teacher_targets": pack_float_rows(teacher.targets),
                 "teacher_ids": pack_id_rows(teacher.topk_ids),
                 "teacher_own": pack_float_rows(teacher.topk_logprobs),
-                "teacher_untold": pack_float_rows(teacher.untold),
                 "overlap": teacher.overlap,
             }
         with self._db.transaction() as tx:
@@ -190,7 +189,7 @@ class SampleTable:
         rows = self._db.rows(
             "SELECT samples.id AS sample_id, samples.reward, samples.hint, "
             "samples.teacher_logprobs, samples.teacher_targets, samples.teacher_ids, "
-            "samples.teacher_own, samples.teacher_untold, samples.overlap, samples.weight, "
+            "samples.teacher_own, samples.overlap, samples.weight, "
             f"versions.step AS policy_step, {COMPARED} AS compared, "
             f"{STEP} AS step, {BY_TOOLS} AS tool, sessions.user, "
             f"turns.* {_QUEUED} "
@@ -243,14 +242,12 @@ def _sample(row: sqlite3.Row, prompt: tuple[int, ...]) -> Sample:
 def _teacher(row: sqlite3.Row) -> HintScores | None:
     if row["teacher_logprobs"] is None:  # there was no hint, or it was dropped for its age
         return None
-    logprobs = unpack_floats(row["teacher_logprobs"])
     return HintScores(
         hint=row["hint"],
-        logprobs=logprobs,
-        targets=unpack_float_rows(row["teacher_targets"], len(logprobs)),
+        logprobs=unpack_floats(row["teacher_logprobs"]),
+        targets=unpack_float_rows(row["teacher_targets"], row["topk"]),
         overlap=row["overlap"],
         weight=row["weight"],
         topk_ids=unpack_id_rows(row["teacher_ids"], row["topk"]),
-        topk_logprobs=unpack_float_rows(row["teacher_own"], len(logprobs)),
-        untold=unpack_float_rows(row["teacher_untold"], len(logprobs)),
+        topk_logprobs=unpack_float_rows(row["teacher_own"], row["topk"]),
     )

@@ -213,7 +213,6 @@ CREATE TABLE samples (
   teacher_targets  BLOB,
   teacher_ids      BLOB,                 -- the teacher's own candidates, and below what it gives them
   teacher_own      BLOB,
-  teacher_untold   BLOB,                 -- its logprobs of all candidates without the hint; empty: not needed
   overlap          INTEGER,
   advantage        REAL,                 -- of the reply, in the newest step that took it; NULL: none has
   untold           REAL,                 -- nats a token by which the reply is likelier with the lessons in its prompt; NULL: it was not measured

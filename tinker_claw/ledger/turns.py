@@ -532,12 +532,11 @@ def completion_of(row: sqlite3.Row) -> Completion:
     """Return the completion in a row of `turns`, as it was sampled."""
     params = json.loads(row["params"])
     params |= {name: tuple(params.get(name, ())) for name in ("stop_tokens", "stop")}
-    tokens = unpack_ids(row["tokens"])
     return Completion(
-        tokens=tokens,
+        tokens=unpack_ids(row["tokens"]),
         logprobs=unpack_floats(row["logprobs"]),
         topk_ids=unpack_id_rows(row["topk_ids"], row["topk"]),
-        topk_logprobs=unpack_float_rows(row["topk_logprobs"], len(tokens)),
+        topk_logprobs=unpack_float_rows(row["topk_logprobs"], row["topk"]),
         stop_reason=StopReason(row["stop_reason"]),
         params=SamplingParams(**params),
         cached_tokens=row["cached_tokens"],

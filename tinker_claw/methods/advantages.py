@@ -109,29 +109,6 @@ def spread_reward(advantage: float, behaviour_T: Sequence[float]) -> list[float]
     return [advantage * -math.expm1(min(q, 0.0)) for q in behaviour_T]
 
 
-def hinted_student(
-    told_k: Sequence[float], untold_k: Sequence[float], own_k: Sequence[float]
-) -> list[float]:
-    """Return the logprobs that the student would have if the hint changed it as it changes the
-    teacher: b + minmod(p - b, p - u), which is the smaller change, or 0 where the signs differ.
-
-    A teacher that is not the student lacks what the student has learned. Pulled towards the
-    teacher itself the student would unlearn that with every hint of something else; so it follows
-    the hint's direction only, and no further than to the told teacher.
-
-    Args:
-        told_k: (k,) p, the teacher's logprobs given the hint.
-        untold_k: (k,) u, the teacher's logprobs without it.
-        own_k: (k,) b, the student's logprobs when it sampled.
-    """
-    same_length("hinted student", told=told_k, untold=untold_k, own=own_k)
-    found = list[float]()
-    for p, u, b in zip(told_k, untold_k, own_k, strict=True):
-        follows = (p - b) * (p - u) > 0
-        found.append(b + min(p - b, p - u, key=abs) if follows else b)
-    return found
-
-
 def token_advantages(
     teacher_T: Sequence[float], behaviour_T: Sequence[float], clip: float
 ) -> list[float]:

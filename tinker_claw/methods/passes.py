@@ -16,7 +16,6 @@ from tinker_claw.errors import AlignmentError
 from tinker_claw.methods.advantages import (
     TOOL_SUCCESS,
     group_advantages,
-    hinted_student,
     keep_bounded,
     kl_advantages,
     reward_advantages,
@@ -130,24 +129,15 @@ def spread(sample: Sample, reward: float, distill: float, cfg: Training) -> Adva
     if not weight or teacher is None:
         return Advantages(reward, tokens)
     if cfg.opd_mode == "token":
-        told = teacher.logprobs
-        if teacher.untold:
-            untold = [one for (one,) in teacher.untold]
-            told = hinted_student(told, untold, done.logprobs)
-        hinted = token_advantages(told, done.logprobs, cfg.opd_clip)
+        hinted = token_advantages(teacher.logprobs, done.logprobs, cfg.opd_clip)
         return Advantages(reward, [a + weight * h for a, h in zip(tokens, hinted, strict=True)])
     if len(teacher.targets) != len(done.topk_logprobs):
         raise AlignmentError(f"sample {sample.id}: the teacher did not score every position")
     table = list[list[float]]()
     for at, own in enumerate(done.topk_logprobs):
-        told, new = teacher.targets[at], teacher.topk_logprobs[at] if teacher.topk_ids else ()
-        if teacher.untold:
-            untold, least = teacher.untold[at], [min(own)] * len(new)
-            told = hinted_student(told, untold[: len(own)], own)
-            new = hinted_student(new, untold[len(own) :], least)
-        row = topk_advantages(told, own, cfg.opd_clip)
+        row = topk_advantages(teacher.targets[at], own, cfg.opd_clip)
         if teacher.topk_ids:  # one of the teacher's that stands already has 0
-            new = unproposed_advantages(new, min(own), cfg.opd_clip)
+            new = unproposed_advantages(teacher.topk_logprobs[at], min(own), cfg.opd_clip)
             named = zip(teacher.topk_ids[at], new, strict=True)
             row += [0.0 if v in done.topk_ids[at] else a for v, a in named]
         table.append([weight * a for a in row])
