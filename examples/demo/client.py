@@ -92,17 +92,21 @@ def figures_from(exposition: str) -> Figures:
         for sample in family.samples
         if isfinite(sample.value)  # a gauge without a figure is NaN
     ]
-    found = {(sample.name, *sample.labels.values()): int(sample.value) for sample in samples}
+
+    def total(name: str, **labels: str) -> float:
+        """Sum the samples with these labels, whatever others they have."""
+        return sum(
+            sample.value
+            for sample in samples
+            if sample.name == f"tinker_claw_{name}_total"
+            and labels.items() <= sample.labels.items()
+        )
+
     return Figures(
-        verdicts={
-            shown: sum(
-                found.get(("tinker_claw_verdicts_total", value, t), 0) for t in ("no", "yes")
-            )
-            for value, shown in _VERDICTS.items()
-        },
-        hints=found.get(("tinker_claw_hints_total",), 0),
-        steps=found.get(("tinker_claw_steps_total", "committed"), 0),
-        usd=sum(sample.value for sample in samples if sample.name == "tinker_claw_spent_usd_total"),
+        verdicts={shown: int(total("verdicts", value=value)) for value, shown in _VERDICTS.items()},
+        hints=int(total("hints")),
+        steps=int(total("steps", status="committed")),
+        usd=total("spent_usd"),
     )
 
 

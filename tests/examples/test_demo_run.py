@@ -45,8 +45,9 @@ PROBLEMS = {
 }
 EXPOSITION = """\
 # TYPE tinker_claw_verdicts_total counter
-tinker_claw_verdicts_total{value="1",told="no"} 5.0
-tinker_claw_verdicts_total{value="-1",told="no"} 7.0
+tinker_claw_verdicts_total{told="no",value="1"} 3.0
+tinker_claw_verdicts_total{told="yes",value="1"} 2.0
+tinker_claw_verdicts_total{told="no",value="-1"} 7.0
 # TYPE tinker_claw_hints_total counter
 tinker_claw_hints_total 4.0
 # TYPE tinker_claw_steps_total counter
