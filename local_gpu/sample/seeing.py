@@ -24,6 +24,7 @@ from local_gpu.model.load import SEEING, config_of, own_stream
 from local_gpu.model.lora import BaseModel, clone
 from local_gpu.sample.drawing import Drawn, Recipe, draw
 from tinker_claw.errors import RequestError, SamplerError
+from tinker_claw.images import Image
 from tinker_claw.types import PlacedImage, Tokens
 
 Draw = Callable[[Tensor], Drawn]
@@ -59,12 +60,14 @@ class Vision:
         """Return the number of tokens that an image takes.
 
         Raises:
-            RequestError: the bytes are no image that the processor takes.
+            RequestError: it is too large or damaged, or no image that the processor takes.
         """
+        image = Image(data, "The prompt's image")
+        image.clean()  # pixels that are damaged are found here, and not within a reply
         try:
-            with _opened(data) as found:
-                wide, high = found.size
-            patches = self._processor.get_number_of_image_patches(high, wide)
+            with _opened(data):  # PNG or JPEG
+                sides = image.height, image.width
+            patches = self._processor.get_number_of_image_patches(*sides)
         except Exception as error:  # Pillow raises of many kinds
             raise RequestError(f"The prompt has an image that cannot be read: {error}.") from error
         return patches // self._processor.merge_size**2
@@ -140,9 +143,9 @@ class Vision:
 
 
 def _opened(data: bytes) -> Any:
-    from PIL import Image
+    from PIL import Image as Pillow
 
-    return Image.open(BytesIO(data), formats=("PNG", "JPEG"))
+    return Pillow.open(BytesIO(data), formats=("PNG", "JPEG"))
 
 
 class _Row:

@@ -139,8 +139,9 @@ class LessonTable:
         """Return the lessons that each user of the policy has: what only some asked for is told to
         them, and not taught to the weights that all share."""
         users = self._db.one(
-            "SELECT COUNT(DISTINCT user) FROM sessions WHERE episode = 0 "
-            "AND EXISTS (SELECT 1 FROM turns WHERE session_id = sessions.id)"
+            "SELECT COUNT(*) FROM (SELECT DISTINCT user AS name FROM sessions) WHERE EXISTS "
+            "(SELECT 1 FROM sessions JOIN turns ON session_id = sessions.id "
+            "WHERE user = name AND episode = 0)"
         )
         lessons = [one for one in self.of_user() if one.state is not State.DROPPED]
         wanted = defaultdict[str, set[str]](set)

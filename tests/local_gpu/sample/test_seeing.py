@@ -19,7 +19,7 @@ from wire_servers import KEY, NAME
 from local_gpu.config import LocalConfig
 from local_gpu.trainer import LocalTrainer
 from tests.gateways import MODEL, gateway
-from tests.pictures import picture, shown
+from tests.pictures import picture, png_of_nothing, shown
 from tests.render.test_eyes import said
 from tests.seeing_models import tiny_qwen3_vl
 from tinker_claw.backends.tinker.trainer import TinkerTrainer
@@ -153,9 +153,15 @@ async def test_over_tinkers_wire_it_is_the_same_reply(
         wrong = replace(params.images[0], tokens=params.images[0].tokens - 1)
         with pytest.raises(BackendError, match="of 6 tokens, not of the 5 that are expected"):
             await (await far.base()).sample(prompt, replace(params, images=(wrong,)))
-        broken = replace(params.images[0], data=b"none")
-        with pytest.raises(BackendError, match="cannot be read"):
-            await (await far.base()).sample(prompt, replace(params, images=(broken,)))
+        for data, why in (
+            (b"none", "no image that is read here"),
+            (ONE[: len(ONE) // 2], "damaged image"),
+            (png_of_nothing(6000, 5000), "at most 25,000,000"),
+            (picture(96, 64, "GIF"), "cannot be read"),
+        ):
+            broken = replace(params.images[0], data=data)
+            with pytest.raises(BackendError, match=why):
+                await (await far.base()).sample(prompt, replace(params, images=(broken,)))
     finally:
         await near.aclose()
         await far.aclose()
