@@ -35,6 +35,7 @@ from examples.demo.recipe.grammar import Problem, first_message
 from examples.demo.scoring import Check, RuleExam, Score, score_version
 from examples.demo.server import Launch
 from examples.demo.user import USERS, Outcome, hold_session, hold_sessions
+from tinker_claw.telemetry import Telemetry
 
 PROBLEMS = {
     first_message(problem): problem
@@ -290,6 +291,16 @@ async def test_a_score_is_the_share_of_right_replies_to_side_turns_of_that_versi
 
 def test_figures_are_read_from_the_exposition_and_are_zero_where_there_are_none() -> None:
     assert figures_from(EXPOSITION) == Figures({"+1": 5, "0": 0, "-1": 7, "none": 0}, 4, 2)
+
+
+def test_figures_are_found_in_what_the_product_exposes() -> None:
+    telemetry = Telemetry(None)
+    for told in (False, True):
+        telemetry.verdict(turn=1, value=-1, votes=(-1,), hints=1, told=told)
+    telemetry.verdict(turn=2, value=None, votes=(None,), hints=0, told=False)
+    found = figures_from(telemetry.exposition().decode())
+    assert found.verdicts == {"+1": 0, "0": 0, "-1": 2, "none": 1}
+    assert found.hints == 2
 
 
 @pytest.mark.parametrize(
