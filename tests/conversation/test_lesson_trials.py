@@ -154,6 +154,14 @@ def test_start_of_a_session_costs_the_same_however_many_there_were(ledger: Ledge
     assert steps("last") < 1.5 * first
 
 
+def test_a_lesson_forgotten_while_a_session_starts_is_not_told(ledger: Ledger) -> None:
+    turn(ledger, ledger.turns.session("me", "source"), -1, Wish(PLAIN, "plain", "always"))
+    (known,) = ledger.lessons.of_user("me")
+    session = ledger.turns.session("me", "new")
+    ledger.lessons.begin(session, {known.id: True, known.id + 1: True})
+    assert ledger.lessons.of_session(session) == [known]
+
+
 def test_what_each_user_asked_for_is_common(ledger: Ledger) -> None:
     """In the same sentence or the same words; an agent in training asks for nothing."""
 

@@ -129,8 +129,10 @@ class LessonTable:
         """
         with self._db.transaction() as tx:
             tx.executemany(
-                "INSERT INTO drawn SELECT ?1, id, ?2 FROM sessions WHERE id = ?3 AND NOT drawn AND "
-                "NOT EXISTS (SELECT 1 FROM turns WHERE session_id = ?3 AND kind = 'main')",
+                "INSERT INTO drawn SELECT lessons.id, sessions.id, ?2 FROM lessons JOIN sessions "
+                # One that was forgotten meanwhile is not there.
+                "ON lessons.id = ?1 AND sessions.id = ?3 AND NOT drawn AND NOT EXISTS "
+                "(SELECT 1 FROM turns WHERE session_id = ?3 AND kind = 'main')",
                 [(id, told, session_id) for id, told in drawn.items()],
             )
             tx.execute("UPDATE sessions SET drawn = 1 WHERE id = ?", (session_id,))
