@@ -28,6 +28,7 @@ LOAD = Load(
 )
 
 
+@pytest.mark.slow
 async def test_streams_go_on_while_versions_change(tmp_path: Path) -> None:
     trainer = await start_local(tmp_path)
     try:

@@ -92,6 +92,7 @@ def test_rows_that_are_there_stay_and_those_that_failed_are_tried_again(tmp_path
     assert [(row["row"], row.get("ms")) for row in again.rows] == [("a", 1), ("b", 2)]
 
 
+@pytest.mark.slow
 def test_after_a_broken_device_the_next_process_goes_on_behind_that_row(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -369,7 +369,9 @@ def build(source: Path, to: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_the_site_is_built_and_asks_nobody_for_anything(tmp_path: Path) -> None:
+    """`make check` builds it, too, and as strictly."""
     done = build(DOCS, tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     for page in DOCS.glob("*.md"):
