@@ -53,6 +53,7 @@ LOCAL_GPU_MAY_IMPORT = {
     "tinker_claw.types",
     "tinker_claw.errors",
     "tinker_claw.files",
+    "tinker_claw.images",
     "tinker_claw.origin",
     "tinker_claw.policy",
     "tinker_claw.retry",
