@@ -27,6 +27,7 @@ from local_gpu.learn.learning import LearningCore
 from local_gpu.learn.scores import ScoreQueue
 from local_gpu.model.load import open_base
 from local_gpu.model.lora import BaseModel
+from local_gpu.model.vision import Vision
 from local_gpu.plan.fits import too_large
 from local_gpu.plan.layout import visible
 from local_gpu.plan.memory import model_size
@@ -193,7 +194,9 @@ class LocalBackend:
             kv_cache_tokens=config.kv_cache_tokens,
             max_batch_tokens=config.max_batch_tokens,
         )
-        self.serving = EmbeddedServing(base, size, self._room, self.score, self.aside)
+        learns_here = isinstance(self.learning, LearningCore)
+        vision = self.learning.vision if learns_here else Vision.of(base)
+        self.serving = EmbeddedServing(base, size, self._room, self.score, self.aside, vision)
 
     def _with_breaks(self, call: Callable[[], T]) -> T:
         with Breaks(self._room):

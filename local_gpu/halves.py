@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from tinker_claw.errors import AlignmentError, ContextLengthError, SamplerError, same_length
 from tinker_claw.policy import Sampler
-from tinker_claw.types import Adam, LossPass, StepReport, TokenLogprobs
+from tinker_claw.types import Adam, Images, LossPass, StepReport, TokenLogprobs
 
 if TYPE_CHECKING:  # both need torch, and who samples over HTTP does not
     from local_gpu.learn.losses import RecordPass, Scored
     from local_gpu.model.lora import LoraShape
-    from local_gpu.sample.seeing import Vision
+    from local_gpu.model.vision import Vision
 
 BASE_REF = "base"
 """The ref of the base model without an adapter."""
@@ -47,6 +47,8 @@ class Facts:
     """Number of parameters, from which the cost of a token follows."""
     adapter_bytes: int = 0
     """Size of the policy's adapter, as it is written for serving."""
+    sees: bool = False
+    """Whether it trains and scores behind images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ class ScoreAsk:
     targets: tuple[tuple[int, ...], ...] | None
     """[len(tokens) - start, K], or None."""
     top_k: int
+    images: Images = ()
 
     @classmethod
     def of(
@@ -67,6 +70,7 @@ class ScoreAsk:
         start: int,
         targets: Sequence[Sequence[int]] | None,
         top_k: int,
+        images: Images = (),
     ) -> ScoreAsk:
         """Make a checked request. Raises AlignmentError, ContextLengthError or SamplerError naming
         what does not fit."""
@@ -82,7 +86,7 @@ class ScoreAsk:
         named = (*tokens, *(i for row in wanted or () for i in row))
         if min(named) < 0 or max(named) >= facts.vocabulary:
             raise SamplerError(f"logprobs: an id lies outside 0..{facts.vocabulary - 1}")
-        return cls(tuple(tokens), start, wanted, min(top_k, facts.vocabulary))
+        return cls(tuple(tokens), start, wanted, min(top_k, facts.vocabulary), images)
 
 
 Score = Callable[[str, ScoreAsk], Coroutine[Any, Any, TokenLogprobs]]

@@ -19,6 +19,7 @@ from tinker_claw.types import (
     Adam,
     Capabilities,
     Completion,
+    Images,
     LossPass,
     SamplingParams,
     StepReport,
@@ -73,6 +74,7 @@ class FakeSampler:
         self.prompts: list[tuple[int, ...]] = []
         self.params: list[SamplingParams] = []
         self.scored: list[tuple[int, ...]] = []
+        self.scored_images: list[Images] = []
         self.aborted = 0
         self.closed = False
         self.fail_logprobs = 0
@@ -131,12 +133,14 @@ class FakeSampler:
         start: int,
         targets: Sequence[Sequence[int]] | None = None,
         top_k: int = 0,
+        images: Images = (),
     ) -> TokenLogprobs:
         self._answers()
         if self.fail_logprobs:
             self.fail_logprobs -= 1
             raise SamplerError("scoring fails, as told")
         self.scored.append(tuple(tokens))
+        self.scored_images.append(images)
         self._bill(Usage(prefill=len(tokens), sampled=1))
         tail = tuple(tokens[start:])
         assert targets is None or len(targets) == len(tail)

@@ -48,6 +48,7 @@ from tinker_claw.types import (
     Adam,
     Capabilities,
     Completion,
+    Images,
     LossPass,
     SamplingParams,
     StepReport,
@@ -142,6 +143,7 @@ class Answers(Sampler):
         start: int,
         targets: Sequence[Sequence[int]] | None = None,
         top_k: int = 0,
+        images: Images = (),
     ) -> TokenLogprobs:
         self._reach()
         return TokenLogprobs(

@@ -22,6 +22,7 @@ from tinker_claw.errors import (
 )
 from tinker_claw.types import (
     Completion,
+    Images,
     SamplingParams,
     StopReason,
     TokenChunk,
@@ -82,6 +83,7 @@ class TableSampler:
         start: int,
         targets: Sequence[Sequence[int]] | None = None,
         top_k: int = 0,
+        images: Images = (),
     ) -> TokenLogprobs:
         if not 1 <= start < len(tokens):
             raise AlignmentError(f"logprobs: start {start} outside 1..{len(tokens) - 1}")

@@ -16,6 +16,7 @@ from tinker_claw.types import (
     Adam,
     Capabilities,
     Completion,
+    Images,
     LossPass,
     PolicyVersion,
     SamplingParams,
@@ -52,10 +53,14 @@ class Sampler(Protocol):
         start: int,
         targets: Sequence[Sequence[int]] | None = None,
         top_k: int = 0,
+        images: Images = (),
     ) -> TokenLogprobs:
         """Score `tokens[start:]`, and at each of those positions the ids in `targets` [M, k].
 
         Raises, never pads.
+
+        Args:
+            images: in `tokens`; only where `Capabilities.trains_images` says so.
         """
         ...
 

@@ -165,6 +165,15 @@ class PlacedImage:
     format: Literal["png", "jpeg"]
 
 
+Images: TypeAlias = tuple[PlacedImage, ...]
+"""Images in a prompt, in order."""
+
+
+def moved(images: Images, at: int, by: int) -> Images:
+    """Return the images of a prompt in which those from index `at` on moved by `by` tokens."""
+    return tuple(replace(one, at=one.at + by) if one.at >= at else one for one in images)
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How a completion is sampled."""
@@ -191,9 +200,9 @@ class SamplingParams:
     neither the time of an answer nor its cached tokens reveal what others said. A backend that
     cannot separate them reports no cached tokens for a salted prompt. None: nobody to separate, or
     no user asked (judge, exams)."""
-    images: tuple[PlacedImage, ...] = ()
-    """Images in the prompt, in order; only for samplers that see, see `Capabilities`. Not kept with
-    a turn."""
+    images: Images = ()
+    """Images in the prompt; only for samplers that see, see `Capabilities`. Not kept with the
+    parameters of a turn."""
     person: bool = False
     """Whether a person waits: samplers serve it before episodes, judges and exams. The sampled
     tokens do not change."""
@@ -316,10 +325,14 @@ class Datum:
     """[M, K] ids for cross_entropy; () means the sampled tokens themselves, K = 1."""
     weights: tuple[tuple[float, ...], ...] = ()
     """[M, K] signed weights for cross_entropy."""
+    images: Images = ()
+    """Images before `start`; only for backends that train on them, see `Capabilities`."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.start < len(self.tokens):
             raise AlignmentError(f"datum: start {self.start} outside 1..{len(self.tokens) - 1}")
+        if any(image.at + image.tokens > self.start for image in self.images):
+            raise AlignmentError("datum: an image does not stand before the first loss token")
         tail = self.tokens[self.start :]
         for name in ("logprobs", "advantages", "targets", "weights"):
             if rows := getattr(self, name):
@@ -395,6 +408,8 @@ class Capabilities:
     """Whether samplers can be constrained to a JSON Schema."""
     sees: bool = False
     """Whether samplers take images."""
+    trains_images: bool = False
+    """Whether the trainer takes them in datums, and samplers in what they score."""
     score_fresh: bool = False
     """Whether samples of the current version are scored before a step too, as stale ones are.
 
@@ -546,6 +561,8 @@ class Turn:
     """Whether its session is an episode: see `Attempt`."""
     told: Told | None = None
     """Lessons in the prompt; None: there are none."""
+    images: Images = ()
+    """Images in the prompt, where they were kept."""
 
     @property
     def cut(self) -> bool:
@@ -611,11 +628,21 @@ class Sample:
     """User of the session."""
     told: Told | None = None
     """Lessons in the prompt; None: there are none."""
+    images: Images = ()
+    """Images in the prompt."""
 
     @property
     def cut(self) -> bool:
         """Whether the reply was cut by its token limit."""
         return self.completion.stop_reason is StopReason.LENGTH
+
+    @property
+    def untold(self) -> tuple[tuple[int, ...], Images]:
+        """The prompt as it would have been without lessons, and its images."""
+        if self.told is None:
+            return self.prompt, self.images
+        images = moved(self.images, self.told.at, -self.told.tokens)
+        return self.told.without(self.prompt), images
 
 
 @dataclass(frozen=True, slots=True)

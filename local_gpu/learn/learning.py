@@ -45,6 +45,7 @@ from local_gpu.model.lora import (
     lora_parameters,
     with_lora,
 )
+from local_gpu.model.vision import Vision
 from local_gpu.plan.memory import counted
 from local_gpu.tree.body import Body
 from local_gpu.tree.choice import Heads, Setting, choose
@@ -132,15 +133,18 @@ class LearningCore:
                 tokens = tokens or fitting
         count = sum(p.numel() for p in base.module.parameters())
         adapter_bytes = lora_parameters(base, self._shape) * base.dtype.itemsize
+        self.vision = Vision.of(base) if shards is None else None
+        """The half of the base that sees; None: nothing is trained or scored behind images."""
         self._facts = Facts(
-            base.fingerprint, base.vocabulary, context, base.notes, count, adapter_bytes
+            *(base.fingerprint, base.vocabulary, context, base.notes, count, adapter_bytes),
+            sees=self.vision is not None,
         )
         if base.device.type == "cuda":
             fuse(base.module, device=base.device, dtype=base.dtype, say=say)
         kernel = self._kernel(config.attention, say, config.root / "kernels.json")
         self._body = Body(kernel, base.device, packs=base.packs)
         self._budget = PassBudget(tokens) if shards is None else shards.budget(tokens)
-        self._scorer = Scorer(self._body, self._budget, self._world)
+        self._scorer = Scorer(self._body, self._budget, self._world, self.vision)
         self._models: dict[str, LoraOptimizer] = {}
         self._learners: dict[LoraShape, Any] = {}
         """Modules in training, here and below by shape."""
@@ -286,6 +290,7 @@ class LearningCore:
             body=self._body,
             context_tokens=self._facts.context_tokens,
             checkpointing=self._checkpointing,
+            vision=self.vision,
             world=self._world,
             shards=self._shards,
             budget=self._budget,

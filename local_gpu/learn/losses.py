@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from tinker_claw.errors import AlignmentError, StepError
-from tinker_claw.types import Datum, LossPass
+from tinker_claw.types import Datum, Images, LossPass
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,8 @@ class LossRecord:
     """Arrays over the rows from `learns_from` on."""
     loss_column: int = 0
     """The loss reads the columns from here on; before them are ids that are only reported."""
+    images: Images = ()
+    """Images among the inputs."""
 
     @property
     def scored_from(self) -> int:
@@ -129,6 +131,7 @@ def _record(loss: str, datum: Datum) -> LossRecord:
         learns_from=0,
         inputs_of_loss=LossInputs.of(datum),
         loss_column=1 if loss == "cross_entropy" and datum.targets else 0,
+        images=datum.images,
     )
 
 

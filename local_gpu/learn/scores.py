@@ -20,6 +20,7 @@ from local_gpu.halves import ScoreAsk
 from local_gpu.learn.head import read_logprobs
 from local_gpu.learn.passes import PassBudget
 from local_gpu.learn.world import World
+from local_gpu.model.vision import Vision, paint
 from local_gpu.tree.body import Body
 from local_gpu.tree.cuts import cut, even_keys
 from tinker_claw.errors import BackendError, ClawError, SamplerError
@@ -29,10 +30,13 @@ from tinker_claw.types import TokenLogprobs
 class Scorer:
     """Scores under any module over the base that `body` computes."""
 
-    def __init__(self, body: Body, budget: PassBudget, world: World) -> None:
+    def __init__(
+        self, body: Body, budget: PassBudget, world: World, vision: Vision | None = None
+    ) -> None:
         self._body = body
         self._budget = budget
         self._world = world
+        self._vision = vision
 
     @torch.no_grad()
     def score(self, module: Any, asks: Sequence[ScoreAsk]) -> list[TokenLogprobs]:
@@ -41,7 +45,8 @@ class Scorer:
         Raises:
             SamplerError: it failed on some rank.
         """
-        sequences = [torch.tensor(ask.tokens[:-1]) for ask in asks]
+        shown = [(torch.tensor(ask.tokens[:-1]), ask.images) for ask in asks]
+        sequences, pictures = paint(self._vision, module, shown)
         tokens = self._body.tokens_at_once(self._budget.tokens)
         even = even_keys(module.config)
         parts = cut(sequences, ranks=self._world.size, tokens=tokens, even=even)
@@ -50,7 +55,8 @@ class Scorer:
 
         def compute(indices: Sequence[int]) -> list[TokenLogprobs]:
             firsts = [asks[i].start - 1 for i in indices]
-            rows = self._body.hidden(module, [sequences[i] for i in indices], firsts)
+            part = [sequences[i] for i in indices]
+            rows = self._body.hidden(module, part, firsts, pictures)
             head = module.get_output_embeddings()
             return [_read(head, r, asks[i]) for i, r in zip(indices, rows, strict=True)]
 

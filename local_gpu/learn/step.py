@@ -22,6 +22,7 @@ from local_gpu.learn.passes import PassBudget
 from local_gpu.learn.world import Alone, Sharding, World
 from local_gpu.model.files import SavedState
 from local_gpu.model.lora import Adapter, BaseModel, LoraShape, adapter_parameters, with_lora
+from local_gpu.model.vision import Pictures, Vision, paint
 from local_gpu.tree.body import Body
 from local_gpu.tree.cuts import cut, even_keys
 from tinker_claw.errors import ClawError, StepError
@@ -52,6 +53,7 @@ class LoraOptimizer:
         body: Body,
         context_tokens: int,
         checkpointing: bool,
+        vision: Vision | None = None,
         tokens: int | None = None,
         world: World | None = None,
         shards: Sharding | None = None,
@@ -68,6 +70,7 @@ class LoraOptimizer:
             context_tokens: the longest sequence.
             checkpointing: keep one activation per layer and compute the rest again, backwards. The
                 same gradients for a third more work; without it an 8B model keeps 6 MB a token.
+            vision: the half of the base that sees; None: it is given text only.
             tokens: of one pass; None: `plan.memory.DEFAULT_TOKENS`.
             world: the ranks that share the work; None: this process alone.
             shards: of the base, over those ranks; None: each has it whole.
@@ -80,6 +83,7 @@ class LoraOptimizer:
         self._context_tokens = context_tokens
         self._checkpointing = checkpointing
         self._body = body
+        self._vision = vision
         self._world = world or Alone()
         self.shape = shape
         if budget is None:
@@ -190,7 +194,8 @@ class LoraOptimizer:
 
     def _run(self, jobs: Sequence[_Job], *, learn: bool) -> list[Scored]:
         """Compute this rank's part of the jobs; the results of all ranks, in order."""
-        sequences = [job.record.inputs for job in jobs]
+        shown = [(job.record.inputs, job.record.images) for job in jobs]
+        sequences, pictures = paint(self._vision, self.module, shown)
         tokens = self._body.tokens_at_once(self.budget.tokens)
         even = even_keys(self._base.module.config, learns=learn, checkpointing=self._checkpointing)
         parts = cut(sequences, ranks=self._world.size, tokens=tokens, even=even)
@@ -199,7 +204,9 @@ class LoraOptimizer:
         try:
             mine = self.budget.run(
                 parts[self._world.rank],
-                lambda indices: self._pass([jobs[i] for i in indices], learn=learn),
+                lambda part: self._pass(
+                    [jobs[i] for i in part], [sequences[i] for i in part], pictures, learn=learn
+                ),
                 sequences=sequences,
                 undo=self._masters.drop,
                 idle=lambda: self._body.idle(self.module, learn=learn),
@@ -211,15 +218,20 @@ class LoraOptimizer:
         done = {i: scored for part in self._world.gather(mine) for i, scored in part.items()}
         return [done[i] for i in range(len(jobs))]
 
-    def _pass(self, jobs: Sequence[_Job], *, learn: bool) -> list[Scored]:
+    def _pass(
+        self,
+        jobs: Sequence[_Job],
+        sequences: Sequence[Tensor],
+        pictures: Pictures | None,
+        *,
+        learn: bool,
+    ) -> list[Scored]:
         """Run one forward pass over some records, and one backward pass from the rows that
         learn."""
         learn = learn and any(job.learns for job in jobs)
         with torch.set_grad_enabled(learn):
             hidden = self._body.hidden(
-                self.module,
-                [job.record.inputs for job in jobs],
-                [job.record.scored_from for job in jobs],
+                self.module, sequences, [job.record.scored_from for job in jobs], pictures
             )
             scored = [
                 self._score(job, rows, learn=learn and job.learns)

@@ -155,6 +155,8 @@ def load_base(
     _check_values(module, source)
     with torch.no_grad():
         against = obstacle(module)
+    config = config_of(source)
+    sees = config.model_type in SEEING
     return BaseModel(
         module=module,
         source=source,
@@ -165,7 +167,8 @@ def load_base(
         dtype=dtype,
         obstacle=against,
         notes=tuple(_notes(module, source, against)),
-        part=_part(module) if config_of(source).model_type not in SEEING else _TEXT_HALF,
+        placeholder=config.image_token_id if sees else None,
+        part=_TEXT_HALF if sees else _part(module),
     )
 
 

@@ -44,7 +44,7 @@ from local_gpu.model.files import SavedAdapter, SavedState
 from local_gpu.model.lora import LoraShape
 from tinker_claw import errors
 from tinker_claw.errors import BackendError, ClawError
-from tinker_claw.types import Adam, Datum, LossPass, StepReport, TokenLogprobs
+from tinker_claw.types import Adam, Datum, LossPass, PlacedImage, StepReport, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ _RECORDS: Final[dict[str, Any]] = {
     record.__name__: record
     for record in (
         *(Start, Ready, Command, RankAnswer, Failure, RankLost, LocalConfig, Facts, ScoreAsk),
-        *(Adam, Datum, LossPass, StepReport, TokenLogprobs),
+        *(Adam, Datum, LossPass, PlacedImage, StepReport, TokenLogprobs),
         *(RecordPass, LossRecord, LossInputs, Scored),
         *(LoraShape, SavedAdapter, SavedState),
     )
@@ -157,6 +157,9 @@ def _flat(value: Any, blobs: list[bytes]) -> Any:
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
         return value
+    if kind is bytes:
+        blobs.append(value)
+        return ["bytes", len(value)]
     if kind is tuple or kind is list:
         numbers = _numbers(value)
         if numbers is None:
@@ -231,6 +234,8 @@ class _Reader:
                 return _row(form, array("d", self._blob(size)))
             case "tensor", [dtype, shape, int(size)]:
                 return _tensor(self._blob(size), _DTYPES[dtype], shape)
+            case "bytes", [int(size)]:
+                return self._blob(size)
             case "path", [str(path)]:
                 return Path(path)
             case "status", [int(status)]:

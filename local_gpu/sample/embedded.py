@@ -36,11 +36,12 @@ from local_gpu.halves import BASE_REF, Facts, Score, ScoreAsk
 from local_gpu.model.files import read_adapter
 from local_gpu.model.load import own_stream
 from local_gpu.model.lora import BaseModel, for_sampling, with_lora
+from local_gpu.model.vision import Vision
 from local_gpu.room import Room
 from local_gpu.sample.batching import Batcher, Scheduled, salted_id
 from local_gpu.sample.drawing import Drawn, Recipe, draw
 from local_gpu.sample.routing import HotPrefixes, Prefix, keys_of
-from local_gpu.sample.seeing import Vision, drawing
+from local_gpu.sample.seeing import drawing, stream
 from local_gpu.tasks import together
 from tinker_claw.errors import (
     BackendError,
@@ -52,6 +53,7 @@ from tinker_claw.errors import (
 from tinker_claw.policy import Sampler
 from tinker_claw.types import (
     Completion,
+    Images,
     SamplingParams,
     StopReason,
     TokenChunk,
@@ -294,8 +296,9 @@ class Engine:
         if self._vision is None:
             raise RequestError("The prompt has an image, and this model reads text only.")
         job = SampleJob(prompt, params, Random(params.seed), prefilled=len(prompt))
-        images, draws = params.images, drawing(job.recipe)
-        async with aclosing(self._vision.stream(self._module, prompt, images, draws)) as drawn:
+        draws = drawing(job.recipe)
+        replies = stream(self._vision, self._module, prompt, params.images, draws)
+        async with aclosing(replies) as drawn:
             async for token in drawn:
                 yield (chunk := job.chunk(token))
                 if chunk.stop_reason is not None:
@@ -429,8 +432,10 @@ class LocalSampler:
         start: int,
         targets: Sequence[Sequence[int]] | None = None,
         top_k: int = 0,
+        images: Images = (),
     ) -> TokenLogprobs:
-        return await self._score(self.ref, ScoreAsk.of(self._facts, tokens, start, targets, top_k))
+        ask = ScoreAsk.of(self._facts, tokens, start, targets, top_k, images)
+        return await self._score(self.ref, ask)
 
     async def aclose(self) -> None:
         self._closed(self)
@@ -449,17 +454,27 @@ class EmbeddedServing:
     """Implements `local_gpu.halves.Serving`."""
 
     def __init__(
-        self, base: BaseModel, size: EngineSize, room: Room, score: Score, run: Run
+        self,
+        base: BaseModel,
+        size: EngineSize,
+        room: Room,
+        score: Score,
+        run: Run,
+        vision: Vision | None,
     ) -> None:
-        """`run`: runs a call in a thread that no training step blocks, and turns errors into
-        ours."""
+        """Serve a base.
+
+        Args:
+            run: runs a call in a thread that no training step blocks, and turns errors into ours.
+            vision: the half of the base that sees.
+        """
         self._base = base
         self._size = size
         self._room = room
         self._score = score
         self._run = run
         self._hot = HotPrefixes()
-        self.vision = Vision.of(base)
+        self.vision = vision
         self._open: set[LocalSampler] = set()
 
     @property

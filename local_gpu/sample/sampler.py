@@ -21,7 +21,7 @@ from tinker_claw.errors import (
     RequestError,
     SamplerError,
 )
-from tinker_claw.types import Completion, SamplingParams, TokenChunk, TokenLogprobs, Tokens
+from tinker_claw.types import Completion, Images, SamplingParams, TokenChunk, TokenLogprobs, Tokens
 
 _SERVERS_PER_REQUEST: Final = 3
 """Servers that one request may fail at: it may itself be the cause, and the others are spared
@@ -78,9 +78,11 @@ class PoolSampler:
         start: int,
         targets: Sequence[Sequence[int]] | None = None,
         top_k: int = 0,
+        images: Images = (),
     ) -> TokenLogprobs:
         """Score tokens with the trainer: the same numbers that training sees."""
-        return await self._score(self.ref, ScoreAsk.of(self._facts, tokens, start, targets, top_k))
+        ask = ScoreAsk.of(self._facts, tokens, start, targets, top_k, images)
+        return await self._score(self.ref, ask)
 
     async def aclose(self) -> None:
         """Let the servers unload the adapter once nobody uses it; returns at once.

@@ -32,11 +32,18 @@ from local_gpu.tinker.futures import Answer, Capacity
 from local_gpu.tinker.requests import Params, PromptBody, SampleRequest, TensorField
 from local_gpu.tinker.store import Place
 from local_gpu.tinker.training import Shared
-from local_gpu.tinker.wire import NOT_SCORED, PromptScores, densify, sample_response
+from local_gpu.tinker.wire import (
+    NOT_SCORED,
+    PromptScores,
+    densify,
+    place_image,
+    sample_response,
+)
 from tinker_claw.errors import ContextLengthError, RequestError, SamplerError
 from tinker_claw.policy import Sampler
 from tinker_claw.types import (
     Completion,
+    Images,
     PlacedImage,
     SamplingParams,
     StopReason,
@@ -110,8 +117,6 @@ class Samplers:
         prompt, images = await self._prompt(ask.prompt)
         limits = self._shared.limits
         asked = PromptScoring.of(ask, len(prompt), self._vocabulary, limits.table_cells)
-        if images and asked.anything:
-            raise RequestError("A prompt with images is sampled here, and not scored yet.")
         params = replace(self._params(ask, len(prompt)), images=images)
         # The one token that compute_logprobs must ask for comes out of the scoring pass.
         at_once = asked.anything and params.max_tokens == 1 and ask.num_samples == 1
@@ -130,9 +135,10 @@ class Samplers:
             self._lease(place) as sampler,
         ):
             table = asked.table()
-            asks = asked.asks(prompt, table)
+            asks = asked.asks(prompt, table, images)
             # This works for a prompt that fills the context, too: the last token is never read.
-            after = [ScoreAsk((*prompt, 0), len(prompt), None, self._vocabulary)] * at_once
+            last = ScoreAsk((*prompt, 0), len(prompt), None, self._vocabulary, images)
+            after = [last] * at_once
             score = self._shared.backend.score
             told = await together(score(sampler.ref, one) for one in (*asks, *after))
             scores = asked.scores(len(prompt), table, told[: len(asks)])
@@ -153,14 +159,9 @@ class Samplers:
                     f"The prompt has a chunk of {chunk.type!r}, which this model does not read."
                 )
             else:
-                count = await backend.aside(partial(vision.tokens, chunk.data))
-                if chunk.expected_tokens not in (None, count):
-                    raise RequestError(
-                        f"The prompt has an image of {count} tokens, not of the "
-                        f"{chunk.expected_tokens} that are expected."
-                    )
-                images.append(PlacedImage(len(ids), count, chunk.data, chunk.format))
-                ids += [vision.placeholder] * count
+                image = await backend.aside(partial(place_image, vision, len(ids), chunk))
+                images.append(image)
+                ids += [vision.placeholder] * image.tokens
         return ids, tuple(images)
 
     async def close(self, place: Place) -> None:
@@ -446,13 +447,13 @@ class PromptScoring:
         plain = self.logprobs_from if self.logprobs or self.top_k else prompt_tokens
         return min(plain, table.first() if table else prompt_tokens)
 
-    def asks(self, prompt: list[int], table: Targets | None) -> list[ScoreAsk]:
+    def asks(self, prompt: list[int], table: Targets | None, images: Images) -> list[ScoreAsk]:
         """Requests to the trainer for these scores: one pass, or none."""
         first = self.first(len(prompt), table)
         if first == len(prompt):
             return []
         ids = table and tuple(map(tuple, table.ids[first - 1 :].clip(min=0).tolist()))
-        return [ScoreAsk(tuple(prompt), first, ids, self.top_k)]
+        return [ScoreAsk(tuple(prompt), first, ids, self.top_k, images)]
 
     def scores(
         self, prompt_tokens: int, table: Targets | None, told: Sequence[TokenLogprobs]

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from tinker.proto import tinker_public_pb2 as pb
 
 from local_gpu.learn.losses import LOSSES, LossInputs, LossRecord, RecordPass, Scored, check_loss
+from local_gpu.model.vision import Vision
 from tinker_claw.errors import AlignmentError, RequestError, StepError
-from tinker_claw.types import Completion, StopReason
+from tinker_claw.types import Completion, Images, PlacedImage, StopReason
 
 Array = NDArray[Any]
 
@@ -44,9 +45,17 @@ def parse_forward_backward(body: bytes) -> pb.ForwardBackwardRequest:
 
 
 def record_pass(
-    message: pb.ForwardBackwardRequest, *, vocabulary: int, context_tokens: int, most_cells: int
+    message: pb.ForwardBackwardRequest,
+    *,
+    vocabulary: int,
+    context_tokens: int,
+    most_cells: int,
+    vision: Vision | None = None,
 ) -> RecordPass:
     """Check a request and convert it.
+
+    Args:
+        vision: counts the tokens of images; None: there may be none.
 
     Raises:
         StepError, AlignmentError, RequestError: naming what is wrong.
@@ -61,7 +70,7 @@ def record_pass(
     records: list[LossRecord] = []
     for number, datum in enumerate(message.data):
         try:
-            record = _record(name, datum)
+            record = _record(name, datum, vision)
             _check_ids(record, vocabulary, context_tokens)
         except (StepError, AlignmentError, RequestError) as error:
             raise type(error)(f"datum {number}: {error}") from error
@@ -101,8 +110,8 @@ def _config(message: pb.ForwardBackwardRequest) -> dict[str, float]:
     return config
 
 
-def _record(name: str, datum: pb.Datum) -> LossRecord:
-    inputs = _tokens(datum.model_input)
+def _record(name: str, datum: pb.Datum, vision: Vision | None) -> LossRecord:
+    inputs, images = _tokens(datum.model_input, vision)
     wanted = {"target_tokens", *LOSSES[name].arrays}
     tensors = dict(datum.loss_fn_inputs)
     if missing := sorted(wanted - set(tensors)):
@@ -141,6 +150,7 @@ def _record(name: str, datum: pb.Datum) -> LossRecord:
             weights=_tail(signal if name == "cross_entropy" else None, first),
             ratio_mask=_tail(mask, first),
         ),
+        images=images,
     )
 
 
@@ -165,14 +175,42 @@ def _check_ids(record: LossRecord, vocabulary: int, context_tokens: int) -> None
             raise StepError(f"{key} has an id outside 0..{vocabulary - 1}.")
 
 
-def _tokens(chunks: Sequence[pb.Chunk]) -> Array:
+def _tokens(chunks: Sequence[pb.Chunk], vision: Vision | None) -> tuple[Array, Images]:
+    """The tokens of a prompt, with placeholders for its images, and these."""
+    found, images, length = list[Array](), list[PlacedImage](), 0
     for chunk in chunks:
-        if (kind := chunk.WhichOneof("chunk")) != "encoded_text":
-            raise StepError(f"model_input has a chunk of {kind}; this server reads tokens only.")
-    packed = b"".join(chunk.encoded_text.tokens for chunk in chunks)
-    if not packed or len(packed) % 4:
-        raise StepError("model_input has no tokens, or not whole ones.")
-    return np.frombuffer(packed, np.int32).astype(np.int64)
+        kind = chunk.WhichOneof("chunk")
+        if kind == "encoded_text":
+            if len(chunk.encoded_text.tokens) % 4:
+                raise StepError("model_input has no whole tokens.")
+            found.append(np.frombuffer(chunk.encoded_text.tokens, np.int32).astype(np.int64))
+        elif kind == "image" and chunk.image.HasField("override_dimensions"):
+            raise StepError("model_input has an image with other dimensions than its own.")
+        elif kind != "image" or vision is None:
+            raise StepError(f"model_input has a chunk of {kind}, which this model does not read.")
+        else:
+            image = place_image(vision, length, chunk.image)
+            images.append(image)
+            found.append(np.full(image.tokens, vision.placeholder, np.int64))
+        length += len(found[-1])
+    if not length:
+        raise StepError("model_input has no tokens.")
+    return np.concatenate(found), tuple(images)
+
+
+def place_image(vision: Vision, at: int, image: Any) -> PlacedImage:
+    """Return an image of a request in its place, from token `at` on.
+
+    Raises:
+        RequestError: it cannot be read, or takes other tokens than are expected.
+    """
+    count = vision.tokens(image.data)
+    if image.expected_tokens not in (None, 0, count):
+        raise RequestError(
+            f"The prompt has an image of {count} tokens, not of the {image.expected_tokens} that "
+            "are expected."
+        )
+    return PlacedImage(at, count, image.data, image.format)
 
 
 def _dense(key: str, tensor: pb.Tensor) -> Array:

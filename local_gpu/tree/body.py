@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
 
-from local_gpu.tree.kernels import ATTENTION, Kernel, SdpaKernel
-from local_gpu.tree.prefix_tree import grow
+from local_gpu.tree.kernels import ATTENTION, Attend, Kernel, SdpaKernel
+from local_gpu.tree.prefix_tree import PrefixTree, grow
 
 _SHARED: Final = 6
 _OWN: Final = 6
@@ -27,6 +27,14 @@ _LENGTHENING: Final = "longrope"
 length; and transformers writes them into a buffer, which every version of a model shares here."""
 _REFUSALS = (ValueError, TypeError, RuntimeError, IndexError, AttributeError, KeyError)
 """Errors of models that take no position_ids, or no attention but their own."""
+
+
+class Pictures(Protocol):
+    """Images of a batch (`local_gpu.model.vision`)."""
+
+    def hidden(self, tree: PrefixTree, over_tree: Attend) -> Tensor | None:
+        """Return the last hidden states (1, T, hidden) of a tree; None: it shows no image."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,24 +49,34 @@ class Body:
     """False: sequences stand in one row, and share nothing (for comparison)."""
 
     def hidden(
-        self, module: Any, sequences: Sequence[Tensor], firsts: Sequence[int]
+        self,
+        module: Any,
+        sequences: Sequence[Tensor],
+        firsts: Sequence[int],
+        pictures: Pictures | None = None,
     ) -> list[Tensor]:
         """Last hidden states of each sequence from its `first` position on, (n_i - first, hidden).
 
         That of position p predicts token p + 1.
+
+        Args:
+            pictures: what ids beyond the vocabulary stand for; None: there are none.
         """
         if not self.packs:
             return [self._alone(module, s)[at:] for s, at in zip(sequences, firsts, strict=True)]
         tree = grow(sequences, share=self.share)
-        rows = module.base_model(
-            input_ids=tree.tokens.to(self.device)[None],
-            position_ids=tree.positions.to(self.device)[None],
-            use_cache=False,
-            over_tree=self.kernel.prepare(tree, self.device),
-        ).last_hidden_state[0]
+        over_tree = self.kernel.prepare(tree, self.device)
+        rows = None if pictures is None else pictures.hidden(tree, over_tree)
+        if rows is None:
+            rows = module.base_model(
+                input_ids=tree.tokens.to(self.device)[None],
+                position_ids=tree.positions.to(self.device)[None],
+                use_cache=False,
+                over_tree=over_tree,
+            ).last_hidden_state
         wanted = [r[at:] for r, at in zip(tree.rows, firsts, strict=True)]
         # Taken at once: the gradient of each taking is zeros as large as the whole row.
-        return list(rows[torch.cat(wanted).to(self.device)].split([len(w) for w in wanted]))
+        return list(rows[0, torch.cat(wanted).to(self.device)].split([len(w) for w in wanted]))
 
     def tokens_at_once(self, budget: int) -> int:
         """Tokens of one pass; 1 makes every sequence a pass of its own."""

@@ -13,7 +13,7 @@ from tests.learner.test_judging import NEVER, Moody, judge_others_until
 from tests.learner.test_loop import SHORT, Says, World, world
 from tests.tallies import sample_counts
 from tinker_claw.ledger.feedback import About, Feedback
-from tinker_claw.types import Message, TokenLogprobs, Tokens, Vote
+from tinker_claw.types import Images, Message, TokenLogprobs, Tokens, Vote
 
 MANY = 10_000
 
@@ -152,10 +152,13 @@ async def test_what_is_said_while_the_teacher_scores_is_scored_anew(tmp_path: Pa
             start: int,
             targets: Sequence[Sequence[int]] | None = None,
             top_k: int = 0,
+            images: Images = (),
         ) -> TokenLogprobs:
             self.asks.set()
             await self.may.wait()
-            return await super().logprobs(tokens, start=start, targets=targets, top_k=top_k)
+            return await super().logprobs(
+                tokens, start=start, targets=targets, top_k=top_k, images=images
+            )
 
     teacher = Teacher()
 

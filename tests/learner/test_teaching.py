@@ -15,7 +15,7 @@ from tinker_claw.errors import SamplerError
 from tinker_claw.ledger.samples import TEACHES_NOTHING
 from tinker_claw.methods.teachability import EVERY, teachability
 from tinker_claw.policy import Sampler
-from tinker_claw.types import Message, TokenLogprobs, Tokens
+from tinker_claw.types import Images, Message, TokenLogprobs, Tokens
 
 GOOD, BAD = (9, 9), (7, 8)
 """Replies that a user accepts, and that they reject."""
@@ -44,11 +44,14 @@ class Teacher(FakeSampler):
         start: int,
         targets: Sequence[Sequence[int]] | None = None,
         top_k: int = 0,
+        images: Images = (),
     ) -> TokenLogprobs:
         if self.fail_plain and targets is None:
             self.fail_plain -= 1
             raise SamplerError("scoring fails, as told")
-        scores = await super().logprobs(tokens, start=start, targets=targets, top_k=top_k)
+        scores = await super().logprobs(
+            tokens, start=start, targets=targets, top_k=top_k, images=images
+        )
         told = [gain for at, gain in self._gains.items() if _holds(tokens[:start], at)]
         gain = told[0] if told else 0.0
         found = tuple(LOGPROB + (gain if t in GOOD else -gain) for t in tokens[start:])

@@ -26,6 +26,7 @@ from tinker_claw.config.canaries import Canary, in_force
 from tinker_claw.config.settings import JudgeSettings, Settings
 from tinker_claw.conversation.index import IDLE_S, ConversationIndex
 from tinker_claw.conversation.lessons import Lessons
+from tinker_claw.errors import ConfigError
 from tinker_claw.formats import spoken
 from tinker_claw.gateway.app import create_app
 from tinker_claw.gateway.auth import Keys
@@ -114,6 +115,11 @@ async def wire(
     )
     can = await trainer.capabilities()
     require(build(settings.run.method), settings.training, can)
+    if settings.gateway.images == "train" and not (can.trains_images and renderer.eyes):
+        raise ConfigError(
+            f"--images train: {can.model} cannot be trained on images here. docs/images.md says "
+            "which models and backends can; --images serve shows them all the same, if it sees"
+        )
     telemetry = Telemetry(settings.run.directory / "metrics.jsonl", traces)
     parts = await _parts(settings, trainer, ledger, price, health, telemetry)
     common = _Common(settings, parts, can, renderer, Redactor(settings.privacy.kinds))

@@ -200,11 +200,11 @@ class Gateway(Section):
         ge=1,
         when="samplers are slow under load (lower), or idle while requests wait (higher)",
     )
-    images: Literal["off", "serve"] = _setting(
+    images: Literal["off", "serve", "train"] = _setting(
         "serve",
-        "images in messages: refused, or shown to a model that sees; none is kept, and nothing of "
-        "a turn with one is trained (docs/images.md)",
-        when="no image shall reach the model, or the service that runs it",
+        "images in messages: refused; shown to a model that sees, and neither kept nor trained; or "
+        "kept and trained, those of owners and tools (docs/images.md)",
+        when="no image shall reach the model (off), or it shall learn from what it sees (train)",
     )
     chats: Chats = _setting(
         Chats(),

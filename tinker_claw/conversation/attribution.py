@@ -272,6 +272,20 @@ def asked_by(pieces: Sequence[Piece]) -> Writer:
     return next((writer for writer in said if writer in writers), Writer.HARNESS)
 
 
+def shows_own(message: Message, pieces: Sequence[Piece]) -> bool:
+    """Return whether the images in a message are all an owner's or a tool's.
+
+    Args:
+        pieces: of the message.
+    """
+    own = (Writer.OWNER, Writer.TOOL)
+    for _, image in placed(message["content"]):
+        writers = [piece.writer for piece in pieces if str(image) in piece.text]
+        if not writers or any(writer not in own for writer in writers):
+            return False
+    return True
+
+
 def is_result(message: Message) -> bool:
     """Whether a message is a tool's result, or shows the images of one."""
     if message["role"] != "user":

@@ -238,6 +238,7 @@ class Generation:
                 client=job.identity.client,
                 asked_by=said.asked_by,
                 told=job.prompt.told,
+                images=job.images,
                 voices=tuple((p.writer, p.what, len(p.words or p.text)) for p in said.voices),
             ),
             bill,

@@ -24,6 +24,7 @@ from tinker_claw.conversation.attribution import (
     attribute,
     last_said,
     read,
+    shows_own,
 )
 from tinker_claw.conversation.classify import Identity, RequestKind, identify
 from tinker_claw.conversation.history import Conversation, heard
@@ -38,7 +39,7 @@ from tinker_claw.gateway.limits import Caller, ComputeRounds
 from tinker_claw.gateway.owners import Owners
 from tinker_claw.gateway.privacy import AFTERWARDS, SessionPrivacy
 from tinker_claw.gateway.prompt import build_prompt, new_messages, refuse_without_room
-from tinker_claw.images import Image, images_in
+from tinker_claw.images import Image, images_in, placed
 from tinker_claw.ledger.feedback import ENDED, LONGEST_TEXT, About, Feedback, Given
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.lessons import Lesson
@@ -48,11 +49,23 @@ from tinker_claw.render.format import switches
 from tinker_claw.render.prompt_cache import Prompt
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.telemetry import Telemetry
-from tinker_claw.types import Capabilities, Kind, Lost, Message, Piece, SamplingParams, Writer
+from tinker_claw.types import (
+    Capabilities,
+    Images,
+    Kind,
+    Lost,
+    Message,
+    Piece,
+    PlacedImage,
+    SamplingParams,
+    Writer,
+)
 
 _LARGE = 200_000
 """Bytes of a body that is read in a thread: on the event loop it would take 5 ms."""
 PICTURED = "holds an image, on which --images serve does not train"
+NOT_THEIRS = "holds an image that neither an owner nor a tool has sent"
+"""Reason why a turn is not trained where others are."""
 UNASKED = "it answers a verdict, which asks for nothing"
 """Why a reply is not trained on if the user's message was nothing but a verdict."""
 _CONTEXT = ("traceparent", "tracestate")
@@ -113,6 +126,8 @@ class Said:
     """New pieces of the request since the last reply, each with its writer."""
     asked_by: Writer = Writer.OWNER
     """Who wrote the request."""
+    pictured: str | None = None
+    """Why nothing is trained behind its images; None: there are none, or they are trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +186,13 @@ class Job:
             return AFTERWARDS
         if self.said.holds is not None:
             return f"holds {self.said.holds}"
-        if self.prompt.images:
-            return PICTURED
-        return self.params.unfit_because()
+        return self.said.pictured or self.params.unfit_because()
+
+    @property
+    def images(self) -> Images:
+        """The images in its prompt."""
+        shown = zip(self.prompt.images, images_in(self.request.messages), strict=True)
+        return tuple(PlacedImage(*at, image.clean(), image.format) for at, image in shown)
 
 
 async def admit(
@@ -211,7 +230,7 @@ async def admit(
         known, is_owner = privacy is Privacy.OPEN, partial(deps.owners.has, user)
         named = partial(attribute, surface=identity.surface, is_owner=is_owner)
         said = await _place(deps, request, identity, named, session_id, parent, known=known)
-        said = replace(said, holds=holds)
+        said = replace(said, holds=holds, pictured=_pictured(deps, request, named))
         if known and deps.lessons is not None and identity.kind is Kind.MAIN:
             opener = user if _is_owners(identity, said) else None
             told = deps.lessons.told(session_id, opener, version)
@@ -220,7 +239,7 @@ async def admit(
             await _attach(deps, said.link, named, user, session_id, started)
     prompt = await build_prompt(deps, request, said.link, told, forget=privacy is not Privacy.OPEN)
     params = _params(deps, request, prompt)
-    fit = identity.kind is Kind.MAIN and params.unfit_because() is None and not prompt.images
+    fit = identity.kind is Kind.MAIN and (said.pictured or params.unfit_because()) is None
     keeps_topk = deps.student_topk if fit else 0
     return Job(
         caller=caller,
@@ -237,6 +256,14 @@ async def admit(
         privacy=privacy,
         context={name: headers[name] for name in _CONTEXT if name in headers},
     )
+
+
+def _pictured(deps: GatewayDeps, request: GenerationRequest, named: Attribute) -> str | None:
+    """Why nothing is trained behind the images of a request; None: it is, or there are none."""
+    shown = [one for one in request.messages if placed(one["content"])]
+    if shown and deps.settings.images != "train":
+        return PICTURED
+    return None if all(shows_own(one, named(one)) for one in shown) else NOT_THEIRS
 
 
 def _is_owners(identity: Identity, said: Said) -> bool:

@@ -15,12 +15,10 @@ from dataclasses import replace
 from tinker_claw.errors import BackendError, OutageError, RequestError, SamplerError
 from tinker_claw.gateway.fallback import PATIENCE_S, Retries, StandIn
 from tinker_claw.gateway.request import GatewayDeps, Job
-from tinker_claw.images import images_in
 from tinker_claw.policy import Sampler
 from tinker_claw.telemetry import log
 from tinker_claw.types import (
     Completion,
-    PlacedImage,
     SamplingParams,
     StopReason,
     TokenChunk,
@@ -169,15 +167,11 @@ class Sampling:
         prompt, sampled = self._job.prompt.tokens, len(self._tokens)
         # Not in the job's own params, which are kept with the turn.
         caller = self._job.caller
-        images = zip(self._job.prompt.images, images_in(self._job.request.messages), strict=True)
         params = replace(
             self._job.params,
             cache_salt=caller.cache_salt,
             person=not caller.episode,
-            images=tuple(
-                PlacedImage(at, tokens, image.clean(), image.format)
-                for (at, tokens), image in images
-            ),
+            images=self._job.images,
         )
         if not sampled:
             return prompt, params

@@ -31,7 +31,7 @@ from tinker_claw.learner.health import Health
 from tinker_claw.methods.passes import Prepared, ppo_pass
 from tinker_claw.policy import Policy
 from tinker_claw.telemetry import log
-from tinker_claw.types import Datum, SamplingParams, StepReport, Tokens
+from tinker_claw.types import Datum, Images, SamplingParams, StepReport, Tokens
 
 FAR_RATIOS = (0.9, 1.1)
 """Ratios outside this range count as far."""
@@ -113,10 +113,11 @@ async def checked(
     if not trained or trained & fresh:
         return prepared
     # Behind a prompt of the batch there is room for as much as was sampled there.
-    asked = [(prompt, _CHECK_TOKENS) for prompt in prompts]
-    asked += [(one.sample.prompt, len(one.sample.completion.tokens)) for one in prepared.items]
-    prompt, room = min(asked, key=lambda one: len(one[0]))
-    params = SamplingParams(min(room, _CHECK_TOKENS))
+    asked: list[tuple[Tokens, int, Images]] = [(prompt, _CHECK_TOKENS, ()) for prompt in prompts]
+    samples = [one.sample for one in prepared.items]
+    asked += [(one.prompt, len(one.completion.tokens), one.images) for one in samples]
+    prompt, room, images = min(asked, key=lambda one: len(one[0]))
+    params = SamplingParams(min(room, _CHECK_TOKENS), images=images)
     replies = await policy.sampler.sample(prompt, params, -(-_CHECK_TOKENS // params.max_tokens))
     check = [
         Datum(
@@ -124,6 +125,7 @@ async def checked(
             len(prompt),
             logprobs=reply.logprobs,
             advantages=(0.0,) * len(reply.tokens),
+            images=images,
         )
         for reply in replies
     ]

@@ -37,7 +37,7 @@ from tinker_claw.ledger.versions import REFUSED, Answer, Answers
 from tinker_claw.policy import Sampler
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.telemetry import log
-from tinker_claw.types import Message, Tokens, Usage
+from tinker_claw.types import Images, Message, Tokens, Usage
 
 # What is asked
 
@@ -54,6 +54,8 @@ class Question:
     prompt: Tokens
     replies: tuple[Tokens, ...]
     """Right replies with their stop token, or the beginning of the right call; at least one."""
+    images: Images = ()
+    """Images in the prompt."""
 
     @property
     def usage(self) -> Usage:
@@ -128,7 +130,7 @@ async def ask(
     async def one(question: Question) -> Answer:
         try:
             async with asyncio.timeout_at(until):
-                scores = [_score(question.prompt, reply, sampler) for reply in question.replies]
+                scores = [_score(question, reply, sampler) for reply in question.replies]
                 return _answer(await side_by_side(scores))
         except TimeoutError as error:
             raise BackendError("it took too long") from error
@@ -154,9 +156,10 @@ def _answer(replies: Sequence[Sequence[float]]) -> Answer:
     return Answer(likely, likely / fmean(map(len, replies)), fmean(reply[-1] for reply in replies))
 
 
-async def _score(prompt: Tokens, reply: Tokens, sampler: Sampler) -> list[float]:
+async def _score(question: Question, reply: Tokens, sampler: Sampler) -> list[float]:
     """Return the logprob of each token of a reply; NaN counts as impossible."""
-    scores = await sampler.logprobs((*prompt, *reply), start=len(prompt))
+    prompt, images = question.prompt, question.images
+    scores = await sampler.logprobs((*prompt, *reply), start=len(prompt), images=images)
     same_length("a reply's scores", reply=reply, logprobs=scores.logprobs)
     return [one if one > _IMPOSSIBLE else _IMPOSSIBLE for one in scores.logprobs]
 
@@ -358,7 +361,7 @@ class Gate:
         left = GATE_TOKENS - sum(question.usage.prefill for question in found)
         for one in self._parts.ledger.held_out.newest(GATE_TURNS):
             key = f"{_OWN}{one.turn_id}.{one.accepted_id}"
-            question = Question(key, one.prompt, (one.accepted,))
+            question = Question(key, one.prompt, (one.accepted,), one.images)
             if question.usage.prefill <= left:  # a long one keeps no other out
                 left -= question.usage.prefill
                 found.append(question)

@@ -419,7 +419,8 @@ class Learner:
 
     async def _with_check(self, prepared: Prepared) -> Prepared:
         """Add a check of whether sampler and trainer agree to a step that has no fresh samples."""
-        asked = [question.prompt for question in self._gate.questions()] if self._gate else []
+        questions = self._gate.questions() if self._gate else []
+        asked = [question.prompt for question in questions if not question.images]
         return await checked(prepared, self._parts.policy.newest, asked, self._parts.training)
 
     async def _train(self, prepared: Prepared, rate: float = 1.0) -> StepReport:

@@ -27,7 +27,7 @@ from tinker_claw.methods.teachability import EVERY, Teachability, reply_gain, te
 from tinker_claw.policy import Policy, Sampler
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.telemetry import log
-from tinker_claw.types import HintScores, Sample, TokenLogprobs, Tokens, Turn
+from tinker_claw.types import HintScores, Sample, TokenLogprobs, Turn, moved
 
 _UNFIT: Final = "what its teacher would be told does not fit"
 _AHEAD: Final = 6
@@ -101,7 +101,7 @@ class HintScorer:
             return Plan(turn, user, texts, own, None, None, self._sampled_by_base(turn))
         reply, first = (self._parts.ledger.turns.get(n) for n in (found.turn_id, found.opening))
         free = self._sampled_by_base(turn, *([reply] if reply.id == first.id else []))
-        reply = replace(reply, prompt=first.prompt, hint_at=first.hint_at)
+        reply = replace(reply, prompt=first.prompt, hint_at=first.hint_at, images=first.images)
         then = found.told and self._renderer.shorten(found.told, most)
         fits = all(self._has_room(reply, text) for text in ([then] if then else texts))
         return Plan(turn, user, texts, own, reply if fits else None, then, free)
@@ -162,9 +162,7 @@ class HintScorer:
                 untold = await self._untold(reply, plan, policy)
                 texts = plan.told if plan.told_then is None else (plan.told_then,)
                 for text in texts:
-                    scores = await self._plain(
-                        self._hinted(reply, text), reply, self._asked(policy)
-                    )
+                    scores = await self._plain(self._hinted(reply, text), self._asked(policy))
                     other.append(reply_gain(scores, untold, clip))
             finally:
                 self._in_hand.discard(reply.id)
@@ -173,11 +171,11 @@ class HintScorer:
     async def _untold(self, turn: Turn, plan: Plan, policy: Policy) -> Sequence[float]:
         if turn.id in plan.free:
             return turn.completion.logprobs
-        return await self._plain(turn.prompt, turn, self._asked(policy))
+        return await self._plain(turn, self._asked(policy))
 
-    async def _plain(self, prompt: Tokens, turn: Turn, teacher: Sampler) -> Sequence[float]:
-        done = turn.completion.tokens
-        scores = await teacher.logprobs((*prompt, *done), start=len(prompt))
+    async def _plain(self, turn: Turn, teacher: Sampler) -> Sequence[float]:
+        prompt, done = turn.prompt, turn.completion.tokens
+        scores = await teacher.logprobs(prompt + done, start=len(prompt), images=turn.images)
         _fits(scores, len(done), 0, f"turn {turn.id}")
         return scores.logprobs
 
@@ -186,8 +184,9 @@ class HintScorer:
         topk = self._cfg.opd_mode == "topk"
         own_candidates = topk and self._cfg.recipe != "paper"
         scores = await teacher.logprobs(
-            hinted + done.tokens,
-            start=len(hinted),
+            hinted.prompt + done.tokens,
+            start=len(hinted.prompt),
+            images=hinted.images,
             targets=done.topk_ids if topk else None,
             top_k=self._cfg.opd_topk if topk else 0,
         )
@@ -201,10 +200,13 @@ class HintScorer:
             topk_logprobs=scores.topk_logprobs if own_candidates else (),
         )
 
-    def _hinted(self, turn: Turn, text: str) -> tuple[int, ...]:
+    def _hinted(self, turn: Turn, text: str) -> Turn:
+        """Return the turn behind a hinted prompt."""
         if turn.hint_at is None:
             raise AlignmentError(f"turn {turn.id}: the prompt has no place for a hint")
-        return self._renderer.splice(turn.prompt, turn.hint_at, text, self._teaching.words)
+        prompt = self._renderer.splice(turn.prompt, turn.hint_at, text, self._teaching.words)
+        images = moved(turn.images, turn.hint_at, len(prompt) - len(turn.prompt))
+        return replace(turn, prompt=prompt, images=images)
 
     def _has_room(self, turn: Turn, text: str) -> bool:
         told = self._renderer.hint_tokens(text, self._teaching.words)
@@ -249,11 +251,12 @@ async def batch_items(
     measured = _measured(samples, common, cfg)
 
     async def item(sample: Sample) -> BatchItem:
+        newest, targets = policy.sampler, _targets(sample, cfg)
         wanted = score_fresh or sample.policy_version != policy.version.id
         return BatchItem(
             sample=sample,
-            current=await _current(sample, policy, cfg) if wanted else None,
-            reference=await _reference(sample, base, cfg),
+            current=await _scored(sample, newest, targets) if wanted else None,
+            reference=(await _scored(sample, base)).logprobs if cfg.kl_beta else None,
             untold=await _untold(sample, policy) if sample.id in measured else None,
         )
 
@@ -271,10 +274,10 @@ def _measured(samples: Sequence[Sample], common: frozenset[int], cfg: Training) 
 
 
 async def _untold(sample: Sample, policy: Policy) -> TokenLogprobs:
-    done = sample.completion
-    prompt = sample.told.without(sample.prompt) if sample.told else sample.prompt
-    targets = done.topk_ids or None
-    scores = await policy.sampler.logprobs(prompt + done.tokens, start=len(prompt), targets=targets)
+    done, (prompt, images) = sample.completion, sample.untold
+    scores = await policy.sampler.logprobs(
+        prompt + done.tokens, start=len(prompt), targets=done.topk_ids or None, images=images
+    )
     _fits(scores, len(done.tokens), len(done.topk_ids), f"sample {sample.id}")
     return scores
 
@@ -282,13 +285,7 @@ async def _untold(sample: Sample, policy: Policy) -> TokenLogprobs:
 async def score_all(samples: Sequence[Sample], sampler: Sampler) -> list[TokenLogprobs]:
     """Score the sampled tokens of each sample under this sampler."""
 
-    async def score(sample: Sample) -> TokenLogprobs:
-        tokens = sample.completion.tokens
-        scores = await sampler.logprobs(sample.prompt + tokens, start=len(sample.prompt))
-        _fits(scores, len(tokens), 0, f"sample {sample.id}")
-        return scores
-
-    return await side_by_side([score(sample) for sample in samples])
+    return await side_by_side([_scored(sample, sampler) for sample in samples])
 
 
 async def side_by_side(work: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
@@ -314,24 +311,19 @@ async def outcomes(work: Sequence[Coroutine[Any, Any, _T]]) -> list[_T | ClawErr
     return [task.result() for task in tasks]
 
 
-async def _current(sample: Sample, policy: Policy, cfg: Training) -> TokenLogprobs:
-    done = sample.completion
-    targets = candidates(sample) if cfg.opd_mode == "topk" and sample.teacher else ()
-    scores = await policy.sampler.logprobs(
-        sample.prompt + done.tokens,
-        start=len(sample.prompt),
-        targets=targets or None,
+def _targets(sample: Sample, cfg: Training) -> tuple[tuple[int, ...], ...]:
+    return candidates(sample) if cfg.opd_mode == "topk" and sample.teacher else ()
+
+
+async def _scored(
+    sample: Sample, sampler: Sampler, targets: tuple[tuple[int, ...], ...] = ()
+) -> TokenLogprobs:
+    prompt, done = sample.prompt, sample.completion.tokens
+    scores = await sampler.logprobs(
+        prompt + done, start=len(prompt), targets=targets or None, images=sample.images
     )
-    _fits(scores, len(done.tokens), len(targets), f"sample {sample.id}")
+    _fits(scores, len(done), len(targets), f"sample {sample.id}")
     return scores
-
-
-async def _reference(sample: Sample, base: Sampler, cfg: Training) -> tuple[float, ...] | None:
-    if cfg.kl_beta == 0:
-        return None
-    scores = await base.logprobs(sample.prompt + sample.completion.tokens, start=len(sample.prompt))
-    _fits(scores, len(sample.completion.tokens), 0, f"sample {sample.id}")
-    return scores.logprobs
 
 
 def _fits(scores: TokenLogprobs, tokens: int, targets: int, what: str) -> None:

@@ -22,7 +22,7 @@ from urllib.parse import quote
 
 from tinker_claw.errors import LedgerError
 
-SCHEMA_VERSION: Final = 4
+SCHEMA_VERSION: Final = 5
 """`PRAGMA user_version` of the schema in schema.sql."""
 FILE = "ledger.sqlite3"
 """File name in the data directory."""

@@ -12,7 +12,7 @@ from hashlib import sha256
 
 from tinker_claw.ledger.database import Database
 from tinker_claw.ledger.turns import IS_BEING_FORGOTTEN, TurnTable
-from tinker_claw.types import StopReason, Tokens
+from tinker_claw.types import Images, StopReason, Tokens
 
 HELD_OUT = "held out: the gate asks new versions for it (--gate)"
 """Reason why such a turn is not trained."""
@@ -34,6 +34,8 @@ class HeldOut:
     """Tokens of the first reply that the user accepted."""
     accepted_id: int
     """Turn id of the accepted reply."""
+    images: Images = ()
+    """Images in the prompt."""
 
 
 def is_drawn(session_id: int) -> bool:
@@ -85,12 +87,8 @@ class HeldOutTable:
             StopReason.STOP,
             most,
         )
+        turns = ((self._turns.get(row["first"]), self._turns.get(row["accepted"])) for row in found)
         return [
-            HeldOut(
-                turn_id=row["first"],
-                prompt=self._turns.get(row["first"]).prompt,
-                accepted=self._turns.get(row["accepted"]).completion.tokens,
-                accepted_id=row["accepted"],
-            )
-            for row in found
+            HeldOut(first.id, first.prompt, then.completion.tokens, then.id, first.images)
+            for first, then in turns
         ]

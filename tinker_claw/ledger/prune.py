@@ -24,6 +24,7 @@ from typing import Final, Literal
 from tinker_claw.errors import LedgerError, UndoError
 from tinker_claw.ledger.codec import load, raw_ids, store, unraw_ids
 from tinker_claw.ledger.database import Rows, Writer, set_meta
+from tinker_claw.ledger.images import let_go, move
 from tinker_claw.ledger.lessons import FORGOTTEN_LESSON, orphans, taught_by
 from tinker_claw.ledger.turns import BEGUN, mark_private, told_of
 from tinker_claw.ledger.versions import read_line, withdraw_from_step
@@ -81,6 +82,7 @@ def _blank(tx: sqlite3.Connection, turn: int, why: Literal["forgotten", "dropped
     more = f", {_NAMES}" if why == "forgotten" else ""
     tx.execute(f"UPDATE turns SET {_ASKED}{more} WHERE id = ?2", (why, turn))
     _close_up(tx, "turns", "id", turn)
+    let_go(tx, turn)
     _unsay(tx, turn)
 
 
@@ -464,6 +466,7 @@ def _forget_turn(tx: sqlite3.Connection, turn: int) -> None:
     if _withdraw(tx, turn):
         _blank(tx, turn, "forgotten")
     else:
+        let_go(tx, turn)
         tx.execute("DELETE FROM turns WHERE id = ?", (turn,))
 
 
@@ -483,6 +486,7 @@ def _untell(database: Writer, tx: sqlite3.Connection, turn: int) -> None:
     if row is None or (told := told_of(row)) is None:
         return
     blocks, rest = store(tx, raw_ids(told.without(load(database, row))), {})
+    move(tx, turn, told.at, -told.tokens)
     tx.execute(
         "UPDATE turns SET told = NULL, hint_at = NULL, blocks = ?, prompt = ? WHERE id = ?",
         (blocks, rest, turn),

@@ -24,9 +24,10 @@ from tinker_claw.ledger.codec import (
 )
 from tinker_claw.ledger.database import Database, insert
 from tinker_claw.ledger.groups import COMPARED, expire_mates
+from tinker_claw.ledger.images import kept
 from tinker_claw.ledger.turns import OVER, STEP, completion_of, told_of
 from tinker_claw.ledger.versions import expire_left_behind, read_line
-from tinker_claw.types import HintScores, Sample
+from tinker_claw.types import HintScores, Images, Sample
 
 TEACHES_NOTHING = "what its teacher would be told teaches nothing, as far as is known"
 """Reason why a sample is not taught, or its turn not trained."""
@@ -197,7 +198,7 @@ class SampleTable:
             ids,
             count,
         )
-        return [_sample(row, load(self._db, row)) for row in rows]
+        return [_sample(row, load(self._db, row), kept(self._db, row["id"])) for row in rows]
 
     def still_queued(self, samples: Sequence[Sample]) -> bool:
         """Return whether all of them are still queued: feedback on a reply takes its sample out."""
@@ -221,7 +222,7 @@ class SampleTable:
         self._db.write("UPDATE samples SET state = 'quarantined' WHERE id = ?", sample_id)
 
 
-def _sample(row: sqlite3.Row, prompt: tuple[int, ...]) -> Sample:
+def _sample(row: sqlite3.Row, prompt: tuple[int, ...], images: Images) -> Sample:
     return Sample(
         id=row["sample_id"],
         turn_id=row["id"],
@@ -236,6 +237,7 @@ def _sample(row: sqlite3.Row, prompt: tuple[int, ...]) -> Sample:
         tool=bool(row["tool"]),
         user=row["user"],
         told=told_of(row),
+        images=images,
     )
 
 

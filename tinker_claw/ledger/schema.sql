@@ -126,6 +126,24 @@ CREATE INDEX turns_lost ON turns (lost) WHERE lost IS NOT NULL;
 CREATE INDEX turns_unknown ON turns (client) WHERE call = 'unknown';
 CREATE INDEX turns_by_response ON turns (response_id) WHERE response_id IS NOT NULL;
 
+-- Files of images that may be trained (--images train), each once.
+CREATE TABLE images (
+  id     INTEGER PRIMARY KEY,
+  digest BLOB NOT NULL UNIQUE,           -- SHA-256 of the file
+  format TEXT NOT NULL,                  -- png, jpeg
+  data   BLOB NOT NULL                   -- the file, without metadata
+) STRICT;
+
+-- Where they stand in prompts. An image goes with its last turn.
+CREATE TABLE turn_images (
+  turn_id  INTEGER NOT NULL REFERENCES turns (id),
+  image_id INTEGER NOT NULL REFERENCES images (id),
+  at       INTEGER NOT NULL,             -- index of its first token in the prompt
+  tokens   INTEGER NOT NULL              -- how many it takes, all the same placeholder
+) STRICT;
+CREATE INDEX turn_images_by_turn ON turn_images (turn_id, at);
+CREATE INDEX turn_images_by_image ON turn_images (image_id);
+
 CREATE TABLE next_states (
   turn_id    INTEGER PRIMARY KEY REFERENCES turns (id),
   role       TEXT NOT NULL,              -- user: the owner's words; tool; other: what other people, mails or hooks say

@@ -30,12 +30,14 @@ from tinker_claw.ledger.codec import (
     unpack_ids,
 )
 from tinker_claw.ledger.database import Database, insert
+from tinker_claw.ledger.images import keep, kept
 from tinker_claw.ledger.lessons import FORGOTTEN_LESSON
 from tinker_claw.ledger.spend import Bill, write
 from tinker_claw.privacy.marker import Privacy
 from tinker_claw.types import (
     Attempt,
     Completion,
+    Images,
     Kind,
     Lost,
     NextState,
@@ -87,6 +89,8 @@ class NewTurn:
     """Writer, name and characters of each new piece in the request."""
     told: Told | None = None
     """Lessons in the prompt; None: there are none."""
+    images: Images = ()
+    """Images in the prompt, kept if the turn may be trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,7 +327,7 @@ class TurnTable:
     def add(self, turn: NewTurn, bill: Bill | None = None) -> int:
         """Write a turn and the bill for serving it; return its id. Durable when this returns."""
         done, keeps = turn.completion, turn.keeps_tokens
-        kept = done if keeps else replace(done, **_NO_TOKENS)
+        full = done if keeps else replace(done, **_NO_TOKENS)
         raw = raw_ids(turn.prompt) if turn.packed_prompt is None else turn.packed_prompt
         values: dict[str, Any] = {name: getattr(turn, name) for name in _AS_IT_IS} | {
             "created_at": time.time(),
@@ -336,11 +340,11 @@ class TurnTable:
             "params": _params_json(done.params if keeps else replace(done.params, stop=())),
             "history": json.dumps(turn.history if keeps else ()),
             "reply_digest": turn.reply_digest if keeps else "",
-            "tokens": pack_ids(kept.tokens),
-            "logprobs": pack_floats(kept.logprobs),
-            "topk": len(kept.topk_ids[0]) if kept.topk_ids else 0,
-            "topk_ids": pack_id_rows(kept.topk_ids),
-            "topk_logprobs": pack_float_rows(kept.topk_logprobs),
+            "tokens": pack_ids(full.tokens),
+            "logprobs": pack_floats(full.logprobs),
+            "topk": len(full.topk_ids[0]) if full.topk_ids else 0,
+            "topk_ids": pack_id_rows(full.topk_ids),
+            "topk_logprobs": pack_float_rows(full.topk_logprobs),
         }
         known, self._blocks = self._blocks, {}  # of a transaction that fails none was written
         with self._db.transaction() as tx:
@@ -357,6 +361,8 @@ class TurnTable:
             values["blocks"], values["prompt"] = store(tx, raw if keeps else b"", known)
             values["idx"] = tx.execute(_NEXT_INDEX, (turn.session_id, turn.kind)).fetchone()[0]
             turn_id = insert(tx, "turns", values)
+            if because is None:
+                keep(tx, turn_id, turn.images)
             if bill is not None:
                 write(tx, bill, turn_id=turn_id)
         self._blocks, self._changes = known, changes
@@ -413,7 +419,7 @@ class TurnTable:
         )
         if row is None:
             raise KeyError(turn_id)
-        return _turn(row, load(self._db, row))
+        return _turn(row, load(self._db, row), kept(self._db, turn_id))
 
     def of_response(self, user: str, response_id: str) -> tuple[int, str] | None:
         """Return the user's turn whose reply has this name, and its session's key; None: there is
@@ -502,7 +508,7 @@ def _params_json(params: SamplingParams) -> str:
     return json.dumps(told)
 
 
-def _turn(row: sqlite3.Row, prompt: tuple[int, ...]) -> Turn:
+def _turn(row: sqlite3.Row, prompt: tuple[int, ...], images: Images) -> Turn:
     return Turn(
         id=row["id"],
         session_id=row["session_id"],
@@ -517,6 +523,7 @@ def _turn(row: sqlite3.Row, prompt: tuple[int, ...]) -> Turn:
         reply_text=row["reply_text"],
         episode=row["episode"] > 0,
         told=told_of(row),
+        images=images,
     )
 
 

@@ -211,10 +211,14 @@ def loss_passes(
                 weights = [(*row, a) for row, a in zip(weights, own, strict=True)]
                 targets = tuple((*row, v) for row, v in zip(targets, done.tokens, strict=True))
             weighed = tuple(tuple(scale * a for a in row) for row in weights)
-            cross_entropy.append(Datum(tokens, start, targets=targets, weights=weighed))
+            cross_entropy.append(
+                Datum(tokens, start, targets=targets, weights=weighed, images=sample.images)
+            )
         elif any(found.tokens):
             moved = tuple(scale * a for a in found.tokens)
-            ppo.append(Datum(tokens, start, logprobs=done.logprobs, advantages=moved))
+            ppo.append(
+                Datum(tokens, start, logprobs=done.logprobs, advantages=moved, images=sample.images)
+            )
         if item.untold and item.untold.targets and cfg.lessons == "distill":
             cross_entropy.append(_untold(item, item.untold.targets, cfg, scale))
     found = [ppo_pass(ppo, cfg), LossPass("cross_entropy", tuple(cross_entropy))]
@@ -231,14 +235,14 @@ def _untold(
     Args:
         targets: [T, k] untold logprobs of the candidates captured while sampling.
     """
-    sample, done = item.sample, item.sample.completion
-    prompt = sample.told.without(sample.prompt) if sample.told else sample.prompt
+    done, (prompt, images) = item.sample.completion, item.sample.untold
     rows = zip(done.topk_logprobs, targets, strict=True)
     weights = tuple(
         tuple(scale * a for a in told_advantages(told, untold, cfg.opd_clip))
         for told, untold in rows
     )
-    return Datum(prompt + done.tokens, len(prompt), targets=done.topk_ids, weights=weights)
+    tokens = prompt + done.tokens
+    return Datum(tokens, len(prompt), targets=done.topk_ids, weights=weights, images=images)
 
 
 def _sampled_weights(item: BatchItem, tokens: Sequence[float], cfg: Training) -> Sequence[float]:

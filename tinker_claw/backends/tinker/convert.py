@@ -157,9 +157,8 @@ def named_ids(tail: Array, *, before: int, sparse: bool) -> sdk.TensorData:
 
 
 def _datum(datum: Datum, arrays: dict[str, Any]) -> sdk.Datum:
-    return sdk.Datum(
-        model_input=sdk.ModelInput.from_ints(list(datum.tokens[:-1])), loss_fn_inputs=arrays
-    )
+    inputs = model_input(datum.tokens[:-1], datum.images)
+    return sdk.Datum(model_input=inputs, loss_fn_inputs=arrays)
 
 
 def _tail(datum: Datum, values: Sequence[float] | Array) -> Array:

@@ -14,7 +14,7 @@ import asyncio
 import math
 from base64 import b64decode
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar, get_args
 
 import numpy as np
@@ -32,7 +32,7 @@ from tinker_claw.backends.tinker.failures import (
 from tinker_claw.backends.tinker.sampler import Scoring
 from tinker_claw.backends.tinker.session import ServiceSession
 from tinker_claw.errors import AlignmentError, SamplerError, first_cause
-from tinker_claw.types import Datum, LossName, LossPass
+from tinker_claw.types import Datum, LossName, LossPass, PlacedImage
 
 T = TypeVar("T")
 
@@ -60,6 +60,7 @@ class Abilities:
     target_logprobs: bool
     scoring: Scoring
     images: bool
+    trains_images: bool
 
 
 async def probe(
@@ -79,26 +80,42 @@ async def probe(
         OutageError: the service does not answer.
     """
 
-    def forward(loss: LossName, *, wide: bool = False, sparse: bool = False) -> Awaitable[Any]:
-        one_pass = LossPass(loss, (_datum(loss, wide=wide),))
-        data = to_sdk(one_pass, sparse=sparse)
+    def forward(loss: LossName, datum: Datum, *, sparse: bool = False) -> Awaitable[Any]:
+        data = to_sdk(LossPass(loss, (datum,)), sparse=sparse)
         return session.wait(training.forward(data, loss), deadline_s)
 
-    def sample(*more: sdk.ModelInputChunk, **options: Any) -> Awaitable[Any]:
-        prompt = sdk.ModelInput(chunks=[sdk.EncodedTextChunk(tokens=list(_TOKENS)), *more])
+    def sample(*image: sdk.ImageChunk, **options: Any) -> Awaitable[Any]:
+        text = sdk.EncodedTextChunk(tokens=list(_TOKENS))
         params = sdk.SamplingParams(max_tokens=1)
+        prompt = sdk.ModelInput(chunks=[*image, text])
         return session.wait(sampling.sample(prompt, 1, params, **options), deadline_s)
 
-    asked: dict[str, Awaitable[Any]] = {loss: forward(loss) for loss in _LOSSES}
-    asked["wide"] = forward("cross_entropy", wide=True)
-    asked["wide sparse"] = forward("cross_entropy", wide=True, sparse=True)
+    asked: dict[str, Awaitable[Any]] = {
+        loss: forward(loss, _datum(loss, wide=False)) for loss in _LOSSES
+    }
+    table = _datum("cross_entropy", wide=True)
+    asked["wide"] = forward("cross_entropy", table)
+    asked["wide sparse"] = forward("cross_entropy", table, sparse=True)
     asked["top-k"] = sample(topk_sample_logprobs=_K)
     dense, compressed = (named_ids(_IDS, before=1, sparse=sparse) for sparse in (False, True))
     asked["targets"] = sample(target_prompt_logprobs=dense)
     asked["sparse targets"] = sample(target_prompt_logprobs=compressed)
     asked["last n"] = sample(include_prompt_logprobs=True, prompt_logprobs_last_n=1)
     if images:
-        asked["image"] = sample(sdk.ImageChunk(data=_IMAGE, format="png"))
+        shown = sdk.ImageChunk(data=_IMAGE, format="png")
+        asked["image"] = sample(shown)
+        asked["scored image"] = sample(shown, include_prompt_logprobs=True)
+
+    async def trains(answer: sdk.SampleResponse | None) -> bool:
+        # As many tokens as the image takes here, which nobody has said before.
+        count = len(answer.prompt_logprobs or ()) - len(_TOKENS) if answer else 0
+        if count < 1:
+            return False
+        image, plain = PlacedImage(0, count, _IMAGE, "png"), _datum("ppo", wide=False)
+        tokens, start = (0,) * count + plain.tokens, count + plain.start
+        datum = replace(plain, tokens=tokens, start=start, images=(image,))
+        return _sums(await _tried(forward("ppo", datum)), datum)
+
     try:
         async with asyncio.TaskGroup() as group:
             tasks = {what: group.create_task(_tried(one)) for what, one in asked.items()}
@@ -106,7 +123,6 @@ async def probe(
         raise first_cause(failed) from failed
     found = {what: task.result() for what, task in tasks.items()}
     sparse = _usable(found["sparse targets"], _named)
-    table = _datum("cross_entropy", wide=True)
     sparse_table = _sums(found["wide sparse"], table)
     return Abilities(
         losses=frozenset(loss for loss in _LOSSES if _sums(found[loss], _datum(loss, wide=False))),
@@ -116,6 +132,7 @@ async def probe(
         target_logprobs=sparse or _usable(found["targets"], _named),
         scoring=Scoring(last_n=_usable(found["last n"], _tail), sparse=sparse),
         images=found.get("image") is not None,
+        trains_images=await trains(found.get("scored image")),
     )
 
 

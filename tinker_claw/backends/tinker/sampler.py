@@ -35,7 +35,15 @@ from tinker_claw.errors import (
     SamplerError,
     same_length,
 )
-from tinker_claw.types import Completion, SamplingParams, TokenChunk, TokenLogprobs, Tokens, Usage
+from tinker_claw.types import (
+    Completion,
+    Images,
+    SamplingParams,
+    TokenChunk,
+    TokenLogprobs,
+    Tokens,
+    Usage,
+)
 
 T = TypeVar("T")
 
@@ -131,6 +139,7 @@ class TinkerSampler:
         start: int,
         targets: Sequence[Sequence[int]] | None = None,
         top_k: int = 0,
+        images: Images = (),
     ) -> TokenLogprobs:
         """Score in one request with one sampled token, which is thrown away."""
         if not 1 <= start < len(tokens):
@@ -139,7 +148,7 @@ class TinkerSampler:
             raise ContextLengthError(len(tokens), 0, self._context_tokens)
         rows = len(tokens) - start
         response = await self._request(
-            sdk.ModelInput.from_ints(list(tokens)),
+            model_input(tokens, images),
             1,
             sdk.SamplingParams(max_tokens=1, temperature=1.0),
             include_prompt_logprobs=True,

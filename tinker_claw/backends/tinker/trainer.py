@@ -131,6 +131,7 @@ class TinkerTrainer:
             target_logprobs=abilities.target_logprobs,
             context_tokens=self._context_tokens,
             sees=abilities.images,
+            trains_images=abilities.trains_images,
         )
 
     async def train_step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:

@@ -1,0 +1,233 @@
+"""Training behind images: gradients and scores are those of the whole model in transformers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from local_reference import reference, reference_loss
+
+from local_gpu.halves import Facts, ScoreAsk
+from local_gpu.learn.losses import records_of
+from local_gpu.learn.passes import PassBudget
+from local_gpu.learn.scores import Scorer
+from local_gpu.learn.step import LoraOptimizer
+from local_gpu.learn.world import Alone
+from local_gpu.model.files import write_adapter
+from local_gpu.model.load import open_base
+from local_gpu.model.lora import BaseModel, LoraShape, fresh_adapter
+from local_gpu.model.vision import Vision, paint
+from local_gpu.tree.body import Body
+from local_gpu.tree.kernels import MergedKernel
+from local_gpu.tree.prefix_tree import grow
+from tests.pictures import picture
+from tests.seeing_models import tiny_qwen3_vl
+from tinker_claw.errors import AlignmentError, StepError
+from tinker_claw.images import Image
+from tinker_claw.types import Datum, Images, LossPass, PlacedImage
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+SHAPE = LoraShape(rank=4, alpha=8)
+ONE, TWO = (Image(picture(*size), "").clean() for size in ((96, 64), (64, 128)))
+TURNED = Image(picture(64, 96), "").clean()
+"""As many tokens as `ONE`, in another shape."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_qwen3_vl(tmp_path_factory.mktemp("vl") / "model")
+
+
+@pytest.fixture(scope="module")
+def base(model: Path) -> BaseModel:
+    return open_base(str(model), device="cpu", dtype="float32", threads=1)
+
+
+@pytest.fixture(scope="module")
+def vision(base: BaseModel) -> Vision:
+    found = Vision.of(base)
+    assert found is not None
+    return found
+
+
+def drawn_adapter(base: BaseModel) -> dict[str, torch.Tensor]:
+    """Both halves with values, so that both have gradients."""
+    draw = torch.Generator().manual_seed(5)
+    fresh = fresh_adapter(base, SHAPE, seed=0)
+    return {n: t + 0.05 * torch.randn(t.shape, generator=draw) for n, t in fresh.items()}
+
+
+def optimizer(
+    base: BaseModel, vision: Vision | None, *, tokens: int | None = None, checkpoint: bool = False
+) -> LoraOptimizer:
+    return LoraOptimizer(
+        *(base, SHAPE, drawn_adapter(base)),
+        body=Body(MergedKernel(), base.device),
+        context_tokens=base.context_tokens,
+        checkpointing=checkpoint,
+        vision=vision,
+        tokens=tokens,
+    )
+
+
+def text(length: int, salt: int) -> tuple[int, ...]:
+    return tuple((salt * 17 + i * i * 5 + i * salt) % 500 for i in range(length))
+
+
+def behind(vision: Vision, *parts: tuple[int, ...] | bytes, rows: int, salt: int = 1) -> Datum:
+    """A datum whose prompt is made of texts and images, with `rows` tokens to learn."""
+    tokens, images = list[int](), list[PlacedImage]()
+    for part in parts:
+        if isinstance(part, bytes):
+            count = vision.tokens(part)
+            images.append(PlacedImage(len(tokens), count, part, "png"))
+            tokens += [vision.placeholder] * count
+        else:
+            tokens += part
+    start = len(tokens)
+    return Datum(
+        tokens=(*tokens, *text(rows, 40 + salt)),
+        start=start,
+        logprobs=tuple(-6.0 - 0.3 * ((i + salt) % 5) for i in range(rows)),
+        advantages=tuple(0.1 * ((i * salt) % 7 - 3) + 0.05 for i in range(rows)),
+        images=tuple(images),
+    )
+
+
+def batch(vision: Vision) -> list[Datum]:
+    """Long shared beginnings: with the same image, with others of its place, and with none."""
+    stem, more = text(50, 3), text(40, 4)
+    image = behind(vision, stem, ONE, more, rows=9)
+    spelt = (*text(3, 8), vision.placeholder, *text(3, 9))  # sampled, and no image
+    return [
+        image,
+        behind(vision, stem, ONE, more, image.tokens[image.start :], TWO, text(4, 2), rows=5),
+        behind(vision, stem, ONE, more, rows=7, salt=2),
+        behind(vision, stem, TURNED, more, rows=8, salt=3),
+        behind(vision, stem, TWO, more, TURNED, text(35, 5), rows=6, salt=4),
+        behind(vision, stem, more, rows=6, salt=5),
+        replace(image, tokens=image.tokens[: image.start] + spelt, logprobs=(-6.0,) * 7,
+                advantages=(0.2,) * 7),
+    ]  # fmt: skip
+
+
+def gradient(learner: LoraOptimizer, datums: list[Datum]) -> dict[str, torch.Tensor]:
+    (wanted,) = records_of(
+        [LossPass("ppo", tuple(datums))], vocabulary=100_000, context_tokens=10_000
+    )
+    learner.forward_backward(wanted)
+    flat, masters = learner._masters.gradient, learner._masters
+    return {name: flat[span].clone() for name, span in masters._spans.items()}
+
+
+def whole_logprobs(vision: Vision, model: Any, datum: Datum) -> torch.Tensor:
+    """transformers' own forward pass over pixels, ids and kinds."""
+    ids = torch.tensor([datum.tokens])
+    kinds = torch.zeros_like(ids)
+    for image in datum.images:
+        kinds[0, image.at : image.at + image.tokens] = 1
+    # The whole model takes every placeholder for an image.
+    spelt = (ids == vision.placeholder) & (kinds == 0)
+    assert not spelt[0, : datum.start].any()
+    ids = ids.masked_fill(spelt, 0)
+    seen = vision.pixels(datum.images) if datum.images else {}
+    logits = model(input_ids=ids, mm_token_type_ids=kinds, **seen).logits
+    return logits[0, datum.start - 1 : -1].float().log_softmax(-1)
+
+
+def test_gradients_are_those_of_the_whole_model(
+    model: Path, base: BaseModel, vision: Vision, tmp_path: Path
+) -> None:
+    datums = batch(vision)[:-1]
+    learner = optimizer(base, vision)
+    got = gradient(learner, datums)
+    write_adapter(tmp_path, base, SHAPE, learner.adapter())
+    whole = reference(model, tmp_path)
+    for datum in datums:
+        reference_loss("ppo", whole_logprobs(vision, whole, datum), datum).backward()
+    wanted = {
+        name.removeprefix("base_model.model.").replace(".default", ""): parameter.grad
+        for name, parameter in whole.named_parameters()
+        if parameter.requires_grad
+    }
+    assert {base.name_in_files(name) for name in got} == wanted.keys()
+    for name, mine in got.items():
+        theirs = wanted[base.name_in_files(name)]
+        assert theirs is not None
+        assert float((mine - theirs.flatten()).norm() / theirs.norm()) < 1e-5, name
+
+
+@pytest.mark.parametrize(("tokens", "checkpoint"), [(1, False), (200, False), (None, True)])
+def test_however_it_is_cut_the_gradient_is_the_same(
+    base: BaseModel, vision: Vision, tokens: int | None, checkpoint: bool
+) -> None:
+    datums = batch(vision)
+    one = gradient(optimizer(base, vision), datums)
+    other = gradient(optimizer(base, vision, tokens=tokens, checkpoint=checkpoint), datums)
+    for name, mine in one.items():
+        assert float((mine - other[name]).norm() / mine.norm()) < 1e-5, name
+
+
+def test_prefixes_are_shared_behind_the_same_images_only(base: BaseModel, vision: Vision) -> None:
+    first, _, same, turned, *_ = batch(vision)
+    module = base.module
+
+    def rows(*datums: Datum) -> int:
+        shown = [(torch.tensor(datum.tokens), datum.images) for datum in datums]
+        return len(grow(paint(vision, module, shown)[0]).tokens)
+
+    alone = len(first.tokens)
+    assert rows(first, same) == alone + 7
+    # One shape more or less: the text before the image is shared, and nothing behind it.
+    assert rows(first, turned) == alone + len(turned.tokens) - 50
+
+
+def test_each_image_of_a_batch_is_looked_at_once(
+    base: BaseModel, vision: Vision, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = list[bytes]()
+    pixels = vision.pixels
+
+    def counted(images: Images) -> Any:
+        seen.extend(image.data for image in images)
+        return pixels(images)
+
+    monkeypatch.setattr(vision, "pixels", counted)
+    gradient(optimizer(base, vision, tokens=1), batch(vision))
+    assert sorted(seen) == sorted([ONE, TWO, TURNED])
+
+
+def test_scores_are_those_of_the_whole_model(
+    model: Path, base: BaseModel, vision: Vision, tmp_path: Path
+) -> None:
+    learner = optimizer(base, vision)
+    write_adapter(tmp_path, base, SHAPE, learner.adapter())
+    whole = reference(model, tmp_path)
+    facts = Facts("", base.vocabulary, base.context_tokens)
+    datums = batch(vision)[:-1]
+    asks = [ScoreAsk.of(facts, d.tokens, d.start, None, 2, d.images) for d in datums]
+    scorer = Scorer(Body(MergedKernel(), base.device), PassBudget(None), Alone(), vision)
+    for datum, read in zip(datums, scorer.score(learner.module, asks), strict=True):
+        with torch.no_grad():
+            rows = whole_logprobs(vision, whole, datum)
+        wanted = rows.gather(1, torch.tensor(datum.tokens[datum.start :])[:, None])[:, 0]
+        assert read.logprobs == pytest.approx(wanted.tolist(), abs=2e-5)
+        assert list(read.topk_ids) == [tuple(row) for row in rows.topk(2).indices.tolist()]
+
+
+def test_images_that_do_not_fit_are_named(base: BaseModel, vision: Vision) -> None:
+    datum = behind(vision, text(5, 1), ONE, rows=4)
+    (image,) = datum.images
+    with pytest.raises(AlignmentError, match="does not stand before the first loss token"):
+        replace(datum, images=(replace(image, at=6),))
+    learner = optimizer(base, vision)
+    with pytest.raises(StepError, match="an image stands at 5..11, where it cannot"):
+        gradient(learner, [replace(datum, images=(image, image))])
+    short = replace(image, tokens=image.tokens - 1)
+    with pytest.raises(StepError, match="takes 6 tokens, and not 5"):
+        gradient(learner, [replace(datum, images=(short,))])
+    with pytest.raises(StepError, match="reads text only"):
+        gradient(optimizer(base, None), [datum])

@@ -1,0 +1,52 @@
+"""Images in the prompts of turns that may be trained.
+
+Rule: a file is kept once, however many prompts hold it, and goes with the last of their turns.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from hashlib import sha256
+
+from tinker_claw.ledger.database import Rows
+from tinker_claw.types import Images, PlacedImage
+
+
+def keep(tx: sqlite3.Connection, turn: int, images: Images) -> None:
+    """Write the images of a new turn, and where they stand in its prompt."""
+    for image in images:
+        digest = sha256(image.data).digest()
+        tx.execute(
+            "INSERT OR IGNORE INTO images (digest, format, data) VALUES (?, ?, ?)",
+            (digest, image.format, image.data),
+        )
+        tx.execute(
+            "INSERT INTO turn_images SELECT ?, id, ?, ? FROM images WHERE digest = ?",
+            (turn, image.at, image.tokens, digest),
+        )
+
+
+def kept(rows: Rows, turn: int) -> Images:
+    """Return the images of a turn that were kept."""
+    found = rows.rows(
+        "SELECT at, tokens, data, format FROM turn_images JOIN images ON images.id = image_id "
+        "WHERE turn_id = ? ORDER BY at",
+        turn,
+    )
+    return tuple(PlacedImage(**row) for row in found)
+
+
+def move(tx: sqlite3.Connection, turn: int, at: int, by: int) -> None:
+    """Move the images from index `at` of a turn's prompt on by so many tokens."""
+    query = "UPDATE turn_images SET at = at + ? WHERE turn_id = ? AND at >= ?"
+    tx.execute(query, (by, turn, at))
+
+
+def let_go(tx: sqlite3.Connection, turn: int) -> None:
+    """Delete what was kept of a turn's images, where no other turn holds them."""
+    gone = "DELETE FROM turn_images WHERE turn_id = ? RETURNING image_id"
+    tx.executemany(
+        "DELETE FROM images WHERE id = ?1 "
+        "AND NOT EXISTS (SELECT 1 FROM turn_images WHERE image_id = ?1)",
+        {tuple(row) for row in tx.execute(gone, (turn,)).fetchall()},
+    )
