@@ -13,10 +13,13 @@ import pytest
 from anthropic import AsyncAnthropic
 from PIL import Image as Pillow
 
+from tests.agents import SYSTEM, TOOLS
+from tests.channels import ANN, BOB, info, message
 from tests.fakes import FakeSampler
+from tests.gateway.test_voices import GROUP_LINE, MAIL
 from tests.gateways import MODEL, World, gateway
 from tests.pictures import picture, png_of_nothing, seeing_renderer, shown, url_of
-from tinker_claw.gateway.request import PICTURED
+from tinker_claw.gateway.request import NOT_THEIRS, PICTURED
 from tinker_claw.privacy.redact import Redactor
 from tinker_claw.privacy.rules import KINDS
 from tinker_claw.render.renderer import Renderer
@@ -163,11 +166,71 @@ async def test_a_turn_whose_image_is_gone_is_trained_again(
         assert world.column("untrained_because") == [PICTURED, None]
 
 
-async def test_of_a_private_turn_nothing_is_kept(tmp_path: Path, seeing: Renderer) -> None:
-    async with gateway(tmp_path, seeing, sees=True) as world:
+@pytest.mark.parametrize("images", ["serve", "train"])
+async def test_of_a_private_turn_nothing_is_kept(
+    tmp_path: Path, seeing: Renderer, images: str
+) -> None:
+    async with gateway(tmp_path, seeing, sees=True, images=images) as world:
         await world.reply({"messages": [shown(ONE, "/private What is it?")]})
         assert sizes(world.sampler) == [(96, 64, "png")]
         assert world.turns() == []
+        assert world.ledger._db.rows("SELECT * FROM images") == []
+
+
+async def test_images_that_train_are_kept_with_their_turns(
+    tmp_path: Path, seeing: Renderer
+) -> None:
+    async with gateway(tmp_path, seeing, sees=True, images="train") as world:
+        history: list[Any] = [shown(ONE, "What is it? ")]
+        for asked in (shown(TWO, "And this?"), None):
+            message = await world.reply({"messages": history})
+            history += [{"role": "assistant", "content": message["content"]}, asked]
+        first, second = world.turns()
+        shown_to = [params.images for params in world.sampler.params]
+        assert [first.images, second.images] == shown_to
+        assert [len(turn.images) for turn in (first, second)] == [1, 2]
+        assert len(first.completion.topk_ids) == len(first.completion.tokens)
+        assert world.column("untrained_because") == [None, None]
+        assert len(world.ledger._db.rows("SELECT id FROM images")) == 2
+        # Of what is not trained none is kept.
+        await world.reply({"messages": [shown(picture(32, 32))], "temperature": 0.5})
+        await world.reply({"messages": [shown(picture(32, 32), "sk-ant-api03-" + "k3y9" * 24)]})
+        assert [len(turn.images) for turn in world.turns()] == [1, 2, 0, 0]
+        assert len(world.ledger._db.rows("SELECT id FROM images")) == 2
+
+
+async def test_images_of_others_are_shown_and_not_trained(tmp_path: Path, seeing: Renderer) -> None:
+    def by(sender: str, *more: Any) -> list[Any]:
+        """A group, in which this sender shows an image."""
+        words = message(info(sender, group=True), words="What is it?")
+        return [shown(ONE, words + GROUP_LINE), *more]
+
+    start, end = MAIL.split("{}")
+    fetched = {"type": "text", "text": end}
+    looked = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    result = {"role": "tool", "tool_call_id": "call1"}
+    answered = {"role": "assistant", "content": "A ramp."}
+    then = {"role": "user", "content": message(info(ANN, group=True), words="So?")}
+    cases: list[tuple[list[Any], str | None]] = [
+        ([shown(ONE, "What?"), looked, result | {"content": shown(TWO, "so")["content"]}], None),
+        (
+            [
+                *(shown(ONE, "What?"), looked),
+                result | {"content": [*shown(TWO, start)["content"], fetched]},
+            ],
+            NOT_THEIRS,
+        ),
+        (by(ANN), None),
+        (by(BOB), NOT_THEIRS),
+        (by(BOB, answered, then), NOT_THEIRS),
+    ]
+    owners = [f"telegram:{ANN}"]
+    async with gateway(tmp_path, seeing, sees=True, images="train", owners=owners) as world:
+        for messages, why in cases:
+            said = [{"role": "system", "content": SYSTEM}, *messages]
+            await world.reply({"messages": said, "tools": TOOLS})
+            assert world.column("untrained_because")[-1] == why, messages
+        assert [len(turn.images) for turn in world.turns()] == [2, 0, 1, 0, 0]
 
 
 async def refused(world: World, message: dict[str, Any], status: int = 400) -> dict[str, Any]:

@@ -28,8 +28,8 @@ def read_it(file: Path) -> None:
     ("version", "says"),
     [
         (
-            5,
-            r"schema is version 5, this program knows 4\), and was left as it is; get that release",
+            6,
+            r"schema is version 6, this program knows 5\), and was left as it is; get that release",
         ),
         (-1, "is no ledger"),
     ],

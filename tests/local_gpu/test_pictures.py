@@ -224,7 +224,7 @@ def test_images_that_do_not_fit_are_named(base: BaseModel, vision: Vision) -> No
     with pytest.raises(AlignmentError, match="does not stand before the first loss token"):
         replace(datum, images=(replace(image, at=6),))
     learner = optimizer(base, vision)
-    with pytest.raises(StepError, match="an image stands at 5..11, where it cannot"):
+    with pytest.raises(StepError, match=r"an image stands at 5\.\.11, where it cannot"):
         gradient(learner, [replace(datum, images=(image, image))])
     short = replace(image, tokens=image.tokens - 1)
     with pytest.raises(StepError, match="takes 6 tokens, and not 5"):

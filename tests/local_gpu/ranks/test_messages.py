@@ -34,12 +34,13 @@ from tinker_claw.errors import (
     RequestError,
     StepError,
 )
-from tinker_claw.types import Adam, Datum, LossPass, StepReport, TokenLogprobs
+from tinker_claw.types import Adam, Datum, LossPass, PlacedImage, StepReport, TokenLogprobs
 
 ROOT = Path(__file__).parents[3]
 ROW = tuple(-0.1 * i for i in range(40))
 WIDE = tuple((float(i), float("inf")) for i in range(40))
-DATUM = Datum(tuple(range(41)), 1, ROW, ROW, tuple((i, 2**40) for i in range(40)), WIDE)
+IMAGES = (PlacedImage(0, 1, b"\x89PNG\r\n", "png"),)
+DATUM = Datum(tuple(range(41)), 1, ROW, ROW, tuple((i, 2**40) for i in range(40)), WIDE, IMAGES)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +52,7 @@ DATUM = Datum(tuple(range(41)), 1, ROW, ROW, tuple((i, 2**40) for i in range(40)
         Start(LocalConfig(model="m", root=Path("/x/ü"), train_gpus=(1, 2)), 3.0),
         Ready(Facts("f", 3, 4, ("note",))),
         Command("step", ((LossPass("ppo", (DATUM,), {"clip_low_threshold": 0.8}),), Adam(1e-5))),
-        Command("score", (Path("/a"), (ScoreAsk((1, 2, 3), 1, ((4,), (5,)), 2),))),
+        Command("score", (Path("/a"), (ScoreAsk((1, 2, 3), 1, ((4,), (5,)), 2, IMAGES),))),
         RankAnswer(StepReport((1.0,), (((-0.5,),), (ROW,)), None, 7)),
         RankAnswer([TokenLogprobs(1, ROW, WIDE, ((1,),), ((-0.1,),))]),
         RankLost(2, "no", outage=True),
@@ -112,7 +113,7 @@ def test_errors_come_back_as_the_class_that_they_were() -> None:
 
 
 def test_what_has_no_words_is_a_mistake_of_the_programmer() -> None:
-    for thing in (object(), len, {1, 2}, b"bytes", Own):
+    for thing in (object(), len, {1, 2}, bytearray(b"bytes"), Own):
         with pytest.raises(TypeError, match="no words"):
             encode(thing)
 

@@ -1,0 +1,117 @@
+"""Images in the ledger: each once, with every turn that may be trained, and gone with the last."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.ledger.test_ledger import new_turn
+from tests.pictures import picture
+from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.lessons import FORGOTTEN_LESSON, learn
+from tinker_claw.ledger.prune import from_turn, in_session
+from tinker_claw.ledger.turns import OVER
+from tinker_claw.types import NextState, PlacedImage, Told, Wish
+
+ONE, TWO = picture(96, 64, "JPEG"), picture(64, 128)
+PROMPT = (1, *[9] * 6, 2, *[9] * 8, 3)
+IMAGES = (PlacedImage(1, 6, ONE, "jpeg"), PlacedImage(8, 8, TWO, "png"))
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    ledger = Ledger(tmp_path)
+    ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
+    yield ledger
+    ledger.close()
+
+
+def add(ledger: Ledger, key: str, **changes: Any) -> int:
+    said = {"prompt": PROMPT, "images": IMAGES} | changes
+    return ledger.turns.add(new_turn(ledger, key, **said))
+
+
+def files(ledger: Ledger) -> list[bytes]:
+    return ledger._db.column("SELECT data FROM images ORDER BY id")
+
+
+def on_disk(ledger: Ledger) -> bytes:
+    return b"".join(file.read_bytes() for file in ledger.path.parent.glob("ledger.sqlite3*"))
+
+
+def test_an_image_is_kept_once_and_comes_back_with_each_turn(ledger: Ledger) -> None:
+    first = add(ledger, "a")
+    again = (IMAGES[0], PlacedImage(8, 6, ONE, "jpeg"))
+    second = add(ledger, "b", images=again)
+    assert files(ledger) == [ONE, TWO]
+    assert ledger.turns.get(first).images == IMAGES
+    assert ledger.turns.get(second).images == again
+    sample = ledger.samples.add(first, 1, None)
+    assert ledger.samples.oldest(1, [sample])[0].images == IMAGES
+
+
+def test_nothing_is_kept_of_turns_that_are_not_trained(ledger: Ledger) -> None:
+    attempt = ledger.turns.session("me", "over")
+    ledger._db.write("UPDATE sessions SET episode = 2 WHERE id = ?", attempt)
+    for key, changes in (("side", {"untrained_because": "side"}), ("over", {})):
+        turn = add(ledger, key, **changes)
+        assert ledger.turns.get(turn).images == ()
+    assert OVER in ledger._db.column("SELECT untrained_because FROM turns")
+    assert files(ledger) == []
+
+
+def test_an_image_goes_with_the_last_turn_that_holds_it(ledger: Ledger) -> None:
+    add(ledger, "a")
+    kept = add(ledger, "b", images=IMAGES[:1])
+    ledger.forget(in_session("a", None))
+    assert files(ledger) == [ONE]
+    assert ledger.turns.get(kept).images == IMAGES[:1]
+    assert TWO not in on_disk(ledger)
+    assert ONE[20:60] in on_disk(ledger)
+    ledger.forget(from_turn(kept))
+    assert files(ledger) == ledger._db.column("SELECT turn_id FROM turn_images") == []
+    for at in range(0, len(ONE) - 40, 40):
+        assert ONE[at : at + 40] not in on_disk(ledger)
+
+
+async def test_images_count_as_room_and_are_dropped_with_old_turns(ledger: Ledger) -> None:
+    size, large = ledger.live_bytes(), picture(400, 400, "BMP")
+    for n in range(10):
+        image = PlacedImage(1, 6, large + bytes([n]), "png")
+        turn = add(ledger, f"s{n}", prompt=PROMPT, images=(image,))
+        ledger.turns.refuse(turn, "neutral verdict")
+    assert ledger.live_bytes() > size + 10 * len(large)
+    assert 3 <= await ledger.trim(None, size + 7 * len(large) + 100_000) < 10
+    assert ledger.live_bytes() <= size + 7 * len(large) + 100_000
+    await ledger.trim(time.time() + 60, None)
+    assert files(ledger) == []
+
+
+def test_without_a_lesson_the_images_stand_where_they_do(ledger: Ledger) -> None:
+    """A forgotten lesson leaves a trained turn's prompt, and its sample may be queued again."""
+    source = ledger.turns.add(new_turn(ledger, "source"))
+    ledger.turns.add_next_state(source, NextState("user", "be brief"))
+    with ledger._db.transaction() as tx:
+        learn(tx, source, Wish("Be brief.", "be brief", "always"))
+    (lesson,) = ledger._db.column("SELECT id FROM lessons")
+    moved = tuple(replace(image, at=image.at + 3) for image in IMAGES)
+    told = add(
+        *(ledger, "told"),
+        prompt=(0, 5, 5, 5, *PROMPT[1:]),
+        images=moved,
+        told=Told((lesson,), 1, 3),
+    )
+    sample = ledger.samples.add(told, 1, None)
+    assert ledger.samples.oldest(1, [sample])[0].untold == ((0, *PROMPT[1:]), IMAGES)
+    ledger.forget(from_turn(source))
+    turn = ledger.turns.get(told)
+    assert (turn.prompt, turn.images) == ((0, *PROMPT[1:]), IMAGES)
+    late = add(ledger, "late", prompt=(0, 5, 5, 5, *PROMPT[1:]), images=moved,
+               told=Told((lesson,), 1, 3))  # fmt: skip
+    assert ledger.turns.get(late).images == ()
+    assert FORGOTTEN_LESSON in ledger._db.column("SELECT untrained_because FROM turns")
