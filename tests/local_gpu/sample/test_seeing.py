@@ -23,12 +23,21 @@ from tests.pictures import picture, png_of_nothing, shown
 from tests.render.test_eyes import said
 from tests.seeing_models import tiny_qwen3_vl
 from tinker_claw.backends.tinker.trainer import TinkerTrainer
+from tinker_claw.billing.meter import charged
 from tinker_claw.config.settings import Run, Settings, Training
-from tinker_claw.errors import BackendError
+from tinker_claw.errors import BackendError, StepError
 from tinker_claw.images import images_in
 from tinker_claw.policy import Sampler
 from tinker_claw.render.renderer import Renderer
-from tinker_claw.types import Adam, Completion, Datum, LossPass, PlacedImage, SamplingParams
+from tinker_claw.types import (
+    Adam,
+    Completion,
+    Datum,
+    Images,
+    LossPass,
+    PlacedImage,
+    SamplingParams,
+)
 
 ONE, TWO = picture(96, 64), picture(64, 128, "JPEG")
 
@@ -167,10 +176,97 @@ async def test_over_tinkers_wire_it_is_the_same_reply(
         await far.aclose()
 
 
+def learned(prompt: tuple[int, ...], done: Completion, images: Images) -> list[LossPass]:
+    """A reply's sampled tokens and candidates, with losses."""
+    rows = len(done.tokens)
+    advantages = tuple(0.1 * (i % 5 - 2) for i in range(rows))
+    weights = tuple((0.1, -0.05, 0.02 * i) for i in range(rows))
+    tokens, start = prompt + done.tokens, len(prompt)
+    return [
+        LossPass(
+            "ppo",
+            (Datum(tokens, start, logprobs=done.logprobs, advantages=advantages, images=images),),
+        ),
+        LossPass(
+            "cross_entropy",
+            (Datum(tokens, start, targets=done.topk_ids, weights=weights, images=images),),
+        ),
+    ]
+
+
+async def test_over_tinkers_wire_it_learns_the_same(
+    model: Path, renderer: Renderer, tmp_path: Path
+) -> None:
+    near = await local(model, tmp_path / "near")
+    far = await over_tinker(model, tmp_path)
+    found: list[Any] = []
+    try:
+        for trainer in (near, far):
+            assert (await trainer.capabilities()).trains_images
+            base, passes = await trainer.base(), list[LossPass]()
+            for files in ((ONE,), (TWO, ONE), (ONE,)):
+                prompt, params = asked(renderer, *files)
+                (done,) = await base.sample(prompt, params)
+                passes += learned(prompt, done, params.images)
+            with charged() as account:
+                report = await trainer.train_step(passes, Adam(0.01))
+            lengths = [len(d.tokens) - 1 for one in passes for d in one.datums]
+            assert report.tokens == sum(lengths)
+            assert account.usage.trained == (sum(lengths) if trainer is far else 0)
+            sampler = await trainer.publish()
+            datum = passes[-1].datums[0]
+            with charged() as account:
+                scores = await sampler.logprobs(
+                    datum.tokens,
+                    start=datum.start,
+                    targets=datum.targets,
+                    top_k=3,
+                    images=datum.images,
+                )
+            assert account.usage.prefill == (len(datum.tokens) if trainer is far else 0)
+            found.append((report, scores))
+    finally:
+        await near.aclose()
+        await far.aclose()
+    (here, read), (there, read_there) = found
+    assert there.losses == pytest.approx(here.losses, abs=1e-5)
+    assert there.grad_norm == pytest.approx(here.grad_norm, rel=1e-5)
+    for one, other in zip(here.logprobs, there.logprobs, strict=True):
+        assert other[0] == pytest.approx(one[0], abs=1e-5)
+    # Every option of scoring, by weights after the step.
+    assert read_there.logprobs == pytest.approx(read.logprobs, abs=1e-5)
+    assert read_there.topk_ids == read.topk_ids
+    for one, other in zip(read.targets, read_there.targets, strict=True):
+        assert other == pytest.approx(one, abs=1e-5)
+
+
+async def test_the_server_names_images_that_it_cannot_train_on(
+    model: Path, renderer: Renderer, tmp_path: Path
+) -> None:
+    far = await over_tinker(model, tmp_path)
+    try:
+        prompt, params = asked(renderer, ONE)
+        (done,) = await (await far.base()).sample(prompt, params)
+        (image,) = params.images
+        state = await far.save_state("before")
+        for broken, why in (
+            (replace(image, data=ONE[:80]), "no image|damaged"),
+            (replace(image, tokens=image.tokens - 1), "of 6 tokens, not of the 5 that are"),
+        ):
+            with pytest.raises(StepError, match=why):
+                await far.train_step(learned(prompt, done, (broken,)), Adam(0.01))
+            await far.load_state(state)
+        await far.train_step(learned(prompt, done, params.images), Adam(0.01))
+    finally:
+        await far.aclose()
+
+
 async def test_a_server_without_eyes_says_so_at_the_start(tmp_path: Path) -> None:
     far = await over_tinker(Path("demo"), tmp_path)
     try:
-        assert not (await far.capabilities()).sees
+        can = await far.capabilities()
+        assert not can.sees
+        assert not can.trains_images
     finally:
         await far.aclose()
 
