@@ -16,7 +16,15 @@ from tinker_claw.judge.endpoints import Endpoint
 from tinker_claw.learner.scoring import HintScorer
 from tinker_claw.methods.teachability import Teachability, teachability
 from tinker_claw.policy import Sampler
-from tinker_claw.types import Completion, Message, SamplingParams, TokenChunk, TokenLogprobs, Tokens
+from tinker_claw.types import (
+    Completion,
+    Images,
+    Message,
+    SamplingParams,
+    TokenChunk,
+    TokenLogprobs,
+    Tokens,
+)
 
 MARK = "elsewise"
 """A word in the next state of the turns that get a hint."""
@@ -55,6 +63,7 @@ class Fresh(Sampler):
         start: int,
         targets: Sequence[Sequence[int]] | None = None,
         top_k: int = 0,
+        images: Images = (),
     ) -> TokenLogprobs:
         return await self._inner.logprobs(
             self._begin(tokens), start=start, targets=targets, top_k=top_k

@@ -54,6 +54,7 @@ from tinker_claw.types import (
     Adam,
     Capabilities,
     Completion,
+    Images,
     LossPass,
     SamplingParams,
     StepReport,
@@ -105,6 +106,7 @@ class AtOnce(Sampler):
         start: int,
         targets: Sequence[Sequence[int]] | None = None,
         top_k: int = 0,
+        images: Images = (),
     ) -> TokenLogprobs:
         """Return the logprobs as they were sampled, so that every step stays close to the
         sampler."""

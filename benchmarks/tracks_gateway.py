@@ -24,6 +24,7 @@ from tinker_claw.policy import Sampler
 from tinker_claw.types import (
     Capabilities,
     Completion,
+    Images,
     SamplingParams,
     TokenChunk,
     TokenLogprobs,
@@ -56,6 +57,7 @@ class Served(Sampler):
         start: int,
         targets: Sequence[Sequence[int]] | None = None,
         top_k: int = 0,
+        images: Images = (),
     ) -> TokenLogprobs:
         """Return the logprobs as they were sampled, so that every step stays close to the
         sampler."""

@@ -194,8 +194,8 @@ class LocalBackend:
             kv_cache_tokens=config.kv_cache_tokens,
             max_batch_tokens=config.max_batch_tokens,
         )
-        learns_here = isinstance(self.learning, LearningCore)
-        vision = self.learning.vision if learns_here else Vision.of(base)
+        learning = self.learning
+        vision = learning.vision if isinstance(learning, LearningCore) else Vision.of(base)
         self.serving = EmbeddedServing(base, size, self._room, self.score, self.aside, vision)
 
     def _with_breaks(self, call: Callable[[], T]) -> T:

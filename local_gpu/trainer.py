@@ -72,7 +72,8 @@ class LocalTrainer:
             score_fresh=self._backend.serving.rounds_otherwise,
             constrains=self._backend.serving.constrains,
             sees=self._backend.serving.vision is not None,
-            trains_images=self._backend.learning.facts.sees,
+            trains_images=self._backend.serving.vision is not None
+            and self._backend.learning.facts.sees,
         )
 
     async def train_step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:

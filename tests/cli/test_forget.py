@@ -353,8 +353,8 @@ def test_command_says_what_goes_and_asks(talk: Talk, tmp_path: Path) -> None:
     assert shown.returncode == 0
     assert shown.stdout == (
         "Of session 1: 2 turns (1, 2).\n"
-        "Text, ids, logprobs, next states, votes, feedback and hints go; sums of what was spent "
-        "stay.\n"
+        "Text, images, ids, logprobs, next states, votes, feedback and hints go; sums of what was "
+        "spent stay.\n"
         "Step 1 trained on 1 of them and made v1.\n"
         "What was learned from it stays learned, until you go back before it: "
         "tinker-claw rollback v0\n"

@@ -25,6 +25,7 @@ from tinker_claw.backends.local import arrange
 from tinker_claw.backends.model_files import source
 from tinker_claw.billing.prices import price_in_force
 from tinker_claw.config.load import load
+from tinker_claw.errors import ConfigError
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.shipped import MODEL_DIR
@@ -199,3 +200,14 @@ async def test_the_product_is_wired_with_stand_ins(tmp_path: Path) -> None:
         (turn,) = ledger._db.rows("SELECT fallback, untrained_because FROM turns")
         assert turn["untrained_because"] == "the base model answered"
         assert turn["fallback"] == "v0 failed: The model's logits are not finite."
+
+
+async def test_who_cannot_train_on_images_says_so_at_the_start(tmp_path: Path) -> None:
+    flags = ("--model-name", "demo", "--backend", "local", "--images", "train")
+    settings = load([*flags, "--data-dir", str(tmp_path)])
+    ledger = Ledger(tmp_path)
+    async with AsyncExitStack() as stack:
+        stack.callback(ledger.close)
+        price = price_in_force(settings)
+        with pytest.raises(ConfigError, match="--images train: demo cannot be trained on images"):
+            await wire(settings, source(settings), arrange(settings), ledger, price, stack)

@@ -41,6 +41,7 @@ from tinker_claw.telemetry import Telemetry
 from tinker_claw.types import (
     Completion,
     HintScores,
+    Images,
     Kind,
     LossPass,
     Message,
@@ -131,6 +132,7 @@ class World:
         cut: bool = False,
         user: str = "me",
         prompt: tuple[int, ...] = PROMPT,
+        images: Images = (),
     ) -> int:
         """Add a captured main turn whose next state is `said`, of a session of its own unless
         named."""
@@ -157,6 +159,7 @@ class World:
                 reply_text=reply,
                 history=(),
                 reply_digest="",
+                images=images,
             )
         )
         self.ledger.turns.add_next_state(turn_id, NextState(role, said))

@@ -94,7 +94,7 @@ class Forget(LedgerCommand):
 def _told(what: Forgetting, kept: Sequence[Record]) -> Iterator[str]:
     rest = "" if what.whole else ", all from there on, because later prompts repeat it"
     yield f"Of session {what.session}: {_turns(what.turns)}{rest}."
-    gone = "Text, ids, logprobs, next states, votes, feedback and hints go"
+    gone = "Text, images, ids, logprobs, next states, votes, feedback and hints go"
     yield f"{gone}; sums of what was spent stay."
     for turn in what.unsaid:
         yield f"Turn {turn} stays, without what followed it and what the judge made of that."

@@ -1,0 +1,93 @@
+"""Whatever scores or trains a turn with images is given these, where they stand in its prompt."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from tests.fakes import FakeSampler
+from tests.learner.test_agreement import sample
+from tests.learner.test_gate import DRAWN
+from tests.learner.test_loop import HINT, world
+from tinker_claw.config.settings import Training
+from tinker_claw.learner.diagnostics import checked
+from tinker_claw.learner.gate import Question, ask
+from tinker_claw.learner.scoring import batch_items, score_all
+from tinker_claw.methods import COMBINE
+from tinker_claw.policy import Policy
+from tinker_claw.types import PlacedImage, PolicyVersion, Told
+
+PROMPT = (1, 9, 9, 3, 9, 9, 9, 4)
+IMAGES = (PlacedImage(1, 2, b"one", "png"), PlacedImage(4, 3, b"two", "jpeg"))
+"""One before the place of a hint, and one behind it."""
+HINTED = (IMAGES[0], replace(IMAGES[1], at=4 + len(HINT)))
+NEWEST = PolicyVersion(5, 4, 5, "s", "p")
+
+
+async def test_the_teacher_and_the_trainer_see_them(tmp_path: Path) -> None:
+    async with world(tmp_path, batch_size=2) as w:
+        w.turn("YES", prompt=PROMPT, images=IMAGES, hint_at=4)
+        w.turn("NO, HOW it should be", prompt=PROMPT, images=IMAGES, hint_at=4)
+        await w.version(1)
+        asked = dict(zip(w.base.scored, w.base.scored_images, strict=True))
+        hinted = (*PROMPT[:4], *HINT, *PROMPT[4:], 7, 8)
+        assert asked[hinted] == HINTED
+        assert all(images == IMAGES for tokens, images in asked.items() if HINT[0] not in tokens)
+        datums = [datum for one in w.trainer.steps[0] for datum in one.datums]
+        assert len(datums) == 2
+        assert {datum.images for datum in datums} == {IMAGES}
+
+
+async def test_what_is_measured_by_other_turns_has_theirs(tmp_path: Path) -> None:
+    """An accepted reply is scored behind the prompt of the first try, with and without the hint."""
+    async with world(tmp_path, batch_size=99) as w:
+        w.turn("NO", session="a", prompt=PROMPT, images=IMAGES, hint_at=4)
+        await w.settled()
+        w.turn("YES", session="a", tokens=(70, 71), prompt=(1, 2, 3))
+        await w.settled()
+        w.turn("NO, HOW it should be")
+        await w.settled()
+        asked = dict(zip(w.base.scored, w.base.scored_images, strict=True))
+        told = (*PROMPT[:4], *HINT, *PROMPT[4:], 70, 71)
+        assert asked.get(told, HINTED) == HINTED
+        assert asked[(1, 2, 3, *HINT, 4, 7, 8)] == ()
+
+
+async def test_scores_of_a_step_are_asked_with_them() -> None:
+    policy, base = FakeSampler((1,)), FakeSampler((1,))
+    one = replace(sample(1, 1), prompt=PROMPT, images=IMAGES, told=Told((1,), 3, 1), reward=1)
+    cfg = Training(kl_beta=0.1, batch_size=1, lessons="distill")
+    (item,) = await batch_items(
+        [one], Policy(NEWEST, policy), base, cfg, score_fresh=True, common=frozenset({1})
+    )
+    reply = one.completion.tokens
+    untold = (IMAGES[0], replace(IMAGES[1], at=3))
+    assert dict(zip(policy.scored, policy.scored_images, strict=True)) == {
+        PROMPT + reply: IMAGES,
+        (*PROMPT[:3], *PROMPT[4:], *reply): untold,
+    }
+    assert base.scored_images == [IMAGES]
+    prepared = COMBINE.prepare([item], cfg, None, 8)
+    placed = {
+        (len(datum.tokens), datum.images) for each in prepared.passes for datum in each.datums
+    }
+    assert placed <= {(8 + len(reply), IMAGES), (7 + len(reply), untold)}
+    await score_all([one], base)
+    assert base.scored_images[-1] == IMAGES
+    found = await checked(prepared, Policy(NEWEST, policy), [], cfg)
+    if found.check:
+        assert policy.params[-1].images == IMAGES
+        assert {datum.images for datum in found.check} == {IMAGES}
+
+
+async def test_the_gate_asks_with_them(tmp_path: Path) -> None:
+    async with world(tmp_path, gate_is="on", batch_size=99) as w:
+        for number in range(1, DRAWN[0] + 1):
+            w.turn("YES", session=f"s{number}", prompt=PROMPT, images=IMAGES)
+        await w.settled()
+        (held,) = w.ledger.held_out.newest(9)
+        assert held.images == IMAGES
+    sampler = FakeSampler((1,))
+    question = Question("t1", held.prompt, (held.accepted,), held.images)
+    await ask([question], sampler, until=1e12, most=1)
+    assert sampler.scored_images == [IMAGES]
