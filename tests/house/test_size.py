@@ -12,17 +12,17 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 MOST = {
-    "tinker_claw": 192_090,
+    "tinker_claw": 192_490,
     "tinker_claw/*": 11_040,
     "tinker_claw/app": 6_570,
     "tinker_claw/backends": 14_810,
     "tinker_claw/billing": 2_790,
     "tinker_claw/cli": 18_210,
-    "tinker_claw/config": 5_950,
+    "tinker_claw/config": 5_990,
     "tinker_claw/conversation": 14_200,
     "tinker_claw/formats": 14_970,
     "tinker_claw/gateway": 16_040,
-    "tinker_claw/judge": 6_040,
+    "tinker_claw/judge": 6_390,
     "tinker_claw/learner": 20_840,
     "tinker_claw/ledger": 24_640,
     "tinker_claw/methods": 4_960,

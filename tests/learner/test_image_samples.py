@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tests.fakes import FakeSampler
 from tests.learner.test_agreement import sample
 from tests.learner.test_gate import DRAWN
-from tests.learner.test_loop import HINT, world
+from tests.learner.test_loop import HINT, Says, world
 from tinker_claw.config.settings import Training
 from tinker_claw.learner.diagnostics import checked
 from tinker_claw.learner.gate import Question, ask
 from tinker_claw.learner.scoring import batch_items, score_all
 from tinker_claw.methods import COMBINE
 from tinker_claw.policy import Policy
-from tinker_claw.types import PlacedImage, PolicyVersion, Told
+from tinker_claw.types import Message, PlacedImage, PolicyVersion, Told
 
 PROMPT = (1, 9, 9, 3, 9, 9, 9, 4)
 IMAGES = (PlacedImage(1, 2, b"one", "png"), PlacedImage(4, 3, b"two", "jpeg"))
@@ -36,6 +39,21 @@ async def test_the_teacher_and_the_trainer_see_them(tmp_path: Path) -> None:
         datums = [datum for one in w.trainer.steps[0] for datum in one.datums]
         assert len(datums) == 2
         assert {datum.images for datum in datums} == {IMAGES}
+
+
+async def test_a_judge_that_sees_is_shown_them(tmp_path: Path) -> None:
+    class Seeing(Says):
+        async def answers(self, messages: Sequence[Message], n: int) -> list[str]:
+            seen.append(messages[-1]["content"])
+            return ["\\boxed{1}"] * n
+
+    for shows, found in ((True, 2), (False, 0)):
+        seen = list[Any]()
+        path = tmp_path / str(found)
+        async with world(path, endpoint=Seeing(), judge_images=shows) as w:
+            w.turn("YES", prompt=PROMPT, images=IMAGES)
+            await w.settled()
+        assert json.dumps(seen).count("data:image") == found
 
 
 async def test_what_is_measured_by_other_turns_has_theirs(tmp_path: Path) -> None:

@@ -205,6 +205,7 @@ async def world(
     ahead_s: float = 0.0,
     gate: Callable[[LoopParts], Gate] | None = None,
     gate_is: str = "off",
+    judge_images: bool = False,
     **training: Any,
 ) -> AsyncGenerator[World]:
     cfg = Training(**({"batch_size": 4, "max_step_kl": 0, "gate": gate_is} | training))
@@ -224,7 +225,9 @@ async def world(
         waits=waits,
         now=lambda: time.time() + ahead_s,
     )
-    judge = Judge(endpoint or says, JudgeSettings(), hint_candidates=cfg.hints_scored)
+    judge = Judge(
+        endpoint or says, JudgeSettings(judge_images=judge_images), hint_candidates=cfg.hints_scored
+    )
     scorer = HintScorer(parts, Splicer(), context_tokens=trainer.context_tokens)  # type: ignore[arg-type]
     judged = Judging(
         *(parts, judge, scorer, learner.wake),

@@ -135,6 +135,8 @@ def _judge(settings: Settings) -> Iterator[str]:
         yield f"{ENV_PREFIX}JUDGE__JUDGE_API_KEY is for --judge-url; leave it out"
     if judge.headers and judge.judge_url is None:
         yield "[judge.headers] is for --judge-url; leave it out"
+    if judge.judge_images and (judge.judge_url is None or settings.gateway.images != "train"):
+        yield "--judge-images shows kept images to an endpoint: set --judge-url and --images train"
     if judge.second is not None and not _URL.match(judge.second.url):
         yield "[judge.second]: its url is no address; write http://HOST:PORT/v1"
     for table, headers in (

@@ -280,6 +280,12 @@ class JudgeSettings(Section):
         "to find out; the included ones unless set",
         when="the judge is to go by other rules, or by another language",
     )
+    judge_images: bool = _setting(
+        False,
+        "shows the judge at --judge-url the images of a turn, with --images train; a judge that "
+        "refuses them reads a line in their place",
+        when="that judge sees, and replies are about what images show",
+    )
     headers: Mapping[str, SecretStr] = _setting(
         {},
         "further headers of requests to --judge-url, a table [judge.headers]; they are not shown",

@@ -155,7 +155,8 @@ class HttpEndpoint(AbstractAsyncContextManager["HttpEndpoint"]):
                     self._dialect = asked
                     log.info("judge.adapted", url=self._url, **asdict(asked))
                 return texts
-            rest = asked.without(content) if status in REFUSALS else None
+            refuses = status in REFUSALS
+            rest = asked.without(content, images=question.images) if refuses else None
             if rest is None:
                 raise JudgeError(refused(status, content, self._url))
             asked = rest

@@ -29,7 +29,7 @@ from tinker_claw.judge.prompts import (
     verdict_messages,
 )
 from tinker_claw.telemetry import log
-from tinker_claw.types import Message, NextState, Verdict, Vote, Wish, Writer
+from tinker_claw.types import Images, Message, NextState, Verdict, Vote, Wish, Writer
 
 REST_S: Final = 60.0
 """Seconds without asking a judge that did not answer, where there is a fallback: each attempt may
@@ -115,6 +115,7 @@ class Judge:
         self._fallback = second.endpoint if second and second.role == "fallback" else None
         self._auditor = second if second and second.role == "auditor" else None
         self._draw = draw
+        self._sees = settings.judge_images
         self._rests_until = 0.0
 
     @property
@@ -130,6 +131,7 @@ class Judge:
         *,
         hints: bool = True,
         asked_by: Writer = Writer.OWNER,
+        images: Images = (),
     ) -> Judgement:
         """Ask about one turn. An accepted reply needs no hint, and only the owner's own words give
         one: anyone who can write a web page could write a hint.
@@ -137,16 +139,18 @@ class Judge:
         Args:
             hints: whether any are of use.
             asked_by: who wrote the request.
+            images: in the prompt, for a judge that is shown them.
 
         Raises:
             JudgeError: no endpoint could be asked; nothing is concluded from that.
             OutageError: the service is away; nothing is concluded from that either.
         """
-        verdict_prompt = verdict_messages(request, reply, state, self._prompts, asked_by)
+        case, shown = (request, reply, state, self._prompts, asked_by), images if self._sees else ()
+        verdict_prompt = verdict_messages(*case, images=shown)
         hears = hints and state.role == "user" and self._hint_candidates > 0
         hint_prompt = None
         if hears:
-            hint_prompt = hint_messages(request, reply, state, self._prompts, asked_by)
+            hint_prompt = hint_messages(*case, images=shown)
         try:
             async with asyncio.TaskGroup() as group:
                 judging = group.create_task(self._ask_either(verdict_prompt, hint_prompt))

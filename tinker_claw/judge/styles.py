@@ -19,6 +19,7 @@ REFUSALS: Final = (400, 422)
 """HTTP statuses that refuse a field."""
 _ENDED_EARLY: Final = {"length", "max_tokens", "content_filter", "abort", "error"}
 _NAMES: Final = {
+    "images": r"image|vision|multi.?modal|content.{0,40}(?:string|text)",
     "schema": r"response_format|json.?schema|structured.output|guided|text\.format",
     "max_tokens": r"max_tokens|max_completion_tokens",
     "temperature": r"temperature",
@@ -32,6 +33,8 @@ _NAMES: Final = {
 class Dialect:
     """Fields that an endpoint accepts; all of them until it refuses one."""
 
+    images: bool = True
+    """Whether a message may have images."""
     schema: bool = True
     """Whether answers follow a JSON schema."""
     many: bool = True
@@ -40,19 +43,26 @@ class Dialect:
     max_tokens: bool = True
     """Whether chat takes the older `max_tokens`; False sends `max_completion_tokens`."""
 
-    def without(self, refusal: bytes) -> Dialect | None:
+    def without(self, refusal: bytes, *, images: bool = False) -> Dialect | None:
         """Return the dialect to try after a refusal; None when the refusal is about something else.
 
         A refusal that names no field may be about the schema, the least supported of them.
+
+        Args:
+            images: whether there were any.
         """
         said = refusal[:10_000].decode(errors="replace")
         named = {
             name: False
             for name, pattern in _NAMES.items()
-            if getattr(self, name) and re.search(pattern, _param(said) or said, re.IGNORECASE)
+            if getattr(self, name)
+            and (images or name != "images")
+            and re.search(pattern, _param(said) or said, re.IGNORECASE)
         }
         if not named and self.schema:
             named = {"schema": False}
+        if not named and self.images and images:
+            named = {"images": False}
         return replace(self, **named) if named else None
 
 
@@ -73,6 +83,20 @@ class Question:
     messages: Sequence[Message]
     temperature: float
     max_tokens: int
+
+    @property
+    def images(self) -> bool:
+        """Whether it has images."""
+        return any(isinstance(message["content"], list) for message in self.messages)
+
+    def read(self, dialect: Dialect) -> list[dict[str, Any]]:
+        """Return the messages, with images where the dialect has them."""
+        return [
+            {**message, "content": parts[0]["text"]}
+            if isinstance(parts := message["content"], list) and not dialect.images
+            else {**message}
+            for message in self.messages
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +128,7 @@ def _chat_body(question: Question, n: int, dialect: Dialect) -> dict[str, Any]:
     limit = "max_tokens" if dialect.max_tokens else "max_completion_tokens"
     body: dict[str, Any] = {
         "model": question.model,
-        "messages": list(question.messages),
+        "messages": question.read(dialect),
         limit: question.max_tokens,
     }
     if dialect.many:
@@ -130,7 +154,9 @@ def _chat_texts(answer: Any) -> list[str]:
 def _responses_body(question: Question, n: int, dialect: Dialect) -> dict[str, Any]:
     body: dict[str, Any] = {
         "model": question.model,
-        "input": list(question.messages),
+        "input": [
+            {**message, "content": _parts(message["content"])} for message in question.read(dialect)
+        ],
         "max_output_tokens": question.max_tokens,
         "store": False,  # these servers keep what they are asked unless they are told not to
     }
@@ -141,6 +167,18 @@ def _responses_body(question: Question, n: int, dialect: Dialect) -> dict[str, A
             "format": {"type": "json_schema", "name": "rating", "strict": True, "schema": SCHEMA}
         }
     return body
+
+
+def _parts(content: Any) -> Any:
+    """Return a message's content as the Responses API names its parts."""
+    if isinstance(content, str):
+        return content
+    return [
+        {"type": "input_text", "text": part["text"]}
+        if part["type"] == "text"
+        else {"type": "input_image", "image_url": part["image_url"]["url"]}
+        for part in content
+    ]
 
 
 def _responses_texts(answer: Any) -> list[str]:

@@ -447,6 +447,7 @@ class Judging:
                 ),
                 hints=hints,
                 asked_by=turn.asked_by,
+                images=turn.images,
             )
         if (traces := self._parts.telemetry.traces) is not None:
             said, seconds = judgement.verdict, time.time() - began
