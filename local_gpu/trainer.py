@@ -71,9 +71,8 @@ class LocalTrainer:
             context_tokens=self._backend.serving.context_tokens,
             score_fresh=self._backend.serving.rounds_otherwise,
             constrains=self._backend.serving.constrains,
-            sees=self._backend.serving.vision is not None,
-            trains_images=self._backend.serving.vision is not None
-            and self._backend.learning.facts.sees,
+            sees=self._backend.serving.sees,
+            trains_images=self._backend.serving.sees and self._backend.learning.facts.trains_images,
         )
 
     async def train_step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:

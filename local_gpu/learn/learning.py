@@ -37,6 +37,7 @@ from local_gpu.model.files import (
     write_state,
 )
 from local_gpu.model.fused import fuse
+from local_gpu.model.load import image_token
 from local_gpu.model.lora import (
     BaseModel,
     LoraShape,
@@ -137,7 +138,8 @@ class LearningCore:
         """The half of the base that sees; None: nothing is trained or scored behind images."""
         self._facts = Facts(
             *(base.fingerprint, base.vocabulary, context, base.notes, count, adapter_bytes),
-            sees=self.vision is not None,
+            image_token=image_token(base.source),
+            trains_images=self.vision is not None,
         )
         if base.device.type == "cuda":
             fuse(base.module, device=base.device, dtype=base.dtype, say=say)

@@ -59,9 +59,6 @@ class BaseModel:
     """Why its sequences cannot share one row of a pass, as a clause; None: they can."""
     notes: tuple[str, ...] = ()
     """Sentences about this model that a user should know."""
-    placeholder: int | None = None
-    """Id of the token that stands for a part of an image, where this is the text half of a model
-    that sees; None: it is not, or of a kind whose other half is not known here."""
     part: tuple[str, str] = ("", "")
     """Prefixes of module paths where this is the text half of a larger model: here, and in the
     checkpoint, e.g. `model.` and `model.language_model.`."""

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForImageTextToText
 
+from local_gpu.model.load import SEEING, config_of
 from local_gpu.model.lora import BaseModel, clone
 from local_gpu.tree.prefix_tree import PrefixTree
 from tinker_claw.errors import AlignmentError, RequestError
@@ -48,7 +49,8 @@ class Vision:
     @classmethod
     def of(cls, base: BaseModel) -> Vision | None:
         """Return the other half of a base; None where there is none, or it is not known here."""
-        if base.placeholder is None or not base.packs:
+        config = config_of(base.source)
+        if config.model_type not in SEEING or not base.packs:
             return None
         # transformers' usual one needs torchvision; most models here have no eyes at all.
         module = import_module("transformers.models.qwen2_vl.image_processing_pil_qwen2_vl")
@@ -56,7 +58,7 @@ class Vision:
             processor = module.Qwen2VLImageProcessorPil.from_pretrained(base.source)
         except OSError:  # its folder has no image processor
             return None
-        return cls(base, base.placeholder, processor)
+        return cls(base, config.image_token_id, processor)
 
     def tokens(self, data: bytes) -> int:
         """Return the number of tokens that an image takes.

@@ -103,7 +103,7 @@ class TrainingRun:
         learn = not message.forward_only
         call = self._learning.forward_backward if learn else self._learning.forward
         facts = self._learning.facts
-        vision = self._backend.serving.vision if facts.sees else None
+        vision = self._backend.serving.vision if facts.trains_images else None
         with self._void_unless_done() if learn else nullcontext():
             wanted = await self._backend.run(
                 lambda: record_pass(
