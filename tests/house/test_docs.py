@@ -254,7 +254,7 @@ def told_of(method: Method) -> list[str]:
     if method.teaching is not None:
         words = f"`{method.teaching.words.strip().format(hint='…')}`"
         costs += [f"{method.taught:.0%} of them taught".replace("%", " %")]
-        costs += [f"{method.teaching.tokens} tokens told"]
+        costs += [f"{method.teaching.tokens} more tokens"]
     needs = ", ".join(sorted(method.needs))
     return [method.name, method.learns_from, *losses, words, needs, ", ".join(costs)]
 
