@@ -116,6 +116,7 @@ def known_flags() -> set[str]:
     sources += [ROOT / "tests" / "conftest.py", *(ROOT / "examples" / "demo").glob("*.py")]
     sources += [ROOT / "examples" / name / "__main__.py" for name in ("judge_check", "personalize")]
     sources += (ROOT / "examples" / "tracks").glob("*.py")
+    sources.append(ROOT / "local_gpu" / "plan" / "commands.py")  # flags of vLLM
     declared = re.findall(r'"(--[a-z][a-z-]+)"', "".join(file.read_text() for file in sources))
     return {*re.findall(r"--[a-z][a-z-]+", "".join(helps)), *declared, "--help"}
 
