@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 MOST = {
-    "tinker_claw": 191_080,
+    "tinker_claw": 189_360,
     "tinker_claw/*": 10_810,
     "tinker_claw/app": 6_540,
     "tinker_claw/backends": 14_650,
@@ -28,7 +28,7 @@ MOST = {
     "tinker_claw/methods": 4_960,
     "tinker_claw/page": 6_780,
     "tinker_claw/privacy": 4_030,
-    "tinker_claw/render": 16_760,
+    "tinker_claw/render": 15_040,
     "tinker_claw/sinks": 3_580,
     "local_gpu": 92_220,
 }

@@ -69,11 +69,11 @@ class Guard:
         return CUT.join([*pieces, text[done:]])
 
     def messages(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return the messages with every text guarded; roles are ours."""
-        return [
-            {k: v if k == "role" else self._value(v, k) for k, v in message.items()}
-            for message in messages
-        ]
+        """Return the messages with every text guarded; roles are ours. Shared, as `tools` are."""
+        return [noted(self._message, message) for message in messages]
+
+    def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        return {k: v if k == "role" else self._value(v, k) for k, v in message.items()}
 
     def tools(self, tools: Sequence[Tool]) -> list[dict[str, Any]]:
         """Return the schemas with every text guarded, keys among them.

@@ -48,7 +48,7 @@ _CALL = ("<tool_call>", "</tool_call>")
 _NO_ID = -1
 """Stand-in for a marker that the tokenizer does not have."""
 _ASIDE = 8_000
-"""Bytes of new text from which rendering moves to another thread: some milliseconds of work."""
+"""Characters of new text from which encoding moves to another thread: milliseconds of work."""
 _FORMATS = 16
 """Formats kept at a time: a switch may be any text, a date or a name."""
 _LONGEST_NAME = 256
@@ -176,24 +176,22 @@ class Renderer:
         switches: Switches = (),
         remembers: bool = True,
     ) -> Prompt:
-        """Render like `prompt`, but long new text in a thread, one request at a time, so that the
-        event loop goes on and parts shared by requests are rendered once.
+        """Render like `prompt`, but encode long new text in a thread, one request at a time, so
+        that the event loop goes on and a text that requests share is encoded once.
 
         Args:
             remembers: False keeps nothing of the request in memory.
         """
-        found = self._format(switches)
-        plan = found.plan(messages, tools, hint_message)
+        plan = self._format(switches).plan(messages, tools, hint_message, remembers=remembers)
         if plan.size < _ASIDE:
-            return found.render(plan, remembers=remembers)
+            return plan.encode()
         if not self._quickening:  # whoever sends long texts once will do so again
             self._quickening = True
             met = [str(message["content"]) for message in messages]
             # No daemon: an interpreter that ends under native code is aborted.
             threading.Thread(target=self._quicken, args=(met,), name="fast tokenizer").start()
-        # It is looked up again there, behind the requests that came before.
-        render = partial(found.prompt, messages, tools, hint_message, remembers=remembers)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, render)
+        # Texts are looked up again there, behind the requests that came before.
+        return await asyncio.get_running_loop().run_in_executor(self._thread, plan.encode)
 
     def _quicken(self, met: Sequence[str]) -> None:
         _after_the_event_loop()
