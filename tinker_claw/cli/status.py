@@ -172,8 +172,6 @@ def describe(health: Mapping[str, Any], url: str, now: float) -> list[str]:
     if spent := health.get("spent_usd"):
         budget = health.get("budget_usd")
         figures.append(f"${spent:.4f} spent" + (f" of ${budget:g}" if budget else ""))
-    if daily := health.get("budget_usd_per_day"):
-        figures.append(f"${health['spent_today_usd']:.4f} of ${daily:g} today")
     meaning = [health["meaning"]] if health.get("meaning") else []
     return [head, *_wrong(health, now), *meaning, ", ".join(figures)]
 
