@@ -211,14 +211,6 @@ def ask(settings: Settings) -> dict[str, Any]:
     return cast("dict[str, Any]", health)
 
 
-def served_models(settings: Settings) -> list[str] | None:
-    """The names under which a gateway offers its models; None: it does not tell us."""
-    try:
-        return [str(model["id"]) for model in _get(settings, "/v1/models")["data"]]
-    except (GatewayUnreachable, KeyError, TypeError):
-        return None
-
-
 def _get(settings: Settings, path: str) -> Any:
     """JSON over plain HTTP from a machine that was named: no proxy."""
     from http.client import HTTPException

@@ -303,11 +303,6 @@ class Checks:
         if "policy_version" not in health:  # it tells strangers no more than whether all is well
             takes = "takes another key than these flags give; give one of its keys"
             raise ConfigError(f"{here}, and {takes}, or {other}")
-        name = self.settings.served_name
-        served = await asyncio.to_thread(common.served_models, self.settings)
-        if served is not None and name not in served:
-            serves = f"it serves {', '.join(served)}, not {name}; stop it"
-            raise ConfigError(f"{here}, but {serves}, or {other}")
         told, its_own = f"{here}. {health['meaning']}", Path(health["data_dir"])
         if its_own != self.ledger.parent.absolute():
             elsewhere = f"{told} It keeps its records elsewhere, in {its_own}"
@@ -348,14 +343,11 @@ class Checks:
         if wrong := [*openclaw.misfits(found, name, settings, self.offers)]:
             mends += f" as {openclaw.PROVIDER}" if name != openclaw.PROVIDER else ""
             return Finding("\n".join([f"{provider}:", *wrong, mends]), "warn")
-        ours, others = openclaw.models_by_use(found, settings)
-        told = f"{provider} fits, and is used: {', '.join(ours)}"
-        if not ours:
-            told = f"{provider} fits, and no agent uses it (openclaw-config --write --primary)"
-        if others:
-            note = "what is said elsewhere is neither recorded nor learned from:"
-            told = "\n".join([told, note, *others])
-        return Finding(told)
+        if (used := openclaw.used(found)) == openclaw.primary(settings):
+            return Finding(f"{provider} fits, and agents use it by default")
+        return Finding(
+            f"{provider} fits, and agents use {used} (openclaw-config --write --primary)"
+        )
 
 
 async def _answers(url: str, settings: JudgeSettings) -> str:

@@ -181,7 +181,6 @@ def primary(settings: Settings) -> str:
 
 _PROVIDERS: Final = ("models", "providers")
 _DEFAULTS: Final = ("agents", "defaults")
-_CHANNELS: Final = ("channels", "modelByChannel")
 
 
 def usual_path() -> Path:
@@ -275,34 +274,11 @@ def misfits(config: Config, name: str, settings: Settings, context: Context) -> 
             )
 
 
-def models_by_use(config: Config, settings: Settings) -> tuple[list[str], list[str]]:
-    """Where agents and channels name a model, pinned ones and fallbacks included: the places where
-    it is this gateway's, and those where it is another, with its name."""
-    served = settings.served_name
-    names = {served, *(f"{provider}/{served}" for provider in pointing(config, settings))}
-    names |= {
-        str(alias)
-        for place, alias in config.items()
-        if place[:3] == (*_DEFAULTS, "models") and place[4:] == ("alias",) and place[3] in names
-    }
-    ours, others = list[str](), list[str]()
-    for place, model in config.items():
-        field = next((key for key in reversed(place) if isinstance(key, str)), "")
-        names_one = field.lower().endswith("model") or field in ("primary", "fallbacks")
-        asked = (place[:1] == ("agents",) and names_one) or place[:2] == _CHANNELS
-        if not asked or not isinstance(model, str) or not model.strip():
-            continue
-        if model.strip().partition("@v")[0] in names:
-            ours.append(_shown(place))
-        else:
-            others.append(f"{_shown(place)}: {model}")
-    return ours, others
-
-
-def _shown(place: Where) -> str:
-    """A place in a sentence: agents.list[2].model."""
-    steps = (f"[{key}]" if isinstance(key, int) else f".{key}" for key in place)
-    return "".join(steps).removeprefix(".")
+def used(config: Config) -> str:
+    """The model that agents use by default."""
+    named = ((*_DEFAULTS, "model", "primary"), (*_DEFAULTS, "model"))
+    found = (config[place] for place in named if isinstance(config.get(place), str))
+    return next(found, "OpenClaw's own default")
 
 
 def _address(url: str) -> tuple[str, int | None]:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypedDict
 
 from tinker_claw.errors import RequestError
-from tinker_claw.formats.base import EFFORTS, LARGEST_GROUP, Joined
+from tinker_claw.formats.base import EFFORTS, Joined
 from tinker_claw.formats.body import INT64, Fields, Object, shown
 from tinker_claw.images import Pictured, read_data, read_url
-from tinker_claw.types import Attempt, Message, Reply, Tool
+from tinker_claw.types import Message, Reply, Tool
 
 STOP_STRINGS = 4
 """Most stop strings of a request, as at OpenAI."""
@@ -54,7 +54,6 @@ def openai(fields: Object, tools: tuple[Tool, ...], *lengths: str, nested: bool)
         **openai_calls(fields, tools, nested=nested),
         "one_call": not fields.flag("parallel_tool_calls", True),
         "session": None if key is None else (key, "prompt_cache_key"),
-        "attempt": _attempt(fields.object("metadata")),
     }
 
 
@@ -77,18 +76,6 @@ def effort_level(fields: Object, name: str) -> str | None:
     if value is None or (isinstance(value, str) and value in EFFORTS):
         return value
     raise fields.wrong(f"must be one of {', '.join(EFFORTS)}", name)
-
-
-def _attempt(metadata: Object) -> Attempt:
-    """Task and group in `metadata`, whose other members are the client's own affair."""
-    size = metadata.get("group_size")
-    if isinstance(size, str) and size.isascii() and size.isdigit() and len(size) < 9:
-        metadata["group_size"] = int(size)  # OpenAI's metadata hold strings only
-    return Attempt(
-        task=metadata.optional("task_id"),
-        group=metadata.optional("group_id"),
-        size=metadata.integer("group_size", 1, LARGEST_GROUP + 1),
-    )
 
 
 def text_of(given: Object, name: str, part: Callable[[Object], str], *, empty: bool = False) -> str:
