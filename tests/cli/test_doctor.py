@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from threading import Thread
 from typing import Any
 
@@ -23,7 +22,6 @@ from tests.processes import LOCAL, ROOT, product
 from tests.talk import HELLO, ask
 from tinker_claw.cli import main
 from tinker_claw.cli.common import span
-from tinker_claw.cli.doctor import _of_the_file
 from tinker_claw.config.check import API_KEY
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.render.renderer import Renderer
@@ -215,34 +213,6 @@ def test_span() -> None:
         "3 h",
         "2 d",
     ]
-
-
-def test_keys_in_a_file_that_others_can_read_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    with TemporaryDirectory() as name:  # pytest's own folders are closed to others
-        folder = Path(name)
-        folder.chmod(0o755)
-        file = folder / "mine.toml"
-
-        def settings(text: str, mode: int) -> str:
-            file.write_text(text)
-            file.chmod(mode)
-            _of_the_file("demo", file).show("settings")
-            return capsys.readouterr().out
-
-        for keys in (
-            '[[users]]\nname = "anna"\nkey = "0123456789abcdef-anna"\n',
-            '[gateway]\napi_key = "0123456789abcdef-mine"\n',
-            '[judge]\njudge_url = "http://me:0123456789@judge/v1"\n',
-            '[judge]\njudge_url = "http://judge/v1"\n[judge.headers]\nx-token = "0123456789"\n',
-        ):
-            told = settings(keys, 0o644)
-            assert told.startswith("warn settings")
-            assert f"Others on this machine may read {file}, and it holds keys: chmod go=" in told
-            assert "0123456789" not in told
-            assert settings(keys, 0o600).startswith("ok   settings")
-        assert settings('[gateway]\nport = 30001\napi_key = "none"\n', 0o644).startswith("ok")
-        folder.chmod(0o700)
-        assert settings(keys, 0o644).startswith("ok   settings"), "nobody gets so far"
 
 
 # OpenClaw's configuration

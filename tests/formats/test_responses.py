@@ -225,7 +225,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("tool_choice", {"tool_choice": "required"}),
     ("tool_choice", {"tools": [TOOL], "tool_choice": {"type": "function", "name": "rm"}}),
     ("tool_choice", {"tools": [TOOL], "tool_choice": {"type": "web_search"}}),
-    ("tool_choice.mode", {"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "tools": []}}),
+    ("tool_choice", {"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "tools": []}}),
     ("tools[0]", {"tools": [{"type": "web_search"}]}),
     ("tools[0]", {"tools": [{"type": "custom", "name": "patch"}]}),
     ("tools[0].name", {"tools": [TOOL | {"name": ""}]}),

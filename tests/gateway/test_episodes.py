@@ -45,7 +45,7 @@ async def test_headers_say_what_a_session_is_an_attempt_at(
         await world.ask("hi", headers=of("h") | TOLD, model=f"{MODEL}@v0")
         assert sessions(world) == [
             ("a", None, None, None, 1),
-            ("b", "t", "g", 3, 1),
+            ("b", "t", "g", 2, 1),
             ("e", "only a name", None, None, 0),
             ("f", None, None, None, 0),
             ("g", None, None, None, 0),

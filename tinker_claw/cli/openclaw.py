@@ -12,7 +12,7 @@ import os
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import urlsplit
@@ -27,10 +27,6 @@ from tinker_claw.origin import is_loopback
 if TYPE_CHECKING:
     from tinker_claw.backends.open import Context
 
-Where = tuple[str | int, ...]
-"""Keys and indices from the root."""
-Config = Mapping[Where, Any]
-"""Every value of OpenClaw's configuration, objects and lists included, by its place."""
 SMALLEST_CONTEXT: Final = 32_768
 
 
@@ -180,7 +176,6 @@ def primary(settings: Settings) -> str:
 # Whether OpenClaw's configuration fits this gateway, for the doctor
 
 _PROVIDERS: Final = ("models", "providers")
-_DEFAULTS: Final = ("agents", "defaults")
 
 
 def usual_path() -> Path:
@@ -191,14 +186,14 @@ def usual_path() -> Path:
     return Path(state).expanduser() / "openclaw.json"
 
 
-def read(path: Path) -> Config | None:
+def read(path: Path) -> Any:
     """Read the configuration at `path`; None if there is no file.
 
     Raises:
         ConfigError: it cannot be read, or is more than JSON.
     """
     try:
-        return dict(_values(json.loads(path.read_text(encoding="utf-8-sig")), ()))
+        return json.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -210,28 +205,25 @@ def read(path: Path) -> Config | None:
         ) from error
 
 
-def _values(value: Any, place: Where) -> Iterator[tuple[Where, Any]]:
-    yield place, value
-    members: Any = enumerate(value) if isinstance(value, list) else ()
-    for key, inner in value.items() if isinstance(value, dict) else members:
-        yield from _values(inner, (*place, key))
+def _at(config: Any, *names: str) -> Any:
+    """The value under these names; None where there is none."""
+    for name in names:
+        config = config.get(name) if isinstance(config, dict) else None
+    return config
 
 
-def pointing(config: Config, settings: Settings) -> list[str]:
+def pointing(config: Any, settings: Settings) -> list[str]:
     """The names of the providers that point at this gateway."""
-    here = _address(url_of(settings))
-    return [
-        str(place[2])
-        for place, url in config.items()
-        if place[:2] == _PROVIDERS and place[3:] == ("baseUrl",) and _address(str(url)) == here
-    ]
+    here, named = _address(url_of(settings)), _at(config, *_PROVIDERS)
+    providers: dict[str, Any] = named if isinstance(named, dict) else {}
+    return [n for n, one in providers.items() if _address(str(_at(one, "baseUrl"))) == here]
 
 
-def misfits(config: Config, name: str, settings: Settings, context: Context) -> Iterator[str]:
+def misfits(config: Any, name: str, settings: Settings, context: Context) -> Iterator[str]:
     """Describe each mistake in the provider of that name, without secrets."""
-    root, known = (*_PROVIDERS, name), keys(settings)
+    entry, known = _at(config, *_PROVIDERS, name), keys(settings)
     url, api, timeout_s, key = (
-        config.get((*root, field)) for field in ("baseUrl", "api", "timeoutSeconds", "apiKey")
+        _at(entry, field) for field in ("baseUrl", "api", "timeoutSeconds", "apiKey")
     )
     if not str(url).rstrip("/").endswith("/v1"):
         yield f"its baseUrl is {url}, not {url_of(settings)}/v1"
@@ -246,18 +238,14 @@ def misfits(config: Config, name: str, settings: Settings, context: Context) -> 
     plain = key is None or (isinstance(key, str) and not key.startswith("${"))
     if known and plain and key not in known:
         yield "its apiKey is no key of this gateway: requests will be refused (HTTP 401)"
-    ids = {
-        place[:-1]: value
-        for place, value in config.items()
-        if place[:4] == (*root, "models") and place[5:] == ("id",)
-    }
-    served = settings.served_name
-    if served not in ids.values():
-        others = ", ".join(map(str, ids.values())) or "none"
+    listed, served = _at(entry, "models"), settings.served_name
+    models: list[Any] = listed if isinstance(listed, list) else []
+    model = next((one for one in models if _at(one, "id") == served), None)
+    if model is None:
+        others = ", ".join(str(_at(one, "id")) for one in models) or "none"
         yield f"its models are {others}; the gateway serves {served!r} only"
         return
-    at = next(place for place, one in ids.items() if one == served)
-    window = config.get((*at, "contextWindow"))
+    window = _at(model, "contextWindow")
     too_long = isinstance(window, int) and window > context.tokens and context.certain
     if not isinstance(window, int) or window < SMALLEST_CONTEXT or too_long:
         yield (
@@ -267,17 +255,17 @@ def misfits(config: Config, name: str, settings: Settings, context: Context) -> 
         )
     for switch in COMPAT:
         # Who has set it to false has done so on purpose.
-        if not isinstance(config.get((*at, "compat", switch)), bool):
+        if not isinstance(_at(model, "compat", switch), bool):
             yield (
                 f"its compat.{switch} does not stand there: with true OpenClaw names the session "
                 "in every request, without it some are told apart by their wording alone"
             )
 
 
-def used(config: Config) -> str:
+def used(config: Any) -> str:
     """The model that agents use by default."""
-    named = ((*_DEFAULTS, "model", "primary"), (*_DEFAULTS, "model"))
-    found = (config[place] for place in named if isinstance(config.get(place), str))
+    named = _at(config, "agents", "defaults", "model")
+    found = (one for one in (_at(named, "primary"), named) if isinstance(one, str))
     return next(found, "OpenClaw's own default")
 
 

@@ -234,23 +234,9 @@ def openai_calls(fields: Object, tools: tuple[Tool, ...], *, nested: bool) -> Ca
     if choice in ("auto", "required"):
         return forced(tools, None, at) if choice == "required" else {"tools": tools}
     told = fields.object(at)
-    if told.get("type") == "function":
-        return forced(tools, _function_name(told, nested=nested), at)
-    if told.get("type") != "allowed_tools":
-        raise fields.wrong("must be auto, none, required, a function or allowed_tools", at)
-    if nested:
-        told = told.object("allowed_tools")
-    names = {_function_name(one, nested=nested) for one in told.objects("tools", required=True)}
-    for name in names:
-        forced(tools, name, told.place("tools"))
-    allowed = tuple(tool for tool in tools if tool["function"]["name"] in names)
-    if told.get("mode") not in ("auto", "required"):
-        raise told.wrong("must be auto or required", "mode")
-    return forced(allowed, None, told.at) if told["mode"] == "required" else {"tools": allowed}
-
-
-def _function_name(told: Object, *, nested: bool) -> str:
-    return (told.object("function") if nested else told).string("name")
+    if told.get("type") != "function":
+        raise fields.wrong("must be auto, none, required or a function", at)
+    return forced(tools, (told.object("function") if nested else told).string("name"), at)
 
 
 def refuse_deep(given: Object) -> None:

@@ -9,7 +9,6 @@ count for the address that they come from, which behind a proxy is the same for 
 from __future__ import annotations
 
 import hmac
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -25,8 +24,8 @@ from tinker_claw.gateway.auth import Keys, Principal, Tries, network
 
 LASTS_S: Final = 12 * 3600
 """Seconds that a login lasts."""
-MOST: Final = 32
-"""Most logins of a user at the same time; one more ends the one unused for longest."""
+MOST: Final = 1000
+"""Most logins at the same time; one more ends the one unused for longest."""
 _LOCAL: Final = "local"
 
 
@@ -52,10 +51,8 @@ class Access:
         self._keys = keys
         self._cookie = f"tinker-claw-{port}"
         self._secret = token_bytes(32)
-        self._logins = defaultdict[str, TTLCache[str, Principal]](
-            lambda: TTLCache(MOST, LASTS_S, timer=clock)
-        )
-        """Logged-in principals, by user and by cookie value."""
+        self._logins: TTLCache[str, Principal] = TTLCache(MOST, LASTS_S, timer=clock)
+        """Logged-in principals, by cookie value."""
         self._tries = Tries(clock)
 
     @property
@@ -72,8 +69,8 @@ class Access:
         if not self.needed:
             return Visitor(self._keys.principal(""), _LOCAL)
         token = _sent(headers, self._cookie)
-        found = (one[token] for one in self._logins.values() if token in one)
-        return next((Visitor(who, token) for who in found), None)
+        who = self._logins.get(token)
+        return None if who is None else Visitor(who, token)
 
     def log_in(self, key: str, address: str, *, secure: bool) -> str:
         """Log in with a key; return the header value that sets the cookie.
@@ -93,12 +90,12 @@ class Access:
             self._tries.wrong(who_tries)
             raise RequestError("That is nobody's key.", status=error.status) from error
         token = token_urlsafe(32)
-        self._logins[who.name][token] = who
+        self._logins[token] = who
         return self._set(token, LASTS_S) + ("; Secure" if secure else "")
 
     def log_out(self, visitor: Visitor) -> str:
         """Log a visitor out; return the header value that deletes the cookie."""
-        self._logins[visitor.who.name].pop(visitor.token, None)
+        self._logins.pop(visitor.token, None)
         return self._set("", 0)
 
     def _set(self, value: str, lasts_s: int) -> str:

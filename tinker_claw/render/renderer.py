@@ -15,14 +15,13 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import cache, cached_property, lru_cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import PurePath
 from typing import Any, cast
 
 import renderers
 from renderers.base import MODEL_RENDERER_MAP
 from renderers.reasoning import prompt_ends_in_reasoning
-from tokenizers.models import BPE
 
 from tinker_claw.errors import ConfigError, RequestError
 from tinker_claw.render.eyes import Eyes
@@ -51,9 +50,6 @@ _ASIDE = 8_000
 """Characters of new text from which encoding moves to another thread: milliseconds of work."""
 _FORMATS = 16
 """Formats kept at a time: a switch may be any text, a date or a name."""
-_LONGEST_NAME = 256
-"""Most characters of a tool's name that a reply may be begun with: each is rendered some twenty
-times, while all others wait. OpenAI's have 64 at most, Anthropic's 128."""
 _BEGINNINGS = 256
 """Most beginnings kept: one for each set of tools, in each format."""
 _TAILS = 64
@@ -278,8 +274,7 @@ class Renderer:
         Args:
             names: at least one.
         """
-        ends = min(names), max(names)
-        return self._begin(ends, switches) if max(map(len, ends)) <= _LONGEST_NAME else None
+        return self._begin((min(names), max(names)), switches)
 
     def begin_text(self, switches: Switches = ()) -> tuple[int, ...] | None:
         """Return ids with which a reply begins that is text at once, () where there are none; None:
@@ -294,24 +289,6 @@ class Renderer:
     def tells_text(self) -> bool:
         """Whether a reply's text is known token by token."""
         return self._markers is not None
-
-    def fewest_tokens(self, text: str) -> int:
-        """Return the fewest tokens that a text can take, without encoding it; 0: not known.
-
-        Each word begins in one of the text's tokens, and no token holds the beginnings of more
-        words than the fullest of the vocabulary.
-        """
-        return len(text.split()) // self._words_a_token if self._words_a_token else 0
-
-    @cached_property
-    def _words_a_token(self) -> int:
-        """Most words that begin in one token; 0 where a token may stand for any text."""
-        backend: Any = getattr(self._tokenizer, "backend_tokenizer", None)
-        model = getattr(backend, "model", None)
-        if not isinstance(model, BPE) or model.unk_token is not None:
-            return 0
-        ids = range(backend.get_vocab_size(with_added_tokens=True))
-        return max(len(self._decoded(i).split()) for i in ids)
 
     def forget(self) -> None:
         """Drop everything kept of earlier requests from memory."""
