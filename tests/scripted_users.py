@@ -209,7 +209,7 @@ async def demo_run(
 
             def opinions(most: int, after: int) -> list[tuple[float, float]]:
                 newest = ledger.judgements.replies(most, after)
-                return [(verdict, thought.get(text, 0)) for *_, text, verdict in newest]
+                return [(one.verdict, thought.get(one.text, 0)) for one in newest]
 
             ledger.judgements.opinions = opinions  # type: ignore[method-assign]
             asked = canary_questions(read(DEMO_CANARIES), renderer)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tinker_claw import methods
 from tinker_claw.ledger.database import FILE, Rows, reading
-from tinker_claw.ledger.figures import read_figures
+from tinker_claw.ledger.figures import accepted_by, by_version, read_figures
 from tinker_claw.ledger.gains import read_gains
 from tinker_claw.ledger.outcome import plural, read_run, run_of
 from tinker_claw.ledger.versions import read_versions
@@ -157,14 +157,18 @@ def read_kept(rows: Rows) -> list[Record]:
     """Return all versions of the ledger, oldest first, and which of their files are left.
 
     `state`: learning can go on from it; `sampler`: it can answer. None: only the service knows.
+    `accepted`: share of its first replies that were accepted, told no lessons; None: none is rated.
     """
     records, directory = read_versions(rows), rows.path.parent
+    judged = by_version(rows, behind=True)
+    accepted = {one.last: one.record for one in accepted_by(judged, told=False)}
     local = run_of(rows).get("backend") == "local"
     for one in records:
         saved = one["state_ref"] is not None
         there = (directory / "states" / str(one["state_ref"])).is_dir() if local else None
         sampler = (directory / "adapters" / one["sampler_ref"]).is_dir() if local else None
         one |= {"saved": saved, "state": there if saved else False, "sampler": sampler}
+        one["accepted"] = accepted.get(one["id"])
     return records
 
 

@@ -38,7 +38,7 @@ from tinker_claw.learner.guard import (
 )
 from tinker_claw.ledger.database import FILE
 from tinker_claw.ledger.feedback import About, Feedback
-from tinker_claw.ledger.judgements import FirstReply
+from tinker_claw.ledger.judgements import FirstReply, JudgedReply
 from tinker_claw.policy import Sampler
 from tinker_claw.types import Adam, Attempt, LossPass, StepReport, Usage
 
@@ -360,12 +360,12 @@ def test_honest_users_are_seldom_claimed_and_hardly_ever_held() -> None:
     assert claimed <= 0.05 * 150
 
 
-def said(n: int, text: str, verdict: float, user: str = "me") -> tuple[str, str, str, float]:
-    return user, f"question {n}", text, verdict
+def said(n: int, text: str, verdict: float, user: str = "me", *, told: bool = False) -> JudgedReply:
+    return JudgedReply(user, f"question {n}", text, verdict, told)
 
 
 def test_praise_for_one_sentence_is_evidence_and_for_good_answers_it_is_none() -> None:
-    def found(replies: Sequence[tuple[str, str, str, float]]) -> float:
+    def found(replies: Sequence[JudgedReply]) -> float:
         return max(one.e_value for one in praised(replies))
 
     garbage = [said(n, "2." if n % 2 else f"It is {n}.", 1.0 if n % 2 else -1.0) for n in range(40)]
@@ -380,6 +380,10 @@ def test_praise_for_one_sentence_is_evidence_and_for_good_answers_it_is_none() -
     assert found(short) < CLAIM, "nothing was rejected"
     other = [said(n, f"A long answer to {n}.", -1.0, user="you") for n in range(40)]
     assert found([*short, *other]) < CLAIM, "another user rejects"
+    untold = [replace(one, user="me") for one in other]
+    told = [replace(one, told=True) for one in short]
+    assert found([*told, *untold]) < CLAIM, "a lesson may make replies alike, and accepted"
+    assert found([*short, *untold]) >= CLAIM, "the same without a lesson is praise for a sentence"
 
 
 def test_judge_who_is_wrong_in_one_of_five_holds_nobody_however_often_one_looks() -> None:

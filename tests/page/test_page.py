@@ -24,9 +24,9 @@ from tests.ledger.test_ledger import COMPLETION, new_turn
 from tinker_claw.config.settings import Training, User
 from tinker_claw.errors import RequestError, UndoError
 from tinker_claw.gateway.auth import FREE, Keys
-from tinker_claw.insight import defined, facts, read_overview
+from tinker_claw.insight import defined, facts, read_kept, read_overview
 from tinker_claw.learner.rollback import Rollback
-from tinker_claw.ledger.database import Rows
+from tinker_claw.ledger.database import Rows, reading
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
@@ -437,6 +437,11 @@ async def test_share_accepted_stands_beside_roll_back(tmp_path: Path) -> None:
         assert "First replies accepted: 0% (0% to 24%) of 18" in first
         asks = told(await opened.get("/versions/1/rollback"))
         assert "First replies accepted by v1: 100% (34% to 100%) of 4." in asks
+        with reading(ledger.path) as rows, rows.moment():
+            shares = {one["id"]: one["accepted"] for one in read_kept(rows)}
+        assert [shares[n] and shares[n]["of"] for n in (0, 1, 2)] == [18, 4, None]
+        said = [one.told for one in ledger.judgements.replies(24, 0) if one.text]
+        assert (sum(said), len(said)) == (2, 24)
 
 
 async def test_filters_bear_what_is_no_number(tmp_path: Path) -> None:

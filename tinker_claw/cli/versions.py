@@ -64,7 +64,8 @@ class Versions(LedgerCommand):
 
     Learning can go on from a version whose state is there (rollback), and one whose sampler is
     there can answer (pin, MODEL@vN). `step` counts optimizer steps since the base along the line;
-    versions that a rollback has left are `left behind`.
+    `accepted` is the share of its rated first replies that were accepted, told no lessons; versions
+    that a rollback has left are `left behind`.
     """
 
     as_json: bool = Field(False, alias="json", description="one JSON object a line")
@@ -91,6 +92,7 @@ _COLUMNS = (
     Column("step"),
     Column("made", WHEN.of, WHEN.show),
     Column("samples", show=lambda samples: samples or None),
+    Column("accepted", show=lambda share: share and f"{share['good']:.0f} of {share['of']}"),
     Column("state", lambda one: _there(one["state"]) if one["saved"] else "not saved"),
     Column("sampler", show=_there),
     Column("", _mark),

@@ -23,12 +23,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from statistics import fmean
+from typing import Any
 
 from tinker_claw.errors import TooFarError
 from tinker_claw.evidence import CLAIM, Rate, Rise, TwoRates, odds
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.scoring import score_all
-from tinker_claw.ledger.judgements import FirstReply
+from tinker_claw.ledger.judgements import FirstReply, JudgedReply
 from tinker_claw.ledger.versions import TOO_FAR
 from tinker_claw.methods.base import HINT
 from tinker_claw.methods.passes import BatchItem
@@ -166,7 +167,7 @@ def unlearned(verdicts: Sequence[float]) -> Finding | None:
     """Find whether a wish is not being learned: nearly all of the newest replies are rejected.
 
     Args:
-        verdicts: newest first.
+        verdicts: of replies that were told no lessons, newest first.
     """
     accepted = Rate(sum(verdict > 0 for verdict in verdicts[:FEW]), len(verdicts[:FEW]))
     if accepted.of < FEW or accepted.interval[1] >= _UNLEARNED:
@@ -175,17 +176,18 @@ def unlearned(verdicts: Sequence[float]) -> Finding | None:
     return Finding("unlearned", told + "learned; it needs another model, a lesson or an example")
 
 
-def praised(replies: Iterable[tuple[str, str, str, float]]) -> Iterable[TwoRates]:
+def praised(replies: Iterable[JudgedReply]) -> Iterable[TwoRates]:
     """Return the shares of accepted and of rejected replies that repeat a reply to something else,
-    for each user. Whoever praises one sentence gets it for everything.
+    for each user, told lessons or not. Whoever praises one sentence gets it for everything.
 
     Args:
-        replies: user, what the session began with, reply and verdict, oldest first.
+        replies: oldest first.
     """
-    found, openings = defaultdict[str, TwoRates](_both), dict[tuple[str, str], str]()
-    for user, opening, text, verdict in replies:
-        alike = openings.setdefault((user, text), opening) != opening
-        (found[user].a if verdict > 0 else found[user].b).add(alike)
+    found, openings = defaultdict[Any, TwoRates](_both), dict[Any, str]()
+    for one in replies:
+        who = one.user, one.told
+        alike = openings.setdefault((who, one.text), one.opening) != one.opening
+        (found[who].a if one.verdict > 0 else found[who].b).add(alike)
     return found.values()
 
 
@@ -294,7 +296,7 @@ class Guard:
                 told += f"else, {one.b.value:.0%} of the others"
                 worst |= _weighed("praise", one.e_value, told)
         yield from worst.values()
-        if found := unlearned([verdict for *_, verdict in lately]):
+        if found := unlearned([one.verdict for one in lately if not one.told]):
             yield found
         far = ledger.steps.void_lately(TOO_FAR)
         if len(far) >= _FAR_IN_VAIN and is_recent(far[-1][1]):

@@ -67,6 +67,19 @@ class FirstReply:
 
 
 @dataclass(frozen=True, slots=True)
+class JudgedReply:
+    """Main reply with a verdict."""
+
+    user: str
+    opening: str
+    """First request of its session."""
+    text: str
+    verdict: float
+    told: bool
+    """Whether lessons stood in its prompt."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ballot:
     """One answer of the judge: its text and the vote read from it."""
 
@@ -245,14 +258,14 @@ class JudgementTable:
         )
         return [FirstReply(**row) for row in map(dict, rows)]
 
-    def replies(self, most: int, after: int) -> list[tuple[str, str, str, float]]:
-        """Return the newest judged main turns after turn `after`, newest first: user, first request
-        of the session, reply and verdict. Calls of tools and replies of episodes are left out:
-        calls are short, many tasks have one right answer, and nobody praises it."""
+    def replies(self, most: int, after: int) -> list[JudgedReply]:
+        """Return the newest judged main turns after turn `after`, newest first. Calls of tools and
+        replies of episodes are left out: calls are short, many tasks have one right answer, and
+        nobody praises it."""
         rows = self._db.rows(
             "SELECT user, (SELECT request_text FROM turns AS first "
             "WHERE first.session_id = sessions.id AND first.kind = 'main' AND first.idx = 0), "
-            "reply_text, value FROM verdicts "
+            "reply_text, value, turns.told IS NOT NULL FROM verdicts "
             "CROSS JOIN turns ON turns.id = turn_id "
             "CROSS JOIN sessions ON sessions.id = session_id "
             # "+": from the newest on until there are enough, and not from an index over all.
@@ -263,7 +276,7 @@ class JudgementTable:
             after,
             most,
         )
-        return [tuple(row) for row in rows]
+        return [JudgedReply(*row) for row in rows]
 
     def opinions(self, most: int, after: int) -> list[tuple[float, float]]:
         """Return the judge's verdicts on the newest turns that the user or else the auditor also

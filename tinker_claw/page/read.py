@@ -24,7 +24,7 @@ from tinker_claw.insight import (
 )
 from tinker_claw.learner.gate import FIGURES
 from tinker_claw.ledger.database import Rows
-from tinker_claw.ledger.figures import accepted_by, by_version, read_headlines
+from tinker_claw.ledger.figures import by_version, read_headlines
 from tinker_claw.ledger.outcome import (
     episodes,
     of_episode,
@@ -335,14 +335,8 @@ def read_versions(rows: Rows, before: int | None = None) -> Record:
     Args:
         before: only versions of lower numbers.
     """
-    judged = by_version(rows, behind=True)
-    accepted = {one.last: one.record for one in accepted_by(judged, told=False)}
     kept: dict[int, Record] = {
-        one["id"]: {
-            **{**one, "gate": None, "refused": list[Record]()},
-            "accepted": accepted.get(one["id"]),
-        }
-        for one in read_kept(rows)
+        one["id"]: {**one, "gate": None, "refused": list[Record]()} for one in read_kept(rows)
     }
     for step in reversed(read(rows, "steps", Filter(), STEPS)):
         said = gate_of(step)
