@@ -8,13 +8,11 @@ where a hint goes, and keeps hints from forging markers.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import cache, lru_cache, partial
 from pathlib import PurePath
 from typing import Any, cast
@@ -97,7 +95,6 @@ class Renderer:
         self._cache = PromptCache()
         # One thread: more of them would only take the processor from the event loop.
         self._thread = ThreadPoolExecutor(1, "render", initializer=_after_the_event_loop)
-        self._quickening = False
         self._format = lru_cache(_FORMATS)(partial(self._new_format, config))
         first = self._format(())
         self._base = first.plain
@@ -181,19 +178,8 @@ class Renderer:
         plan = self._format(switches).plan(messages, tools, hint_message, remembers=remembers)
         if plan.size < _ASIDE:
             return plan.encode()
-        if not self._quickening:  # whoever sends long texts once will do so again
-            self._quickening = True
-            met = [str(message["content"]) for message in messages]
-            # No daemon: an interpreter that ends under native code is aborted.
-            threading.Thread(target=self._quicken, args=(met,), name="fast tokenizer").start()
         # Texts are looked up again there, behind the requests that came before.
         return await asyncio.get_running_loop().run_in_executor(self._thread, plan.encode)
-
-    def _quicken(self, met: Sequence[str]) -> None:
-        _after_the_event_loop()
-        self._tokenizer.quicken(met)
-        with suppress(AttributeError):  # where C's library has no such function
-            ctypes.CDLL(None).malloc_trim(0)  # to read the vocabulary has taken much, and freed it
 
     def extend(
         self,
