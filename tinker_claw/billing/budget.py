@@ -103,8 +103,7 @@ class Spending:
     def late(
         self, purpose: Purpose, *, turn_id: int | None = None, step_id: int | None = None
     ) -> Callable[[Usage], None]:
-        """Records what is billed when the sum has been taken: a service went on with what nobody
-        waited for any more."""
+        """Return a callback that records usage billed after its account was closed."""
 
         def record(usage: Usage) -> None:
             with suppress(LedgerError):  # it is written later still

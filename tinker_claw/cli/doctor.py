@@ -1,4 +1,4 @@
-"""`tinker-claw doctor`: is all there that these flags need?
+"""`tinker-claw doctor`: check what a start with these flags needs.
 
 Rule: each check looks at one thing and says one thing, and what to do where it fails: what keeps
 the gateway from starting is raised, what it can live with is a warning. Checks that stand on a
@@ -45,8 +45,8 @@ from tinker_claw.sinks.base import check_installed
 
 
 class Doctor(Command):
-    """Say what is there, what is missing and what to do, for the flags of your start, also while
-    the gateway runs.
+    """Check what a start with these flags needs: what is there, what is missing and what to do.
+    The gateway may be running.
 
     Nothing is started or changed; at Tinker about fifty tokens are spent, and a checkpoint is saved
     and deleted.

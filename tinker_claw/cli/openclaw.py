@@ -1,4 +1,4 @@
-"""`tinker-claw openclaw-config`: what OpenClaw needs to know of this gateway, and if it knows it.
+"""`tinker-claw openclaw-config`: print the provider block for OpenClaw, and check an existing one.
 
 Rule: OpenClaw's file is OpenClaw's: it is read here, and only its own `openclaw config set` writes
 it. No key stands in a command.

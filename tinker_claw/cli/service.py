@@ -30,9 +30,9 @@ _CARRIED: Final = (
     *("TINKER_", "HF_", "CUDA_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", *VARIABLES.values()),
     *("OTEL_", "WANDB_", "TRACKIO_", "MLFLOW_"),  # of --report-to
 )
-"""How variables begin that a start may have gone by, in whatever letters."""
+"""Prefixes of environment variables that the service keeps, in upper case."""
 _TEMPORARY: Final = ("/tmp", "/var/tmp")
-"""The service has these for itself, unless something lies there that it needs."""
+"""Temporary folders; private to the service, unless it needs something in them."""
 _SECRET_URL: Final = re.compile(r"://[^/\s]*@|://\S*\?")
 """An address with a password, or with a query, in which keys are sent, too."""
 _ESCAPED: Final = re.compile(r'(["\\`$])')

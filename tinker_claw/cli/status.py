@@ -1,4 +1,4 @@
-"""`tinker-claw status`: how the gateway that runs is, and how the run goes, from its ledger.
+"""`tinker-claw status`: show the state of the running gateway and the progress of its run.
 
 Rule: whether it helps, in a line; then what is wrong, since when, and what that means to the user,
 before any figures.
@@ -213,7 +213,7 @@ def _barred(label: str, seen: Record) -> str:
 
 
 def _bar(part: float, whole: float) -> str:
-    """Filled as far as part goes into whole."""
+    """Draw a bar that is filled to part / whole."""
     filled = min(BAR, round(BAR * part / whole)) if whole else 0
     return "#" * filled + "." * (BAR - filled)
 

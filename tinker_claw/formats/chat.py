@@ -81,7 +81,7 @@ FIELDS = Fields(
 _STREAM = Fields(
     "include_usage", neutral={"include_obfuscation": Neutral((False,), "no padding is sent")}
 )
-# What OpenAI's clients send back of an earlier reply without meaning by it.
+# Fields of an earlier reply that OpenAI's clients send back empty.
 _EMPTY: Mapping[str, Neutral] = dict.fromkeys(
     ("refusal", "annotations", "audio", "function_call"),
     Neutral(("", [], {}), "it is nobody's but the assistant's, and is not read"),

@@ -1,4 +1,4 @@
-"""Values that mean the same in several formats."""
+"""Parse fields that several formats share."""
 
 from __future__ import annotations
 
@@ -101,8 +101,7 @@ def joined(texts: Sequence[str]) -> str:
 
 
 def parted(texts: Sequence[str]) -> str:
-    """Texts that belong to no one sentence, such as those of several authors: a blank line parts
-    them."""
+    """Join texts of several authors with blank lines."""
     heads = [text if text.endswith("\n\n") else f"{text}\n\n" for text in texts[:-1]]
     return joined([*heads, *texts[-1:]])
 
