@@ -30,6 +30,8 @@ API_KEY: Final = f"{ENV_PREFIX}GATEWAY__API_KEY"
 _KEY: Final = re.compile(r"[!-~]{1,512}")
 """Pattern of a key that can be sent in a header unchanged."""
 _MAKE_ONE: Final = "python -c 'import secrets; print(secrets.token_urlsafe(32))' makes a good one"
+_HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
+_VALUE: Final = re.compile(r"[ -~]{1,8000}")
 _URL: Final = re.compile(r"https?://[^/\s]+")
 
 
@@ -135,6 +137,15 @@ def _judge(settings: Settings) -> Iterator[str]:
         yield "[judge.headers] is for --judge-url; leave it out"
     if judge.second is not None and not _URL.match(judge.second.url):
         yield "[judge.second]: its url is no address; write http://HOST:PORT/v1"
+    for table, headers in (
+        ("judge.headers", judge.headers),
+        ("judge.second.headers", judge.second.headers if judge.second else {}),
+    ):
+        for name, value in headers.items():
+            if not _HEADER.fullmatch(name):
+                yield f"[{table}]: {name!r} is no name of a header"
+            elif not _VALUE.fullmatch(value.get_secret_value()):
+                yield f"[{table}]: the value of {name} must be printable ASCII on one line"
 
 
 def _servers(local: Local) -> Iterator[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, cast
+from typing import Any, Final, Literal, cast
 
 from pydantic import (
     BaseModel,
@@ -17,7 +17,6 @@ from pydantic import (
     Field,
     PrivateAttr,
     SecretStr,
-    StringConstraints,
     field_validator,
 )
 
@@ -37,8 +36,6 @@ NEEDS_GPU: Final = ("gpus", "rollout_gpus", "prm_gpus", "rollout_tp", "base_quan
 """Fields of `Local` that ask for GPUs."""
 DEFAULT_USER: Final = "default"
 """Who calls without a key, or with the gateway's `api_key`."""
-Header = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")]
-"""Name of an HTTP header."""
 _NAME = r"^[a-z0-9][a-z0-9_-]{0,31}$"
 
 
@@ -242,7 +239,7 @@ class SecondJudge(Section):
     )
     model: str = Field("judge", description="the name of the model to ask for")
     api_key: SecretStr | None = Field(None, description="its key")
-    headers: Mapping[Header, SecretStr] = Field(
+    headers: Mapping[str, SecretStr] = Field(
         {}, description="a table [judge.second.headers] of further headers; they are not shown"
     )
 
@@ -290,7 +287,7 @@ class JudgeSettings(Section):
         "to find out; the included ones unless set",
         when="the judge is to go by other rules, or by another language",
     )
-    headers: Mapping[Header, SecretStr] = _setting(
+    headers: Mapping[str, SecretStr] = _setting(
         {},
         "further headers of requests to --judge-url, a table [judge.headers]; they are not shown",
         when="that endpoint takes its key, or anything else, in a header of its own",

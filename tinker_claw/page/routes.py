@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -168,6 +169,7 @@ class _Page:
     def __init__(self, deps: PageDeps) -> None:
         self._deps = deps
         self._one_page = asyncio.Lock()
+        self._of_user = defaultdict[str, asyncio.Lock](asyncio.Lock)
         self._next_at = 0.0
         """Monotonic time from which on another page may be made."""
         self._seen: tuple[float, Record | None] = 0.0, None
@@ -214,7 +216,7 @@ class _Page:
                         code="forbidden",
                     )
                 if request.method == "GET":
-                    return await self._in_turn(lambda: serve(request, visitor))
+                    return await self._in_turn(visitor.who.name, lambda: serve(request, visitor))
                 return await serve(request, visitor)
             except ClawError as error:
                 return self._failed(error, visitor)
@@ -231,9 +233,9 @@ class _Page:
 
         return serve
 
-    async def _in_turn(self, make: Callable[[], Awaitable[Response]]) -> Response:
-        """Make one page at a time, with a pause after each."""
-        async with self._one_page:
+    async def _in_turn(self, user: str, make: Callable[[], Awaitable[Response]]) -> Response:
+        """Make one page at a time, alternating between users, with a pause after each."""
+        async with self._of_user[user], self._one_page:
             await asyncio.sleep(self._next_at - monotonic())
             began = monotonic()
             try:
