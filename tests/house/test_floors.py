@@ -79,7 +79,6 @@ FENCES = {
         "local_gpu.tinker",
     ),
     "httpx": (
-        "tinker_claw.cli",
         "tinker_claw.judge",
         "tinker_claw.backends",
         "local_gpu.sample",

@@ -206,24 +206,30 @@ def ask(settings: Settings) -> dict[str, Any]:
     Raises:
         GatewayUnreachable: there is none.
     """
-    import httpx  # most commands ask nobody
-
-    # The first key is an admin's, where there is one. No proxy: the machine was named.
-    known = keys(settings)
-    headers = {"authorization": f"Bearer {known[0]}"} if known else {}
-    with httpx.Client(headers=headers, timeout=TIMEOUT_S, trust_env=False) as client:
-        try:
-            answer = client.get(f"{url_of(settings)}/healthz").raise_for_status()
-            health = answer.json()
-        except httpx.TimeoutException as error:
-            raise GatewayUnreachable(f"nothing came back within {TIMEOUT_S:g} s") from error
-        except httpx.NetworkError as error:
-            raise GatewayUnreachable(str(error)) from error
-        except (httpx.HTTPError, ValueError):
-            health = None
+    health = _get(settings, "/healthz")
     if not isinstance(health, dict) or "status" not in health:
         raise GatewayUnreachable("what answers there is no tinker-claw")
     return cast("dict[str, Any]", health)
+
+
+def _get(settings: Settings, path: str) -> Any:
+    """JSON over plain HTTP from a machine that was named: no proxy."""
+    from http.client import HTTPException
+    from urllib.error import HTTPError
+    from urllib.request import ProxyHandler, Request, build_opener  # most commands ask nobody
+
+    asked = Request(url_of(settings) + path)
+    for key in keys(settings)[:1]:  # that of an admin, where there is one
+        asked.add_header("Authorization", f"Bearer {key}")
+    try:
+        with build_opener(ProxyHandler({})).open(asked, timeout=TIMEOUT_S) as answer:
+            return json.loads(answer.read())
+    except TimeoutError as error:
+        raise GatewayUnreachable(f"nothing came back within {TIMEOUT_S:g} s") from error
+    except (HTTPError, HTTPException, ValueError) as error:
+        raise GatewayUnreachable("what answers there is no tinker-claw") from error
+    except OSError as error:
+        raise GatewayUnreachable(str(getattr(error, "reason", error))) from error
 
 
 def _waits() -> None:
