@@ -47,6 +47,8 @@ class Facts:
     """Number of parameters, from which the cost of a token follows."""
     adapter_bytes: int = 0
     """Size of the policy's adapter, as it is written for serving."""
+    image_token: int | None = None
+    """Id of the token that stands for a part of an image; None: the model reads text only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,8 +210,13 @@ class Serving(Protocol):
         ...
 
     @property
+    def sees(self) -> bool:
+        """Whether samplers take images."""
+        ...
+
+    @property
     def vision(self) -> Vision | None:
-        """The half of the model that sees; None: samplers take no images."""
+        """The half of the model that sees; None: it is not in this process."""
         ...
 
     async def open(self, ref: str, folder: Path) -> Sampler:

@@ -71,7 +71,7 @@ class LocalTrainer:
             context_tokens=self._backend.serving.context_tokens,
             score_fresh=self._backend.serving.rounds_otherwise,
             constrains=self._backend.serving.constrains,
-            sees=self._backend.serving.vision is not None,
+            sees=self._backend.serving.sees,
         )
 
     async def train_step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:

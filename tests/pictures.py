@@ -23,6 +23,11 @@ PROCESSOR = {
     "patch_size": 16,
     "temporal_patch_size": 2,
     "merge_size": 2,
+    "do_rescale": True,
+    "rescale_factor": 1 / 255,
+    "do_normalize": True,  # vLLM normalises only by what stands in the file
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
 }
 """Numbers of Qwen3-VL's image processor, with smaller bounds."""
 

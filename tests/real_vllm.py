@@ -54,9 +54,19 @@ class Numbers:
 
 @contextmanager
 def serving(
-    environment: Path, model: Path, log: Path, *more: str, dtype: str = "float32"
+    environment: Path,
+    model: Path,
+    log: Path,
+    *more: str,
+    dtype: str = "float32",
+    tokenizer: bool = False,
 ) -> Iterator[str]:
-    """Start vLLM and yield its URL, once it is well. `more`: further flags."""
+    """Start vLLM and yield its URL, once it is well.
+
+    Args:
+        more: further flags.
+        tokenizer: the model has one, without which no image is read.
+    """
     port = _free_port()
     flags = {
         "host": "127.0.0.1",
@@ -73,7 +83,8 @@ def serving(
     }
     command = [str(environment / "bin" / "vllm"), "serve", str(model)]
     command += [word for flag, value in flags.items() for word in (f"--{flag}", str(value))]
-    command += ["--enable-lora", "--enforce-eager", "--skip-tokenizer-init"]
+    command += ["--enable-lora", "--enforce-eager"]
+    command += [] if tokenizer else ["--skip-tokenizer-init"]
     command += ["--enable-prefix-caching", "--enable-prompt-tokens-details", *more]
     surroundings = os.environ | {
         "PATH": f"{environment / 'bin'}{os.pathsep}{os.environ['PATH']}",  # it looks for ninja

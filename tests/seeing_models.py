@@ -11,8 +11,13 @@ from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 from tests.pictures import VISION, seeing_tokenizer
 
 
-def tiny_qwen3_vl(folder: Path) -> Path:
-    """Write the model, its tokenizer and its image processor to a folder."""
+def tiny_qwen3_vl(folder: Path, *, head_dim: int = 8) -> Path:
+    """Write the model, its tokenizer and its image processor to a folder.
+
+    Args:
+        head_dim: width of an attention head of the text half.
+    """
+    turns = head_dim // 2
     tokenizer = load_tokenizer(str(seeing_tokenizer(folder)))
     start, end, image, video = (tokenizer.convert_tokens_to_ids(token) for token in VISION)
     text = {
@@ -22,12 +27,12 @@ def tiny_qwen3_vl(folder: Path) -> Path:
         "num_hidden_layers": 3,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "head_dim": 8,
+        "head_dim": head_dim,
         "max_position_embeddings": 2048,
         "rope_parameters": {
             "rope_type": "default",
             "rope_theta": 10_000.0,
-            "mrope_section": [2, 1, 1],
+            "mrope_section": [turns - 2 * (turns // 4), turns // 4, turns // 4],
             "mrope_interleaved": True,
         },
         "eos_token_id": None,

@@ -37,6 +37,7 @@ from local_gpu.model.files import (
     write_state,
 )
 from local_gpu.model.fused import fuse
+from local_gpu.model.load import image_token
 from local_gpu.model.lora import (
     BaseModel,
     LoraShape,
@@ -133,7 +134,13 @@ class LearningCore:
         count = sum(p.numel() for p in base.module.parameters())
         adapter_bytes = lora_parameters(base, self._shape) * base.dtype.itemsize
         self._facts = Facts(
-            base.fingerprint, base.vocabulary, context, base.notes, count, adapter_bytes
+            base.fingerprint,
+            base.vocabulary,
+            context,
+            base.notes,
+            count,
+            adapter_bytes,
+            image_token(base.source),
         )
         if base.device.type == "cuda":
             fuse(base.module, device=base.device, dtype=base.dtype, say=say)

@@ -177,7 +177,7 @@ def _load(source: str, dtype: torch.dtype) -> Any:
         config = config_of(source)
         refuse_quantized(config, source)  # gigabytes come after
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            source, dtype=dtype, output_loading_info=True, **_text_half(config)
+            source, dtype=dtype, output_loading_info=True, **text_half(config)
         )
     except (OSError, HFValidationError, HfHubHTTPError) as error:
         raise ModelFileError(
@@ -213,7 +213,12 @@ def config_of(source: str) -> Any:
     return AutoConfig.from_pretrained(source)
 
 
-def _text_half(config: Any) -> dict[str, Any]:
+def image_token(source: str) -> int | None:
+    """Return the id of the token that stands for a part of an image; None: there is none."""
+    return getattr(config_of(source), "image_token_id", None)
+
+
+def text_half(config: Any) -> dict[str, Any]:
     """Options that load the text half of Qwen3-VL as the Qwen3 that it is: over text its positions
     are the same in all three dimensions, which is one."""
     if config.model_type not in SEEING:

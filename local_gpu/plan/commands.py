@@ -20,6 +20,8 @@ from local_gpu.sample.supervisor import Launch, free_ports
 BASE: Final = "base"
 """The name under which samplers serve the base model."""
 _LOGPROBS: Final = 20
+_IMAGES: Final = ("--enable-scale-out", "--limit-mm-per-prompt", '{"video": 0}')
+"""Opens the route that takes images beside token ids; no memory is kept for videos."""
 _OURS: Final = ("TINKER_", "PYTHONPATH", "PYTHONHOME")
 """Variables of this process that servers must not inherit: its keys, and its packages."""
 
@@ -47,6 +49,8 @@ class Servings:
     logprobs: int
     """Most top-k logprobs per token that are asked for."""
     logs: Path
+    sees: bool = False
+    """Whether images are sampled on."""
 
 
 def samplers(groups: Sequence[Sequence[int]], gpus: Sequence[Gpu], what: Servings) -> list[Launch]:
@@ -58,9 +62,10 @@ def samplers(groups: Sequence[Sequence[int]], gpus: Sequence[Gpu], what: Serving
         *("--max-lora-rank", str(room_for(what.rank))),
         *("--lora-target-modules", *what.targets),
         *("--logprobs-mode", "processed_logprobs"),
-        *("--max-logprobs", str(max(_LOGPROBS, what.logprobs))),
+        *("--max-logprobs", str(max(_LOGPROBS, what.logprobs + what.sees))),
         "--enable-prompt-tokens-details",
         *("--scheduling-policy", "priority"),  # persons go first
+        *(_IMAGES if what.sees else ()),
         *(("--quantization", what.quantization) if what.quantization else ()),
         *(("--kv-cache-memory-bytes", str(what.cache)) if what.cache is not None else ()),
     )

@@ -65,6 +65,7 @@ def model_size(source: str, *, learns: bool = True) -> ModelSize:
     import torch  # what only reckons with a ModelSize needs neither
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from local_gpu.model.load import text_half
     from local_gpu.model.lora import refuse_quantized
 
     try:
@@ -72,6 +73,7 @@ def model_size(source: str, *, learns: bool = True) -> ModelSize:
         if learns:
             refuse_quantized(config, source)
         with torch.device("meta"):
+            config = text_half(config).get("config", config)  # what sees is small beside it
             module: Any = AutoModelForCausalLM.from_config(config)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         first = (str(error) or type(error).__name__).splitlines()[0]

@@ -83,6 +83,9 @@ class HttpServer(ABC):
     async def progress(self) -> str:
         return ""
 
+    async def sees(self, image_token: int) -> bool:
+        return False
+
     @abstractmethod
     async def load(self, name: str, folder: Path) -> None: ...
 

@@ -467,6 +467,10 @@ class EmbeddedServing:
         return self._size.context_tokens
 
     @property
+    def sees(self) -> bool:
+        return self.vision is not None
+
+    @property
     def rounds_otherwise(self) -> bool:
         """Whether logprobs round otherwise: the cache is filled in other chunks than a trainer's
         row, which shows in bfloat16."""

@@ -140,8 +140,9 @@ class Member:
         base_exams: tuple[Exam, Exam],
         options: PoolOptions,
         probe: Probe | None = None,
+        image_token: int | None = None,
     ) -> None:
-        """`base_exams`: at temperature 1, and at another."""
+        """`base_exams`: at temperature 1, and at another. `image_token`: see `Facts`."""
         self.number = number
         self.server = server
         self._base_exams = base_exams
@@ -155,6 +156,9 @@ class Member:
         """Facts about the server; None: it has never answered."""
         self.held: set[str] = set()
         """Names that it may have loaded."""
+        self.sees = False
+        """Whether it takes images."""
+        self._image_token = image_token
         self.keeps_apart = True
         """Whether the prefix cache of one salt is never used under another."""
         self.ready: set[str] = set()
@@ -213,6 +217,8 @@ class Member:
             await self._sit(None, shaped)
             if self._probe is not None:
                 await self._try(self._probe)
+            if self._image_token is not None:
+                self.sees = await self.server.sees(self._image_token)
             self.keeps_apart = await keeps_apart(self.server, plain)
             if not self.keeps_apart:
                 self._options.say(
@@ -371,6 +377,8 @@ class Pool:
         self._model = model
         self.context_tokens = context_tokens
         self.constrains = all(member.server.constrains for member in members)
+        self.sees = all(member.sees for member in members if member.away is None)
+        """Whether all servers took an image at the start, as any of them may get the request."""
         self._wanted: dict[str, Adapter] = {}
         self._routes = Routes()
         self.hot = HotPrefixes()
@@ -569,6 +577,8 @@ class Pool:
             await member.check()
         if member.info is None or member.info.model != self._model:
             raise BackendError(f"{member.url} serves another model than {self._model!r}.")
+        if self.sees and not member.sees:
+            raise BackendError(f"{member.url} takes no images, which the others do.")
         if member.info.context_tokens < self.context_tokens:
             raise BackendError(f"{member.url} has a context of less than {self.context_tokens}.")
         while missing := [a for a in self._wanted.values() if a.name not in member.ready]:

@@ -47,7 +47,7 @@ class PoolSampler:
         with self._pool.using(self._adapter) as adapter:
             tried = dict[Member, str]()
             while True:
-                async with self._server(adapter, prompt, params.cache_salt, tried) as lease:
+                async with self._server(adapter, prompt, params, tried) as lease:
                     await self._load(lease.member, adapter)
                     chunks = lease.member.server.stream(self._name, prompt, params)
                     async with _closing(chunks):
@@ -67,7 +67,7 @@ class PoolSampler:
         with self._pool.using(self._adapter) as adapter:
             tried = dict[Member, str]()
             while True:
-                async with self._server(adapter, prompt, params.cache_salt, tried) as lease:
+                async with self._server(adapter, prompt, params, tried) as lease:
                     await self._load(lease.member, adapter)
                     return await lease.member.server.sample(self._name, prompt, params, n)
 
@@ -101,12 +101,13 @@ class PoolSampler:
         self,
         adapter: Adapter | None,
         prompt: Tokens,
-        salt: str | None,
+        params: SamplingParams,
         tried: dict[Member, str],
     ) -> AsyncGenerator[Lease]:
         """Lease a server for one attempt; its failure is swallowed where another one may be
         tried."""
-        lease = self._pool.lease(adapter, prompt, salt, tried)
+        text = prompt[: params.images[0].at] if params.images else prompt  # what others may share
+        lease = self._pool.lease(adapter, text, params.cache_salt, tried)
         try:
             yield lease
         except OutageError as error:

@@ -67,6 +67,10 @@ class InferenceServer(Protocol):
         tell."""
         ...
 
+    async def sees(self, image_token: int) -> bool:
+        """Try whether the server takes an image, and keeps this token for it."""
+        ...
+
     async def load(self, name: str, folder: Path) -> None:
         """Load an adapter; loading a loaded name again changes nothing.
 

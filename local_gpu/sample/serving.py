@@ -189,7 +189,10 @@ class PoolServing:
         try:
             exams = await examiner.base()
             probe = write_probe and await examiner.probe(write_probe, exams[0])
-            members = [Member(i, one, exams, options, probe) for i, one in enumerate(servers)]
+            members = [
+                Member(i, one, exams, options, probe, facts.image_token)
+                for i, one in enumerate(servers)
+            ]
             await together(_admit(member) for member in members)
             model, context_tokens = _in_common(members, facts)
         except BaseException:
@@ -207,8 +210,12 @@ class PoolServing:
         return True
 
     @property
+    def sees(self) -> bool:
+        return self._pool.sees
+
+    @property
     def vision(self) -> None:
-        """None: images are not sent to servers yet."""
+        """None: it is in the servers."""
         return None
 
     @property

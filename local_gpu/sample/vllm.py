@@ -2,7 +2,11 @@
 
     VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 vllm serve MODEL --enable-lora --max-loras 4 \
         --max-lora-rank 32 --logprobs-mode processed_logprobs --generation-config vllm \
-        --enable-prompt-tokens-details --scheduling-policy priority
+        --enable-prompt-tokens-details --scheduling-policy priority --enable-scale-out
+
+A prompt with images goes to `/inference/v1/generate`, which `--enable-scale-out` opens: with one
+token where each image stands, and the images beside it. The server computes what each takes, and
+tells the whole prompt; other tokens than ours are an error.
 
 Without `processed_logprobs`, logprobs at other temperatures than 1 are not those of the
 distribution that was sampled. Without `enable-prompt-tokens-details`, no cached tokens are told.
@@ -17,6 +21,7 @@ or of whoever started the server leaks in.
 
 from __future__ import annotations
 
+from base64 import b64decode, b64encode
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from http import HTTPStatus
@@ -28,11 +33,17 @@ from local_gpu.sample.dialect import HttpServer, StreamPiece, absolute, seed_of
 from local_gpu.sample.http import HttpAnswer, HttpClient, Refusal
 from local_gpu.sample.server import ServerInfo
 from tinker_claw.errors import BackendError
-from tinker_claw.types import SamplingParams, Tokens
+from tinker_claw.types import PlacedImage, SamplingParams, Tokens
 
 _ID: Final = "token_id:"
 """Prefix of a token's number where a text would stand."""
 _METRICS_S: Final = 3.0
+_GENERATE: Final = "/inference/v1/generate"
+_WHITE: Final = b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAEAAAABAAQAAAACCEkxzAAAAFElEQVR42mP8zwABTAyjjFEGyQwAzx8Bf7QK4E8A"
+    "AAAASUVORK5CYII="
+)
+"""A white square of 64 pixels, as PNG."""
 _NOTHING: Final[Mapping[str, Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": []}
 
 
@@ -85,14 +96,29 @@ class VllmServer(HttpServer):
     async def _pieces(
         self, name: str | None, prompt: Tokens, params: SamplingParams, n: int, info: ServerInfo
     ) -> AsyncGenerator[StreamPiece]:
-        body = _request(name or info.model, prompt, params, n)
-        async with aclosing(self._link.events("/v1/completions", body, len(prompt))) as events:
+        model, path, read = name or info.model, "/v1/completions", _piece
+        body = _request(model, prompt, params, n)
+        if params.images:
+            path, read, body = _GENERATE, _generated, _with_images(model, prompt, params, n)
+        async with aclosing(self._link.events(path, body, len(prompt))) as events:
             async for event in events:
+                if (computed := event.get("prompt_token_ids")) and tuple(computed) != prompt:
+                    raise ValueError("an image takes other tokens there than here")
                 for choice in event["choices"]:
-                    yield _piece(choice)
+                    yield read(choice)
                 if usage := event.get("usage"):
                     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
                     yield StreamPiece(0, (), (), (), None, cached_tokens=cached)
+
+    async def sees(self, image_token: int) -> bool:
+        image = PlacedImage(0, 1, _WHITE, "png")
+        params = SamplingParams(max_tokens=1, images=(image,))
+        body = _with_images((await self.info()).model, (image_token,), params, 1)
+        told = await self._link.ask(
+            _GENERATE, body | {"stream": False}, seconds=self._link.deadlines.first_token_s
+        )
+        computed = told.body.get("prompt_token_ids") if isinstance(told.body, dict) else None
+        return told.ok and bool(computed) and set(computed) == {image_token}
 
     def _means_not_loaded(self, refusal: Refusal) -> bool:
         return refusal.answer.status == HTTPStatus.NOT_FOUND
@@ -105,13 +131,46 @@ async def progress_of(link: HttpClient) -> str:
 
 
 def _request(model: str, prompt: Tokens, params: SamplingParams, n: int) -> dict[str, object]:
+    return _drawn_by(params, n) | {
+        "model": model,
+        "prompt": list(prompt),
+        "logprobs": params.student_topk,  # and the sampled token's
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "cache_salt": params.cache_salt,
+        "priority": 0 if params.person else 1,  # the lower goes first
+    }
+
+
+def _with_images(model: str, prompt: Tokens, params: SamplingParams, n: int) -> dict[str, object]:
+    ids, done = list[int](), 0
+    for image in params.images:
+        ids += prompt[done : image.at + 1]
+        done = image.at + image.tokens
+    urls = [f"data:image/{i.format};base64,{b64encode(i.data).decode()}" for i in params.images]
+    # Of the likeliest it tells as many as are asked for, the sampled one among them.
+    k = params.student_topk
+    return {
+        "model": model,
+        "token_ids": [*ids, *prompt[done:]],
+        "content_parts": [{"type": "image_url", "url": url} for url in urls],
+        "sampling_params": _drawn_by(params, n) | {"logprobs": k and k + 1},
+        "return_token_ids": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "cache_salt": params.cache_salt,
+        "priority": 0 if params.person else 1,
+    }
+
+
+def _drawn_by(params: SamplingParams, n: int) -> dict[str, object]:
     # Without the field where nothing is asked: not every release takes null for it.
     fits: dict[str, object] = {}
     if params.schema is not None:
         fits["structured_outputs"] = {"json": loads(params.schema)}
     return fits | {
-        "model": model,
-        "prompt": list(prompt),
         "n": n,
         "max_tokens": params.max_tokens,
         "min_tokens": 0,
@@ -125,14 +184,7 @@ def _request(model: str, prompt: Tokens, params: SamplingParams, n: int) -> dict
         "seed": seed_of(params),
         "ignore_eos": True,  # the model's own end tokens are among ours, or are none
         "stop_token_ids": list(params.stop_tokens),
-        "logprobs": params.student_topk,  # and the sampled token's
-        "return_token_ids": True,
-        "return_tokens_as_token_ids": True,
         "skip_special_tokens": False,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "cache_salt": params.cache_salt,
-        "priority": 0 if params.person else 1,  # the lower goes first
     }
 
 
@@ -148,6 +200,23 @@ def _piece(choice: Mapping[str, Any]) -> StreamPiece:
         candidates=[
             {_number(name): logprob for name, logprob in row.items()}
             for row in told["top_logprobs"]
+        ],
+        ended=choice["finish_reason"],
+    )
+
+
+def _generated(choice: Mapping[str, Any]) -> StreamPiece:
+    """Read a choice of `/inference/v1/generate`."""
+    tokens: list[int] = choice["token_ids"] or []
+    rows: list[Any] = (choice["logprobs"] or {}).get("content") or []
+    if [row["token_id"] for row in rows] != tokens:
+        raise ValueError("logprobs of other tokens")
+    return StreamPiece(
+        index=choice["index"],
+        tokens=tokens,
+        logprobs=[row["logprob"] for row in rows],
+        candidates=[
+            {one["token_id"]: one["logprob"] for one in row["top_logprobs"]} for row in rows
         ],
         ended=choice["finish_reason"],
     )

@@ -86,6 +86,26 @@ def test_chance_of_two_rates() -> None:
     assert chance_higher((5, 0), (0, 5)) == pytest.approx(1 - 1 / 924, abs=0.005)
 
 
+def test_what_was_learned_is_told_again_by_versions_that_have_not_learned_it(
+    ledger: Ledger,
+) -> None:
+    """By an earlier one that is pinned, and by those that come after a rollback to it."""
+    turn(ledger, ledger.turns.session("me", "source"), -1, Wish(PLAIN, "plain", "always"))
+    (known,) = ledger.lessons.of_user("me")
+    base = ledger.steps.newest_version()
+    assert base is not None
+    begun = ledger.steps.begin(base.id, [])
+    learned = ledger.steps.commit(begun, base, state_ref="s1", sampler_ref="p1", metrics={})
+    ledger.lessons.change(known, State.LEARNED, "as likely untold", learned.id)
+    back = ledger.steps.roll_back(base)
+    lessons = Lessons(ledger.lessons, lambda text: text.split())
+    told = {
+        version: bool(lessons.told(ledger.turns.session("me", f"by v{version}"), "me", version))
+        for version in (base.id, learned.id, back.id)
+    }
+    assert told == {base.id: True, learned.id: False, back.id: True}
+
+
 def test_evidence_is_of_first_replies_with_the_lesson_drawn(ledger: Ledger) -> None:
     """And not of turns that were told anything, or of later replies."""
     old = ledger.turns.session("me", "old")

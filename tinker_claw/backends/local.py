@@ -394,6 +394,7 @@ def local_config(
 
 
 def _servings(settings: Settings, arranged: Arrangement, folder: str) -> Servings:
+    from local_gpu.model.load import image_token
     from local_gpu.plan.commands import Servings
 
     # A layout with samplers was made because there is a vLLM, and was reckoned.
@@ -413,6 +414,7 @@ def _servings(settings: Settings, arranged: Arrangement, folder: str) -> Serving
         streams=arranged.fit.streams,
         logprobs=settings.training.opd_topk,
         logs=_logs(settings),
+        sees=settings.gateway.images != "off" and image_token(folder) is not None,
     )
 
 

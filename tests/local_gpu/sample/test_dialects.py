@@ -31,10 +31,11 @@ from tinker_claw.errors import (
     SamplerError,
 )
 from tinker_claw.formats.chat import Chat
-from tinker_claw.types import Completion, SamplingParams, StopReason, TokenChunk
+from tinker_claw.types import Completion, PlacedImage, SamplingParams, StopReason, TokenChunk
 
 FOLDER = Path("/adapters/v1")
 PROMPT = (1, 2, 3, 4, 5)
+GENERATE = "/inference/v1/generate"
 BASE = {"id": "base", "owned_by": "vllm", "parent": None, "max_model_len": 2048}
 ADAPTER = {"id": "v1", "owned_by": "vllm", "parent": "base", "max_model_len": None}
 
@@ -794,3 +795,62 @@ async def test_an_address_that_holds_a_password_is_refused_and_not_shown() -> No
     with pytest.raises(ConfigError, match="SAMPLER_API_KEY") as refused:
         await connect("http://me:secret@127.0.0.1:1", "vllm")
     assert "secret" not in str(refused.value)
+
+
+IMAGES = (PlacedImage(2, 3, b"png", "png"), PlacedImage(6, 2, b"jpeg", "jpeg"))
+SHOWN = (1, 2, 9, 9, 9, 3, 9, 9, 4)
+
+
+def generated(token: int, *likeliest: tuple[int, float], ended: str | None = None) -> Any:
+    """Event of vLLM 0.32's `/inference/v1/generate`."""
+    likely = [{"token_id": t, "logprob": x, "rank": n} for n, (t, x) in enumerate(likeliest, 1)]
+    content = {**likely[0], "top_logprobs": likely}
+    choice = {"index": 0, "token_ids": [token], "logprobs": {"content": [content]}}
+    return {"choices": [{**choice, "finish_reason": ended, "stop_reason": None}], "usage": None}
+
+
+async def test_vllm_gets_one_token_for_each_image_and_the_image_beside_it() -> None:
+    first = generated(7, (7, -0.5), (8, -1.0)) | {"prompt_token_ids": list(SHOWN)}
+    last = generated(5, (5, -2.0), (6, -0.1), ended="stop")
+    params = SamplingParams(max_tokens=4, student_topk=1, stop_tokens=(5,), images=IMAGES)
+    async with scripted() as script:
+        server = VllmServer(script.url)
+        script.replies[GENERATE] = streamed(first, last)
+        (done,) = await server.sample("v1", SHOWN, params, 1)
+        path, body = script.asked[-1]
+        await server.aclose()
+    assert (path, body["model"], body["token_ids"]) == (GENERATE, "v1", [1, 2, 9, 3, 9, 4])
+    assert [part["url"] for part in body["content_parts"]] == [
+        "data:image/png;base64,cG5n",
+        "data:image/jpeg;base64,anBlZw==",
+    ]
+    assert body["sampling_params"]["logprobs"] == 2  # the sampled one is among them
+    assert (done.tokens, done.logprobs) == ((7, 5), (-0.5, -2.0))
+    assert done.topk_ids == ((7,), (6,))
+
+
+async def test_images_that_take_other_tokens_at_the_server_are_an_error() -> None:
+    other = generated(7, (7, -0.5), ended="length") | {"prompt_token_ids": [1, 2, 9, 9, 3, 9, 9, 4]}
+    async with scripted() as script:
+        server = VllmServer(script.url)
+        script.replies[GENERATE] = streamed(other)
+        with pytest.raises(SamplerError, match="an image takes other tokens there"):
+            await server.sample(None, SHOWN, SamplingParams(max_tokens=1, images=IMAGES), 1)
+        await server.aclose()
+
+
+@pytest.mark.parametrize(
+    ("reply", "sees"),
+    [
+        (said({"prompt_token_ids": [9, 9, 9, 9], "choices": []}), True),
+        (said({"prompt_token_ids": [9, 8], "choices": []}), False),
+        (said(error(400, "At most 0 image(s) may be provided in one prompt."), 400), False),
+        (said({"detail": "Not Found"}, 404), False),
+    ],
+)
+async def test_whether_vllm_takes_images_is_tried(reply: Reply, sees: bool) -> None:
+    async with scripted() as script:
+        server = VllmServer(script.url)
+        script.replies[GENERATE] = reply
+        assert await server.sees(9) is sees
+        await server.aclose()

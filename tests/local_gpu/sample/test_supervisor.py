@@ -60,6 +60,7 @@ def launches(vllm: Path, model: Path, *groups: tuple[int, ...]) -> list[Launch]:
         streams=48,
         logprobs=24,
         logs=model.parent / "logs",
+        sees=True,
     )
     return commands.samplers(groups, GPUS, what)
 
@@ -137,7 +138,8 @@ async def test_servers_start_together_see_their_gpus_only_and_end_with_their_pro
             assert flags["--max-num-batched-tokens"] == "2048", "no long prompt stops the streams"
             assert flags["--max-num-seqs"] == "48"
             assert flags["--max-lora-rank"] == "32", "the next that it makes room for"
-            assert (flags["--max-logprobs"], flags["--max-model-len"]) == ("24", "4096")
+            assert (flags["--max-logprobs"], flags["--max-model-len"]) == ("25", "4096")
+            assert flags["--limit-mm-per-prompt"] == '{"video": 0}', "images only"
             assert flags["--gpu-memory-utilization"] == "0.45"
             assert flags["--generation-config"] == "vllm"
             assert "--disable-uvicorn-access-log" in command

@@ -11,14 +11,16 @@ import json
 import subprocess
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from families import EYES_ON_VLLM, FAMILIES, tiny_of
 from local_reference import sequence
-from real_vllm import Numbers, serving
+from real_vllm import HEAD_DIM, Numbers, serving
 from safetensors.torch import load_file, save_file
+from test_seeing import ONE, TWO, asked, in_transformers
 
 from local_gpu.config import LocalConfig
 from local_gpu.model.files import write_adapter
@@ -27,7 +29,10 @@ from local_gpu.model.lora import LoraShape, fresh_adapter, lora_targets
 from local_gpu.plan.memory import model_size
 from local_gpu.sample.sglang import without_lora
 from local_gpu.trainer import LocalTrainer
-from tinker_claw.errors import BackendError
+from tests.render.test_eyes import said
+from tests.seeing_models import tiny_qwen3_vl
+from tinker_claw.errors import BackendError, SamplerError
+from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import Adam, Datum, LossPass, SamplingParams
 
 pytestmark = [
@@ -35,6 +40,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning"),
 ]
 SHAPE = LoraShape(4, 8)
+IMAGES = ("--enable-scale-out", "--limit-mm-per-prompt", '{"video": 0}')
 SGLANG = "0.5.23"
 NUMBERS = Numbers.of("bfloat16")
 """Number format: linear attention on CPU supports no other."""
@@ -89,6 +95,53 @@ async def test_vllm_applies_a_version_and_answers_with_it(
     (agreement,) = trainer._backend.serving.agreements(version.ref)
     assert agreement.applied == pytest.approx(1, abs=0.1)
     await trainer.aclose()
+
+
+@pytest.fixture(scope="module")
+def seeing(
+    environment: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, Path]]:
+    model = tiny_qwen3_vl(tmp_path_factory.mktemp("seeing") / "model", head_dim=HEAD_DIM)
+    room = ("--lora-target-modules", *model_size(str(model)).targets, *IMAGES)
+    log = model.with_name("vllm.log")
+    with serving(environment, model, log, *room, tokenizer=True) as url:
+        yield url, model
+
+
+async def test_a_reply_to_images_has_the_whole_models_logprobs(
+    seeing: tuple[str, Path], tmp_path: Path
+) -> None:
+    url, model = seeing
+    config = LocalConfig(
+        model=str(model), root=tmp_path, rank=4, alpha=8, threads=1, sampler_urls=(url,)
+    )
+    trainer = await LocalTrainer.start(config)
+    try:
+        assert (await trainer.capabilities()).sees
+        renderer, found = Renderer.load(str(model), "qwen3-vl"), []
+        weights = ((1.0,),) * 4
+        text = renderer.prompt(said({"role": "user", "content": "What is this? "})).tokens
+        datum = Datum((*text, 5, 6, 7, 8), start=len(text), weights=weights)
+        base = await trainer.base()
+        await trainer.train_step([LossPass("cross_entropy", (datum,))], Adam(0.05))
+        version = await trainer.publish()
+        for sampler in (base, version):
+            for files in ((ONE,), (TWO,), (ONE, TWO)):
+                prompt, params = asked(renderer, *files)
+                (done,) = await sampler.sample(prompt, params)
+                found.append(done.tokens)
+                if sampler is base:
+                    wanted = in_transformers(model, prompt, done, params.images)
+                    assert done.logprobs == pytest.approx(wanted, abs=1e-3)
+                assert all(len(row) == 3 for row in done.topk_ids)
+        assert len(set(found)) == 6  # what it sees matters, and so does the adapter
+        prompt, params = asked(renderer, ONE)
+        fewer = replace(params.images[0], tokens=params.images[0].tokens - 1)
+        short = (*prompt[: fewer.at], *prompt[fewer.at + 1 :])
+        with pytest.raises(SamplerError, match="an image takes other tokens"):
+            await base.sample(short, replace(params, images=(fewer,)))
+    finally:
+        await trainer.aclose()
 
 
 async def test_under_the_names_of_the_text_half_alone_vllm_applies_nothing_and_that_is_found(
