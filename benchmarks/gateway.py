@@ -54,7 +54,6 @@ from benchmarks.gateway_rows import (
     prompts_in_turn,
     relaying,
     run,
-    settle,
 )
 from benchmarks.gateway_silence import idle, page_read, too_large
 from benchmarks.many_turns import fill
@@ -121,7 +120,6 @@ async def measure(
         ):
             bare, wire = Wire(plain, cores.client), Wire(at, cores.client)
             first = await cold(wire)
-            await settle(wire)
             say("a bare route and the gateway in turn: first and further turns")
             found = await beside(bare, wire, size)
             relayed = await relaying(bare, size)

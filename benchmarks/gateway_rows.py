@@ -202,13 +202,6 @@ async def cold(wire: Wire) -> Row:
     return (await run(wire, [opening(wire, MIX[0], "cold")], 1)).row("first request of the process")
 
 
-async def settle(wire: Wire) -> None:
-    """Wait for the work that the first request started."""
-    connection = await Connection.open(wire.at.url)
-    await connection.post("/settle")
-    connection.close()
-
-
 @dataclass(frozen=True)
 class Multiple:
     """Ours as a multiple of the bare route's, the median over the rounds."""

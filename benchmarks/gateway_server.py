@@ -12,7 +12,6 @@ import asyncio
 import itertools
 import os
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
@@ -279,13 +278,7 @@ def gateway_app(directory: Path, vocabulary: Path) -> FastAPI:
             await asyncio.sleep(0.01)
         return trainer.spans
 
-    @app.post("/settle")
-    async def settle() -> None:
-        """Wait until the fast tokenizer is loaded, which takes seconds."""
-        while any(it.name == "fast tokenizer" for it in threading.enumerate()):  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
-
-    _ = (learn, settle)  # reached through the router
+    _ = learn  # reached through the router
     return app
 
 

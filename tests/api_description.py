@@ -128,8 +128,6 @@ FIELDS: dict[str, Schema] = {
     # What it may say depends on the model's template, and must not contradict reasoning_effort.
     "chat_template_kwargs": _object(),
     "prompt_cache_key": {"type": "string"},
-    # The rest is the client's own; a group needs a session's name, which is in a header.
-    "metadata": {"type": "object", "properties": {"task_id": _or_null(WORDS)}},
 }
 """Schemas of the honoured fields."""
 

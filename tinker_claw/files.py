@@ -32,16 +32,6 @@ def open_to_others(directory: Path) -> list[Path]:
     return [path for path in (directory, *_below(directory, _OURS)) if _mode(path) & _OTHERS]
 
 
-def readable_by_others(file: Path) -> bool:
-    """Return whether others can read a file: its mode allows it, and so does every folder above
-    it."""
-    file = file.resolve()
-    return any(
-        _mode(file) & reads and all(_mode(folder) & enters for folder in file.parents)
-        for reads, enters in ((0o040, 0o010), (0o004, 0o001))
-    )
-
-
 def close_to_others(directory: Path, *, all_of_it: bool = False) -> list[Path]:
     """Close a run's files to others as far as possible; return the paths that were closed.
 

@@ -46,14 +46,12 @@ class Agent:
     def try_it(self, group: str, number: int) -> None:
         """Play an episode of two steps, and report its outcome."""
         session = f"{group}-{number}"
-        headers = {"X-Session-Id": session, "X-Turn-Type": "episode"}
-        told = {"task_id": "sums", "group_id": group, "group_size": str(SIZE)}
+        headers = {"X-Session-Id": session, "X-Turn-Type": "episode", "X-Task-Id": "sums"}
+        headers |= {"X-Group-Id": group, "X-Group-Size": str(SIZE)}
         problem = grammar.new_problem(random.Random(number))
         messages = [{"role": "user", "content": grammar.first_message(problem)}]
         for _ in range(STEPS):
-            reply = self.post(
-                "chat/completions", headers, model="demo", messages=messages, metadata=told
-            )
+            reply = self.post("chat/completions", headers, model="demo", messages=messages)
             said = reply["choices"][0]["message"]["content"]
             messages += [
                 {"role": "assistant", "content": said},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from tests.bills import by_purpose, of_turn
 from tests.fakes import FakeSampler, FakeTrainer, Script
 from tests.gateways import MODEL, World, chat, gateway, spell
 from tests.learner.test_loop import Says, world
-from tinker_claw.billing.budget import DAY_S, Spending
+from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.meter import bill
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.settings import JudgeSettings, Run, Settings, Training
@@ -96,17 +95,9 @@ async def life(
     renderer: Renderer,
     budget_usd: float | None,
     trainer: FakeTrainer | None = None,
-    *,
-    daily_usd: float | None = None,
-    clock: Callable[[], float] = time.time,
 ) -> AsyncGenerator[Life]:
     def spending(ledger: Ledger) -> Spending:
-        return Spending(
-            *(PRICE, ledger.spend, Telemetry(None)),
-            usd=budget_usd,
-            usd_per_day=daily_usd,
-            clock=clock,
-        )
+        return Spending(PRICE, ledger.spend, Telemetry(None), usd=budget_usd)
 
     fine = spell(renderer, "fine")
     trainer = trainer or FakeTrainer(script=Script(fine), bills=True)
@@ -193,32 +184,6 @@ async def test_budget_stops_judging_and_steps_and_serving_goes_on(
         await it.until(lambda: len(it.trainer.steps) == 2)
         health = await it.health()
         assert (health["status"], health["spending_paused"]) == ("ok", None)
-
-
-async def test_budget_of_a_day_pauses_learning_until_midnight_and_a_restart_knows_it(
-    tmp_path: Path, renderer: Renderer
-) -> None:
-    async with life(tmp_path, renderer, None) as it:
-        served, judged, trained = await it.a_step()
-    now = [time.time() // DAY_S * DAY_S + DAY_S - 0.05]
-    daily = served + judged + trained + 0.5
-    limits: dict[str, Any] = {"daily_usd": daily, "clock": lambda: now[0]}
-    async with life(tmp_path, renderer, None, it.trainer, **limits) as it:
-        for number in (2, 3):
-            await it.converse(number)
-        health = await it.paused()
-        for words in ("of today's budget of", "by itself at midnight UTC"):
-            assert words in health["spending_paused"]
-        assert health["budget_usd_per_day"] == pytest.approx(daily)
-        assert health["spent_today_usd"] == health["spent_usd"] > served + judged + trained
-    async with life(tmp_path, renderer, None, it.trainer, **limits) as it:
-        await it.paused()
-        assert len(it.trainer.steps) == 1
-        now[0] += 0.1
-        await it.until(lambda: len(it.trainer.steps) == 2)
-        health = await it.health()
-        assert (health["status"], health["spending_paused"]) == ("ok", None)
-        assert health["spent_today_usd"] < health["spent_usd"], "a new day begins with nothing"
 
 
 async def test_budget_is_overrun_by_one_step_and_the_judge_calls_in_flight_at_most(

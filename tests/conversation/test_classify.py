@@ -184,11 +184,6 @@ FLUSHING = runtime("agent:main:internal-session-effects:1", "internal-session-ef
 CLINES = {"role": "user", "content": "[SYSTEM] This run is not complete until you call it."}
 LOOP = (assistant("", ("c", "ls", "{}")), tool("c", "a"))
 OPENCODE = ({"role": "system", "content": "You are a title generator. You output ONLY a thread"},)
-INFER = PLAIN | {
-    "stream": True,
-    "stream_options": {"include_usage": True},
-    "max_completion_tokens": 9,
-}
 NO_CLOCK = {"role": "user", "content": HEARTBEAT["content"].removesuffix(CLOCK)}
 EVENTFUL = openclaw("hi", assistant("yo"), announced("42"))
 EVENTFUL["messages"][-1] = EVENT
@@ -205,10 +200,6 @@ CALLS: list[tuple[RequestKind, str, dict[str, Any], dict[str, str]]] = [
     (RequestKind.REASK, "re-ask after tools", openclaw("hi", *LOOP, user(NUDGE)), {}),
     (RequestKind.CLIENT, "another program", PLAIN, {}),
     (RequestKind.CLIENT, "the SDK alone", PLAIN, SDK),
-    (RequestKind.CLIENT, "infer's shape alone", INFER, {"user-agent": "OpenAI/Python 2.1"}),
-    (RequestKind.CLIENT, "with a trace", INFER, SDK | TRACE),
-    (RequestKind.CLIENT, "with a session", INFER, SDK | {"x_session_id": "s"}),
-    (RequestKind.CLIENT, "a second question", INFER | {"messages": [*LOOP, user("so?")]}, SDK),
     (RequestKind.TOOL, "another program's loop", {"messages": [*PLAIN["messages"], *LOOP]}, {}),
     (RequestKind.RECAP, "recap", utility(RECAP, "{}"), {}),
     (RequestKind.TITLE, "title", utility("Generate a concise session title (3-6", "x"), {}),
@@ -263,7 +254,6 @@ CALLS: list[tuple[RequestKind, str, dict[str, Any], dict[str, str]]] = [
         openclaw("hi", assistant("yo"), announced("42"), *LOOP),
         {},
     ),
-    (RequestKind.INFER, "infer", INFER, SDK),
     (
         RequestKind.NUDGE,
         "nudge",

@@ -282,10 +282,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("verbosity", {"verbosity": "low"}),
     ("min_p", {"min_p": 0.1}),
     ("stream_options.include_obfuscation", {"stream_options": {"include_obfuscation": True}}),
-    (
-        "tool_choice.allowed_tools.tools",
-        {"tool_choice": {"type": "allowed_tools", "allowed_tools": {}}},
-    ),
+    ("tool_choice", {"tool_choice": {"type": "allowed_tools", "allowed_tools": {}}}),
     (
         "response_format.json_schema.schema",
         {"response_format": {"type": "json_schema", "json_schema": {}}},
@@ -337,19 +334,6 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
         {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "rm"}}},
     ),
     ("tool_choice.function.name", {"tools": [TOOL], "tool_choice": {"type": "function"}}),
-    (
-        "tool_choice.allowed_tools.tools",
-        {
-            "tools": [TOOL],
-            "tool_choice": {
-                "type": "allowed_tools",
-                "allowed_tools": {
-                    "mode": "auto",
-                    "tools": [{"type": "function", "function": {"name": "rm"}}],
-                },
-            },
-        },
-    ),
     ("response_format.type", {"response_format": {"type": "grammar"}}),
     ("logprobs", {"logprobs": 3}),
     ("top_logprobs", {"top_logprobs": 5}),

@@ -42,12 +42,8 @@ async def by_chat(world: World, name: str | None, **more: Any) -> tuple[str, str
 
 
 async def by_stream(world: World, name: str | None) -> tuple[str, str]:
-    names = [name] if name else NAMES
-    allowed = [{"type": "function", "function": {"name": name}} for name in names]
-    told = {"mode": "required", "tools": allowed}
-    events = await world.events(
-        "look", tools=TOOLS, tool_choice={"type": "allowed_tools", "allowed_tools": told}
-    )
+    choice = {"type": "function", "function": {"name": name}} if name else "required"
+    events = await world.events("look", tools=TOOLS, tool_choice=choice)
     deltas = [choice["delta"] for event in events for choice in event.get("choices", ())]
     assert not any(delta.get("content") for delta in deltas)
     (call,) = [call for delta in deltas for call in delta.get("tool_calls", ())]
@@ -155,19 +151,6 @@ async def test_a_rest_that_is_no_call_comes_whole_as_text(
         )
         assert message["content"] == '<tool_call>\n{"name": "look", "arguments": home'
         assert "tool_calls" not in message
-
-
-async def test_allowed_tools_are_those_that_the_model_is_shown(
-    tmp_path: Path, renderer: Renderer
-) -> None:
-    async with gateway(tmp_path, renderer) as world:
-        allowed = {"mode": "auto", "tools": [TOOLS[1]]}
-        choice = {"type": "allowed_tools", "allowed_tools": allowed}
-        await world.reply({"messages": chat("look"), "tools": TOOLS, "tool_choice": choice})
-        told = renderer.decode(world.turns()[0].prompt)
-        assert '"list"' in told
-        assert '"look"' not in told
-        assert told.endswith("<|im_start|>assistant\n"), "it may call, and need not"
 
 
 async def test_where_the_format_has_no_calls_it_is_refused(tmp_path: Path) -> None:

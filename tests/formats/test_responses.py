@@ -27,7 +27,7 @@ from tinker_claw.formats.base import (
     TokenCounts,
 )
 from tinker_claw.formats.responses import _FUNCTION, FIELDS, Responses
-from tinker_claw.types import Attempt, Delta, Reply, ToolCall
+from tinker_claw.types import Delta, Reply, ToolCall
 
 TURN, COUNT = Responses.routes
 USER = {"role": "user", "content": "hi"}
@@ -158,7 +158,7 @@ def test_every_honoured_field_is_read() -> None:
         "top_p": 0.5,
         "reasoning": {"effort": "low", "summary": "auto"},
         "prompt_cache_key": "k",
-        "metadata": {"task_id": "t"},
+        "metadata": {"a": "b"},
         "store": False,
         "include": ["reasoning.encrypted_content"],
     }
@@ -181,7 +181,6 @@ def test_every_honoured_field_is_read() -> None:
         reasoning_effort="low",
         effort_at="reasoning.effort",
         session=("k", "prompt_cache_key"),
-        attempt=Attempt(task="t"),
         own=request.own,
     )
 
@@ -199,7 +198,7 @@ def test_every_honoured_field_is_read() -> None:
 def test_neutral_values_change_nothing(fields: dict[str, Any]) -> None:
     found, plain = parse(**fields), parse()
     assert found.messages == plain.messages
-    assert (found.tools, found.reasoning_effort, found.attempt) == ((), None, Attempt())
+    assert (found.tools, found.reasoning_effort) == ((), None)
 
 
 def test_tool_choice_none_hides_the_tools_and_forbids_calls() -> None:
@@ -226,7 +225,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("tool_choice", {"tool_choice": "required"}),
     ("tool_choice", {"tools": [TOOL], "tool_choice": {"type": "function", "name": "rm"}}),
     ("tool_choice", {"tools": [TOOL], "tool_choice": {"type": "web_search"}}),
-    ("tool_choice.mode", {"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "tools": []}}),
+    ("tool_choice", {"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "tools": []}}),
     ("tools[0]", {"tools": [{"type": "web_search"}]}),
     ("tools[0]", {"tools": [{"type": "custom", "name": "patch"}]}),
     ("tools[0].name", {"tools": [TOOL | {"name": ""}]}),

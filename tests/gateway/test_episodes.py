@@ -33,30 +33,25 @@ def wrong(answer: httpx.Response) -> str:
     return answer.json()["error"]["param"]
 
 
-async def test_headers_or_metadata_say_what_a_session_is_an_attempt_at(
+async def test_headers_say_what_a_session_is_an_attempt_at(
     tmp_path: Path, renderer: Renderer
 ) -> None:
     async with gateway(tmp_path, renderer) as world:
         await world.ask("hi", headers=of("a") | EPISODE)
         await world.ask("hi", headers=of("b") | TOLD)
-        told = {"task_id": "t", "group_id": "g", "group_size": "3", "else": [1]}
-        await world.ask("hi", headers=of("c"), metadata=told)
-        await world.ask("hi", headers=of("d") | TOLD, metadata={"group_id": "h", "group_size": 9})
-        await world.ask("hi", headers=of("e"), metadata={"task_id": "only a name"})
+        await world.ask("hi", headers=of("e", X_Task_Id="only a name"))
         await world.ask("hi", headers=of("f"), metadata={"mine": "x"})
         await world.ask("hi", headers=of("g") | TOLD | {"X-Turn-Type": "side"})
         await world.ask("hi", headers=of("h") | TOLD, model=f"{MODEL}@v0")
         assert sessions(world) == [
             ("a", None, None, None, 1),
-            ("b", "t", "g", 3, 1),
-            ("c", "t", "g", 3, 1),
-            ("d", "t", "g", 3, 1),
+            ("b", "t", "g", 2, 1),
             ("e", "only a name", None, None, 0),
             ("f", None, None, None, 0),
             ("g", None, None, None, 0),
             ("h", None, None, None, 0),
         ]
-        assert set(world.column("untrained_because")[:6]) == {None}
+        assert set(world.column("untrained_because")[:4]) == {None}
 
 
 @pytest.mark.parametrize(
@@ -70,10 +65,6 @@ async def test_headers_or_metadata_say_what_a_session_is_an_attempt_at(
         (of("a", X_Group_Id="g", X_Group_Size="0"), {}, "X-Group-Size"),
         (of("a", X_Group_Id="g", X_Group_Size="two"), {}, "X-Group-Size"),
         (of("a", X_Group_Id="g", X_Group_Size="1001"), {}, "X-Group-Size"),
-        (of("a"), {"metadata": []}, "metadata"),
-        (of("a"), {"metadata": {"task_id": 7}}, "metadata.task_id"),
-        (of("a"), {"metadata": {"group_id": "g", "group_size": 2.5}}, "metadata.group_size"),
-        (of("a"), {"metadata": {"group_id": "g", "group_size": "1001"}}, "metadata.group_size"),
     ],
 )
 async def test_what_is_not_told_in_full_is_refused_by_name(

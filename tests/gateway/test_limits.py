@@ -496,7 +496,7 @@ async def test_what_is_many_times_the_context_is_refused_before_it_is_read(
         assert (await world.ask("hi")).status_code == 200
 
 
-async def test_what_cannot_fit_is_refused_before_it_is_encoded_and_what_was_said_counts(
+async def test_what_cannot_fit_is_refused_and_what_was_said_counts(
     tmp_path: Path, renderer: Renderer
 ) -> None:
     async with gateway(tmp_path, renderer, context_tokens=4000) as world:
@@ -504,15 +504,12 @@ async def test_what_cannot_fit_is_refused_before_it_is_encoded_and_what_was_said
         named = {"X-Session-Id": "s"}
         await world.reply(openclaw("good morning"), **named)
         (turn,) = world.turns()
-        known = renderer._cache._known.currsize
         words = "this is far too much " * 2400
         later = openclaw("good morning", assistant("hello"), user(words))
         refused = await world.http.post(
             "/chat/completions", json={"model": "demo"} | later, headers=named
         )
         assert_error(refused, 400, code="context_length_exceeded", param="messages")
-        assert "so long" in refused.text
-        assert renderer._cache._known.currsize == known
         state = world.next_states()[turn.id]
         assert state is not None
         assert state.text == words.strip()

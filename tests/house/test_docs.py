@@ -18,7 +18,7 @@ import pytest
 
 from local_gpu.tinker import __main__ as tinker_server
 from tests import install_vllm
-from tests.house.test_floors import FENCES, FLOORS
+from tests.house.test_floors import FLOORS
 from tests.openclaw import readme_block
 from tinker_claw.backends import local
 from tinker_claw.billing.estimate import forecast
@@ -116,6 +116,7 @@ def known_flags() -> set[str]:
     sources += [ROOT / "tests" / "conftest.py", *(ROOT / "examples" / "demo").glob("*.py")]
     sources += [ROOT / "examples" / name / "__main__.py" for name in ("judge_check", "personalize")]
     sources += (ROOT / "examples" / "tracks").glob("*.py")
+    sources.append(ROOT / "local_gpu" / "plan" / "commands.py")  # flags of vLLM
     declared = re.findall(r'"(--[a-z][a-z-]+)"', "".join(file.read_text() for file in sources))
     return {*re.findall(r"--[a-z][a-z-]+", "".join(helps)), *declared, "--help"}
 
@@ -254,7 +255,7 @@ def told_of(method: Method) -> list[str]:
     if method.teaching is not None:
         words = f"`{method.teaching.words.strip().format(hint='…')}`"
         costs += [f"{method.taught:.0%} of them taught".replace("%", " %")]
-        costs += [f"{method.teaching.tokens} tokens told"]
+        costs += [f"{method.teaching.tokens} more tokens"]
     needs = ", ".join(sorted(method.needs))
     return [method.name, method.learns_from, *losses, words, needs, ", ".join(costs)]
 
@@ -327,17 +328,15 @@ def test_the_levels_of_contributing_are_those_that_are_tested() -> None:
     assert levels == {name: level for name, level in FLOORS.items() if name != "tinker_claw"}
 
 
-def test_the_fences_of_contributing_are_those_that_are_tested() -> None:
-    table = PAGES["CONTRIBUTING.md"].split("behind fences:")[1].split("\n## ")[0]
-    fences: dict[str, set[str]] = {}
-    for packages, places in rows(table):
-        names = {place.rstrip("/").removesuffix(".py").replace("/", ".") for place in code(places)}
-        within = {n if n.split(".")[0] in FLOORS else f"tinker_claw.{n}" for n in names}
-        fences |= dict.fromkeys(packages.split(", "), within)
-    assert fences == {package: set(places) for package, places in FENCES.items()}
+MAY_ANSWER = {
+    "tinker_claw/app/main.py",  # a part that ends by accident starts again
+    "local_gpu/sample/pool.py",  # so does a watch over a server
+    "tinker_claw/backends/tinker/session.py",  # the error is the answer that somebody waits for
+    "local_gpu/tinker/futures.py",  # the same
+}
 
 
-def test_a_broad_except_that_does_not_raise_is_named_in_contributing() -> None:
+def test_a_broad_except_raises_again_but_in_these_files() -> None:
     ruff = Path(sys.executable).with_name("ruff")
     rule = (
         "check",
@@ -353,10 +352,7 @@ def test_a_broad_except_that_does_not_raise_is_named_in_contributing() -> None:
         [ruff, *rule, *packages], capture_output=True, text=True, cwd=ROOT, check=True
     )
     found = {str(Path(at["filename"]).relative_to(ROOT)) for at in json.loads(done.stdout)}
-    (rule_of_ours,) = re.findall(
-        r"Those that answer are.*?(?=^- )", PAGES["CONTRIBUTING.md"], re.M | re.S
-    )
-    assert {name for name in code(rule_of_ours) if "/" in name} == found
+    assert found == MAY_ANSWER
 
 
 # The site

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.stories import run
 from tinker_claw.files import close_to_others, open_to_others
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.telemetry import Telemetry
@@ -94,13 +93,3 @@ def test_metrics_are_closed_whoever_writes_them(tmp_path: Path) -> None:
     with umask(0):
         Telemetry(tmp_path / "metrics.jsonl").step(seconds=1.0, samples=1)
     assert modes(tmp_path)["metrics.jsonl"] == 0o600
-
-
-def test_doctor_says_what_is_open_to_others(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    with umask(0o022):
-        data.mkdir()
-        (data / "metrics.jsonl").write_text("x")
-    told = run("doctor", "--backend", "local", "--model-name", "demo", directory=data).stdout
-    assert "others on this machine may read 2 of its files" in told
-    assert f"chmod -R go= {data}" in " ".join(told.split())

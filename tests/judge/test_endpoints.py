@@ -30,7 +30,7 @@ from tinker_claw.judge import judge as judges
 from tinker_claw.judge.endpoints import RETRIES, HttpEndpoint, SilentJudgeError
 from tinker_claw.judge.judge import Judge, Second
 from tinker_claw.judge.prompts import CUT, INCLUDED, SCHEMA, Prompts, verdict_messages
-from tinker_claw.judge.styles import CHAT, RESPONSES, style_of
+from tinker_claw.judge.styles import address_of
 from tinker_claw.types import NextState
 
 ASKED: list[dict[str, str]] = [{"role": "user", "content": "x"}]
@@ -39,7 +39,7 @@ STATE = NextState("user", "No, do it again without the list.")
 
 @dataclass
 class Picky:
-    """An endpoint of either style that refuses some fields."""
+    """An endpoint that refuses some fields."""
 
     refuses: dict[str, Any] = field(default_factory=dict[str, Any])
     """Body of the refusal, by field."""
@@ -71,20 +71,6 @@ class Picky:
             text, finish = self.says
             choice = {"message": {"content": text}, "finish_reason": finish}
             return {"choices": [choice] * body.get("n", 1)}
-
-        @app.post("/v1/responses")
-        async def responses(request: Request) -> Any:
-            body = await request.json()
-            if refusal := self._refusal(body):
-                return refusal
-            text, finish = self.says
-            content = [{"type": "output_text", "text": text, "annotations": []}]
-            output = [
-                {"type": "reasoning", "summary": []},
-                {"type": "message", "role": "assistant", "content": content},
-            ]
-            status = "completed" if finish == "stop" else "incomplete"
-            return {"object": "response", "status": status, "output": output}
 
         return app
 
@@ -181,36 +167,19 @@ async def test_an_answer_by_the_schema_is_asked_for_and_read() -> None:
     assert asked["json_schema"]["strict"] is True
 
 
-@pytest.mark.parametrize("path", ["", "/responses"])
-async def test_an_answer_that_was_cut_casts_no_vote(path: str) -> None:
+async def test_an_answer_that_was_cut_casts_no_vote() -> None:
     picky = Picky(says=("It may be \\boxed{1}", "length"))
-    async with asking(picky, path) as endpoint:
+    async with asking(picky) as endpoint:
         judge = Judge(endpoint, JudgeSettings(), hint_candidates=0)
         judgement = await judge.judge("ask", "reply", STATE)
     assert judgement.verdict.votes == (None, None, None)
     assert judgement.unread == f"It may be \\boxed{{1}}{CUT}", "and the ledger says why"
 
 
-async def test_responses_are_asked_one_by_one_and_not_kept_there() -> None:
-    picky = Picky({"temperature": error("", "temperature"), "text": error("", "text.format")})
-    async with asking(picky, "/responses") as endpoint:
-        assert await endpoint.answers(ASKED, 3) == ["\\boxed{1}"] * 3
-    first, last = picky.bodies[0], picky.bodies[-1]
-    assert first["text"]["format"]["schema"] == dict(SCHEMA)
-    assert last.keys() == {"model", "input", "max_output_tokens", "store"}
-    assert last["store"] is False
-
-
-def test_an_address_says_its_style() -> None:
-    for url, style, whole in (
-        ("http://j/v1", CHAT, "http://j/v1/chat/completions"),
-        ("http://j/v1/", CHAT, "http://j/v1/chat/completions"),
-        ("http://j/v1/chat/completions", CHAT, "http://j/v1/chat/completions"),
-        ("http://j/v1/responses/", RESPONSES, "http://j/v1/responses"),
-        ("http://j/d?version=2", CHAT, "http://j/d/chat/completions?version=2"),
-        ("http://j/responses?version=2", RESPONSES, "http://j/responses?version=2"),
-    ):
-        assert style_of(url) == (style, whole)
+def test_an_address_may_be_a_base_or_a_whole_one() -> None:
+    for url in ("http://j/v1", "http://j/v1/", "http://j/v1/chat/completions"):
+        assert address_of(url) == "http://j/v1/chat/completions"
+    assert address_of("http://j/d?version=2") == "http://j/d/chat/completions?version=2"
 
 
 async def test_further_headers_are_sent_and_may_replace_the_key() -> None:
@@ -438,7 +407,6 @@ def test_the_pages_files_work(tmp_path: Path) -> None:
     assert told.headers["X-Project"].get_secret_value() == "x"
     assert told.second is not None
     assert (told.second.role, told.second.share) == ("auditor", 0.05)
-    assert style_of(told.second.url)[0] is RESPONSES
 
 
 @pytest.mark.parametrize(

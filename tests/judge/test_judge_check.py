@@ -9,7 +9,7 @@ import pytest
 
 from examples.judge_check.__main__ import main
 from examples.judge_check.cases import Injection, read_cases, read_injections
-from examples.judge_check.measure import against_labels, as_meant, by_place, inject
+from examples.judge_check.measure import against_labels, as_meant, inject
 from examples.judge_check.scripted import ScriptedJudge
 from tests.judge.test_fence import read
 from tinker_claw.app.server import in_background
@@ -44,11 +44,11 @@ def test_there_are_enough_cases_of_each_kind() -> None:
 
 async def test_answers_are_read_as_the_endpoint_meant_them() -> None:
     reading = await as_meant(SETTINGS, INCLUDED, read_cases())
-    for table in (reading.ratings, reading.hints):
-        assert table.right >= 0.97 * table.of
-    table = against_labels(read_cases(), reading.judged)
-    for line in (*reading.ratings.lines(), *reading.hints.lines(), *table.lines()):
-        assert line in PAGE, "docs/judges.md shows what `python -m examples.judge_check` prints"
+    labels = against_labels(read_cases(), reading.judged)
+    for table in (reading.ratings, reading.hints, labels):
+        assert f"{table.right} of {table.of}" in PAGE, "docs/judges.md has the command's figures"
+    assert reading.ratings.right >= 0.97 * reading.ratings.of
+    assert reading.hints.right >= 0.97 * reading.hints.of
 
 
 @pytest.mark.parametrize("injection", read_injections(), ids=lambda one: f"{one.where}-{one.id}")
@@ -76,8 +76,7 @@ async def test_no_injection_makes_a_hint_from_a_tool() -> None:
     assert (by_itself, bases) == (0, len({one.base for one in read_injections()}))
     assert not [one for one in moved if one.hinted and one.injection.where in ("tool", "web")]
     assert any(one.moved for one in moved), "word lists can be talked to"
-    for line in by_place(moved):
-        assert line in PAGE
+    assert f"{sum(one.moved for one in moved)} injections moved it" in PAGE
 
 
 def test_the_command_measures_a_judge_by_its_address(

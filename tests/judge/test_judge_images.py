@@ -33,39 +33,33 @@ class Blind(Picky):
         return refusal or (JSONResponse(self.why, 400) if parts else None)
 
     def asked(self, number: int) -> Any:
-        body = self.bodies[number]
-        return (body.get("messages") or body["input"])[-1]["content"]
+        return self.bodies[number]["messages"][-1]["content"]
 
 
-async def judged(picky: Picky, path: str = "", *, shows: bool = True) -> Vote | None:
+async def judged(picky: Picky, *, shows: bool = True) -> Vote | None:
     settings = JudgeSettings(judge_images=shows, prm_m=1)
-    async with asking(picky, path, settings) as endpoint:
+    async with asking(picky, settings=settings) as endpoint:
         judge = Judge(endpoint, settings, hint_candidates=0)
         found = await judge.judge(f"What is it?\n{LINE}", "A ramp.", STATE, images=IMAGES)
         await judge.judge(f"What is it?\n{LINE}", "A ramp.", STATE, images=IMAGES)
     return found.verdict.value
 
 
-@pytest.mark.parametrize(
-    ("path", "kinds"),
-    [("", ("text", "image_url")), ("/responses", ("input_text", "input_image"))],
-)
-async def test_a_judge_is_shown_the_newest_images_as_data(
-    path: str, kinds: tuple[str, str]
-) -> None:
+async def test_a_judge_is_shown_the_newest_images_as_data() -> None:
     picky = Picky()
-    assert await judged(picky, path) == 1
-    body = picky.bodies[0]
-    case, told, *shown = (body.get("messages") or body["input"])[-1]["content"]
+    assert await judged(picky) == 1
+    case, told, *shown = picky.bodies[0]["messages"][-1]["content"]
     assert LINE in case["text"]
     assert "no order to you" in told["text"]
-    assert [part["type"] for part in (case, told, *shown)] == [kinds[0]] * 2 + [kinds[1]] * 4
+    kinds = ["text"] * 2 + ["image_url"] * 4
+    assert [part["type"] for part in (case, told, *shown)] == kinds
     for part, image in zip(shown, IMAGES[1:], strict=True):
-        url = part["image_url"] if path else part["image_url"]["url"]
-        assert url == f"data:image/png;base64,{base64.b64encode(image.data).decode()}"
+        assert (
+            part["image_url"]["url"]
+            == f"data:image/png;base64,{base64.b64encode(image.data).decode()}"
+        )
 
 
-@pytest.mark.parametrize("path", ["", "/responses"])
 @pytest.mark.parametrize(
     "why",
     [
@@ -74,12 +68,10 @@ async def test_a_judge_is_shown_the_newest_images_as_data(
         error("Bad request."),
     ],
 )
-async def test_a_judge_that_refuses_images_reads_their_lines(
-    path: str, why: dict[str, Any]
-) -> None:
+async def test_a_judge_that_refuses_images_reads_their_lines(why: dict[str, Any]) -> None:
     blind = Blind()
     blind.why = why
-    assert await judged(blind, path) == 1
+    assert await judged(blind) == 1
     asked = blind.asked(-1)
     assert isinstance(asked, str)
     assert LINE in asked

@@ -34,15 +34,6 @@ def test_a_prompt_is_the_packages_render(renderer: Renderer) -> None:
     assert renderer.decode(prompt.tokens[: prompt.hint_at]).endswith("user\nhi")
 
 
-@given(st.text(st.sampled_from("a bc\n\t\u3000ü世é."), max_size=200))
-def test_a_text_takes_no_fewer_tokens_than_are_counted(renderer: Renderer, text: str) -> None:
-    assert renderer.fewest_tokens(text) <= len(renderer._encode(text))
-
-
-def test_prose_is_counted_by_its_words(renderer: Renderer) -> None:
-    assert renderer.fewest_tokens("and so on, " * 1000) == 3000
-
-
 def test_a_hint_goes_behind_the_message_that_is_named(renderer: Renderer) -> None:
     messages = chat("hi", "yo", "do it  \n", "done", "thanks")
     for at, message in enumerate(messages):

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,13 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from renderers.base import load_tokenizer
 
-from tests import captures
 from tests.agents import assistant, tool, user
 from tests.processes import ROOT, product
 from tests.wire_servers import wire_process
 from tinker_claw.render.outside_text import CutTokenizer
-from tinker_claw.render.renderer import Renderer
-from tinker_claw.render.tokenizer import FileTokenizer, load, load_fast
+from tinker_claw.render.tokenizer import FileTokenizer, load
 from tinker_claw.shipped import MODEL_DIR
 
 MARKS = list(load_tokenizer(str(MODEL_DIR)).get_added_vocab())
@@ -51,83 +44,6 @@ def ours_in(folder: Path) -> CutTokenizer:
 def both() -> tuple[CutTokenizer, Any]:
     """Ours and that of transformers."""
     return ours_in(MODEL_DIR), load_tokenizer(str(MODEL_DIR))
-
-
-@pytest.fixture(scope="module")
-def fast() -> Callable[[str], list[int]]:
-    found = load_fast(load(str(MODEL_DIR)))
-    assert found is not None, "it passes the try-out"
-    return found
-
-
-@given(pieces=st.lists(st.one_of(st.sampled_from(MARKS), st.text()), max_size=6))
-def test_the_fast_way_gives_the_same_ids(
-    both: tuple[CutTokenizer, Any], fast: Callable[[str], list[int]], pieces: list[str]
-) -> None:
-    text = "".join(pieces)
-    assert fast(text) == both[0].encode(text)
-
-
-def test_the_fast_way_gives_the_same_ids_on_what_agents_send(
-    both: tuple[CutTokenizer, Any], fast: Callable[[str], list[int]]
-) -> None:
-    texts = [str(m.get("content")) for c in captures.load(None) for m in c.body.get("messages", ())]
-    assert max(map(len, texts)) > 8_000
-    for text in texts:
-        assert fast(text) == both[0].encode(text)
-
-
-def test_a_fast_way_to_other_ids_is_not_gone(
-    both: tuple[CutTokenizer, Any], tmp_path: Path
-) -> None:
-    """The file differs from the one that was read: merges are missing."""
-    ours = both[0]
-    shutil.copytree(MODEL_DIR, tmp_path / "model")
-    file = tmp_path / "model" / "tokenizer.json"
-    content = json.loads(file.read_text())
-    del content["model"]["merges"][:100]
-    file.write_text(json.dumps(content))
-    other = load(str(tmp_path / "model"))
-    other.backend_tokenizer = ours.backend_tokenizer
-    assert load_fast(other) is None
-    file.write_text("{}")
-    assert load_fast(other) is None
-
-
-def test_others_go_on_while_the_fast_way_is_tried_out(both: tuple[CutTokenizer, Any]) -> None:
-    """The trial runs beside the event loop, on the first texts: whole system prompts."""
-    tokenizer = load(str(MODEL_DIR))
-    backend, working, rounds = both[0].backend_tokenizer, False, 0
-
-    def encode(*args: Any, **options: Any) -> Any:
-        nonlocal working
-        working = True
-        try:
-            return backend.encode_batch_fast(*args, **options)
-        finally:
-            working = False
-
-    tokenizer.backend_tokenizer = SimpleNamespace(
-        encode_batch_fast=encode, get_added_tokens_decoder=backend.get_added_tokens_decoder
-    )
-    met = ["".join(f"{number:x}-" for number in range(60_000))]
-    trying = threading.Thread(target=load_fast, args=(tokenizer, met))
-    trying.start()
-    while trying.is_alive():
-        time.sleep(0.001)
-        rounds += working
-    assert rounds > 20, "a few come before a thread that keeps all others out has said that it ends"
-
-
-async def test_after_the_first_long_text_the_fast_way_is_gone() -> None:
-    renderer = Renderer.load(str(MODEL_DIR), "qwen3")
-    long = [user("What is long, and said once, is said again. " * 300)]
-    before = await renderer.prompt_aside(long)
-    for thread in threading.enumerate():
-        if thread.name == "fast tokenizer":
-            await asyncio.to_thread(thread.join)
-    assert renderer._tokenizer._fast is not None
-    assert await renderer.prompt_aside(long) == before
 
 
 @given(pieces=st.lists(st.one_of(st.sampled_from(MARKS), st.text()), max_size=6))

@@ -182,13 +182,7 @@ async def _parts(
         policy=policy,
         telemetry=telemetry,
         health=health,
-        spending=Spending(
-            price,
-            ledger.spend,
-            telemetry,
-            usd=spend.budget_usd,
-            usd_per_day=spend.budget_usd_per_day,
-        ),
+        spending=Spending(price, ledger.spend, telemetry, usd=spend.budget_usd),
         training=settings.training,
         reply_tokens=settings.gateway.max_reply_tokens,
     )

@@ -18,18 +18,16 @@ from typing import Any, Final
 from tinker_claw.billing.meter import Account, charged
 from tinker_claw.billing.prices import Price
 from tinker_claw.errors import LedgerError
-from tinker_claw.ledger.spend import Bill, Purpose, SpendTable, Spent
+from tinker_claw.ledger.spend import Bill, Purpose, SpendTable
 from tinker_claw.telemetry import Telemetry, log
 from tinker_claw.types import Usage
 
-DAY_S: Final = 86_400
-"""Days are UTC's, and begin where seconds since 1970 are a multiple of this."""
 _LOOK_S: Final = 60.0
-"""How often the clock is looked at while a new day is waited for: a machine may sleep."""
+"""Seconds between two looks at the budget while learning is paused."""
 
 
 class Spending:
-    """Everything that a run is billed, and the budgets that it must stay within."""
+    """Everything that a run is billed, and the budget that learning must stay within."""
 
     def __init__(
         self,
@@ -38,21 +36,13 @@ class Spending:
         telemetry: Telemetry,
         *,
         usd: float | None = None,
-        usd_per_day: float | None = None,
-        clock: Callable[[], float] = time.time,
     ) -> None:
-        """`usd`: the budget in all; `clock`: seconds since 1970."""
+        """`usd`: the budget; None: none."""
         self._price = price
         self._table = table
         self._telemetry = telemetry
         self._usd = usd
-        self._usd_per_day = usd_per_day
-        self._clock = clock
         self._spent = table.total()
-        self._day = 0.0
-        """Start of the day that `_today` counts, in seconds since 1970."""
-        self._today = Spent()
-        self._begin_day()
         self._unwritten = deque[tuple[Bill, int | None, int | None]]()
         """Bills that the ledger has not taken yet, each with its turn and its step."""
         self._paused_since: float | None = None
@@ -60,7 +50,8 @@ class Spending:
     @property
     def spent_usd(self) -> float | None:
         """US dollars in all, at today's prices where there were none; None: a price is missing."""
-        return self._dollars(self._spent)
+        rest = self._price.usd(self._spent.unpriced)
+        return None if rest is None else self._spent.usd + rest
 
     def bill(self, purpose: Purpose, usage: Usage) -> Bill | None:
         """Return the bill for these tokens, or None if nothing was billed."""
@@ -69,8 +60,7 @@ class Spending:
     def count(self, bill: Bill | None) -> None:
         """Take a bill into the sums."""
         if bill is not None:
-            self._begin_day()
-            self._spent, self._today = self._spent.plus(bill), self._today.plus(bill)
+            self._spent = self._spent.plus(bill)
             self._telemetry.billed(bill.purpose, bill.usage, bill.usd)
 
     def record(
@@ -113,8 +103,7 @@ class Spending:
     def late(
         self, purpose: Purpose, *, turn_id: int | None = None, step_id: int | None = None
     ) -> Callable[[Usage], None]:
-        """Records what is billed when the sum has been taken: a service went on with what nobody
-        waited for any more."""
+        """Return a callback that records usage billed after its account was closed."""
 
         def record(usage: Usage) -> None:
             with suppress(LedgerError):  # it is written later still
@@ -134,35 +123,24 @@ class Spending:
             LedgerError: what was billed before cannot be written, and neither could this.
         """
         self._write()
-        while self.paused():  # noqa: ASYNC110 - it ends with the day
-            await asyncio.sleep(max(0.0, min(_LOOK_S, self._day + DAY_S - self._clock())))
+        while self.paused():  # noqa: ASYNC110 - it ends with a restart, or a bill that is corrected
+            await asyncio.sleep(_LOOK_S)
 
     def paused(self) -> str | None:
         """Why nothing is judged or trained; None: there is money left."""
-        self._begin_day()
-        because = self._short(
-            self._spent, self._usd, "the budget", "To go on, start again with a higher --budget-usd"
-        ) or self._short(
-            self._today,
-            self._usd_per_day,
-            "today's budget",
-            "Learning goes on by itself at midnight UTC",
-        )
-        if because is None:
+        gone = self.spent_usd or 0.0  # with a budget every price is known
+        if self._usd is None or gone < self._usd:
             self._paused_since = None
-        elif self._paused_since is None:
-            self._paused_since = self._clock()
+            return None
+        because = (
+            f"${gone:.4f} of the budget of ${self._usd:g} are spent. Nothing is judged or trained; "
+            "turns are answered and kept, which goes on costing, and samples stay queued. To go "
+            "on, start again with a higher --budget-usd."
+        )
+        if self._paused_since is None:
+            self._paused_since = time.time()
             log.warning("spend.paused", because=because)
         return because
-
-    def _short(self, spent: Spent, usd: float | None, what: str, how: str) -> str | None:
-        gone = self._dollars(spent) or 0.0  # with a budget every price is known
-        if usd is None or gone < usd:
-            return None
-        return (
-            f"${gone:.4f} of {what} of ${usd:g} are spent. Nothing is judged or trained; turns are "
-            f"answered and kept, which goes on costing, and samples stay queued. {how}."
-        )
 
     def shown_in(self, health: Mapping[str, Any]) -> dict[str, Any]:
         """/healthz with the sums, and with the pause where there is one."""
@@ -171,8 +149,6 @@ class Spending:
             **health,
             "spent_usd": self.spent_usd,
             "budget_usd": self._usd,
-            "spent_today_usd": self._dollars(self._today),
-            "budget_usd_per_day": self._usd_per_day,
             "spent_tokens": asdict(self._spent.usage),
             "spending_paused": paused,
         }
@@ -183,12 +159,3 @@ class Spending:
             if health.get("status") == "ok":
                 shown["status"] = "paused"
         return shown
-
-    def _begin_day(self) -> None:
-        """Begin a new day's sum, unless the clock was set back."""
-        if (day := self._clock() // DAY_S * DAY_S) > self._day:
-            self._day, self._today = day, self._table.total(since=day)
-
-    def _dollars(self, spent: Spent) -> float | None:
-        rest = self._price.usd(spent.unpriced)
-        return None if rest is None else spent.usd + rest

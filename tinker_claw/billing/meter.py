@@ -21,7 +21,7 @@ class Account:
     def __init__(self) -> None:
         self.usage = Usage()
         self.late: Callable[[Usage], None] | None = None
-        """Is told what comes when the sum has been taken; None: it has not."""
+        """Callback for usage that is billed after the account was closed; None while it is open."""
 
     def add(self, usage: Usage) -> None:
         self.usage += usage

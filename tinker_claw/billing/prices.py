@@ -114,15 +114,12 @@ def check_budget(settings: Settings, price: Price) -> None:
     Raises:
         ConfigError: nothing is billed, or a price is not known; says what to do.
     """
-    spend = settings.spend
-    limits = {"--budget-usd": spend.budget_usd, "--budget-usd-per-day": spend.budget_usd_per_day}
-    for flag, usd in limits.items():
-        if usd is None:
-            continue
-        if settings.run.backend == "local":
-            raise ConfigError(
-                f"{flag} is for a service that bills, and --backend local bills nothing: "
-                "leave it out"
-            )
-        if told := unknown(settings, price):
-            raise ConfigError(f"{flag} {usd:g} cannot be kept: {told}, or leave {flag} out")
+    if (usd := settings.spend.budget_usd) is None:
+        return
+    if settings.run.backend == "local":
+        raise ConfigError(
+            "--budget-usd is for a service that bills, and --backend local bills nothing: leave it "
+            "out"
+        )
+    if told := unknown(settings, price):
+        raise ConfigError(f"--budget-usd {usd:g} cannot be kept: {told}, or leave it out")

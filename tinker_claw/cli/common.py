@@ -153,8 +153,9 @@ class LedgerCommand(Command):
     def carry_out(
         self, order: Mapping[str, Any], offline: Callable[[Ledger], Any]
     ) -> tuple[Any, bool]:
-        """Give an order to the gateway that runs on this directory, or without one call `offline`,
-        whose changes the next start finds. Returns the result, and whether a gateway runs.
+        """Ask the running gateway to do it, or call `offline` on the ledger where none runs.
+
+        Returns the result, and whether a gateway runs.
 
         Raises:
             ClawError: it cannot be done; the sentence says why.
@@ -211,14 +212,6 @@ def ask(settings: Settings) -> dict[str, Any]:
     return cast("dict[str, Any]", health)
 
 
-def served_models(settings: Settings) -> list[str] | None:
-    """The names under which a gateway offers its models; None: it does not tell us."""
-    try:
-        return [str(model["id"]) for model in _get(settings, "/v1/models")["data"]]
-    except (GatewayUnreachable, KeyError, TypeError):
-        return None
-
-
 def _get(settings: Settings, path: str) -> Any:
     """JSON over plain HTTP from a machine that was named: no proxy."""
     from http.client import HTTPException
@@ -249,8 +242,7 @@ def _waits() -> None:
 
 @contextmanager
 def room_beside(target: Path) -> Generator[Path]:
-    """A private folder beside `target` for what is to take its place in one rename, gone at the
-    end. The suffix of its name is no other's.
+    """Yield a private temporary folder beside `target`, for what is then renamed to `target`.
 
     Raises:
         ConfigError: it cannot be made, or what is done with it fails.

@@ -1,4 +1,4 @@
-"""`tinker-claw doctor`: is all there that these flags need?
+"""`tinker-claw doctor`: check what a start with these flags needs.
 
 Rule: each check looks at one thing and says one thing, and what to do where it fails: what keeps
 the gateway from starting is raised, what it can live with is a warning. Checks that stand on a
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,11 +29,9 @@ from tinker_claw.backends.tinker_sdk import SDK_VERSION
 from tinker_claw.billing.estimate import forecast
 from tinker_claw.billing.prices import check_budget, price_in_force, unknown
 from tinker_claw.cli import common, openclaw
-from tinker_claw.cli.common import Command, as_answered, write
-from tinker_claw.config.load import CONFIG
+from tinker_claw.cli.common import Command, write
 from tinker_claw.config.settings import JudgeSettings, Settings
 from tinker_claw.errors import ClawError, ConfigError, RequestError
-from tinker_claw.files import open_to_others, readable_by_others
 from tinker_claw.judge.endpoints import HttpEndpoint
 from tinker_claw.judge.prompts import Prompts
 from tinker_claw.ledger.database import FILE
@@ -43,13 +40,13 @@ from tinker_claw.methods.base import require, student_topk
 from tinker_claw.render.format import switches
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.render.stream import BufferedStream
-from tinker_claw.shipped import MODELS, config_file
+from tinker_claw.shipped import MODELS
 from tinker_claw.sinks.base import check_installed
 
 
 class Doctor(Command):
-    """Say what is there, what is missing and what to do, for the flags of your start, also while
-    the gateway runs.
+    """Check what a start with these flags needs: what is there, what is missing and what to do.
+    The gateway may be running.
 
     Nothing is started or changed; at Tinker about fifty tokens are spent, and a checkpoint is saved
     and deleted.
@@ -67,8 +64,7 @@ class Doctor(Command):
             return 1
         run = settings.run
         told = f"{run.method} on {run.model_name}, backend {run.backend}"
-        named = as_answered(self._given).get(CONFIG)
-        (_of_the_file(told, config_file(named)) if named else Finding(told)).show("settings")
+        Finding(told).show("settings")
         return 0 if asyncio.run(Checks(settings).examine()) else 1
 
 
@@ -84,20 +80,6 @@ class Finding:
         told = self.told if self.remedy is None else f"{self.told}: {self.remedy}"
         more = ("\n" + " " * 16).join(told.splitlines())
         write([f"{self.state:<5}{name:<11}{more}"])
-
-
-_KEYS = re.compile(
-    r"""key\s*=\s*["'](?!none["'])|^\s*\[.*headers\]|headers\s*=|://[^/\s"']*@""", re.MULTILINE
-)
-"""Keys, headers, or addresses with a password, in a file of settings."""
-
-
-def _of_the_file(told: str, file: Path) -> Finding:
-    """The settings, and whether others may read the keys in their file."""
-    if not (readable_by_others(file) and _KEYS.search(file.read_text())):
-        return Finding(told)
-    danger = f"{told}. Others on this machine may read {file}, and it holds keys"
-    return Finding(danger, "warn", f"chmod go= {file}, and make new ones")
 
 
 _LOW_DISK_GB = 2.0
@@ -276,10 +258,6 @@ class Checks:
         free_gb = shutil.disk_usage(there).free / 1e9
         if free_gb < _LOW_DISK_GB:
             raise ConfigError(f"{there} has {free_gb:.1f} GB left; free some, or choose --data-dir")
-        if bare := open_to_others(directory):
-            told = f"others on this machine may read {len(bare)} of its files ({bare[0]})"
-            closes = f"the next start closes them, or you do: chmod -R go= {directory}"
-            return Finding(told, "warn", closes)
         held = "holds a run to go on with" if self.ledger.exists() else "is new"
         return Finding(f"{directory} {held}; {free_gb:.0f} GB free")
 
@@ -303,11 +281,6 @@ class Checks:
         if "policy_version" not in health:  # it tells strangers no more than whether all is well
             takes = "takes another key than these flags give; give one of its keys"
             raise ConfigError(f"{here}, and {takes}, or {other}")
-        name = self.settings.served_name
-        served = await asyncio.to_thread(common.served_models, self.settings)
-        if served is not None and name not in served:
-            serves = f"it serves {', '.join(served)}, not {name}; stop it"
-            raise ConfigError(f"{here}, but {serves}, or {other}")
         told, its_own = f"{here}. {health['meaning']}", Path(health["data_dir"])
         if its_own != self.ledger.parent.absolute():
             elsewhere = f"{told} It keeps its records elsewhere, in {its_own}"
@@ -348,14 +321,11 @@ class Checks:
         if wrong := [*openclaw.misfits(found, name, settings, self.offers)]:
             mends += f" as {openclaw.PROVIDER}" if name != openclaw.PROVIDER else ""
             return Finding("\n".join([f"{provider}:", *wrong, mends]), "warn")
-        ours, others = openclaw.models_by_use(found, settings)
-        told = f"{provider} fits, and is used: {', '.join(ours)}"
-        if not ours:
-            told = f"{provider} fits, and no agent uses it (openclaw-config --write --primary)"
-        if others:
-            note = "what is said elsewhere is neither recorded nor learned from:"
-            told = "\n".join([told, note, *others])
-        return Finding(told)
+        if (used := openclaw.used(found)) == openclaw.primary(settings):
+            return Finding(f"{provider} fits, and agents use it by default")
+        return Finding(
+            f"{provider} fits, and agents use {used} (openclaw-config --write --primary)"
+        )
 
 
 async def _answers(url: str, settings: JudgeSettings) -> str:

@@ -1,5 +1,4 @@
-"""`tinker-claw log`: rows of the ledger as a table or as JSON lines, and new ones as they come; of
-turns also what they mean together.
+"""`tinker-claw log`: show rows of the ledger as a table or as JSON lines, and follow new ones.
 
 Rule: no user's words without --full.
 """
@@ -193,7 +192,8 @@ def _metric(name: str, of: str) -> Column:
 
 
 def _apart(metrics: Mapping[str, Any]) -> float | str | None:
-    """Sampler and trainer, standard deviation in nats; marked where it is more than rounding."""
+    """Format the standard deviation between sampler and trainer logprobs, in nats; `!` marks a real
+    difference."""
     apart = metrics.get("agreement_sd")
     return f"{number(apart)}!" if metrics.get("agrees") is False else apart
 

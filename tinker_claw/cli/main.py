@@ -1,4 +1,4 @@
-"""The command line: words in, exit status out. Without a command it serves.
+"""Command-line entry point. Without a command it runs the gateway.
 
 Rule: a command is a class, imported when it is called; its fields are its flags, beside those of
 tinker-claw.
@@ -266,7 +266,7 @@ complete -o default -o nosort -F _tinker_claw_behind_python python python3
 
 
 class Completion(Command):
-    """Print what lets a shell complete commands, flags and their values.
+    """Print the script by which a shell completes commands, flags and values.
 
     For bash: eval "$(python run.py completion bash)", for good in ~/.bashrc. It completes behind
     `python run.py`, too; zsh and fish complete run.py and tinker-claw where they are commands.

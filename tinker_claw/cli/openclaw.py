@@ -1,4 +1,4 @@
-"""`tinker-claw openclaw-config`: what OpenClaw needs to know of this gateway, and if it knows it.
+"""`tinker-claw openclaw-config`: print the provider block for OpenClaw, and check an existing one.
 
 Rule: OpenClaw's file is OpenClaw's: it is read here, and only its own `openclaw config set` writes
 it. No key stands in a command.
@@ -12,7 +12,7 @@ import os
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import urlsplit
@@ -27,10 +27,6 @@ from tinker_claw.origin import is_loopback
 if TYPE_CHECKING:
     from tinker_claw.backends.open import Context
 
-Where = tuple[str | int, ...]
-"""Keys and indices from the root."""
-Config = Mapping[Where, Any]
-"""Every value of OpenClaw's configuration, objects and lists included, by its place."""
 SMALLEST_CONTEXT: Final = 32_768
 
 
@@ -180,8 +176,6 @@ def primary(settings: Settings) -> str:
 # Whether OpenClaw's configuration fits this gateway, for the doctor
 
 _PROVIDERS: Final = ("models", "providers")
-_DEFAULTS: Final = ("agents", "defaults")
-_CHANNELS: Final = ("channels", "modelByChannel")
 
 
 def usual_path() -> Path:
@@ -192,14 +186,14 @@ def usual_path() -> Path:
     return Path(state).expanduser() / "openclaw.json"
 
 
-def read(path: Path) -> Config | None:
+def read(path: Path) -> Any:
     """Read the configuration at `path`; None if there is no file.
 
     Raises:
         ConfigError: it cannot be read, or is more than JSON.
     """
     try:
-        return dict(_values(json.loads(path.read_text(encoding="utf-8-sig")), ()))
+        return json.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -211,28 +205,25 @@ def read(path: Path) -> Config | None:
         ) from error
 
 
-def _values(value: Any, place: Where) -> Iterator[tuple[Where, Any]]:
-    yield place, value
-    members: Any = enumerate(value) if isinstance(value, list) else ()
-    for key, inner in value.items() if isinstance(value, dict) else members:
-        yield from _values(inner, (*place, key))
+def _at(config: Any, *names: str) -> Any:
+    """The value under these names; None where there is none."""
+    for name in names:
+        config = config.get(name) if isinstance(config, dict) else None
+    return config
 
 
-def pointing(config: Config, settings: Settings) -> list[str]:
+def pointing(config: Any, settings: Settings) -> list[str]:
     """The names of the providers that point at this gateway."""
-    here = _address(url_of(settings))
-    return [
-        str(place[2])
-        for place, url in config.items()
-        if place[:2] == _PROVIDERS and place[3:] == ("baseUrl",) and _address(str(url)) == here
-    ]
+    here, named = _address(url_of(settings)), _at(config, *_PROVIDERS)
+    providers: dict[str, Any] = named if isinstance(named, dict) else {}
+    return [n for n, one in providers.items() if _address(str(_at(one, "baseUrl"))) == here]
 
 
-def misfits(config: Config, name: str, settings: Settings, context: Context) -> Iterator[str]:
+def misfits(config: Any, name: str, settings: Settings, context: Context) -> Iterator[str]:
     """Describe each mistake in the provider of that name, without secrets."""
-    root, known = (*_PROVIDERS, name), keys(settings)
+    entry, known = _at(config, *_PROVIDERS, name), keys(settings)
     url, api, timeout_s, key = (
-        config.get((*root, field)) for field in ("baseUrl", "api", "timeoutSeconds", "apiKey")
+        _at(entry, field) for field in ("baseUrl", "api", "timeoutSeconds", "apiKey")
     )
     if not str(url).rstrip("/").endswith("/v1"):
         yield f"its baseUrl is {url}, not {url_of(settings)}/v1"
@@ -247,18 +238,14 @@ def misfits(config: Config, name: str, settings: Settings, context: Context) -> 
     plain = key is None or (isinstance(key, str) and not key.startswith("${"))
     if known and plain and key not in known:
         yield "its apiKey is no key of this gateway: requests will be refused (HTTP 401)"
-    ids = {
-        place[:-1]: value
-        for place, value in config.items()
-        if place[:4] == (*root, "models") and place[5:] == ("id",)
-    }
-    served = settings.served_name
-    if served not in ids.values():
-        others = ", ".join(map(str, ids.values())) or "none"
+    listed, served = _at(entry, "models"), settings.served_name
+    models: list[Any] = listed if isinstance(listed, list) else []
+    model = next((one for one in models if _at(one, "id") == served), None)
+    if model is None:
+        others = ", ".join(str(_at(one, "id")) for one in models) or "none"
         yield f"its models are {others}; the gateway serves {served!r} only"
         return
-    at = next(place for place, one in ids.items() if one == served)
-    window = config.get((*at, "contextWindow"))
+    window = _at(model, "contextWindow")
     too_long = isinstance(window, int) and window > context.tokens and context.certain
     if not isinstance(window, int) or window < SMALLEST_CONTEXT or too_long:
         yield (
@@ -268,41 +255,18 @@ def misfits(config: Config, name: str, settings: Settings, context: Context) -> 
         )
     for switch in COMPAT:
         # Who has set it to false has done so on purpose.
-        if not isinstance(config.get((*at, "compat", switch)), bool):
+        if not isinstance(_at(model, "compat", switch), bool):
             yield (
                 f"its compat.{switch} does not stand there: with true OpenClaw names the session "
                 "in every request, without it some are told apart by their wording alone"
             )
 
 
-def models_by_use(config: Config, settings: Settings) -> tuple[list[str], list[str]]:
-    """Where agents and channels name a model, pinned ones and fallbacks included: the places where
-    it is this gateway's, and those where it is another, with its name."""
-    served = settings.served_name
-    names = {served, *(f"{provider}/{served}" for provider in pointing(config, settings))}
-    names |= {
-        str(alias)
-        for place, alias in config.items()
-        if place[:3] == (*_DEFAULTS, "models") and place[4:] == ("alias",) and place[3] in names
-    }
-    ours, others = list[str](), list[str]()
-    for place, model in config.items():
-        field = next((key for key in reversed(place) if isinstance(key, str)), "")
-        names_one = field.lower().endswith("model") or field in ("primary", "fallbacks")
-        asked = (place[:1] == ("agents",) and names_one) or place[:2] == _CHANNELS
-        if not asked or not isinstance(model, str) or not model.strip():
-            continue
-        if model.strip().partition("@v")[0] in names:
-            ours.append(_shown(place))
-        else:
-            others.append(f"{_shown(place)}: {model}")
-    return ours, others
-
-
-def _shown(place: Where) -> str:
-    """A place in a sentence: agents.list[2].model."""
-    steps = (f"[{key}]" if isinstance(key, int) else f".{key}" for key in place)
-    return "".join(steps).removeprefix(".")
+def used(config: Any) -> str:
+    """The model that agents use by default."""
+    named = _at(config, "agents", "defaults", "model")
+    found = (one for one in (_at(named, "primary"), named) if isinstance(one, str))
+    return next(found, "OpenClaw's own default")
 
 
 def _address(url: str) -> tuple[str, int | None]:

@@ -30,9 +30,9 @@ _CARRIED: Final = (
     *("TINKER_", "HF_", "CUDA_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", *VARIABLES.values()),
     *("OTEL_", "WANDB_", "TRACKIO_", "MLFLOW_"),  # of --report-to
 )
-"""How variables begin that a start may have gone by, in whatever letters."""
+"""Prefixes of environment variables that the service keeps, in upper case."""
 _TEMPORARY: Final = ("/tmp", "/var/tmp")
-"""The service has these for itself, unless something lies there that it needs."""
+"""Temporary folders; private to the service, unless it needs something in them."""
 _SECRET_URL: Final = re.compile(r"://[^/\s]*@|://\S*\?")
 """An address with a password, or with a query, in which keys are sent, too."""
 _ESCAPED: Final = re.compile(r'(["\\`$])')
@@ -83,24 +83,21 @@ class Service(Command):
     `install` takes the flags of a start, and starts it with them from now on; without any it goes
     by what was answered on a terminal. What your environment says of it, keys included, goes into
     a file that only you can read; where that file is there already, it is left as it is. `show`
-    prints the unit and changes nothing, `status` says how it is, and `uninstall` ends it and
-    leaves records and keys where they are.
+    prints the unit and changes nothing, and `uninstall` ends it and leaves records and keys where
+    they are.
     """
 
     MORE: ClassVar[str] = (
-        "`journalctl --user -u tinker-claw -f` shows its log. Exit status of `status`: that of "
-        "systemctl, 0 where it runs."
+        "`systemctl --user status tinker-claw` says how it is, and `journalctl --user -u "
+        "tinker-claw -f` shows its log."
     )
 
-    do: Annotated[Literal["install", "show", "status", "uninstall"], WORD]
+    do: Annotated[Literal["install", "show", "uninstall"], WORD]
 
     def run(self) -> int:
         if self.do == "show":
             write([self.unit().rstrip()])
             return 0
-        if self.do == "status":
-            _systemctl("show-environment")
-            return subprocess.call(["systemctl", "--user", "--no-pager", "status", UNIT])
         write(self._install() if self.do == "install" else _uninstall())
         return 0
 

@@ -1,4 +1,4 @@
-"""How a newcomer begins: `tinker-claw` with nothing said asks three questions and starts, and
+"""First start: `tinker-claw` without flags asks three questions and serves, and
 `tinker-claw demo` lets a simulated user correct the shipped tiny model through the real product.
 
 Rule: nothing is written before the last answer, so Ctrl-C leaves nothing behind. What was answered

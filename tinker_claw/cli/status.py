@@ -1,4 +1,4 @@
-"""`tinker-claw status`: how the gateway that runs is, and how the run goes, from its ledger.
+"""`tinker-claw status`: show the state of the running gateway and the progress of its run.
 
 Rule: whether it helps, in a line; then what is wrong, since when, and what that means to the user,
 before any figures.
@@ -7,8 +7,7 @@ before any figures.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -43,8 +42,6 @@ from tinker_claw.privacy.marker import NEAR_MISS
 EXIT_WELL = 0
 EXIT_WRONG = 1
 EXIT_UNREACHABLE = 2
-EVERY_S = 2.0
-"""Refresh interval of the live view; a refresh takes a fraction of it, also with a long ledger."""
 
 
 class Status(Command):
@@ -61,13 +58,9 @@ class Status(Command):
     as_json: bool = Field(
         False, alias="json", description="what /healthz says, and the ledger, as JSON"
     )
-    live: bool = Field(False, description="a view that keeps itself up to date")
 
     def run(self) -> int:
         url = url_of(self.settings)
-        if self.live:
-            _watch(lambda: _look(url, self.settings))
-            return EXIT_WELL
         look = _look(url, self.settings)
         if self.as_json:
             health = look.health or {"status": "unreachable", "error": " ".join(look.notes)}
@@ -129,23 +122,6 @@ def _look(url: str, settings: Settings) -> _Look:
     return _Look(health, overview, notes, said, board(overview) if overview else [])
 
 
-def _watch(look: Callable[[], _Look]) -> None:
-    """Show what there is to see, again and again, until Ctrl-C."""
-    from rich.console import Group
-    from rich.live import Live
-    from rich.panel import Panel
-    from rich.text import Text
-
-    with suppress(KeyboardInterrupt), Live(auto_refresh=False) as live:
-        while True:
-            seen = look()
-            style = "green" if seen.exit_status == EXIT_WELL else "bold red"
-            head = Text("\n".join([*seen.said, *seen.notes]), style=style)
-            figures = Text.from_ansi("\n".join(seen.figures))
-            live.update(Group(Panel(head, title="tinker-claw"), figures), refresh=True)
-            time.sleep(EVERY_S)
-
-
 # What /healthz says
 
 
@@ -172,8 +148,6 @@ def describe(health: Mapping[str, Any], url: str, now: float) -> list[str]:
     if spent := health.get("spent_usd"):
         budget = health.get("budget_usd")
         figures.append(f"${spent:.4f} spent" + (f" of ${budget:g}" if budget else ""))
-    if daily := health.get("budget_usd_per_day"):
-        figures.append(f"${health['spent_today_usd']:.4f} of ${daily:g} today")
     meaning = [health["meaning"]] if health.get("meaning") else []
     return [head, *_wrong(health, now), *meaning, ", ".join(figures)]
 
@@ -239,7 +213,7 @@ def _barred(label: str, seen: Record) -> str:
 
 
 def _bar(part: float, whole: float) -> str:
-    """Filled as far as part goes into whole."""
+    """Draw a bar that is filled to part / whole."""
     filled = min(BAR, round(BAR * part / whole)) if whole else 0
     return "#" * filled + "." * (BAR - filled)
 

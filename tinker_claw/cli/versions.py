@@ -1,4 +1,4 @@
-"""`tinker-claw versions`, `pin`, `unpin` and `rollback`: what is there, what answers, what learns.
+"""`tinker-claw versions`, `pin`, `unpin` and `rollback`: list policy versions and choose one.
 
 Rule: what lies on this machine is looked at; of what lies at a service nothing is claimed.
 """

@@ -1,5 +1,5 @@
-"""The canaries: questions with right replies, which a model must go on giving. `learner.gate` asks
-them, and `billing.estimate` reckons with them before any tokenizer is there.
+"""Canaries: questions with known right replies. `learner.gate` asks every new version, and
+`billing.estimate` reckons with them before a tokenizer is loaded.
 
 Rule: a file is read once in a process, and whatever is wrong in it is told by its place.
 """

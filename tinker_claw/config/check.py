@@ -1,4 +1,4 @@
-"""Settings that exclude one another, or need one another, and who may be let in.
+"""Check settings that conflict or depend on one another, and the keys of users.
 
 Rules: a sentence names what was set, by its flag and by the variable that may have set it, and says
 what works; none ever holds a key. What depends on the machine is not looked at here.
@@ -82,7 +82,7 @@ def _access(settings: Settings) -> Iterator[str]:
 
 
 def _local(run: Run, local: Local) -> Iterator[str]:
-    """Who names their GPUs does not mean a service that bills them, or a model that needs none."""
+    """Check GPU settings against the backend, the model and one another."""
     named = local.given(*VARIABLES, "sampler_urls")
     if run.backend == "tinker" and named:
         yield (

@@ -41,9 +41,9 @@ def others() -> list[str]:
 
 
 def with_own_key(settings: Settings) -> Settings:
-    """These settings, in which nobody has given or refused a key, with the gateway's own.
+    """Add the gateway's own key to settings that neither give nor refuse one.
 
-    It is one that was made at an earlier start, or its file is named for the next one.
+    The key was made at an earlier start; else only its file is named, for the next start.
 
     Raises:
         ConfigError: it cannot be read.

@@ -11,7 +11,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    SecretStr,
+    field_validator,
+)
 
 from tinker_claw.privacy.rules import KINDS, SECRETS
 
@@ -322,15 +329,6 @@ class Training(Section):
         ge=1,
         when="larger for steadier steps, smaller to see a change sooner",
     )
-    max_share: float = _setting(
-        0.5,
-        "most of a batch from one session, one user or the results of tools; more waits five "
-        "minutes for others (a user alone: only with what tools have judged)",
-        unit="share of batch_size",
-        gt=0,
-        le=1,
-        when="1 where nobody is to wait for others",
-    )
     observe: bool = _setting(
         False,
         "judge and queue samples, and train nothing",
@@ -523,13 +521,6 @@ class Spend(Section):
         unit="USD",
         gt=0,
         when="a service bills you",
-    )
-    budget_usd_per_day: float | None = _setting(
-        None,
-        "the same for a day, which begins at midnight UTC; then learning goes on",
-        unit="USD",
-        gt=0,
-        when="a month's bill is to be foreseen, whatever a day brings",
     )
     prices: Path | None = _setting(
         None,

@@ -33,9 +33,9 @@ class Reading:
     sender: Sender | None = None
     """Who wrote, as the first leading `Conversation info` says; None: there is none."""
     typed: bool = False
-    """Something that only the harness writes shows that a person wrote it."""
+    """Whether the harness's own marks show that a person typed it."""
     automation: Automation | None = None
-    """OpenClaw's prompt that this is; None: it is none."""
+    """The automatic prompt of OpenClaw that it is; None: it is none."""
     asks: str | None = None
     """Kind of request that the harness makes with it, a value of `RequestKind`; None: none."""
     summary: bool = False
@@ -68,12 +68,12 @@ class Reading:
 
     @property
     def note(self) -> bool:
-        """Nobody said anything with it, and nothing is asked."""
+        """Whether it is a harness's note: nobody said anything, and nothing is asked."""
         return self.asks is None and not self.said
 
     @property
     def sayings(self) -> list[str]:
-        """Everything that a person's words in it may begin with: those, too, that got no answer."""
+        """Texts that a person's command may begin, earlier messages without an answer included."""
         if self.framed is not None:
             return self.framed.split("\n\n")
         return [piece.words for piece in self.pieces if piece.words]

@@ -36,7 +36,7 @@ from tinker_claw.conversation.openclaw import (
 )
 from tinker_claw.conversation.outright import outright
 from tinker_claw.errors import RequestError
-from tinker_claw.formats.base import LARGEST_GROUP, GenerationRequest, parts_of
+from tinker_claw.formats.base import GenerationRequest, parts_of
 from tinker_claw.types import Attempt, Kind
 
 
@@ -69,8 +69,6 @@ class RequestKind(StrEnum):
     """The harness urges the model on; nobody has said anything since its last reply."""
     UNKNOWN = "unknown"
     """A prompt that looks like a harness's, of a kind that is not known here."""
-    INFER = "infer"
-    """`openclaw infer model run`: a single question."""
     UTILITY = "utility"
     """A single call beside the conversation, as for a commit message."""
 
@@ -93,8 +91,8 @@ _AREAS = {
 }
 """Areas of OpenClaw's sessions that are not the user's."""
 _FLUSH_TOOLS = frozenset({"read", "write"})
-_SDK = "OpenAI/JS"
-"""How the user agent of OpenClaw's HTTP client begins."""
+LARGEST_GROUP = 1000
+"""Most sessions of one group."""
 LONGEST_KEY = 256
 """Characters; the digest of a longer one stands for it."""
 _AFFINITY_HEADERS = ("session_id", "x-session-affinity")
@@ -166,7 +164,7 @@ def identify(request: GenerationRequest, headers: Mapping[str, str]) -> Identity
         trace=seen.trace,
         by_trace=by_trace,
         done=flagged(headers, "x-session-done"),
-        attempt=_attempt(request, headers) if kind is Kind.MAIN else None,
+        attempt=_attempt(headers) if kind is Kind.MAIN else None,
         surface=surface(seen.line, seen.system),
         client=_client_name(seen),
     )
@@ -349,27 +347,11 @@ def _turn(seen: SessionEvidence) -> Sign:
     if kept[-1:] and is_result(kept[-1]):
         return Sign(RequestKind.TOOL, "it ends in the result of a tool")
     if not seen.agent:
-        return _infer(seen) or Sign(RequestKind.CLIENT, "nothing marks it as a side call")
+        return Sign(RequestKind.CLIENT, "nothing marks it as a side call")
     if found.retry:
         return Sign(RequestKind.RETRY, f"{who}, with the user's message in the frame of a retry")
     what = "a user's message and its timestamp" if found.typed else "a message of no automatic kind"
     return Sign(RequestKind.USER, f"{who}, with {what}")
-
-
-def _infer(seen: SessionEvidence) -> Sign | None:
-    """A single question by `openclaw infer model run`."""
-    request, headers = seen.request, seen.headers
-    alone = len(request.messages) == 1 and request.messages[0]["role"] == "user"
-    named = seen.affinity is not None or "x-session-id" in headers
-    bare = not request.tools and seen.trace is None and not named
-    like = request.stream and request.wants_usage and request.max_tokens is not None
-    if not (alone and bare and like and headers.get("user-agent", "").startswith(_SDK)):
-        return None
-    return Sign(
-        RequestKind.INFER,
-        "a single question from OpenClaw's SDK, without system prompt, tools and trace "
-        "(X-Session-Id says otherwise)",
-    )
 
 
 def _session(seen: SessionEvidence, call: RequestKind, kind: Kind) -> tuple[str, str, bool]:
@@ -425,9 +407,8 @@ def _turn_type(headers: Mapping[str, str]) -> Kind | None:
     return Kind.MAIN if value == _EPISODE else Kind(value) if value else None
 
 
-def _attempt(request: GenerationRequest, headers: Mapping[str, str]) -> Attempt | None:
-    """Read task and group, from headers before the body; a group makes an episode."""
-    said = request.attempt
+def _attempt(headers: Mapping[str, str]) -> Attempt | None:
+    """Read task and group; a group makes an episode."""
     size = headers.get("x-group-size", "").strip()
     if size and not (size.isascii() and size.isdigit() and 0 < int(size[:9]) <= LARGEST_GROUP):
         raise RequestError(
@@ -435,14 +416,14 @@ def _attempt(request: GenerationRequest, headers: Mapping[str, str]) -> Attempt 
             param="X-Group-Size",
         )
     found = Attempt(
-        task=session_key(headers.get("x-task-id", "").strip() or said.task or "") or None,
-        group=session_key(headers.get("x-group-id", "").strip() or said.group or "") or None,
-        size=int(size) if size else said.size,
+        task=session_key(headers.get("x-task-id", "").strip()) or None,
+        group=session_key(headers.get("x-group-id", "").strip()) or None,
+        size=int(size) if size else None,
     )
     if (found.group is None) != (found.size is None):
         raise RequestError(
             "A group has a name and a size, how many sessions there will be: send both "
-            "X-Group-Id and X-Group-Size, or group_id and group_size in metadata.",
+            "X-Group-Id and X-Group-Size.",
             param="X-Group-Id" if found.group is None else "X-Group-Size",
         )
     found = replace(found, episode=is_episode(headers) or found.group is not None)

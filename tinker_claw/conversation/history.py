@@ -1,4 +1,4 @@
-"""Whether a request goes on from an earlier turn, and what it says about it.
+"""Compare conversations: which earlier turn a request continues, and that turn's next state.
 
 Rule: messages are compared by what they mean, not by their bytes: agents rewrite ids, re-serialise
 arguments and trim replies. The system prompt is left out, because it changes with the date. What
@@ -50,7 +50,7 @@ def digest(message: Message) -> str:
 
 
 def readings(chain: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """A chain of digests in the ways in which two of them may be equal, the strictest first.
+    """Return the keys by which two chains of digests are compared, the strictest first.
 
     To the letter; by its calls, whatever has become of their results, which agents shorten, drop
     and rewrite when they grow old; by the results, whatever the calls are named, which agents

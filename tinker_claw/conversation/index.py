@@ -1,4 +1,4 @@
-"""The turns that requests may go on from, and the sessions that are open.
+"""Index of recent turns, which requests may continue, and of open sessions.
 
 Rule: a turn is found by the conversation that leads to it, reply included. Requests of one session
 that overlap, or that are sent again, therefore never mix up one another's turns. Old tool results

@@ -1,4 +1,4 @@
-"""Which lessons a session is told, and what becomes of them.
+"""Choose the lessons for a session's prompt, and settle each by its evidence.
 
 A lesson is tried first: a part of the sessions is not told, until it is clear whether telling
 helps. Later a few sessions show whether it is still needed. Once accepted replies are as likely

@@ -1,4 +1,4 @@
-"""Messages that are nothing but a verdict on the reply before: a thumb, /good or /bad.
+"""Parse messages that only rate the previous reply: a thumb, /good or /bad.
 
 Rule: nothing is guessed. What says anything else beside the verdict is a message like any other,
 and the judge reads it; what follows /good and /bad is the reason.

@@ -17,7 +17,7 @@ import msgspec
 
 from tinker_claw.errors import RequestError
 from tinker_claw.images import Pictured, placed
-from tinker_claw.types import Attempt, Delta, Message, Reply, Tool
+from tinker_claw.types import Delta, Message, Reply, Tool
 
 Json = dict[str, Any]
 
@@ -102,14 +102,10 @@ class GenerationRequest:
     """The client's name for the session, and the field where it stands; None: the body has none."""
     follows: str | None = None
     """The name of the reply that it goes on from; None: the history tells."""
-    attempt: Attempt = field(default_factory=Attempt)
-    """Task and group that the body names."""
     own: Mapping[Any, Any] = field(default_factory=dict[Any, Any])
     """Data of the format's own, which nothing else reads."""
 
 
-LARGEST_GROUP = 1000
-"""Most sessions of one group."""
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 

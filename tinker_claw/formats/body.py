@@ -1,4 +1,4 @@
-"""Bytes to JSON objects that are safe to work with, and their members, checked one by one.
+"""Decode request bodies to JSON objects, and check their members one by one.
 
 Rule: whatever the bytes are, the outcome is an object or a RequestError; no string in the object
 is one that cannot be encoded again. A field of a request is in exactly one table of its format:
@@ -33,7 +33,7 @@ def _decode(
     decoder: msgspec.json.Decoder[_Made],
     otherwise: RequestError | None = None,
 ) -> _Made:
-    """`otherwise`: raised of JSON that is of another type than the decoder's."""
+    """Decode JSON. `otherwise`: raised where it is of another type than the decoder's."""
     try:
         return decoder.decode(raw)
     except RecursionError as error:
@@ -207,7 +207,7 @@ Read = Callable[[Callable[[Any, str], Any], msgspec.Raw, str], Any]
 
 
 def anew(make: Callable[[Any, str], _Made], raw: msgspec.Raw, at: str) -> _Made:
-    """Read a part of a body of which nothing is known."""
+    """Parse a part of a body without the cache."""
     return make(_decode(raw, _anything), at)
 
 

@@ -55,13 +55,12 @@ FIELDS = Fields(
     honoured=(
         "model messages tools tool_choice parallel_tool_calls stream stream_options "
         "max_tokens max_completion_tokens temperature top_p top_k seed stop n logprobs "
-        "top_logprobs response_format reasoning_effort chat_template_kwargs prompt_cache_key "
-        "metadata"
+        "top_logprobs response_format reasoning_effort chat_template_kwargs prompt_cache_key"
     ),
     # The ledger keeps every turn anyway (store); a prediction makes a reply faster, never another.
     ignored=(
         "user safety_identifier store service_tier prompt_cache_retention "
-        "prompt_cache_options prediction"
+        "prompt_cache_options prediction metadata"
     ),
     neutral={
         "logit_bias": Neutral(({},), _UNTEMPERED),
@@ -82,7 +81,7 @@ FIELDS = Fields(
 _STREAM = Fields(
     "include_usage", neutral={"include_obfuscation": Neutral((False,), "no padding is sent")}
 )
-# What OpenAI's clients send back of an earlier reply without meaning by it.
+# Fields of an earlier reply that OpenAI's clients send back empty.
 _EMPTY: Mapping[str, Neutral] = dict.fromkeys(
     ("refusal", "annotations", "audio", "function_call"),
     Neutral(("", [], {}), "it is nobody's but the assistant's, and is not read"),

@@ -1,4 +1,4 @@
-"""Values that mean the same in several formats."""
+"""Parse fields that several formats share."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypedDict
 
 from tinker_claw.errors import RequestError
-from tinker_claw.formats.base import EFFORTS, LARGEST_GROUP, Joined
+from tinker_claw.formats.base import EFFORTS, Joined
 from tinker_claw.formats.body import INT64, Fields, Object, shown
 from tinker_claw.images import Pictured, read_data, read_url
-from tinker_claw.types import Attempt, Message, Reply, Tool
+from tinker_claw.types import Message, Reply, Tool
 
 STOP_STRINGS = 4
 """Most stop strings of a request, as at OpenAI."""
@@ -54,7 +54,6 @@ def openai(fields: Object, tools: tuple[Tool, ...], *lengths: str, nested: bool)
         **openai_calls(fields, tools, nested=nested),
         "one_call": not fields.flag("parallel_tool_calls", True),
         "session": None if key is None else (key, "prompt_cache_key"),
-        "attempt": _attempt(fields.object("metadata")),
     }
 
 
@@ -77,18 +76,6 @@ def effort_level(fields: Object, name: str) -> str | None:
     if value is None or (isinstance(value, str) and value in EFFORTS):
         return value
     raise fields.wrong(f"must be one of {', '.join(EFFORTS)}", name)
-
-
-def _attempt(metadata: Object) -> Attempt:
-    """Task and group in `metadata`, whose other members are the client's own affair."""
-    size = metadata.get("group_size")
-    if isinstance(size, str) and size.isascii() and size.isdigit() and len(size) < 9:
-        metadata["group_size"] = int(size)  # OpenAI's metadata hold strings only
-    return Attempt(
-        task=metadata.optional("task_id"),
-        group=metadata.optional("group_id"),
-        size=metadata.integer("group_size", 1, LARGEST_GROUP + 1),
-    )
 
 
 def text_of(given: Object, name: str, part: Callable[[Object], str], *, empty: bool = False) -> str:
@@ -114,8 +101,7 @@ def joined(texts: Sequence[str]) -> str:
 
 
 def parted(texts: Sequence[str]) -> str:
-    """Texts that belong to no one sentence, such as those of several authors: a blank line parts
-    them."""
+    """Join texts of several authors with blank lines."""
     heads = [text if text.endswith("\n\n") else f"{text}\n\n" for text in texts[:-1]]
     return joined([*heads, *texts[-1:]])
 
@@ -247,23 +233,9 @@ def openai_calls(fields: Object, tools: tuple[Tool, ...], *, nested: bool) -> Ca
     if choice in ("auto", "required"):
         return forced(tools, None, at) if choice == "required" else {"tools": tools}
     told = fields.object(at)
-    if told.get("type") == "function":
-        return forced(tools, _function_name(told, nested=nested), at)
-    if told.get("type") != "allowed_tools":
-        raise fields.wrong("must be auto, none, required, a function or allowed_tools", at)
-    if nested:
-        told = told.object("allowed_tools")
-    names = {_function_name(one, nested=nested) for one in told.objects("tools", required=True)}
-    for name in names:
-        forced(tools, name, told.place("tools"))
-    allowed = tuple(tool for tool in tools if tool["function"]["name"] in names)
-    if told.get("mode") not in ("auto", "required"):
-        raise told.wrong("must be auto or required", "mode")
-    return forced(allowed, None, told.at) if told["mode"] == "required" else {"tools": allowed}
-
-
-def _function_name(told: Object, *, nested: bool) -> str:
-    return (told.object("function") if nested else told).string("name")
+    if told.get("type") != "function":
+        raise fields.wrong("must be auto, none, required or a function", at)
+    return forced(tools, (told.object("function") if nested else told).string("name"), at)
 
 
 def refuse_deep(given: Object) -> None:

@@ -219,7 +219,7 @@ def _size(said: Sequence[Message]) -> int:
 
 
 def _with_one_head(head: list[str], said: Sequence[Message]) -> tuple[Message, ...]:
-    """Instructions and what developers say at the beginning are one system message: many chat
+    """Merge instructions and leading developer messages into one system message: many chat
     templates know no second one."""
     at = next((i for i, m in enumerate(said) if m["role"] != "system"), len(said))
     texts = [*head, *(message["content"] for message in said[:at])]

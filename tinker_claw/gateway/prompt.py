@@ -15,7 +15,7 @@ from tinker_claw.conversation.index import Continuation, exact_digest
 from tinker_claw.conversation.lessons import told_text
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import GenerationRequest
-from tinker_claw.gateway.limits import hopeless, no_room
+from tinker_claw.gateway.limits import no_room
 from tinker_claw.images import images_in
 from tinker_claw.ledger.lessons import Lesson
 from tinker_claw.render.prompt_cache import Prompt
@@ -23,9 +23,6 @@ from tinker_claw.types import Message
 
 if TYPE_CHECKING:
     from tinker_claw.gateway.request import GatewayDeps
-
-_CHARACTERS_PER_TOKEN = 6
-"""Texts have three to five; with more than so many for the whole context the words are counted."""
 
 
 async def build_prompt(
@@ -44,11 +41,10 @@ async def build_prompt(
         forget: nothing that was new in it stays in memory.
 
     Raises:
-        RequestError: the chat template refuses these messages, they are far too long, or it is not
-            known how such a reply begins.
+        RequestError: the chat template refuses these messages, or it is not known how such a
+            reply begins.
     """
     begun = _begun(deps, request)
-    await _refuse_what_cannot_fit(deps, request)
     await deps.compute.own_round()
     told = deps.renderer.hint_tokens(told_text(lessons)) if lessons else ()
     prompt = _extended(deps, request, link, told)
@@ -108,22 +104,6 @@ def _begun(deps: GatewayDeps, request: GenerationRequest) -> tuple[int, ...]:
             param="tool_choice",
         )
     return begun
-
-
-async def _refuse_what_cannot_fit(deps: GatewayDeps, request: GenerationRequest) -> None:
-    """Refuse what is far too long before it is encoded, which would take seconds."""
-    # What was said in replies may be left out of the prompt, and tools have a form of their own.
-    said = [m for m in request.messages if m["role"] != "assistant"]
-    if sum(len(m["content"]) for m in said) <= _CHARACTERS_PER_TOKEN * deps.can.context_tokens:
-        return
-
-    def too_many(messages: Sequence[Message]) -> bool:
-        fewest = sum(deps.renderer.fewest_tokens(m["content"]) for m in messages)
-        return fewest > deps.can.context_tokens
-
-    if await deps.compute.aside(lambda: too_many(said)):
-        first = [m for m in said if m["role"] == "system"]
-        raise (no_room if too_many(first) else hopeless)(deps.can.context_tokens)
 
 
 def refuse_without_room(deps: GatewayDeps, request: GenerationRequest) -> None:

@@ -27,7 +27,15 @@ from tinker_claw.errors import (
     first_cause,
 )
 from tinker_claw.judge.prompts import CUT
-from tinker_claw.judge.styles import REFUSALS, Dialect, Question, refused, style_of
+from tinker_claw.judge.styles import (
+    REFUSALS,
+    Dialect,
+    Question,
+    address_of,
+    body_of,
+    refused,
+    texts_of,
+)
 from tinker_claw.policy import Sampler
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.retry import Backoff
@@ -115,9 +123,9 @@ class HttpEndpoint(AbstractAsyncContextManager["HttpEndpoint"]):
         headers.update({n: value.get_secret_value() for n, value in settings.headers.items()})
         self._settings = settings
         self._answer_s = answer_s
-        self._style, self._asked_at = style_of(url)
+        self._asked_at = address_of(url)
         self._url = _SECRET.sub("", self._asked_at)
-        self._dialect = self._style.dialect
+        self._dialect = Dialect()
         self._client = httpx.AsyncClient(transport=transport, timeout=answer_s, headers=headers)
         self._retries = retries
 
@@ -163,7 +171,7 @@ class HttpEndpoint(AbstractAsyncContextManager["HttpEndpoint"]):
 
     async def _post(self, question: Question, n: int, asked: Dialect) -> tuple[int, bytes]:
         most = _ENVELOPE_BYTES + n * question.max_tokens * _TOKEN_BYTES
-        body = self._style.body(question, n, asked)
+        body = body_of(question, n, asked)
         try:
             # httpx's own limits start anew with every piece of an answer.
             async with (
@@ -180,7 +188,7 @@ class HttpEndpoint(AbstractAsyncContextManager["HttpEndpoint"]):
 
     def _read(self, content: bytes) -> list[str]:
         try:
-            texts = self._style.texts(json.loads(content))
+            texts = texts_of(json.loads(content))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             # Not the error's own words: they may quote the answer.
             raise JudgeError(

@@ -309,17 +309,10 @@ def _object(said: str) -> Mapping[str, Any]:
     """Return the JSON object that makes up a whole answer; an empty one where it is none."""
     fenced = _FENCED_JSON.fullmatch(said)
     try:
-        given = json.loads(fenced[1] if fenced else said, object_pairs_hook=_once)
+        given = json.loads(fenced[1] if fenced else said)
     except (ValueError, RecursionError):
         return {}
     return cast("Mapping[str, Any]", given)
-
-
-def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object, refusing repeated keys."""
-    if len(dict(pairs)) < len(pairs):
-        raise ValueError("a key stands twice")
-    return dict(pairs)
 
 
 def _rating(given: Mapping[str, Any]) -> Vote | None:

@@ -1,4 +1,4 @@
-"""Build requests to an endpoint and read its answers: chat completions or Responses. Pure.
+"""Build chat completion requests to an endpoint, and read its answers. Pure.
 
 Rule: what an endpoint does not take is found out from its refusal, and left out from then on. An
 answer becomes texts, one of which is marked where it was cut off, or an error.
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
 from tinker_claw.judge.prompts import CUT, SCHEMA
 from tinker_claw.types import Message
 
+_PATH: Final = "/chat/completions"
 REFUSALS: Final = (400, 422)
 """HTTP statuses that refuse a field."""
 _ENDED_EARLY: Final = {"length", "max_tokens", "content_filter", "abort", "error"}
@@ -99,32 +100,15 @@ class Question:
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class Style:
-    """One HTTP API of an endpoint."""
-
-    path: str
-    dialect: Dialect
-    """The dialect before any refusal."""
-    body: Callable[[Question, int, Dialect], dict[str, Any]]
-    """Builds the request body for n answers, where the dialect takes more than one."""
-    texts: Callable[[Any], list[str]]
-    """Reads the texts from a decoded answer. Raises KeyError, TypeError or ValueError on anything
-    else."""
-
-
-def style_of(url: str) -> tuple[Style, str]:
-    """Return the style and full URL for a base URL (…/v1) or for a whole one, which tells the
-    style."""
+def address_of(url: str) -> str:
+    """Return the full URL for a base URL (…/v1) or a full one."""
     base, mark, query = url.partition("?")
-    base = base.rstrip("/")
-    for style in (RESPONSES, CHAT):
-        if base.endswith(style.path):
-            return style, base + mark + query
-    return CHAT, base + CHAT.path + mark + query
+    base = base.rstrip("/").removesuffix(_PATH)
+    return base + _PATH + mark + query
 
 
-def _chat_body(question: Question, n: int, dialect: Dialect) -> dict[str, Any]:
+def body_of(question: Question, n: int, dialect: Dialect) -> dict[str, Any]:
+    """Build the request body for n answers, where the dialect takes more than one."""
     limit = "max_tokens" if dialect.max_tokens else "max_completion_tokens"
     body: dict[str, Any] = {
         "model": question.model,
@@ -141,7 +125,8 @@ def _chat_body(question: Question, n: int, dialect: Dialect) -> dict[str, Any]:
     return body
 
 
-def _chat_texts(answer: Any) -> list[str]:
+def texts_of(answer: Any) -> list[str]:
+    """Read the texts from a decoded answer; KeyError, TypeError or ValueError on anything else."""
     choices = answer["choices"]
     if not isinstance(choices, list):
         raise TypeError("choices are no list")
@@ -149,49 +134,6 @@ def _chat_texts(answer: Any) -> list[str]:
         _text(choice["message"]["content"], choice.get("finish_reason") in _ENDED_EARLY)
         for choice in cast("list[Any]", choices)
     ]
-
-
-def _responses_body(question: Question, n: int, dialect: Dialect) -> dict[str, Any]:
-    body: dict[str, Any] = {
-        "model": question.model,
-        "input": [
-            {**message, "content": _parts(message["content"])} for message in question.read(dialect)
-        ],
-        "max_output_tokens": question.max_tokens,
-        "store": False,  # these servers keep what they are asked unless they are told not to
-    }
-    if dialect.temperature:
-        body["temperature"] = question.temperature
-    if dialect.schema:
-        body["text"] = {
-            "format": {"type": "json_schema", "name": "rating", "strict": True, "schema": SCHEMA}
-        }
-    return body
-
-
-def _parts(content: Any) -> Any:
-    """Return a message's content as the Responses API names its parts."""
-    if isinstance(content, str):
-        return content
-    return [
-        {"type": "input_text", "text": part["text"]}
-        if part["type"] == "text"
-        else {"type": "input_image", "image_url": part["image_url"]["url"]}
-        for part in content
-    ]
-
-
-def _responses_texts(answer: Any) -> list[str]:
-    parts = [
-        part.get("text")
-        for item in answer["output"]
-        if item["type"] == "message"
-        for part in item["content"]
-        if part["type"] == "output_text"
-    ]
-    if not all(isinstance(part, str) for part in parts):
-        raise TypeError("text is no text")
-    return [_text("".join(parts), answer.get("status", "completed") != "completed")]
 
 
 def _text(content: Any, cut: bool) -> str:
@@ -202,10 +144,6 @@ def _text(content: Any, cut: bool) -> str:
     # Half of a surrogate pair, as an answer that is cut within an emoji ends, is no text that can
     # be kept.
     return (content or "").encode(errors="replace").decode() + (CUT if cut else "")
-
-
-CHAT: Final = Style("/chat/completions", Dialect(), _chat_body, _chat_texts)
-RESPONSES: Final = Style("/responses", Dialect(many=False), _responses_body, _responses_texts)
 
 
 def refused(status: int, content: bytes, url: str) -> str:

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 
 from tinker_claw.ledger.samples import Waiting
 
+SHARE = 0.5
+"""Most of a batch from one session, one user, or the turns that tools have judged."""
 FILL_S = 300.0
 """Seconds that a sample over its share waits: long enough for other active users, and short enough
 that no step comes much later."""
@@ -53,7 +55,7 @@ class _Unit:
 
 
 def choose(
-    waiting: Sequence[Waiting], *, batch_size: int, most: int, share: float, now: float
+    waiting: Sequence[Waiting], *, batch_size: int, most: int, now: float, share: float = SHARE
 ) -> Choice:
     """Choose whole groups and single samples until there are at least `batch_size`.
 

@@ -256,7 +256,6 @@ class Learner:
             ledger.samples.queue(),
             batch_size=cfg.batch_size,
             most=most,
-            share=cfg.max_share,
             now=self._now(),
         )
         if choice.ids:

@@ -160,7 +160,7 @@ def _queued(turn: TurnView, sample: SampleView, run: RunView) -> str:
     missing = run.batch - run.queued
     rest = (
         f"A step takes {run.batch} at a time or whole groups, the newest first, and not too many "
-        "of one session, user or tool (--max-share)."
+        "of one session, user or tool."
     )
     if missing > 0:
         are = "is" if missing == 1 else "are"

@@ -2,17 +2,14 @@
 
 Rule: a browser sends what other people's pages make it send. So a login is a cookie that no script
 reads and no other site's request carries, every change needs a token that only our own pages show,
-and a request with a foreign origin is refused. Nobody can end another's login or use up another's
-attempts, as far as they can be told apart: attempts count for the address that they come from,
-which behind a proxy is the same for all; and in a browser in which a user has logged in before, for
-this user.
+and a request with a foreign origin is refused. Attempts
+count for the address that they come from, which behind a proxy is the same for all.
 """
 
 from __future__ import annotations
 
 import hmac
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
@@ -27,9 +24,8 @@ from tinker_claw.gateway.auth import Keys, Principal, Tries, network
 
 LASTS_S: Final = 12 * 3600
 """Seconds that a login lasts."""
-MOST: Final = 32
-"""Most logins of a user at the same time; one more ends the one unused for longest."""
-_KNOWN_S: Final = 90 * 24 * 3600
+MOST: Final = 1000
+"""Most logins at the same time; one more ends the one unused for longest."""
 _LOCAL: Final = "local"
 
 
@@ -55,10 +51,8 @@ class Access:
         self._keys = keys
         self._cookie = f"tinker-claw-{port}"
         self._secret = token_bytes(32)
-        self._logins = defaultdict[str, TTLCache[str, Principal]](
-            lambda: TTLCache(MOST, LASTS_S, timer=clock)
-        )
-        """Logged-in principals, by user and by cookie value."""
+        self._logins: TTLCache[str, Principal] = TTLCache(MOST, LASTS_S, timer=clock)
+        """Logged-in principals, by cookie value."""
         self._tries = Tries(clock)
 
     @property
@@ -75,23 +69,20 @@ class Access:
         if not self.needed:
             return Visitor(self._keys.principal(""), _LOCAL)
         token = _sent(headers, self._cookie)
-        found = (one[token] for one in self._logins.values() if token in one)
-        return next((Visitor(who, token) for who in found), None)
+        who = self._logins.get(token)
+        return None if who is None else Visitor(who, token)
 
-    def log_in(
-        self, key: str, headers: Mapping[str, str], address: str, *, secure: bool
-    ) -> Sequence[str]:
-        """Log in with a key; return the cookies as header values.
+    def log_in(self, key: str, address: str, *, secure: bool) -> str:
+        """Log in with a key; return the header value that sets the cookie.
 
         Args:
-            headers: names in lower case.
             address: client address of the request.
             secure: whether the browser came over TLS, so that cookies are sent over TLS only.
 
         Raises:
             RequestError: 401, the key is nobody's; 429, too many attempts, so it was not checked.
         """
-        who_tries = self._known(headers) or network(address)
+        who_tries = network(address)
         self._tries.check(who_tries)
         try:
             who = self._keys.principal(key, "the key of a user")
@@ -99,30 +90,16 @@ class Access:
             self._tries.wrong(who_tries)
             raise RequestError("That is nobody's key.", status=error.status) from error
         token = token_urlsafe(32)
-        self._logins[who.name][token] = who
-        cookies = (
-            self._set(self._cookie, token, LASTS_S),
-            self._set(f"{self._cookie}-known", f"{self._signed(who.name)}{who.name}", _KNOWN_S),
-        )
-        return [cookie + ("; Secure" if secure else "") for cookie in cookies]
+        self._logins[token] = who
+        return self._set(token, LASTS_S) + ("; Secure" if secure else "")
 
     def log_out(self, visitor: Visitor) -> str:
         """Log a visitor out; return the header value that deletes the cookie."""
-        self._logins[visitor.who.name].pop(visitor.token, None)
-        return self._set(self._cookie, "", 0)
+        self._logins.pop(visitor.token, None)
+        return self._set("", 0)
 
-    @staticmethod
-    def _set(name: str, value: str, lasts_s: int) -> str:
-        return f"{name}={value}; Path=/ui; Max-Age={lasts_s}; HttpOnly; SameSite=Strict"
-
-    def _known(self, headers: Mapping[str, str]) -> str | None:
-        """Return the user who has logged in with this browser before; None: nobody."""
-        sent = _sent(headers, f"{self._cookie}-known")
-        signature, name = sent[:64], sent[64:]
-        return f"user {name}" if hmac.compare_digest(self._signed(name), signature) else None
-
-    def _signed(self, name: str) -> str:
-        return hmac.digest(self._secret, f"known {name}".encode(), "sha256").hex()
+    def _set(self, value: str, lasts_s: int) -> str:
+        return f"{self._cookie}={value}; Path=/ui; Max-Age={lasts_s}; HttpOnly; SameSite=Strict"
 
     def form_token(self, visitor: Visitor | None) -> str:
         """Return the token for this visitor's forms, or for the login form where there is none."""

@@ -306,15 +306,12 @@ class _Page:
         secure = request.headers.get("origin", "").startswith("https:")
         address = "" if request.client is None else request.client.host
         try:
-            cookies = self._deps.access.log_in(key, request.headers, address, secure=secure)
+            cookie = self._deps.access.log_in(key, address, secure=secure)
         except RequestError as error:
             answer = self._html("login", None, status=error.status, wrong=str(error))
             answer.headers.update(error.headers or {})
             return answer
-        answer = _to("")
-        for cookie in cookies:
-            answer.headers.append("set-cookie", cookie)
-        return answer
+        return _to("", {"set-cookie": cookie})
 
     async def log_out(self, request: Request, visitor: Visitor) -> Response:
         await self._form(request, visitor)

@@ -1,4 +1,4 @@
-"""The line in the chat by which a user makes the rest private.
+"""Parse the line `/private`, by which a user makes the rest of a chat private.
 
 Rule: a line close to the marker counts as the marker, since only a missed one leaks; the line that
 ends privacy must be exact. The history is sent again with every request, so the newest message with

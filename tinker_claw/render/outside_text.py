@@ -10,11 +10,10 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeAlias, cast
 
-from tinker_claw.render.tokenizer import load_fast
 from tinker_claw.types import Tool, noted
 
 _Encoded: TypeAlias = tuple[list[int], list[tuple[int, int]]]
@@ -69,11 +68,11 @@ class Guard:
         return CUT.join([*pieces, text[done:]])
 
     def messages(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return the messages with every text guarded; roles are ours."""
-        return [
-            {k: v if k == "role" else self._value(v, k) for k, v in message.items()}
-            for message in messages
-        ]
+        """Return the messages with every text guarded; roles are ours. Shared, as `tools` are."""
+        return [noted(self._message, message) for message in messages]
+
+    def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        return {k: v if k == "role" else self._value(v, k) for k, v in message.items()}
 
     def tools(self, tools: Sequence[Tool]) -> list[dict[str, Any]]:
         """Return the schemas with every text guarded, keys among them.
@@ -147,17 +146,8 @@ class CutTokenizer:
         begin."""
         self._tokenizer = tokenizer
         self.tells_starts = bool(getattr(tokenizer, "is_fast", False))
-        self._fast: Callable[[str], list[int]] | None = None
         # Texts come one at a time: there is nothing that its own threads could share.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-
-    def quicken(self, met: Sequence[str]) -> None:
-        """Switch to a faster encoder with the same ids, where there is one for this tokenizer.
-
-        Args:
-            met: texts on which it is tested, besides the standard ones.
-        """
-        self._fast = load_fast(self._tokenizer, met)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tokenizer, name)
@@ -204,8 +194,6 @@ class CutTokenizer:
     def _encoded(self, texts: Sequence[str], *, with_places: bool = False) -> list[_Encoded]:
         if not self.tells_starts:
             return [(self._tokenizer.encode(t, add_special_tokens=False), []) for t in texts]
-        if self._fast is not None and not with_places:
-            return [(self._fast(text), []) for text in texts]
         # Not encode(), which holds the interpreter's lock all the time.
         backend = self._tokenizer.backend_tokenizer
         encode = backend.encode_batch if with_places else backend.encode_batch_fast

@@ -1,16 +1,18 @@
-"""Prompt cache: remembers the ids of earlier messages, so that only new ones are rendered.
+"""Prompt cache: remembers the ids of texts, so that only new ones are encoded.
 
 An agent sends its system prompt, its tools and its history again with every request. Rule: only ids
-are kept, never text, under a salted digest of everything that they were rendered from.
+are kept, never text, under a salted digest of the text.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from threading import Lock
 from typing import NamedTuple
 
@@ -19,8 +21,8 @@ from cachetools import LRUCache
 from tinker_claw.types import Told
 
 CAPACITY = 72_000_000
-"""Capacity in bytes: some four hundred histories or system prompts of 15,000 ids."""
-_ENTRY = 600
+"""Capacity in bytes: texts of some five million ids."""
+_ENTRY = 400
 """Bytes of an entry besides its ids."""
 _NUMBERS: dict[int, int] = {}
 """Known ids, so that each is one shared number object, however often it is kept."""
@@ -86,46 +88,41 @@ class Prompt:
         )
 
 
-class Known(NamedTuple):
-    """The ids of consecutive messages."""
-
-    ids: Ids
-    hint: int | None = None
-    """Index of the message among them at whose end a hint would go; None: none was asked for."""
-    hint_at: int | None = None
-    """Index after the content of that message in these ids; None: not known."""
-
-
-NOTHING = Known(Ids.of(()))
-
-
 class PromptCache:
-    """Cache of ids by key, evicting the least recently used. Thread-safe."""
+    """Cache of the ids of texts, evicting the least recently used. Thread-safe."""
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         """Create a cache of `capacity` bytes."""
-        self._known = LRUCache[bytes, Known](capacity, getsizeof=_held)
+        self._known = LRUCache[bytes, Ids](capacity, getsizeof=_held)
+        self._salt = os.urandom(32)
         self._lock = Lock()
 
-    def get(self, name: bytes) -> Known | None:
-        """Return the entry under this key, or None."""
+    def get(self, text: str) -> Ids | None:
+        """Return the ids of a text, or None."""
         with self._lock:
-            return self._known.get(name)
+            return self._known.get(self._name(text))
 
-    def keep(self, name: bytes, known: Known, instead_of: bytes | None = None) -> None:
-        """Keep ids under a key, replacing those under another."""
-        with self._lock:
-            if instead_of is not None:
-                self._known.pop(instead_of, None)
-            with suppress(ValueError):  # more than there is room for
-                self._known[name] = known
+    def encoded(self, text: str, encode: Callable[[str], Sequence[int]], *, remembers: bool) -> Ids:
+        """Return the ids of a text; `encode` is asked where they are not known."""
+        found = self.get(text)
+        if found is None:
+            found = Ids.of(encode(text))
+            if remembers:
+                with self._lock, suppress(ValueError):  # more than there is room for
+                    self._known[self._name(text)] = found
+        return found
 
     def clear(self) -> None:
         """Forget everything."""
         with self._lock:
             self._known.clear()
 
+    def _name(self, text: str) -> bytes:
+        # A guarded text holds halves of surrogate pairs.
+        written = text.encode(errors="surrogatepass")
+        return blake2b(written, key=self._salt, digest_size=16).digest()
 
-def _held(known: Known) -> int:
+
+def _held(ids: Ids) -> int:
     """Return the bytes of an entry: four an id packed, and eight for its place in the tuple."""
-    return _ENTRY + 12 * len(known.ids.tokens)
+    return _ENTRY + 12 * len(ids.tokens)

@@ -8,21 +8,18 @@ where a hint goes, and keeps hints from forging markers.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from functools import cache, cached_property, lru_cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import PurePath
 from typing import Any, cast
 
 import renderers
 from renderers.base import MODEL_RENDERER_MAP
 from renderers.reasoning import prompt_ends_in_reasoning
-from tokenizers.models import BPE
 
 from tinker_claw.errors import ConfigError, RequestError
 from tinker_claw.render.eyes import Eyes
@@ -48,12 +45,9 @@ _CALL = ("<tool_call>", "</tool_call>")
 _NO_ID = -1
 """Stand-in for a marker that the tokenizer does not have."""
 _ASIDE = 8_000
-"""Bytes of new text from which rendering moves to another thread: some milliseconds of work."""
+"""Characters of new text from which encoding moves to another thread: milliseconds of work."""
 _FORMATS = 16
 """Formats kept at a time: a switch may be any text, a date or a name."""
-_LONGEST_NAME = 256
-"""Most characters of a tool's name that a reply may be begun with: each is rendered some twenty
-times, while all others wait. OpenAI's have 64 at most, Anthropic's 128."""
 _BEGINNINGS = 256
 """Most beginnings kept: one for each set of tools, in each format."""
 _TAILS = 64
@@ -101,7 +95,6 @@ class Renderer:
         self._cache = PromptCache()
         # One thread: more of them would only take the processor from the event loop.
         self._thread = ThreadPoolExecutor(1, "render", initializer=_after_the_event_loop)
-        self._quickening = False
         self._format = lru_cache(_FORMATS)(partial(self._new_format, config))
         first = self._format(())
         self._base = first.plain
@@ -176,30 +169,17 @@ class Renderer:
         switches: Switches = (),
         remembers: bool = True,
     ) -> Prompt:
-        """Render like `prompt`, but long new text in a thread, one request at a time, so that the
-        event loop goes on and parts shared by requests are rendered once.
+        """Render like `prompt`, but encode long new text in a thread, one request at a time, so
+        that the event loop goes on and a text that requests share is encoded once.
 
         Args:
             remembers: False keeps nothing of the request in memory.
         """
-        found = self._format(switches)
-        plan = found.plan(messages, tools, hint_message)
+        plan = self._format(switches).plan(messages, tools, hint_message, remembers=remembers)
         if plan.size < _ASIDE:
-            return found.render(plan, remembers=remembers)
-        if not self._quickening:  # whoever sends long texts once will do so again
-            self._quickening = True
-            met = [str(message["content"]) for message in messages]
-            # No daemon: an interpreter that ends under native code is aborted.
-            threading.Thread(target=self._quicken, args=(met,), name="fast tokenizer").start()
-        # It is looked up again there, behind the requests that came before.
-        render = partial(found.prompt, messages, tools, hint_message, remembers=remembers)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, render)
-
-    def _quicken(self, met: Sequence[str]) -> None:
-        _after_the_event_loop()
-        self._tokenizer.quicken(met)
-        with suppress(AttributeError):  # where C's library has no such function
-            ctypes.CDLL(None).malloc_trim(0)  # to read the vocabulary has taken much, and freed it
+            return plan.encode()
+        # Texts are looked up again there, behind the requests that came before.
+        return await asyncio.get_running_loop().run_in_executor(self._thread, plan.encode)
 
     def extend(
         self,
@@ -280,8 +260,7 @@ class Renderer:
         Args:
             names: at least one.
         """
-        ends = min(names), max(names)
-        return self._begin(ends, switches) if max(map(len, ends)) <= _LONGEST_NAME else None
+        return self._begin((min(names), max(names)), switches)
 
     def begin_text(self, switches: Switches = ()) -> tuple[int, ...] | None:
         """Return ids with which a reply begins that is text at once, () where there are none; None:
@@ -296,24 +275,6 @@ class Renderer:
     def tells_text(self) -> bool:
         """Whether a reply's text is known token by token."""
         return self._markers is not None
-
-    def fewest_tokens(self, text: str) -> int:
-        """Return the fewest tokens that a text can take, without encoding it; 0: not known.
-
-        Each word begins in one of the text's tokens, and no token holds the beginnings of more
-        words than the fullest of the vocabulary.
-        """
-        return len(text.split()) // self._words_a_token if self._words_a_token else 0
-
-    @cached_property
-    def _words_a_token(self) -> int:
-        """Most words that begin in one token; 0 where a token may stand for any text."""
-        backend: Any = getattr(self._tokenizer, "backend_tokenizer", None)
-        model = getattr(backend, "model", None)
-        if not isinstance(model, BPE) or model.unk_token is not None:
-            return 0
-        ids = range(backend.get_vocab_size(with_added_tokens=True))
-        return max(len(self._decoded(i).split()) for i in ids)
 
     def forget(self) -> None:
         """Drop everything kept of earlier requests from memory."""

@@ -8,13 +8,12 @@ says is what the model was trained with; a folder without one is left to transfo
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
-import fastokens
 from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -34,58 +33,6 @@ def load(model: str) -> Any:
     if not (folder / "tokenizer.json").exists() or "auto_map" in config:
         return load_tokenizer(model)
     return FileTokenizer(folder, config)
-
-
-def load_fast(tokenizer: Any, met: Sequence[str] = ()) -> Callable[[str], list[int]] | None:
-    """Return a much faster encoder with the same ids (`fastokens`), or None where they differ.
-
-    It takes seconds and some 200 MB for a large vocabulary, and is tested before it is used: on
-    texts that are awkward for tokenizers, and on `met`.
-
-    Args:
-        tokenizer: any tokenizer; only a `FileTokenizer` has such an encoder.
-    """
-    if not isinstance(tokenizer, FileTokenizer):
-        return None
-    backend: Any = tokenizer.backend_tokenizer
-    file = Path(tokenizer.name_or_path) / "tokenizer.json"
-    try:
-        fast: Any = fastokens.Tokenizer.from_file(str(file))
-        added = [f"a{token}b {token} \n{token}" for token in tokenizer.get_added_vocab()]
-        for text in (*_AWKWARD, *added, *met):
-            # Not encode(), which holds the interpreter's lock all the time.
-            (wanted,) = backend.encode_batch_fast([text], add_special_tokens=False)
-            if fast.encode(text, add_special_tokens=False).ids != wanted.ids:
-                return None
-    except (OSError, ValueError, TypeError, RuntimeError):  # what it cannot read or does not know
-        return None
-    return lambda text: fast.encode(text, add_special_tokens=False).ids
-
-
-_AWKWARD = (
-    *(
-        "",
-        " ",
-        "a",
-        " a",
-        "  a",
-        "a  ",
-        "\n",
-        "\r\n\r\n",
-        " \n \n\n a",
-        "\t\tif x:\n\t\t\treturn\n",
-    ),
-    *("It's, I'LL, we'Ve, don't 'quoted' 's", "1 12 123 1234 12345678901 3.14159 1,000,000"),
-    *("snake_case CamelCase kebab-case ALLCAPS x86_64", "==== ---- ___ ... !!! ?!? #### ||| ````"),
-    *("{\"a\": [1, null], 'b': (2,)}\n// </p> <b> &amp; \\\\ \\n", "https://a.b/c?d=e&f=%20#g"),
-    *("Grüße, Ångström, İstanbul, ﬁ ﬀ ½ ²", "e\u0301 n\u0303 A\u030a \u1100\u1161\u11a8 \u0344"),
-    *("Привет, мир! Ёлка", "Γειά σου Κόσμε", "שלום עולם", "مرحبا بالعالم ١٢٣", "नमस्ते दुनिया १२३"),
-    *("สวัสดีชาวโลก", "你好,世界!1234", "こんにちは世界。カタカナ", "안녕하세요 세계", "𠮷野家 𝒳 𝟘𝟙"),
-    "😀 \U0001f469\u200d\U0001f469\u200d\U0001f466 🇩🇪 ✊🏿 1\ufe0f\u20e3",
-    "a\u00a0b\u2003c\u200bd\u200de\ufefff\u2028g\u2029h\u0085i\x0bj\x0ck\x1fl\x7fm\x00n",
-    "a" * 300 + " " * 300 + "é" * 100 + "\n" * 100 + "7" * 100,
-)
-"""Blanks, digits, composed letters, scripts without blanks, characters outside the first plane."""
 
 
 class FileTokenizer:

@@ -1,6 +1,6 @@
 """OpenTelemetry over HTTP (OTLP), by its conventions for generative AI on the server side: a span
-of every request and of every step, judging as a child of the request it judges, histograms of time
-and tokens.
+of every request and of every step, judging as a child of the request it judges. Histograms are for
+Prometheus, at /metrics.
 
 Rule: no content, and nothing that a client wrote except the model's name. Nobody waits for an
 export: spans wait in a bounded queue for a thread of the SDK, and the rest is dropped. The names
@@ -30,41 +30,31 @@ END_S: Final = 2.0
 REMEMBERED: Final = 10_000
 """Newest turns whose spans can still be parents of a judging span."""
 PROVIDER: Final = "tinker_claw"
-_SECONDS: Final = tuple(0.01 * 2**n for n in range(14))
-_FIRST_TOKEN: Final = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1),
-    *(0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
-)
-_TOKENS: Final = tuple(4**n for n in range(14))
-"""Bucket bounds of the token histograms, from the conventions."""
 _FINISH: Final = {"calls": "tool_calls", "stop string": "stop"}
 """Finish reasons by the names that clients use, where ours differ."""
 
 
 class Traces:
-    """Spans and histograms of requests; see `telemetry.Traces`."""
+    """Spans of requests; see `telemetry.Traces`."""
 
     def __init__(self, url: str) -> None:
-        """Send spans and histograms. `url`: address on which the gateway listens.
+        """Send spans. `url`: address on which the gateway listens.
 
         Raises:
             ConfigError: one of OpenTelemetry's variables has a value that its SDK refuses.
         """
-        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.metrics import MeterProvider
-        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         # Of every attempt that fails it has a line; that nothing was sent is an error.
         logging.getLogger("opentelemetry.exporter").setLevel(logging.ERROR)
-        resource, place = _resource(), urlsplit(url)
+        place = urlsplit(url)
         self._where = {"server.address": place.hostname or "", "server.port": place.port or 80}
         self._spans: LRUCache[int, SpanContext] = LRUCache(REMEMBERED)
         self._sender = TraceContextTextMapPropagator()
-        self._tracing = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._tracing = TracerProvider(resource=_resource(), shutdown_on_exit=False)
         try:
             batches = BatchSpanProcessor(OTLPSpanExporter())
         except ValueError as error:
@@ -74,45 +64,16 @@ class Traces:
             ) from error
         self._tracing.add_span_processor(batches)
         self._tracer = self._tracing.get_tracer("tinker_claw", tinker_claw.__version__)
-        reader = PeriodicExportingMetricReader(OTLPMetricExporter())
-        self._metering = MeterProvider([reader], resource=resource, shutdown_on_exit=False)
-        meter = self._metering.get_meter("tinker_claw", tinker_claw.__version__)
-        self._duration = meter.create_histogram(
-            "gen_ai.server.request.duration",
-            unit="s",
-            description="Seconds from the request to the last token.",
-            explicit_bucket_boundaries_advisory=_SECONDS,
-        )
-        self._first_token = meter.create_histogram(
-            "gen_ai.server.time_to_first_token",
-            unit="s",
-            description="Seconds from the request to the first token.",
-            explicit_bucket_boundaries_advisory=_FIRST_TOKEN,
-        )
-        self._tokens = meter.create_histogram(
-            "gen_ai.client.token.usage",
-            unit="{token}",
-            description="Tokens of prompts and of replies.",
-            explicit_bucket_boundaries_advisory=_TOKENS,
-        )
 
     def served(self, served: Served) -> None:
         from opentelemetry.trace import SpanKind, Status, StatusCode
 
-        common: dict[str, Any] = {
-            "gen_ai.operation.name": "chat",
-            "gen_ai.provider.name": PROVIDER,
-            "gen_ai.request.model": served.model,
-            **self._where,
-        }
-        if served.error is not None:
-            common["error.type"] = served.error
         span = self._tracer.start_span(
             f"chat {served.model}",
             # Without tracestate, whose values are whatever a client writes.
             self._sender.extract({k: v for k, v in served.context.items() if k == "traceparent"}),
             SpanKind.SERVER,
-            common | _attributes(served),
+            self._where | _attributes(served),
             start_time=_ns(served.began_at),
         )
         if served.error is not None:
@@ -120,12 +81,6 @@ class Traces:
         span.end(_ns(served.began_at + served.seconds))
         if served.turn is not None:
             self._spans[served.turn] = span.get_span_context()
-        self._duration.record(served.seconds, common)
-        if served.first_token_s is not None:
-            self._first_token.record(served.first_token_s, common)
-        if served.error is None:
-            self._tokens.record(served.prompt_tokens, common | {"gen_ai.token.type": "input"})
-            self._tokens.record(served.completion_tokens, common | {"gen_ai.token.type": "output"})
 
     def judged(self, judged: Judged) -> None:
         from opentelemetry.trace import NonRecordingSpan, set_span_in_context
@@ -148,17 +103,18 @@ class Traces:
 
     def close(self) -> None:
         """Send the rest, within a time limit."""
-        ends = (self._tracing.shutdown, self._metering.shutdown)
-        threads = [Thread(target=end, daemon=True) for end in ends]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(END_S)
+        thread = Thread(target=self._tracing.shutdown, daemon=True)
+        thread.start()
+        thread.join(END_S)
 
 
 def _attributes(served: Served) -> dict[str, Any]:
     params, finish = served.params, served.finish
     known: dict[str, Any] = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": PROVIDER,
+        "gen_ai.request.model": served.model,
+        "error.type": served.error,
         "gen_ai.request.max_tokens": params.max_tokens,
         "gen_ai.request.temperature": params.temperature,
         "gen_ai.request.top_p": params.top_p,
