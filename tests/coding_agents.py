@@ -177,6 +177,8 @@ class ClaudeCode(Agent):
 class Codex(Agent):
     compacts_at: int | None = field(default=None, init=False)
     """Tokens beyond which the next run compacts, and no later one; None: its default."""
+    attached: Path | None = field(default=None, init=False)
+    """Image that goes with the questions."""
 
     @classmethod
     def create(cls, home: Path, base_url: str, model: str, key: str) -> Codex:
@@ -203,7 +205,8 @@ class Codex(Agent):
         self.compacts_at = 1
 
     def _command(self, message: str) -> list[str]:
-        words = ["codex", "exec", "--skip-git-repo-check"]
+        words = ["codex", "exec", *(["-i", str(self.attached)] if self.attached else [])]
+        words.append("--skip-git-repo-check")
         if self.compacts_at is not None:
             words += ["-c", f"model_auto_compact_token_limit={self.compacts_at}"]
             self.compacts_at = None

@@ -43,6 +43,7 @@ class OpenClaw:
         window: int = 65536,
         affinity: bool | None = None,
         api: str | None = None,
+        sees: bool = False,
     ) -> OpenClaw:
         """Configure an OpenClaw as in the README, except for the arguments.
 
@@ -51,6 +52,7 @@ class OpenClaw:
             window: tokens that it thinks fit into the context; with few it compacts soon.
             affinity: whether headers and body name the session.
             api: the wire that it speaks, as its configuration calls it.
+            sees: whether it is told that the model sees.
         """
         claw = cls(install(), home)
         for name in ("state", "workspace"):
@@ -66,6 +68,8 @@ class OpenClaw:
         if gives_up_s is not None:
             provider["timeoutSeconds"] = gives_up_s
         provider["models"][0]["contextWindow"] = window
+        if sees:
+            provider["models"][0]["input"] = ["text", "image"]
         if affinity is not None:
             named = {"sendSessionAffinityHeaders": affinity, "supportsPromptCacheKey": affinity}
             provider["models"][0]["compat"] = named

@@ -33,6 +33,7 @@ from tests.agents import (
     user,
     utility,
 )
+from tests.pictures import picture
 from tinker_claw.conversation.attribution import (
     attribute,
     last_asked,
@@ -55,7 +56,8 @@ from tinker_claw.conversation.openclaw import Surface
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import GenerationRequest, Joined
 from tinker_claw.formats.chat import parse_chat
-from tinker_claw.types import Kind, NextState, Reply, ToolCall
+from tinker_claw.images import Image, Pictured
+from tinker_claw.types import Kind, Message, NextState, Reply, ToolCall
 
 
 def digests_of(messages: Any) -> tuple[str, ...]:
@@ -459,6 +461,27 @@ def test_what_claude_code_and_codex_note_is_nobody_s_word() -> None:
     assert next_state(noted) is None
     typed = f"what does {note} mean?"
     assert words(typed) == typed
+
+
+def test_images_are_told_from_what_codex_and_openclaw_write_around_them() -> None:
+    image = Pictured.showing(Image(picture(96, 64), "at"))
+    begin = '<image name=[Image #1] path="/tmp/picture.png">'
+    assert words(Joined.of([begin, image, "</image>", "What is it?"])) == f"{image}\nWhat is it?"
+    assert words("</image> is a tag") == "</image> is a tag"
+    call = {"id": "a", "type": "function", "function": {"name": "read", "arguments": "{}"}}
+    replied: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
+    result: Message = {"role": "tool", "tool_call_id": "a", "content": "Read image file"}
+    behind = Joined.of(["Image(s) from tool result #1 (read):", image])
+    state = NextState.of_tools([("read", f"Read image file\n{behind}")])
+    shows: Message = {"role": "user", "content": behind}
+    assert next_state([result, shows], replied) == state
+    typed: Message = {"role": "user", "content": "Image(s) from tool result #1 (read): none"}
+    assert next_state([result, typed], replied) == NextState("user", typed["content"])
+    asked: Message = {"role": "user", "content": "hello"}
+    known = Conversation.of([asked, replied, result, shows])
+    assert list(known.messages) == [asked, replied, result, shows]
+    dropped = Conversation.of([asked, replied, result]).digests
+    assert same(known.digests, dropped), "it may be gone later"
 
 
 SILENT = [

@@ -83,6 +83,7 @@ class Listener(FakeSampler):
         ][-1]
         self.heard.append(said)
         self.prompts.append(tuple(prompt))
+        self.params.append(params)
         sampler = next(s for saying, s in self._answers_to.items() if saying in said)
         return sampler._take(prompt, params)
 

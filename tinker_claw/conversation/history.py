@@ -17,6 +17,7 @@ from typing import Any
 from tinker_claw.conversation.attribution import (
     Attribute,
     is_nudge,
+    is_result,
     last_asked,
     read,
     without_volatile,
@@ -44,6 +45,8 @@ def digest(message: Message) -> str:
     meaning = hashlib.sha256(said.encode()).hexdigest()[:32]
     if message["role"] == "tool":
         return f"{_TOOL}{meaning}{_CALLS}{_name(message['tool_call_id'])}"
+    if is_result(message):  # images, which an agent drops when they grow old
+        return f"{_TOOL}{meaning}"
     if not calls:
         return meaning
     return f"{meaning}{_CALLS}{','.join(_name(call['id']) for call in calls)}"
@@ -86,7 +89,7 @@ class Conversation:
         before: Message | None = None
         answered = nudged = False
         for message in without_volatile(messages):
-            if message["role"] == "user":
+            if message["role"] == "user" and not is_result(message):
                 if is_volatile(message) or is_nudge(message, before):
                     continue
                 found = read(message)
@@ -204,6 +207,8 @@ def heard(
     if not calls or not all(call["id"] in results for call in calls):
         return Heard()
     told = [(call["function"]["name"], results[call["id"]]) for call in calls]
+    if images := words_of(pieces, Writer.TOOL):  # OpenClaw shows those of all results behind them
+        told[-1] = (told[-1][0], f"{told[-1][1]}\n{images}")
     return Heard(NextState.of_tools(told))
 
 
