@@ -134,6 +134,10 @@ async def test_a_reply_to_images_has_the_whole_models_logprobs(
                     wanted = in_transformers(model, prompt, done, params.images)
                     assert done.logprobs == pytest.approx(wanted, abs=1e-3)
                 assert all(len(row) == 3 for row in done.topk_ids)
+                scores = await sampler.logprobs(
+                    prompt + done.tokens, start=len(prompt), images=params.images
+                )
+                assert done.logprobs == pytest.approx(scores.logprobs, abs=1e-3)
         assert len(set(found)) == 6  # what it sees matters, and so does the adapter
         prompt, params = asked(renderer, ONE)
         fewer = replace(params.images[0], tokens=params.images[0].tokens - 1)
