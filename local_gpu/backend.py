@@ -36,7 +36,7 @@ from local_gpu.room import Breaks, Room
 from local_gpu.sample.batching import check_version
 from local_gpu.sample.connect import connect_all
 from local_gpu.sample.embedded import EmbeddedServing, EngineSize
-from local_gpu.sample.pool import PoolOptions
+from local_gpu.sample.member import PoolOptions
 from local_gpu.sample.server import InferenceServer
 from local_gpu.sample.serving import PoolServing
 from local_gpu.tasks import together

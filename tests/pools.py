@@ -21,7 +21,7 @@ from local_gpu.model.files import read_adapter, write_adapter
 from local_gpu.model.load import load_base
 from local_gpu.model.lora import BaseModel, LoraShape, drawn_adapter, fresh_adapter, with_lora
 from local_gpu.sample.http import Deadlines
-from local_gpu.sample.pool import PoolOptions
+from local_gpu.sample.member import PoolOptions
 from local_gpu.sample.sampler import PoolSampler
 from local_gpu.sample.serving import PoolServing
 from local_gpu.sample.vllm import VllmServer

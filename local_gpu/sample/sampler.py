@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import Final, cast
 
 from local_gpu.halves import BASE_REF, Facts, Score, ScoreAsk
-from local_gpu.sample.pool import Adapter, Lease, Member, Pool
+from local_gpu.sample.member import Adapter, Member
+from local_gpu.sample.pool import Lease, Pool
 from local_gpu.sample.server import Busy
 from tinker_claw.errors import (
     BackendError,

@@ -25,7 +25,8 @@ from safetensors import SafetensorError, safe_open
 
 from local_gpu.halves import BASE_REF, Facts, Score
 from local_gpu.sample.exam import PLACES, Exam, ExamResult, moved, table, tempered
-from local_gpu.sample.pool import Adapter, Member, Pool, PoolOptions, Probe
+from local_gpu.sample.member import Adapter, Member, PoolOptions, Probe
+from local_gpu.sample.pool import Pool
 from local_gpu.sample.sampler import PoolSampler
 from local_gpu.sample.server import NEVER_LOADED, InferenceServer
 from local_gpu.tasks import together

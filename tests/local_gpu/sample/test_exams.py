@@ -18,7 +18,7 @@ from local_gpu.halves import BASE_REF
 from local_gpu.model.load import load_base
 from local_gpu.model.lora import clone
 from local_gpu.sample.exam import PLACES, Exam, ExamResult, ExamSample, judge, moved, tempered
-from local_gpu.sample.pool import PoolOptions
+from local_gpu.sample.member import PoolOptions
 from local_gpu.sample.serving import Examiner, PoolServing
 from local_gpu.sample.vllm import VllmServer
 from tinker_claw.errors import BackendError, ConfigError

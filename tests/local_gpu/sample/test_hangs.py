@@ -16,7 +16,7 @@ from pools import PATIENT, Site, Trainer, eventually, facts_of, site, tiny_base
 from stopped_servers import SLOW_S, Stoppable, stoppable
 
 from local_gpu.sample.hang import Pulse, hangs
-from local_gpu.sample.pool import PoolOptions
+from local_gpu.sample.member import PoolOptions
 from local_gpu.sample.sampler import PoolSampler
 from local_gpu.sample.serving import PoolServing
 from local_gpu.sample.vllm import VllmServer

@@ -19,7 +19,7 @@ from local_gpu.config import LocalConfig
 from local_gpu.model.files import write_adapter
 from local_gpu.model.load import load_base
 from local_gpu.model.lora import fresh_adapter
-from local_gpu.sample.pool import PoolOptions
+from local_gpu.sample.member import PoolOptions
 from local_gpu.sample.sampler import PoolSampler
 from local_gpu.sample.server import InferenceServer
 from local_gpu.trainer import LocalTrainer

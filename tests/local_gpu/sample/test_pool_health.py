@@ -13,7 +13,7 @@ import pytest
 from inference_servers import MODEL, InferenceServer, inference_servers
 from pools import FAST, PATIENT, Site, Trainer, eventually, facts_of, site, tiny_base
 
-from local_gpu.sample.pool import Member, PoolOptions
+from local_gpu.sample.member import Member, PoolOptions
 from local_gpu.sample.serving import PoolServing
 from local_gpu.sample.vllm import VllmServer
 from tinker_claw.errors import BackendError, OutageError

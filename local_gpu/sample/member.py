@@ -1,0 +1,304 @@
+"""One server of a pool: what it holds, whether it is asked, and its checks.
+
+Rule: an adapter is `ready` only after the server has answered with it as the trainer does. Loads
+and unloads of a server never cross.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from local_gpu.halves import BASE_REF
+from local_gpu.sample.exam import Exam, ExamResult, judge, keeps_apart, sit
+from local_gpu.sample.hang import ping
+from local_gpu.sample.routing import Prefix
+from local_gpu.sample.server import InferenceServer, ServerInfo
+from tinker_claw.errors import BackendError, OutageError, RequestError
+from tinker_claw.retry import Backoff
+from tinker_claw.types import SamplingParams
+
+_log = logging.getLogger(__name__)
+
+
+def _nobody_listens() -> None:
+    """Ignore a change, for a server that is not in a pool yet."""
+
+
+_TURN_S: Final = 2.0
+"""Seconds of a turn to load. A load takes less; after that the next server begins beside one that
+hangs."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolOptions:
+    """Options of a pool of sampler servers."""
+
+    tolerance: float = 0.2
+    """Largest accepted mean difference of a server's logprobs to the trainer's, in nats. bfloat16
+    makes about 0.04, another base model several."""
+    warm_prefixes: int = 4
+    """Prefixes computed on each server for a new version before it serves; 0: none."""
+    warm_s: float = 20.0
+    """Seconds at most for warming up those prefixes, on each server."""
+    steps: Callable[[], bool] = bool
+    """Whether a training step runs. A version that is opened meanwhile, by its name, serves without
+    being compared once more: no request waits for a step."""
+    score_s: float = 30.0
+    """Seconds at most for the trainer to score what a version is compared on; it may be scoring for
+    others."""
+    ready_s: float = 120.0
+    """Seconds at most for a server to load a version and answer with it, all told."""
+    returns: Backoff = Backoff(first_s=1.0, longest_s=30.0)  # noqa: RUF009 - frozen
+    """Delays before a server that failed is asked again."""
+    student_topk: int = 0
+    """Top-k logprobs per token that requests may ask for: every server must give as many."""
+    look_s: float = 30.0
+    """Seconds between health checks of a server that is not busy."""
+    quiet_s: float = 5.0
+    """Seconds without a sign of life until a server that owes answers is asked for one token."""
+    still_s: float = 10.0
+    """Further seconds until it counts as hung, beside the time to compute its prompts."""
+    say: Callable[[str], None] = _log.warning
+    """Receives what happens to servers, in sentences."""
+    away: Callable[[Sequence[str]], object] = len
+    """Receives the servers out of the rotation, and why, whenever that changes."""
+
+
+class Disagreement(BackendError):
+    """A server answers with other weights than it should."""
+
+
+@dataclass(eq=False, slots=True)
+class Adapter:
+    """A published version that servers hold while somebody uses it."""
+
+    name: str
+    folder: Path
+    examine: Callable[[], Awaitable[Exam | None]]
+    users: int = 0
+    """Number of open samplers and requests in flight."""
+    _exam: Exam | None = None
+    _written: bool = False
+    _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def exam(self) -> Exam | None:
+        """Exam on this version, written by the trainer when first needed. None: it had no time."""
+        async with self._writing:
+            if not self._written:
+                self._exam, self._written = await self.examine(), True
+            return self._exam
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A random adapter: a server that does not apply it applies none."""
+
+    folder: Path
+    exam: Exam
+
+    @property
+    def name(self) -> str:
+        return self.exam.ref
+
+
+@dataclass(slots=True)
+class Away:
+    """A server that is not asked. Times are on the monotonic clock."""
+
+    since: float
+    error: str
+    failures: int
+    """Number of failures in a row."""
+    next_at: float
+    """Time at which it is asked again."""
+
+
+class Member:
+    """One server of a pool."""
+
+    def __init__(
+        self,
+        number: int,
+        server: InferenceServer,
+        base_exams: tuple[Exam, Exam],
+        options: PoolOptions,
+        probe: Probe | None = None,
+        image_token: int | None = None,
+    ) -> None:
+        """`base_exams`: at temperature 1, and at another. `image_token`: see `Facts`."""
+        self.number = number
+        self.server = server
+        self._base_exams = base_exams
+        self._probe = probe
+        self._options = options
+        self.in_flight = 0
+        self.away: Away | None = None
+        self.epoch = 0
+        """Number of its returns: a failure of an earlier epoch says nothing about it now."""
+        self.info: ServerInfo | None = None
+        """Facts about the server; None: it has never answered."""
+        self.held: set[str] = set()
+        """Names that it may have loaded."""
+        self.sees = False
+        """Whether it takes images."""
+        self._image_token = image_token
+        self.keeps_apart = True
+        """Whether the prefix cache of one salt is never used under another."""
+        self.ready: set[str] = set()
+        """Names that it has answered with."""
+        self.agreements: dict[str, ExamResult] = {}
+        """Result of the last exam of each ref."""
+        self._noise = 0.0
+        """Standard deviation of its difference to the trainer on the base, in nats."""
+        self._changing = asyncio.Lock()
+        self.turn = asyncio.Semaphore()
+        """Turn to load an adapter while the engine computes nothing else; shared by the whole
+        pool."""
+        self.changed: Callable[[], None] = _nobody_listens
+        """Called when it leaves the rotation or comes back."""
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    def leave(self, error: str) -> None:
+        """Leave the rotation until it is brought back."""
+        if self.away is None:
+            self._options.say(f"The server {self.url} leaves the rotation: {error}")
+            now = time.monotonic()
+            self.away = Away(now, error, 1, now + self._options.returns.after(1))
+            self.changed()
+
+    def failed_again(self, error: str) -> None:
+        if away := self.away:
+            away.error, away.failures = error, away.failures + 1
+            away.next_at = time.monotonic() + self._options.returns.after(away.failures)
+
+    def come_back(self) -> None:
+        if self.away:
+            seconds = time.monotonic() - self.away.since
+            self._options.say(f"The server {self.url} is back after {seconds:.0f} s.")
+            self.away, self.epoch = None, self.epoch + 1
+            self.server.pulse.returned()
+            self.changed()
+
+    async def check(self) -> None:
+        """Check which adapters it holds, and that it answers as the base and as an adapter.
+
+        Raises:
+            OutageError: it does not answer.
+            Disagreement: it answers otherwise.
+            BackendError: it loads no adapter of this kind.
+        """
+        plain, shaped = self._base_exams
+        async with self._changing:
+            self.info = await self.server.info()
+            self.held &= self.info.adapters
+            self.ready &= self.info.adapters
+            self.agreements[BASE_REF] = await self._sit(None, plain)
+            self._noise = self.agreements[BASE_REF].sd
+            await self._sit(None, shaped)
+            if self._probe is not None:
+                await self._try(self._probe)
+            if self._image_token is not None:
+                self.sees = await self.server.sees(self._image_token)
+            self.keeps_apart = await keeps_apart(self.server, plain)
+            if not self.keeps_apart:
+                self._options.say(
+                    f"The server {self.url} uses what it has computed of one user's prompts for "
+                    "all others, so that how long it takes may tell one what another has asked: "
+                    "take a newer release where not everybody may know. Cached tokens are not told."
+                )
+
+    async def _try(self, probe: Probe) -> None:
+        self.held.add(probe.name)
+        await self._load(probe.name, probe.folder)
+        try:
+            await self._sit(probe.name, probe.exam)
+        finally:
+            await self.server.unload(probe.name)
+            self.held.discard(probe.name)
+
+    async def look(self) -> None:
+        """Check that it answers. Raises OutageError if not, or if it was restarted and has nothing
+        loaded."""
+        before = frozenset(self.ready)
+        await ping(self.server)
+        known = (await self.server.info()).adapters
+        if lost := before & self.ready - known:
+            raise OutageError(f"The server {self.url} no longer has {sorted(lost)}.")
+
+    async def prepare(self, adapter: Adapter, warm: Sequence[Prefix] = ()) -> None:
+        """Load an adapter, compute prefixes, the most useful first, and examine the server.
+
+        Raises:
+            OutageError: it does not answer.
+            Disagreement: it answers otherwise.
+            BackendError, RequestError: it does not load it.
+        """
+        name = adapter.name
+        if name in self.ready:
+            return
+        async with self._changing:
+            if name in self.ready:
+                return
+            await ping(self.server)  # one that hangs is found out sooner than by a load
+            self.held.add(name)  # before: nobody knows what a call that is broken off has done
+            await self._load(name, adapter.folder)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._options.warm_s):
+                    await self._warm(name, warm)
+            if (exam := await adapter.exam()) is not None:
+                self.agreements[name] = await self._sit(name, exam)
+            self.ready.add(name)
+
+    async def _load(self, name: str, folder: Path) -> None:
+        """Load an adapter in turn; a server that is slow to load holds no other up."""
+        await self.turn.acquire()
+        with ExitStack() as held:
+            held.callback(self.turn.release)
+            late = asyncio.get_running_loop().call_later(_TURN_S, held.close)
+            held.callback(late.cancel)
+            await self.server.load(name, folder)
+
+    async def tidy(self, wanted: Callable[[str], bool]) -> None:
+        """Unload adapters that nobody wants any more."""
+        for name in [name for name in self.held if not wanted(name)]:
+            async with self._changing:
+                if wanted(name):  # by now
+                    continue
+                self.ready.discard(name)
+                await self.server.unload(name)
+                self.held.discard(name)
+                self.agreements.pop(name, None)
+
+    async def _warm(self, name: str, prefixes: Sequence[Prefix]) -> None:
+        for prefix in prefixes:
+            try:
+                params = SamplingParams(max_tokens=1, cache_salt=prefix.salt)
+                await self.server.sample(name, prefix.tokens, params, 1)
+            except (BackendError, RequestError) as error:
+                if isinstance(error, OutageError):
+                    raise
+                self._options.say(f"{self.url} did not compute a prefix for {name}: {error}")
+
+    async def _sit(self, name: str | None, exam: Exam) -> ExamResult:
+        drawn = await sit(self.server, name, exam)
+        found, fault = judge(
+            exam,
+            self.url,
+            drawn,
+            base=BASE_REF,
+            noise=self._noise,
+            tolerance=self._options.tolerance,
+        )
+        if fault:
+            raise Disagreement(f"The server {self.url} {fault}. {exam.advice}")
+        return found
