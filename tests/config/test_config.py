@@ -231,7 +231,7 @@ def test_every_setting_is_declared_whole() -> None:
         assert extra["when"], name
         annotation = str(field.annotation)
         counts = "int" in annotation or "float" in annotation
-        pure = {"port", "seed", "prm_temperature", "learning_rate", "lora_rank"}
+        pure = {"port", "seed", "learning_rate", "lora_rank"}
         pure |= {"w_rl", "w_opd", "clip_low", "clip_high"}
         assert bool(extra["unit"]) == (counts and name not in pure), name
         assert bool(field.metadata) == (counts and name not in {"seed", "learning_rate"}), name

@@ -18,7 +18,7 @@ MOST = {
     "tinker_claw/backends": 14_840,
     "tinker_claw/billing": 2_520,
     "tinker_claw/cli": 17_580,
-    "tinker_claw/config": 5_940,
+    "tinker_claw/config": 5_920,
     "tinker_claw/conversation": 14_080,
     "tinker_claw/formats": 14_690,
     "tinker_claw/gateway": 15_880,
@@ -28,7 +28,7 @@ MOST = {
     "tinker_claw/methods": 4_960,
     "tinker_claw/page": 6_510,
     "tinker_claw/privacy": 4_030,
-    "tinker_claw/render": 14_430,
+    "tinker_claw/render": 14_450,
     "tinker_claw/sinks": 3_230,
     "local_gpu": 94_710,
 }

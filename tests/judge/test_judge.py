@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.fakes import FakeSampler, Script
 from tinker_claw.config.settings import JudgeSettings
 from tinker_claw.errors import AlignmentError, JudgeError, OutageError
-from tinker_claw.judge.endpoints import RETRIES, HttpEndpoint, SamplerEndpoint
+from tinker_claw.judge.endpoints import RETRIES, TEMPERATURE, HttpEndpoint, SamplerEndpoint
 from tinker_claw.judge.judge import Judge
 from tinker_claw.judge.prompts import (
     CUT,
@@ -399,7 +399,7 @@ async def test_base_model_judges_with_one_prompt_for_all_votes(renderer: Rendere
     judgement = await Judge(endpoint, SETTINGS, hint_candidates=0).judge("ask", "reply", STATE)
     assert judgement.verdict.votes == (-1, -1, -1)
     assert len(set(sampler.prompts)) == 1
-    assert {p.temperature for p in sampler.params} == {SETTINGS.prm_temperature}
+    assert {p.temperature for p in sampler.params} == {TEMPERATURE}
     assert {p.max_tokens for p in sampler.params} == {SETTINGS.prm_max_tokens}
 
 

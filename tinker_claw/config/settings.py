@@ -254,12 +254,6 @@ class JudgeSettings(Section):
         ge=1,
         when="1 to pay for fewer votes, 5 where votes often disagree",
     )
-    prm_temperature: float = _setting(
-        0.6,
-        "temperature of the votes",
-        ge=0,
-        when="the judging model wants another one; at 0 all votes are the same",
-    )
     prm_max_tokens: int = _setting(
         4096,
         "longest answer of the judge, thinking included",

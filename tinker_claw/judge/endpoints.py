@@ -42,6 +42,8 @@ from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import log
 from tinker_claw.types import Completion, Message, SamplingParams, StopReason, Tokens
 
+TEMPERATURE: Final = 0.6
+"""Temperature of the votes; OpenClaw-RL's."""
 ANSWER_S: Final = 120.0
 """Seconds for one answer of an endpoint: room for thousands of thinking tokens and for queueing."""
 RETRIES = Backoff(first_s=0.5, longest_s=10.0, jitter=0.5, attempts=6, within_s=120.0)
@@ -77,7 +79,7 @@ class SamplerEndpoint:
     async def answers(self, messages: Sequence[Message], n: int) -> list[str]:
         params = SamplingParams(
             max_tokens=self._settings.prm_max_tokens,
-            temperature=self._settings.prm_temperature,
+            temperature=TEMPERATURE,
             stop_tokens=self._renderer.stop_tokens,
         )
         try:
@@ -131,9 +133,7 @@ class HttpEndpoint(AbstractAsyncContextManager["HttpEndpoint"]):
 
     async def answers(self, messages: Sequence[Message], n: int) -> list[str]:
         judge = self._settings
-        question = Question(
-            judge.asked_model, messages, judge.prm_temperature, judge.prm_max_tokens
-        )
+        question = Question(judge.asked_model, messages, TEMPERATURE, judge.prm_max_tokens)
         answers: list[str] = []
         while (left := n - len(answers)) > 0:  # a server may honour n in part, or not at all
             sizes = [left] if self._dialect.many else [1] * left

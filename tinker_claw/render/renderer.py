@@ -48,6 +48,9 @@ _ASIDE = 8_000
 """Characters of new text from which encoding moves to another thread: milliseconds of work."""
 _FORMATS = 16
 """Formats kept at a time: a switch may be any text, a date or a name."""
+_LONGEST_NAME = 256
+"""Most characters of a tool's name that a reply may be begun with: each is rendered some twenty
+times, while all others wait. OpenAI's have 64 at most, Anthropic's 128."""
 _BEGINNINGS = 256
 """Most beginnings kept: one for each set of tools, in each format."""
 _TAILS = 64
@@ -260,7 +263,8 @@ class Renderer:
         Args:
             names: at least one.
         """
-        return self._begin((min(names), max(names)), switches)
+        ends = min(names), max(names)
+        return self._begin(ends, switches) if max(map(len, ends)) <= _LONGEST_NAME else None
 
     def begin_text(self, switches: Switches = ()) -> tuple[int, ...] | None:
         """Return ids with which a reply begins that is text at once, () where there are none; None:
