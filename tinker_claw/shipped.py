@@ -61,9 +61,13 @@ DEMO_CANARIES: Final = shipped("examples/demo/canaries.toml")
 DEMO_JUDGE: Final = shipped("examples/demo/judge.py")
 MODEL_DIR: Final = shipped("examples/demo/model")
 """The demo's model, in Hugging Face layout."""
-MODELS: Final = {"demo": MODEL_DIR, "demo-tracks": shipped("examples/tracks/model")}
-"""Models by name for --model-name: the demo's, and a beginner's for the tracks (docs/agents.md).
-Both are tiny, speak Qwen3's format, and are judged by the demo's rules unless a judge is named."""
+MODELS: Final = {
+    "demo": MODEL_DIR,
+    "demo-tracks": shipped("examples/tracks/model"),
+    "demo-screen": shipped("examples/tracks/screen_model"),
+}
+"""Models by name for --model-name: the demo's, and beginners for the tracks (docs/agents.md), of
+which the last sees. All are tiny, and judged by the demo's rules unless a judge is named."""
 MANIFEST: Final = "manifest.json"
 """Name of the file that lists the sha256 of every other file in the model's folder."""
 _REMEDY: Final = (

@@ -32,8 +32,9 @@ ROOT = Path(__file__).resolve().parents[2]
 """The repository: run.py and configs/ lie here."""
 REWARDS = {"steps": "PRM + outcome", "outcome": "outcome only"}
 """Values of the gateway's --episode-reward, by the name in the table."""
-TRACKS = ("tool-call", "terminal")
-"""Tracks that the shipped beginner model knows."""
+TRACKS = {"tool-call": "demo-tracks", "terminal": "demo-tracks", "screen": "demo-screen"}
+"""Tracks that a shipped beginner knows, each with the settings of its gateway."""
+_USUAL = ("tool-call", "terminal")
 START_S, STOP_S, LOOK_S = 180.0, 60.0, 0.2
 _KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "OMP_NUM_THREADS", "XDG_CACHE_HOME")
 """Environment variables that are passed on, so that no setting leaks into the gateway."""
@@ -99,7 +100,7 @@ def run(case: Case, asked: argparse.Namespace) -> int:
     folder = case.folder(asked.out)
     folder.mkdir(parents=True, exist_ok=True)
     flags = ["--episode-reward", case.reward, "--seed", str(case.seed), *asked.gateway]
-    with gateway(folder, flags) as url:
+    with gateway(folder, TRACKS[case.track], flags) as url:
         settings = ["--url", url, "--out", str(folder / "track"), "--seed", str(case.seed)]
         for name in ("steps", "groups", "concurrency", "exam_tasks"):
             settings += [f"--{name.replace('_', '-')}", str(getattr(asked, name))]
@@ -141,8 +142,11 @@ def table(cases: Sequence[Case], out: Path) -> list[str]:
 
 
 @contextmanager
-def gateway(folder: Path, flags: Sequence[str]) -> Generator[str]:
+def gateway(folder: Path, settings: str, flags: Sequence[str]) -> Generator[str]:
     """Run a gateway with its records in a folder, as a user would; yields its address.
+
+    Args:
+        settings: name of a file in configs/tracks/gateway.
 
     Raises:
         TrackError: it ended, or did not answer in time.
@@ -150,7 +154,7 @@ def gateway(folder: Path, flags: Sequence[str]) -> Generator[str]:
     log = folder / "gateway.log"
     begun_at = log.stat().st_size if log.exists() else 0
     command = [sys.executable, str(ROOT / "run.py"), "--port", "0", "--api-key", "none", *flags]
-    command += ["--config", str(ROOT / "configs" / "tracks" / "gateway" / "demo-tracks.toml")]
+    command += ["--config", str(ROOT / "configs" / "tracks" / "gateway" / f"{settings}.toml")]
     with log.open("ab") as said:
         process = subprocess.Popen(
             [*command, "--data-dir", str((folder / "gateway").resolve())],
@@ -196,7 +200,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--tracks", nargs="+", choices=TRACKS, default=list(TRACKS), help="default both")
+    add("--tracks", nargs="+", choices=TRACKS, default=_USUAL, help="default the first two")
     add("--rewards", nargs="+", choices=tuple(REWARDS), default=list(REWARDS), help="default both")
     add("--seeds", type=int, default=3, help="so many, from 0 (default 3)")
     add("--steps", type=int, default=20, help="of each run (default 20)")

@@ -116,6 +116,7 @@ ENVIRONMENTS = {
     "terminal": "examples.tracks.terminal:Terminal",
     "swe": "examples.tracks.swe:Swe",
     "gui": "examples.tracks.gui:Gui",
+    "screen": "examples.tracks.screen:Screens",
     "openenv": "examples.tracks.with_openenv:OpenEnv",
     "verifiers": "examples.tracks.with_verifiers:Verifiers",
 }

@@ -57,8 +57,9 @@ def test_shipped_tracks_are_tracks(file: Path) -> None:
         if track.environment != "gui":
             raise
         pytest.skip(str(error))
-    assert not isinstance(task, environments.Program)
-    assert task.messages
+    if track.environment != "screen":  # one reply is all of an episode
+        assert not isinstance(task, environments.Program)
+        assert task.messages
 
 
 @pytest.mark.parametrize(

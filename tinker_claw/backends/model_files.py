@@ -83,7 +83,7 @@ def _named(settings: Settings) -> str:
 
 def _family(asked: str, spoken: str, named: str) -> str:
     if spoken in MODELS:
-        return "qwen3"
+        return "qwen3-vl" if spoken == "demo-screen" else "qwen3"
     if asked != "auto":
         return asked
     known = family_of(named)

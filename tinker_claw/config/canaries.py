@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from tinker_claw.config.load import read_as
 from tinker_claw.config.settings import Settings
-from tinker_claw.shipped import CANARIES, DEMO_CANARIES
+from tinker_claw.shipped import CANARIES, DEMO_CANARIES, MODELS
 
 _Text = Annotated[str, Field(min_length=1)]
 
@@ -56,13 +56,14 @@ class _File(BaseModel):
 def in_force(settings: Settings) -> tuple[Canary, ...]:
     """Canaries of the file --canaries, else those shipped for the model.
 
-    For `demo-tracks` none are: it has learned its tools and nothing else, and what it must not
-    lose is measured by its tasks' outcomes.
+    For the tracks' beginners none are: they have learned their tools and nothing else, and what
+    they must not lose is measured by their tasks' outcomes.
 
     Raises:
         ConfigError: as `read`.
     """
-    shipped = {"demo": DEMO_CANARIES, "demo-tracks": None}.get(settings.run.model_name, CANARIES)
+    ours = {**dict.fromkeys(MODELS), "demo": DEMO_CANARIES}
+    shipped = ours.get(settings.run.model_name, CANARIES)
     file = settings.training.canaries or shipped
     return read(file) if file and settings.training.gate != "off" else ()
 

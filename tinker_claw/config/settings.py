@@ -77,7 +77,7 @@ class Run(Section):
     )
     model_name: str = _setting(
         "Qwen/Qwen3-8B",
-        "model: a hub id, a local folder, or 'demo' or 'demo-tracks' (shipped, CPU)",
+        "model: a hub id, a local folder, or 'demo', 'demo-tracks' or 'demo-screen' (shipped, CPU)",
         when="for every other model",
     )
     backend: Literal["tinker", "local"] = _setting(

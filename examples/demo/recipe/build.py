@@ -16,11 +16,11 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
-from transformers import Qwen3ForCausalLM
+from transformers import PreTrainedModel
 
 from examples.demo.recipe.evaluate import measure
 from examples.demo.recipe.grammar import Priors
-from examples.demo.recipe.tokenizer import save_tokenizer, train_tokenizer
+from examples.demo.recipe.tokenizer import demo_texts, save_tokenizer, train_tokenizer
 from examples.demo.recipe.train import Stage, new_model, train
 from tinker_claw.shipped import MANIFEST, MODEL_DIR, file_sha256, verify
 
@@ -53,7 +53,7 @@ def build(out: Path, say: Callable[[str], None]) -> None:
     torch.set_num_threads(1)
     began = time.monotonic()
     out.mkdir(parents=True, exist_ok=True)
-    tokenizer = train_tokenizer(_TOKENIZER_SEED)
+    tokenizer = train_tokenizer(demo_texts(_TOKENIZER_SEED))
     say(f"tokenizer: {tokenizer.get_vocab_size()} ids")
     model = new_model(_MODEL_SEED)
     say(f"model: {model.num_parameters():,} parameters")
@@ -65,7 +65,7 @@ def build(out: Path, say: Callable[[str], None]) -> None:
     say(f"written to {out} in {time.monotonic() - began:.0f} s")
 
 
-def write(model: Qwen3ForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
+def write(model: PreTrainedModel, tokenizer: Tokenizer, out: Path) -> None:
     """Write model, tokenizer and manifest, and check the manifest against what was written."""
     model.save_pretrained(out)
     (out / "model.safetensors").chmod(0o644)  # it is made readable by its owner only

@@ -6,7 +6,7 @@ alone or together with the role line in front of it.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from random import Random
 
@@ -45,8 +45,8 @@ STOP_ID = SPECIAL_TOKENS.index("<|im_end|>")
 TEMPLATE = Path(__file__).resolve().parent / "chat_template.jinja"
 
 
-def _texts(seed: int) -> Iterator[str]:
-    """Yield the training texts: 1,500 passages of general text, 1,500 dialogues."""
+def demo_texts(seed: int) -> Iterator[str]:
+    """Yield the demo's training texts: 1,500 passages of general text, 1,500 dialogues."""
     rng = Random(seed)
     for _ in range(1500):
         yield passage(rng, 800, 1600)
@@ -57,8 +57,12 @@ def _texts(seed: int) -> Iterator[str]:
                 yield HINT_TEMPLATE.format(hint=line.hint)
 
 
-def train_tokenizer(seed: int) -> Tokenizer:
-    """Train the tokenizer; the same seed gives the same ids."""
+def train_tokenizer(
+    texts: Iterable[str],
+    vocabulary: int = VOCABULARY,
+    special_tokens: tuple[str, ...] = SPECIAL_TOKENS,
+) -> Tokenizer:
+    """Train a tokenizer; the same texts give the same ids."""
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = Sequence(
         [
@@ -69,12 +73,12 @@ def train_tokenizer(seed: int) -> Tokenizer:
     )
     tokenizer.decoder = ByteLevelDecoder()
     trainer = BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=list(SPECIAL_TOKENS),
+        vocab_size=vocabulary,
+        special_tokens=list(special_tokens),
         initial_alphabet=ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_texts(seed), trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
 
 

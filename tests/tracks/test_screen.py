@@ -1,0 +1,107 @@
+"""The track of screenshots: what is drawn, which click counts, and the beginner that sees."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from random import Random
+from typing import Any
+
+import pytest
+from PIL import Image
+from transformers import Qwen3VLForConditionalGeneration
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from examples.demo.recipe.screen import (
+    Hints,
+    Stage,
+    Teller,
+    measure,
+    new_model,
+    prompt,
+    tell,
+    train,
+)
+from examples.tracks.screen import CLICK, ICONS, NEAR, SHOWN, SIDE, Screens, draw
+from tinker_claw.formats.chat import parse_chat
+from tinker_claw.render.renderer import Renderer
+from tinker_claw.shipped import MODELS, verify
+
+MODEL = MODELS["demo-screen"]
+
+
+def click(x: Any, y: Any, name: str = "click") -> Mapping[str, Any]:
+    arguments = json.dumps({"x": x, "y": y})
+    return {"id": "a", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def inks(image: Image.Image) -> set[Any]:
+    return {colour for _, colour in image.getcolors() or ()}
+
+
+def test_icons_are_drawn_where_the_task_says() -> None:
+    for number in range(20):
+        screen = draw(Random(number))
+        assert len(screen.icons) == SHOWN
+        image = screen.drawn()
+        assert image.size == (SIDE, SIDE)
+        assert len(inks(image)) == SHOWN + 1
+        for icon, (x, y) in screen.icons.items():
+            around = image.crop((x - 10, y - 10, x + 11, y + 11))
+            assert tuple(bytes.fromhex(ICONS[icon][1:])) in inks(around)
+
+
+def test_a_click_near_the_asked_icon_counts_and_nothing_else() -> None:
+    screen = Screens(0).task(0)
+    x, y = screen.icons[screen.asked]
+    assert screen.hit([click(str(x), str(y))])
+    assert screen.hit([click(x - NEAR, y + NEAR)])
+    assert not screen.hit([click(x - NEAR - 1, y)])
+    assert not screen.hit([click(x, y, name="look")])
+    assert not screen.hit([])
+    for wrong in ("here", None, [1]):
+        assert not screen.hit([click(wrong, y)])
+    broken = {"function": {"name": "click", "arguments": "[" * 5000}}
+    assert not screen.hit([broken])
+    others = [place for icon, place in screen.icons.items() if icon != screen.asked]
+    assert not any(screen.hit([click(*place)]) for place in others)
+
+
+def test_tasks_come_from_the_seed_and_those_held_out_are_others() -> None:
+    one, other = Screens(1), Screens(1)
+    assert [one.task(n).messages for n in range(5)] == [other.task(n).messages for n in range(5)]
+    assert {str(one.task(n).icons) for n in range(50)}.isdisjoint(
+        str(one.held_out(n).icons) for n in range(50)
+    )
+
+
+def test_the_beginner_was_shown_what_a_request_renders_to() -> None:
+    screen = Screens(0).task(3)
+    body = {"model": "m", "messages": list(screen.messages), "tools": [CLICK]}
+    asked = parse_chat(json.dumps(body).encode())
+    rendered = Renderer.load(str(MODEL), "qwen3-vl").prompt(asked.messages, asked.tools)
+    assert tuple(rendered.tokens) == Teller(MODEL).ids(prompt(screen.asked))
+
+
+def test_the_beginner_finds_icons_and_seldom_clicks_on_the_asked_one() -> None:
+    verify(MODEL)
+    model: Any = Qwen3VLForConditionalGeneration.from_pretrained(MODEL)
+    processor: Any = Qwen2VLImageProcessorPil.from_pretrained(MODEL)
+    found = measure(model.float().eval(), Teller(MODEL), processor)
+    # By chance a ninth of cells would be right, and a quarter of icons.
+    assert found["placed"] == pytest.approx(0.97, abs=0.03)
+    assert found["clicked"] == pytest.approx(0.11, abs=0.03)
+
+
+def test_the_recipe_makes_the_same_weights_again() -> None:
+    teller, made = Teller(MODEL), list[Any]()
+    processor = Qwen2VLImageProcessorPil.from_pretrained(MODEL)
+    stages = [Stage(steps=2, peak_rate=1e-2, seed=1, clicks=share, batch=2) for share in (0, 1)]
+    for _ in range(2):
+        model = new_model(teller.tokenizer)
+        for stage, hints in zip(stages, (Hints(model, teller), None), strict=True):
+            found = partial(tell, model, teller, processor, stage, hints)
+            train(model, stage, found, print, hints)
+        made.append(model.state_dict())
+    assert all(weight.equal(made[1][name]) for name, weight in made[0].items())
