@@ -89,7 +89,7 @@ FENCES = {
     "tenacity": ("tinker_claw.retry",),
     "click": ("tinker_claw.cli", "tinker_claw.config"),
     "rich": ("tinker_claw.cli", "examples", "benchmarks"),
-    "PIL": ("tinker_claw.images", "local_gpu"),
+    "PIL": ("tinker_claw.images", "local_gpu", "examples.tracks.screen"),
     "renderers": ("tinker_claw.render", "benchmarks"),
     "msgspec": ("tinker_claw.formats",),
     "tensorboard": ("tinker_claw.sinks.tensorboard",),
