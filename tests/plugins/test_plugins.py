@@ -20,7 +20,7 @@ from examples.tracks import TrackError, environments
 from examples.tracks.track import Track
 from tests.formats.test_third_format import CALLING
 from tests.gateways import MODEL, gateway
-from tests.lives import ROOT
+from tests.lives import ROOT, until
 from tests.processes import product
 from tests.stories import Told
 from tests.talk import HELLO, learn
@@ -147,5 +147,7 @@ def test_a_real_run_uses_method_format_and_sink(
         asked = {"model": "demo", "messages": [HELLO], "stream": False}
         told = httpx.post(running.url.removesuffix("/v1") + "/api/chat", json=asked, timeout=240)
         assert told.json()["done"]
+        until(lambda: (data / "sinks" / "steps.csv").exists())  # trackers are told beside the steps
+        until(lambda: (1, "step/version") in figures(data))
         assert running.stop() == 0
     assert figures(data)[1, "step/version"] == 1.0
