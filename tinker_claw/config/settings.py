@@ -92,12 +92,12 @@ class Run(Section):
     tokenizer: str | None = _setting(
         None,
         "hub id or folder of the tokenizer; that of --model-name unless set",
-        when="the model's folder has none, or the hub asks for an account",
+        when="the model's folder has none",
     )
     data_dir: Path | None = _setting(
         None,
         "ledger, states and metrics; runs/<model>-<method> unless set",
-        when="records go to another disk, or a second run has the same model and method",
+        when="records go to another disk, or a second run has the same name",
     )
     renderer: str = _setting(
         "auto",
@@ -109,7 +109,7 @@ class Run(Section):
         "longest prompt and reply together; the model's unless set",
         unit="tokens",
         ge=16,
-        when="the GPUs do not hold the whole context (`tinker-claw doctor` says what fits)",
+        when="the GPUs do not hold it all (`tinker-claw doctor` says what fits)",
     )
     seed: int = _setting(
         0,
@@ -145,13 +145,13 @@ class Chats(Section):
 
     owners: tuple[str, ...] = Field(
         default=(),
-        description="whom the agent belongs to, each as channel:sender id (telegram:123456789); "
-        "unless set, whoever first writes directly in a channel, and nobody in a group",
+        description="whom the agent belongs to, as channel:sender id (telegram:123456789); unless "
+        "set, the first direct writer of a channel, and nobody in a group",
     )
     others_judge: bool = Field(
         default=False,
-        description="what other people, mails and hooks say is read by the judge and counts like a "
-        "tool's result; hints come from owners alone",
+        description="what other people, mails and hooks say is judged, like a tool's result; hints "
+        "come from owners alone",
     )
 
     @field_validator("owners")
@@ -178,13 +178,12 @@ class Gateway(Section):
     api_key: SecretStr | None = _setting(
         None,
         "key that clients must send; [[users]] gives each user their own",
-        when="--host is not loopback; `none` refuses the key that a new data directory gets "
-        "where others have accounts on this machine",
+        when="--host is not loopback; `none`: no key is made where others have accounts here",
     )
     served_model_name: str | None = _setting(
         None,
         "name under which the model is offered; --model-name unless set",
-        when="the agent's configuration names it otherwise",
+        when="the agent calls it otherwise",
     )
     max_reply_tokens: int = _setting(
         4096,
@@ -203,14 +202,13 @@ class Gateway(Section):
         "replies sampled at the same time; others wait",
         unit="replies",
         ge=1,
-        when="samplers are slow under load (lower), or idle while requests wait (higher)",
+        when="samplers are slow under load, or idle while requests wait",
     )
     images: Literal["off", "serve", "train"] = _setting(
         "serve",
         "images in messages: off refuses them; serve shows them to a model that sees and "
         "neither keeps nor trains them; train keeps and trains those of owners and tools",
-        when="no image shall reach the model (off), or it shall learn from them (train); "
-        "docs/images.md",
+        when="no image shall reach the model, or it shall learn from them (docs/images.md)",
     )
     chats: Chats = _setting(
         Chats(),
@@ -267,23 +265,20 @@ class JudgeSettings(Section):
     )
     judge_model: str | None = _setting(
         None,
-        "model to ask for at --judge-url ('judge' unless set), or, with --prm-gpus, hub "
-        "id or folder to serve",
-        when="with --judge-url or --prm-gpus",
+        "model to ask for at --judge-url, or to serve with --prm-gpus",
+        when="with either of these",
     )
     judge_api_key: SecretStr | None = _setting(
         None, "key for --judge-url", when="that endpoint asks for one"
     )
     judge_prompts: Path | None = _setting(
         None,
-        "TOML file with `verdict` or `hint` or both: what the judge is asked; the "
-        "included texts unless set",
+        "TOML file with `verdict` or `hint` or both: what the judge is asked",
         when="the judge needs other rules, or another language",
     )
     judge_images: bool = _setting(
         False,
-        "shows the judge at --judge-url the images of a turn, with --images train; one "
-        "that refuses them reads a line in their place",
+        "show the judge at --judge-url the images of a turn, with --images train",
         when="that judge sees, and replies are about images",
     )
     headers: Mapping[str, SecretStr] = _setting(
@@ -320,13 +315,12 @@ class Training(Section):
         "trainable samples per optimizer step",
         unit="samples",
         ge=1,
-        when="larger for steadier steps, smaller to see a change sooner",
+        when="steps shall be steadier (larger), or sooner (smaller)",
     )
     observe: bool = _setting(
         False,
         "judge and queue samples, train nothing",
-        when="you want to see first what would be learned; a start without it trains what has "
-        "queued",
+        when="you want to see first what would be learned",
     )
     learning_rate: float | Literal["auto"] = _setting(
         1e-4,
@@ -344,20 +338,20 @@ class Training(Section):
         1.0,
         "weight of the reward part",
         ge=0,
-        when="verdicts are to count less or more than hints",
+        when="verdicts are to count less or more",
     )
     w_opd: float = _setting(
         1.0,
         "weight of the distillation part",
         ge=0,
-        when="hints are to count less or more than verdicts",
+        when="hints are to count less or more",
     )
     opd_topk: int = _setting(
         4,
         "candidates per token, of the student and of the teacher; 0: the sampled token alone",
         unit="candidates",
         ge=0,
-        when="a server cannot score candidates (0); beyond 4 the paper finds next to no gain",
+        when="a server cannot score candidates (0)",
     )
     opd_clip: float = _setting(
         1.0,
@@ -392,24 +386,24 @@ class Training(Section):
         "lower bound of the ratio, absolute",
         gt=0,
         le=1,
-        when="lower to learn more from stale samples",
+        when="stale samples shall teach more (lower)",
     )
     clip_high: float = _setting(
         1.28,
         "upper bound of the ratio, absolute",
         ge=1,
-        when="higher to learn more from stale samples",
+        when="stale samples shall teach more (higher)",
     )
     kl_beta: float = _setting(
         0.0,
         "pull towards the base model",
         unit="advantage per nat",
         ge=0,
-        when="what was not trained gets worse; 0.01 to 0.05 are usual",
+        when="other skills get worse; 0.01 to 0.05 are usual",
     )
     max_step_kl: float = _setting(
         0.1,
-        "how far one step may move the policy: KL over the batch's tokens; 0 = no bound",
+        "bound on a step's KL over the batch's tokens; 0 = none",
         unit="nats per token",
         ge=0,
         when="good steps are retried at a smaller rate (higher), or steps do harm (lower)",
@@ -417,13 +411,13 @@ class Training(Section):
     gate: Literal["on", "shadow", "off"] = _setting(
         "on",
         "whether a version must pass canaries and held-out first turns before it serves; "
-        "shadow only says what it would refuse",
-        when="you want to see first what it would do (shadow), or it costs too much (off)",
+        "shadow only says so",
+        when="you want to try it first, or it costs too much",
     )
     canaries: Path | None = _setting(
         None,
         "file of the canaries; configs/canaries.toml, or the demo's, unless set",
-        when="you add what your users rely on (docs/operating.md)",
+        when="you add your own (docs/operating.md)",
     )
     lessons: Literal["off", "tell", "distill"] = _setting(
         "off",
@@ -433,8 +427,7 @@ class Training(Section):
     )
     hint_candidates: int | None = _setting(
         None,
-        "hints scored per turn; the one that fits the reply best teaches; 1 unless set, 3 "
-        "with --recipe paper",
+        "hints scored per turn, of which the best fit teaches; 1 unless set, 3 with --recipe paper",
         unit="hints",
         ge=1,
         when="hints are often beside the point; each costs a pass of the teacher",
@@ -444,14 +437,14 @@ class Training(Section):
         "optimizer steps after which samples expire",
         unit="steps",
         ge=0,
-        when="verdicts come late and samples expire unused (higher)",
+        when="samples expire unused (higher)",
     )
     save_interval: int = _setting(
         1,
         "steps between saved states",
         unit="steps",
         ge=1,
-        when="saving takes longer than a step; a crash then voids the steps since",
+        when="saving takes long; a crash then voids the steps since",
     )
 
     @property
@@ -526,15 +519,14 @@ class Local(Section):
 
     gpus: int | None = _setting(
         None,
-        "GPUs in all (or NUM_GPUS); those that CUDA_VISIBLE_DEVICES shows unless set",
+        "GPUs in all (or NUM_GPUS); those of CUDA_VISIBLE_DEVICES unless set",
         unit="GPUs",
         ge=1,
         when="others use some of them, or `doctor` reckons for GPUs that are not here",
     )
     actor_gpus: int | None = _setting(
         None,
-        "GPUs that learn (or ACTOR_GPUS), a quarter of them unless set; with --device cpu "
-        "so many processes",
+        "GPUs that learn (or ACTOR_GPUS), a quarter unless set; with --device cpu processes",
         unit="GPUs",
         ge=1,
         when="samples share short prefixes only, or the base must be split",
@@ -548,8 +540,8 @@ class Local(Section):
     )
     prm_gpus: int = _setting(
         0,
-        "GPUs of a judge of its own (or PRM_GPUS), one server for --judge-model; 0: the "
-        "base model judges on the samplers",
+        "GPUs of a server for --judge-model (or PRM_GPUS); 0: the base model judges on "
+        "the samplers",
         unit="GPUs",
         ge=0,
         when="a larger model is to judge here",
@@ -563,7 +555,7 @@ class Local(Section):
     )
     gpu_memory_gb: float | None = _setting(
         None,
-        "memory of each GPU that this may use; all that nvidia-smi says unless set",
+        "memory of each GPU that this may use; all unless set",
         unit="GiB",
         gt=0,
         when="memory is to stay free, vLLM finds too little, or nvidia-smi has no figure",
@@ -587,7 +579,7 @@ class Local(Section):
     base_quantization: Literal["none", "4bit"] = _setting(
         "none",
         "quantization of the base that learns (bitsandbytes nf4); GPU only",
-        when="the base does not fit beside its activations (configs/1x24GB-4bit.toml)",
+        when="the base does not fit (configs/1x24GB-4bit.toml)",
     )
     torchrun: str | None = _setting(
         None,
@@ -629,8 +621,8 @@ class User(Section):
     group: str | None = Field(
         None,
         pattern=_NAME,
-        description="users of one group share a prompt cache, which is faster; how fast an answer "
-        "comes may tell what another has asked",
+        description="users of one group share a prompt cache: faster, but timing may tell what "
+        "another has asked",
     )
 
 
