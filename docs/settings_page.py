@@ -47,7 +47,7 @@ With `--backend local` {_VARIABLES} count, too, where no setting names these GPU
 """
 _COLUMNS: Final = ("setting", "default; what else it can be", "what it is, and *when to change it*")
 _CODE: Final = re.compile(
-    r"(?<![\w`-])(--[a-z][a-z-]+(?: cpu| local| constant)?|runs/<model>-<method>"
+    r"(?<![\w`-])(--[a-z][a-z-]+(?: cpu| local| constant| train| paper)?|runs/<model>-<method>"
     r"|\[+(?:users|(?:judge|gateway)\.[a-z.]+)\]+)"
 )
 """What stands in a declaration as plain text, and would be read as Markdown or HTML."""
@@ -84,7 +84,7 @@ def _values(field: FieldInfo, flag: click.Parameter | None, unit: str) -> Iterat
     """The default with its unit, then the other choices or the bounds."""
     kind = flag.type if flag else None
     default = str(field.default).lower() if kind is click.BOOL else field.default
-    if field.default in (None, {}):
+    if field.default in (None, {}) or isinstance(field.default, BaseModel):
         yield f"unset ({unit})" if unit else "unset"
     else:
         yield f"`{default}` {unit}".strip()

@@ -411,7 +411,7 @@ class Training(Section):
     gate: Literal["on", "shadow", "off"] = _setting(
         "on",
         "whether a version must pass canaries and held-out first turns before it serves; "
-        "shadow only says so",
+        "shadow only says what it would refuse",
         when="you want to try it first, or it costs too much",
     )
     canaries: Path | None = _setting(
