@@ -18,6 +18,8 @@ nitpicky = True
 highlight_language = "none"  # most blocks are commands and what they print
 
 myst_enable_extensions = ["dollarmath"]
+myst_dmath_allow_space = False  # "$0.18, and $0.04" are prices
+myst_dmath_allow_digits = False
 myst_heading_anchors = 3
 myst_linkify_fuzzy_links = False
 

@@ -12,6 +12,7 @@ from typing import Any, Final, cast
 
 import click
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from tinker_claw.config.flags import parameters
 from tinker_claw.config.settings import (
@@ -41,13 +42,12 @@ python run.py --config mine.toml        # [training]
 ```
 
 Flags win over the environment, the environment over the file, the file over the defaults. An
-unknown name is refused. A secret has no flag, because a command line is there for every user of
-the machine to read.
-With `--backend local` {_VARIABLES} count, too, where nothing else sets these GPUs.
+unknown name is refused. Secrets have no flag: every user of the machine can read command lines.
+With `--backend local` {_VARIABLES} count, too, where no setting names these GPUs.
 """
-_COLUMNS: Final = ("setting", "unit", "default", "bounds", "what it is", "when to change it")
+_COLUMNS: Final = ("setting", "default; what else it can be", "what it is, and *when to change it*")
 _CODE: Final = re.compile(
-    r"(?<![\w`-])(--[a-z][a-z-]+(?: cpu| local| constant)?|runs/<model>-<method>"
+    r"(?<![\w`-])(--[a-z][a-z-]+(?: cpu| local| constant| train| paper)?|runs/<model>-<method>"
     r"|\[+(?:users|(?:judge|gateway)\.[a-z.]+)\]+)"
 )
 """What stands in a declaration as plain text, and would be read as Markdown or HTML."""
@@ -72,27 +72,33 @@ def _rows(section: str, model: type[BaseModel]) -> Iterator[list[str]]:
     for name, field in model.model_fields.items():
         flag, extra = flags.get(f"{section}__{name}"), cast("Any", field.json_schema_extra)
         words = [*flag.opts, *flag.secondary_opts] if flag else []
-        kind = flag.type if flag else None
-        bounds = list(_bounds(field.metadata))
-        shown = str(field.default).lower() if kind is click.BOOL else field.default
         yield [
             f"{', '.join(f'`{word}`' for word in words) or 'no flag'}<br>`{section}.{name}`"
             f"<br>`{ENV_PREFIX}{section.upper()}__{name.upper()}`",
-            extra["unit"],
-            f"`{shown}`" if field.default not in (None, {}) else "unset",
-            " or ".join(f"`{choice}`" for choice in kind.choices)
-            if isinstance(kind, click.Choice)
-            else f"`{', '.join(bounds)}`" * bool(bounds),
-            _CODE.sub(r"`\1`", field.description or ""),
-            _CODE.sub(r"`\1`", extra["when"]),
+            "; ".join(_values(field, flag, extra["unit"])),
+            _CODE.sub(r"`\1`", f"{field.description}.<br>*{extra['when']}*"),
         ]
+
+
+def _values(field: FieldInfo, flag: click.Parameter | None, unit: str) -> Iterator[str]:
+    """The default with its unit, then the other choices or the bounds."""
+    kind = flag.type if flag else None
+    default = str(field.default).lower() if kind is click.BOOL else field.default
+    if field.default in (None, {}) or isinstance(field.default, BaseModel):
+        yield f"unset ({unit})" if unit else "unset"
+    else:
+        yield f"`{default}` {unit}".strip()
+    if isinstance(kind, click.Choice):
+        yield ", ".join(f"`{choice}`" for choice in kind.choices if choice != default)
+    elif bounds := ", ".join(_bounds(field.metadata)):
+        yield f"`{bounds}`"
 
 
 def _bounds(rules: Iterable[Any]) -> Iterator[str]:
     for rule in rules:
         for name, sign in (("ge", ">="), ("gt", ">"), ("le", "<=")):
             if hasattr(rule, name):
-                yield f"{sign} {getattr(rule, name)}"
+                yield f"{sign}{getattr(rule, name)}"
 
 
 def _of_file(name: str, model: type[BaseModel], otherwise: str) -> str:

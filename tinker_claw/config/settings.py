@@ -71,58 +71,56 @@ class Run(Section):
 
     method: str = _setting(
         "combine",
-        "how turns become training (docs/methods.md has them); rl = binary",
-        when="binary where hints cost too much, opd where verdicts mislead; docs/methods.md "
-        "compares all",
+        "how turns become training (docs/methods.md); rl = binary",
+        when="binary where hints cost too much, opd where verdicts mislead",
     )
     model_name: str = _setting(
         "Qwen/Qwen3-8B",
-        "model: a hub id, a local folder, or 'demo', 'demo-tracks' or 'demo-screen' (shipped, CPU)",
-        when="for every other model",
+        "model: a hub id, a folder, or 'demo', 'demo-tracks' or 'demo-screen' (shipped, CPU)",
+        when="you use another model",
     )
     backend: Literal["tinker", "local"] = _setting(
         "tinker",
         "who trains and samples: the Tinker service, or torch on this machine",
-        when="local where nothing may leave this machine, or it has GPUs",
+        when="nothing may leave this machine, or it has GPUs",
     )
     base_url: str | None = _setting(
         None,
         "address of another Tinker server (python -m local_gpu.tinker is one)",
-        when="the model runs on a box elsewhere, behind Tinker's API",
+        when="the model runs on a box elsewhere",
     )
     tokenizer: str | None = _setting(
         None,
         "hub id or folder of the tokenizer; that of --model-name unless set",
-        when="the model's folder has none, or the hub asks for an account",
+        when="the model's folder has none",
     )
     data_dir: Path | None = _setting(
         None,
         "ledger, states and metrics; runs/<model>-<method> unless set",
-        when="records go to another disk, or a second run has the same model and method",
+        when="records go to another disk, or a second run has the same name",
     )
     renderer: str = _setting(
         "auto",
-        "chat format from the renderers package; auto goes by the name of the model or of its "
-        "folder",
-        when="a folder's name does not say which family its model is of",
+        "chat format from the renderers package; auto goes by the model's or folder's name",
+        when="the folder's name does not say the model's family",
     )
     context_tokens: int | None = _setting(
         None,
         "longest prompt and reply together; the model's unless set",
         unit="tokens",
         ge=16,
-        when="the GPUs do not hold the whole context (`tinker-claw doctor` says what fits)",
+        when="the GPUs do not hold it all (`tinker-claw doctor` says what fits)",
     )
     seed: int = _setting(
         0,
         "seed of the adapter's first weights",
-        when="a run is repeated to compare methods over several seeds",
+        when="you compare methods over several seeds",
     )
     report_to: str | None = _setting(
         None,
-        "who is told of every step in figures: tensorboard, wandb, trackio, mlflow, otel or a "
-        "plug-in, with commas between them; otel also gets a span of every request (docs/sinks.md)",
-        when="curves shall stand beside those of other runs, or traces beside those of the agent",
+        "sinks for the figures of each step: tensorboard, wandb, trackio, mlflow, otel or "
+        "a plug-in, with commas between them; otel also gets a span of every request",
+        when="you want curves or traces beside others (docs/sinks.md)",
     )
 
     @field_validator("method", mode="before")
@@ -147,13 +145,13 @@ class Chats(Section):
 
     owners: tuple[str, ...] = Field(
         default=(),
-        description="who the agent belongs to, each as channel:sender id (telegram:123456789); "
-        "unless set, whoever writes directly first in a channel, and nobody in a group",
+        description="whom the agent belongs to, as channel:sender id (telegram:123456789); unless "
+        "set, the first direct writer of a channel, and nobody in a group",
     )
     others_judge: bool = Field(
         default=False,
-        description="what other people, mails and hooks say is a next state, too, which the judge "
-        "reads and which counts like a tool's result; hints come from owners alone",
+        description="what other people, mails and hooks say is judged, like a tool's result; hints "
+        "come from owners alone",
     )
 
     @field_validator("owners")
@@ -174,19 +172,18 @@ class Gateway(Section):
     host: str = _setting(
         "127.0.0.1",
         "address to bind; one that is not loopback needs a key",
-        when="other machines call it; a tunnel (ssh -L) needs no change",
+        when="other machines call it without a tunnel (ssh -L)",
     )
     port: int = _setting(30000, "port; 0 takes a free one", ge=0, le=65535, when="30000 is taken")
     api_key: SecretStr | None = _setting(
         None,
         "key that clients must send; [[users]] gives each user their own",
-        when="--host is not loopback; where others have accounts on this machine, a new data "
-        "directory gets one of its own, unless this is `none`",
+        when="--host is not loopback; `none`: no key is made where others have accounts here",
     )
     served_model_name: str | None = _setting(
         None,
         "name under which the model is offered; --model-name unless set",
-        when="the agent's configuration names the model otherwise",
+        when="the agent calls it otherwise",
     )
     max_reply_tokens: int = _setting(
         4096,
@@ -198,24 +195,24 @@ class Gateway(Section):
     page: bool = _setting(
         True,
         "a page at /ui: how it goes, turns, steps and versions",
-        when="nobody shall look at it in a browser (--no-page)",
+        when="nobody shall see it (--no-page)",
     )
     max_concurrent: int = _setting(
         64,
-        "replies that are sampled at the same time; others wait",
+        "replies sampled at the same time; others wait",
         unit="replies",
         ge=1,
-        when="samplers are slow under load (lower), or idle while requests wait (higher)",
+        when="samplers are slow under load, or idle while requests wait",
     )
     images: Literal["off", "serve", "train"] = _setting(
         "serve",
-        "images in messages: refused; shown to a model that sees, and neither kept nor trained; or "
-        "kept and trained, those of owners and tools (docs/images.md)",
-        when="no image shall reach the model (off), or it shall learn from what it sees (train)",
+        "images in messages: off refuses them; serve shows them to a model that sees and "
+        "neither keeps nor trains them; train keeps and trains those of owners and tools",
+        when="no image shall reach the model, or it shall learn from them (docs/images.md)",
     )
     chats: Chats = _setting(
         Chats(),
-        "whose words count where the agent is in chat services, a table [gateway.chats]",
+        "whose words count in chat services, a table [gateway.chats]",
         when="the agent is in a group, or several people write to it",
     )
 
@@ -232,7 +229,7 @@ class SecondJudge(Section):
     role: Literal["fallback", "auditor"] = Field(
         "fallback",
         description="a fallback judges while the first does not answer; an auditor judges a share "
-        "of the turns, too, and nothing is learned of what it says",
+        "of the turns, and nothing is learned of what it says",
     )
     share: float = Field(
         0.05, gt=0, le=1, description="of the judged turns that an auditor is asked about"
@@ -252,7 +249,7 @@ class JudgeSettings(Section):
         "votes per turn; odd numbers avoid ties",
         unit="votes",
         ge=1,
-        when="1 to pay for fewer votes, 5 where votes often disagree",
+        when="votes cost too much (1) or often disagree (5)",
     )
     prm_max_tokens: int = _setting(
         4096,
@@ -264,38 +261,35 @@ class JudgeSettings(Section):
     judge_url: str | None = _setting(
         None,
         "OpenAI-compatible endpoint (…/v1) that judges; the base model judges unless set",
-        when="a stronger model is to judge; that server then sees every judged turn",
+        when="a stronger model is to judge; it then sees every judged turn",
     )
     judge_model: str | None = _setting(
         None,
-        "model that judges: the name to ask for at --judge-url ('judge' unless set), or, with "
-        "--prm-gpus, the hub id or folder to serve there",
-        when="with --judge-url or --prm-gpus",
+        "model to ask for at --judge-url, or to serve with --prm-gpus",
+        when="with either of these",
     )
     judge_api_key: SecretStr | None = _setting(
         None, "key for --judge-url", when="that endpoint asks for one"
     )
     judge_prompts: Path | None = _setting(
         None,
-        "TOML file with the texts `verdict` and `hint`, or one of them, that say what the judge is "
-        "to find out; the included ones unless set",
-        when="the judge is to go by other rules, or by another language",
+        "TOML file with `verdict` or `hint` or both: what the judge is asked",
+        when="the judge needs other rules, or another language",
     )
     judge_images: bool = _setting(
         False,
-        "shows the judge at --judge-url the images of a turn, with --images train; a judge that "
-        "refuses them reads a line in their place",
-        when="that judge sees, and replies are about what images show",
+        "show the judge at --judge-url the images of a turn, with --images train",
+        when="that judge sees, and replies are about images",
     )
     headers: Mapping[str, SecretStr] = _setting(
         {},
-        "further headers of requests to --judge-url, a table [judge.headers]; they are not shown",
-        when="that endpoint takes its key, or anything else, in a header of its own",
+        "further headers for --judge-url, a table [judge.headers]; never shown",
+        when="that endpoint takes its key in a header of its own",
     )
     second: SecondJudge | None = _setting(
         None,
         "another judge, a table [judge.second]",
-        when="judging is to go on while the first is away, or somebody is to check its verdicts",
+        when="the first is sometimes away, or its verdicts need checking",
     )
 
     @property
@@ -321,12 +315,12 @@ class Training(Section):
         "trainable samples per optimizer step",
         unit="samples",
         ge=1,
-        when="larger for steadier steps, smaller to see a change sooner",
+        when="steps shall be steadier (larger), or sooner (smaller)",
     )
     observe: bool = _setting(
         False,
-        "judge and queue samples, and train nothing",
-        when="to see first what would be learned; a start without it trains all that has queued",
+        "judge and queue samples, train nothing",
+        when="you want to see first what would be learned",
     )
     learning_rate: float | Literal["auto"] = _setting(
         1e-4,
@@ -335,36 +329,36 @@ class Training(Section):
     )
     lora_rank: int = _setting(
         32,
-        "rank of the adapter, at most 512; alpha is 32",
+        "rank of the adapter; alpha is 32",
         ge=1,
         le=512,
-        when="adapters must be smaller; the rank of a run cannot change",
+        when="adapters must be smaller; a run's rank cannot change",
     )
     w_rl: float = _setting(
         1.0,
         "weight of the reward part",
         ge=0,
-        when="verdicts are to count less or more than hints",
+        when="verdicts are to count less or more",
     )
     w_opd: float = _setting(
         1.0,
         "weight of the distillation part",
         ge=0,
-        when="hints are to count less or more than verdicts",
+        when="hints are to count less or more",
     )
     opd_topk: int = _setting(
         4,
         "candidates per token, of the student and of the teacher; 0: the sampled token alone",
         unit="candidates",
         ge=0,
-        when="0 where a server cannot score candidates; beyond 4 the paper finds next to no gain",
+        when="a server cannot score candidates (0)",
     )
     opd_clip: float = _setting(
         1.0,
         "bound on teacher - student; 0 = none",
         unit="nats",
         ge=0,
-        when="the teacher is far from the student, and its pull is to stay small or to grow",
+        when="the teacher's pull is to be smaller or larger",
     )
     teacher: Literal["base", "policy"] = _setting(
         "base",
@@ -373,70 +367,67 @@ class Training(Section):
     )
     recipe: Literal["default", "paper"] = _setting(
         "default",
-        "paper: the gradient of OpenClaw-RL as it was published, of three hints a turn",
-        when="paper to compare with its results (docs/openclaw-rl.md)",
+        "paper: the gradient of OpenClaw-RL as published, of three hints a turn",
+        when="you compare with its results (docs/openclaw-rl.md)",
     )
     episode_reward: Literal["steps", "outcome"] = _setting(
         "steps",
-        "reward of a step of an episode: its outcome and the mean of the step's votes, or the "
-        "outcome alone, and then the judge is asked about no step",
-        when="the judge cannot tell good steps from bad ones, or it is to be measured what its "
-        "votes bring",
+        "reward of an episode's step: outcome and mean vote, or the outcome alone, "
+        "without asking the judge",
+        when="the judge cannot tell good steps from bad ones",
     )
     norm: Literal["sample", "constant"] = _setting(
         "sample",
         "divide by each reply's length, or by --max-reply-tokens",
-        when="constant where long bad replies are punished too little",
+        when="long bad replies are punished too little (constant)",
     )
     clip_low: float = _setting(
         0.8,
         "lower bound of the ratio, absolute",
         gt=0,
         le=1,
-        when="lower to learn more from stale samples",
+        when="stale samples shall teach more (lower)",
     )
     clip_high: float = _setting(
         1.28,
         "upper bound of the ratio, absolute",
         ge=1,
-        when="higher to learn more from stale samples",
+        when="stale samples shall teach more (higher)",
     )
     kl_beta: float = _setting(
         0.0,
         "pull towards the base model",
         unit="advantage per nat",
         ge=0,
-        when="what was not trained gets worse; 0.01 to 0.05 are usual",
+        when="other skills get worse; 0.01 to 0.05 are usual",
     )
     max_step_kl: float = _setting(
         0.1,
-        "how far one step may move the policy: KL over the batch's tokens; 0 = no bound",
+        "bound on a step's KL over the batch's tokens; 0 = none",
         unit="nats per token",
         ge=0,
-        when="steps are taken again at a smaller rate although they do good (higher), or a step "
-        "does harm (lower)",
+        when="good steps are retried at a smaller rate (higher), or steps do harm (lower)",
     )
     gate: Literal["on", "shadow", "off"] = _setting(
         "on",
-        "whether a version must answer the canaries, and first turns that are held out, before it "
-        "serves; shadow asks, says what it would refuse, and lets it serve",
-        when="shadow to see first what it would do, off where its questions cost too much",
+        "whether a version must pass canaries and held-out first turns before it serves; "
+        "shadow only says what it would refuse",
+        when="you want to try it first, or it costs too much",
     )
     canaries: Path | None = _setting(
         None,
         "file of the canaries; configs/canaries.toml, or the demo's, unless set",
-        when="what your users rely on is to be among them (docs/operating.md)",
+        when="you add your own (docs/operating.md)",
     )
     lessons: Literal["off", "tell", "distill"] = _setting(
         "off",
-        "tell what a user asks of all replies, as the judge finds it, in the prompts of their next "
-        "sessions; distill also trains the model to do it untold",
+        "tell: put what a user asks of all replies into their next prompts; distill: also "
+        "train the model to do it untold",
         when="nobody is to say a thing twice (docs/lessons.md)",
     )
     hint_candidates: int | None = _setting(
         None,
-        "hints scored per turn; the one that fits the reply best teaches; 1 unless set, and 3 with "
-        "--recipe paper",
+        "hints scored per turn, of which the best fit teaches; 1 unless set, 3 with --recipe paper",
         unit="hints",
         ge=1,
         when="hints are often beside the point; each costs a pass of the teacher",
@@ -446,14 +437,14 @@ class Training(Section):
         "optimizer steps after which samples expire",
         unit="steps",
         ge=0,
-        when="verdicts come late and samples expire unused (higher)",
+        when="samples expire unused (higher)",
     )
     save_interval: int = _setting(
         1,
         "steps between saved states",
         unit="steps",
         ge=1,
-        when="saving takes longer than a step; a crash then voids the steps since",
+        when="saving takes long; a crash then voids the steps since",
     )
 
     @property
@@ -528,33 +519,32 @@ class Local(Section):
 
     gpus: int | None = _setting(
         None,
-        "GPUs in all (or NUM_GPUS); those that CUDA_VISIBLE_DEVICES shows unless set",
+        "GPUs in all (or NUM_GPUS); those of CUDA_VISIBLE_DEVICES unless set",
         unit="GPUs",
         ge=1,
-        when="some of them are for others, or `doctor` reckons for GPUs that are not here",
+        when="others use some of them, or `doctor` reckons for GPUs that are not here",
     )
     actor_gpus: int | None = _setting(
         None,
-        "GPUs that learn (or ACTOR_GPUS), a quarter of them unless set; with --device cpu so many "
-        "processes",
+        "GPUs that learn (or ACTOR_GPUS), a quarter unless set; with --device cpu processes",
         unit="GPUs",
         ge=1,
-        when="samples share short prefixes only, or the base must be split over several",
+        when="samples share short prefixes only, or the base must be split",
     )
     rollout_gpus: int | None = _setting(
         None,
-        "GPUs that sample (or ROLLOUT_GPUS), those that are left unless set",
+        "GPUs that sample (or ROLLOUT_GPUS), all others unless set",
         unit="GPUs",
         ge=1,
-        when="some of those that are left are to stay free",
+        when="some are to stay free",
     )
     prm_gpus: int = _setting(
         0,
-        "GPUs of a judge of its own (or PRM_GPUS), one server over all of them, for --judge-model; "
-        "0: the base model judges on the samplers",
+        "GPUs of a server for --judge-model (or PRM_GPUS); 0: the base model judges on "
+        "the samplers",
         unit="GPUs",
         ge=0,
-        when="a larger model is to judge on this machine",
+        when="a larger model is to judge here",
     )
     rollout_tp: int = _setting(
         1,
@@ -565,32 +555,31 @@ class Local(Section):
     )
     gpu_memory_gb: float | None = _setting(
         None,
-        "memory of each GPU that this may use; all that nvidia-smi says unless set",
+        "memory of each GPU that this may use; all unless set",
         unit="GiB",
         gt=0,
-        when="memory is to stay free for others, vLLM finds too little at its start, or nvidia-smi "
-        "has no figure",
+        when="memory is to stay free, vLLM finds too little, or nvidia-smi has no figure",
     )
     sampler_urls: str | None = _setting(
         None,
-        "vLLM or SGLang servers that are there already, with commas between them; none is started",
+        "vLLM or SGLang servers that run already, with commas between them; none is started",
         when="samplers run elsewhere (configs/remote-samplers.toml)",
     )
     sampler_api_key: SecretStr | None = _setting(
         None,
-        "key that --sampler-urls want, as vLLM's --api-key sets it",
+        "key that --sampler-urls want (vLLM's --api-key)",
         when="those servers ask for one",
     )
     sampler_quantization: str | None = _setting(
         None,
-        "of the samplers' weights, as vLLM names it, e.g. bitsandbytes (which is a package beside "
-        "vLLM: vllm-bnb-plugin)",
+        "quantization of the samplers' weights, as vLLM names it, e.g. bitsandbytes "
+        "(needs the package vllm-bnb-plugin)",
         when="the weights leave no room for the cache",
     )
     base_quantization: Literal["none", "4bit"] = _setting(
         "none",
-        "of the base that learns (bitsandbytes nf4); GPU only",
-        when="the base does not fit beside its activations (configs/1x24GB-4bit.toml)",
+        "quantization of the base that learns (bitsandbytes nf4); GPU only",
+        when="the base does not fit (configs/1x24GB-4bit.toml)",
     )
     torchrun: str | None = _setting(
         None,
@@ -627,13 +616,13 @@ class User(Section):
     )
     key: SecretStr = Field(description="key that this user's clients send")
     role: Literal["user", "admin"] = Field(
-        "user", description="an admin is shown everybody's figures, spending and errors"
+        "user", description="an admin sees everybody's figures, spending and errors"
     )
     group: str | None = Field(
         None,
         pattern=_NAME,
-        description="users of one group share what was computed of their prompts, which is faster; "
-        "how fast an answer comes may tell one of them what another has asked",
+        description="users of one group share a prompt cache: faster, but timing may tell what "
+        "another has asked",
     )
 
 
