@@ -1,17 +1,11 @@
-"""`tinker-claw status` over a ledger: with a gateway, without one, as JSON and as a live view."""
+"""`tinker-claw status` over a ledger: with a gateway, without one and as JSON."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
-import pty
-import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +15,6 @@ from tests.cli.test_status import port_of
 from tests.gateways import gateway
 from tests.ledger.test_ledger import new_turn
 from tests.ports import deaf_port
-from tests.processes import ROOT
 from tests.stories import SECRET, Told, every_state, run
 from tinker_claw.cli import main
 from tinker_claw.cli.status import board
@@ -234,46 +227,3 @@ def test_a_ledger_that_cannot_be_read_does_not_hide_the_gateway(
     assert "No gateway answers" in told
     assert "No figures of the ledger: " in told
     assert "cannot be read as a ledger" in told
-
-
-@pytest.mark.parametrize(
-    ("size", "last"), [("120x80", b"waits for its step"), ("80x24", b"good verdicts: ")]
-)
-def test_live_view_is_drawn_and_ends_with_ctrl_c(
-    directory: Path, free: str, size: str, last: bytes
-) -> None:
-    columns, lines = size.split("x")
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "run.py", "status", "--live"),
-            *("--port", free, "--data-dir", str(directory)),
-        ],
-        cwd=ROOT,
-        stdout=theirs,
-        stderr=theirs,
-        env=os.environ | {"TERM": "xterm", "COLUMNS": columns, "LINES": lines},
-    )
-    os.close(theirs)
-    seen = b""
-    deadline = threading.Timer(120, process.kill)
-    deadline.start()
-    try:
-        while last not in seen:
-            seen += os.read(ours, 65536)  # an error ends the process, and this with an OSError
-        process.send_signal(signal.SIGINT)
-        with suppress(OSError):  # a terminal reads to the end, else the last picture may not fit
-            while True:
-                seen += os.read(ours, 65536)
-        assert process.wait() == 0, seen.decode()
-    finally:
-        deadline.cancel()
-        process.kill()
-        process.wait()
-        os.close(ours)
-    text = seen.decode()
-    assert "No gateway answers" in text
-    assert text.index("First replies accepted") < text.index("No gateway answers")
-    assert "next step  [####" in text
-    assert "does it help?" in text
-    assert SECRET not in text

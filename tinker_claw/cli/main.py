@@ -12,15 +12,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from inspect import getdoc
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import click
-from click.shell_completion import CompletionItem, get_completion_class, shell_complete
-from pydantic import Field
+from click.shell_completion import shell_complete
 
 from tinker_claw.cli import start
-from tinker_claw.cli.common import Command, as_answered, note, nothing_said, write
-from tinker_claw.config.flags import WORD, parameters, section_of
+from tinker_claw.cli.common import Command, as_answered, note, nothing_said
+from tinker_claw.config.flags import parameters, section_of
 from tinker_claw.config.load import CONFIG, ELSEWHERE, flags, load_given
 from tinker_claw.config.settings import sections
 from tinker_claw.errors import ClawError
@@ -34,6 +33,8 @@ COMMON = (
 """Settings that most users set: --help shows these, --help-all every flag."""
 _SENTENCE = 1000
 """More characters than the first sentence of any help."""
+_COMPLETES = "_TINKER_CLAW_COMPLETE"
+"""Variable by which a shell asks for completions, as click has it."""
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 EXIT_UNREAD = 141
@@ -44,8 +45,6 @@ COMMANDS = {
     "demo": ("set up", "start"),
     "doctor": ("set up", "doctor"),
     "openclaw-config": ("set up", "openclaw"),
-    "service": ("set up", "service"),
-    "completion": ("set up", "main"),
     "status": ("look", "status"),
     "log": ("look", "log"),
     "explain": ("look", "explain"),
@@ -66,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for_owner_only()
     program = Program()
     if asked := os.environ.get(_COMPLETES):
-        return shell_complete(program, {}, PROGRAM, _COMPLETES, asked)
+        return shell_complete(program, {}, "tinker-claw", _COMPLETES, asked)
     try:
         given = list(sys.argv[1:] if arguments is None else arguments)
         with program.make_context("tinker-claw", given) as context:
@@ -108,19 +107,6 @@ def serve(given: Mapping[str, Any]) -> int:
 # tinker-claw and its commands, as click has them
 
 
-class _Method(click.ParamType[Any]):
-    """Completes the names of the built-in methods; a plug-in's is taken, too."""
-
-    name = "method"
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        from tinker_claw.methods import METHODS
-
-        return [CompletionItem(one) for one in ("rl", *METHODS) if one.startswith(incomplete)]
-
-
 class _Helped(click.Command):
     """Command with flags of its own beside those of tinker-claw, which only --help-all shows."""
 
@@ -129,9 +115,6 @@ class _Helped(click.Command):
     def __init__(self, name: str, own: Sequence[click.Parameter] = (), **options: Any) -> None:
         taken = {flag for parameter in own for flag in parameter.opts}
         shared = [p for p in flags() if not taken & {*p.opts}]
-        for one in shared:
-            if one.name == "run__method":
-                one.type = _Method()
         every = click.Option(
             ["--help-all"],
             is_flag=True,
@@ -241,43 +224,3 @@ class Program(_Helped, click.Group):
             formatter.write_dl(rows)
         if self.whole:
             super().format_options(ctx, formatter)
-
-
-# Completion
-
-PROGRAM = "tinker-claw"
-_COMPLETES = "_TINKER_CLAW_COMPLETE"
-_FOR_RUN_PY = {
-    "bash": """
-# The same for run.py, also behind python.
-complete -o nosort -F _tinker_claw_completion run.py
-_tinker_claw_behind_python() {
-    [[ $COMP_CWORD -ge 2 && ${COMP_WORDS[1]##*/} == run.py ]] || return 0
-    local program=$1$'\\n'${COMP_WORDS[1]}
-    COMP_WORDS=("${COMP_WORDS[@]:1}")
-    COMP_CWORD=$((COMP_CWORD - 1))
-    _tinker_claw_completion "$program"
-}
-complete -o default -o nosort -F _tinker_claw_behind_python python python3
-""",
-    "zsh": "\ncompdef _tinker_claw_completion run.py\n",
-    "fish": "",
-}
-
-
-class Completion(Command):
-    """Print the script by which a shell completes commands, flags and values.
-
-    For bash: eval "$(python run.py completion bash)", for good in ~/.bashrc. It completes behind
-    `python run.py`, too; zsh and fish complete run.py and tinker-claw where they are commands.
-    """
-
-    shell: Annotated[Literal["bash", "zsh", "fish"], WORD] = Field(description="whose completion")
-
-    def run(self) -> int:
-        """The script asks this program at each word, so it is never out of date."""
-        of_shell = get_completion_class(self.shell)
-        assert of_shell is not None
-        script = of_shell(Program(), {}, PROGRAM, _COMPLETES).source()
-        write([script.rstrip() + "\n" + _FOR_RUN_PY[self.shell].rstrip()])
-        return 0

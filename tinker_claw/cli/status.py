@@ -7,8 +7,7 @@ before any figures.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -43,8 +42,6 @@ from tinker_claw.privacy.marker import NEAR_MISS
 EXIT_WELL = 0
 EXIT_WRONG = 1
 EXIT_UNREACHABLE = 2
-EVERY_S = 2.0
-"""Refresh interval of the live view; a refresh takes a fraction of it, also with a long ledger."""
 
 
 class Status(Command):
@@ -61,14 +58,9 @@ class Status(Command):
     as_json: bool = Field(
         False, alias="json", description="what /healthz says, and the ledger, as JSON"
     )
-    live: bool = Field(False, description="a view that keeps itself up to date")
 
     def run(self) -> int:
-        url = url_of(self.settings)
-        if self.live:
-            _watch(lambda: _look(url, self.settings))
-            return EXIT_WELL
-        look = _look(url, self.settings)
+        look = _look(url_of(self.settings), self.settings)
         if self.as_json:
             health = look.health or {"status": "unreachable", "error": " ".join(look.notes)}
             write_json([{**health, "ledger": look.overview}])
@@ -127,23 +119,6 @@ def _look(url: str, settings: Settings) -> _Look:
     said = [line for one in headlines for line in wrapped(printable(one["said"]))]
     said += [] if health is None else describe(health, url, time.time())
     return _Look(health, overview, notes, said, board(overview) if overview else [])
-
-
-def _watch(look: Callable[[], _Look]) -> None:
-    """Show what there is to see, again and again, until Ctrl-C."""
-    from rich.console import Group
-    from rich.live import Live
-    from rich.panel import Panel
-    from rich.text import Text
-
-    with suppress(KeyboardInterrupt), Live(auto_refresh=False) as live:
-        while True:
-            seen = look()
-            style = "green" if seen.exit_status == EXIT_WELL else "bold red"
-            head = Text("\n".join([*seen.said, *seen.notes]), style=style)
-            figures = Text.from_ansi("\n".join(seen.figures))
-            live.update(Group(Panel(head, title="tinker-claw"), figures), refresh=True)
-            time.sleep(EVERY_S)
 
 
 # What /healthz says

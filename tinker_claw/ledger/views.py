@@ -296,8 +296,6 @@ class Filter:
     trained: bool | None = None
     since: float | None = None
     """Earliest time, in seconds since 1970."""
-    after: int = 0
-    """Only rows of turns with higher ids."""
     before: int | None = None
     """Only rows of turns with lower ids."""
 
@@ -395,8 +393,6 @@ def _where(table: Table, wanted: Filter) -> tuple[str, list[Any]]:
         demand(f"{'' if wanted.trained else 'NOT '}EXISTS ({trained})")
     if wanted.since is not None:
         demand(f"{table}.created_at >= ?", wanted.since)
-    if wanted.after:
-        demand("turns.id > ?", wanted.after)
     if wanted.before is not None:
         demand("turns.id < ?", wanted.before)
     return f"WHERE {' AND '.join(conditions)}" if conditions else "", values
