@@ -155,7 +155,7 @@ async def test_a_gateway_with_keys_tells_all_to_who_sends_an_admins(
 def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["--help-all"]) == 0
     told = capsys.readouterr().out
-    assert all(f"\n  {name} " in told for name in main.COMMANDS)
+    assert set(main.COMMANDS) <= set(re.findall(r"[\w-]+", told))
     assert "--batch-size" in told
     assert "--help-all" in told
     assert main.main(["status", "--help"]) == 0

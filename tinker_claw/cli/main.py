@@ -19,9 +19,8 @@ from click.shell_completion import shell_complete
 
 from tinker_claw.cli import start
 from tinker_claw.cli.common import Command, as_answered, note, nothing_said
-from tinker_claw.config.flags import parameters, section_of
+from tinker_claw.config.flags import parameters
 from tinker_claw.config.load import CONFIG, ELSEWHERE, flags, load_given
-from tinker_claw.config.settings import sections
 from tinker_claw.errors import ClawError
 from tinker_claw.files import for_owner_only
 
@@ -31,8 +30,6 @@ COMMON = (
     *("gateway__port", "training__observe", "spend__budget_usd"),
 )
 """Settings that most users set: --help shows these, --help-all every flag."""
-_SENTENCE = 1000
-"""More characters than the first sentence of any help."""
 _COMPLETES = "_TINKER_CLAW_COMPLETE"
 """Variable by which a shell asks for completions, as click has it."""
 EXIT_USAGE = 2
@@ -108,13 +105,13 @@ def serve(given: Mapping[str, Any]) -> int:
 
 
 class _Helped(click.Command):
-    """Command with flags of its own beside those of tinker-claw, which only --help-all shows."""
+    """Command that also takes tinker-claw's flags, of which --help shows few and --help-all all."""
 
-    whole = False
+    brief: Sequence[str | None]
+    """Names of the parameters that --help shows."""
 
     def __init__(self, name: str, own: Sequence[click.Parameter] = (), **options: Any) -> None:
         taken = {flag for parameter in own for flag in parameter.opts}
-        shared = [p for p in flags() if not taken & {*p.opts}]
         every = click.Option(
             ["--help-all"],
             is_flag=True,
@@ -123,35 +120,25 @@ class _Helped(click.Command):
             callback=self._help_all,
             help="show every flag, those of tinker-claw, too",
         )
+        self.brief = [*(one.name for one in own), every.name]
         super().__init__(
             name,
-            params=[*own, *shared, every],
+            params=[*own, *(one for one in flags() if not taken & {*one.opts}), every],
             context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
             **options,
         )
 
     def _help_all(self, context: click.Context, _: click.Parameter, wanted: bool) -> None:
         if wanted and not context.resilient_parsing:
-            self.whole = True
-            click.echo(self.get_help(context))
+            self.brief = [one.name for one in self.get_params(context)]
+            click.echo(f"{self.get_help(context)}\n\n{ELSEWHERE}")
             context.exit()
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write tinker-claw's own flags and, for --help-all, those of every section."""
-        headings = {name: f"{name}: {model.__doc__}" for name, model in sections().items()}
-        for section, heading in {None: "flags", "": "settings", **headings}.items():
-            rows = [
-                row
-                for p in self.get_params(ctx)
-                if isinstance(p, click.Option) and section_of(p) == section
-                if (section is None or self.whole) and (row := p.get_help_record(ctx))
-            ]
-            if rows:
-                with formatter.section(heading):
-                    formatter.write_dl(rows)
-        if self.whole:
-            formatter.write_paragraph()
-            formatter.write_text(ELSEWHERE)
+        shown = [p for p in self.get_params(ctx) if p.name in self.brief]
+        rows = [p.get_help_record(ctx) for p in shown if isinstance(p, click.Option)]
+        with formatter.section("flags"):
+            formatter.write_dl([row for row in rows if row])
 
 
 class _Named(_Helped):
@@ -181,6 +168,7 @@ class Program(_Helped, click.Group):
             invoke_without_command=True,
             callback=self._without_command,
         )
+        self.brief = [*COMMON, *self.brief]
 
     def _without_command(self, **given: Any) -> int:
         if click.get_current_context().invoked_subcommand is not None:
@@ -208,19 +196,9 @@ class Program(_Helped, click.Group):
         return _Named(cmd_name) if cmd_name in COMMANDS else None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The commands, and what most starts set, or with --help-all everything."""
+        """Write the commands by group, too."""
+        super().format_options(ctx, formatter)
         groups = dict.fromkeys(group for group, _ in COMMANDS.values())
         rows = [(g, ", ".join(n for n, (of, _) in COMMANDS.items() if of == g)) for g in groups]
-        if self.whole:
-            found = {name: self.get_command(ctx, name) for name in COMMANDS}
-            rows = [(n, one.get_short_help_str(_SENTENCE)) for n, one in found.items() if one]
-        else:
-            with formatter.section("flags (--help-all shows every one)"):
-                known = {p.name: p.get_help_record(ctx) or ("", "") for p in self.params}
-                shown = [known[name] for name in COMMON]
-                # Of a switch its first name alone.
-                formatter.write_dl([(name.partition(" / ")[0], told) for name, told in shown])
         with formatter.section("commands (COMMAND --help says more; without one it serves)"):
             formatter.write_dl(rows)
-        if self.whole:
-            super().format_options(ctx, formatter)

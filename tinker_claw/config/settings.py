@@ -366,11 +366,6 @@ class Training(Section):
         ge=0,
         when="the teacher is far from the student, and its pull is to stay small or to grow",
     )
-    teacher: Literal["base", "policy"] = _setting(
-        "base",
-        "who scores under the hint; policy collapsed when measured",
-        when="for experiments only",
-    )
     recipe: Literal["default", "paper"] = _setting(
         "default",
         "paper: the gradient of OpenClaw-RL as it was published, of three hints a turn",
