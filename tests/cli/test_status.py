@@ -24,7 +24,7 @@ from tinker_claw.app.server import in_background
 from tinker_claw.cli import common, main
 from tinker_claw.cli.status import describe
 from tinker_claw.errors import OutageError
-from tinker_claw.learner.health import Health, meaning
+from tinker_claw.learner.health import Health
 from tinker_claw.render.renderer import Renderer
 
 NOON = datetime(2026, 3, 5, 12, 0).timestamp()
@@ -289,16 +289,18 @@ def test_pause_of_the_budget_is_told_and_is_not_well() -> None:
 def test_meaning(
     away: Any, learner: str, judge: str, agreement: str, waiting: int, says: str
 ) -> None:
-    told = meaning(
-        version=3,
-        waiting=waiting,
-        batch_size=16,
-        away=away,
-        learner=learner,
-        judge=judge,
-        agreement=agreement,
-        learning_ended=learner == "failed" and agreement == "alarm",
-    )
+    health = Health()
+    for asking in away:
+        health.backend.seen(asking, OutageError("away"))
+    if learner == "failed" and agreement == "ok":
+        health.learner.enter(learner, next_try_s=1.0)  # else it has ended for good
+    elif learner == "stalled":
+        health.learner_stalls(OutageError("away"), 1.0)
+    else:
+        health.learner_is(learner)
+    health.judge.enter(judge)
+    health.agreement.enter(agreement)
+    told = health.snapshot(version=3, waiting=waiting, batch_size=16)["meaning"]
     assert told.endswith(says)
 
 
