@@ -110,14 +110,6 @@ def test_a_key_on_the_command_line_is_refused() -> None:
     assert load(["--api-key", "none"]).gateway.api_key is None
 
 
-def test_a_key_for_nobody_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    for setting in ("JUDGE__JUDGE_API_KEY", "LOCAL__SAMPLER_API_KEY"):
-        with monkeypatch.context() as environment:
-            environment.setenv(f"TINKER_CLAW_{setting}", KEY)
-            with pytest.raises(ConfigError, match=f"{setting} is for --.*; leave it out"):
-                load(["--backend", "local"])
-
-
 KEY, OTHER = "open-sesame-0123456789", "a-key-of-somebody-else"
 
 
