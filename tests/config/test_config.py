@@ -45,7 +45,7 @@ def test_defaults_are_those_of_the_method() -> None:
     assert (training.batch_size, training.lora_rank, training.learning_rate) == (16, 32, 1e-4)
     assert (training.opd_mode, training.opd_topk, training.opd_clip) == ("topk", 4, 1.0)
     assert load(["--opd-topk", "0"]).training.opd_mode == "token"
-    assert (training.teacher, training.recipe, training.max_staleness) == ("base", "default", 4)
+    assert (training.recipe, training.max_staleness) == ("default", 4)
     assert (training.clip_low, training.clip_high) == (0.8, 1.28)
     assert load([]).judge.prm_m == 3
 

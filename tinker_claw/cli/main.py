@@ -120,7 +120,7 @@ class _Helped(click.Command):
             callback=self._help_all,
             help="show every flag, those of tinker-claw, too",
         )
-        self.brief = [*(one.name for one in own), every.name]
+        self.brief = [one.name for one in own]
         super().__init__(
             name,
             params=[*own, *(one for one in flags() if not taken & {*one.opts}), every],
@@ -137,7 +137,7 @@ class _Helped(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         shown = [p for p in self.get_params(ctx) if p.name in self.brief]
         rows = [p.get_help_record(ctx) for p in shown if isinstance(p, click.Option)]
-        with formatter.section("flags"):
+        with formatter.section("flags (--help-all shows every one)"):
             formatter.write_dl([row for row in rows if row])
 
 

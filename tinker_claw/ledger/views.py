@@ -437,7 +437,7 @@ def turns_in_full(ledger: Outside, *, tokens: bool) -> Iterator[Record]:
     names = _FULL["turns"] if tokens else _WHOLE
     for turn in ledger.column("SELECT id FROM turns WHERE blanked IS NOT 'forgotten' ORDER BY id"):
         with ledger.moment():
-            for record in read(ledger, "turns", Filter(after=turn - 1, before=turn + 1), 1):
+            for record in read(ledger, "turns", Filter(before=turn + 1), 1):
                 yield _more(ledger, turn, record, names)
 
 
