@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from pydantic import Field
@@ -170,11 +168,3 @@ def _needs_key(settings: Settings) -> bool:
 def primary(settings: Settings) -> str:
     """How `agents.defaults.model.primary` names the model."""
     return f"{PROVIDER}/{settings.served_name}"
-
-
-def usual_path() -> Path:
-    """Path of the configuration file that OpenClaw reads."""
-    if named := os.environ.get("OPENCLAW_CONFIG_PATH"):
-        return Path(named).expanduser()
-    state = os.environ.get("OPENCLAW_STATE_DIR") or "~/.openclaw"
-    return Path(state).expanduser() / "openclaw.json"
