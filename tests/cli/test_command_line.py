@@ -29,7 +29,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         (["log", "turns", "--portt", "1"], "(tinker-claw log --help says more)"),
         (
             ["log"],
-            "Choose from: turns, verdicts, feedback, samples, steps, versions (tinker-claw log --",
+            "Choose from: turns, verdicts, feedback, samples, steps (tinker-claw log --",
         ),
         (["log", "turn"], "'turn' is not one of 'turns', 'verdicts'"),
         (["log", "turns", "--kind", "x"], "'--kind': 'x' is not one of 'main', 'side'."),
@@ -107,7 +107,7 @@ def completed(line: str) -> list[str]:
     ("line", "offers"),
     [
         ("tinker-claw ex", ["explain", "export"]),
-        ("tinker-claw log ver", ["verdicts", "versions"]),
+        ("tinker-claw log ver", ["verdicts"]),
         ("tinker-claw log turns --kind ", ["main", "side"]),
         ("tinker-claw doctor --back", ["--backend"]),
     ],

@@ -20,7 +20,7 @@ from tinker_claw.errors import ConfigError
 from tinker_claw.ledger.database import FILE, reading
 from tinker_claw.ledger.views import Filter, read
 
-TABLES = ("turns", "verdicts", "feedback", "samples", "steps", "versions")
+TABLES = ("turns", "verdicts", "feedback", "samples", "steps")
 KEYS = {
     "turns": "id session user index task group kind reason call policy_version fallback "
     "prompt_tokens completion_tokens created_at next_role judged verdict verdict_by hints sample "
@@ -32,7 +32,6 @@ KEYS = {
     "samples": "id turn session user policy_version created_at state reward advantage hinted "
     "task group index step",
     "steps": "id status parent version created_at finished_at samples metrics error outage",
-    "versions": "id parent step created_at saved made_by_step main_turns",
 }
 MORE = {
     "turns": "session_key session_outcome trace stop_reason params cached_tokens request_text "
@@ -42,7 +41,6 @@ MORE = {
     "feedback": "text",
     "samples": "hint untaught overlap weight advantages",
     "steps": "taken rule",
-    "versions": "state_ref sampler_ref",
 }
 
 
@@ -81,7 +79,7 @@ def test_json_has_one_object_a_line_with_these_keys(log: Any, name: str) -> None
 def test_no_words_of_anybody_without_full(log: Any, name: str) -> None:
     for flags in ((), ("--json",)):
         assert SECRET not in log(name, *flags)
-    assert (SECRET in log(name, "--full")) == (name not in ("steps", "versions"))
+    assert (SECRET in log(name, "--full")) == (name != "steps")
 
 
 def test_turns_say_how_far_they_came(world: tuple[Path, dict[str, int]], log: Any) -> None:
@@ -185,7 +183,7 @@ def test_every_table_has_a_line_for_every_row(log: Any, name: str) -> None:
 def test_settings_of_run_py_find_the_ledger(tmp_path: Path) -> None:
     every_state(tmp_path / "runs" / "demo-opd")
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TINKER_CLAW_")}
-    command = [sys.executable, str(ROOT / "run.py"), "log", "--model-name", "demo", "versions"]
+    command = [sys.executable, str(ROOT / "run.py"), "log", "--model-name", "demo", "steps"]
     done = subprocess.run(
         [*command, "--method", "opd", "--json"],
         cwd=tmp_path,
@@ -194,7 +192,7 @@ def test_settings_of_run_py_find_the_ledger(tmp_path: Path) -> None:
         text=True,
         timeout=240,
     )
-    assert [record["id"] for record in records(done.stdout)] == [0, 1]
+    assert records(done.stdout)[0]["id"] == 1
     nowhere = run("log", "turns", directory=tmp_path)
     assert nowhere.returncode == 2
     assert "holds no ledger; name the directory with --data-dir" in nowhere.stderr

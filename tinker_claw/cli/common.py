@@ -224,8 +224,6 @@ def _get(settings: Settings, path: str) -> Any:
     try:
         with build_opener(ProxyHandler({})).open(asked, timeout=TIMEOUT_S) as answer:
             return json.loads(answer.read())
-    except TimeoutError as error:
-        raise GatewayUnreachable(f"nothing came back within {TIMEOUT_S:g} s") from error
     except (HTTPError, HTTPException, ValueError) as error:
         raise GatewayUnreachable("what answers there is no tinker-claw") from error
     except OSError as error:

@@ -36,7 +36,7 @@ ROWS = 50
 _VERDICTS = {"good": "1", "+1": "1", "neutral": "0", "bad": "-1"}
 _UNITS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _OF_TURNS = {"session", "user", "kind", "verdict", "trained", "untrained"}
-"""Filters that steps and versions know nothing of."""
+"""Filters that steps know nothing of."""
 
 
 def since(text: str, now: float) -> float:
@@ -110,11 +110,9 @@ class Log(LedgerCommand):
     def _filter(self) -> Filter:
         if self.trained and self.untrained:
             raise ConfigError("--trained and --untrained exclude one another")
-        if self.table in ("steps", "versions"):
+        if self.table == "steps":
             for name in self.model_fields_set & _OF_TURNS:
-                raise ConfigError(
-                    f"--{name} goes with turns and what became of them, not with {self.table}"
-                )
+                raise ConfigError(f"--{name} goes with turns and what became of them")
         return Filter(
             **self.model_dump(include={"session", "user", "kind", "since"}),
             verdict=_VERDICTS.get(self.verdict or "", self.verdict),
@@ -168,7 +166,6 @@ _ID = Column("id")
 _BY = Column("by", "policy_version", version)
 _INDEX = Column("index")
 _TASK = (Column("task"), Column("group"))
-_STEP = Column("step")
 _OF_TURN = (
     Column("turn"),
     WHEN,
@@ -218,7 +215,7 @@ COLUMNS: dict[Table, tuple[Column, ...]] = {
         Column("hint", "hinted"),
         Column("advantage"),
         Column("state"),
-        _STEP,
+        Column("step"),
     ),
     "steps": (
         _ID,
@@ -236,14 +233,5 @@ COLUMNS: dict[Table, tuple[Column, ...]] = {
         Column("apart", "metrics", _apart),
         Column("cost", "metrics", _usd),
         Column("error", show=partial(short, _LONGEST)),
-    ),
-    "versions": (
-        Column("version", "id", version),
-        WHEN,
-        Column("from", "parent", version),
-        _STEP,
-        Column("saved"),
-        Column("made by step", "made_by_step"),
-        Column("replies", "main_turns"),
     ),
 }
