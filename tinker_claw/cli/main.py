@@ -120,7 +120,7 @@ class _Helped(click.Command):
             callback=self._help_all,
             help="show every flag, those of tinker-claw, too",
         )
-        self.brief = [one.name for one in own]
+        self.brief = [*(one.name for one in own), every.name]
         super().__init__(
             name,
             params=[*own, *(one for one in flags() if not taken & {*one.opts}), every],
@@ -168,7 +168,7 @@ class Program(_Helped, click.Group):
             invoke_without_command=True,
             callback=self._without_command,
         )
-        self.brief = [*COMMON, *self.brief]
+        self.brief = COMMON  # with more, the help is no screen
 
     def _without_command(self, **given: Any) -> int:
         if click.get_current_context().invoked_subcommand is not None:
