@@ -203,7 +203,7 @@ async def naive(bench: Bench, turns: Sequence[tuple[Tokens, Completion]]) -> Bil
         for number, (prompt, done) in enumerate(turns):
             session = ledger.turns.session("me", str(number))
             turn_id = ledger.turns.add(captured(bench, prompt, done, session=session))
-            await scorer.under(ledger.turns.get(turn_id), HINTS, policy.current)
+            await scorer.under(ledger.turns.get(turn_id), HINTS)
         found["teacher"] = account.usage
     ledger.close()
     await trainer.aclose()

@@ -1,16 +1,11 @@
-"""`tinker-claw log` as users and scripts see it, over real ledgers, also while they are written."""
+"""`tinker-claw log` as users and scripts see it, over real ledgers."""
 
 from __future__ import annotations
 
 import json
 import os
-import queue
-import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +17,10 @@ from tests.stories import SECRET, Told, every_state, run
 from tinker_claw.cli import main
 from tinker_claw.cli.log import since
 from tinker_claw.errors import ConfigError
-from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.types import NextState
+from tinker_claw.ledger.database import FILE, reading
+from tinker_claw.ledger.views import Filter, read
 
-TABLES = ("turns", "verdicts", "feedback", "samples", "steps", "versions")
+TABLES = ("turns", "verdicts", "feedback", "samples", "steps")
 KEYS = {
     "turns": "id session user index task group kind reason call policy_version fallback "
     "prompt_tokens completion_tokens created_at next_role judged verdict verdict_by hints sample "
@@ -37,7 +32,6 @@ KEYS = {
     "samples": "id turn session user policy_version created_at state reward advantage hinted "
     "task group index step",
     "steps": "id status parent version created_at finished_at samples metrics error outage",
-    "versions": "id parent step created_at saved made_by_step main_turns",
 }
 MORE = {
     "turns": "session_key session_outcome trace stop_reason params cached_tokens request_text "
@@ -47,7 +41,6 @@ MORE = {
     "feedback": "text",
     "samples": "hint untaught overlap weight advantages",
     "steps": "taken rule",
-    "versions": "state_ref sampler_ref",
 }
 
 
@@ -86,7 +79,7 @@ def test_json_has_one_object_a_line_with_these_keys(log: Any, name: str) -> None
 def test_no_words_of_anybody_without_full(log: Any, name: str) -> None:
     for flags in ((), ("--json",)):
         assert SECRET not in log(name, *flags)
-    assert (SECRET in log(name, "--full")) == (name not in ("steps", "versions"))
+    assert (SECRET in log(name, "--full")) == (name != "steps")
 
 
 def test_turns_say_how_far_they_came(world: tuple[Path, dict[str, int]], log: Any) -> None:
@@ -190,7 +183,7 @@ def test_every_table_has_a_line_for_every_row(log: Any, name: str) -> None:
 def test_settings_of_run_py_find_the_ledger(tmp_path: Path) -> None:
     every_state(tmp_path / "runs" / "demo-opd")
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TINKER_CLAW_")}
-    command = [sys.executable, str(ROOT / "run.py"), "log", "--model-name", "demo", "versions"]
+    command = [sys.executable, str(ROOT / "run.py"), "log", "--model-name", "demo", "steps"]
     done = subprocess.run(
         [*command, "--method", "opd", "--json"],
         cwd=tmp_path,
@@ -199,7 +192,7 @@ def test_settings_of_run_py_find_the_ledger(tmp_path: Path) -> None:
         text=True,
         timeout=240,
     )
-    assert [record["id"] for record in records(done.stdout)] == [0, 1]
+    assert records(done.stdout)[0]["id"] == 1
     nowhere = run("log", "turns", directory=tmp_path)
     assert nowhere.returncode == 2
     assert "holds no ledger; name the directory with --data-dir" in nowhere.stderr
@@ -221,73 +214,11 @@ def test_a_closed_pipe_ends_it_quietly(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["id"] == 1
 
 
-@contextmanager
-def following(directory: Path, *flags: str) -> Iterator[tuple[Any, subprocess.Popen[str]]]:
-    """Run `log --follow` as a process; yield it with a function that takes its next line."""
-    process = subprocess.Popen(
-        [sys.executable, "run.py", "log", *flags, "--follow", "--data-dir", str(directory)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    lines: queue.Queue[str] = queue.Queue()
-    assert process.stdout is not None
-    reader = threading.Thread(
-        target=lambda out: [lines.put(line) for line in out], args=(process.stdout,)
-    )
-    reader.start()
-    try:
-        yield lambda: lines.get(timeout=240), process
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-        reader.join()
-        process.stdout.close()
-        assert process.stderr is not None
-        process.stderr.close()
-
-
-def test_follow_shows_new_turns_and_again_what_has_changed(tmp_path: Path) -> None:
-    story = Told(tmp_path)  # holds the directory, as a gateway that runs does
-    first = story.turn("a")
-    with following(tmp_path, "turns", "--json") as (line, process):
-        assert json.loads(line())["id"] == first
-        second = story.followed("b")
-        shown = json.loads(line())
-        if not shown["next_role"]:  # seen between the turn and its next state
-            shown = json.loads(line())
-        assert (shown["id"], shown["next_role"], shown["judged"]) == (second, "user", False)
-        story.judge(second, 1)
-        shown = json.loads(line())
-        assert (shown["id"], shown["judged"], shown["verdict"]) == (second, True, 1)
-        story.ledger.turns.add_next_state(first, NextState("tool", "42"))
-        assert json.loads(line())["id"] == first, "an older turn that has changed"
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=240) == 0
-        assert process.stderr is not None
-        assert process.stderr.read() == ""
-    story.ledger.close()
-
-
-def test_follow_shows_a_verdict_of_an_older_turn(tmp_path: Path) -> None:
-    story = Told(tmp_path)
-    older, newer = story.followed("a"), story.judged("b", -1)
-    with following(tmp_path, "verdicts") as (line, _):
-        assert line().split()[:2] == ["turn", "when"]
-        assert line().split()[0] == str(newer)
-        story.judge(older, 1)
-        assert line().split()[0] == str(older)
-    story.ledger.close()
-
-
 def test_reading_does_not_hold_up_a_writer(tmp_path: Path) -> None:
-    story = Told(tmp_path)
+    story = Told(tmp_path)  # holds the directory, as a gateway that runs does
     story.turn()
-    with following(tmp_path, "turns", "--json") as (line, _):
-        line()
+    with reading(tmp_path / FILE) as ledger, ledger.moment():
+        assert read(ledger, "turns", Filter(), None)
         for _ in range(20):
             story.turn()
     story.ledger.close()
-    Ledger(tmp_path).close()

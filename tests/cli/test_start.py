@@ -24,18 +24,12 @@ from tinker_claw.shipped import MODEL_DIR
 
 KEY = "tml-a-key-that-nobody-shall-read"
 MODEL = "Qwen/Qwen3-8B"
-OPENCLAW = '{\n  // mine\n  "gateway": {"port": 18789},\n}\n'
 
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     home = tmp_path / "crab-\N{CRAB}"
-    (home / ".openclaw").mkdir(parents=True)
-    (home / ".openclaw" / "openclaw.json").write_text(OPENCLAW)
-    (home / "bin").mkdir()
-    program = home / "bin" / "openclaw"  # the real one is asked in test_openclaw_config.py
-    program.write_text('#!/bin/sh\nprintf "%s\\n" "$*" >> ~/told-openclaw\n')
-    program.chmod(0o755)
+    (home / "bin").mkdir(parents=True)
     return home
 
 
@@ -71,8 +65,8 @@ def files(home: Path) -> Mapping[str, str]:
 
 @pytest.mark.parametrize(
     "answered",
-    [(), ("1",), ("1", KEY), ("2", "1")],
-    ids=["where", "key", "openclaw", "a key, after GPUs that are not there"],
+    [(), ("1",), ("2", "1")],
+    ids=["where", "key", "a key, after GPUs that are not there"],
 )
 def test_ctrl_c_at_any_question_leaves_nothing(home: Path, answered: tuple[str, ...]) -> None:
     before = files(home)
@@ -80,7 +74,7 @@ def test_ctrl_c_at_any_question_leaves_nothing(home: Path, answered: tuple[str, 
         seen.until("1 to 3: ")
         for answer in answered:
             seen.types(f"{answer}\r")
-            seen.until("1 to 3: " if answer in ("2", KEY) else "not shown as you type: ")
+            seen.until("1 to 3: " if answer == "2" else "not shown as you type: ")
         assert seen.interrupted() == 130
     assert files(home) == before
     assert KEY not in seen.shown
@@ -104,17 +98,14 @@ def test_a_wrong_key_is_a_sentence_and_asked_for_again(home: Path) -> None:
     assert files(home) == before
 
 
-def test_where_no_openclaw_is_on_the_path_its_file_is_named_and_left_alone(home: Path) -> None:
-    (home / "bin" / "openclaw").unlink()
+def test_a_key_that_is_there_is_used_and_kept_nowhere_else(home: Path) -> None:
     port = {"TINKER_CLAW_GATEWAY__PORT": str(free_port())}
     with service() as url, started(home, TINKER_BASE_URL=url, TINKER_API_KEY=KEY, **port) as seen:
         seen.until("1 to 3: ")
         seen.types("1\r")
         seen.until("The key: TINKER_API_KEY has one; it is used, and kept nowhere else")
-        seen.until("openclaw.json, and no openclaw on the PATH, so it is left alone")
         seen.until(r"tinker-claw: --model-name Qwen/Qwen3-8B cannot be had from the Hugging Face")
         assert seen.ended() == 2
-    assert files(home)[".openclaw/openclaw.json"] == OPENCLAW
     assert ".tinker/credentials.json" not in files(home)
     told = tomllib.loads(files(home)[".config/tinker-claw/start.toml"])
     assert told["run"]["data_dir"] == str(home / "runs" / "Qwen3-8B-combine")
@@ -136,10 +127,9 @@ def test_with_its_streams_closed_nothing_is_asked(home: Path) -> None:
 
 
 @pytest.mark.slow
-def test_from_three_answers_to_a_gateway_and_again_without_any(home: Path) -> None:
+def test_from_two_answers_to_a_gateway_and_again_without_any(home: Path) -> None:
     on_the_hub(home)
     port = free_port()
-    openclaw = home / ".openclaw" / "openclaw.json"
     page = f"http://127.0.0.1:{port}/ui"
     with wire_process(home / "box", "--name", MODEL) as box:
         there = {"TINKER_BASE_URL": box.url, "TINKER_CLAW_GATEWAY__PORT": str(port)}
@@ -148,12 +138,11 @@ def test_from_three_answers_to_a_gateway_and_again_without_any(home: Path) -> No
             seen.types("1\r")
             seen.until("as you type: ")
             seen.types(f"{KEY}\r")
-            seen.until("OpenClaw found at .*openclaw.json: let it write this provider")
-            seen.types("2\r")
             seen.until(r"Kept the key in .*credentials.json, for you alone to read")
             seen.until(r"Kept your answers in (\S+start.toml)")
             kept = Path(seen.match[1])
             seen.until(rf"tinker-claw --config {kept}")
+            seen.until("tinker-claw openclaw-config --write --primary")
             seen.until(f"Its page, once it serves: {page}")
             seen.until(r"\[info +\] serving")
             assert httpx.get(page).status_code == 200
@@ -168,12 +157,6 @@ def test_from_three_answers_to_a_gateway_and_again_without_any(home: Path) -> No
         assert KEY not in kept.read_text()
         secret = home / ".tinker" / "credentials.json"
         assert [stat.S_IMODE(path.stat().st_mode) for path in (secret, kept)] == [0o600, 0o600]
-        assert openclaw.read_text() == OPENCLAW, "nobody writes it but OpenClaw"
-        set_provider, set_primary = text = files(home)["told-openclaw"].splitlines()
-        assert set_provider.startswith("config set models.providers.tinker-claw {")
-        assert f'"baseUrl":"http://127.0.0.1:{port}/v1"' in set_provider
-        place = "agents.defaults.model.primary"
-        assert set_primary == f"config set {place} tinker-claw/Qwen/Qwen3-8B"
 
         with started(home, **there) as seen:
             seen.until(f"as answered before, in {kept}")
@@ -181,7 +164,6 @@ def test_from_three_answers_to_a_gateway_and_again_without_any(home: Path) -> No
             seen.types("\x03")
             assert seen.ended() == 0
         assert "1 to 3" not in seen.shown
-        assert files(home)["told-openclaw"].splitlines() == text
 
         # Nobody has to be there again, and the other commands mean the same gateway.
         away = {"env": environment(home, **there), "cwd": home, "text": True, "timeout": 300}
@@ -206,14 +188,11 @@ def test_gpus_of_this_machine_are_an_answer(home: Path) -> None:
         seen.until(r"on GPUs of this machine \(80 GiB\)")
         seen.types("2\r")
         seen.until("There is no vLLM here, .* many times slower")
-        seen.until("OpenClaw found at")
-        seen.types("3\r")
         seen.until(r"tinker-claw: --model-name Qwen/Qwen3-8B cannot be had from the Hugging Face")
         assert seen.ended() == 2
     told = tomllib.loads(files(home)[".config/tinker-claw/start.toml"])
     assert told["run"]["backend"] == "local"
     assert "spend" not in told
-    assert files(home)[".openclaw/openclaw.json"] == OPENCLAW
 
 
 @pytest.mark.slow

@@ -126,7 +126,6 @@ def test_openclaw_rls_variables_count_where_nothing_else_is_set(
         ("--prm-gpus 1 --judge-model m --judge-url http://j/v1", "two judges"),
         ("--sampler-urls http://a:1 --rollout-gpus 2", "ROLLOUT_GPUS. is for samplers that are st"),
         ("--sampler-urls http://a:1 --rollout-tp 2", "--rollout-tp is for"),
-        ("--sampler-urls ,", "--sampler-urls is empty"),
         ("--sampler-urls box:8000", "'box:8000' is no address; write http://HOST:PORT"),
         (
             "--backend tinker --gpus 8",
@@ -320,36 +319,6 @@ def test_a_judge_of_its_own_needs_vllm_wherever_the_samplers_are(
     arranged = arrange(settings(*flags))
     assert (arranged.layout.train, arranged.layout.judge) == ((0,), (1,))
     assert arranged.vllm == vllm
-
-
-async def test_what_four_bits_need_beside_vllm_is_said_before_a_sampler_starts(
-    model: str,
-    box: Callable[..., None],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Checked by the files of vLLM's environment, which cannot be imported here."""
-    box()
-    vllm = tmp_path / "env" / "bin" / "vllm"
-    monkeypatch.setenv("PATH", f"{vllm.parent}:{os.environ['PATH']}")
-    packages = tmp_path / "env" / "lib" / "python3.12" / "site-packages"
-    old = packages / "vllm" / "model_executor" / "layers" / "quantization" / "bitsandbytes.py"
-    for folder in (vllm.parent, old.parent):
-        folder.mkdir(parents=True)
-    vllm.touch(0o755)
-    flags = ["--sampler-quantization", "bitsandbytes", "--gpus", "2"]
-    with pytest.raises(ConfigError, match=r"env/bin/python -m pip install vllm-bnb-plugin$"):
-        arranged(model, *flags)
-    await asyncio.to_thread(doctor, "--model-name", model, *flags)
-    told = section(capsys.readouterr().out, "samplers")
-    assert told.startswith("FAIL samplers   --sampler-quantization bitsandbytes: this vLLM needs")
-    assert arranged(model, "--sampler-quantization", "fp8").vllm == vllm
-    (packages / "vllm_bnb_plugin").mkdir()
-    assert arranged(model, *flags).vllm == vllm
-    (packages / "vllm_bnb_plugin").rmdir()
-    old.touch()
-    assert arranged(model, *flags).vllm == vllm, "a vLLM before 0.28"
 
 
 def test_layout_goes_by_the_gpus_that_are_visible(

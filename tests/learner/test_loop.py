@@ -221,7 +221,6 @@ async def world(
         learning_rate=1e-3,
         gate=gate(parts) if gate else None,
         score_fresh=score_fresh,
-        step_usd=lambda: 0.25,
         waits=waits,
         now=lambda: time.time() + ahead_s,
     )

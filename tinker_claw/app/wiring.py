@@ -20,7 +20,7 @@ from tinker_claw.backends.local import Arrangement, open_judge
 from tinker_claw.backends.model_files import Source
 from tinker_claw.backends.open import learning_rate, open_trainer
 from tinker_claw.billing.budget import Spending
-from tinker_claw.billing.estimate import forecast, measured_every
+from tinker_claw.billing.estimate import measured_every
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.canaries import Canary, in_force
 from tinker_claw.config.settings import JudgeSettings, Settings
@@ -106,8 +106,6 @@ async def wire(
     """
     asks, canaries, renderer = settings.judge.judge_prompts, in_force(settings), _renderer(model)
     prompts = Prompts.read(asks) if asks else INCLUDED
-    if settings.training.teacher == "policy":
-        log.warning("teacher.policy", risk="a teacher that learns along collapsed when measured")
     health = Health()
     ledger.watch(health.records_are)
     trainer = await stack.enter_async_context(
@@ -129,7 +127,6 @@ async def wire(
         guard=Guard(parts, every=measured_every(settings)),
         gate=_gate(parts, canaries, renderer),
         score_fresh=can.score_fresh,
-        step_usd=lambda: forecast(settings, price, ledger).step_usd,
     )
     judging = await _judging(common, prompts, arranged, learner.wake, stack)
     versions = Versions(ledger, trainer)

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 
 _VLLM: Final = Path(".venv-vllm") / "bin" / "vllm"
-_UNTIL_0_27: Final = Path("vllm/model_executor/layers/quantization/bitsandbytes.py")
 LORA_ALPHA: Final = 32
 _MEMORY: Final = Path("/dev/shm")
 _EMBEDDED_CONTEXTS: Final = 1.5
@@ -87,8 +86,6 @@ def arrange(settings: Settings, *, only_reckon: bool = False) -> Arrangement:
     started = not local.urls and (vllm is not None or only_reckon)
     if vllm is None and not only_reckon:
         _refuse_without_vllm(settings)
-    if vllm is not None and not only_reckon:
-        check_quantization(settings, vllm)
     layout = plan(
         Wanted(
             gpus=local.gpus or len(gpus),
@@ -135,24 +132,6 @@ def no_compiler(path: str | None = None, headers: Path | None = None) -> str | N
     if not (headers / "Python.h").exists():
         missing.append(f"Python's headers ({headers / 'Python.h'})")
     return " and ".join(missing) or None
-
-
-def check_quantization(settings: Settings, vllm: Path) -> None:
-    """vLLM has given up bitsandbytes with 0.28: since then that is a package beside it.
-
-    Raises:
-        ConfigError: it is not there.
-    """
-    if settings.local.sampler_quantization != "bitsandbytes":
-        return
-    environment = vllm.resolve().parents[1]
-    for packages in environment.glob("lib/python3*/site-packages"):
-        known = (packages / "vllm_bnb_plugin", packages / _UNTIL_0_27)
-        if (packages / "vllm").is_dir() and not any(path.exists() for path in known):
-            raise ConfigError(
-                "--sampler-quantization bitsandbytes: this vLLM needs a package for that: "
-                f"{environment}/bin/python -m pip install vllm-bnb-plugin"
-            )
 
 
 async def served_at(url: str, settings: Settings) -> str:

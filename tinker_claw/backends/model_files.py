@@ -27,7 +27,8 @@ _TOKENIZER_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
 _MODEL_FILES = [*_TOKENIZER_FILES, "*.safetensors"]
 _TOKENIZERS = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken.json")
 _WANTED = (
-    "name a model in the form of the Hugging Face hub (config.json, *.safetensors, tokenizer.json)"
+    "name a model in the form of the Hugging Face hub (config.json, *.safetensors, "
+    "tokenizer.json); GGUF files are not read"
 )
 
 
@@ -117,8 +118,7 @@ def _model(name: str, flag: str, files: list[str]) -> str:
             f"{flag} {name} is an adapter, no model; name its base{_base_of(adapter)}"
         )
     if not (folder / "config.json").exists():
-        why = ". GGUF files are not read" if next(folder.glob("*.gguf"), None) else ""
-        raise ConfigError(f"{flag} {name} has no config.json; {_WANTED}{why}")
+        raise ConfigError(f"{flag} {name} has no config.json; {_WANTED}")
     return str(folder)
 
 
@@ -129,7 +129,7 @@ def _folder(name: str, flag: str, files: list[str]) -> str:
     if Path(name).is_dir():
         return name
     if Path(name).is_file():
-        raise ConfigError(f"{flag} {name} is a file, no folder; {_WANTED}. GGUF files are not read")
+        raise ConfigError(f"{flag} {name} is a file, no folder; {_WANTED}")
     if name.startswith(("/", "./", "../", "~")):
         raise ConfigError(f"{flag} {name}: there is no such folder; {_WANTED}")
     return _download(name, files, flag)

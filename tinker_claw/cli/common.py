@@ -224,8 +224,6 @@ def _get(settings: Settings, path: str) -> Any:
     try:
         with build_opener(ProxyHandler({})).open(asked, timeout=TIMEOUT_S) as answer:
             return json.loads(answer.read())
-    except TimeoutError as error:
-        raise GatewayUnreachable(f"nothing came back within {TIMEOUT_S:g} s") from error
     except (HTTPError, HTTPException, ValueError) as error:
         raise GatewayUnreachable("what answers there is no tinker-claw") from error
     except OSError as error:
@@ -270,28 +268,26 @@ class Column:
     """The record's field, or a function of the record; None: the field of the column's name."""
     show: Callable[[Any], Any] | None = None
     """Formats the value; None: the value is shown as it is."""
-    least: int = 0
-    """Least width, so that lines that come later fit."""
 
     def value(self, record: Any) -> Any:
         value = self.of(record) if callable(self.of) else record[self.of or self.name]
         return value if self.show is None else self.show(value)
 
 
-def table(columns: Sequence[Column], records: Iterable[Any], *, heading: bool = True) -> list[str]:
+def table(columns: Sequence[Column], records: Iterable[Any]) -> list[str]:
     """The heading, bold on a terminal, and one line a record: long ones are the reader's to cut."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=heading)
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     cells = [[column.value(record) for column in columns] for record in records]
     for column, *values in zip(columns, *cells, strict=True):
         numbers = any(type(one) in (int, float) for one in values)
         grid.add_column(
             column.name,
             justify="right" if numbers else "left",
-            min_width=max(column.least, len(column.name)),
+            min_width=len(column.name),
             no_wrap=True,
         )
     for row in cells:

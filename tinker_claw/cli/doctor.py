@@ -83,7 +83,6 @@ class Finding:
 
 
 _LOW_DISK_GB = 2.0
-_PRINTS = "`tinker-claw openclaw-config` with these flags prints what belongs there"
 _CHECKS = {
     "backend": (),
     "memory": (),
@@ -95,7 +94,6 @@ _CHECKS = {
     "data": (),
     "port": (),
     "model": ("backend",),
-    "openclaw": ("model",),
 }
 """Names of the checks in order, each with the checks that it depends on."""
 
@@ -175,7 +173,6 @@ class Checks:
         if vllm is None:
             slow = "the gateway's process samples, many times slower, with a base of its own"
             return Finding(f"no vLLM, so {slow}", "warn", local.GET_VLLM)
-        local.check_quantization(settings, vllm)
         if (missing := local.no_compiler()) is not None:
             return Finding(
                 f"{missing} missing: on GPUs Triton and vLLM compile kernels with them",
@@ -290,42 +287,12 @@ class Checks:
         return Finding(told)
 
     async def model(self) -> Finding:
-        offers = self.offers = self.offers or await context_of(self.settings)
+        offers = self.offers or await context_of(self.settings)
         context = f"context {offers.tokens} tokens: {offers.source}"
         told = f"served as {self.settings.served_name}; {context}"
         if (refusal := openclaw.too_small(offers.tokens)) is None:
             return Finding(told)
         return Finding(f"{told}. {refusal}", "warn")
-
-    async def openclaw(self) -> Finding:
-        """Whether OpenClaw's configuration, where there is one, points here."""
-        settings, path = self.settings, openclaw.usual_path()
-        try:
-            found = openclaw.read(path)
-        except ConfigError as error:  # OpenClaw's trouble, not the gateway's
-            return Finding(str(error), "warn")
-        if found is None:
-            return Finding(f"no configuration at {path}", "-", _PRINTS)
-        if settings.gateway.port == 0:
-            return Finding("--port 0 lets the gateway choose: nothing can point at it yet", "-")
-        mends = f"{_PRINTS}, --write puts it there"
-        names = openclaw.pointing(found, settings)
-        if not names:
-            nobody = f"no provider in {path} points at {common.url_of(settings)}/v1"
-            return Finding(nobody, "warn", mends)
-        name = openclaw.PROVIDER if openclaw.PROVIDER in names else names[0]
-        assert self.offers is not None
-        provider = f"the provider {name} in {path}"
-        if (refusal := openclaw.too_small(self.offers.tokens)) is not None:
-            raise ConfigError(f"{provider} leads here. {refusal}")
-        if wrong := [*openclaw.misfits(found, name, settings, self.offers)]:
-            mends += f" as {openclaw.PROVIDER}" if name != openclaw.PROVIDER else ""
-            return Finding("\n".join([f"{provider}:", *wrong, mends]), "warn")
-        if (used := openclaw.used(found)) == openclaw.primary(settings):
-            return Finding(f"{provider} fits, and agents use it by default")
-        return Finding(
-            f"{provider} fits, and agents use {used} (openclaw-config --write --primary)"
-        )
 
 
 async def _answers(url: str, settings: JudgeSettings) -> str:

@@ -1,4 +1,4 @@
-"""`tinker-claw log`: show rows of the ledger as a table or as JSON lines, and follow new ones.
+"""`tinker-claw log`: show rows of the ledger as a table or as JSON lines.
 
 Rule: no user's words without --full.
 """
@@ -8,11 +8,9 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -35,15 +33,10 @@ from tinker_claw.ledger.views import Filter, Record, Table, in_full, read, read_
 
 ROWS = 50
 """Rows of a table, unless --limit says otherwise."""
-FIRST_ROWS = 10
-"""Rows with which --follow begins."""
-POLL_S = 0.3
-WATCHED = 500
-"""Rows behind the newest that are watched for changes."""
 _VERDICTS = {"good": "1", "+1": "1", "neutral": "0", "bad": "-1"}
 _UNITS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _OF_TURNS = {"session", "user", "kind", "verdict", "trained", "untrained"}
-"""Filters that steps and versions know nothing of."""
+"""Filters that steps know nothing of."""
 
 
 def since(text: str, now: float) -> float:
@@ -86,27 +79,18 @@ class Log(LedgerCommand):
         None,
         ge=1,
         title="N",
-        description=f"the newest N rows (default {ROWS}; as JSON all; {FIRST_ROWS} before "
-        "--follow)",
+        description=f"the newest N rows (default {ROWS}; as JSON all)",
     )
     as_json: bool = Field(False, alias="json", description="one JSON object a line")
     full: bool = Field(False, description="with texts, ids and logprobs, as JSON lines")
-    follow: bool = Field(
-        False,
-        description="show new rows as they come, and a row again when something in it has changed, "
-        "as when a verdict arrives: the last line of a row is how it stands",
-    )
 
     def run(self) -> int:
         limit = self.limit or (None if self.json_lines else ROWS)
         with reading(self.ledger) as ledger:
-            if self.follow:
-                with suppress(KeyboardInterrupt):
-                    self._follow(ledger)
-                return 0
             # A row more says whether there are more than a table shows.
             most = limit if limit is None or self.json_lines else limit + 1
-            records = self._read(ledger, self._filter, most)
+            with ledger.moment():
+                records = read(ledger, self.table, self._filter, most)
             if records or self.json_lines:
                 self._show(ledger, records if limit is None else records[-limit:])
             else:
@@ -126,58 +110,28 @@ class Log(LedgerCommand):
     def _filter(self) -> Filter:
         if self.trained and self.untrained:
             raise ConfigError("--trained and --untrained exclude one another")
-        if self.table in ("steps", "versions"):
+        if self.table == "steps":
             for name in self.model_fields_set & _OF_TURNS:
-                raise ConfigError(
-                    f"--{name} goes with turns and what became of them, not with {self.table}"
-                )
+                raise ConfigError(f"--{name} goes with turns and what became of them")
         return Filter(
             **self.model_dump(include={"session", "user", "kind", "since"}),
             verdict=_VERDICTS.get(self.verdict or "", self.verdict),
             trained=self.trained if self.trained or self.untrained else None,
         )
 
-    def _read(self, ledger: Outside, wanted: Filter, limit: int | None) -> list[Record]:
-        with ledger.moment():
-            return read(ledger, self.table, wanted, limit)
-
-    def _show(self, ledger: Outside, records: Sequence[Record], *, heading: bool = True) -> None:
+    def _show(self, ledger: Outside, records: Sequence[Record]) -> None:
         # Not in one moment: while that lasts, the file cannot be tidied up; readers may be slow.
         if self.full:
             write_json(in_full(ledger, self.table, record) for record in records)
         elif self.as_json:
             write_json(records)
         else:
-            write(table(COLUMNS[self.table], records, heading=heading))
-
-    def _follow(self, ledger: Outside) -> NoReturn:
-        """Show the newest rows; then, until interrupted, each that appears, and each again, whole,
-        in which something has changed. What changes far behind the newest rows is not shown."""
-        known, seen, wanted = dict[int, Record](), None, self._filter
-        while True:
-            if (changes := ledger.changes()) != seen:
-                if self.table not in ("steps", "versions"):
-                    # What lies far behind is not looked through again with every change.
-                    newest = ledger.one("SELECT MAX(id) FROM turns") or 0
-                    wanted = replace(wanted, after=max(0, newest - 2 * WATCHED))
-                found = self._read(ledger, wanted, WATCHED)
-                by_id = {record.get("id", record.get("turn", 0)): record for record in found}
-                new = [record for key, record in by_id.items() if known.get(key) != record]
-                if seen is None:
-                    self._show(ledger, new[-(self.limit or FIRST_ROWS) :])
-                elif new:
-                    self._show(ledger, new, heading=False)
-                known, seen = by_id, changes
-            time.sleep(POLL_S)
+            write(table(COLUMNS[self.table], records))
 
 
 # What the tables show
 
 _LONGEST = 40
-
-
-def _version(name: str, of: str) -> Column:
-    return Column(name, of, version, least=3)
 
 
 def _judged(record: Record) -> str | None:
@@ -208,11 +162,10 @@ def _usd(metrics: Mapping[str, Any]) -> str | None:
 
 
 WHEN = Column("when", "created_at", moment)
-_ID = Column("id", least=4)
-_BY = _version("by", "policy_version")
+_ID = Column("id")
+_BY = Column("by", "policy_version", version)
 _INDEX = Column("index")
 _TASK = (Column("task"), Column("group"))
-_STEP = Column("step")
 _OF_TURN = (
     Column("turn"),
     WHEN,
@@ -232,7 +185,7 @@ COLUMNS: dict[Table, tuple[Column, ...]] = {
         Column("reply", "completion_tokens"),
         Column("next", "next_role"),
         Column("verdict", _judged),
-        Column("outcome", least=20),
+        Column("outcome"),
     ),
     "verdicts": (
         *_OF_TURN,
@@ -240,7 +193,7 @@ COLUMNS: dict[Table, tuple[Column, ...]] = {
         Column("verdict", show=vote),
         Column("said by", "verdict_by"),
         Column("score"),
-        Column("votes", show=lambda votes: " ".join(map(vote, votes)), least=8),
+        Column("votes", show=lambda votes: " ".join(map(vote, votes))),
         Column("hints"),
     ),
     "feedback": (
@@ -248,7 +201,7 @@ COLUMNS: dict[Table, tuple[Column, ...]] = {
         *_OF_TURN,
         Column("score", show="{:+z.3g}".format),
         Column("said by", "source"),
-        Column("of", "final", lambda final: "session" if final else "reply", least=7),
+        Column("of", "final", lambda final: "session" if final else "reply"),
         *_TASK,
         Column("not trained because", "unused"),
     ),
@@ -261,18 +214,18 @@ COLUMNS: dict[Table, tuple[Column, ...]] = {
         Column("reward", show=lambda reward: None if reward is None else vote(reward)),
         Column("hint", "hinted"),
         Column("advantage"),
-        Column("state", least=7),
-        _STEP,
+        Column("state"),
+        Column("step"),
     ),
     "steps": (
         _ID,
         Column("when", lambda record: moment(record["finished_at"] or record["created_at"])),
-        Column("status", show=step_word, least=9),
-        _version("from", "parent"),
-        _version("made", "version"),
+        Column("status", show=step_word),
+        Column("from", "parent", version),
+        Column("made", "version", version),
         Column("samples"),
         _metric("hinted", "hinted"),
-        Column("losses", "metrics", _losses, least=12),
+        Column("losses", "metrics", _losses),
         _metric("gradient", "grad_norm"),
         _metric("reward", "reward_mean"),
         _metric("clipped", "clip_share"),
@@ -280,14 +233,5 @@ COLUMNS: dict[Table, tuple[Column, ...]] = {
         Column("apart", "metrics", _apart),
         Column("cost", "metrics", _usd),
         Column("error", show=partial(short, _LONGEST)),
-    ),
-    "versions": (
-        _version("version", "id"),
-        WHEN,
-        _version("from", "parent"),
-        _STEP,
-        Column("saved"),
-        Column("made by step", "made_by_step"),
-        Column("replies", "main_turns"),
     ),
 }

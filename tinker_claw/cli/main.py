@@ -12,17 +12,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from inspect import getdoc
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import click
-from click.shell_completion import CompletionItem, get_completion_class, shell_complete
-from pydantic import Field
+from click.shell_completion import shell_complete
 
 from tinker_claw.cli import start
-from tinker_claw.cli.common import Command, as_answered, note, nothing_said, write
-from tinker_claw.config.flags import WORD, parameters, section_of
+from tinker_claw.cli.common import Command, as_answered, note, nothing_said
+from tinker_claw.config.flags import parameters
 from tinker_claw.config.load import CONFIG, ELSEWHERE, flags, load_given
-from tinker_claw.config.settings import sections
 from tinker_claw.errors import ClawError
 from tinker_claw.files import for_owner_only
 
@@ -32,8 +30,8 @@ COMMON = (
     *("gateway__port", "training__observe", "spend__budget_usd"),
 )
 """Settings that most users set: --help shows these, --help-all every flag."""
-_SENTENCE = 1000
-"""More characters than the first sentence of any help."""
+_COMPLETES = "_TINKER_CLAW_COMPLETE"
+"""Variable by which a shell asks for completions, as click has it."""
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 EXIT_UNREAD = 141
@@ -44,8 +42,6 @@ COMMANDS = {
     "demo": ("set up", "start"),
     "doctor": ("set up", "doctor"),
     "openclaw-config": ("set up", "openclaw"),
-    "service": ("set up", "service"),
-    "completion": ("set up", "main"),
     "status": ("look", "status"),
     "log": ("look", "log"),
     "explain": ("look", "explain"),
@@ -66,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for_owner_only()
     program = Program()
     if asked := os.environ.get(_COMPLETES):
-        return shell_complete(program, {}, PROGRAM, _COMPLETES, asked)
+        return shell_complete(program, {}, "tinker-claw", _COMPLETES, asked)
     try:
         given = list(sys.argv[1:] if arguments is None else arguments)
         with program.make_context("tinker-claw", given) as context:
@@ -108,30 +104,14 @@ def serve(given: Mapping[str, Any]) -> int:
 # tinker-claw and its commands, as click has them
 
 
-class _Method(click.ParamType[Any]):
-    """Completes the names of the built-in methods; a plug-in's is taken, too."""
-
-    name = "method"
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        from tinker_claw.methods import METHODS
-
-        return [CompletionItem(one) for one in ("rl", *METHODS) if one.startswith(incomplete)]
-
-
 class _Helped(click.Command):
-    """Command with flags of its own beside those of tinker-claw, which only --help-all shows."""
+    """Command that also takes tinker-claw's flags, of which --help shows few and --help-all all."""
 
-    whole = False
+    brief: Sequence[str | None]
+    """Names of the parameters that --help shows."""
 
     def __init__(self, name: str, own: Sequence[click.Parameter] = (), **options: Any) -> None:
         taken = {flag for parameter in own for flag in parameter.opts}
-        shared = [p for p in flags() if not taken & {*p.opts}]
-        for one in shared:
-            if one.name == "run__method":
-                one.type = _Method()
         every = click.Option(
             ["--help-all"],
             is_flag=True,
@@ -140,35 +120,25 @@ class _Helped(click.Command):
             callback=self._help_all,
             help="show every flag, those of tinker-claw, too",
         )
+        self.brief = [*(one.name for one in own), every.name]
         super().__init__(
             name,
-            params=[*own, *shared, every],
+            params=[*own, *(one for one in flags() if not taken & {*one.opts}), every],
             context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
             **options,
         )
 
     def _help_all(self, context: click.Context, _: click.Parameter, wanted: bool) -> None:
         if wanted and not context.resilient_parsing:
-            self.whole = True
-            click.echo(self.get_help(context))
+            self.brief = [one.name for one in self.get_params(context)]
+            click.echo(f"{self.get_help(context)}\n\n{ELSEWHERE}")
             context.exit()
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write tinker-claw's own flags and, for --help-all, those of every section."""
-        headings = {name: f"{name}: {model.__doc__}" for name, model in sections().items()}
-        for section, heading in {None: "flags", "": "settings", **headings}.items():
-            rows = [
-                row
-                for p in self.get_params(ctx)
-                if isinstance(p, click.Option) and section_of(p) == section
-                if (section is None or self.whole) and (row := p.get_help_record(ctx))
-            ]
-            if rows:
-                with formatter.section(heading):
-                    formatter.write_dl(rows)
-        if self.whole:
-            formatter.write_paragraph()
-            formatter.write_text(ELSEWHERE)
+        shown = [p for p in self.get_params(ctx) if p.name in self.brief]
+        rows = [p.get_help_record(ctx) for p in shown if isinstance(p, click.Option)]
+        with formatter.section("flags (--help-all shows every one)"):
+            formatter.write_dl([row for row in rows if row])
 
 
 class _Named(_Helped):
@@ -198,6 +168,7 @@ class Program(_Helped, click.Group):
             invoke_without_command=True,
             callback=self._without_command,
         )
+        self.brief = COMMON  # with more, the help is no screen
 
     def _without_command(self, **given: Any) -> int:
         if click.get_current_context().invoked_subcommand is not None:
@@ -225,59 +196,9 @@ class Program(_Helped, click.Group):
         return _Named(cmd_name) if cmd_name in COMMANDS else None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The commands, and what most starts set, or with --help-all everything."""
+        """Write the commands by group, too."""
+        super().format_options(ctx, formatter)
         groups = dict.fromkeys(group for group, _ in COMMANDS.values())
         rows = [(g, ", ".join(n for n, (of, _) in COMMANDS.items() if of == g)) for g in groups]
-        if self.whole:
-            found = {name: self.get_command(ctx, name) for name in COMMANDS}
-            rows = [(n, one.get_short_help_str(_SENTENCE)) for n, one in found.items() if one]
-        else:
-            with formatter.section("flags (--help-all shows every one)"):
-                known = {p.name: p.get_help_record(ctx) or ("", "") for p in self.params}
-                shown = [known[name] for name in COMMON]
-                # Of a switch its first name alone.
-                formatter.write_dl([(name.partition(" / ")[0], told) for name, told in shown])
         with formatter.section("commands (COMMAND --help says more; without one it serves)"):
             formatter.write_dl(rows)
-        if self.whole:
-            super().format_options(ctx, formatter)
-
-
-# Completion
-
-PROGRAM = "tinker-claw"
-_COMPLETES = "_TINKER_CLAW_COMPLETE"
-_FOR_RUN_PY = {
-    "bash": """
-# The same for run.py, also behind python.
-complete -o nosort -F _tinker_claw_completion run.py
-_tinker_claw_behind_python() {
-    [[ $COMP_CWORD -ge 2 && ${COMP_WORDS[1]##*/} == run.py ]] || return 0
-    local program=$1$'\\n'${COMP_WORDS[1]}
-    COMP_WORDS=("${COMP_WORDS[@]:1}")
-    COMP_CWORD=$((COMP_CWORD - 1))
-    _tinker_claw_completion "$program"
-}
-complete -o default -o nosort -F _tinker_claw_behind_python python python3
-""",
-    "zsh": "\ncompdef _tinker_claw_completion run.py\n",
-    "fish": "",
-}
-
-
-class Completion(Command):
-    """Print the script by which a shell completes commands, flags and values.
-
-    For bash: eval "$(python run.py completion bash)", for good in ~/.bashrc. It completes behind
-    `python run.py`, too; zsh and fish complete run.py and tinker-claw where they are commands.
-    """
-
-    shell: Annotated[Literal["bash", "zsh", "fish"], WORD] = Field(description="whose completion")
-
-    def run(self) -> int:
-        """The script asks this program at each word, so it is never out of date."""
-        of_shell = get_completion_class(self.shell)
-        assert of_shell is not None
-        script = of_shell(Program(), {}, PROGRAM, _COMPLETES).source()
-        write([script.rstrip() + "\n" + _FOR_RUN_PY[self.shell].rstrip()])
-        return 0

@@ -1,21 +1,18 @@
-"""`tinker-claw openclaw-config`: print the provider block for OpenClaw, and check an existing one.
+"""`tinker-claw openclaw-config`: print the provider block for OpenClaw, or let OpenClaw write it.
 
-Rule: OpenClaw's file is OpenClaw's: it is read here, and only its own `openclaw config set` writes
-it. No key stands in a command.
+Rule: OpenClaw's file is OpenClaw's, and only its own `openclaw config set` writes it. No key stands
+in a command.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
-from urllib.parse import urlsplit
 
 from pydantic import Field
 
@@ -171,109 +168,3 @@ def _needs_key(settings: Settings) -> bool:
 def primary(settings: Settings) -> str:
     """How `agents.defaults.model.primary` names the model."""
     return f"{PROVIDER}/{settings.served_name}"
-
-
-# Whether OpenClaw's configuration fits this gateway, for the doctor
-
-_PROVIDERS: Final = ("models", "providers")
-
-
-def usual_path() -> Path:
-    """Path of the configuration file that OpenClaw reads."""
-    if named := os.environ.get("OPENCLAW_CONFIG_PATH"):
-        return Path(named).expanduser()
-    state = os.environ.get("OPENCLAW_STATE_DIR") or "~/.openclaw"
-    return Path(state).expanduser() / "openclaw.json"
-
-
-def read(path: Path) -> Any:
-    """Read the configuration at `path`; None if there is no file.
-
-    Raises:
-        ConfigError: it cannot be read, or is more than JSON.
-    """
-    try:
-        return json.loads(path.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(
-            f"{path} is no plain JSON, so only OpenClaw can read it: `openclaw config get "
-            "models.providers` shows what it understands"
-        ) from error
-
-
-def _at(config: Any, *names: str) -> Any:
-    """The value under these names; None where there is none."""
-    for name in names:
-        config = config.get(name) if isinstance(config, dict) else None
-    return config
-
-
-def pointing(config: Any, settings: Settings) -> list[str]:
-    """The names of the providers that point at this gateway."""
-    here, named = _address(url_of(settings)), _at(config, *_PROVIDERS)
-    providers: dict[str, Any] = named if isinstance(named, dict) else {}
-    return [n for n, one in providers.items() if _address(str(_at(one, "baseUrl"))) == here]
-
-
-def misfits(config: Any, name: str, settings: Settings, context: Context) -> Iterator[str]:
-    """Describe each mistake in the provider of that name, without secrets."""
-    entry, known = _at(config, *_PROVIDERS, name), keys(settings)
-    url, api, timeout_s, key = (
-        _at(entry, field) for field in ("baseUrl", "api", "timeoutSeconds", "apiKey")
-    )
-    if not str(url).rstrip("/").endswith("/v1"):
-        yield f"its baseUrl is {url}, not {url_of(settings)}/v1"
-    if api != API:
-        yield f"its api is {api!r}, not {API!r}"
-    if not isinstance(timeout_s, int | float) or timeout_s < TIMEOUT_S:
-        yield (
-            f"its timeoutSeconds is {timeout_s}: with less than {TIMEOUT_S} a slow reply is "
-            "given up"
-        )
-    # Into a reference to a variable or to a store of secrets nobody can look.
-    plain = key is None or (isinstance(key, str) and not key.startswith("${"))
-    if known and plain and key not in known:
-        yield "its apiKey is no key of this gateway: requests will be refused (HTTP 401)"
-    listed, served = _at(entry, "models"), settings.served_name
-    models: list[Any] = listed if isinstance(listed, list) else []
-    model = next((one for one in models if _at(one, "id") == served), None)
-    if model is None:
-        others = ", ".join(str(_at(one, "id")) for one in models) or "none"
-        yield f"its models are {others}; the gateway serves {served!r} only"
-        return
-    window = _at(model, "contextWindow")
-    too_long = isinstance(window, int) and window > context.tokens and context.certain
-    if not isinstance(window, int) or window < SMALLEST_CONTEXT or too_long:
-        yield (
-            f"its contextWindow is {window}, not the model's {context.tokens}: with more OpenClaw "
-            f"shortens long sessions too late, and with less than {SMALLEST_CONTEXT} all of them "
-            "at once"
-        )
-    for switch in COMPAT:
-        # Who has set it to false has done so on purpose.
-        if not isinstance(_at(model, "compat", switch), bool):
-            yield (
-                f"its compat.{switch} does not stand there: with true OpenClaw names the session "
-                "in every request, without it some are told apart by their wording alone"
-            )
-
-
-def used(config: Any) -> str:
-    """The model that agents use by default."""
-    named = _at(config, "agents", "defaults", "model")
-    found = (one for one in (_at(named, "primary"), named) if isinstance(one, str))
-    return next(found, "OpenClaw's own default")
-
-
-def _address(url: str) -> tuple[str, int | None]:
-    """The machine and the port, as far as the names tell."""
-    try:
-        split = urlsplit(url)
-        host = ANYWHERE.get(split.hostname or "", split.hostname or "")
-        return ("localhost" if is_loopback(host) else host, split.port)
-    except ValueError:
-        return url, None

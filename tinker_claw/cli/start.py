@@ -1,10 +1,10 @@
-"""First start: `tinker-claw` without flags asks three questions and serves, and
+"""First start: `tinker-claw` without flags asks where the model runs and serves, and
 `tinker-claw demo` lets a simulated user correct the shipped tiny model through the real product.
 
 Rule: nothing is written before the last answer, so Ctrl-C leaves nothing behind. What was answered
 becomes a file of settings, without secrets, and the next such start asks nothing. A key goes where
-Tinker's own SDK looks for one; OpenClaw's file is changed by OpenClaw. The demo is
-the program examples/demo, which lies in the checkout or in the wheel.
+Tinker's own SDK looks for one. The demo is the program examples/demo, which lies in the checkout or
+in the wheel.
 """
 
 from __future__ import annotations
@@ -12,11 +12,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,8 +22,7 @@ from typing import Any
 
 import click
 
-from tinker_claw.cli import openclaw
-from tinker_claw.cli.common import answers_file, note, room_beside, url_of, write
+from tinker_claw.cli.common import answers_file, room_beside, url_of, write
 from tinker_claw.config.load import CONFIG, load_given
 from tinker_claw.config.settings import Settings
 from tinker_claw.errors import ConfigError
@@ -64,37 +61,18 @@ def begin(serve: Callable[[Mapping[str, Any]], int]) -> int:
     Raises:
         ConfigError: what was answered cannot be kept, or started.
     """
-    file = answers_file()
-    answers = _ask()
-    if answers is None:
-        return demo(())
-    _remember(answers, file)
-    return serve({CONFIG: str(file)})
-
-
-@dataclass(frozen=True, slots=True)
-class _Answers:
-    settings: Settings
-    key: str | None
-    """API key to store; None: none."""
-    openclaw: str | None
-    """Entry to write into OpenClaw's file: `provider`, or `primary` as well; None: nothing."""
-
-
-def _ask() -> _Answers | None:
-    """Ask the three questions; None if the demo was chosen."""
-    write(["Three questions, and it starts. Ctrl-C ends this, and nothing will have changed."])
-    while True:
-        place = _place()
-        if place == "demo":
-            return None
+    write(["A question or two, and it starts. Ctrl-C ends this, and nothing will have changed."])
+    while (place := _place()) != "demo":
         settings = load_given({"run__backend": place})
         try:
             key = _tinker(settings) if place == "tinker" else _local(settings)
         except ConfigError as error:
             write(["", str(error)])
-        else:
-            return _Answers(settings, key, _openclaw())
+            continue
+        file = answers_file()
+        _remember(settings, key, file)
+        return serve({CONFIG: str(file)})
+    return demo(())
 
 
 def _place() -> str:
@@ -153,26 +131,6 @@ def _local(settings: Settings) -> None:
         write(["", f"There is no vLLM here, {slow}. {GET_VLLM}"])
 
 
-def _openclaw() -> str | None:
-    """Ask what to write into OpenClaw's file: `provider`, `primary`, or None for nothing."""
-    path = openclaw.usual_path()
-    if not path.exists():
-        return None
-    if shutil.which("openclaw") is None:
-        prints = "so it is left alone: `tinker-claw openclaw-config` prints what belongs there"
-        write(["", f"OpenClaw found at {path}, and no openclaw on the PATH, {prints}."])
-        return None
-    answer = _choose(
-        f"OpenClaw found at {path}: let it write this provider? (It keeps a backup, no comments.)",
-        {
-            "provider": "yes, the provider; your agents keep their model",
-            "primary": "yes, and let your agents use it (agents.defaults.model.primary)",
-            "no": "no",
-        },
-    )
-    return None if answer == "no" else answer
-
-
 def _choose(question: str, choices: Mapping[str, str]) -> str:
     """Ask until one of the numbers is given."""
     write(["", question, *(f"  {n}  {told}" for n, told in enumerate(choices.values(), 1))])
@@ -181,28 +139,30 @@ def _choose(question: str, choices: Mapping[str, str]) -> str:
     return [*choices][given - 1]
 
 
-def _remember(answers: _Answers, file: Path) -> None:
-    """Raises ConfigError: something cannot be written."""
-    settings = answers.settings
+def _remember(settings: Settings, key: str | None, file: Path) -> None:
+    """Keep the answers. `key`: API key to store; None: none.
+
+    Raises:
+        ConfigError: something cannot be written.
+    """
     write([""])
-    if answers.key is not None:
+    if key is not None:
         from tinker_claw.backends.tinker.access import keep
 
-        kept = keep(answers.key)
+        kept = keep(key)
         write([f"Kept the key in {kept}, for you alone to read, like `tinker auth login`."])
     with room_beside(file) as room:
         (room / "new").write_text(_written(settings, file), encoding="utf-8")
         (room / "new").rename(file)
-    write([f"Kept your answers in {file}. The same start by hand:"])
-    write([f"    tinker-claw --config {file}"])
-    if answers.openclaw is not None:
-        primary = answers.openclaw == "primary"
-        try:
-            asked = {CONFIG: str(file), "write": True, "primary": primary}
-            openclaw.OpenclawConfig.of(asked).run()
-        except ConfigError as error:  # OpenClaw's trouble, not the gateway's
-            note(str(error))
-    write([f"Its page, once it serves: {url_of(settings)}/ui", ""])
+    write(
+        [
+            f"Kept your answers in {file}. The same start by hand:",
+            f"    tinker-claw --config {file}",
+            "Once it serves, let OpenClaw use it: tinker-claw openclaw-config --write --primary",
+            f"Its page, once it serves: {url_of(settings)}/ui",
+            "",
+        ]
+    )
 
 
 def _written(settings: Settings, file: Path) -> str:

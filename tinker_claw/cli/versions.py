@@ -47,14 +47,10 @@ def named(rows: Rows, version: int | None, *, with_state: bool = False) -> Recor
     if found is None:
         raise UndoError(f"there is no v{version}; possible: {known}")
     if found not in possible:
-        why = "its state is not there any more"
-        if found["sampler"] is False:
-            why = "its weights are not there any more"
-        elif not found["saved"]:
-            why = "its state was not saved (--save-interval)"
         raise UndoError(
-            f"v{version} cannot be used: {why}; possible: {known} "
-            "(the newest 8 states and 32 samplers are kept)"
+            f"v{version} cannot be used: its weights or its state were not saved "
+            "(--save-interval), or are gone (the newest 8 states and 32 samplers are kept); "
+            f"possible: {known}"
         )
     return found
 

@@ -131,10 +131,6 @@ def _judge(settings: Settings) -> Iterator[str]:
             "--judge-model needs a place to judge: set --judge-url, where a server with that model "
             "runs already, or --prm-gpus with --backend local"
         )
-    if judge.judge_api_key is not None and judge.judge_url is None:
-        yield f"{ENV_PREFIX}JUDGE__JUDGE_API_KEY is for --judge-url; leave it out"
-    if judge.headers and judge.judge_url is None:
-        yield "[judge.headers] is for --judge-url; leave it out"
     if judge.judge_images and (judge.judge_url is None or settings.gateway.images != "train"):
         yield "--judge-images shows kept images to an endpoint: set --judge-url and --images train"
     if judge.second is not None and not _URL.match(judge.second.url):
@@ -151,16 +147,11 @@ def _judge(settings: Settings) -> Iterator[str]:
 
 
 def _servers(local: Local) -> Iterator[str]:
-    if local.sampler_urls is None:
-        if local.sampler_api_key is not None:
-            yield f"{ENV_PREFIX}LOCAL__SAMPLER_API_KEY is for --sampler-urls; leave it out"
-        return
-    if not local.urls:
-        yield "--sampler-urls is empty; name a server, or leave it out"
     for url in local.urls:
         if not _URL.match(url):
             yield f"--sampler-urls: {url!r} is no address; write http://HOST:PORT"
-    if unused := local.given("rollout_gpus", "rollout_tp", "sampler_quantization"):
+    unused = local.given("rollout_gpus", "rollout_tp", "sampler_quantization")
+    if local.urls and unused:
         yield (
             f"{unused} is for samplers that are started here; --sampler-urls names some that run "
             "already: leave one of the two out"

@@ -37,12 +37,6 @@ def has_flag(field: FieldInfo) -> bool:
     return not tables and SecretStr not in kinds
 
 
-def section_of(parameter: click.Parameter) -> str | None:
-    """The section that a flag sets; "" for all of them, None: it is the command's own."""
-    section, of_settings, _ = (parameter.name or "").partition("__")
-    return section if of_settings else None
-
-
 def _parameter(name: str, field: FieldInfo, section: str) -> click.Parameter:
     kind, many = _kind(field.annotation)
     if WORD in field.metadata:

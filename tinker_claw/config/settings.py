@@ -360,11 +360,6 @@ class Training(Section):
         ge=0,
         when="the teacher's pull is to be smaller or larger",
     )
-    teacher: Literal["base", "policy"] = _setting(
-        "base",
-        "who scores under the hint; policy collapsed when measured",
-        when="for experiments only",
-    )
     recipe: Literal["default", "paper"] = _setting(
         "default",
         "paper: the gradient of OpenClaw-RL as published, of three hints a turn",

@@ -347,11 +347,8 @@ class Gate:
         if refused and is_recent(refused[-1][1]):
             because = refused[-1][0].removeprefix(f"{REFUSED}: ")
             clean = len(refused) - (newest.step > 0)  # moments were carried to the first of them
-            if clean >= REFUSALS:
-                told = f"the gate refused two batches in a row, the last because {because}"
-                return [Finding("gate", told, holds=True)]
             told = f"{REFUSED} after v{newest.id} because {because}; its batch is set aside"
-            return [Finding("gate", told)]
+            return [Finding("gate", told, holds=clean >= REFUSALS)]
         found = next((one for one in steps.gated(newest.id, 1) if one.version == newest.id), None)
         return [Finding("lost", found.warning)] if found and found.warning else []
 

@@ -19,9 +19,10 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import chain, groupby
+from operator import attrgetter
 from statistics import fmean
 from typing import Any
 
@@ -113,13 +114,22 @@ _UNLEARNED = 0.2
 """Share of them that are accepted below which it is not."""
 
 
-FIGURES: Mapping[str, str] = {
-    # A user who says what they want instead is heard, and may change their mind.
-    "acceptance": "are rejected without a word on what is wanted",
-    "length": f"are not accepted, and more than {_LONG:.0f} times as long as the first",
-    "stop": "are cut by their limit",
+def _unexplained(reply: FirstReply, long: float) -> bool:
+    """A user who says what they want instead is heard, and may change their mind; an outcome says
+    what was wanted."""
+    return reply.verdict < 0 and not (reply.hinted or reply.episode)
+
+
+FIGURES: Mapping[str, tuple[str, Callable[[FirstReply, float], bool]]] = {
+    "acceptance": ("are rejected without a word on what is wanted", _unexplained),
+    "length": (
+        f"are not accepted, and more than {_LONG:.0f} times as long as the first",
+        lambda reply, long: reply.verdict <= 0 and reply.tokens > long,
+    ),
+    "stop": ("are cut by their limit", lambda reply, long: reply.cut),
 }
-"""What is counted of first replies, by alarm."""
+"""What is counted of first replies, by alarm: words for it, and whether it holds of a reply, given
+the number of tokens from which on it is long."""
 
 
 def compared(replies: Sequence[FirstReply]) -> Iterator[tuple[str, float, Rate, Rate]]:
@@ -132,35 +142,21 @@ def compared(replies: Sequence[FirstReply]) -> Iterator[tuple[str, float, Rate, 
     Yields:
         Alarm, evidence that its figure has risen above the baseline's, baseline, and later ones.
     """
-    own = sorted(replies, key=_of_whom)  # stable: still oldest first
-    for _, each in groupby(own, _of_whom):
+    whose = attrgetter("user", "episode", "told")
+    for _, each in groupby(sorted(replies, key=whose), whose):  # stable: still oldest first
         known = list(each)
-        counted = _counted(known)
-        for alarm, outcomes in counted.items():
-            base, later = (
-                Rate(sum(some), len(some)) for some in (outcomes[:BASELINE], outcomes[BASELINE:])
+        long = _LONG * fmean(reply.tokens for reply in known[:BASELINE])
+        for alarm, (_, holds) in FIGURES.items():
+            first, newer = (
+                [holds(reply, long) for reply in some]
+                for some in (known[:BASELINE], known[BASELINE:])
             )
-            if later.of:
+            if newer:
+                base, later = (Rate(sum(some), len(some)) for some in (first, newer))
                 rise = Rise(base.interval[1])
-                for outcome in outcomes[BASELINE:]:
+                for outcome in newer:
                     rise.add(outcome)
                 yield alarm, rise.e_value, base, later
-
-
-def _of_whom(reply: FirstReply) -> tuple[str, bool, bool]:
-    return reply.user, reply.episode, reply.told
-
-
-def _counted(replies: Sequence[FirstReply]) -> Mapping[str, list[bool]]:
-    """Return the outcomes of each figure, oldest first."""
-    long = _LONG * fmean(reply.tokens for reply in replies[:BASELINE])
-    counted: dict[str, list[bool]] = {alarm: [] for alarm in FIGURES}
-    for reply in replies:
-        told = reply.hinted or reply.episode  # an outcome says what was wanted
-        counted["acceptance"].append(reply.verdict < 0 and not told)
-        counted["length"].append(reply.verdict <= 0 and reply.tokens > long)
-        counted["stop"].append(reply.cut)
-    return counted
 
 
 def unlearned(verdicts: Sequence[float]) -> Finding | None:
@@ -183,16 +179,13 @@ def praised(replies: Iterable[JudgedReply]) -> Iterable[TwoRates]:
     Args:
         replies: oldest first.
     """
-    found, openings = defaultdict[Any, TwoRates](_both), dict[Any, str]()
+    found = defaultdict[Any, TwoRates](lambda: TwoRates(Rate(), Rate()))
+    openings = dict[Any, str]()
     for one in replies:
         who = one.user, one.told
         alike = openings.setdefault((who, one.text), one.opening) != one.opening
         (found[who].a if one.verdict > 0 else found[who].b).add(alike)
     return found.values()
-
-
-def _both() -> TwoRates:
-    return TwoRates(Rate(), Rate())
 
 
 Opinion = tuple[float, float]
@@ -244,11 +237,9 @@ class Guard:
             TooFarError: it has moved further than one step may.
         """
         scores = await score_all([item.sample for item in items], candidate)
-        before, after = list[float](), list[float]()
-        for item, score in zip(items, scores, strict=True):
-            before += item.current.logprobs if item.current else item.sample.completion.logprobs
-            after += score.logprobs
-        if (found := moved(before, after)) > self._most:
+        before = [(item.current or item.sample.completion).logprobs for item in items]
+        after = [score.logprobs for score in scores]
+        if (found := moved([*chain(*before)], [*chain(*after)])) > self._most:
             told = f"{found:.3g} nats per token on its batch, and --max-step-kl is {self._most:g}"
             raise TooFarError(f"{TOO_FAR}: {told}")
         return found
@@ -277,25 +268,13 @@ class Guard:
     def _findings(self) -> Iterator[Finding]:
         ledger = self._parts.ledger
         after = ledger.hold.guarded_from
-        replies = ledger.judgements.first_replies(BASELINE, NEWEST, after)
-        if self._parts.method.teaching not in (None, HINT):  # what follows a reply teaches
-            replies = [replace(reply, hinted=True) for reply in replies]
-        worst = dict[str, Finding]()
-        for alarm, evidence, base, later in sorted(compared(replies), key=lambda one: one[1]):
-            told = f"{later.value:.0%} of the newest {later.of} first replies {FIGURES[alarm]}, "
-            told += f"{base.value:.0%} of the first {base.of}"
-            worst |= _weighed(alarm, evidence, told)  # of several users' the gravest
-        evidence, share = contradicted(ledger.judgements.opinions(NEWEST, after))
-        told = f"{share.good:.0f} of {share.of} verdicts are contradicted by the auditor or the "
-        told += "user"
-        worst |= _weighed("verdicts", evidence, told)
         lately = ledger.judgements.replies(NEWEST, after)
-        for one in sorted(praised(reversed(lately)), key=lambda one: one.e_value):
-            if one.a.value > one.b.value:
-                told = f"{one.a.value:.0%} of the accepted replies repeat a reply to something "
-                told += f"else, {one.b.value:.0%} of the others"
-                worst |= _weighed("praise", one.e_value, told)
-        yield from worst.values()
+        # Of several users' claims the gravest.
+        gravest = {one[1]: one for one in sorted(self._claims(lately, after))}
+        for evidence, alarm, told in gravest.values():
+            if evidence >= CLAIM:
+                told = f"{told} ({odds(evidence)}; learning is held at {LIMIT:.0f})"
+                yield Finding(alarm, told, evidence >= LIMIT)
         if found := unlearned([one.verdict for one in lately if not one.told]):
             yield found
         far = ledger.steps.void_lately(TOO_FAR)
@@ -303,12 +282,24 @@ class Guard:
             told = "two batches in a row moved the policy too far, even at a quarter of the rate"
             yield Finding("change", told, holds=True)
 
-
-def _weighed(alarm: str, evidence: float, told: str) -> dict[str, Finding]:
-    if evidence < CLAIM:
-        return {}
-    told = f"{told} ({odds(evidence)}; learning is held at {LIMIT:.0f})"
-    return {alarm: Finding(alarm, told, evidence >= LIMIT)}
+    def _claims(
+        self, lately: Sequence[JudgedReply], after: int
+    ) -> Iterator[tuple[float, str, str]]:
+        """Yield evidence, alarm and sentence of each figure that may have risen."""
+        judgements = self._parts.ledger.judgements
+        replies = judgements.first_replies(BASELINE, NEWEST, after)
+        if self._parts.method.teaching not in (None, HINT):  # what follows a reply teaches
+            replies = [replace(reply, hinted=True) for reply in replies]
+        for alarm, evidence, base, later in compared(replies):
+            told = f"{later.value:.0%} of the newest {later.of} first replies {FIGURES[alarm][0]}, "
+            yield evidence, alarm, told + f"{base.value:.0%} of the first {base.of}"
+        evidence, share = contradicted(judgements.opinions(NEWEST, after))
+        told = f"{share.good:.0f} of {share.of} verdicts are contradicted by the auditor or the "
+        yield evidence, "verdicts", told + "user"
+        for one in praised(reversed(lately)):
+            if one.a.value > one.b.value:
+                told = f"{one.a.value:.0%} of the accepted replies repeat a reply to something "
+                yield one.e_value, "praise", told + f"else, {one.b.value:.0%} of the others"
 
 
 def is_recent(at: float) -> bool:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tinker_claw.errors import OutageError
-from tinker_claw.outages import Asking, Outages
+from tinker_claw.outages import Outages
 from tinker_claw.telemetry import log
 
 
@@ -75,16 +75,13 @@ class Health:
             log.error("judge.failing", error=error)
         if state != self.judge.state and self.judge.state == "failing":
             log.info("judge.back")
-        self.judge.enter(state, error)
-        self.last_error = error or self.last_error
+        self._enter(self.judge, state, error)
 
     def learner_is(self, state: str, error: str | None = None) -> None:
-        self.learner.enter(state, error)
-        self.last_error = error or self.last_error
+        self._enter(self.learner, state, error)
 
     def agreement_is(self, state: Literal["ok", "alarm"], error: str | None = None) -> None:
-        self.agreement.enter(state, error)
-        self.last_error = error or self.last_error
+        self._enter(self.agreement, state, error)
 
     def guard_is(self, sentences: Sequence[str]) -> None:
         """Set the guard's warnings; () when there are none."""
@@ -102,45 +99,28 @@ class Health:
             log.info("ledger.back")
         elif self.records.state == "ok":
             log.error("ledger.failing", error=error)
-        self.records.enter("failing" if error else "ok", error)
-        self.last_error = error or self.last_error
+        self._enter(self.records, "failing" if error else "ok", error)
 
     def learner_stalls(self, error: OutageError, next_try_s: float) -> None:
         """Record that the service is away, and when the learner asks again."""
-        self.learner.enter("stalled", str(error), next_try_s=next_try_s)
-        self.last_error = str(error)
+        self._enter(self.learner, "stalled", str(error), next_try_s)
+
+    def _enter(
+        self, part: PartHealth, state: str, error: str | None, next_try_s: float | None = None
+    ) -> None:
+        part.enter(state, error, next_try_s=next_try_s)
+        self.last_error = error or self.last_error
 
     def snapshot(self, *, version: int, waiting: int, batch_size: int) -> dict[str, Any]:
         """Return the JSON of /healthz. `status` covers serving and learning together."""
         away = self.backend.away
-        parts = {
-            "learner": self.learner,
-            "judge": self.judge,
-            "agreement": self.agreement,
-            "servers": self.servers,
-            "records": self.records,
-            "upkeep": self.upkeep,
-            "guard": self.guard,
-        }
-        fine = ("ok", "waiting", "training", "observing", "finished", "warns")
-        wrong = [name for name, part in parts.items() if part.state not in fine]
+        parts = {name: part for name, part in vars(self).items() if isinstance(part, PartHealth)}
+        wrong = [name for name, part in parts.items() if part.state not in _FINE]
         wrong = ["backend", *wrong] if away else wrong
         shown: dict[str, Any] = {
             "status": "degraded" if wrong else "ok",
             "wrong": wrong,
-            "meaning": meaning(
-                version=version,
-                waiting=waiting,
-                batch_size=batch_size,
-                away=away,
-                learner=self.learner.state,
-                judge=self.judge.state,
-                agreement=self.agreement.state,
-                servers=self.servers.state,
-                records=self.records.state,
-                upkeep=self.upkeep.state,
-                learning_ended=self.learner.ended,
-            ),
+            "meaning": self._meaning(version, waiting, batch_size),
             "policy_version": version,
             "backend": "away" if away else "ok",
             "backend_since": self.backend.since,
@@ -157,92 +137,60 @@ class Health:
             "last_error": self.last_error,
         }
 
+    def _meaning(self, version: int, waiting: int, batch_size: int) -> str:
+        """Describe the state in one sentence for the user: what works, and what waits."""
+        troubles = [*self._troubles()]
+        if self.records.state != "ok":
+            replies = (
+                "Requests are refused until they can be recorded again: see whether the disk is "
+                "full"
+            )
+        elif "serving" in self.backend.away:
+            replies = (
+                "Replies wait for the service, which is asked again and again; a request that it "
+                "does not answer in time gets an error"
+            )
+        elif troubles:
+            replies = f"Replies come from policy v{version} as before"
+        else:
+            queue = _QUEUE.get(self.learner.state, _WAITING).format(waiting, batch_size)
+            return f"Replies come from policy v{version}; {queue}."
+        kept = f"{waiting} {'sample is' if waiting == 1 else 'samples are'} queued, none is lost"
+        return "; ".join([replies, *troubles, kept if waiting else "nothing is lost"]) + "."
 
-def meaning(
-    *,
-    version: int,
-    waiting: int,
-    batch_size: int,
-    away: Set[Asking],
-    learner: str,
-    judge: str,
-    agreement: str,
-    servers: str = "ok",
-    records: str = "ok",
-    upkeep: str = "ok",
-    learning_ended: bool = False,
-) -> str:
-    """Describe the state in one sentence for the user: what works, and what waits.
-
-    Args:
-        learner: state of that part; likewise the arguments up to `upkeep`.
-    """
-    found = (
-        _sampling(away, servers),
-        _judging(away, judge),
-        _learning(away, learner, ended=learning_ended) or _agreeing(agreement),
-        None if upkeep == "ok" else "what is too old or too much is kept for now",
-    )
-    troubles = [told for told in found if told]
-    if records != "ok":
-        replies = (
-            "Requests are refused until they can be recorded again: see whether the disk is full"
-        )
-    elif "serving" in away:
-        replies = (
-            "Replies wait for the service, which is asked again and again; a request that it does "
-            "not answer in time gets an error"
-        )
-    elif troubles:
-        replies = f"Replies come from policy v{version} as before"
-    else:
-        queue = f"{waiting} of {batch_size} samples for the next step are queued"
-        if learner == "finished":
-            queue = "learning has ended"
-        elif learner == "observing":
-            queue = f"observing: nothing is trained, and {waiting} samples are queued"
-        return f"Replies come from policy v{version}; {queue}."
-    return "; ".join([replies, *troubles, _kept(waiting)]) + "."
+    def _troubles(self) -> Iterator[str]:
+        """Say what does not work besides replies, a part of a sentence each."""
+        away, learner = self.backend.away, self.learner.state
+        if self.servers.state != "ok" and "serving" not in away:
+            yield "some inference servers are away, and the others do their work"
+        if self.judge.state == "failed":
+            yield "turns are recorded, and judged when judging has started again"
+        elif self.judge.state != "ok" or away & {"judging", "teaching"}:
+            yield "judging waits"
+        if self.learner.ended:
+            yield "learning has stopped until a restart"
+        elif learner in _LEARNING or "learning" in away:
+            yield _LEARNING.get(learner, "learning waits")
+        elif self.agreement.state != "ok":
+            yield (
+                "sampler and trainer did not agree on the last batch, and learning stops if they "
+                "do not on the next"
+            )
+        if self.upkeep.state != "ok":
+            yield "what is too old or too much is kept for now"
 
 
-def _sampling(away: Set[Asking], servers: str) -> str | None:
-    if servers == "ok" or "serving" in away:
-        return None
-    return "some inference servers are away, and the others do their work"
-
-
-def _judging(away: Set[Asking], judge: str) -> str | None:
-    if judge == "failed":
-        return "turns are recorded, and judged when judging has started again"
-    if judge != "ok" or away & {"judging", "teaching"}:
-        return "judging waits"
-    return None
-
-
-def _learning(away: Set[Asking], learner: str, *, ended: bool) -> str | None:
-    if ended:
-        return "learning has stopped until a restart"
-    if learner == "failed":
-        return "learning starts again by itself"
-    if learner == "stalled" or "learning" in away:
-        return "learning waits"
-    if learner == "held":
-        return "learning is held (`tinker-claw status` says why, and how it goes on)"
-    if learner == "recovering":
-        return "a step failed, and the state before it is being loaded"
-    return None
-
-
-def _agreeing(agreement: str) -> str | None:
-    if agreement == "ok":
-        return None
-    return (
-        "sampler and trainer did not agree on the last batch, and learning stops if they do not on "
-        "the next"
-    )
-
-
-def _kept(waiting: int) -> str:
-    if waiting == 0:
-        return "nothing is lost"
-    return f"{waiting} {'sample is' if waiting == 1 else 'samples are'} queued, none is lost"
+_FINE = ("ok", "waiting", "training", "observing", "finished", "warns")
+"""States of a part with which all is well."""
+_LEARNING = {
+    "failed": "learning starts again by itself",
+    "stalled": "learning waits",
+    "held": "learning is held (`tinker-claw status` says why, and how it goes on)",
+    "recovering": "a step failed, and the state before it is being loaded",
+}
+_WAITING = "{} of {} samples for the next step are queued"
+_QUEUE = {
+    "finished": "learning has ended",
+    "observing": "observing: nothing is trained, and {} samples are queued",
+}
+"""What is said of the queue while all is well, by the learner's state."""

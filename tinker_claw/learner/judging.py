@@ -546,7 +546,7 @@ class Judging:
             self._parts.health.backend.watching("teaching"),
             spending.paying("teacher", turn_id=plan.turn.id),
         ):
-            return await self._scorer.teach(plan, self._parts.policy.current)
+            return await self._scorer.teach(plan)
 
     def _check(self, turn_id: int) -> None:
         """Raise where the turn was forgotten meanwhile."""

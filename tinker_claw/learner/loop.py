@@ -76,7 +76,6 @@ class Learner:
         guard: Guard | None = None,
         gate: Gate | None = None,
         score_fresh: bool = False,
-        step_usd: Callable[[], float | None] = lambda: None,
         waits: Backoff = WAITS,
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -86,14 +85,14 @@ class Learner:
             guard: measures every step unless it is given.
             gate: None asks nothing of a version.
             score_fresh: see `Capabilities`.
-            step_usd: returns the estimated price of a step in dollars; None: no price is known.
             waits: waits between attempts while the service is away.
             now: returns seconds since 1970, as the ledger counts them.
         """
         self._parts = parts
         self._adam = Adam(learning_rate=learning_rate)
         self._score_fresh = score_fresh
-        self._observing = Observing(parts, step_usd) if parts.training.observe else None
+        self._observed = 0
+        """Steps that were reported where nothing is trained."""
         self._alarm = Alarm(parts.health)
         self._guard = guard or Guard(parts)
         self._gate = gate
@@ -186,7 +185,7 @@ class Learner:
                 f"`tinker-claw rollback v{newest}`, or an earlier version (`tinker-claw versions`)",
             )
         else:
-            health.learner_is("observing" if self._observing else "waiting")
+            health.learner_is("observing" if self._parts.training.observe else "waiting")
 
     async def _goes_on(self) -> bool:
         """Do the next piece of work, as far as service and ledger allow; False: there is none."""
@@ -248,9 +247,9 @@ class Learner:
         self._look_at = released.look_at
         waiting = ledger.samples.waiting()
         parts.telemetry.waiting(waiting, cfg.batch_size)
-        if self._observing is not None:
-            self._observing.look(waiting)
-        if self._observing is not None or waiting < cfg.batch_size:
+        if cfg.observe:
+            self._observe(waiting // cfg.batch_size)
+        if cfg.observe or waiting < cfg.batch_size:
             return None
         choice = choose(
             ledger.samples.queue(),
@@ -262,6 +261,20 @@ class Learner:
             return ledger.samples.oldest(len(choice.ids), among=choice.ids)
         self._look_at = min(filter(None, (self._look_at, choice.look_at)), default=None)
         return None
+
+    def _observe(self, steps: int) -> None:
+        """Report the steps that the queue would make. Nothing leaves it: a later run may train on
+        all of it while it is fresh, since samples age by steps."""
+        if steps > self._observed:
+            queued = self._parts.ledger.samples.summary()
+            log.info(
+                "observed",
+                samples=queued.samples,
+                steps=steps,
+                reward_mean=queued.reward_mean,
+                hints=queued.hints,
+            )
+        self._observed = steps
 
     async def _take(self, batch: Sequence[Sample]) -> None:
         """Take a step, unless the batch has changed while waiting for room in the budget.
@@ -477,33 +490,3 @@ class Learner:
                 raise
             except BackendError as error:  # no reason to end the step in hand
                 log.warning("sampler.unclosed", sampler=policy.sampler.ref, error=str(error))
-
-
-class Observing:
-    """Observe-only learning: reports every batch that a step would have taken, and its cost.
-
-    Nothing leaves the queue. A later run may train on all of it while it is fresh: samples age by
-    steps, and there are none here.
-    """
-
-    def __init__(self, parts: LoopParts, step_usd: Callable[[], float | None]) -> None:
-        self._samples = parts.ledger.samples
-        self._batch_size = parts.training.batch_size
-        self._step_usd = step_usd
-        self._told = 0
-
-    def look(self, waiting: int) -> None:
-        """Report the steps that `waiting` queued samples would make."""
-        steps = waiting // self._batch_size
-        if steps > self._told:
-            queued, usd = self._samples.summary(), self._step_usd()
-            log.info(
-                "observed",
-                samples=queued.samples,
-                steps=steps,
-                reward_mean=queued.reward_mean,
-                hints=queued.hints,
-                step_usd=usd,
-                usd=None if usd is None else round(steps * usd, 6),
-            )
-        self._told = steps

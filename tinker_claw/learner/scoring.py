@@ -61,8 +61,6 @@ class HintScorer:
 
     def __init__(self, parts: LoopParts, renderer: Renderer, *, context_tokens: int) -> None:
         self._parts = parts
-        self._teacher = parts.base if parts.training.teacher == "base" else None
-        """The frozen base as the teacher; None: the current policy."""
         self._renderer = renderer
         self._teaching = parts.method.teaching or HINT
         self._context_tokens = context_tokens
@@ -110,7 +108,7 @@ class HintScorer:
         """Measure how well hints on a user's turns teach."""
         return teachability(self._parts.ledger.gains.of(user))
 
-    async def teach(self, plan: Plan, policy: Policy) -> HintScores | None:
+    async def teach(self, plan: Plan) -> HintScores | None:
         """Return scores under the text that teaches best, as far as measured; None: such texts
         teach nothing.
 
@@ -119,10 +117,10 @@ class HintScorer:
             BackendError: the teacher failed.
         """
         before = self.known(plan.user)
-        scored = await self.under(plan.turn, plan.told, policy)
+        scored = await self.under(plan.turn, plan.told)
         best = max(range(len(scored)), key=lambda n: scored[n].overlap)
         try:
-            own, other = await self._gains(plan, scored, policy)
+            own, other = await self._gains(plan, scored)
         except OutageError:
             raise
         except (AlignmentError, BackendError, RequestError) as error:
@@ -143,47 +141,47 @@ class HintScorer:
             self._parts.ledger.samples.weigh(plan.user, weight, rewards_count=self._rewards)
         return replace(scored[best], weight=weight) if weight else None
 
-    async def under(self, turn: Turn, texts: Sequence[str], policy: Policy) -> list[HintScores]:
+    async def under(self, turn: Turn, texts: Sequence[str]) -> list[HintScores]:
         """Return scores of a reply under each text."""
-        return [await self._under(turn, text, self._asked(policy)) for text in texts]
+        return [await self._under(turn, text) for text in texts]
 
     async def _gains(
-        self, plan: Plan, scored: Sequence[HintScores], policy: Policy
+        self, plan: Plan, scored: Sequence[HintScores]
     ) -> tuple[list[float], list[float]]:
         """Return the gains of the turn's own reply under each text, and of the accepted one under
         each, or under its own text; [] where they are not to be measured."""
         clip, own, other = self._cfg.opd_clip, list[float](), list[float]()
         if plan.own:
-            untold = await self._untold(plan.turn, plan, policy)
+            untold = await self._untold(plan.turn, plan)
             own = [reply_gain(scores.logprobs, untold, clip) for scores in scored]
         if (reply := plan.accepted) is not None:
             self._in_hand.add(reply.id)
             try:
-                untold = await self._untold(reply, plan, policy)
+                untold = await self._untold(reply, plan)
                 texts = plan.told if plan.told_then is None else (plan.told_then,)
                 for text in texts:
-                    scores = await self._plain(self._hinted(reply, text), self._asked(policy))
+                    scores = await self._plain(self._hinted(reply, text))
                     other.append(reply_gain(scores, untold, clip))
             finally:
                 self._in_hand.discard(reply.id)
         return own, other
 
-    async def _untold(self, turn: Turn, plan: Plan, policy: Policy) -> Sequence[float]:
-        if turn.id in plan.free:
-            return turn.completion.logprobs
-        return await self._plain(turn, self._asked(policy))
+    async def _untold(self, turn: Turn, plan: Plan) -> Sequence[float]:
+        return turn.completion.logprobs if turn.id in plan.free else await self._plain(turn)
 
-    async def _plain(self, turn: Turn, teacher: Sampler) -> Sequence[float]:
+    async def _plain(self, turn: Turn) -> Sequence[float]:
         prompt, done = turn.prompt, turn.completion.tokens
-        scores = await teacher.logprobs(prompt + done, start=len(prompt), images=turn.images)
+        scores = await self._parts.base.logprobs(
+            prompt + done, start=len(prompt), images=turn.images
+        )
         _fits(scores, len(done), 0, f"turn {turn.id}")
         return scores.logprobs
 
-    async def _under(self, turn: Turn, hint: str, teacher: Sampler) -> HintScores:
+    async def _under(self, turn: Turn, hint: str) -> HintScores:
         hinted, done = self._hinted(turn, hint), turn.completion
         topk = self._cfg.opd_mode == "topk"
         own_candidates = topk and self._cfg.recipe != "paper"
-        scores = await teacher.logprobs(
+        scores = await self._parts.base.logprobs(
             hinted.prompt + done.tokens,
             start=len(hinted.prompt),
             images=hinted.images,
@@ -213,17 +211,11 @@ class HintScorer:
         return _length(turn) + len(told) <= self._context_tokens
 
     def _sampled_by_base(self, *turns: Turn) -> frozenset[int]:
-        """Return the turns that the frozen base sampled, under whatever version, if it is the
-        teacher."""
-        if self._teacher is None:
-            return frozenset()
+        """Return the turns that the teacher, the frozen base, sampled, under whatever version."""
         version = self._parts.ledger.steps.version
         return frozenset(
             turn.id for turn in turns if (by := version(turn.policy_version)) and by.step == 0
         )
-
-    def _asked(self, policy: Policy) -> Sampler:
-        return self._teacher or policy.sampler
 
 
 def _length(turn: Turn) -> int:

@@ -89,11 +89,6 @@ class Outside(Rows):
         except sqlite3.Error as error:
             raise LedgerError(f"{self.path} cannot be read as a ledger ({error})") from error
 
-    def changes(self) -> int:
-        """Return a number that changes after every write by others; to be read between
-        snapshots."""
-        return int(self.one("PRAGMA data_version"))
-
 
 @contextmanager
 def reading(path: Path) -> Generator[Outside]:

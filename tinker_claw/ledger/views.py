@@ -280,7 +280,7 @@ def read_prompt(rows: Rows, turn_id: int) -> tuple[int, ...]:
 
 # Rows of a table, filtered, the newest at the end
 
-Table = Literal["turns", "verdicts", "feedback", "samples", "steps", "versions"]
+Table = Literal["turns", "verdicts", "feedback", "samples", "steps"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,8 +296,6 @@ class Filter:
     trained: bool | None = None
     since: float | None = None
     """Earliest time, in seconds since 1970."""
-    after: int = 0
-    """Only rows of turns with higher ids."""
     before: int | None = None
     """Only rows of turns with lower ids."""
 
@@ -325,21 +323,16 @@ _FIELDS: Mapping[Table, str] = {
     "(SELECT COUNT(*) FROM step_samples WHERE step_id = steps.id) AS samples, "
     # What is for programs alone is long; SQLite drops it without Python's lock.
     "json_remove(metrics, '$.rule', '$.answers') AS metrics, error, outage",
-    "versions": "id, parent, step, created_at, state_ref IS NOT NULL AS saved, "
-    "(SELECT id FROM steps WHERE steps.version = versions.id) AS made_by_step, "
-    "(SELECT COUNT(*) FROM turns WHERE kind = 'main' AND policy_version = versions.id) "
-    "AS main_turns",
 }
 """Fields of a record, in order."""
 _READ_AS: Mapping[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(("judged", "hinted", "outage", "saved", "final"), bool),
+    **dict.fromkeys(("judged", "hinted", "outage", "final"), bool),
     "votes": json.loads,
     "metrics": lambda text: json.loads(text or "{}"),
 }
 """Converters of fields that SQLite stores as numbers or texts."""
 _FROM: Mapping[Table, str] = {
     "steps": "steps",
-    "versions": "versions",
     "feedback": f"{TURNS} JOIN feedback ON feedback.turn_id = turns.id",
 }
 
@@ -395,8 +388,6 @@ def _where(table: Table, wanted: Filter) -> tuple[str, list[Any]]:
         demand(f"{'' if wanted.trained else 'NOT '}EXISTS ({trained})")
     if wanted.since is not None:
         demand(f"{table}.created_at >= ?", wanted.since)
-    if wanted.after:
-        demand("turns.id > ?", wanted.after)
     if wanted.before is not None:
         demand("turns.id < ?", wanted.before)
     return f"WHERE {' AND '.join(conditions)}" if conditions else "", values
@@ -441,7 +432,7 @@ def turns_in_full(ledger: Outside, *, tokens: bool) -> Iterator[Record]:
     names = _FULL["turns"] if tokens else _WHOLE
     for turn in ledger.column("SELECT id FROM turns WHERE blanked IS NOT 'forgotten' ORDER BY id"):
         with ledger.moment():
-            for record in read(ledger, "turns", Filter(after=turn - 1, before=turn + 1), 1):
+            for record in read(ledger, "turns", Filter(before=turn + 1), 1):
                 yield _more(ledger, turn, record, names)
 
 
@@ -450,9 +441,6 @@ def in_full(ledger: Outside, table: Table, record: Record) -> Record:
     with ledger.moment():
         if table == "steps":
             return record | _full_step(ledger, record["id"])
-        if table == "versions":
-            query = "SELECT state_ref, sampler_ref FROM versions WHERE id = ?"
-            return record | dict(ledger.rows(query, record["id"])[0])
         if table == "feedback":
             text = ledger.one("SELECT text FROM feedback WHERE id = ?", record["id"])
             return record | {"text": text}

@@ -14,10 +14,6 @@ from tinker_claw.methods.base import (
     Method,
     Signal,
     Teaching,
-    require,
-    reward_of,
-    step_reward,
-    student_topk,
 )
 from tinker_claw.methods.passes import BatchItem
 from tinker_claw.methods.sdft import SDFT
@@ -32,10 +28,6 @@ __all__ = [
     "Teaching",
     "build",
     "known",
-    "require",
-    "reward_of",
-    "step_reward",
-    "student_topk",
 ]
 
 METHODS: dict[str, Method] = {m.name: m for m in (COMBINE, BINARY, OPD, SDPO, SDFT)}

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from secrets import token_hex
-from tempfile import TemporaryDirectory
 from typing import Final
 from urllib.parse import quote
 
@@ -98,7 +97,7 @@ def _in_url(name: str) -> str:
 
 
 async def download(address: Address, path: str, folder: Path) -> None:
-    """Fetch the files of an exported checkpoint into a folder, each of them whole.
+    """Fetch the files of an exported checkpoint into a folder, which is the caller's draft.
 
     Raises:
         BackendError: the service names no files, or one of them cannot be had.
@@ -109,15 +108,12 @@ async def download(address: Address, path: str, folder: Path) -> None:
     if not found.urls:
         raise BackendError(f"Tinker exported no files for {path}.")
     targets = _targets(folder, list(found.urls))
-    with TemporaryDirectory(prefix=".draft-", dir=folder) as draft:
-        async with (
-            asyncio.timeout(_DOWNLOAD_S),
-            httpx.AsyncClient(timeout=_REST_S, follow_redirects=True) as web,
-        ):
-            for number, url in enumerate(found.urls.values()):
-                await _fetch(web, url, Path(draft) / str(number))
-        for number, target in enumerate(targets):
-            (Path(draft) / str(number)).replace(target)
+    async with (
+        asyncio.timeout(_DOWNLOAD_S),
+        httpx.AsyncClient(timeout=_REST_S, follow_redirects=True) as web,
+    ):
+        for url, target in zip(found.urls.values(), targets, strict=True):
+            await _fetch(web, url, target)
 
 
 def _targets(folder: Path, names: Sequence[str]) -> list[Path]:
