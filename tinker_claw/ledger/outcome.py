@@ -15,7 +15,7 @@ from tinker_claw.ledger import words
 from tinker_claw.ledger.database import Rows
 from tinker_claw.ledger.groups import LIMIT_S
 from tinker_claw.ledger.judgements import SET_ASIDE, TRIES
-from tinker_claw.ledger.turns import OUTCOME, STEP
+from tinker_claw.ledger.turns import OUTCOME
 from tinker_claw.ledger.versions import REFUSED, TOO_FAR
 from tinker_claw.ledger.views import Record, SampleView, TurnView
 from tinker_claw.types import Kind, Lost
@@ -229,41 +229,26 @@ def of_episode(turn: TurnView) -> Iterator[str]:
 
 
 _EPISODES = f"""
-SELECT sessions.id AS session, sessions.user, created_at, sessions.task, group_id,
+SELECT sessions.id AS session, sessions.user, created_at, sessions.task,
   groups.name AS "group", size, episode, ({OUTCOME}) AS outcome,
   IIF(episode = 2, NULL, {words.RUNNING}) AS waits,
   (SELECT policy_version FROM turns WHERE session_id = sessions.id AND kind = 'main'
     ORDER BY idx LIMIT 1) AS version,
   (SELECT COUNT(*) FROM turns WHERE session_id = sessions.id AND kind = 'main') AS replies
 FROM sessions LEFT JOIN groups ON groups.id = group_id
-WHERE episode <> 0 AND (?1 IS NULL OR sessions.user = ?1) AND (?2 IS NULL OR group_id = ?2)
-  AND (?3 IS NULL OR sessions.id < ?3) ORDER BY sessions.id DESC LIMIT ?4
+WHERE episode <> 0 AND (?1 IS NULL OR sessions.user = ?1) AND (?2 IS NULL OR sessions.id < ?2)
+ORDER BY sessions.id DESC LIMIT ?3
 """
 
 
-def episodes(
-    rows: Rows, limit: int, *, user: str | None, group: int | None, before: int | None
-) -> list[Record]:
+def episodes(rows: Rows, limit: int, user: str | None, before: int | None) -> list[Record]:
     """Return the newest episodes, newest first.
 
     Args:
-        user, group: only those of this user or group; None: all.
+        user: only theirs; None: everybody's.
         before: only sessions of lower numbers.
     """
-    return [dict(row) for row in rows.rows(_EPISODES, user, group, before, limit)]
-
-
-def rewards_by_step(rows: Rows, group: int) -> list[Record]:
-    """Return the replies of a group, oldest first: `session`, `turn`, `step`, and the `reward` that
-    is compared with those of the same step; None: no reward (yet)."""
-    found = rows.rows(
-        f"SELECT session_id AS session, turns.id AS turn, {STEP} AS step, "
-        "CASE state WHEN 'held' THEN NULL ELSE reward END AS reward FROM sessions "
-        "JOIN turns ON session_id = sessions.id LEFT JOIN samples ON turn_id = turns.id "
-        "WHERE group_id = ? AND kind = 'main' ORDER BY turns.id",
-        group,
-    )
-    return [dict(row) for row in found]
+    return [dict(row) for row in rows.rows(_EPISODES, user, before, limit)]
 
 
 # What some turns mean together

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from operator import itemgetter
-from statistics import fmean
 from typing import Any, Final
 
 from tinker_claw.config.settings import Training
@@ -30,7 +29,6 @@ from tinker_claw.ledger.outcome import (
     of_episode,
     outcome,
     read_run,
-    rewards_by_step,
 )
 from tinker_claw.ledger.versions import gate_of
 from tinker_claw.ledger.views import (
@@ -48,8 +46,6 @@ from tinker_claw.types import StopReason, Tokens
 
 ROWS: Final = 50
 """Rows of a table."""
-_STEPS: Final = 30
-"""Columns of a table."""
 STEPS: Final = 300
 """Newest steps of a curve."""
 LONGEST: Final = 20_000
@@ -58,8 +54,6 @@ _WORDS: Final = 80
 """Characters of what a turn was asked that a table shows."""
 _STRONG: Final = (0.05, 0.3, 1.0)
 """Advantages from which on a token's colour is light, plain and strong; a reward is about 1."""
-_STRONGEST: Final = 6
-"""Tokens whose advantages are also listed: without a mouse nobody sees a title."""
 _CURVES: Final = (
     ("mean reward", "of a step's samples", "reward mean", "reward"),
     ("change", "how far a step moved the policy", "moved", "nats per token"),
@@ -171,17 +165,13 @@ def read_one(
         raise missing("turn")
     run = read_run(rows, training.batch_size)
     trained = turn.trained_in_step is not None and known.advantages
-    pieces = list(_pieces(known, decode)) if trained else []
     return {
         "turn": turn,
         "known": known,
         "outcome": outcome(turn, run),
         "episode": list(of_episode(turn)),
         "forgotten": turn.blanked == "forgotten",
-        "pieces": pieces,
-        "strongest": sorted(
-            (one for one in pieces if one.shade), key=lambda one: -abs(one.advantage)
-        )[:_STRONGEST],
+        "pieces": list(_pieces(known, decode)) if trained else [],
         "given": max(
             (n for n in known.feedback if not n["final"]),
             key=itemgetter("created_at"),
@@ -234,33 +224,8 @@ def read_episodes(rows: Rows, user: str | None, before: int | None) -> Record:
     Args:
         user: only this user's; None: everybody's.
     """
-    found = episodes(rows, ROWS + 1, user=user, group=None, before=before)
+    found = episodes(rows, ROWS + 1, user, before)
     return _first_rows("episodes", found, "session")
-
-
-def read_group(rows: Rows, number: int, user: str | None) -> Record:
-    """Return episodes that are compared with one another, and their rewards by step.
-
-    Args:
-        user: user who must own it; None: anybody.
-
-    Raises:
-        RequestError: 404, the user has no such group.
-    """
-    group = rows.row(
-        "SELECT * FROM groups WHERE id = ?1 AND (?2 IS NULL OR user = ?2)", number, user
-    )
-    if group is None:
-        raise missing("group")
-    tried = episodes(rows, ROWS, user=None, group=number, before=None)[::-1]
-    rewards = rewards_by_step(rows, number)
-    steps = range(1 + max((one["step"] for one in rewards), default=-1))[:_STEPS]
-    by_step = [[one for one in rewards if one["step"] == step] for step in steps]
-    for one in tried:
-        one["steps"] = [[r for r in some if r["session"] == one["session"]] for some in by_step]
-    given = [[r["reward"] for r in some if r["reward"] is not None] for some in by_step]
-    means = [fmean(some) if some else None for some in given]
-    return {"group": dict(group), "episodes": tried, "steps": steps, "means": means}
 
 
 def read_steps(rows: Rows) -> Record:
@@ -269,7 +234,7 @@ def read_steps(rows: Rows) -> Record:
 
 
 def read_step(rows: Rows, step_id: int) -> Record:
-    """Return one step, its samples, and first replies by the versions before and after it.
+    """Return one step and its samples.
 
     Raises:
         RequestError: 404, there is none.
@@ -294,8 +259,6 @@ def read_step(rows: Rows, step_id: int) -> Record:
             if not name.startswith("gate ")
         ),
         "turns": turns,
-        "before": _answered(rows, step["parent"]),
-        "after": [] if step["version"] is None else _answered(rows, step["version"]),
     }
 
 
@@ -312,17 +275,6 @@ def _figure(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(_figure(one) for one in value)
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _answered(rows: Rows, version: int) -> list[Record]:
-    """Return a few first replies of a version as examples."""
-    found = rows.rows(
-        "SELECT turns.id, request_text, reply_text, value AS verdict FROM turns "
-        "LEFT JOIN verdicts ON verdicts.turn_id = turns.id WHERE kind = 'main' "
-        "AND policy_version = ? AND idx = 0 AND blanked IS NULL ORDER BY turns.id LIMIT 3",
-        version,
-    )
-    return [dict(row) for row in found]
 
 
 def read_versions(rows: Rows, before: int | None = None) -> Record:

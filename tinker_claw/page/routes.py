@@ -140,9 +140,6 @@ def create_page(deps: PageDeps) -> list[Route]:
         "/lessons": page.shows(
             "lessons", lambda rows, _, w: {"lessons": read_lessons(rows, w.user)}
         ),
-        "/groups/{number:row}": page.shows(
-            "group", lambda rows, n, w: read.read_group(rows, n, w.user)
-        ),
     }
     change = "/versions/{number:row}/{what:change}"
     admins: Mapping[str, Serve] = {
