@@ -110,19 +110,15 @@ def _rows(flat: tuple[_Number, ...], k: int) -> tuple[tuple[_Number, ...], ...]:
     return tuple(zip(*[iter(flat)] * k, strict=True)) if k else ()
 
 
-def store(tx: sqlite3.Connection, raw: bytes, known: dict[bytes, int]) -> tuple[bytes, bytes]:
+def store(tx: sqlite3.Connection, raw: bytes) -> tuple[bytes, bytes]:
     """Return the columns `blocks` and `prompt` for a prompt, and write its new blocks.
 
     Args:
         raw: the prompt's ids as little-endian int32.
-        known: row ids of known blocks, by their ids; extended by those of this prompt.
     """
     end = len(raw) - len(raw) % _BLOCK_BYTES
-    blocks = [raw[at : at + _BLOCK_BYTES] for at in range(0, end, _BLOCK_BYTES)]
-    for block in blocks:
-        if block not in known:
-            known[block] = _block(tx, block)
-    return raw_ids([known[block] for block in blocks]), pack_raw(raw[end:])
+    blocks = [_block(tx, raw[at : at + _BLOCK_BYTES]) for at in range(0, end, _BLOCK_BYTES)]
+    return raw_ids(blocks), pack_raw(raw[end:])
 
 
 def _block(tx: sqlite3.Connection, ids: bytes) -> int:

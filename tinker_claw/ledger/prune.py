@@ -485,7 +485,7 @@ def _untell(database: Writer, tx: sqlite3.Connection, turn: int) -> None:
     row = tx.execute("SELECT * FROM turns WHERE id = ?", (turn,)).fetchone()
     if row is None or (told := told_of(row)) is None:
         return
-    blocks, rest = store(tx, raw_ids(told.without(load(database, row))), {})
+    blocks, rest = store(tx, raw_ids(told.without(load(database, row))))
     move(tx, turn, told.at, -told.tokens)
     tx.execute(
         "UPDATE turns SET told = NULL, hint_at = NULL, blocks = ?, prompt = ? WHERE id = ?",

@@ -165,8 +165,6 @@ _AS_IT_IS = (
 _HIDDEN = re.compile(r"private-[0-9a-f]{32}")
 _LATELY = 4
 """Newest turns of a session among which a request's predecessor is looked for."""
-_MOST_BLOCKS = 4096
-"""Most blocks that are remembered, in 17 MB."""
 _RECENT_TURNS = 1000
 """Newest turns of all sessions among which those of a trace are looked for."""
 
@@ -195,10 +193,6 @@ class TurnTable:
 
     def __init__(self, database: Database) -> None:
         self._db = database
-        self._blocks: dict[bytes, int] = {}
-        """Row ids of known prompt blocks, valid as of `_changes`: other connections may delete
-        some."""
-        self._changes = 0
 
     def session(self, user: str, key: str) -> int:
         """Return the id of this session, created where it is new, and open it."""
@@ -346,11 +340,7 @@ class TurnTable:
             "topk_ids": pack_id_rows(full.topk_ids),
             "topk_logprobs": pack_float_rows(full.topk_logprobs),
         }
-        known, self._blocks = self._blocks, {}  # of a transaction that fails none was written
         with self._db.transaction() as tx:
-            changes = int(tx.execute("PRAGMA data_version").fetchone()[0])
-            if changes != self._changes or len(known) > _MOST_BLOCKS:
-                known.clear()
             because = turn.untrained_because or _over(tx, turn)
             if turn.told and _lacks_lesson(tx, turn.told):  # it was forgotten meanwhile
                 raw, because = raw_ids(turn.told.without(turn.prompt)), FORGOTTEN_LESSON
@@ -358,14 +348,13 @@ class TurnTable:
             elif turn.told and keeps:
                 values["told"] = json.dumps(astuple(turn.told))
             values |= {"untrained_because": because, "settled": because is not None}
-            values["blocks"], values["prompt"] = store(tx, raw if keeps else b"", known)
+            values["blocks"], values["prompt"] = store(tx, raw if keeps else b"")
             values["idx"] = tx.execute(_NEXT_INDEX, (turn.session_id, turn.kind)).fetchone()[0]
             turn_id = insert(tx, "turns", values)
             if because is None:
                 keep(tx, turn_id, turn.images)
             if bill is not None:
                 write(tx, bill, turn_id=turn_id)
-        self._blocks, self._changes = known, changes
         return turn_id
 
     def latest(
