@@ -109,20 +109,15 @@ def read_figures(rows: Rows, run: RunView, steps: int) -> Record:
         "not_understood": rows.pairs(
             "SELECT client, COUNT(*) FROM turns WHERE call = 'unknown' GROUP BY client"
         ),
-        "strangers": _strangers(rows),
+        # Chat services in which others than the owner wrote, directly and in groups.
+        "strangers": {
+            name: rows.column(f"SELECT DISTINCT channel FROM channels WHERE {column} ORDER BY 1")
+            for name, column in (("direct", "strangers"), ("groups", "groups"))
+        },
         # By purpose, as far as prices were known; empty: nothing was billed.
         "usd": rows.pairs("SELECT purpose, TOTAL(usd) FROM spend GROUP BY purpose"),
         "bills_without_price": rows.one("SELECT COUNT(*) FROM spend WHERE usd IS NULL"),
         "helps": read_helps(rows, judged),
-    }
-
-
-def _strangers(rows: Rows) -> dict[str, list[str]]:
-    """Return the chat services in which others than the owner wrote: `direct`, and in `groups`."""
-    found = rows.rows("SELECT DISTINCT channel, strangers, groups FROM channels ORDER BY channel")
-    return {
-        "direct": [row["channel"] for row in found if row["strangers"]],
-        "groups": [row["channel"] for row in found if row["groups"]],
     }
 
 

@@ -264,11 +264,8 @@ class TurnTable:
     @property
     def secret(self) -> bytes:
         """Key for digests, unique to this ledger."""
-        known = self._db.meta("secret")
-        if known is None:
-            drawn = secrets.token_hex(32)
-            self._db.write("INSERT OR IGNORE INTO meta VALUES ('secret', ?)", drawn)
-            return self.secret
+        query = "INSERT INTO meta VALUES ('secret', ?) RETURNING value"
+        known = self._db.meta("secret") or self._db.written(query, secrets.token_hex(32))
         return bytes.fromhex(known)
 
     def first_sender(self, user: str, channel: str, digest: bytes) -> bytes:

@@ -263,7 +263,7 @@ class Hold:
     def guarded_from(self) -> int:
         """Newest turn at the last rollback; earlier turns are no measure for later ones. 0: there
         was no rollback."""
-        return int(self._db.meta(_GUARDED_FROM) or 0)
+        return _number(self._db, _GUARDED_FROM) or 0
 
 
 def held(rows: Rows) -> str | None:
@@ -273,17 +273,17 @@ def held(rows: Rows) -> str | None:
 
 def pinned(rows: Rows) -> int | None:
     """Return the pinned version; None: the newest answers."""
-    return _number(rows.meta(_PINNED))
+    return _number(rows, _PINNED)
 
 
 def compared_from(rows: Rows) -> int | None:
     """Return the newest turn when the pinned version began to answer every other session; None: it
     answers all, or none is pinned."""
-    return _number(rows.meta(_HALF))
+    return _number(rows, _HALF)
 
 
-def _number(value: str | None) -> int | None:
-    return None if value is None else int(value)
+def _number(rows: Rows, key: str) -> int | None:
+    return rows.one("SELECT CAST(value AS INTEGER) FROM meta WHERE key = ?", key)
 
 
 def _newest_turn(tx: sqlite3.Connection) -> str:

@@ -192,8 +192,8 @@ _FEEDBACK = (
 )
 _CONTENTS = f"""
 SELECT sessions.key AS session_key, ({OUTCOME}) AS session_outcome, request_text, voices,
-  reply_text, params, trace, verdicts.prompt AS asked, by_second, audit, hint, untaught, overlap,
-  weight, advantages, (SELECT SUM(usd) FROM spend WHERE spend.turn_id = turns.id) AS usd,
+  reply_text, params, trace, verdicts.prompt AS judge_prompt, by_second, audit, hint, untaught,
+  overlap, weight, advantages, (SELECT SUM(usd) FROM spend WHERE spend.turn_id = turns.id) AS usd,
   (SELECT json_group_array(json_object('about', about, 'value', value, 'answer', answer))
     FROM (SELECT * FROM votes WHERE votes.turn_id = turns.id ORDER BY about DESC, n)) AS answers,
   (SELECT json_group_array(text)
@@ -226,7 +226,7 @@ class Contents:
     """The judge's answers, each with `about`, `value` and `answer`."""
     feedback: Sequence[Record]
     """Explicit feedback on it, or on its session at the end, oldest first."""
-    asked: str | None
+    judge_prompt: str | None
     """Version of the judge prompts; None: it was not judged, or by no judge."""
     by_second: bool
     """Whether the fallback judged it."""
@@ -328,7 +328,7 @@ _FIELDS: Mapping[Table, str] = {
     "versions": "id, parent, step, created_at, state_ref IS NOT NULL AS saved, "
     "(SELECT id FROM steps WHERE steps.version = versions.id) AS made_by_step, "
     "(SELECT COUNT(*) FROM turns WHERE kind = 'main' AND policy_version = versions.id) "
-    "AS main_turns",
+    "AS main_turns, state_ref, sampler_ref",
 }
 """Fields of a record, in order."""
 _READ_AS: Mapping[str, Callable[[Any], Any]] = {
@@ -402,34 +402,8 @@ def _where(table: Table, wanted: Filter) -> tuple[str, list[Any]]:
     return f"WHERE {' AND '.join(conditions)}" if conditions else "", values
 
 
-_SAID = (
-    "next_state",
-    "feedback",
-    "answers",
-    "hint_texts",
-    "judge_prompt",
-    "by_second",
-    "audit",
-)
-_WHOLE = (
-    "session_key",
-    "session_outcome",
-    "trace",
-    "stop_reason",
-    "params",
-    "cached_tokens",
-    "request_text",
-    "voices",
-    "reply_text",
-    *_SAID,
-)
-_TOKENS = ("prompt", "tokens", "logprobs", "topk_ids", "topk_logprobs")
-_FULL: Mapping[Table, Sequence[str]] = {
-    "turns": (*_WHOLE, *_TOKENS),
-    "verdicts": _SAID,
-    "samples": ("hint", "untaught", "overlap", "weight", "advantages"),
-}
-"""Fields that a full record adds: texts and samples."""
+_TOKENS = ("prompt", "tokens", "logprobs", "topk_ids", "topk_logprobs", "advantages")
+"""Fields with a value for each token."""
 
 
 def turns_in_full(ledger: Outside, *, tokens: bool) -> Iterator[Record]:
@@ -438,53 +412,37 @@ def turns_in_full(ledger: Outside, *, tokens: bool) -> Iterator[Record]:
     Args:
         tokens: whether to include ids and logprobs.
     """
-    names = _FULL["turns"] if tokens else _WHOLE
     for turn in ledger.column("SELECT id FROM turns WHERE blanked IS NOT 'forgotten' ORDER BY id"):
         with ledger.moment():
             for record in read(ledger, "turns", Filter(after=turn - 1, before=turn + 1), 1):
-                yield _more(ledger, turn, record, names)
+                full = _more(ledger, turn, record)
+                yield {k: v for k, v in full.items() if tokens or k not in _TOKENS}
 
 
 def in_full(ledger: Outside, table: Table, record: Record) -> Record:
-    """Return a record of `read` with everything that the ledger has on it, from one snapshot."""
+    """Return a record of `read` with the texts and samples of its turn, or with the settings of a
+    step, from one snapshot."""
     with ledger.moment():
-        if table == "steps":
-            return record | _full_step(ledger, record["id"])
         if table == "versions":
-            query = "SELECT state_ref, sampler_ref FROM versions WHERE id = ?"
-            return record | dict(ledger.rows(query, record["id"])[0])
-        if table == "feedback":
-            text = ledger.one("SELECT text FROM feedback WHERE id = ?", record["id"])
-            return record | {"text": text}
-        return _more(ledger, record["turn" if "turn" in record else "id"], record, _FULL[table])
+            return record
+        if table == "steps":
+            query = "SELECT metrics -> '$.rule' FROM steps WHERE id = ?"
+            return record | {"rule": json.loads(ledger.one(query, record["id"]) or "null")}
+        return _more(ledger, record["turn" if "turn" in record else "id"], record)
 
 
-def _more(rows: Rows, turn_id: int, record: Record, names: Sequence[str]) -> Record:
-    """Return the record with these fields of the turn; unchanged where it was forgotten
+def _more(rows: Rows, turn_id: int, record: Record) -> Record:
+    """Return the record with all that is known of the turn; unchanged where it was forgotten
     meanwhile."""
     known = read_contents(rows, turn_id)
     if known is None:
         return record
-    everything = {
-        **_fields(known.completion),
-        **_fields(known),
-        "next_state": known.next_state and asdict(known.next_state),
-        "hint_texts": known.hints,
-        "judge_prompt": known.asked,
-        "prompt": read_prompt(rows, turn_id) if "prompt" in names else (),
-    }
-    return record | {name: everything[name] for name in names}
+    more = {**_fields(known.completion), **_fields(known), "prompt": read_prompt(rows, turn_id)}
+    more |= {"next_state": known.next_state and asdict(known.next_state)}
+    more["hint_texts"] = more.pop("hints")
+    del more["completion"]
+    return record | more
 
 
 def _fields(record: Completion | Contents) -> Record:
     return {field.name: getattr(record, field.name) for field in fields(record)}
-
-
-def _full_step(rows: Rows, step_id: int) -> Record:
-    taken = rows.rows(
-        "SELECT samples.id AS sample, turn_id AS turn FROM step_samples "
-        "JOIN samples ON samples.id = sample_id WHERE step_samples.step_id = ? ORDER BY samples.id",
-        step_id,
-    )
-    rule = rows.one("SELECT metrics -> '$.rule' FROM steps WHERE id = ?", step_id)
-    return {"taken": [dict(row) for row in taken], "rule": rule and json.loads(rule)}
