@@ -469,7 +469,7 @@ async def test_what_is_vendored_is_what_was_published(tmp_path: Path) -> None:
 
 def test_curve_draws_numbers_alone() -> None:
     some = [Point(1, 0.5, 0.2, 0.9), Point(2, float("nan")), Point(3, 0.75)]
-    drawn = curve(some, "step", "% of replies", low=0, high=1)
+    drawn = curve(some, "step", "%")
     assert [interval is not None for _, _, interval in drawn["points"]] == [True, False]
     assert "nan" not in str(drawn)
     assert curve([Point(1, float("inf"))], "step", "nats") == {}
@@ -477,7 +477,7 @@ def test_curve_draws_numbers_alone() -> None:
     svg = template.module.curve(drawn)  # type: ignore[attr-defined]
     assert (svg.count("<circle"), svg.count('class="interval"'), svg.count("<svg")) == (2, 1, 1)
     labels = re.findall(r"<text[^>]*>([^<]*)", svg)
-    assert labels == ["0%", "50%", "100%", "% of replies", "step 1", "3"], "axes say what"
+    assert labels == ["0%", "50%", "100%", "%", "step 1", "3"], "axes say what"
 
 
 # What the console says

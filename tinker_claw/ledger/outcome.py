@@ -14,7 +14,7 @@ from datetime import datetime
 from tinker_claw.ledger import words
 from tinker_claw.ledger.database import Rows
 from tinker_claw.ledger.groups import LIMIT_S
-from tinker_claw.ledger.judgements import SET_ASIDE, TRIES
+from tinker_claw.ledger.judgements import TRIES
 from tinker_claw.ledger.turns import OUTCOME
 from tinker_claw.ledger.versions import REFUSED, TOO_FAR
 from tinker_claw.ledger.views import Record, SampleView, TurnView
@@ -275,30 +275,12 @@ def advice(turns: Sequence[TurnView]) -> Iterator[str]:
                 "nor a name for the session (X-Session-Id)."
             )
         yield f"None of the {len(main)} main turns has a next state, {why}"
-    if aside := [turn for turn in main if turn.untrained_because == SET_ASIDE]:
-        yield (
-            f"{len(aside)} of {len(main)} main turns were set aside: three times the judge gave "
-            f"nothing that could be read. `tinker-claw explain {aside[-1].id}` shows what it said; "
-            "once that is mended, by --prm-max-tokens or another --judge-url, `tinker-claw "
-            "rejudge` takes them up again."
-        )
-    waiting = [turn for turn in followed if not turn.judged and turn.untrained_because is None]
-    if _most(waiting, followed):
-        yield (
-            f"{len(waiting)} turns wait for the judge: `tinker-claw status` says whether the judge "
-            "fails, waits for the service, or is paused by the budget."
-        )
     unfit = [turn for turn in main if (turn.untrained_because or "").startswith("sampled at ")]
     if _most(unfit, main):
         yield (
             f"{len(unfit)} of {len(main)} main turns cannot be trained: "
             f"{unfit[-1].untrained_because}. The client sets it; take temperature, top_p and top_k "
             "out of its settings for this model."
-        )
-    if count := sum(turn.fallback is not None for turn in turns):
-        yield (
-            f"{count} of {len(turns)} replies (marked *) came from another version than the "
-            "current one, because that one failed; `tinker-claw explain` says why."
         )
 
 
@@ -313,8 +295,6 @@ def _of_side_turns(turns: Sequence[TurnView], side: Sequence[TurnView]) -> Itera
         "marks them: look for a header X-Turn-Type, for a model name with @v, and for another "
         "proxy in between; `tinker-claw explain` shows the reason of each."
     )
-    if len(side) == len(turns):
-        yield "There is no main turn among them: nothing can be learned from these requests."
 
 
 def _most(part: Sequence[TurnView], whole: Sequence[TurnView]) -> bool:

@@ -109,7 +109,7 @@ def read_overview(rows: Rows, training: Training) -> Record:
 
 def _shares(groups: Sequence[Record]) -> Mapping[str, Any]:
     points = [Point(g["last"], g["share"], g["low"], g["high"]) for g in groups]
-    return curve(points, "version", "%", low=0.0, high=1.0)
+    return curve(points, "version", "%")
 
 
 def _curves(steps: Sequence[Record]) -> Iterator[Curve]:
