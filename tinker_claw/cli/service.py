@@ -28,7 +28,7 @@ STOP_S = 70
 """A gateway ends after 55 s at the latest."""
 _CARRIED: Final = (
     *("TINKER_", "HF_", "CUDA_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", *VARIABLES.values()),
-    *("OTEL_", "WANDB_", "TRACKIO_", "MLFLOW_"),  # of --report-to
+    *("OTEL_", "WANDB_", "MLFLOW_"),  # of --report-to
 )
 """Prefixes of environment variables that the service keeps, in upper case."""
 _TEMPORARY: Final = ("/tmp", "/var/tmp")

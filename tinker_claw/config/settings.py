@@ -120,8 +120,8 @@ class Run(Section):
     )
     report_to: str | None = _setting(
         None,
-        "who is told of every step in figures: tensorboard, wandb, trackio, mlflow, otel or a "
-        "plug-in, with commas between them; otel also gets a span of every request (docs/sinks.md)",
+        "who is told of every step in figures: tensorboard, wandb, mlflow, otel or a plug-in, "
+        "with commas between them; otel also gets a span of every request (docs/sinks.md)",
         when="curves shall stand beside those of other runs, or traces beside those of the agent",
     )
 
