@@ -24,7 +24,7 @@ from tests.ledger.test_ledger import COMPLETION, new_turn
 from tinker_claw.config.settings import Training, User
 from tinker_claw.errors import RequestError, UndoError
 from tinker_claw.gateway.auth import FREE, Keys
-from tinker_claw.insight import defined, facts, read_kept, read_overview
+from tinker_claw.insight import DEFINED, facts, read_kept, read_overview
 from tinker_claw.learner.rollback import Rollback
 from tinker_claw.ledger.database import Rows, reading
 from tinker_claw.ledger.feedback import About, Feedback
@@ -196,7 +196,7 @@ class Tags(HTMLParser):
 
 
 PATHS = (
-    *("", "/turns", "/turns/1", "/turns/3", "/turns/5", "/steps", "/steps/1", "/steps/2"),
+    *("", "/", "/turns", "/turns/1", "/turns/3", "/turns/5", "/steps", "/steps/1", "/steps/2"),
     *("/versions", "/versions/1/pin", "/versions/0/rollback", "/turns/999", "/steps/999"),
     *("/versions/0/half", "/episodes"),
     *(f"/turns?session={httpx.QueryParams({'s': text})['s']}" for text in ("x", XSS[2])),
@@ -495,7 +495,7 @@ async def test_page_says_what_the_console_says(tmp_path: Path) -> None:
         for name, line in facts(seen):
             said = line.partition(": ")[2] if name == "gate" else line  # its step is a link
             assert " ".join(said.split()) in shown
-        assert defined(seen["helps"]) in shown
+        assert DEFINED in shown
         assert [one["user"] for one in seen["headlines"]] == ["anna", "ben"]
         for one in seen["headlines"]:
             assert shown.index(one["said"]) < shown.index("How it stands")
@@ -636,22 +636,6 @@ async def test_ledger_that_cannot_be_read_is_not_one_that_cannot_be_written(tmp_
             answer = await opened.get(path)
             assert answer.status_code == 503
             assert "cannot read the ledger" in told(answer)
-
-
-@pytest.mark.parametrize("path", ["/nothing", "/turns/one", "/turns/1/none", "/logout", "/static/"])
-async def test_address_that_there_is_not_is_a_page(tmp_path: Path, path: str) -> None:
-    async with page(tmp_path, *USERS) as opened:
-        for logged_in in (False, True):
-            if logged_in:
-                await opened.log_in(ANNA)
-            answer = await opened.get(path)
-            assert answer.status_code == 404
-            assert answer.headers["content-type"].startswith("text/html")
-            assert "There is no such page." in told(answer)
-            assert "content-security-policy" in answer.headers
-            assert ("/ui/turns" in answer.text) == logged_in
-        assert (await opened.client.put(f"/ui{path}")).status_code == 404
-        assert (await opened.get("/")).headers["location"] == "/ui"
 
 
 # Logins

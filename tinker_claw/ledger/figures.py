@@ -15,7 +15,7 @@ from itertools import accumulate
 from tinker_claw.evidence import CLAIM, Rate, TwoRates, odds, record
 from tinker_claw.ledger.database import Rows
 from tinker_claw.ledger.lessons import Lesson, State, of_user
-from tinker_claw.ledger.outcome import RunView, plural, run_of
+from tinker_claw.ledger.outcome import RunView, run_of
 from tinker_claw.ledger.turns import OUTCOME
 from tinker_claw.ledger.versions import compared_from, gate_of, held, pinned, read_line
 from tinker_claw.ledger.views import Filter, Record, read
@@ -316,13 +316,11 @@ def _lessons(lessons: Sequence[Lesson], told: Share | None) -> str:
     parts = [f"{n} {word}" for state, word in _STATES.items() if (n := count[state])]
     if not parts:
         return ""
-    number, _, word = parts[0].partition(" ")
-    said = ", ".join([f"{plural(int(number), 'lesson')} {word}", *parts[1:]])
-    now = count[State.TOLD] + count[State.TRIED]
-    if told and now:
+    said = ", ".join(parts)
+    if told and count[State.TOLD] + count[State.TRIED]:
         share = f"{told.value:.0%}" if told.of >= LEAST else f"{told.good:.0f} of {told.of}"
-        said += f" ({share} with {'it' if now == 1 else 'them'})"
-    return f"; {said}"
+        said += f" ({share} when told)"
+    return f"; lessons: {said}"
 
 
 # Two versions that answer one session in two each

@@ -296,7 +296,7 @@ class Filter:
     trained: bool | None = None
     since: float | None = None
     """Earliest time, in seconds since 1970."""
-    after: int = 0
+    after: int | None = None
     """Only rows of turns with higher ids."""
     before: int | None = None
     """Only rows of turns with lower ids."""
@@ -366,40 +366,28 @@ def read(rows: Rows, table: Table, wanted: Filter, limit: int | None) -> list[Re
     return records
 
 
+# "+": turns are looked at in their order, and not from an index.
+_CONDITIONS: Mapping[str, str] = {
+    "session": "turns.session_id IN (SELECT id FROM sessions WHERE ? IN (key, CAST(id AS TEXT)))",
+    "user": "+turns.session_id IN (SELECT id FROM sessions WHERE user = ?)",
+    "kind": "+turns.kind = ?",
+    "verdict": "EXISTS (SELECT 1 FROM verdicts AS v WHERE v.turn_id = turns.id "
+    "AND v.value IS NULLIF(?, 'none'))",
+    "trained": "? = EXISTS (SELECT 1 FROM samples AS s INDEXED BY samples_by_turn "
+    "WHERE s.state = 'trained' AND s.turn_id = turns.id)",
+    "since": "{table}.created_at >= ?",
+    "after": "turns.id > ?",
+    "before": "turns.id < ?",
+}
+"""SQL of the fields of a filter."""
+
+
 def _where(table: Table, wanted: Filter) -> tuple[str, list[Any]]:
-    conditions, values = list[str](), list[Any]()
-
-    def demand(condition: str, *given: Any) -> None:
-        conditions.append(condition)
-        values.extend(given)
-
+    given = {name: value for name, value in asdict(wanted).items() if value is not None}
+    conditions = [_CONDITIONS[name].format(table=table) for name in given]
     if table in ("verdicts", "samples"):
-        demand(f"{table}.turn_id IS NOT NULL")
-    if wanted.session is not None:
-        named = "SELECT id FROM sessions WHERE key = ? OR CAST(id AS TEXT) = ?"
-        demand(f"turns.session_id IN ({named})", *[wanted.session] * 2)
-    # "+": turns are looked at in their order, and not from an index.
-    if wanted.user is not None:
-        demand("+turns.session_id IN (SELECT id FROM sessions WHERE user = ?)", wanted.user)
-    if wanted.kind is not None:
-        demand("+turns.kind = ?", wanted.kind)
-    if wanted.verdict is not None:
-        vote = None if wanted.verdict == "none" else int(wanted.verdict)
-        judged = "SELECT 1 FROM verdicts AS v WHERE v.turn_id = turns.id AND v.value IS ?"
-        demand(f"EXISTS ({judged})", vote)
-    if wanted.trained is not None:
-        trained = (
-            "SELECT 1 FROM samples AS s INDEXED BY samples_by_turn "
-            "WHERE s.state = 'trained' AND s.turn_id = turns.id"
-        )
-        demand(f"{'' if wanted.trained else 'NOT '}EXISTS ({trained})")
-    if wanted.since is not None:
-        demand(f"{table}.created_at >= ?", wanted.since)
-    if wanted.after:
-        demand("turns.id > ?", wanted.after)
-    if wanted.before is not None:
-        demand("turns.id < ?", wanted.before)
-    return f"WHERE {' AND '.join(conditions)}" if conditions else "", values
+        conditions.append(f"{table}.turn_id IS NOT NULL")
+    return f"WHERE {' AND '.join(conditions)}" if conditions else "", [*given.values()]
 
 
 _TOKENS = ("prompt", "tokens", "logprobs", "topk_ids", "topk_logprobs", "advantages")

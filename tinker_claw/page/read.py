@@ -16,7 +16,7 @@ from typing import Any, Final
 from tinker_claw.config.settings import Training
 from tinker_claw.errors import RequestError
 from tinker_claw.insight import (
-    defined,
+    DEFINED,
     facts,
     overview,
     read_kept,
@@ -103,7 +103,7 @@ def read_overview(rows: Rows, training: Training) -> Record:
         {"name": name.replace("_", " "), **found, "curve": _shares(found["by_versions"])}
         for name, found in figures["helps"].items()
     ]
-    shown = {"facts": list(facts(figures)), "defined": defined(figures["helps"])}
+    shown = {"facts": list(facts(figures)), "defined": DEFINED}
     return {**figures, **shown, "helps": helps, "curves": list(_curves(steps))}
 
 

@@ -75,7 +75,6 @@ _PAGES: Final = (
     ("versions", "/versions", True),
 )
 """Name, address, and whether it is for admins only."""
-_METHODS: Final = "GET POST PUT PATCH DELETE OPTIONS"
 _VERDICTS: Final = ("1", "0", "-1", "none")
 
 
@@ -130,6 +129,7 @@ def create_page(deps: PageDeps) -> list[Route]:
     page, training = _Page(deps), deps.training
     visitors: Mapping[str, Serve] = {
         "": page.overview,
+        "/": page.overview,
         "/turns": page.shows("turns", lambda rows, _, w: read.read_turns(rows, w)),
         "/turns/{number:row}": page.shows(
             "turn", lambda rows, n, w: read.read_one(rows, n, w.user, training, deps.decode)
@@ -158,7 +158,6 @@ def create_page(deps: PageDeps) -> list[Route]:
         page.route("GET", "/login", page.ask_key, "anybody"),
         page.route("POST", "/login", page.log_in, "anybody"),
         page.route("GET", "/static/{name:str}", page.static, "anybody"),
-        page.route(_METHODS, "/{rest:path}", page.elsewhere, "anybody"),
     ]
 
 
@@ -190,7 +189,7 @@ class _Page:
 
     def route(
         self,
-        methods: str,
+        method: str,
         path: str,
         serve: Serve,
         to: Literal["visitor", "admin", "anybody"] = "visitor",
@@ -218,7 +217,7 @@ class _Page:
             except ClawError as error:
                 return self._failed(error, visitor)
 
-        return Route(ROOT + path, answered, methods=methods.split())
+        return Route(ROOT + path, answered, methods=[method])
 
     def shows(self, name: str, look: Look) -> Serve:
         """Return a handler that fills a template with data from the ledger."""
@@ -320,12 +319,6 @@ class _Page:
             raise read.missing("file")
         headers = {**_HEADERS, "cache-control": "max-age=3600"}
         return FileResponse(_STATIC / name, media_type=kind, headers=headers)
-
-    async def elsewhere(self, request: Request, visitor: Visitor | None) -> Response:
-        """Answer unknown addresses with a page instead of the API's error."""
-        if request.path_params["rest"]:
-            raise read.missing("page")
-        return _to("")
 
     async def overview(self, request: Request, visitor: Visitor) -> Response:
         training, health = self._deps.training, self._deps.health()
