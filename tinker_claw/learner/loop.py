@@ -487,7 +487,6 @@ class Observing:
     """
 
     def __init__(self, parts: LoopParts, step_usd: Callable[[], float | None]) -> None:
-        self._samples = parts.ledger.samples
         self._batch_size = parts.training.batch_size
         self._step_usd = step_usd
         self._told = 0
@@ -496,13 +495,11 @@ class Observing:
         """Report the steps that `waiting` queued samples would make."""
         steps = waiting // self._batch_size
         if steps > self._told:
-            queued, usd = self._samples.summary(), self._step_usd()
+            usd = self._step_usd()
             log.info(
                 "observed",
-                samples=queued.samples,
+                samples=waiting,
                 steps=steps,
-                reward_mean=queued.reward_mean,
-                hints=queued.hints,
                 step_usd=usd,
                 usd=None if usd is None else round(steps * usd, 6),
             )

@@ -34,17 +34,6 @@ TEACHES_NOTHING = "what its teacher would be told teaches nothing, as far as is 
 
 
 @dataclass(frozen=True, slots=True)
-class Queued:
-    """Figures of the queue."""
-
-    samples: int
-    reward_mean: float | None
-    """Mean reward; None: no sample has one."""
-    hints: int
-    """Samples with a hint."""
-
-
-@dataclass(frozen=True, slots=True)
 class Waiting:
     """A queued sample, reduced to the facts that decide its place in a batch."""
 
@@ -147,14 +136,6 @@ class SampleTable:
     def waiting(self) -> int:
         """Return the number of queued samples."""
         return self._db.one("SELECT COUNT(*) FROM samples WHERE state = 'queued'")
-
-    def summary(self) -> Queued:
-        """Return figures of the queue."""
-        (row,) = self._db.rows(
-            "SELECT COUNT(*) AS samples, AVG(reward) AS reward_mean, COUNT(hint) AS hints "
-            "FROM samples WHERE state = 'queued'"
-        )
-        return Queued(**row)
 
     def expire(self, current_step: int, max_staleness: int) -> int:
         """Expire samples that are more than `max_staleness` optimizer steps old; return how many.

@@ -300,6 +300,7 @@ class Filter:
     """Only rows of turns with higher ids."""
     before: int | None = None
     """Only rows of turns with lower ids."""
+    id: int | None = None
 
 
 _OF_TURN = "turns.id AS turn, turns.session_id AS session, sessions.user, policy_version"
@@ -378,6 +379,7 @@ _CONDITIONS: Mapping[str, str] = {
     "since": "{table}.created_at >= ?",
     "after": "turns.id > ?",
     "before": "turns.id < ?",
+    "id": "{table}.id = ?",
 }
 """SQL of the fields of a filter."""
 
@@ -402,7 +404,7 @@ def turns_in_full(ledger: Outside, *, tokens: bool) -> Iterator[Record]:
     """
     for turn in ledger.column("SELECT id FROM turns WHERE blanked IS NOT 'forgotten' ORDER BY id"):
         with ledger.moment():
-            for record in read(ledger, "turns", Filter(after=turn - 1, before=turn + 1), 1):
+            for record in read(ledger, "turns", Filter(id=turn), 1):
                 full = _more(ledger, turn, record)
                 yield {k: v for k, v in full.items() if tokens or k not in _TOKENS}
 

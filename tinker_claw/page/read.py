@@ -239,9 +239,8 @@ def read_step(rows: Rows, step_id: int) -> Record:
     Raises:
         RequestError: 404, there is none.
     """
-    newer = rows.one("SELECT COUNT(*) FROM steps WHERE id >= ?", step_id)
-    step = next(iter(read(rows, "steps", Filter(), newer)), None) if newer else None
-    if step is None or step["id"] != step_id:
+    step = next(iter(read(rows, "steps", Filter(id=step_id), 1)), None)
+    if step is None:
         raise missing("step")
     turns = turns_where(
         rows,
