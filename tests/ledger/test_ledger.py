@@ -18,14 +18,7 @@ import pytest
 from tests.tallies import sample_counts, step_counts, verdict_counts
 from tinker_claw.errors import LedgerError
 from tinker_claw.learner.batch import choose
-from tinker_claw.ledger.codec import (
-    pack_floats,
-    pack_id_rows,
-    pack_ids,
-    unpack_floats,
-    unpack_id_rows,
-    unpack_ids,
-)
+from tinker_claw.ledger.codec import flat, pack_floats, pack_ids, rows_of, unpack_floats, unpack_ids
 from tinker_claw.ledger.database import Database
 from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
@@ -418,7 +411,7 @@ def test_ids_come_back_exactly(length: int, top: int) -> None:
     ids = tuple(rng.randrange(-top - 1, top) for _ in range(length))
     assert unpack_ids(pack_ids(ids)) == ids
     rows = tuple(ids[at : at + 4] for at in range(0, length - length % 4, 4))
-    assert unpack_id_rows(pack_id_rows(rows), 4) == rows
+    assert rows_of(unpack_ids(pack_ids(flat(rows))), 4) == rows
 
 
 def test_ids_of_a_vocabulary_take_less_than_three_bytes_each() -> None:

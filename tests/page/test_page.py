@@ -26,7 +26,7 @@ from tinker_claw.errors import RequestError, UndoError
 from tinker_claw.gateway.auth import FREE, Keys
 from tinker_claw.insight import DEFINED, facts, read_kept, read_overview
 from tinker_claw.learner.rollback import Rollback
-from tinker_claw.ledger.database import Rows, reading
+from tinker_claw.ledger.database import reading
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
@@ -57,12 +57,6 @@ XSS = (
 
 
 GATE = {"asked": 12, "lost": [XSS[2]], "losses": {"canaries": 0.2, "stop": -0.125}}
-
-
-@pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read everything anew, without the cache of a moment ago."""
-    monkeypatch.setattr(routes, "FRESH_S", 0.0)
 
 
 class Undoes:
@@ -571,23 +565,6 @@ async def test_long_list_of_episodes_has_pages(tmp_path: Path) -> None:
         numbers = [re.findall(r"session=(\d+)", text) for text in (first, second)]
         assert [len(some) for some in numbers] == [read.ROWS, 4]
         assert not set(numbers[0]) & set(numbers[1])
-
-
-async def test_overview_is_read_once_for_all_who_look(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(routes, "FRESH_S", 1e9)
-    times, really = list[int](), read.read_overview
-
-    def counted(rows: Rows, training: Training) -> dict[str, Any]:
-        times.append(1)
-        return really(rows, training)
-
-    monkeypatch.setattr(read, "read_overview", counted)
-    async with page(tmp_path) as opened:
-        shown = await asyncio.gather(*(opened.get("") for _ in range(5)))
-        assert {answer.status_code for answer in shown} == {200}
-        assert len(times) == 1
 
 
 async def test_pages_are_made_one_after_the_other_with_pauses(

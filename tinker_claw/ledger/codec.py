@@ -89,25 +89,14 @@ def unpack_floats(blob: bytes) -> tuple[float, ...]:
     return unpack(f"<{len(raw) // 8}d", raw)
 
 
-def pack_id_rows(rows: Sequence[Sequence[int]]) -> bytes:
-    return pack_ids(tuple(chain.from_iterable(rows)))
+def flat(rows: Sequence[Sequence[_Number]]) -> tuple[_Number, ...]:
+    """Return the values of all rows in one tuple."""
+    return tuple(chain.from_iterable(rows))
 
 
-def unpack_id_rows(blob: bytes, k: int) -> tuple[tuple[int, ...], ...]:
-    return _rows(unpack_ids(blob), k)
-
-
-def pack_float_rows(rows: Sequence[Sequence[float]]) -> bytes:
-    return pack_floats(chain.from_iterable(rows))
-
-
-def unpack_float_rows(blob: bytes, k: int) -> tuple[tuple[float, ...], ...]:
-    return _rows(unpack_floats(blob), k)
-
-
-def _rows(flat: tuple[_Number, ...], k: int) -> tuple[tuple[_Number, ...], ...]:
-    """Split a flat tuple into rows of k. Raises ValueError where they do not fit."""
-    return tuple(zip(*[iter(flat)] * k, strict=True)) if k else ()
+def rows_of(values: Sequence[_Number], k: int) -> tuple[tuple[_Number, ...], ...]:
+    """Split values into rows of k. Raises ValueError where they do not fit."""
+    return tuple(zip(*[iter(values)] * k, strict=True)) if k else ()
 
 
 def store(tx: sqlite3.Connection, raw: bytes) -> tuple[bytes, bytes]:

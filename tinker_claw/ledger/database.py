@@ -273,6 +273,13 @@ class Database(Writer):
         os.close(self._lock)
 
 
+class LedgerTable:
+    """Queries on some tables of a ledger."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+
 def _check(path: Path) -> None:
     """Refuse a damaged ledger before anything is written to it.
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from tinker_claw.errors import ClawError
-from tinker_claw.ledger.database import Database, insert
+from tinker_claw.ledger.database import LedgerTable, insert
 from tinker_claw.ledger.judgements import SET_ASIDE
 from tinker_claw.ledger.turns import IS_BEING_FORGOTTEN, reopen
 from tinker_claw.types import Source
@@ -94,11 +94,8 @@ WHERE {{}} AND user = :user AND private <> 1 AND blanked IS NOT 'forgotten'
 """
 
 
-class FeedbackTable:
+class FeedbackTable(LedgerTable):
     """Table of feedback from users and their programs."""
-
-    def __init__(self, database: Database) -> None:
-        self._db = database
 
     def give(self, user: str, about: About, said: Feedback) -> Given | None:
         """Record feedback and apply it where possible; None: this user has no such turn.

@@ -262,7 +262,16 @@ def advice(turns: Sequence[TurnView]) -> Iterator[str]:
     """Yield advice on these turns, oldest first; none where learning works."""
     main = [turn for turn in turns if turn.kind is Kind.MAIN]
     followed = [turn for turn in main if turn.next_role is not None]
-    yield from _of_side_turns(turns, [turn for turn in turns if turn.kind is Kind.SIDE])
+    side = [turn for turn in turns if turn.kind is Kind.SIDE]
+    if _most(side, turns):
+        reason, times = Counter(turn.kind_reason for turn in side).most_common(1)[0]
+        yield (
+            f"{len(side)} of {len(turns)} requests are side turns, which are never trained; the "
+            f"reason of {times}: {reason}. Recaps, titles, compaction, heartbeat and cron are "
+            "meant to be side turns. If these were your own messages, the client sends something "
+            "that marks them: look for a header X-Turn-Type, for a model name with @v, and for "
+            "another proxy in between; `tinker-claw explain` shows the reason of each."
+        )
     if len(main) >= _FEWEST and not followed:
         why = (
             "although sessions go on. The replies do not come back in the client's history as they "
@@ -282,19 +291,6 @@ def advice(turns: Sequence[TurnView]) -> Iterator[str]:
             f"{unfit[-1].untrained_because}. The client sets it; take temperature, top_p and top_k "
             "out of its settings for this model."
         )
-
-
-def _of_side_turns(turns: Sequence[TurnView], side: Sequence[TurnView]) -> Iterator[str]:
-    if not _most(side, turns):
-        return
-    reason, times = Counter(turn.kind_reason for turn in side).most_common(1)[0]
-    yield (
-        f"{len(side)} of {len(turns)} requests are side turns, which are never trained; the reason "
-        f"of {times}: {reason}. Recaps, titles, compaction, heartbeat and cron are "
-        "meant to be side turns. If these were your own messages, the client sends something that "
-        "marks them: look for a header X-Turn-Type, for a model name with @v, and for another "
-        "proxy in between; `tinker-claw explain` shows the reason of each."
-    )
 
 
 def _most(part: Sequence[TurnView], whole: Sequence[TurnView]) -> bool:

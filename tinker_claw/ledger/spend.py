@@ -12,7 +12,7 @@ import time
 from dataclasses import astuple, dataclass
 from typing import Literal, get_args
 
-from tinker_claw.ledger.database import Database
+from tinker_claw.ledger.database import LedgerTable
 from tinker_claw.types import Usage
 
 Purpose = Literal["serve", "judge", "teacher", "train"]
@@ -58,11 +58,8 @@ def write(
     )
 
 
-class SpendTable:
+class SpendTable(LedgerTable):
     """Table of bills and their sums."""
-
-    def __init__(self, database: Database) -> None:
-        self._db = database
 
     def add(self, bill: Bill, *, turn_id: int | None = None, step_id: int | None = None) -> None:
         with self._db.transaction() as tx:

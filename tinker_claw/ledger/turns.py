@@ -17,19 +17,17 @@ from functools import lru_cache
 from typing import Any
 
 from tinker_claw.ledger.codec import (
+    flat,
     load,
-    pack_float_rows,
     pack_floats,
-    pack_id_rows,
     pack_ids,
     raw_ids,
+    rows_of,
     store,
-    unpack_float_rows,
     unpack_floats,
-    unpack_id_rows,
     unpack_ids,
 )
-from tinker_claw.ledger.database import Database, insert
+from tinker_claw.ledger.database import LedgerTable, insert
 from tinker_claw.ledger.images import keep, kept
 from tinker_claw.ledger.lessons import FORGOTTEN_LESSON
 from tinker_claw.ledger.spend import Bill, write
@@ -188,11 +186,8 @@ def mark_private(tx: sqlite3.Connection, user: str, key: str, private: int) -> N
         )
 
 
-class TurnTable:
+class TurnTable(LedgerTable):
     """Table of sessions and turns, written by the gateway."""
-
-    def __init__(self, database: Database) -> None:
-        self._db = database
 
     def session(self, user: str, key: str) -> int:
         """Return the id of this session, created where it is new, and open it."""
@@ -334,8 +329,8 @@ class TurnTable:
             "tokens": pack_ids(full.tokens),
             "logprobs": pack_floats(full.logprobs),
             "topk": len(full.topk_ids[0]) if full.topk_ids else 0,
-            "topk_ids": pack_id_rows(full.topk_ids),
-            "topk_logprobs": pack_float_rows(full.topk_logprobs),
+            "topk_ids": pack_ids(flat(full.topk_ids)),
+            "topk_logprobs": pack_floats(flat(full.topk_logprobs)),
         }
         with self._db.transaction() as tx:
             because = turn.untrained_because or _over(tx, turn)
@@ -477,12 +472,16 @@ def _lacks_lesson(tx: sqlite3.Connection, told: Told) -> bool:
     return tx.execute(query, (ids,)).fetchone() is not None
 
 
+def remove_sample(tx: sqlite3.Connection, turn_id: int) -> None:
+    """Remove the sample of a turn, unless it was trained."""
+    which = "SELECT id FROM samples WHERE turn_id = ? AND state <> 'trained'"
+    tx.execute(f"DELETE FROM step_samples WHERE sample_id IN ({which})", (turn_id,))
+    tx.execute(f"DELETE FROM samples WHERE id IN ({which})", (turn_id,))
+
+
 def reopen(tx: sqlite3.Connection, turn_id: int) -> None:
-    """Reopen a turn whose verdict has changed, removing its waiting sample, so that it becomes a
-    new one."""
-    queued = "SELECT id FROM samples WHERE turn_id = ? AND state IN ('queued', 'held')"
-    tx.execute(f"DELETE FROM step_samples WHERE sample_id IN ({queued})", (turn_id,))
-    tx.execute(f"DELETE FROM samples WHERE id IN ({queued})", (turn_id,))
+    """Reopen a turn without its sample, so that it becomes a new one."""
+    remove_sample(tx, turn_id)
     tx.execute("UPDATE turns SET settled = 0, untrained_because = NULL WHERE id = ?", (turn_id,))
 
 
@@ -528,8 +527,8 @@ def completion_of(row: sqlite3.Row) -> Completion:
     return Completion(
         tokens=unpack_ids(row["tokens"]),
         logprobs=unpack_floats(row["logprobs"]),
-        topk_ids=unpack_id_rows(row["topk_ids"], row["topk"]),
-        topk_logprobs=unpack_float_rows(row["topk_logprobs"], row["topk"]),
+        topk_ids=rows_of(unpack_ids(row["topk_ids"]), row["topk"]),
+        topk_logprobs=rows_of(unpack_floats(row["topk_logprobs"]), row["topk"]),
         stop_reason=StopReason(row["stop_reason"]),
         params=SamplingParams(**params),
         cached_tokens=row["cached_tokens"],

@@ -42,6 +42,7 @@ from tinker_claw.ledger.views import (
     turns_where,
 )
 from tinker_claw.page.charts import Point, curve
+from tinker_claw.sinks.base import figures_of
 from tinker_claw.types import StopReason, Tokens
 
 ROWS: Final = 50
@@ -55,28 +56,19 @@ _WORDS: Final = 80
 _STRONG: Final = (0.05, 0.3, 1.0)
 """Advantages from which on a token's colour is light, plain and strong; a reward is about 1."""
 _CURVES: Final = (
-    ("mean reward", "of a step's samples", "reward mean", "reward"),
-    ("change", "how far a step moved the policy", "moved", "nats per token"),
-    ("agreement", "how far sampler and trainer are apart (sd)", "agreement sd", "nats per token"),
+    ("mean reward", "of a step's samples", "step/reward_mean", "reward"),
+    ("change", "how far a step moved the policy", "step/moved", "nats per token"),
+    ("agreement", "sd between sampler and trainer", "step/agreement_sd", "nats per token"),
     (
         "canaries",
         "how much less likely right replies are than before the step",
-        "gate losses canaries",
+        "gate/losses/canaries",
         "nats",
     ),
 )
-"""Name, description, key in a step's metrics, and unit."""
+"""Name, description, figure of a step, and unit."""
 
 Decode = Callable[[Tokens], str]
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    name: str
-    about: str
-    curve: Mapping[str, Any]
-    table: Sequence[tuple[str, str]]
-    """The newest figures as a table, for readers who see no pictures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +104,15 @@ def _shares(groups: Sequence[Record]) -> Mapping[str, Any]:
     return curve(points, "version", "%")
 
 
-def _curves(steps: Sequence[Record]) -> Iterator[Curve]:
-    found = [(step["id"], dict(_flat(step["metrics"]))) for step in steps]
+def _curves(steps: Sequence[Record]) -> Iterator[Record]:
+    """Yield curves, each with its newest figures as a table for readers who see no pictures."""
+    found = [(step["id"], dict(figures_of(step["metrics"]))) for step in steps]
     for name, about, figure, unit in _CURVES:
         points = [Point(number, known[figure]) for number, known in found if figure in known]
         if points:
             table = [(f"step {p.at:g}", f"{p.value:.3g}") for p in points[-2:]]
-            yield Curve(name, about, curve(points, "step", unit), table)
+            drawn = curve(points, "step", unit)
+            yield {"name": name, "about": about, "curve": drawn, "table": table}
 
 
 def read_mine(rows: Rows, user: str | None) -> Record:
@@ -252,28 +246,9 @@ def read_step(rows: Rows, step_id: int) -> Record:
         "step": step,
         "gate": gate_of(step),
         "figures": {name: figure.bound for name, figure in FIGURES.items()},
-        "metrics": sorted(
-            (name, _figure(value))
-            for name, value in _flat(step["metrics"])
-            if not name.startswith("gate ")
-        ),
+        "metrics": sorted(figures_of(step["metrics"])),
         "turns": turns,
     }
-
-
-def _flat(metrics: Mapping[str, Any], of: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield metrics by readable names; nested ones are prefixed with their parents' names."""
-    for name, value in metrics.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{of}{name} ")
-        elif value is not None:
-            yield f"{of}{name}".replace("_", " "), value
-
-
-def _figure(value: Any) -> str:
-    if isinstance(value, list):
-        return ", ".join(_figure(one) for one in value)
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def read_versions(rows: Rows, before: int | None = None) -> Record:

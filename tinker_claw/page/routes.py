@@ -33,7 +33,7 @@ from tinker_claw.ledger.database import Rows, reading
 from tinker_claw.ledger.feedback import About, Feedback, Given
 from tinker_claw.ledger.lessons import Rule, read_lessons
 from tinker_claw.ledger.outcome import moment, step_word
-from tinker_claw.ledger.views import Filter, Record
+from tinker_claw.ledger.views import Filter
 from tinker_claw.origin import refuse_pages
 from tinker_claw.page import read
 from tinker_claw.page.access import Access, Visitor
@@ -63,9 +63,6 @@ _PAUSE: Final = 3.0
 """Pause after a page, as a multiple of the time it took to make: frequent reloads delay only
 themselves, and serving keeps the rest of the processor."""
 _LONGEST_PAUSE_S: Final = 0.5
-FRESH_S = 2.0
-"""Seconds that everybody is shown the same overview: with 100,000 turns its sums take a third of a
-second of processor time."""
 _PAGES: Final = (
     ("overview", "", False),
     ("turns", "/turns", False),
@@ -168,8 +165,6 @@ class _Page:
         self._of_user = defaultdict[str, asyncio.Lock](asyncio.Lock)
         self._next_at = 0.0
         """Monotonic time from which on another page may be made."""
-        self._seen: tuple[float, Record | None] = 0.0, None
-        """Time of reading the overview's figures, and the figures."""
         self._templates = Environment(
             loader=PackageLoader("tinker_claw.page"),
             autoescape=True,
@@ -200,7 +195,7 @@ class _Page:
             visitor: Visitor | None = None
             try:
                 self._refuse_others(request)
-                visitor = self._deps.access.visitor(request.headers)
+                visitor = self._deps.access.visitor(request.cookies)
                 if to == "anybody":
                     return await serve(request, visitor)
                 if visitor is None:
@@ -325,10 +320,7 @@ class _Page:
         if not visitor.who.admin:
             found = await self._read(lambda rows: read.read_mine(rows, visitor.user))
             return self._html("mine", visitor, status_word=health["status"], **found)
-        at, seen = self._seen
-        if seen is None or monotonic() - at >= FRESH_S:
-            seen = await self._read(lambda rows: read.read_overview(rows, training))
-            self._seen = monotonic(), seen
+        seen = await self._read(lambda rows: read.read_overview(rows, training))
         return self._html("overview", visitor, health=health, seen=seen, gate_is=training.gate)
 
     # What is changed

@@ -145,15 +145,20 @@ def read_reports(rows: Rows, after: int) -> list[Report]:
                 "step/seconds": row["finished_at"] - row["began_at"],
                 "step/void_before": float(row["void"]),
                 "step/usd_in_all": row["usd"],
-                **dict(_of(json.loads(row["metrics"] or "{}"))),
-                **dict(_of({one["name"]: dict(one) for one in rows.rows(_VERDICTS, row["id"])})),
+                **dict(figures_of(json.loads(row["metrics"] or "{}") | _said(rows, row["id"]))),
             },
         )
         for row in rows.rows(_STEPS, after, PAGE)
     ]
 
 
-def _of(metrics: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+def _said(rows: Rows, step: int) -> dict[str, Any]:
+    """Return how often each verdict was given on the samples of a step."""
+    return {one["name"]: dict(one) for one in rows.rows(_VERDICTS, step)}
+
+
+def figures_of(metrics: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yield the finite figures of a step's metrics, by name."""
     for name, value in metrics.items():
         if name not in _OTHERS:
             yield from _named(name if isinstance(value, dict) else f"step/{name}", value)

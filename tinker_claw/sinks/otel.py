@@ -19,7 +19,7 @@ from tinker_claw.sinks.base import Report, Run
 from tinker_claw.telemetry import Served
 
 if TYPE_CHECKING:
-    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
 
 END_S: Final = 2.0
 """Most seconds for sending the rest when the gateway stops."""
@@ -34,7 +34,6 @@ class Traces:
     def __init__(self, url: str) -> None:
         """Send spans. `url`: address on which the gateway listens."""
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -43,7 +42,7 @@ class Traces:
         place = urlsplit(url)
         self._where = {"server.address": place.hostname or "", "server.port": place.port or 80}
         self._sender = TraceContextTextMapPropagator()
-        self._tracing = TracerProvider(resource=_resource(), shutdown_on_exit=False)
+        self._tracing = _provider()
         self._tracing.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         self._tracer = self._tracing.get_tracer("tinker_claw", tinker_claw.__version__)
 
@@ -98,13 +97,14 @@ def _attributes(served: Served) -> dict[str, Any]:
     return {name: value for name, value in known.items() if value is not None}
 
 
-def _resource() -> Resource:
-    """Return the resource from OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES, under our name by
-    default."""
+def _provider() -> TracerProvider:
+    """Return a provider under the name in OpenTelemetry's variables, or under ours."""
     from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+    from opentelemetry.sdk.trace import TracerProvider
 
     ours = {"service.name": "tinker-claw", "service.version": tinker_claw.__version__}
-    return Resource.create(ours).merge(OTELResourceDetector().detect())
+    resource = Resource.create(ours).merge(OTELResourceDetector().detect())
+    return TracerProvider(resource=resource, shutdown_on_exit=False)
 
 
 def _ns(at: float) -> int:
@@ -116,11 +116,9 @@ class Opened:
 
     def __init__(self, run: Run) -> None:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.trace import TracerProvider
 
         self._run, self._exporter = run, OTLPSpanExporter()
-        provider = TracerProvider(resource=_resource(), shutdown_on_exit=False)
-        self._tracer = provider.get_tracer("tinker_claw", tinker_claw.__version__)
+        self._tracer = _provider().get_tracer("tinker_claw", tinker_claw.__version__)
 
     def write(self, report: Report) -> None:
         from opentelemetry.sdk.trace import ReadableSpan
