@@ -12,24 +12,24 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 MOST = {
-    "tinker_claw": 187_190,
-    "tinker_claw/*": 10_980,
+    "tinker_claw": 184_500,
+    "tinker_claw/*": 10_880,
     "tinker_claw/app": 6_560,
     "tinker_claw/backends": 14_840,
     "tinker_claw/billing": 2_520,
-    "tinker_claw/cli": 17_580,
+    "tinker_claw/cli": 17_570,
     "tinker_claw/config": 5_930,
     "tinker_claw/conversation": 14_080,
     "tinker_claw/formats": 14_690,
     "tinker_claw/gateway": 15_880,
     "tinker_claw/judge": 5_510,
-    "tinker_claw/learner": 20_840,
-    "tinker_claw/ledger": 24_640,
+    "tinker_claw/learner": 20_740,
+    "tinker_claw/ledger": 23_470,
     "tinker_claw/methods": 4_960,
-    "tinker_claw/page": 6_510,
+    "tinker_claw/page": 5_700,
     "tinker_claw/privacy": 4_030,
     "tinker_claw/render": 14_450,
-    "tinker_claw/sinks": 3_230,
+    "tinker_claw/sinks": 2_760,
     "local_gpu": 94_710,
 }
 _NOT_CODE = {

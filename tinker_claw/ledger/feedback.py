@@ -110,7 +110,8 @@ class FeedbackTable(LedgerTable):
             ).fetchone()
             if turn is None:
                 return None
-            if said.key is not None and (earlier := _earlier(tx, user, said.key)) is not None:
+            known = "SELECT * FROM feedback WHERE user = ? AND key = ?"  # NULL is no key
+            if (earlier := tx.execute(known, (user, said.key)).fetchone()) is not None:
                 return _repeated(earlier, about, turn, said)
             unused = _OUTCOMES[turn["episode"]] if said.final else _unused(turn)
             feedback_id = _insert(tx, user, turn, said, unused)
@@ -119,10 +120,6 @@ class FeedbackTable(LedgerTable):
             if unused is None and not said.final:
                 reopen(tx, turn["id"])
         return Given(feedback_id, turn["id"], repeated=False, unused=unused)
-
-
-def _earlier(tx: sqlite3.Connection, user: str, key: str) -> sqlite3.Row | None:
-    return tx.execute("SELECT * FROM feedback WHERE user = ? AND key = ?", (user, key)).fetchone()
 
 
 def _repeated(earlier: sqlite3.Row, about: About, turn: sqlite3.Row, said: Feedback) -> Given:

@@ -13,7 +13,6 @@ import sqlite3
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
-from functools import lru_cache
 from typing import Any
 
 from tinker_claw.ledger.codec import (
@@ -485,7 +484,6 @@ def reopen(tx: sqlite3.Connection, turn_id: int) -> None:
     tx.execute("UPDATE turns SET settled = 0, untrained_because = NULL WHERE id = ?", (turn_id,))
 
 
-@lru_cache(maxsize=64)
 def _params_json(params: SamplingParams) -> str:
     kept = params if params.schema is None else replace(params, schema="")  # it says too much
     told = asdict(kept)

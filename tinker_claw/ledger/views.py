@@ -156,12 +156,10 @@ def read_turn(rows: Rows, turn_id: int) -> TurnView | None:
     return next(iter(turns_where(rows, "WHERE turns.id = ?", turn_id)), None)
 
 
-def read_turns(rows: Rows, limit: int | None) -> list[TurnView]:
+def read_turns(rows: Rows, limit: int) -> list[TurnView]:
     """Return the newest `limit` turns, oldest first."""
     newest = "(SELECT id FROM turns ORDER BY id DESC LIMIT ?)"
-    return turns_where(
-        rows, f"WHERE turns.id IN {newest} ORDER BY turns.id", -1 if limit is None else limit
-    )
+    return turns_where(rows, f"WHERE turns.id IN {newest} ORDER BY turns.id", limit)
 
 
 def turns_where(rows: Rows, which: str, *values: Any) -> list[TurnView]:
@@ -174,14 +172,12 @@ def _turn(row: Record, line: Line) -> TurnView:
     sample = json.loads(row["sample"])
     row["kind"] = Kind(row["kind"])
     row["votes"] = tuple(json.loads(row["votes"]))
-    row["sample"] = sample and _sample(sample, line)
+    if sample is not None:
+        version = sample["version"]
+        behind = version is not None and not line.leads_on(version)
+        sample = SampleView(**sample, left_behind=behind)
+    row["sample"] = sample
     return TurnView(**row, left_behind=not line.leads_on(row["policy_version"]))
-
-
-def _sample(known: Record, line: Line) -> SampleView:
-    version = known["version"]
-    known["left_behind"] = version is not None and not line.leads_on(version)
-    return SampleView(**known)
 
 
 # What was said and sampled

@@ -101,7 +101,7 @@ def check_installed(names: tuple[str, ...]) -> None:
 def read_run(rows: Rows) -> Run:
     """Return the run of a ledger that has its first version."""
     keys = ("model", "method", "backend", "lora_rank")
-    known = {row[0]: row[1] for row in rows.rows("SELECT key, value FROM meta")}
+    known = rows.pairs("SELECT key, value FROM meta")
     config = {key: known[key] for key in keys if key in known}  # pins and holds come and go
     began = rows.one("SELECT created_at FROM versions ORDER BY id LIMIT 1")
     directory = rows.path.parent.absolute()
