@@ -56,15 +56,15 @@ def overview(rows: Rows, batch_size: int) -> Record:
 
 # In words
 
-_DEFINED = (
+DEFINED = (
     "Good: a verdict of +1, among turns with a verdict. Accepted: the first reply of a session "
     "whose verdict is not -1. In brackets the 95 % interval, which holds however often you look. "
     "Evidence: if learning changed nothing, it reaches 20 to 1 in at most 5 of 100 runs. Versions "
     "that a rollback has left behind do not count, nor do replies that were told lessons: theirs "
     "stand in brackets. What you ask changes over time as well: this is "
-    "a record, no experiment."
+    "a record, no experiment. Episode outcomes: 0 % where all were -1, 100 % where all were +1."
 )
-_DEFINED_TOO = " Episode outcomes: 0 % where all were -1, 100 % where all were +1."
+"""Explanation of the shares that the measures of `helps` show."""
 _JUDGE_ALONE = (
     "none, and no feedback: a judge that always says the opposite cannot be told from a user of "
     "the opposite taste"
@@ -74,9 +74,7 @@ _JUDGE_ALONE = (
 def facts(seen: Record) -> Iterator[tuple[str, str]]:
     """Yield figures that fit on a line each, as name and text."""
     model, method, backend = (seen["run"].get(k, "?") for k in ("model", "method", "backend"))
-    here, directory = Path.cwd(), Path(seen["data_dir"])
-    near = directory.relative_to(here) if directory.is_relative_to(here) else directory
-    yield "records", f"{near}: {method} on {model}, backend {backend}"
+    yield "records", f"{seen['data_dir']}: {method} on {model}, backend {backend}"
     if seen["policy_version"] is None:
         yield "policy", "no version yet: the run has not begun"
     else:
@@ -137,11 +135,6 @@ def _strangers(seen: Mapping[str, Sequence[str]]) -> str | None:
         f"{', '.join(who)}; their words teach nothing, and in groups nobody's do. Say whose count: "
         f'owners = ["{name}:YOUR-ID"] in [gateway.chats]'
     )
-
-
-def defined(helps: Mapping[str, Record]) -> str:
-    """Explain the shares that these measures show."""
-    return _DEFINED + _DEFINED_TOO * ("episode_outcomes" in helps)
 
 
 def lost(causes: Mapping[str, int]) -> str:

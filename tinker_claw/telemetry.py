@@ -22,7 +22,7 @@ from typing import Any, Protocol, TextIO, cast
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from tinker_claw.types import SamplingParams, Usage, Vote
+from tinker_claw.types import SamplingParams, Usage
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
@@ -157,24 +157,10 @@ class Served:
     """Cost in dollars; None: nothing was billed, or the price is not known."""
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """A judged turn."""
-
-    turn: int
-    began_at: float
-    """Start in seconds since 1970."""
-    seconds: float
-    verdict: Vote | None
-    votes: int
-
-
 class Traces(Protocol):
-    """Receiver of every request and judgement; never blocks the caller."""
+    """Receiver of every request; never blocks the caller."""
 
     def served(self, served: Served) -> None: ...
-
-    def judged(self, judged: Judged) -> None: ...
 
 
 _COUNTERS = (
@@ -226,7 +212,7 @@ class Telemetry:
 
         Args:
             metrics_file: gets a JSON line per step; None writes none.
-            traces: receives requests and judgements; None sends none.
+            traces: receives requests; None sends none.
         """
         self.traces = traces
         self._file = metrics_file

@@ -18,7 +18,7 @@ from tinker_claw.cli import main
 from tinker_claw.cli.log import COLUMNS
 from tinker_claw.errors import LedgerError
 from tinker_claw.ledger.database import SCHEMA_VERSION, reading
-from tinker_claw.ledger.judgements import TRIES, Ballot
+from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.outcome import advice
 from tinker_claw.ledger.views import Filter, TurnView, read, read_turns
@@ -143,7 +143,6 @@ def test_table_is_aligned_and_says_nothing_that_was_said(
     made = add_every_kind_of_turn(ledger)
     turns = recent(ledger, 50)
     lines = shown(ledger, capsys)
-    assert any("came from another version" in line for line in lines), "what they mean together"
     for said in (SECRET, "be brief", "I say so", "do it"):
         assert not any(said in line for line in lines)
     lines = lines[: lines.index("")]
@@ -230,11 +229,10 @@ def turns_of(ledger: Ledger, count: int, keys: str = "s{}", **changes: Any) -> l
 def test_side_turns_only_are_explained(ledger: Ledger) -> None:
     reason = {"kind": Kind.SIDE, "kind_reason": "asked for version 3"}
     turns_of(ledger, 5, **reason, untrained_because="side turn: asked for version 3")
-    first, second = advice(recent(ledger))
+    (first,) = advice(recent(ledger))
     assert first.startswith("5 of 5 requests are side turns, which are never trained; ")
     assert "the reason of 5: asked for version 3." in first
     assert "If these were your own messages" in first
-    assert "nothing can be learned" in second
 
 
 def test_turns_without_a_next_state_are_explained(ledger: Ledger) -> None:
@@ -251,23 +249,8 @@ def test_turns_without_a_next_state_are_explained(ledger: Ledger) -> None:
     assert [*advice(recent(ledger))] == []
 
 
-def test_a_judge_that_says_nothing_is_told_from_one_that_is_late(ledger: Ledger) -> None:
-    ids = turns_of(ledger, 4)
-    for number in ids:
-        ledger.turns.add_next_state(number, NextState("user", "thanks"))
-    (late,) = advice(recent(ledger))
-    assert late.startswith("4 turns wait for the judge: `tinker-claw status` says")
-    for number in ids:
-        for _ in range(TRIES):
-            ledger.judgements.add_in_vain(number, "I cannot rate that.")
-    (silent,) = advice(recent(ledger))
-    assert silent.startswith("4 of 4 main turns were set aside: three times the judge gave nothing")
-    assert f"`tinker-claw explain {ids[-1]}` shows what it said" in silent
-
-
-def test_sampling_that_cannot_be_trained_and_fallbacks_are_explained(ledger: Ledger) -> None:
-    ids = turns_of(ledger, 3, untrained_because="sampled at top_p 0.9, not 1", fallback="v4 broke")
+def test_sampling_that_cannot_be_trained_is_explained(ledger: Ledger) -> None:
+    ids = turns_of(ledger, 3, untrained_because="sampled at top_p 0.9, not 1")
     ledger.turns.add_next_state(ids[0], NextState("user", "thanks"))
-    unfit, stood_in = advice(recent(ledger))
+    (unfit,) = advice(recent(ledger))
     assert unfit.startswith("3 of 3 main turns cannot be trained: sampled at top_p 0.9, not 1.")
-    assert stood_in.startswith("3 of 3 replies (marked *) came from another version")

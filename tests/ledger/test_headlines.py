@@ -59,17 +59,17 @@ def test_only_what_nobody_told_the_model_is_compared(story: Story) -> None:
     first, second = (lessons.rule("add", "me", None, text) for text in ("Be brief.", "Be kind."))
     rated(story, 24, 25, policy_version=1, told=Told((second,), 1, 2))
     assert said(story)[0].endswith(
-        "35% (v0); not enough ratings since: 0 of 16; 2 lessons told (96% with them)"
+        "35% (v0); not enough ratings since: 0 of 16; lessons: 2 told (96% when told)"
     )
     rated(story, 16, 16, policy_version=1)
     known = {one.id: one for one in lessons.of_user("me")}
     lessons.change(known[first], State.LEARNED, "so", 1)
     assert said(story) == [
-        "First replies accepted: 35% -> 100% (v0 -> v1): better; 1 lesson learned, 1 told "
-        "(96% with it)"
+        "First replies accepted: 35% -> 100% (v0 -> v1): better; lessons: 1 learned, 1 told "
+        "(96% when told)"
     ]
     lessons.change(known[second], State.DROPPED, "so")
-    assert said(story)[0].endswith("better; 1 lesson learned"), "nothing is told now"
+    assert said(story)[0].endswith("better; lessons: 1 learned"), "nothing is told now"
 
 
 def test_it_claims_nothing_where_chance_may_have_done_it(story: Story) -> None:

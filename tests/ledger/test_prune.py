@@ -191,23 +191,11 @@ def test_block_that_a_new_turn_shares_with_dropped_ones_is_not_deleted(
     assert ledger.turns.get(new).prompt == (*shared, 7)
 
 
-def test_a_block_that_was_met_is_sought_again_only_where_others_have_written(
-    ledger: Ledger,
-) -> None:
-    asked = list[str]()
+def test_a_block_that_was_dropped_or_forgotten_is_written_again(ledger: Ledger) -> None:
     shared = tuple(range(3000))
-    add(ledger, "a", prompt=(*shared, 1))
-    ledger._db._connection.set_trace_callback(asked.append)
-    add(ledger, "b", prompt=(*shared, 2))
-    assert not [query for query in asked if "prompt_blocks" in query]
-    assert sum(query.startswith("BEGIN") for query in asked) == 2, "its session and the turn"
-    assert trim(ledger, before=time.time() + 1) == 0
-    for turn in ledger._db.rows("SELECT id FROM turns"):
-        ledger.turns.refuse(turn["id"], "side")
-    assert trim(ledger, before=time.time() + 1) == 2
-    asked.clear()
+    add(ledger, "a", prompt=(*shared, 1), untrained_because="side")
+    assert trim(ledger, before=time.time() + 1) == 1
     last = add(ledger, "c", prompt=(*shared, 3))
-    assert [query for query in asked if "INSERT INTO prompt_blocks" in query]
     assert ledger.turns.get(last).prompt == (*shared, 3)
     ledger.forget(prune.from_turn(last))
     again = add(ledger, "d", prompt=(*shared, 4))

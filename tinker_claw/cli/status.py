@@ -35,7 +35,7 @@ from tinker_claw.cli.log import COLUMNS
 from tinker_claw.config.check import API_KEY
 from tinker_claw.config.settings import Settings
 from tinker_claw.errors import LedgerError
-from tinker_claw.insight import defined, facts, read_overview
+from tinker_claw.insight import DEFINED, facts, read_overview
 from tinker_claw.ledger.outcome import moment, plural
 from tinker_claw.ledger.views import Record
 from tinker_claw.privacy.marker import NEAR_MISS
@@ -265,4 +265,4 @@ def _helps(measures: Mapping[str, Any]) -> Iterator[str]:
             )
         if told := measure["told"]:
             yield f"  told lessons   ({told['share']:.0%} of {told['of']})"
-    yield from wrapped(defined(measures))
+    yield from wrapped(DEFINED)

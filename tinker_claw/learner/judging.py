@@ -12,7 +12,6 @@ aside by name. While the judge fails as a whole no try counts, and one turn asks
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -37,7 +36,7 @@ from tinker_claw.ledger.judgements import TRIES, Ballot
 from tinker_claw.ledger.samples import TEACHES_NOTHING
 from tinker_claw.methods.base import Evidence, Signal, reward_of, step_reward
 from tinker_claw.retry import Backoff
-from tinker_claw.telemetry import Judged, log
+from tinker_claw.telemetry import log
 from tinker_claw.types import HintScores, NextState, Turn, Verdict, Vote, Wish
 
 WAITS = Backoff(first_s=5.0, longest_s=600.0, jitter=0.25)
@@ -432,12 +431,12 @@ class Judging:
 
     async def _answered(self, turn: Turn, state: NextState, *, hints: bool = True) -> Judgement:
         self._check(turn.id)  # there was a wait for the budget
-        redact, began = self._redact, time.time()
+        redact = self._redact
         with (
             self._parts.health.backend.watching("judging"),
             self._parts.spending.paying("judge", turn_id=turn.id),
         ):
-            judgement = await self._judge.judge(
+            return await self._judge.judge(
                 redact(turn.request_text),
                 redact(turn.reply_text),
                 replace(
@@ -449,10 +448,6 @@ class Judging:
                 asked_by=turn.asked_by,
                 images=turn.images,
             )
-        if (traces := self._parts.telemetry.traces) is not None:
-            said, seconds = judgement.verdict, time.time() - began
-            traces.judged(Judged(turn.id, began, seconds, said.value, len(said.votes)))
-        return judgement
 
     def _accept(self, turn: Turn, judgement: Judgement, unread: str) -> None:
         """Accept a judgement that could be read only in part.

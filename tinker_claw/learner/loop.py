@@ -248,7 +248,7 @@ class Learner:
         waiting = ledger.samples.waiting()
         parts.telemetry.waiting(waiting, cfg.batch_size)
         if cfg.observe:
-            self._observe(waiting // cfg.batch_size)
+            self._observe(waiting, waiting // cfg.batch_size)
         if cfg.observe or waiting < cfg.batch_size:
             return None
         choice = choose(
@@ -262,18 +262,11 @@ class Learner:
         self._look_at = min(filter(None, (self._look_at, choice.look_at)), default=None)
         return None
 
-    def _observe(self, steps: int) -> None:
+    def _observe(self, waiting: int, steps: int) -> None:
         """Report the steps that the queue would make. Nothing leaves it: a later run may train on
         all of it while it is fresh, since samples age by steps."""
         if steps > self._observed:
-            queued = self._parts.ledger.samples.summary()
-            log.info(
-                "observed",
-                samples=queued.samples,
-                steps=steps,
-                reward_mean=queued.reward_mean,
-                hints=queued.hints,
-            )
+            log.info("observed", samples=waiting, steps=steps)
         self._observed = steps
 
     async def _take(self, batch: Sequence[Sample]) -> None:

@@ -89,40 +89,25 @@ def unpack_floats(blob: bytes) -> tuple[float, ...]:
     return unpack(f"<{len(raw) // 8}d", raw)
 
 
-def pack_id_rows(rows: Sequence[Sequence[int]]) -> bytes:
-    return pack_ids(tuple(chain.from_iterable(rows)))
+def flat(rows: Sequence[Sequence[_Number]]) -> tuple[_Number, ...]:
+    """Return the values of all rows in one tuple."""
+    return tuple(chain.from_iterable(rows))
 
 
-def unpack_id_rows(blob: bytes, k: int) -> tuple[tuple[int, ...], ...]:
-    return _rows(unpack_ids(blob), k)
+def rows_of(values: Sequence[_Number], k: int) -> tuple[tuple[_Number, ...], ...]:
+    """Split values into rows of k. Raises ValueError where they do not fit."""
+    return tuple(zip(*[iter(values)] * k, strict=True)) if k else ()
 
 
-def pack_float_rows(rows: Sequence[Sequence[float]]) -> bytes:
-    return pack_floats(chain.from_iterable(rows))
-
-
-def unpack_float_rows(blob: bytes, k: int) -> tuple[tuple[float, ...], ...]:
-    return _rows(unpack_floats(blob), k)
-
-
-def _rows(flat: tuple[_Number, ...], k: int) -> tuple[tuple[_Number, ...], ...]:
-    """Split a flat tuple into rows of k. Raises ValueError where they do not fit."""
-    return tuple(zip(*[iter(flat)] * k, strict=True)) if k else ()
-
-
-def store(tx: sqlite3.Connection, raw: bytes, known: dict[bytes, int]) -> tuple[bytes, bytes]:
+def store(tx: sqlite3.Connection, raw: bytes) -> tuple[bytes, bytes]:
     """Return the columns `blocks` and `prompt` for a prompt, and write its new blocks.
 
     Args:
         raw: the prompt's ids as little-endian int32.
-        known: row ids of known blocks, by their ids; extended by those of this prompt.
     """
     end = len(raw) - len(raw) % _BLOCK_BYTES
-    blocks = [raw[at : at + _BLOCK_BYTES] for at in range(0, end, _BLOCK_BYTES)]
-    for block in blocks:
-        if block not in known:
-            known[block] = _block(tx, block)
-    return raw_ids([known[block] for block in blocks]), pack_raw(raw[end:])
+    blocks = [_block(tx, raw[at : at + _BLOCK_BYTES]) for at in range(0, end, _BLOCK_BYTES)]
+    return raw_ids(blocks), pack_raw(raw[end:])
 
 
 def _block(tx: sqlite3.Connection, ids: bytes) -> int:

@@ -35,11 +35,6 @@ _LARGE_BYTES = 200_000_000
 _STATEMENTS = 256
 """Prepared statements that a connection keeps; handling a turn takes about thirty."""
 _LOCK: Final = "lock"
-_DISK: Final = {
-    sqlite3.SQLITE_FULL: "make room on its disk",
-    sqlite3.SQLITE_IOERR: "see what is wrong with its disk",
-}
-"""Advice for errors that come from the disk rather than from the file."""
 
 
 class Rows:
@@ -80,14 +75,11 @@ class Outside(Rows):
     @contextmanager
     def moment(self) -> Generator[None]:
         """Read one consistent snapshot inside; the next one sees later writes."""
+        self._connection.execute("BEGIN")
         try:
-            self._connection.execute("BEGIN")
-            try:
-                yield
-            finally:
-                self._connection.execute("ROLLBACK")
-        except sqlite3.Error as error:
-            raise LedgerError(f"{self.path} cannot be read as a ledger ({error})") from error
+            yield
+        finally:
+            self._connection.execute("ROLLBACK")
 
 
 @contextmanager
@@ -250,9 +242,9 @@ class Database(Writer):
             self._prepare()
         except (OSError, sqlite3.Error) as error:
             os.close(self._lock)
-            cure = _cure(error) or "move it away"
             raise LedgerError(
-                f"{path} cannot be used as a ledger ({error}); {cure} or choose another --data-dir"
+                f"{path} cannot be used as a ledger ({error}); see to its disk, move it away "
+                "or choose another --data-dir"
             ) from error
         except LedgerError:
             os.close(self._lock)
@@ -276,10 +268,11 @@ class Database(Writer):
         os.close(self._lock)
 
 
-def _cure(error: Exception) -> str | None:
-    """Return what to do about an error of the disk; None for any other error."""
-    code: int = getattr(error, "sqlite_errorcode", 0)  # none where we raised it ourselves
-    return _DISK.get(code & 0xFF)
+class LedgerTable:
+    """Queries on some tables of a ledger."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
 
 
 def _check(path: Path) -> None:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from tinker_claw.errors import ClawError
-from tinker_claw.ledger.database import Database, insert
+from tinker_claw.ledger.database import LedgerTable, insert
 from tinker_claw.ledger.judgements import SET_ASIDE
 from tinker_claw.ledger.turns import IS_BEING_FORGOTTEN, reopen
 from tinker_claw.types import Source
@@ -94,11 +94,8 @@ WHERE {{}} AND user = :user AND private <> 1 AND blanked IS NOT 'forgotten'
 """
 
 
-class FeedbackTable:
+class FeedbackTable(LedgerTable):
     """Table of feedback from users and their programs."""
-
-    def __init__(self, database: Database) -> None:
-        self._db = database
 
     def give(self, user: str, about: About, said: Feedback) -> Given | None:
         """Record feedback and apply it where possible; None: this user has no such turn.
@@ -113,7 +110,8 @@ class FeedbackTable:
             ).fetchone()
             if turn is None:
                 return None
-            if said.key is not None and (earlier := _earlier(tx, user, said.key)) is not None:
+            known = "SELECT * FROM feedback WHERE user = ? AND key = ?"  # NULL is no key
+            if (earlier := tx.execute(known, (user, said.key)).fetchone()) is not None:
                 return _repeated(earlier, about, turn, said)
             unused = _OUTCOMES[turn["episode"]] if said.final else _unused(turn)
             feedback_id = _insert(tx, user, turn, said, unused)
@@ -122,10 +120,6 @@ class FeedbackTable:
             if unused is None and not said.final:
                 reopen(tx, turn["id"])
         return Given(feedback_id, turn["id"], repeated=False, unused=unused)
-
-
-def _earlier(tx: sqlite3.Connection, user: str, key: str) -> sqlite3.Row | None:
-    return tx.execute("SELECT * FROM feedback WHERE user = ? AND key = ?", (user, key)).fetchone()
 
 
 def _repeated(earlier: sqlite3.Row, about: About, turn: sqlite3.Row, said: Feedback) -> Given:

@@ -15,7 +15,7 @@ from itertools import accumulate
 from tinker_claw.evidence import CLAIM, Rate, TwoRates, odds, record
 from tinker_claw.ledger.database import Rows
 from tinker_claw.ledger.lessons import Lesson, State, of_user
-from tinker_claw.ledger.outcome import RunView, plural, run_of
+from tinker_claw.ledger.outcome import RunView, run_of
 from tinker_claw.ledger.turns import OUTCOME
 from tinker_claw.ledger.versions import compared_from, gate_of, held, pinned, read_line
 from tinker_claw.ledger.views import Filter, Record, read
@@ -109,20 +109,15 @@ def read_figures(rows: Rows, run: RunView, steps: int) -> Record:
         "not_understood": rows.pairs(
             "SELECT client, COUNT(*) FROM turns WHERE call = 'unknown' GROUP BY client"
         ),
-        "strangers": _strangers(rows),
+        # Chat services in which others than the owner wrote, directly and in groups.
+        "strangers": {
+            name: rows.column(f"SELECT DISTINCT channel FROM channels WHERE {column} ORDER BY 1")
+            for name, column in (("direct", "strangers"), ("groups", "groups"))
+        },
         # By purpose, as far as prices were known; empty: nothing was billed.
         "usd": rows.pairs("SELECT purpose, TOTAL(usd) FROM spend GROUP BY purpose"),
         "bills_without_price": rows.one("SELECT COUNT(*) FROM spend WHERE usd IS NULL"),
         "helps": read_helps(rows, judged),
-    }
-
-
-def _strangers(rows: Rows) -> dict[str, list[str]]:
-    """Return the chat services in which others than the owner wrote: `direct`, and in `groups`."""
-    found = rows.rows("SELECT DISTINCT channel, strangers, groups FROM channels ORDER BY channel")
-    return {
-        "direct": [row["channel"] for row in found if row["strangers"]],
-        "groups": [row["channel"] for row in found if row["groups"]],
     }
 
 
@@ -321,13 +316,11 @@ def _lessons(lessons: Sequence[Lesson], told: Share | None) -> str:
     parts = [f"{n} {word}" for state, word in _STATES.items() if (n := count[state])]
     if not parts:
         return ""
-    number, _, word = parts[0].partition(" ")
-    said = ", ".join([f"{plural(int(number), 'lesson')} {word}", *parts[1:]])
-    now = count[State.TOLD] + count[State.TRIED]
-    if told and now:
+    said = ", ".join(parts)
+    if told and count[State.TOLD] + count[State.TRIED]:
         share = f"{told.value:.0%}" if told.of >= LEAST else f"{told.good:.0f} of {told.of}"
-        said += f" ({share} with {'it' if now == 1 else 'them'})"
-    return f"; {said}"
+        said += f" ({share} when told)"
+    return f"; lessons: {said}"
 
 
 # Two versions that answer one session in two each

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tinker_claw.ledger.database import Database, Rows
+from tinker_claw.ledger.database import LedgerTable, Rows
 
 RECENT = 2000
 """Newest turns among which accepted replies are looked for."""
@@ -36,11 +36,8 @@ class Accepted:
     """Text that the teacher would be told about that first try; None: not known."""
 
 
-class GainTable:
+class GainTable(LedgerTable):
     """Table of gains, written by judging, and of replies to measure."""
-
-    def __init__(self, database: Database) -> None:
-        self._db = database
 
     def user_of(self, session_id: int) -> str:
         return self._db.one("SELECT user FROM sessions WHERE id = ?", session_id)

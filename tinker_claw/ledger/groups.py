@@ -13,7 +13,7 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tinker_claw.ledger.database import Database
+from tinker_claw.ledger.database import LedgerTable
 from tinker_claw.ledger.turns import JUDGEABLE, OUTCOME, STEP
 
 LIMIT_S = 3600.0
@@ -66,11 +66,8 @@ class Released:
     """Earliest time limit, in seconds since 1970; None: nothing waits for one."""
 
 
-class GroupTable:
+class GroupTable(LedgerTable):
     """Table of episodes and their held samples."""
-
-    def __init__(self, database: Database) -> None:
-        self._db = database
 
     def release(self, now: float, most: int) -> Released:
         """Queue complete groups, whose announced sessions have all come and ended, and end those

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tinker_claw.ledger.database import Database
+from tinker_claw.ledger.database import LedgerTable
 from tinker_claw.ledger.lessons import learn
-from tinker_claw.ledger.turns import OUTCOME
+from tinker_claw.ledger.turns import OUTCOME, reopen
 from tinker_claw.types import StopReason, Verdict, Vote, Wish
 
 TRIES = 3
@@ -87,11 +87,8 @@ class Ballot:
     value: Vote | None
 
 
-class JudgementTable:
+class JudgementTable(LedgerTable):
     """Table of the judge's answers."""
-
-    def __init__(self, database: Database) -> None:
-        self._db = database
 
     def add(
         self,
@@ -174,10 +171,7 @@ class JudgementTable:
             again = [one for one in found if turn_ids is None or one in turn_ids]
             for turn_id in again:
                 tx.execute("DELETE FROM votes WHERE turn_id = ? AND about = 'in vain'", (turn_id,))
-                tx.execute(
-                    "UPDATE turns SET settled = 0, untrained_because = NULL WHERE id = ?",
-                    (turn_id,),
-                )
+                reopen(tx, turn_id)
         return again
 
     def demonstration(self, turn_id: int) -> str | None:
@@ -197,10 +191,9 @@ class JudgementTable:
                 "AND LENGTH(turns.tokens) > 1",
                 (accepted, reason),
             )
-            again = [(row["id"],) for row in found if self.demonstration(row["id"])]
-            tx.executemany(
-                "UPDATE turns SET settled = 0, untrained_because = NULL WHERE id = ?", again
-            )
+            again = [row["id"] for row in found.fetchall() if self.demonstration(row["id"])]
+            for turn_id in again:
+                reopen(tx, turn_id)
         return bool(again)
 
     def verdict(self, turn_id: int) -> Verdict | None:
@@ -256,7 +249,7 @@ class JudgementTable:
             most,
             *values,
         )
-        return [FirstReply(**row) for row in map(dict, rows)]
+        return [FirstReply(**row) for row in rows]
 
     def replies(self, most: int, after: int) -> list[JudgedReply]:
         """Return the newest judged main turns after turn `after`, newest first. Calls of tools and

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 from tinker_claw.errors import LedgerError
-from tinker_claw.ledger.database import Database, Rows, Writer, beside
+from tinker_claw.ledger.database import Database, Rows, beside
 from tinker_claw.ledger.feedback import FeedbackTable
 from tinker_claw.ledger.gains import GainTable
 from tinker_claw.ledger.groups import GroupTable
@@ -101,9 +100,8 @@ class Ledger:
         For a process that has the ledger to itself: nobody else can write for seconds per gigabyte.
         """
         forgetting = self.begin_to_forget(found)
-        with closing(Writer(self.path)) as writer:  # `turns` sees what others have deleted
-            for _ in finish(writer):
-                pass
+        for _ in finish(self._db):
+            pass
         self.vacuum()
         return forgetting
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from tinker_claw.errors import UndoError
 from tinker_claw.evidence import Rate, record
-from tinker_claw.ledger.database import Database, Rows, insert
+from tinker_claw.ledger.database import LedgerTable, Rows, insert
 from tinker_claw.types import Wish
 
 MOST_WORDS = 40
@@ -100,11 +100,8 @@ class Evidence:
     """Mean of log p(told) - log p(untold) in nats a token, of accepted told replies."""
 
 
-class LessonTable:
+class LessonTable(LedgerTable):
     """Table of lessons, and of what each session is told."""
-
-    def __init__(self, database: Database) -> None:
-        self._db = database
 
     def of_user(self, user: str | None = None) -> list[Lesson]:
         """Return the lessons of a user, or all, newest first."""

@@ -14,8 +14,8 @@ from datetime import datetime
 from tinker_claw.ledger import words
 from tinker_claw.ledger.database import Rows
 from tinker_claw.ledger.groups import LIMIT_S
-from tinker_claw.ledger.judgements import SET_ASIDE, TRIES
-from tinker_claw.ledger.turns import OUTCOME, STEP
+from tinker_claw.ledger.judgements import TRIES
+from tinker_claw.ledger.turns import OUTCOME
 from tinker_claw.ledger.versions import REFUSED, TOO_FAR
 from tinker_claw.ledger.views import Record, SampleView, TurnView
 from tinker_claw.types import Kind, Lost
@@ -229,41 +229,26 @@ def of_episode(turn: TurnView) -> Iterator[str]:
 
 
 _EPISODES = f"""
-SELECT sessions.id AS session, sessions.user, created_at, sessions.task, group_id,
+SELECT sessions.id AS session, sessions.user, created_at, sessions.task,
   groups.name AS "group", size, episode, ({OUTCOME}) AS outcome,
   IIF(episode = 2, NULL, {words.RUNNING}) AS waits,
   (SELECT policy_version FROM turns WHERE session_id = sessions.id AND kind = 'main'
     ORDER BY idx LIMIT 1) AS version,
   (SELECT COUNT(*) FROM turns WHERE session_id = sessions.id AND kind = 'main') AS replies
 FROM sessions LEFT JOIN groups ON groups.id = group_id
-WHERE episode <> 0 AND (?1 IS NULL OR sessions.user = ?1) AND (?2 IS NULL OR group_id = ?2)
-  AND (?3 IS NULL OR sessions.id < ?3) ORDER BY sessions.id DESC LIMIT ?4
+WHERE episode <> 0 AND (?1 IS NULL OR sessions.user = ?1) AND (?2 IS NULL OR sessions.id < ?2)
+ORDER BY sessions.id DESC LIMIT ?3
 """
 
 
-def episodes(
-    rows: Rows, limit: int, *, user: str | None, group: int | None, before: int | None
-) -> list[Record]:
+def episodes(rows: Rows, limit: int, user: str | None, before: int | None) -> list[Record]:
     """Return the newest episodes, newest first.
 
     Args:
-        user, group: only those of this user or group; None: all.
+        user: only theirs; None: everybody's.
         before: only sessions of lower numbers.
     """
-    return [dict(row) for row in rows.rows(_EPISODES, user, group, before, limit)]
-
-
-def rewards_by_step(rows: Rows, group: int) -> list[Record]:
-    """Return the replies of a group, oldest first: `session`, `turn`, `step`, and the `reward` that
-    is compared with those of the same step; None: no reward (yet)."""
-    found = rows.rows(
-        f"SELECT session_id AS session, turns.id AS turn, {STEP} AS step, "
-        "CASE state WHEN 'held' THEN NULL ELSE reward END AS reward FROM sessions "
-        "JOIN turns ON session_id = sessions.id LEFT JOIN samples ON turn_id = turns.id "
-        "WHERE group_id = ? AND kind = 'main' ORDER BY turns.id",
-        group,
-    )
-    return [dict(row) for row in found]
+    return [dict(row) for row in rows.rows(_EPISODES, user, before, limit)]
 
 
 # What some turns mean together
@@ -277,7 +262,16 @@ def advice(turns: Sequence[TurnView]) -> Iterator[str]:
     """Yield advice on these turns, oldest first; none where learning works."""
     main = [turn for turn in turns if turn.kind is Kind.MAIN]
     followed = [turn for turn in main if turn.next_role is not None]
-    yield from _of_side_turns(turns, [turn for turn in turns if turn.kind is Kind.SIDE])
+    side = [turn for turn in turns if turn.kind is Kind.SIDE]
+    if _most(side, turns):
+        reason, times = Counter(turn.kind_reason for turn in side).most_common(1)[0]
+        yield (
+            f"{len(side)} of {len(turns)} requests are side turns, which are never trained; the "
+            f"reason of {times}: {reason}. Recaps, titles, compaction, heartbeat and cron are "
+            "meant to be side turns. If these were your own messages, the client sends something "
+            "that marks them: look for a header X-Turn-Type, for a model name with @v, and for "
+            "another proxy in between; `tinker-claw explain` shows the reason of each."
+        )
     if len(main) >= _FEWEST and not followed:
         why = (
             "although sessions go on. The replies do not come back in the client's history as they "
@@ -290,19 +284,6 @@ def advice(turns: Sequence[TurnView]) -> Iterator[str]:
                 "nor a name for the session (X-Session-Id)."
             )
         yield f"None of the {len(main)} main turns has a next state, {why}"
-    if aside := [turn for turn in main if turn.untrained_because == SET_ASIDE]:
-        yield (
-            f"{len(aside)} of {len(main)} main turns were set aside: three times the judge gave "
-            f"nothing that could be read. `tinker-claw explain {aside[-1].id}` shows what it said; "
-            "once that is mended, by --prm-max-tokens or another --judge-url, `tinker-claw "
-            "rejudge` takes them up again."
-        )
-    waiting = [turn for turn in followed if not turn.judged and turn.untrained_because is None]
-    if _most(waiting, followed):
-        yield (
-            f"{len(waiting)} turns wait for the judge: `tinker-claw status` says whether the judge "
-            "fails, waits for the service, or is paused by the budget."
-        )
     unfit = [turn for turn in main if (turn.untrained_because or "").startswith("sampled at ")]
     if _most(unfit, main):
         yield (
@@ -310,26 +291,6 @@ def advice(turns: Sequence[TurnView]) -> Iterator[str]:
             f"{unfit[-1].untrained_because}. The client sets it; take temperature, top_p and top_k "
             "out of its settings for this model."
         )
-    if count := sum(turn.fallback is not None for turn in turns):
-        yield (
-            f"{count} of {len(turns)} replies (marked *) came from another version than the "
-            "current one, because that one failed; `tinker-claw explain` says why."
-        )
-
-
-def _of_side_turns(turns: Sequence[TurnView], side: Sequence[TurnView]) -> Iterator[str]:
-    if not _most(side, turns):
-        return
-    reason, times = Counter(turn.kind_reason for turn in side).most_common(1)[0]
-    yield (
-        f"{len(side)} of {len(turns)} requests are side turns, which are never trained; the reason "
-        f"of {times}: {reason}. Recaps, titles, compaction, heartbeat and cron are "
-        "meant to be side turns. If these were your own messages, the client sends something that "
-        "marks them: look for a header X-Turn-Type, for a model name with @v, and for another "
-        "proxy in between; `tinker-claw explain` shows the reason of each."
-    )
-    if len(side) == len(turns):
-        yield "There is no main turn among them: nothing can be learned from these requests."
 
 
 def _most(part: Sequence[TurnView], whole: Sequence[TurnView]) -> bool:

@@ -26,7 +26,7 @@ from tinker_claw.ledger.codec import load, raw_ids, store, unraw_ids
 from tinker_claw.ledger.database import Rows, Writer, set_meta
 from tinker_claw.ledger.images import let_go, move
 from tinker_claw.ledger.lessons import FORGOTTEN_LESSON, orphans, taught_by
-from tinker_claw.ledger.turns import BEGUN, mark_private, told_of
+from tinker_claw.ledger.turns import BEGUN, mark_private, remove_sample, told_of
 from tinker_claw.ledger.versions import read_line, withdraw_from_step
 
 UNFOLLOWED = "nothing followed it before it was dropped for its age or the ledger's size"
@@ -485,7 +485,7 @@ def _untell(database: Writer, tx: sqlite3.Connection, turn: int) -> None:
     row = tx.execute("SELECT * FROM turns WHERE id = ?", (turn,)).fetchone()
     if row is None or (told := told_of(row)) is None:
         return
-    blocks, rest = store(tx, raw_ids(told.without(load(database, row))), {})
+    blocks, rest = store(tx, raw_ids(told.without(load(database, row))))
     move(tx, turn, told.at, -told.tokens)
     tx.execute(
         "UPDATE turns SET told = NULL, hint_at = NULL, blocks = ?, prompt = ? WHERE id = ?",
@@ -496,12 +496,8 @@ def _untell(database: Writer, tx: sqlite3.Connection, turn: int) -> None:
 
 def _withdraw(tx: sqlite3.Connection, turn: int) -> bool:
     """Remove a turn's sample. True: it was trained, and so it stays."""
-    sample = tx.execute("SELECT id, state FROM samples WHERE turn_id = ?", (turn,)).fetchone()
-    if sample is None or sample["state"] == "trained":
-        return sample is not None
-    tx.execute("DELETE FROM step_samples WHERE sample_id = ?", (sample["id"],))
-    tx.execute("DELETE FROM samples WHERE id = ?", (sample["id"],))
-    return False
+    remove_sample(tx, turn)
+    return tx.execute("SELECT 1 FROM samples WHERE turn_id = ?", (turn,)).fetchone() is not None
 
 
 # The log

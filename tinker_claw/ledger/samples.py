@@ -14,34 +14,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tinker_claw.ledger.codec import (
+    flat,
     load,
-    pack_float_rows,
     pack_floats,
-    pack_id_rows,
-    unpack_float_rows,
+    pack_ids,
+    rows_of,
     unpack_floats,
-    unpack_id_rows,
+    unpack_ids,
 )
-from tinker_claw.ledger.database import Database, insert
+from tinker_claw.ledger.database import LedgerTable, insert
 from tinker_claw.ledger.groups import COMPARED, expire_mates
 from tinker_claw.ledger.images import kept
-from tinker_claw.ledger.turns import OVER, STEP, completion_of, told_of
+from tinker_claw.ledger.turns import OVER, STEP, completion_of, remove_sample, told_of
 from tinker_claw.ledger.versions import expire_left_behind, read_line
 from tinker_claw.types import HintScores, Images, Sample
 
 TEACHES_NOTHING = "what its teacher would be told teaches nothing, as far as is known"
 """Reason why a sample is not taught, or its turn not trained."""
-
-
-@dataclass(frozen=True, slots=True)
-class Queued:
-    """Figures of the queue."""
-
-    samples: int
-    reward_mean: float | None
-    """Mean reward; None: no sample has one."""
-    hints: int
-    """Samples with a hint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +65,8 @@ ORDER BY samples.id
 """
 
 
-class SampleTable:
+class SampleTable(LedgerTable):
     """Table of samples, from scoring until they are trained or expire."""
-
-    def __init__(self, database: Database) -> None:
-        self._db = database
 
     def add(
         self,
@@ -102,9 +88,9 @@ class SampleTable:
                 "hint": teacher.hint,
                 "weight": teacher.weight,
                 "teacher_logprobs": pack_floats(teacher.logprobs),
-                "teacher_targets": pack_float_rows(teacher.targets),
-                "teacher_ids": pack_id_rows(teacher.topk_ids),
-                "teacher_own": pack_float_rows(teacher.topk_logprobs),
+                "teacher_targets": pack_floats(flat(teacher.targets)),
+                "teacher_ids": pack_ids(flat(teacher.topk_ids)),
+                "teacher_own": pack_floats(flat(teacher.topk_logprobs)),
                 "overlap": teacher.overlap,
             }
         with self._db.transaction() as tx:
@@ -137,8 +123,7 @@ class SampleTable:
                 if weight or (rewards_count and row["reward"] is not None):
                     tx.execute("UPDATE samples SET weight = ? WHERE id = ?", (weight, row["id"]))
                     continue
-                tx.execute("DELETE FROM step_samples WHERE sample_id = ?", (row["id"],))
-                tx.execute("DELETE FROM samples WHERE id = ?", (row["id"],))
+                remove_sample(tx, row["turn_id"])
                 tx.execute(
                     "UPDATE turns SET untrained_because = ? WHERE id = ?",
                     (TEACHES_NOTHING, row["turn_id"]),
@@ -147,14 +132,6 @@ class SampleTable:
     def waiting(self) -> int:
         """Return the number of queued samples."""
         return self._db.one("SELECT COUNT(*) FROM samples WHERE state = 'queued'")
-
-    def summary(self) -> Queued:
-        """Return figures of the queue."""
-        (row,) = self._db.rows(
-            "SELECT COUNT(*) AS samples, AVG(reward) AS reward_mean, COUNT(hint) AS hints "
-            "FROM samples WHERE state = 'queued'"
-        )
-        return Queued(**row)
 
     def expire(self, current_step: int, max_staleness: int) -> int:
         """Expire samples that are more than `max_staleness` optimizer steps old; return how many.
@@ -247,9 +224,9 @@ def _teacher(row: sqlite3.Row) -> HintScores | None:
     return HintScores(
         hint=row["hint"],
         logprobs=unpack_floats(row["teacher_logprobs"]),
-        targets=unpack_float_rows(row["teacher_targets"], row["topk"]),
+        targets=rows_of(unpack_floats(row["teacher_targets"]), row["topk"]),
         overlap=row["overlap"],
         weight=row["weight"],
-        topk_ids=unpack_id_rows(row["teacher_ids"], row["topk"]),
-        topk_logprobs=unpack_float_rows(row["teacher_own"], row["topk"]),
+        topk_ids=rows_of(unpack_ids(row["teacher_ids"]), row["topk"]),
+        topk_logprobs=rows_of(unpack_floats(row["teacher_own"]), row["topk"]),
     )

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 import sqlite3
 import time
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Literal, get_args
 
-from tinker_claw.ledger.database import Database
+from tinker_claw.ledger.database import LedgerTable
 from tinker_claw.types import Usage
 
 Purpose = Literal["serve", "judge", "teacher", "train"]
@@ -51,29 +51,15 @@ def write(
     tx: sqlite3.Connection, bill: Bill, *, turn_id: int | None = None, step_id: int | None = None
 ) -> None:
     """Add a bill within a transaction; a turn forgotten meanwhile is left out."""
-    usage = bill.usage
     tx.execute(
         "INSERT INTO spend (created_at, purpose, turn_id, step_id, prefill, cached, sampled, "
         "trained, usd) VALUES (?, ?, (SELECT id FROM turns WHERE id = ?), ?, ?, ?, ?, ?, ?)",
-        (
-            time.time(),
-            bill.purpose,
-            turn_id,
-            step_id,
-            usage.prefill,
-            usage.cached,
-            usage.sampled,
-            usage.trained,
-            bill.usd,
-        ),
+        (time.time(), bill.purpose, turn_id, step_id, *astuple(bill.usage), bill.usd),
     )
 
 
-class SpendTable:
+class SpendTable(LedgerTable):
     """Table of bills and their sums."""
-
-    def __init__(self, database: Database) -> None:
-        self._db = database
 
     def add(self, bill: Bill, *, turn_id: int | None = None, step_id: int | None = None) -> None:
         with self._db.transaction() as tx:

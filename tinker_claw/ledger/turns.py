@@ -13,23 +13,20 @@ import sqlite3
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
-from functools import lru_cache
 from typing import Any
 
 from tinker_claw.ledger.codec import (
+    flat,
     load,
-    pack_float_rows,
     pack_floats,
-    pack_id_rows,
     pack_ids,
     raw_ids,
+    rows_of,
     store,
-    unpack_float_rows,
     unpack_floats,
-    unpack_id_rows,
     unpack_ids,
 )
-from tinker_claw.ledger.database import Database, insert
+from tinker_claw.ledger.database import LedgerTable, insert
 from tinker_claw.ledger.images import keep, kept
 from tinker_claw.ledger.lessons import FORGOTTEN_LESSON
 from tinker_claw.ledger.spend import Bill, write
@@ -165,8 +162,6 @@ _AS_IT_IS = (
 _HIDDEN = re.compile(r"private-[0-9a-f]{32}")
 _LATELY = 4
 """Newest turns of a session among which a request's predecessor is looked for."""
-_MOST_BLOCKS = 4096
-"""Most blocks that are remembered, in 17 MB."""
 _RECENT_TURNS = 1000
 """Newest turns of all sessions among which those of a trace are looked for."""
 
@@ -190,15 +185,8 @@ def mark_private(tx: sqlite3.Connection, user: str, key: str, private: int) -> N
         )
 
 
-class TurnTable:
+class TurnTable(LedgerTable):
     """Table of sessions and turns, written by the gateway."""
-
-    def __init__(self, database: Database) -> None:
-        self._db = database
-        self._blocks: dict[bytes, int] = {}
-        """Row ids of known prompt blocks, valid as of `_changes`: other connections may delete
-        some."""
-        self._changes = 0
 
     def session(self, user: str, key: str) -> int:
         """Return the id of this session, created where it is new, and open it."""
@@ -270,11 +258,8 @@ class TurnTable:
     @property
     def secret(self) -> bytes:
         """Key for digests, unique to this ledger."""
-        known = self._db.meta("secret")
-        if known is None:
-            drawn = secrets.token_hex(32)
-            self._db.write("INSERT OR IGNORE INTO meta VALUES ('secret', ?)", drawn)
-            return self.secret
+        query = "INSERT INTO meta VALUES ('secret', ?) RETURNING value"
+        known = self._db.meta("secret") or self._db.written(query, secrets.token_hex(32))
         return bytes.fromhex(known)
 
     def first_sender(self, user: str, channel: str, digest: bytes) -> bytes:
@@ -343,14 +328,10 @@ class TurnTable:
             "tokens": pack_ids(full.tokens),
             "logprobs": pack_floats(full.logprobs),
             "topk": len(full.topk_ids[0]) if full.topk_ids else 0,
-            "topk_ids": pack_id_rows(full.topk_ids),
-            "topk_logprobs": pack_float_rows(full.topk_logprobs),
+            "topk_ids": pack_ids(flat(full.topk_ids)),
+            "topk_logprobs": pack_floats(flat(full.topk_logprobs)),
         }
-        known, self._blocks = self._blocks, {}  # of a transaction that fails none was written
         with self._db.transaction() as tx:
-            changes = int(tx.execute("PRAGMA data_version").fetchone()[0])
-            if changes != self._changes or len(known) > _MOST_BLOCKS:
-                known.clear()
             because = turn.untrained_because or _over(tx, turn)
             if turn.told and _lacks_lesson(tx, turn.told):  # it was forgotten meanwhile
                 raw, because = raw_ids(turn.told.without(turn.prompt)), FORGOTTEN_LESSON
@@ -358,14 +339,13 @@ class TurnTable:
             elif turn.told and keeps:
                 values["told"] = json.dumps(astuple(turn.told))
             values |= {"untrained_because": because, "settled": because is not None}
-            values["blocks"], values["prompt"] = store(tx, raw if keeps else b"", known)
+            values["blocks"], values["prompt"] = store(tx, raw if keeps else b"")
             values["idx"] = tx.execute(_NEXT_INDEX, (turn.session_id, turn.kind)).fetchone()[0]
             turn_id = insert(tx, "turns", values)
             if because is None:
                 keep(tx, turn_id, turn.images)
             if bill is not None:
                 write(tx, bill, turn_id=turn_id)
-        self._blocks, self._changes = known, changes
         return turn_id
 
     def latest(
@@ -491,16 +471,19 @@ def _lacks_lesson(tx: sqlite3.Connection, told: Told) -> bool:
     return tx.execute(query, (ids,)).fetchone() is not None
 
 
+def remove_sample(tx: sqlite3.Connection, turn_id: int) -> None:
+    """Remove the sample of a turn, unless it was trained."""
+    which = "SELECT id FROM samples WHERE turn_id = ? AND state <> 'trained'"
+    tx.execute(f"DELETE FROM step_samples WHERE sample_id IN ({which})", (turn_id,))
+    tx.execute(f"DELETE FROM samples WHERE id IN ({which})", (turn_id,))
+
+
 def reopen(tx: sqlite3.Connection, turn_id: int) -> None:
-    """Reopen a turn whose verdict has changed, removing its waiting sample, so that it becomes a
-    new one."""
-    queued = "SELECT id FROM samples WHERE turn_id = ? AND state IN ('queued', 'held')"
-    tx.execute(f"DELETE FROM step_samples WHERE sample_id IN ({queued})", (turn_id,))
-    tx.execute(f"DELETE FROM samples WHERE id IN ({queued})", (turn_id,))
+    """Reopen a turn without its sample, so that it becomes a new one."""
+    remove_sample(tx, turn_id)
     tx.execute("UPDATE turns SET settled = 0, untrained_because = NULL WHERE id = ?", (turn_id,))
 
 
-@lru_cache(maxsize=64)
 def _params_json(params: SamplingParams) -> str:
     kept = params if params.schema is None else replace(params, schema="")  # it says too much
     told = asdict(kept)
@@ -542,8 +525,8 @@ def completion_of(row: sqlite3.Row) -> Completion:
     return Completion(
         tokens=unpack_ids(row["tokens"]),
         logprobs=unpack_floats(row["logprobs"]),
-        topk_ids=unpack_id_rows(row["topk_ids"], row["topk"]),
-        topk_logprobs=unpack_float_rows(row["topk_logprobs"], row["topk"]),
+        topk_ids=rows_of(unpack_ids(row["topk_ids"]), row["topk"]),
+        topk_logprobs=rows_of(unpack_floats(row["topk_logprobs"]), row["topk"]),
         stop_reason=StopReason(row["stop_reason"]),
         params=SamplingParams(**params),
         cached_tokens=row["cached_tokens"],

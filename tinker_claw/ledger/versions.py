@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from tinker_claw.errors import LedgerError, UndoError, WithdrawnError
 from tinker_claw.ledger.codec import pack_floats
-from tinker_claw.ledger.database import Database, Rows, insert, set_meta
+from tinker_claw.ledger.database import LedgerTable, Rows, insert, set_meta
 from tinker_claw.ledger.turns import reopen
 from tinker_claw.types import PolicyVersion
 
@@ -184,11 +184,8 @@ def read_version(rows: Rows, version_id: int) -> PolicyVersion | None:
     return PolicyVersion(**row) if row else None
 
 
-class Pin:
+class Pin(LedgerTable):
     """The pinned version, which answers whatever is learned meanwhile."""
-
-    def __init__(self, database: Database) -> None:
-        self._db = database
 
     @property
     def version(self) -> int | None:
@@ -229,12 +226,9 @@ class Pin:
             _end_pin(tx)
 
 
-class Hold:
+class Hold(LedgerTable):
     """A stop of learning, until its alarm has no evidence any more, or a rollback says from which
     version to go on."""
-
-    def __init__(self, database: Database) -> None:
-        self._db = database
 
     @property
     def reason(self) -> str | None:
@@ -263,7 +257,7 @@ class Hold:
     def guarded_from(self) -> int:
         """Newest turn at the last rollback; earlier turns are no measure for later ones. 0: there
         was no rollback."""
-        return int(self._db.meta(_GUARDED_FROM) or 0)
+        return _number(self._db, _GUARDED_FROM) or 0
 
 
 def held(rows: Rows) -> str | None:
@@ -273,17 +267,17 @@ def held(rows: Rows) -> str | None:
 
 def pinned(rows: Rows) -> int | None:
     """Return the pinned version; None: the newest answers."""
-    return _number(rows.meta(_PINNED))
+    return _number(rows, _PINNED)
 
 
 def compared_from(rows: Rows) -> int | None:
     """Return the newest turn when the pinned version began to answer every other session; None: it
     answers all, or none is pinned."""
-    return _number(rows.meta(_HALF))
+    return _number(rows, _HALF)
 
 
-def _number(value: str | None) -> int | None:
-    return None if value is None else int(value)
+def _number(rows: Rows, key: str) -> int | None:
+    return rows.one("SELECT CAST(value AS INTEGER) FROM meta WHERE key = ?", key)
 
 
 def _newest_turn(tx: sqlite3.Connection) -> str:
@@ -294,11 +288,8 @@ def _end_pin(tx: sqlite3.Connection) -> None:
     tx.execute("DELETE FROM meta WHERE key IN (?, ?)", (_PINNED, _HALF))
 
 
-class StepTable:
+class StepTable(LedgerTable):
     """Table of steps and the versions they made."""
-
-    def __init__(self, database: Database) -> None:
-        self._db = database
 
     def newest_version(self) -> PolicyVersion | None:
         return self._one("ORDER BY id DESC LIMIT 1")
@@ -317,7 +308,7 @@ class StepTable:
     def add_first_version(self, *, state_ref: str, sampler_ref: str) -> PolicyVersion:
         """Add version 0: the base with an adapter that changes nothing yet."""
         with self._db.transaction() as tx:
-            return _insert_version(tx, parent=None, step=0, state_ref=state_ref, ref=sampler_ref)
+            return _insert_version(tx, PolicyVersion(0, None, 0, state_ref, sampler_ref))
 
     def begin(self, parent: int, sample_ids: Sequence[int]) -> int:
         """Write the intent to train these samples; return the step's id.
@@ -383,7 +374,7 @@ class StepTable:
         """
         with self._db.transaction() as tx:
             version = _insert_version(
-                tx, parent=parent.id, step=parent.step + 1, state_ref=state_ref, ref=sampler_ref
+                tx, PolicyVersion(0, parent.id, parent.step + 1, state_ref, sampler_ref)
             )
             closed = tx.execute(
                 "UPDATE steps SET status = 'committed', version = ?, finished_at = ?, metrics = ? "
@@ -457,13 +448,8 @@ class StepTable:
                 (saved.id,),
             )
             _hear(tx)
-            return _insert_version(
-                tx,
-                parent=saved.id,
-                step=saved.step,
-                state_ref=saved.state_ref,
-                ref=sampler_ref or saved.sampler_ref,
-            )
+            ref = sampler_ref or saved.sampler_ref
+            return _insert_version(tx, replace(saved, parent=saved.id, sampler_ref=ref))
 
     def roll_back(self, to: PolicyVersion) -> PolicyVersion:
         """Add a version with the weights of `to`, from which learning goes on; end pin and hold.
@@ -475,9 +461,7 @@ class StepTable:
             _end_pin(tx)
             set_meta(tx, _HELD, None)
             set_meta(tx, _GUARDED_FROM, _newest_turn(tx))
-            version = _insert_version(
-                tx, parent=to.id, step=to.step, state_ref=to.state_ref, ref=to.sampler_ref
-            )
+            version = _insert_version(tx, replace(to, parent=to.id))
             expire_left_behind(tx, read_line(self._db))
         return version
 
@@ -569,10 +553,9 @@ def _hear(tx: sqlite3.Connection) -> None:
         reopen(tx, turn_id)
 
 
-def _insert_version(
-    tx: sqlite3.Connection, *, parent: int | None, step: int, state_ref: str | None, ref: str
-) -> PolicyVersion:
+def _insert_version(tx: sqlite3.Connection, version: PolicyVersion) -> PolicyVersion:
+    """Insert a version under the next id, whatever its own; return it with that."""
     next_id = tx.execute("SELECT COALESCE(MAX(id) + 1, 0) FROM versions").fetchone()[0]
-    version = PolicyVersion(next_id, parent, step, state_ref, ref)
+    version = replace(version, id=next_id)
     insert(tx, "versions", asdict(version) | {"created_at": time.time()})
     return version

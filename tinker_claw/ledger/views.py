@@ -156,12 +156,10 @@ def read_turn(rows: Rows, turn_id: int) -> TurnView | None:
     return next(iter(turns_where(rows, "WHERE turns.id = ?", turn_id)), None)
 
 
-def read_turns(rows: Rows, limit: int | None) -> list[TurnView]:
+def read_turns(rows: Rows, limit: int) -> list[TurnView]:
     """Return the newest `limit` turns, oldest first."""
     newest = "(SELECT id FROM turns ORDER BY id DESC LIMIT ?)"
-    return turns_where(
-        rows, f"WHERE turns.id IN {newest} ORDER BY turns.id", -1 if limit is None else limit
-    )
+    return turns_where(rows, f"WHERE turns.id IN {newest} ORDER BY turns.id", limit)
 
 
 def turns_where(rows: Rows, which: str, *values: Any) -> list[TurnView]:
@@ -174,14 +172,12 @@ def _turn(row: Record, line: Line) -> TurnView:
     sample = json.loads(row["sample"])
     row["kind"] = Kind(row["kind"])
     row["votes"] = tuple(json.loads(row["votes"]))
-    row["sample"] = sample and _sample(sample, line)
+    if sample is not None:
+        version = sample["version"]
+        behind = version is not None and not line.leads_on(version)
+        sample = SampleView(**sample, left_behind=behind)
+    row["sample"] = sample
     return TurnView(**row, left_behind=not line.leads_on(row["policy_version"]))
-
-
-def _sample(known: Record, line: Line) -> SampleView:
-    version = known["version"]
-    known["left_behind"] = version is not None and not line.leads_on(version)
-    return SampleView(**known)
 
 
 # What was said and sampled
@@ -192,8 +188,8 @@ _FEEDBACK = (
 )
 _CONTENTS = f"""
 SELECT sessions.key AS session_key, ({OUTCOME}) AS session_outcome, request_text, voices,
-  reply_text, params, trace, verdicts.prompt AS asked, by_second, audit, hint, untaught, overlap,
-  weight, advantages, (SELECT SUM(usd) FROM spend WHERE spend.turn_id = turns.id) AS usd,
+  reply_text, params, trace, verdicts.prompt AS judge_prompt, by_second, audit, hint, untaught,
+  overlap, weight, advantages, (SELECT SUM(usd) FROM spend WHERE spend.turn_id = turns.id) AS usd,
   (SELECT json_group_array(json_object('about', about, 'value', value, 'answer', answer))
     FROM (SELECT * FROM votes WHERE votes.turn_id = turns.id ORDER BY about DESC, n)) AS answers,
   (SELECT json_group_array(text)
@@ -226,7 +222,7 @@ class Contents:
     """The judge's answers, each with `about`, `value` and `answer`."""
     feedback: Sequence[Record]
     """Explicit feedback on it, or on its session at the end, oldest first."""
-    asked: str | None
+    judge_prompt: str | None
     """Version of the judge prompts; None: it was not judged, or by no judge."""
     by_second: bool
     """Whether the fallback judged it."""
@@ -298,6 +294,7 @@ class Filter:
     """Earliest time, in seconds since 1970."""
     before: int | None = None
     """Only rows of turns with lower ids."""
+    id: int | None = None
 
 
 _OF_TURN = "turns.id AS turn, turns.session_id AS session, sessions.user, policy_version"
@@ -359,68 +356,32 @@ def read(rows: Rows, table: Table, wanted: Filter, limit: int | None) -> list[Re
     return records
 
 
-def _where(table: Table, wanted: Filter) -> tuple[str, list[Any]]:
-    conditions, values = list[str](), list[Any]()
-
-    def demand(condition: str, *given: Any) -> None:
-        conditions.append(condition)
-        values.extend(given)
-
-    if table in ("verdicts", "samples"):
-        demand(f"{table}.turn_id IS NOT NULL")
-    if wanted.session is not None:
-        named = "SELECT id FROM sessions WHERE key = ? OR CAST(id AS TEXT) = ?"
-        demand(f"turns.session_id IN ({named})", *[wanted.session] * 2)
-    # "+": turns are looked at in their order, and not from an index.
-    if wanted.user is not None:
-        demand("+turns.session_id IN (SELECT id FROM sessions WHERE user = ?)", wanted.user)
-    if wanted.kind is not None:
-        demand("+turns.kind = ?", wanted.kind)
-    if wanted.verdict is not None:
-        vote = None if wanted.verdict == "none" else int(wanted.verdict)
-        judged = "SELECT 1 FROM verdicts AS v WHERE v.turn_id = turns.id AND v.value IS ?"
-        demand(f"EXISTS ({judged})", vote)
-    if wanted.trained is not None:
-        trained = (
-            "SELECT 1 FROM samples AS s INDEXED BY samples_by_turn "
-            "WHERE s.state = 'trained' AND s.turn_id = turns.id"
-        )
-        demand(f"{'' if wanted.trained else 'NOT '}EXISTS ({trained})")
-    if wanted.since is not None:
-        demand(f"{table}.created_at >= ?", wanted.since)
-    if wanted.before is not None:
-        demand("turns.id < ?", wanted.before)
-    return f"WHERE {' AND '.join(conditions)}" if conditions else "", values
-
-
-_SAID = (
-    "next_state",
-    "feedback",
-    "answers",
-    "hint_texts",
-    "judge_prompt",
-    "by_second",
-    "audit",
-)
-_WHOLE = (
-    "session_key",
-    "session_outcome",
-    "trace",
-    "stop_reason",
-    "params",
-    "cached_tokens",
-    "request_text",
-    "voices",
-    "reply_text",
-    *_SAID,
-)
-_TOKENS = ("prompt", "tokens", "logprobs", "topk_ids", "topk_logprobs")
-_FULL: Mapping[Table, Sequence[str]] = {
-    "turns": (*_WHOLE, *_TOKENS),
-    "verdicts": _SAID,
-    "samples": ("hint", "untaught", "overlap", "weight", "advantages"),
+# "+": turns are looked at in their order, and not from an index.
+_CONDITIONS: Mapping[str, str] = {
+    "session": "turns.session_id IN (SELECT id FROM sessions WHERE ? IN (key, CAST(id AS TEXT)))",
+    "user": "+turns.session_id IN (SELECT id FROM sessions WHERE user = ?)",
+    "kind": "+turns.kind = ?",
+    "verdict": "EXISTS (SELECT 1 FROM verdicts AS v WHERE v.turn_id = turns.id "
+    "AND v.value IS NULLIF(?, 'none'))",
+    "trained": "? = EXISTS (SELECT 1 FROM samples AS s INDEXED BY samples_by_turn "
+    "WHERE s.state = 'trained' AND s.turn_id = turns.id)",
+    "since": "{table}.created_at >= ?",
+    "before": "turns.id < ?",
+    "id": "{table}.id = ?",
 }
-"""Fields that a full record adds: texts and samples."""
+"""SQL of the fields of a filter."""
+
+
+def _where(table: Table, wanted: Filter) -> tuple[str, list[Any]]:
+    given = {name: value for name, value in asdict(wanted).items() if value is not None}
+    conditions = [_CONDITIONS[name].format(table=table) for name in given]
+    if table in ("verdicts", "samples"):
+        conditions.append(f"{table}.turn_id IS NOT NULL")
+    return f"WHERE {' AND '.join(conditions)}" if conditions else "", [*given.values()]
+
+
+_TOKENS = ("prompt", "tokens", "logprobs", "topk_ids", "topk_logprobs", "advantages")
+"""Fields with a value for each token."""
 
 
 def turns_in_full(ledger: Outside, *, tokens: bool) -> Iterator[Record]:
@@ -429,50 +390,35 @@ def turns_in_full(ledger: Outside, *, tokens: bool) -> Iterator[Record]:
     Args:
         tokens: whether to include ids and logprobs.
     """
-    names = _FULL["turns"] if tokens else _WHOLE
     for turn in ledger.column("SELECT id FROM turns WHERE blanked IS NOT 'forgotten' ORDER BY id"):
         with ledger.moment():
-            for record in read(ledger, "turns", Filter(before=turn + 1), 1):
-                yield _more(ledger, turn, record, names)
+            for record in read(ledger, "turns", Filter(id=turn), 1):
+                full = _more(ledger, turn, record)
+                yield {k: v for k, v in full.items() if tokens or k not in _TOKENS}
 
 
 def in_full(ledger: Outside, table: Table, record: Record) -> Record:
-    """Return a record of `read` with everything that the ledger has on it, from one snapshot."""
+    """Return a record of `read` with the texts and samples of its turn, or with the settings of a
+    step, from one snapshot."""
     with ledger.moment():
         if table == "steps":
-            return record | _full_step(ledger, record["id"])
-        if table == "feedback":
-            text = ledger.one("SELECT text FROM feedback WHERE id = ?", record["id"])
-            return record | {"text": text}
-        return _more(ledger, record["turn" if "turn" in record else "id"], record, _FULL[table])
+            query = "SELECT metrics -> '$.rule' FROM steps WHERE id = ?"
+            return record | {"rule": json.loads(ledger.one(query, record["id"]) or "null")}
+        return _more(ledger, record["turn" if "turn" in record else "id"], record)
 
 
-def _more(rows: Rows, turn_id: int, record: Record, names: Sequence[str]) -> Record:
-    """Return the record with these fields of the turn; unchanged where it was forgotten
+def _more(rows: Rows, turn_id: int, record: Record) -> Record:
+    """Return the record with all that is known of the turn; unchanged where it was forgotten
     meanwhile."""
     known = read_contents(rows, turn_id)
     if known is None:
         return record
-    everything = {
-        **_fields(known.completion),
-        **_fields(known),
-        "next_state": known.next_state and asdict(known.next_state),
-        "hint_texts": known.hints,
-        "judge_prompt": known.asked,
-        "prompt": read_prompt(rows, turn_id) if "prompt" in names else (),
-    }
-    return record | {name: everything[name] for name in names}
+    more = {**_fields(known.completion), **_fields(known), "prompt": read_prompt(rows, turn_id)}
+    more |= {"next_state": known.next_state and asdict(known.next_state)}
+    more["hint_texts"] = more.pop("hints")
+    del more["completion"]
+    return record | more
 
 
 def _fields(record: Completion | Contents) -> Record:
     return {field.name: getattr(record, field.name) for field in fields(record)}
-
-
-def _full_step(rows: Rows, step_id: int) -> Record:
-    taken = rows.rows(
-        "SELECT samples.id AS sample, turn_id AS turn FROM step_samples "
-        "JOIN samples ON samples.id = sample_id WHERE step_samples.step_id = ? ORDER BY samples.id",
-        step_id,
-    )
-    rule = rows.one("SELECT metrics -> '$.rule' FROM steps WHERE id = ?", step_id)
-    return {"taken": [dict(row) for row in taken], "rule": rule and json.loads(rule)}

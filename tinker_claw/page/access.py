@@ -12,7 +12,6 @@ import hmac
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from http.cookies import CookieError, SimpleCookie
 from secrets import token_bytes, token_urlsafe
 from time import monotonic
 from typing import Final
@@ -60,15 +59,11 @@ class Access:
         """Whether visitors must log in."""
         return self._keys.needed
 
-    def visitor(self, headers: Mapping[str, str]) -> Visitor | None:
-        """Return the visitor who sent a request; None: nobody is logged in.
-
-        Args:
-            headers: names in lower case.
-        """
+    def visitor(self, cookies: Mapping[str, str]) -> Visitor | None:
+        """Return the visitor who sent a request with these cookies; None: nobody is logged in."""
         if not self.needed:
             return Visitor(self._keys.principal(""), _LOCAL)
-        token = _sent(headers, self._cookie)
+        token = cookies.get(self._cookie, "")
         who = self._logins.get(token)
         return None if who is None else Visitor(who, token)
 
@@ -119,13 +114,3 @@ class Access:
                 status=HTTPStatus.FORBIDDEN,
                 code="forbidden",
             )
-
-
-def _sent(headers: Mapping[str, str], name: str) -> str:
-    """Return a cookie's value; empty where it is missing or unreadable."""
-    try:
-        sent = SimpleCookie(headers.get("cookie", "")).get(name)
-    except CookieError:
-        return ""
-    value = "" if sent is None else sent.value
-    return value if value.isascii() else ""

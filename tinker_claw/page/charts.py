@@ -22,14 +22,7 @@ class Point:
     high: float | None = None
 
 
-def curve(
-    points: Sequence[Point],
-    across: str,
-    unit: str,
-    *,
-    low: float | None = None,
-    high: float | None = None,
-) -> Mapping[str, Any]:
+def curve(points: Sequence[Point], across: str, unit: str) -> Mapping[str, Any]:
     """Return the drawing of a curve; empty where no point is a number. Other points are left out.
 
     `grid`: (y, label); `ends`: (x, label, text-anchor); `points`: (x, y, (y of low, y of high) or
@@ -37,15 +30,13 @@ def curve(
 
     Args:
         points: ordered by `at`.
-        across, unit: what the axes show; values whose unit begins with % are labelled in percent.
-        low, high: ends of the axis; taken from the points where None.
+        across, unit: what the axes show; that of % goes from 0 to 1 and is labelled in percent.
     """
     shown = [point for point in points if math.isfinite(point.value)]
     if not shown:
         return {}
-    values = [v for p in shown for v in (p.value, p.low, p.high) if v is not None]
-    bottom = min(values) if low is None else low
-    top = max(values) if high is None else high
+    values = [0.0, 1.0] if unit == "%" else [point.value for point in shown]
+    bottom, top = min(values), max(values)
     if top - bottom < 1e-12:
         bottom, top = bottom - 0.5, top + 0.5
     first, last = shown[0].at, shown[-1].at
@@ -55,13 +46,13 @@ def curve(
         return round(_LEFT + share * (WIDTH - _LEFT - _RIGHT), 1)
 
     def y(value: float) -> float:
-        share = (min(max(value, bottom), top) - bottom) / (top - bottom)
+        share = (value - bottom) / (top - bottom)
         return round(HEIGHT - _BOTTOM - share * (HEIGHT - _TOP - _BOTTOM), 1)
 
     def interval(p: Point) -> tuple[float, float] | None:
         return None if p.low is None or p.high is None else (y(p.low), y(p.high))
 
-    form = "{:.0%}" if unit.startswith("%") else "{:.2g}"
+    form = "{:.0%}" if unit == "%" else "{:.2g}"
     ends = [(x(first), f"{across} {first:.6g}", "start"), (x(last), f"{last:.6g}", "end")]
     return {
         "width": WIDTH,

@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from operator import itemgetter
-from statistics import fmean
 from typing import Any, Final
 
 from tinker_claw.config.settings import Training
 from tinker_claw.errors import RequestError
 from tinker_claw.insight import (
-    defined,
+    DEFINED,
     facts,
     overview,
     read_kept,
@@ -30,7 +29,6 @@ from tinker_claw.ledger.outcome import (
     of_episode,
     outcome,
     read_run,
-    rewards_by_step,
 )
 from tinker_claw.ledger.versions import gate_of
 from tinker_claw.ledger.views import (
@@ -44,12 +42,11 @@ from tinker_claw.ledger.views import (
     turns_where,
 )
 from tinker_claw.page.charts import Point, curve
+from tinker_claw.sinks.base import figures_of
 from tinker_claw.types import StopReason, Tokens
 
 ROWS: Final = 50
 """Rows of a table."""
-_STEPS: Final = 30
-"""Columns of a table."""
 STEPS: Final = 300
 """Newest steps of a curve."""
 LONGEST: Final = 20_000
@@ -58,31 +55,20 @@ _WORDS: Final = 80
 """Characters of what a turn was asked that a table shows."""
 _STRONG: Final = (0.05, 0.3, 1.0)
 """Advantages from which on a token's colour is light, plain and strong; a reward is about 1."""
-_STRONGEST: Final = 6
-"""Tokens whose advantages are also listed: without a mouse nobody sees a title."""
 _CURVES: Final = (
-    ("mean reward", "of a step's samples", "reward mean", "reward"),
-    ("change", "how far a step moved the policy", "moved", "nats per token"),
-    ("agreement", "how far sampler and trainer are apart (sd)", "agreement sd", "nats per token"),
+    ("mean reward", "of a step's samples", "step/reward_mean", "reward"),
+    ("change", "how far a step moved the policy", "step/moved", "nats per token"),
+    ("agreement", "sd between sampler and trainer", "step/agreement_sd", "nats per token"),
     (
         "canaries",
         "how much less likely right replies are than before the step",
-        "gate losses canaries",
+        "gate/losses/canaries",
         "nats",
     ),
 )
-"""Name, description, key in a step's metrics, and unit."""
+"""Name, description, figure of a step, and unit."""
 
 Decode = Callable[[Tokens], str]
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    name: str
-    about: str
-    curve: Mapping[str, Any]
-    table: Sequence[tuple[str, str]]
-    """The newest figures as a table, for readers who see no pictures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,22 +95,24 @@ def read_overview(rows: Rows, training: Training) -> Record:
         {"name": name.replace("_", " "), **found, "curve": _shares(found["by_versions"])}
         for name, found in figures["helps"].items()
     ]
-    shown = {"facts": list(facts(figures)), "defined": defined(figures["helps"])}
+    shown = {"facts": list(facts(figures)), "defined": DEFINED}
     return {**figures, **shown, "helps": helps, "curves": list(_curves(steps))}
 
 
 def _shares(groups: Sequence[Record]) -> Mapping[str, Any]:
     points = [Point(g["last"], g["share"], g["low"], g["high"]) for g in groups]
-    return curve(points, "version", "%", low=0.0, high=1.0)
+    return curve(points, "version", "%")
 
 
-def _curves(steps: Sequence[Record]) -> Iterator[Curve]:
-    found = [(step["id"], dict(_flat(step["metrics"]))) for step in steps]
+def _curves(steps: Sequence[Record]) -> Iterator[Record]:
+    """Yield curves, each with its newest figures as a table for readers who see no pictures."""
+    found = [(step["id"], dict(figures_of(step["metrics"]))) for step in steps]
     for name, about, figure, unit in _CURVES:
         points = [Point(number, known[figure]) for number, known in found if figure in known]
         if points:
             table = [(f"step {p.at:g}", f"{p.value:.3g}") for p in points[-2:]]
-            yield Curve(name, about, curve(points, "step", unit), table)
+            drawn = curve(points, "step", unit)
+            yield {"name": name, "about": about, "curve": drawn, "table": table}
 
 
 def read_mine(rows: Rows, user: str | None) -> Record:
@@ -171,17 +159,13 @@ def read_one(
         raise missing("turn")
     run = read_run(rows, training.batch_size)
     trained = turn.trained_in_step is not None and known.advantages
-    pieces = list(_pieces(known, decode)) if trained else []
     return {
         "turn": turn,
         "known": known,
         "outcome": outcome(turn, run),
         "episode": list(of_episode(turn)),
         "forgotten": turn.blanked == "forgotten",
-        "pieces": pieces,
-        "strongest": sorted(
-            (one for one in pieces if one.shade), key=lambda one: -abs(one.advantage)
-        )[:_STRONGEST],
+        "pieces": list(_pieces(known, decode)) if trained else [],
         "given": max(
             (n for n in known.feedback if not n["final"]),
             key=itemgetter("created_at"),
@@ -234,33 +218,8 @@ def read_episodes(rows: Rows, user: str | None, before: int | None) -> Record:
     Args:
         user: only this user's; None: everybody's.
     """
-    found = episodes(rows, ROWS + 1, user=user, group=None, before=before)
+    found = episodes(rows, ROWS + 1, user, before)
     return _first_rows("episodes", found, "session")
-
-
-def read_group(rows: Rows, number: int, user: str | None) -> Record:
-    """Return episodes that are compared with one another, and their rewards by step.
-
-    Args:
-        user: user who must own it; None: anybody.
-
-    Raises:
-        RequestError: 404, the user has no such group.
-    """
-    group = rows.row(
-        "SELECT * FROM groups WHERE id = ?1 AND (?2 IS NULL OR user = ?2)", number, user
-    )
-    if group is None:
-        raise missing("group")
-    tried = episodes(rows, ROWS, user=None, group=number, before=None)[::-1]
-    rewards = rewards_by_step(rows, number)
-    steps = range(1 + max((one["step"] for one in rewards), default=-1))[:_STEPS]
-    by_step = [[one for one in rewards if one["step"] == step] for step in steps]
-    for one in tried:
-        one["steps"] = [[r for r in some if r["session"] == one["session"]] for some in by_step]
-    given = [[r["reward"] for r in some if r["reward"] is not None] for some in by_step]
-    means = [fmean(some) if some else None for some in given]
-    return {"group": dict(group), "episodes": tried, "steps": steps, "means": means}
 
 
 def read_steps(rows: Rows) -> Record:
@@ -269,14 +228,13 @@ def read_steps(rows: Rows) -> Record:
 
 
 def read_step(rows: Rows, step_id: int) -> Record:
-    """Return one step, its samples, and first replies by the versions before and after it.
+    """Return one step and its samples.
 
     Raises:
         RequestError: 404, there is none.
     """
-    newer = rows.one("SELECT COUNT(*) FROM steps WHERE id >= ?", step_id)
-    step = next(iter(read(rows, "steps", Filter(), newer)), None) if newer else None
-    if step is None or step["id"] != step_id:
+    step = next(iter(read(rows, "steps", Filter(id=step_id), 1)), None)
+    if step is None:
         raise missing("step")
     turns = turns_where(
         rows,
@@ -288,41 +246,9 @@ def read_step(rows: Rows, step_id: int) -> Record:
         "step": step,
         "gate": gate_of(step),
         "figures": {name: figure.bound for name, figure in FIGURES.items()},
-        "metrics": sorted(
-            (name, _figure(value))
-            for name, value in _flat(step["metrics"])
-            if not name.startswith("gate ")
-        ),
+        "metrics": sorted(figures_of(step["metrics"])),
         "turns": turns,
-        "before": _answered(rows, step["parent"]),
-        "after": [] if step["version"] is None else _answered(rows, step["version"]),
     }
-
-
-def _flat(metrics: Mapping[str, Any], of: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield metrics by readable names; nested ones are prefixed with their parents' names."""
-    for name, value in metrics.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{of}{name} ")
-        elif value is not None:
-            yield f"{of}{name}".replace("_", " "), value
-
-
-def _figure(value: Any) -> str:
-    if isinstance(value, list):
-        return ", ".join(_figure(one) for one in value)
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _answered(rows: Rows, version: int) -> list[Record]:
-    """Return a few first replies of a version as examples."""
-    found = rows.rows(
-        "SELECT turns.id, request_text, reply_text, value AS verdict FROM turns "
-        "LEFT JOIN verdicts ON verdicts.turn_id = turns.id WHERE kind = 'main' "
-        "AND policy_version = ? AND idx = 0 AND blanked IS NULL ORDER BY turns.id LIMIT 3",
-        version,
-    )
-    return [dict(row) for row in found]
 
 
 def read_versions(rows: Rows, before: int | None = None) -> Record:

@@ -33,7 +33,7 @@ from tinker_claw.ledger.database import Rows, reading
 from tinker_claw.ledger.feedback import About, Feedback, Given
 from tinker_claw.ledger.lessons import Rule, read_lessons
 from tinker_claw.ledger.outcome import moment, step_word
-from tinker_claw.ledger.views import Filter, Record
+from tinker_claw.ledger.views import Filter
 from tinker_claw.origin import refuse_pages
 from tinker_claw.page import read
 from tinker_claw.page.access import Access, Visitor
@@ -63,9 +63,6 @@ _PAUSE: Final = 3.0
 """Pause after a page, as a multiple of the time it took to make: frequent reloads delay only
 themselves, and serving keeps the rest of the processor."""
 _LONGEST_PAUSE_S: Final = 0.5
-FRESH_S = 2.0
-"""Seconds that everybody is shown the same overview: with 100,000 turns its sums take a third of a
-second of processor time."""
 _PAGES: Final = (
     ("overview", "", False),
     ("turns", "/turns", False),
@@ -75,7 +72,6 @@ _PAGES: Final = (
     ("versions", "/versions", True),
 )
 """Name, address, and whether it is for admins only."""
-_METHODS: Final = "GET POST PUT PATCH DELETE OPTIONS"
 _VERDICTS: Final = ("1", "0", "-1", "none")
 
 
@@ -130,6 +126,7 @@ def create_page(deps: PageDeps) -> list[Route]:
     page, training = _Page(deps), deps.training
     visitors: Mapping[str, Serve] = {
         "": page.overview,
+        "/": page.overview,
         "/turns": page.shows("turns", lambda rows, _, w: read.read_turns(rows, w)),
         "/turns/{number:row}": page.shows(
             "turn", lambda rows, n, w: read.read_one(rows, n, w.user, training, deps.decode)
@@ -139,9 +136,6 @@ def create_page(deps: PageDeps) -> list[Route]:
         ),
         "/lessons": page.shows(
             "lessons", lambda rows, _, w: {"lessons": read_lessons(rows, w.user)}
-        ),
-        "/groups/{number:row}": page.shows(
-            "group", lambda rows, n, w: read.read_group(rows, n, w.user)
         ),
     }
     change = "/versions/{number:row}/{what:change}"
@@ -161,7 +155,6 @@ def create_page(deps: PageDeps) -> list[Route]:
         page.route("GET", "/login", page.ask_key, "anybody"),
         page.route("POST", "/login", page.log_in, "anybody"),
         page.route("GET", "/static/{name:str}", page.static, "anybody"),
-        page.route(_METHODS, "/{rest:path}", page.elsewhere, "anybody"),
     ]
 
 
@@ -172,8 +165,6 @@ class _Page:
         self._of_user = defaultdict[str, asyncio.Lock](asyncio.Lock)
         self._next_at = 0.0
         """Monotonic time from which on another page may be made."""
-        self._seen: tuple[float, Record | None] = 0.0, None
-        """Time of reading the overview's figures, and the figures."""
         self._templates = Environment(
             loader=PackageLoader("tinker_claw.page"),
             autoescape=True,
@@ -193,7 +184,7 @@ class _Page:
 
     def route(
         self,
-        methods: str,
+        method: str,
         path: str,
         serve: Serve,
         to: Literal["visitor", "admin", "anybody"] = "visitor",
@@ -204,7 +195,7 @@ class _Page:
             visitor: Visitor | None = None
             try:
                 self._refuse_others(request)
-                visitor = self._deps.access.visitor(request.headers)
+                visitor = self._deps.access.visitor(request.cookies)
                 if to == "anybody":
                     return await serve(request, visitor)
                 if visitor is None:
@@ -221,7 +212,7 @@ class _Page:
             except ClawError as error:
                 return self._failed(error, visitor)
 
-        return Route(ROOT + path, answered, methods=methods.split())
+        return Route(ROOT + path, answered, methods=[method])
 
     def shows(self, name: str, look: Look) -> Serve:
         """Return a handler that fills a template with data from the ledger."""
@@ -324,21 +315,12 @@ class _Page:
         headers = {**_HEADERS, "cache-control": "max-age=3600"}
         return FileResponse(_STATIC / name, media_type=kind, headers=headers)
 
-    async def elsewhere(self, request: Request, visitor: Visitor | None) -> Response:
-        """Answer unknown addresses with a page instead of the API's error."""
-        if request.path_params["rest"]:
-            raise read.missing("page")
-        return _to("")
-
     async def overview(self, request: Request, visitor: Visitor) -> Response:
         training, health = self._deps.training, self._deps.health()
         if not visitor.who.admin:
             found = await self._read(lambda rows: read.read_mine(rows, visitor.user))
             return self._html("mine", visitor, status_word=health["status"], **found)
-        at, seen = self._seen
-        if seen is None or monotonic() - at >= FRESH_S:
-            seen = await self._read(lambda rows: read.read_overview(rows, training))
-            self._seen = monotonic(), seen
+        seen = await self._read(lambda rows: read.read_overview(rows, training))
         return self._html("overview", visitor, health=health, seen=seen, gate_is=training.gate)
 
     # What is changed

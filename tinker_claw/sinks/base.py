@@ -28,7 +28,6 @@ PROJECT: Final = "tinker-claw"
 SINKS: Final = {
     "tensorboard": "tensorboard",
     "wandb": "wandb",
-    "trackio": "trackio",
     "mlflow": "mlflow-skinny",  # a part of mlflow, and enough for a server elsewhere
     "otel": "opentelemetry-exporter-otlp-proto-http",
 }
@@ -102,7 +101,7 @@ def check_installed(names: tuple[str, ...]) -> None:
 def read_run(rows: Rows) -> Run:
     """Return the run of a ledger that has its first version."""
     keys = ("model", "method", "backend", "lora_rank")
-    known = {row[0]: row[1] for row in rows.rows("SELECT key, value FROM meta")}
+    known = rows.pairs("SELECT key, value FROM meta")
     config = {key: known[key] for key in keys if key in known}  # pins and holds come and go
     began = rows.one("SELECT created_at FROM versions ORDER BY id LIMIT 1")
     directory = rows.path.parent.absolute()
@@ -146,15 +145,20 @@ def read_reports(rows: Rows, after: int) -> list[Report]:
                 "step/seconds": row["finished_at"] - row["began_at"],
                 "step/void_before": float(row["void"]),
                 "step/usd_in_all": row["usd"],
-                **dict(_of(json.loads(row["metrics"] or "{}"))),
-                **dict(_of({one["name"]: dict(one) for one in rows.rows(_VERDICTS, row["id"])})),
+                **dict(figures_of(json.loads(row["metrics"] or "{}") | _said(rows, row["id"]))),
             },
         )
         for row in rows.rows(_STEPS, after, PAGE)
     ]
 
 
-def _of(metrics: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+def _said(rows: Rows, step: int) -> dict[str, Any]:
+    """Return how often each verdict was given on the samples of a step."""
+    return {one["name"]: dict(one) for one in rows.rows(_VERDICTS, step)}
+
+
+def figures_of(metrics: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yield the finite figures of a step's metrics, by name."""
     for name, value in metrics.items():
         if name not in _OTHERS:
             yield from _named(name if isinstance(value, dict) else f"step/{name}", value)

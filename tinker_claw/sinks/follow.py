@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from tinker_claw.ledger.database import FILE, Outside, reading
-from tinker_claw.sinks.base import Run, Sink, read_reports, read_run, sink
+from tinker_claw.sinks.base import Sink, read_reports, read_run, sink
 
 LOOK_S: Final = 1.0
 """Seconds between two looks for new steps."""
@@ -33,7 +33,8 @@ def main(name: str, directory: Path) -> None:
     """Report every step to the sink until standard input ends."""
     os.umask(0o077)
     with reading(directory / FILE) as ledger:
-        run = _run(ledger)
+        with ledger.moment():
+            run = read_run(ledger)
         run.folder.mkdir(exist_ok=True)
         with _alarm():
             _alone(run.folder / f"{name}.lock")
@@ -41,11 +42,6 @@ def main(name: str, directory: Path) -> None:
         tell(opened, ledger, run.folder / f"{name}.step")
         with _alarm():
             opened.close()
-
-
-def _run(ledger: Outside) -> Run:
-    with ledger.moment():
-        return read_run(ledger)
 
 
 def tell(opened: Sink, ledger: Outside, note: Path) -> None:

@@ -1,6 +1,5 @@
 """OpenTelemetry over HTTP (OTLP), by its conventions for generative AI on the server side: a span
-of every request and of every step, judging as a child of the request it judges. Histograms are for
-Prometheus, at /metrics.
+of every request and of every step. Histograms are for Prometheus, at /metrics.
 
 Rule: no content, and nothing that a client wrote except the model's name. Nobody waits for an
 export: spans wait in a bounded queue for a thread of the SDK, and the rest is dropped. The names
@@ -14,21 +13,16 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from cachetools import LRUCache
-
 import tinker_claw
-from tinker_claw.errors import ClawError, ConfigError
+from tinker_claw.errors import ClawError
 from tinker_claw.sinks.base import Report, Run
-from tinker_claw.telemetry import Judged, Served
+from tinker_claw.telemetry import Served
 
 if TYPE_CHECKING:
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.trace import SpanContext
+    from opentelemetry.sdk.trace import TracerProvider
 
 END_S: Final = 2.0
 """Most seconds for sending the rest when the gateway stops."""
-REMEMBERED: Final = 10_000
-"""Newest turns whose spans can still be parents of a judging span."""
 PROVIDER: Final = "tinker_claw"
 _FINISH: Final = {"calls": "tool_calls", "stop string": "stop"}
 """Finish reasons by the names that clients use, where ours differ."""
@@ -38,13 +32,8 @@ class Traces:
     """Spans of requests; see `telemetry.Traces`."""
 
     def __init__(self, url: str) -> None:
-        """Send spans. `url`: address on which the gateway listens.
-
-        Raises:
-            ConfigError: one of OpenTelemetry's variables has a value that its SDK refuses.
-        """
+        """Send spans. `url`: address on which the gateway listens."""
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -52,17 +41,9 @@ class Traces:
         logging.getLogger("opentelemetry.exporter").setLevel(logging.ERROR)
         place = urlsplit(url)
         self._where = {"server.address": place.hostname or "", "server.port": place.port or 80}
-        self._spans: LRUCache[int, SpanContext] = LRUCache(REMEMBERED)
         self._sender = TraceContextTextMapPropagator()
-        self._tracing = TracerProvider(resource=_resource(), shutdown_on_exit=False)
-        try:
-            batches = BatchSpanProcessor(OTLPSpanExporter())
-        except ValueError as error:
-            raise ConfigError(
-                f"--report-to otel: OpenTelemetry's SDK refuses one of the variables OTEL_BSP_... "
-                f"({str(error).rstrip('.')}): mend it, or unset it"
-            ) from error
-        self._tracing.add_span_processor(batches)
+        self._tracing = _provider()
+        self._tracing.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         self._tracer = self._tracing.get_tracer("tinker_claw", tinker_claw.__version__)
 
     def served(self, served: Served) -> None:
@@ -79,27 +60,6 @@ class Traces:
         if served.error is not None:
             span.set_status(Status(StatusCode.ERROR))
         span.end(_ns(served.began_at + served.seconds))
-        if served.turn is not None:
-            self._spans[served.turn] = span.get_span_context()
-
-    def judged(self, judged: Judged) -> None:
-        from opentelemetry.trace import NonRecordingSpan, set_span_in_context
-
-        above = self._spans.pop(judged.turn, None)
-        attributes: dict[str, Any] = {
-            "gen_ai.evaluation.name": "verdict",
-            "tinker_claw.turn": judged.turn,
-            "tinker_claw.votes": judged.votes,
-        }
-        if judged.verdict is not None:
-            attributes["gen_ai.evaluation.score.value"] = float(judged.verdict)
-        span = self._tracer.start_span(
-            "judge",
-            set_span_in_context(NonRecordingSpan(above)) if above else None,
-            attributes=attributes,
-            start_time=_ns(judged.began_at),
-        )
-        span.end(_ns(judged.began_at + judged.seconds))
 
     def close(self) -> None:
         """Send the rest, within a time limit."""
@@ -137,15 +97,14 @@ def _attributes(served: Served) -> dict[str, Any]:
     return {name: value for name, value in known.items() if value is not None}
 
 
-def _resource() -> Resource:
-    """Return the resource from OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES, under our name by
-    default."""
-    from opentelemetry.sdk.resources import Resource
+def _provider() -> TracerProvider:
+    """Return a provider under the name in OpenTelemetry's variables, or under ours."""
+    from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+    from opentelemetry.sdk.trace import TracerProvider
 
-    said = Resource.create()
-    if str(said.attributes["service.name"]).startswith("unknown_service"):
-        said = said.merge(Resource({"service.name": "tinker-claw"}))
-    return said.merge(Resource({"service.version": tinker_claw.__version__}))
+    ours = {"service.name": "tinker-claw", "service.version": tinker_claw.__version__}
+    resource = Resource.create(ours).merge(OTELResourceDetector().detect())
+    return TracerProvider(resource=resource, shutdown_on_exit=False)
 
 
 def _ns(at: float) -> int:
@@ -157,11 +116,9 @@ class Opened:
 
     def __init__(self, run: Run) -> None:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.trace import TracerProvider
 
         self._run, self._exporter = run, OTLPSpanExporter()
-        provider = TracerProvider(resource=_resource(), shutdown_on_exit=False)
-        self._tracer = provider.get_tracer("tinker_claw", tinker_claw.__version__)
+        self._tracer = _provider().get_tracer("tinker_claw", tinker_claw.__version__)
 
     def write(self, report: Report) -> None:
         from opentelemetry.sdk.trace import ReadableSpan
