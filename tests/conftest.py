@@ -42,7 +42,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _ENVIRONMENTS = {
     **{"vllm": "vLLM", "cookbook": "tinker-cookbook", "verifiers": "verifiers"},
-    "trackers": "wandb and mlflow",
+    "trackers": "wandb, trackio and mlflow",
 }
 """Environments by option, marker and make target, with what is installed in each."""
 
@@ -74,7 +74,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--trackers",
         type=lambda given: Path(given).absolute(),
-        help="read what wandb and mlflow were told, installed there by `make trackers`",
+        help="read what wandb, trackio and mlflow were told, installed there by `make trackers`",
     )
 
 

@@ -33,7 +33,6 @@ KEYS = {
     "task group index step",
     "steps": "id status parent version created_at finished_at samples metrics error outage",
 }
-}
 TURN = (
     "tokens logprobs topk_ids topk_logprobs stop_reason params cached_tokens session_key "
     "session_outcome request_text lessons voices reply_text trace next_state answers feedback "

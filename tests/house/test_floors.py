@@ -94,6 +94,7 @@ FENCES = {
     "msgspec": ("tinker_claw.formats",),
     "tensorboard": ("tinker_claw.sinks.tensorboard",),
     "wandb": ("tinker_claw.sinks.wandb",),
+    "trackio": ("tinker_claw.sinks.trackio",),
     "mlflow": ("tinker_claw.sinks.mlflow",),
     "opentelemetry": ("tinker_claw.sinks.otel",),
     "sqlite3": ("tinker_claw.ledger", "examples", "benchmarks"),
@@ -199,7 +200,7 @@ def test_lowest_floor_needs_the_standard_library_only() -> None:
 
 OPTIONAL = (
     *("torch", "peft", "safetensors"),
-    *("tensorboard", "wandb", "mlflow", "opentelemetry.sdk"),
+    *("tensorboard", "wandb", "trackio", "mlflow", "opentelemetry.sdk"),
 )
 
 

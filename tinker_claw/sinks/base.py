@@ -28,6 +28,7 @@ PROJECT: Final = "tinker-claw"
 SINKS: Final = {
     "tensorboard": "tensorboard",
     "wandb": "wandb",
+    "trackio": "trackio",
     "mlflow": "mlflow-skinny",  # a part of mlflow, and enough for a server elsewhere
     "otel": "opentelemetry-exporter-otlp-proto-http",
 }
