@@ -76,9 +76,6 @@ class LocalConfig:
     """States that are kept: weights with optimizer moments, three times an adapter's size each."""
     keep_adapters: int = 32
     """Published versions that are kept on disk, besides those that are open."""
-    handover: Path | None = None
-    """Memory-backed storage that samplers can also read: versions are served from there if it has
-    room for two. None: from the disk."""
     threads: int | None = None
     """Threads of torch, in the whole process; None leaves torch's own choice."""
 

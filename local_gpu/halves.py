@@ -45,8 +45,6 @@ class Facts:
     """Sentences about this model that a user should know."""
     parameters: int = 0
     """Number of parameters, from which the cost of a token follows."""
-    adapter_bytes: int = 0
-    """Size of the policy's adapter, as it is written for serving."""
     image_token: int | None = None
     """Id of the token that stands for a part of an image; None: the model reads text only."""
     trains_images: bool = False
