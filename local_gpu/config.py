@@ -53,9 +53,8 @@ class LocalConfig:
     on CUDA."""
     train_gpus: tuple[int, ...] = ()
     """Indices of the visible GPUs that learn, one per rank; () takes the first ones."""
-    shard: Literal["auto", "on", "off"] = "auto"
-    """Shard the frozen base over the ranks (FSDP2); auto: on where a GPU has too little memory for
-    it."""
+    shard: Literal["on", "off"] = "off"
+    """Shard the frozen base over the ranks (FSDP2), where a GPU has too little memory for it."""
     torchrun: tuple[str, ...] = ()
     """Further arguments of torchrun, for several machines."""
     sampler_urls: tuple[str, ...] = ()

@@ -229,20 +229,12 @@ class LearningCore:
         self._first_rank(write)
 
     def export_adapter(self, folder: Path, model: str = POLICY) -> None:
-        learner = self._model(model)
-
-        def write() -> None:
-            export_adapter(folder, self._base, learner.shape, learner.adapter())
-
-        self._first_rank(write)
+        of = self._model(model)
+        self._first_rank(lambda: export_adapter(folder, self._base, of.shape, of.adapter()))
 
     def write_state(self, folder: Path, model: str = POLICY) -> None:
-        learner = self._model(model)
-
-        def write() -> None:
-            write_state(folder, self._base, learner.shape, learner.state())
-
-        self._first_rank(write)
+        of = self._model(model)
+        self._first_rank(lambda: write_state(folder, self._base, of.shape, of.state()))
 
     def read_state(self, folder: Path, model: str = POLICY) -> None:
         def read(shape: LoraShape) -> SavedState:

@@ -30,7 +30,7 @@ MOST = {
     "tinker_claw/privacy": 4_030,
     "tinker_claw/render": 14_450,
     "tinker_claw/sinks": 3_230,
-    "local_gpu": 94_710,
+    "local_gpu": 89_780,
 }
 _NOT_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENCODING, tokenize.ENDMARKER),
