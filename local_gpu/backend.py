@@ -12,7 +12,6 @@ import shutil
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from errno import EDQUOT, EFBIG, ENOSPC
 from pathlib import Path
 from secrets import token_hex
@@ -28,16 +27,13 @@ from local_gpu.learn.scores import ScoreQueue
 from local_gpu.model.load import open_base
 from local_gpu.model.lora import BaseModel
 from local_gpu.model.vision import Vision
-from local_gpu.plan.fits import too_large
-from local_gpu.plan.layout import visible
-from local_gpu.plan.memory import model_size
 from local_gpu.ranks.remote import RankedLearning
 from local_gpu.room import Breaks, Room
 from local_gpu.sample.batching import check_version
 from local_gpu.sample.connect import connect_all
+from local_gpu.sample.dialect import HttpServer
 from local_gpu.sample.embedded import EmbeddedServing, EngineSize
 from local_gpu.sample.member import PoolOptions
-from local_gpu.sample.server import InferenceServer
 from local_gpu.sample.serving import PoolServing
 from local_gpu.tasks import together
 from tinker_claw.errors import BackendError, OutageError
@@ -171,7 +167,7 @@ class LocalBackend:
     async def _serve(
         self,
         base: BaseModel | None,
-        servers: Sequence[InferenceServer],
+        servers: Sequence[HttpServer],
         say: Callable[[str], None],
         away: Callable[[Sequence[str]], object],
     ) -> None:
@@ -249,24 +245,9 @@ def _ranked(config: LocalConfig) -> bool:
     return cuda or config.ranks > 1 or bool(config.torchrun) or not config.in_process
 
 
-def _split(config: LocalConfig) -> LocalConfig:
-    """Return the config with `shard` on or off, decided by the smallest GPU that learns."""
-    if config.shard != "auto":
-        return config
-    several = config.ranks > 1 or bool(config.torchrun)
-    gpus = visible() if several and config.device.startswith(("auto", "cuda")) else ()
-    learn = [gpu for i, gpu in enumerate(gpus) if not config.train_gpus or i in config.train_gpus]
-    on = False
-    if learn and config.quantization == "none":
-        width = 4 if config.dtype == "float32" else 2
-        smallest = min(learn, key=lambda gpu: gpu.total)
-        on = too_large(model_size(config.model), smallest, width)
-    return replace(config, shard="on" if on else "off")
-
-
 def _learning(config: LocalConfig, say: Callable[[str], None]) -> tuple[BaseModel | None, Learning]:
     """Start training; also return the base, where this process samples from it."""
-    base, ranked, config = None, _ranked(config), _split(config)
+    base, ranked = None, _ranked(config)
     if not (ranked and config.sampler_urls):
         if not config.sampler_urls:
             check_version()

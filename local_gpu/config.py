@@ -53,9 +53,8 @@ class LocalConfig:
     on CUDA."""
     train_gpus: tuple[int, ...] = ()
     """Indices of the visible GPUs that learn, one per rank; () takes the first ones."""
-    shard: Literal["auto", "on", "off"] = "auto"
-    """Shard the frozen base over the ranks (FSDP2); auto: on where a GPU has too little memory for
-    it."""
+    shard: Literal["on", "off"] = "off"
+    """Shard the frozen base over the ranks (FSDP2), where a GPU has too little memory for it."""
     torchrun: tuple[str, ...] = ()
     """Further arguments of torchrun, for several machines."""
     sampler_urls: tuple[str, ...] = ()
@@ -76,9 +75,6 @@ class LocalConfig:
     """States that are kept: weights with optimizer moments, three times an adapter's size each."""
     keep_adapters: int = 32
     """Published versions that are kept on disk, besides those that are open."""
-    handover: Path | None = None
-    """Memory-backed storage that samplers can also read: versions are served from there if it has
-    room for two. None: from the disk."""
     threads: int | None = None
     """Threads of torch, in the whole process; None leaves torch's own choice."""
 

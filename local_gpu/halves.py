@@ -13,14 +13,29 @@ Rule: a folder that is named here appeared whole, under a name that was never us
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from tinker_claw.errors import AlignmentError, ContextLengthError, SamplerError, same_length
+from tinker_claw.errors import (
+    AlignmentError,
+    ContextLengthError,
+    RequestError,
+    SamplerError,
+    same_length,
+)
 from tinker_claw.policy import Sampler
-from tinker_claw.types import Adam, Images, LossPass, StepReport, TokenLogprobs
+from tinker_claw.types import (
+    Adam,
+    Images,
+    LossPass,
+    SamplingParams,
+    StepReport,
+    TokenLogprobs,
+    Tokens,
+)
 
 if TYPE_CHECKING:  # both need torch, and who samples over HTTP does not
     from local_gpu.learn.losses import RecordPass, Scored
@@ -45,8 +60,6 @@ class Facts:
     """Sentences about this model that a user should know."""
     parameters: int = 0
     """Number of parameters, from which the cost of a token follows."""
-    adapter_bytes: int = 0
-    """Size of the policy's adapter, as it is written for serving."""
     image_token: int | None = None
     """Id of the token that stands for a part of an image; None: the model reads text only."""
     trains_images: bool = False
@@ -89,6 +102,35 @@ class ScoreAsk:
         if min(named) < 0 or max(named) >= facts.vocabulary:
             raise SamplerError(f"logprobs: an id lies outside 0..{facts.vocabulary - 1}")
         return cls(tuple(tokens), start, wanted, min(top_k, facts.vocabulary), images)
+
+
+def check_request(
+    prompt: Tokens, params: SamplingParams, *, context_tokens: int, vocabulary: int
+) -> None:
+    """Raise RequestError, ContextLengthError or SamplerError for what no sampler can serve. Servers
+    would cut the reply short and say nothing, or die of it."""
+    p = params
+    rules = (
+        ("messages", len(prompt) >= 1, "The prompt is empty; it needs at least one token."),
+        ("max_tokens", p.max_tokens >= 1, f"max_tokens is {p.max_tokens}, not at least 1."),
+        (
+            "temperature",
+            0 <= p.temperature < math.inf,
+            f"temperature is {p.temperature:g}, not in [0, inf).",
+        ),
+        ("top_p", 0 < p.top_p <= 1, f"top_p is {p.top_p:g}, not in (0, 1]."),
+        ("top_k", p.top_k is None or p.top_k >= 1, f"top_k is {p.top_k}, not at least 1."),
+    )
+    for name, kept, sentence in rules:
+        if not kept:
+            raise RequestError(sentence, param=name)
+    if len(prompt) + p.max_tokens > context_tokens:
+        raise ContextLengthError(len(prompt), p.max_tokens, context_tokens)
+    if min(prompt) < 0 or max(prompt) >= vocabulary:
+        raise SamplerError(
+            f"The prompt has a token outside 0..{vocabulary - 1}: another model's tokenizer made "
+            "it."
+        )
 
 
 Score = Callable[[str, ScoreAsk], Coroutine[Any, Any, TokenLogprobs]]

@@ -43,7 +43,6 @@ from local_gpu.model.lora import (
     LoraShape,
     drawn_adapter,
     fresh_adapter,
-    lora_parameters,
     with_lora,
 )
 from local_gpu.model.vision import Vision
@@ -133,11 +132,10 @@ class LearningCore:
                 )
                 tokens = tokens or fitting
         count = sum(p.numel() for p in base.module.parameters())
-        adapter_bytes = lora_parameters(base, self._shape) * base.dtype.itemsize
         self.vision = Vision.of(base) if shards is None else None
         """The half of the base that sees; None: nothing is trained or scored behind images."""
         self._facts = Facts(
-            *(base.fingerprint, base.vocabulary, context, base.notes, count, adapter_bytes),
+            *(base.fingerprint, base.vocabulary, context, base.notes, count),
             image_token=image_token(base.source),
             trains_images=self.vision is not None,
         )
@@ -231,20 +229,12 @@ class LearningCore:
         self._first_rank(write)
 
     def export_adapter(self, folder: Path, model: str = POLICY) -> None:
-        learner = self._model(model)
-
-        def write() -> None:
-            export_adapter(folder, self._base, learner.shape, learner.adapter())
-
-        self._first_rank(write)
+        of = self._model(model)
+        self._first_rank(lambda: export_adapter(folder, self._base, of.shape, of.adapter()))
 
     def write_state(self, folder: Path, model: str = POLICY) -> None:
-        learner = self._model(model)
-
-        def write() -> None:
-            write_state(folder, self._base, learner.shape, learner.state())
-
-        self._first_rank(write)
+        of = self._model(model)
+        self._first_rank(lambda: write_state(folder, self._base, of.shape, of.state()))
 
     def read_state(self, folder: Path, model: str = POLICY) -> None:
         def read(shape: LoraShape) -> SavedState:

@@ -10,9 +10,8 @@ to fit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
 from math import floor
 from typing import Final, Literal
 
@@ -189,14 +188,10 @@ class _Side:
         self.short.append(f"GPU {spans(self._chosen)}: {needs}")
 
 
-def too_large(model: ModelSize, gpu: Gpu, width: int = 2) -> bool:
-    """Whether a base that is not sharded leaves too little of a GPU for activations."""
-    return base_bytes(model, "none", width) > _SHARD_ABOVE * gpu.total
-
-
 def _shards(gpu: Gpu, layout: Layout, demand: Demand) -> bool:
     several = len(layout.train) * demand.nodes > 1
-    return several and demand.quantization == "none" and too_large(demand.model, gpu)
+    too_large = base_bytes(demand.model, "none") > _SHARD_ABOVE * gpu.total
+    return several and demand.quantization == "none" and too_large
 
 
 def _learner(gpu: Gpu, ranks: int, demand: Demand, *, shard: bool) -> list[MemoryPart]:
@@ -345,65 +340,48 @@ _SHORTEST: Final = 8192
 _CONTEXT: Final = "--context-tokens"
 _QUANTIZED: Final = "bitsandbytes"
 
-Case = tuple[Layout, Demand]
-Change = tuple[str, Callable[[Case], Case]]
+Case = tuple[str, Layout, Demand]
+"""Flags, and what they lead to."""
 
 
 def advice(layout: Layout, gpus: Sequence[Gpu], demand: Demand) -> list[str]:
-    """Settings that would fit, fewest GPUs first; a shorter context is as long as possible."""
-    changes = list(_changes(layout, demand))
+    """Flags that would fit: first those that leave the context as it is, then the others with the
+    longest that fits, fewest GPUs first."""
     least = min(gpus, key=lambda gpu: gpu.total - gpu.used)
-    found: dict[frozenset[str], str] = {}
-    for count, shorter in ((1, False), (0, True), (2, False), (1, True), (2, True)):
-        for chosen in combinations(changes, count):
-            texts = [text for text, _ in chosen]
-            flags = frozenset(text.split()[0] for text in [*texts, *([_CONTEXT] * shorter)])
-            if any(known <= flags for known in found):
-                continue  # that is enough already
-            where, what = layout, demand
-            for _, change in chosen:
-                where, what = change((where, what))
-            fit = reckon(where, _enough(where, gpus, least), what)
-            longest = fit.longest // 1024 * 1024
-            if shorter and _SHORTEST <= longest < what.context_tokens:
-                texts.append(f"{_CONTEXT} {longest}")
-                what = replace(what, context_tokens=longest)
-                fit = reckon(where, _enough(where, gpus, least), what)
-            if not fit.short:
-                found[flags] = " ".join(texts)
-    return list(found.values())[:_MOST_ADVICE]
+    found, shortest = list[str](), _SHORTEST
+    for flags, where, what in [("", layout, demand), *_changes(layout, demand)]:
+        every = _enough(where, gpus, least)
+        fit = reckon(where, every, what)
+        longest = fit.longest // 1024 * 1024
+        if fit.short and shortest <= longest < what.context_tokens:
+            shortest = longest + 1  # further changes must gain something
+            flags = f"{flags} {_CONTEXT} {longest}".strip()
+            fit = reckon(where, every, replace(what, context_tokens=longest))
+        if not fit.short:
+            found.append(flags)
+    return sorted(found, key=lambda flags: _CONTEXT in flags)[:_MOST_ADVICE]
 
 
-def _changes(layout: Layout, demand: Demand) -> Iterator[Change]:
+def _changes(layout: Layout, demand: Demand) -> Iterator[Case]:
+    base, sampler = "--base-quantization 4bit", f"--sampler-quantization {_QUANTIZED}"
+    learns = replace(demand, quantization="4bit")
     if demand.quantization == "none":
-        yield (
-            "--base-quantization 4bit",
-            lambda case: (case[0], replace(case[1], quantization="4bit")),
-        )
+        yield base, layout, learns
     if layout.serve and demand.sampler_quantization is None:
-        yield (
-            f"--sampler-quantization {_QUANTIZED}",
-            lambda case: (case[0], replace(case[1], sampler_quantization=_QUANTIZED)),
-        )
+        yield sampler, layout, replace(demand, sampler_quantization=_QUANTIZED)
+        yield f"{base} {sampler}", layout, replace(learns, sampler_quantization=_QUANTIZED)
     if layout.shared:
-        yield "--gpus 2", lambda case: (_arranged(1, 1, len(layout.judge)), case[1])
+        yield "--gpus 2", _arranged(1, 1, len(layout.judge)), demand
     else:
-        yield from _more_gpus(layout)
+        yield from _more_gpus(layout, demand)
 
 
-def _more_gpus(layout: Layout) -> Iterator[Change]:
-    size = _size(layout)
-    judges = len(layout.judge)
+def _more_gpus(layout: Layout, demand: Demand) -> Iterator[Case]:
+    size, judges = _size(layout), len(layout.judge)
     for count in (n for n in _COUNTS if n > len(layout.train)):
-        yield (
-            f"--actor-gpus {count}",
-            lambda case, n=count: (_arranged(n, _size(case[0]), judges), case[1]),
-        )
+        yield f"--actor-gpus {count}", _arranged(count, size, judges), demand
     for group in (n for n in _COUNTS if 0 < size < n):
-        yield (
-            f"--rollout-tp {group}",
-            lambda case, n=group: (_arranged(len(case[0].train), n, judges), case[1]),
-        )
+        yield f"--rollout-tp {group}", _arranged(len(layout.train), group, judges), demand
 
 
 def _size(layout: Layout) -> int:

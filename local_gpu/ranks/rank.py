@@ -34,7 +34,6 @@ from local_gpu.ranks.messages import (
     Failure,
     RankAnswer,
     RankLost,
-    Ready,
     Start,
     decode,
     encode,
@@ -100,7 +99,8 @@ def _carry_out(voice: _Voice, world: World, build: Build, config: LocalConfig) -
     outcome = _tried(world, make)
     if isinstance(outcome, RankAnswer):
         outcome = _tried(world, compare)
-    if not voice.answer(outcome, Ready):
+    voice.send(outcome)
+    if isinstance(outcome, Failure):
         return
     (learning,) = built
     name = None
@@ -109,7 +109,7 @@ def _carry_out(voice: _Voice, world: World, build: Build, config: LocalConfig) -
         name = command.name
         if name not in COMMANDS:
             raise OutOfStep(f"There is no command {name!r}.")
-        voice.answer(_tried(world, lambda c=command: getattr(learning, c.name)(*c.arguments)))
+        voice.send(_tried(world, lambda c=command: getattr(learning, c.name)(*c.arguments)))
 
 
 def _tried(world: World, call: Callable[[], Any]) -> Failure | RankAnswer:
@@ -177,14 +177,6 @@ class _Voice:
         except (EOFError, ConnectionError):
             os._exit(1)  # the control process is gone
 
-    def answer(
-        self, outcome: Failure | RankAnswer, wrap: Callable[[Any], object] = RankAnswer
-    ) -> bool:
-        """Send an answer; return whether all went well."""
-        well = isinstance(outcome, RankAnswer)
-        self._send(wrap(outcome.value) if isinstance(outcome, RankAnswer) else outcome)
-        return well
-
     def _lose(self, error: BaseException) -> None:
         """Tell why this rank ends, unless another rank told before: the first reason is the
         cause."""
@@ -194,7 +186,7 @@ class _Voice:
         lost = RankLost(self._rank, fault or sentence, outage=fault is not None)
         if self._store is None:
             with suppress(OSError):  # the control process is gone
-                self._send(lost)
+                self.send(lost)
             return
         with suppress(RuntimeError):  # the store ends with the first machine
             if self._store.add(f"{_TROUBLE}-count", 1) == 1:
@@ -206,9 +198,9 @@ class _Voice:
         with suppress(RuntimeError):
             while not store.check([_TROUBLE]):
                 time.sleep(_LOOK_S)
-            self._send(decode(store.get(_TROUBLE)))
+            self.send(decode(store.get(_TROUBLE)))
 
-    def _send(self, what: object) -> None:
+    def send(self, what: object) -> None:
         if self._link is not None:
             with self._writing:
                 self._link.send_bytes(encode(what))

@@ -4,8 +4,7 @@ Rule: a rank that dies or hangs is a BackendError, and all are ended; if its dev
 OutageError. The next command starts them anew, with a fresh policy and no other model; what it is
 about may be no model that went with the old ones, until its state is read. After a step that
 failed, for whatever reason, the state before it is read by new processes: what the failure has left
-in the old ones is not trusted. Ranks hang that say nothing for many times as long as what they were
-told to compute may take (`deadline_s`).
+in the old ones is not trusted. Ranks that say nothing for an hour hang (`_HANGS_S`).
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -31,14 +30,13 @@ from local_gpu.ranks.messages import (
     Failure,
     RankAnswer,
     RankLost,
-    Ready,
     Start,
     decode,
     encode,
 )
 from local_gpu.ranks.torchrun import Ranks
 from tinker_claw.errors import BackendError, ClawError, ConfigError, OutageError
-from tinker_claw.types import Adam, Datum, LossPass, StepReport, TokenLogprobs
+from tinker_claw.types import Adam, LossPass, StepReport, TokenLogprobs
 
 _LOOK_S = 0.5
 _LAST_WORDS_S = 5.0
@@ -48,20 +46,12 @@ _NOT_OURS: Final = (
     *("--rdzv", "--standalone", "--node-rank", "--nproc-per-node"),
     "--max-restarts",  # new ranks would wait for what was said to the old ones
 )
-_FLOOR_S: Final = 600.0
-"""Seconds added to every command: for files, for compiling kernels, and for a busy machine."""
 _APART_S: Final = 3600.0
 """Seconds that a rank waits for others at most. Ranks differ by less within one command; only those
 of other machines ever wait for so long."""
-_OPERATIONS: Final = 8
-"""Operations per parameter and token: 2 forward, 2 for recomputing activations, 2 backward (the
-base is frozen and has no gradient of its own), and 2 to spare for adapters and the head."""
-_EVEN_KEYS: Final = 12_000
-"""Number of keys at which a token costs twice as much; today's models have more
-(`cuts.even_keys`)."""
-_SLOWEST: Final = {"cuda": 1e13, "cpu": 5e9}
-"""Operations per second, below which a device counts as standing still: a hundredth of what an H100
-is sold with, and a tenth of what one core does. Prefixes that are shared make it more generous."""
+_HANGS_S: Final = {"cuda": 3600.0, "cpu": 24 * 3600.0}
+"""Seconds without an answer after which ranks hang: many times what a step of large models takes on
+GPUs, and of small ones on CPUs."""
 _MAKES: Final = frozenset({"create", "read_state", "read_adapter"})
 """Commands that make a model, whatever was there before."""
 
@@ -74,7 +64,7 @@ class RankedLearning:
         self,
         config: LocalConfig,
         *,
-        floor_s: float = _FLOOR_S,
+        hangs_s: float | None = None,
         start_s: float = 1800.0,
         module: str = "local_gpu.ranks",
         told: Callable[[str], None] | None = None,
@@ -83,7 +73,7 @@ class RankedLearning:
 
         Args:
             config: what every rank is told; `ranks`, `train_gpus` and `torchrun` say which.
-            floor_s: what every command has besides the time for its tokens; see `deadline_s`.
+            hangs_s: what a command may take; None: by the device.
             start_s: longer than starting them, on every machine, and loading the model may take.
             module: what each rank runs.
             told: hears what is being waited for.
@@ -94,7 +84,8 @@ class RankedLearning:
         """
         self._config = config = _placed(config)
         _check(config)
-        self._floor_s = floor_s
+        device = "cuda" if config.device == "auto" and torch.cuda.is_available() else config.device
+        self._hangs_s = hangs_s or _HANGS_S["cuda" if device == "cuda" else "cpu"]
         self._start_s = start_s
         self._module = module
         self._told = told
@@ -106,7 +97,7 @@ class RankedLearning:
         self._closed = False
         self._begun = False  # they have been ready once
         self._calling = threading.Lock()
-        self.facts: Facts = self._start().facts
+        self.facts = self._start()
         self._begun = True
 
     def create(self, model: str, shape: LoraShape, seed: int) -> None:
@@ -188,7 +179,7 @@ class RankedLearning:
                 if self._closed:  # meanwhile
                     self._end()
                     raise BackendError("The trainer is closed.")
-            answer = self._ask(Command(name, arguments), self._deadline_s(arguments), name)
+            answer = self._ask(Command(name, arguments), self._hangs_s, name)
             assert isinstance(answer, RankAnswer)
             if model is not None and name in _MAKES:
                 self._models.add(model)
@@ -204,7 +195,7 @@ class RankedLearning:
             raise OutageError(f"The ranks do not start again: {error}") from error
         self._failed = False
 
-    def _start(self) -> Ready:
+    def _start(self) -> Facts:
         config = self._config
         count = (
             "a rank, which writes" if config.ranks == 1 else f"{config.ranks} ranks, which write"
@@ -233,8 +224,8 @@ class RankedLearning:
         except BaseException:
             self._end()
             raise
-        assert isinstance(ready, Ready)
-        return ready
+        assert isinstance(ready, RankAnswer)
+        return ready.value
 
     def _ask(self, what: Start | Command, seconds: float, name: str) -> object:
         """Send a message and wait for the answer."""
@@ -262,14 +253,6 @@ class RankedLearning:
         self._cause = self._cause if self._lost else f"{reason}."
         raise BackendError(f"{reason}.{self._last_words(ranks)} {self._log} ends:\n{ranks.tail()}")
 
-    def _deadline_s(self, arguments: Sequence[Any]) -> float:
-        """Seconds until a command counts as hung, by the lengths of its sequences."""
-        auto = "cuda" if torch.cuda.is_available() else "cpu"
-        device = auto if self._config.device == "auto" else self._config.device.partition(":")[0]
-        return self._floor_s + deadline_s(
-            list(_lengths(arguments)), self.facts.parameters, self._config.ranks, device
-        )
-
     def _last_words(self, ranks: Ranks) -> str:
         """Wait for the ranks to end, end those that remain, and say what comes next."""
         ranks.wait(_LAST_WORDS_S)
@@ -286,31 +269,6 @@ class RankedLearning:
     @property
     def _log(self) -> Path:
         return self._config.root / "logs" / "ranks.log"
-
-
-def deadline_s(lengths: Sequence[int], parameters: int, ranks: int, device: str) -> float:
-    """Seconds after which ranks that still compute sequences of such lengths are taken to hang.
-
-    A sequence of n tokens counts n (1 + n / 12,000) 8 parameters operations, as if it shared no
-    prefix. The ranks have equal parts, but none has less than one whole sequence; and each does
-    at least 10^13 operations a second on CUDA, 5 * 10^9 elsewhere.
-    """
-    work = [n * (1 + n / _EVEN_KEYS) * _OPERATIONS * parameters for n in lengths]
-    longest = max(sum(work) / ranks, max(work, default=0.0))
-    return longest / _SLOWEST.get(device, _SLOWEST["cpu"])
-
-
-def _lengths(arguments: Sequence[Any]) -> Iterator[int]:
-    """Yield the lengths of the sequences among a command's arguments."""
-    for argument in arguments:
-        if isinstance(argument, tuple):
-            yield from _lengths(argument)
-        elif isinstance(argument, LossPass):
-            yield from _lengths(tuple(argument.datums))
-        elif isinstance(argument, RecordPass):
-            yield from (len(record.inputs) for record in argument.records)
-        elif isinstance(argument, Datum | ScoreAsk):
-            yield len(argument.tokens)
 
 
 def _placed(config: LocalConfig) -> LocalConfig:

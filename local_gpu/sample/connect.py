@@ -12,7 +12,6 @@ from local_gpu.sample.dialect import HttpServer
 from local_gpu.sample.http import Deadlines, HttpClient
 from local_gpu.sample.sglang import SglangServer
 from local_gpu.sample.vllm import VllmServer
-from local_gpu.tasks import together
 from tinker_claw.errors import ConfigError, OutageError
 
 Known = Literal["vllm", "sglang"]
@@ -41,31 +40,23 @@ async def connect(
 async def connect_all(
     urls: Sequence[str], kind: Kind = "auto", api_key: str | None = None
 ) -> list[HttpServer]:
-    """Connect to all servers; one that is away does not keep the others from starting.
-
-    A server that is away is taken to be of the same kind as the first that answers.
+    """Connect to all servers, which are of the kind of the first that answers. One that is away
+    does not keep the others from starting.
 
     Raises:
-        ConfigError: one is neither vLLM nor SGLang.
+        ConfigError: that one is neither vLLM nor SGLang.
         OutageError: none answers.
     """
-    if kind != "auto":
-        return [await connect(url, kind, api_key=api_key) for url in urls]
-    asked = await together(_kind_or_away(url, api_key) for url in urls)
-    kinds: list[Known] = [found for found in asked if not isinstance(found, OutageError)]
-    if urls and not kinds:
-        raise next(away for away in asked if isinstance(away, OutageError))
-    return [
-        await connect(url, kinds[0] if isinstance(found, OutageError) else found, api_key=api_key)
-        for url, found in zip(urls, asked, strict=True)
-    ]
-
-
-async def _kind_or_away(url: str, api_key: str | None) -> Known | OutageError:
-    try:
-        return await _kind(url, Deadlines(), api_key)
-    except OutageError as error:
-        return error
+    failure: OutageError | None = None
+    for url in urls:
+        if kind == "auto":
+            try:
+                kind = await _kind(url, Deadlines(), api_key)
+            except OutageError as error:
+                failure = failure or error
+    if kind == "auto" and failure is not None:
+        raise failure
+    return [await connect(url, kind, api_key=api_key) for url in urls]
 
 
 async def _kind(url: str, deadlines: Deadlines, api_key: str | None) -> Known:

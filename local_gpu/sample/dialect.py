@@ -53,19 +53,30 @@ class StreamPiece:
 
 
 class HttpServer(ABC):
-    """Base class of servers, without their dialects."""
+    """One server, without its dialect. Every call has a deadline.
+
+    Rule: adapters are known by name, and a name is never loaded with other weights: these servers
+    key their prefix caches on the name, and would answer from the cache of the old ones.
+
+    Raises (all calls):
+        OutageError: it does not answer, too late, or with 5xx: another server may do it.
+        NotLoaded: such an outage, of one adapter only.
+        SamplerError, RequestError: it refuses what was asked, or its answer does not add up.
+        ContextLengthError: prompt and reply do not fit.
+    """
 
     constrains = False
+    """Whether sampling can be constrained to a JSON schema."""
 
     def __init__(
         self, url: str, *, deadlines: Deadlines | None = None, api_key: str | None = None
     ) -> None:
         self._link = HttpClient(url, deadlines or Deadlines(), api_key)
         self.url = self._link.url
-        self.pulse = self._link.pulse
         self._info: ServerInfo | None = None
 
     async def info(self) -> ServerInfo:
+        """Ask the server for its description; also the health check."""
         seconds = self._link.deadlines.answer_s
         health = await self._link.ask("/health", seconds=seconds)
         if not health.ok:
@@ -80,21 +91,28 @@ class HttpServer(ABC):
             raise SamplerError(f"The server {self.url} does not say what it serves.") from error
         return self._info
 
-    async def progress(self) -> str:
-        return ""
-
     async def sees(self, image_token: int) -> bool:
+        """Try whether the server takes an image, and keeps this token for it."""
         return False
 
     @abstractmethod
-    async def load(self, name: str, folder: Path) -> None: ...
+    async def load(self, name: str, folder: Path) -> None:
+        """Load an adapter; loading a loaded name again changes nothing.
+
+        Raises:
+            BackendError: it cannot be loaded; the server goes on as before.
+        """
+        ...
 
     @abstractmethod
-    async def unload(self, name: str) -> None: ...
+    async def unload(self, name: str) -> None:
+        """Unload an adapter; a missing one is no error."""
+        ...
 
     async def stream(
         self, name: str | None, prompt: Tokens, params: SamplingParams
     ) -> AsyncGenerator[TokenChunk]:
+        """Sample under an adapter, or the base (None); closing the iterator aborts it there."""
         async with aclosing(self._chunks(name, prompt, params, 1)) as chunks:
             async for _, chunk in chunks:
                 yield chunk
@@ -102,8 +120,7 @@ class HttpServer(ABC):
     async def sample(
         self, name: str | None, prompt: Tokens, params: SamplingParams, n: int
     ) -> list[Completion]:
-        if n < 1:
-            raise RequestError(f"n is {n}, not at least 1.", param="n")
+        """n completions in one request; with a seed, completion i is drawn with seed + i."""
         # At temperature 0 all are the same; servers refuse to draw it twice.
         drawn = n if params.temperature > 0 else 1
         parts: list[list[TokenChunk]] = [[] for _ in range(drawn)]
@@ -112,6 +129,10 @@ class HttpServer(ABC):
                 parts[index].append(chunk)
         completions = [Completion.collect(part, _nth(params, i)) for i, part in enumerate(parts)]
         return completions if drawn == n else completions * n
+
+    def cut(self, why: str) -> None:
+        """End every call that waits for the server at this moment as an outage."""
+        self._link.cut(why)
 
     async def aclose(self) -> None:
         await self._link.aclose()
@@ -129,7 +150,6 @@ class HttpServer(ABC):
         """Yield chunks with their completion's index; the last chunks come at the end, with late
         figures."""
         info = self._info or await self.info()
-        _check(prompt, params, info.context_tokens)
         readers = [_Reader(self.url, params) for _ in range(n)]
         last: dict[int, TokenChunk] = {}
         cached = 0
@@ -268,15 +288,3 @@ def _info(cards: Sequence[Mapping[str, Any]]) -> ServerInfo:
         context_tokens=int(base["max_model_len"]),
         adapters=frozenset(str(card["id"]) for card in cards if card.get("parent")),
     )
-
-
-def _check(prompt: Tokens, params: SamplingParams, context_tokens: int) -> None:
-    if not prompt:
-        raise RequestError("The prompt is empty; it needs at least one token.", param="messages")
-    if params.max_tokens < 1:
-        raise RequestError(
-            f"max_tokens is {params.max_tokens}, not at least 1.", param="max_tokens"
-        )
-    # They would cut the reply short instead, and say nothing.
-    if len(prompt) + params.max_tokens > context_tokens:
-        raise ContextLengthError(len(prompt), params.max_tokens, context_tokens)

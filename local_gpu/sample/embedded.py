@@ -32,7 +32,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from local_gpu.halves import BASE_REF, Facts, Score, ScoreAsk
+from local_gpu.halves import BASE_REF, Facts, Score, ScoreAsk, check_request
 from local_gpu.model.files import read_adapter
 from local_gpu.model.load import own_stream
 from local_gpu.model.lora import BaseModel, for_sampling, with_lora
@@ -40,13 +40,12 @@ from local_gpu.model.vision import Vision
 from local_gpu.room import Room
 from local_gpu.sample.batching import Batcher, Scheduled, salted_id
 from local_gpu.sample.drawing import Drawn, Recipe, draw
-from local_gpu.sample.routing import HotPrefixes, Prefix, keys_of
+from local_gpu.sample.routing import Prefix, RecentPrompts, keys_of
 from local_gpu.sample.seeing import drawing, stream
 from local_gpu.tasks import together
 from tinker_claw.errors import (
     BackendError,
     ConfigError,
-    ContextLengthError,
     RequestError,
     SamplerError,
 )
@@ -350,24 +349,10 @@ class Engine:
             await asyncio.to_thread(running.batcher.drain)
 
     def _check(self, prompt: Tokens, params: SamplingParams) -> None:
-        p = params
-        rules = (
-            ("messages", len(prompt) >= 1, "The prompt is empty; it needs at least one token."),
-            ("max_tokens", p.max_tokens >= 1, f"max_tokens is {p.max_tokens}, not at least 1."),
-            ("temperature", p.temperature >= 0, f"temperature is {p.temperature:g}, below 0."),
-            ("top_p", 0 < p.top_p <= 1, f"top_p is {p.top_p:g}, not in (0, 1]."),
-            ("top_k", p.top_k is None or p.top_k >= 1, f"top_k is {p.top_k}, not at least 1."),
+        size = self._size
+        check_request(
+            prompt, params, context_tokens=size.context_tokens, vocabulary=size.vocabulary
         )
-        for name, kept, sentence in rules:
-            if not kept:
-                raise RequestError(sentence, param=name)
-        if len(prompt) + p.max_tokens > self._size.context_tokens:
-            raise ContextLengthError(len(prompt), p.max_tokens, self._size.context_tokens)
-        if min(prompt) < 0 or max(prompt) >= self._size.vocabulary:
-            raise SamplerError(
-                f"The prompt has a token outside 0..{self._size.vocabulary - 1}: another model's "
-                "tokenizer made it."
-            )
 
 
 def _run(module: Any, size: EngineSize, room: Room) -> _Running:
@@ -395,31 +380,31 @@ class LocalSampler:
         engine: Engine,
         facts: Facts,
         score: Score,
-        hot: HotPrefixes,
+        recent: RecentPrompts,
         closed: Callable[[LocalSampler], None],
     ) -> None:
         self.ref = ref
-        self._hot = hot
+        self._recent = recent
         self._facts = facts
         self._score = score
         self._closed = closed
         self._engine = engine
 
     async def warm(self) -> None:
-        """Compute the prefixes that recent prompts share before somebody waits for them.
+        """Compute recent prompts before somebody waits for them.
 
         Whoever asks hears what fails.
         """
         with suppress(TimeoutError, SamplerError, RequestError):
             async with asyncio.timeout(_WARM_S):
-                for prefix in self._hot.hottest(_WARM_PREFIXES) or [Prefix((0,))]:
+                for prefix in self._recent.prefixes(_WARM_PREFIXES) or [Prefix((0,))]:
                     # With one token, transformers would forget the blocks of its pass.
                     params = SamplingParams(max_tokens=2, cache_salt=prefix.salt)
                     await self._engine.sample(prefix.tokens, params, 1)
 
     def stream(self, prompt: Tokens, params: SamplingParams) -> AsyncGenerator[TokenChunk]:
         if not params.images:  # placeholders alone are no prefix
-            self._hot.note(prompt, keys_of(prompt, params.cache_salt), params.cache_salt)
+            self._recent.note(prompt, keys_of(prompt, params.cache_salt), params.cache_salt)
         return self._engine.stream(prompt, params)
 
     async def sample(self, prompt: Tokens, params: SamplingParams, n: int = 1) -> list[Completion]:
@@ -473,7 +458,7 @@ class EmbeddedServing:
         self._room = room
         self._score = score
         self._run = run
-        self._hot = HotPrefixes()
+        self._recent = RecentPrompts()
         self.vision = vision
         self._open: set[LocalSampler] = set()
 
@@ -497,12 +482,12 @@ class EmbeddedServing:
 
     async def open(self, ref: str, folder: Path) -> Sampler:
         module = await self._run(lambda: self._read(folder))
-        sampler = self._sampler(ref, module, self._hot)
+        sampler = self._sampler(ref, module, self._recent)
         await sampler.warm()
         return sampler
 
     async def base(self) -> Sampler:
-        return self._sampler(BASE_REF, self._base.module, HotPrefixes())
+        return self._sampler(BASE_REF, self._base.module, RecentPrompts())
 
     def live(self) -> frozenset[str]:
         # Asked in another thread: the copy is made in one go, while samplers open and close.
@@ -520,9 +505,9 @@ class EmbeddedServing:
         except ConfigError as error:
             raise BackendError(str(error)) from error
 
-    def _sampler(self, ref: str, module: object, hot: HotPrefixes) -> LocalSampler:
+    def _sampler(self, ref: str, module: object, recent: RecentPrompts) -> LocalSampler:
         facts = Facts(self._base.fingerprint, self._size.vocabulary, self._size.context_tokens)
         engine = Engine(module, self._size, self._room, self.vision)
-        sampler = LocalSampler(ref, engine, facts, self._score, hot, self._open.discard)
+        sampler = LocalSampler(ref, engine, facts, self._score, recent, self._open.discard)
         self._open.add(sampler)
         return sampler

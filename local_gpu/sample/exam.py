@@ -27,11 +27,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from secrets import token_hex
-from statistics import fmean, pstdev
+from statistics import fmean
 from typing import Final
 
 from local_gpu.halves import Facts, Score, ScoreAsk
-from local_gpu.sample.server import InferenceServer
+from local_gpu.sample.dialect import HttpServer
 from local_gpu.tasks import together
 from tinker_claw.types import SamplingParams, TokenLogprobs, Tokens
 
@@ -54,25 +54,6 @@ Row = Mapping[int, float]
 """Logprobs of the likeliest tokens at one place, in nats."""
 Rows = tuple[tuple[Row, ...], ...]
 """Rows as [prompt][place]."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExamResult:
-    """Figures of d, the server's logprob minus the trainer's, in nats."""
-
-    url: str
-    ref: str
-    tokens: int
-    mean: float
-    """Mean of |d|."""
-    sd: float
-    largest: float
-    """Largest |d|."""
-    k3: float
-    """Mean of exp(-d) - 1 + d, never below 0: estimates KL(server || trainer)."""
-    applied: float | None
-    """Share of the adapter's change against the base that the server shows. None: this is the base
-    itself, or the change is too small to tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +99,7 @@ async def table(score: Score, facts: Facts, ref: str, prompts: Sequence[Tokens])
     )
 
 
-async def sit(server: InferenceServer, name: str | None, exam: Exam) -> list[ExamSample]:
+async def sit(server: HttpServer, name: str | None, exam: Exam) -> list[ExamSample]:
     """Let a server sample the exam. Raises what the server raises."""
     params = SamplingParams(
         max_tokens=1, temperature=exam.temperature, student_topk=exam.student_topk
@@ -139,7 +120,7 @@ async def sit(server: InferenceServer, name: str | None, exam: Exam) -> list[Exa
     return [drawn for some in answers for drawn in some]
 
 
-async def keeps_apart(server: InferenceServer, exam: Exam) -> bool:
+async def keeps_apart(server: HttpServer, exam: Exam) -> bool:
     """Whether the server computes a prompt again under another salt.
 
     One that tells no cached tokens at all has nothing to give away but time, and is believed.
@@ -179,46 +160,39 @@ def moved(right: Rows, wrong: Rows) -> float:
     return math.sqrt(fmean(squares))
 
 
+def differences(exam: Exam, drawn: Sequence[ExamSample]) -> list[float]:
+    """d of each token: the server's logprob minus the trainer's, in nats."""
+    return [_bounded(one.logprob - _at(exam.right, one)) for one in drawn]
+
+
 def judge(
-    exam: Exam, url: str, drawn: Sequence[ExamSample], *, base: str, noise: float, tolerance: float
-) -> tuple[ExamResult, str | None]:
-    """Return the figures, and what is wrong in words that follow the server's name, or None.
+    exam: Exam, drawn: Sequence[ExamSample], d: Sequence[float], *, noise: float, tolerance: float
+) -> str | None:
+    """Return what is wrong in words that follow the server's name, or None.
 
     Args:
-        base: the name in `exam.wrong` whose share is told.
+        d: see `differences`.
         noise: standard deviation of d where the weights are known to be the same, in nats.
         tolerance: of the mean |d|, in nats.
     """
-    d = [_bounded(one.logprob - _at(exam.right, one)) for one in drawn]
-    shares = {name: _share(exam, rows, drawn, d, noise) for name, rows in exam.wrong.items()}
-    told = shares.get(base)
-    found = ExamResult(
-        url=url,
-        ref=exam.ref,
-        tokens=len(d),
-        mean=fmean(map(abs, d)),
-        sd=pstdev(d),
-        largest=max(map(abs, d)),
-        k3=fmean(math.expm1(-x) + x for x in d),
-        applied=told[0] if told and told[1] < 1 else None,
-    )
-    for name, (share, error) in shares.items():
+    for name, rows in exam.wrong.items():
+        share, error = _share(exam, rows, drawn, d, noise)
         if exam.decisive and _SLACK + _ERRORS * error >= 1:
-            return found, (
+            return (
                 f"rounds its logprobs so much that {exam.ref!r} cannot be told from {name!r}, over "
                 f"{len(d)} tokens"
             )
         if abs(share - 1) > _SLACK + _ERRORS * error:
-            return found, (
+            return (
                 f"answers with {round(100 * share)}% of what tells {exam.ref!r} from {name!r}, "
                 f"over {len(d)} tokens"
             )
-    if found.mean > tolerance:
-        return found, (
-            f"gives logprobs for {exam.ref!r} that are {found.mean:.2g} nats from the trainer's on "
+    if (mean := fmean(map(abs, d))) > tolerance:
+        return (
+            f"gives logprobs for {exam.ref!r} that are {mean:.2g} nats from the trainer's on "
             f"average, over {len(d)} tokens"
         )
-    return found, None
+    return None
 
 
 def _share(

@@ -17,7 +17,6 @@ from typing import Any, Final, cast
 
 import httpx
 
-from local_gpu.sample.hang import PendingCall, Pulse
 from local_gpu.sample.server import Busy
 from tinker_claw.errors import ConfigError, OutageError, SamplerError
 
@@ -45,9 +44,6 @@ class Deadlines:
     samples."""
     load_s: float = 120.0
     """Deadline for loading or unloading an adapter."""
-    stall_s: float = 30.0
-    """Part of `load_s` in which streams may stand still: engines do nothing else while they read an
-    adapter's files."""
     first_token_s: float = 300.0
     """Deadline for the first token: a long prompt may wait behind others."""
     between_tokens_s: float = 60.0
@@ -102,7 +98,8 @@ class HttpClient:
             )
         self.url = url.rstrip("/").removesuffix("/v1")
         self.deadlines = deadlines
-        self.pulse = Pulse()
+        self._waits: dict[asyncio.Timeout, str] = {}
+        """Waits for the server at this moment, each with the reason for which it was cut off."""
         if not self.url.startswith(("http://", "https://")):
             raise ConfigError(f"{url!r} is not the address of a server: write http://host:port.")
         # Given a transport, httpx does not look for proxies in the environment.
@@ -122,53 +119,39 @@ class HttpClient:
         body: Mapping[str, object] | None = None,
         *,
         seconds: float,
-        takes_s: float = 0.0,
     ) -> HttpAnswer:
-        """Send GET, or POST if there is a body. `takes_s`: time in which nothing else may come."""
+        """Send GET, or POST if there is a body."""
         self._check_open()
-        until = asyncio.get_running_loop().time() + seconds
-        with self.pulse.call(takes_s=takes_s) as call:
-            async with self._in_time(until, call):
-                method = "GET" if body is None else "POST"
-                async with self._client.stream(method, path, json=body) as response:
-                    return await self._answer(response)
+        async with self._in_time(asyncio.get_running_loop().time() + seconds):
+            method = "GET" if body is None else "POST"
+            async with self._client.stream(method, path, json=body) as response:
+                return await self._answer(response)
 
     async def events(
-        self, path: str, body: Mapping[str, object], tokens: int
+        self, path: str, body: Mapping[str, object]
     ) -> AsyncGenerator[Mapping[str, Any]]:
         """Yield the JSON of each event of a stream. Closing the iterator hangs up.
-
-        Args:
-            tokens: that are computed before the first event, at most.
 
         Raises:
             Refusal: before the first event, or instead of the next one.
         """
         self._check_open()
-        with self.pulse.call(tokens) as call:
-            async with aclosing(self._events(path, body, call)) as events:
-                async for event in events:
-                    yield event
-
-    async def _events(
-        self, path: str, body: Mapping[str, object], call: PendingCall
-    ) -> AsyncGenerator[Mapping[str, Any]]:
         now = asyncio.get_running_loop().time
         end = now() + self.deadlines.request_s
         until = min(now() + self.deadlines.first_token_s, end)
-        async with self._in_time(until, call):
+        async with self._in_time(until):
             request = self._client.build_request("POST", path, json=body)
             response = await self._client.send(request, stream=True)
         try:
             if response.status_code != HTTPStatus.OK:
-                async with self._in_time(until, call):
+                async with self._in_time(until):
                     answer = await self._answer(response)
                 raise self._refusal(answer)
             rest = b""
             pieces = cast(AsyncGenerator[bytes], response.aiter_bytes())
             async with aclosing(pieces):
                 while True:
-                    async with self._in_time(until, call):
+                    async with self._in_time(until):
                         piece = await anext(pieces, None)
                     if piece is None:
                         raise OutageError(f"The server {self.url} broke off a completion.")
@@ -180,7 +163,6 @@ class HttpClient:
                         if line.strip() == b"data: [DONE]":
                             return
                         if line.startswith(b"data:"):
-                            call.hear()
                             yield self._event(line)
                             until = min(now() + self.deadlines.between_tokens_s, end)
         finally:
@@ -192,6 +174,13 @@ class HttpClient:
             why += " (its key goes into TINKER_CLAW_LOCAL__SAMPLER_API_KEY)"
         kind = Busy if answer.status == HTTPStatus.TOO_MANY_REQUESTS else OutageError
         return kind(f"The server {self.url} answers HTTP {answer.status}{why}.")
+
+    def cut(self, why: str) -> None:
+        """End every wait for the server as an outage."""
+        for wait in self._waits:
+            self._waits[wait] = why
+            if not wait.expired():
+                wait.reschedule(asyncio.get_running_loop().time())
 
     async def aclose(self) -> None:
         await self._client.aclose()
@@ -234,14 +223,14 @@ class HttpClient:
         return SamplerError(f"The server {self.url} sent what is not JSON in a completion.")
 
     @asynccontextmanager
-    async def _in_time(self, until: float, call: PendingCall) -> AsyncGenerator[None]:
+    async def _in_time(self, until: float) -> AsyncGenerator[None]:
+        wait = asyncio.timeout_at(until)
+        self._waits[wait] = f"The server {self.url} has not answered in time."
         try:
-            async with asyncio.timeout_at(until) as scope:
-                call.wait_in(scope)
+            async with wait:
                 yield
         except TimeoutError as error:
-            late = f"The server {self.url} has not answered in time."
-            raise OutageError(call.cut or late) from error
+            raise OutageError(self._waits[wait]) from error
         except httpx.ConnectError as error:
             raise OutageError(f"The server {self.url} cannot be reached.") from error
         except httpx.TimeoutException as error:
@@ -251,4 +240,4 @@ class HttpClient:
                 f"The connection to the server {self.url} broke ({type(error).__name__})."
             ) from error
         finally:
-            call.scope = None
+            del self._waits[wait]

@@ -10,16 +10,15 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from statistics import pstdev
 
-from local_gpu.halves import BASE_REF
-from local_gpu.sample.exam import Exam, ExamResult, judge, keeps_apart, sit
-from local_gpu.sample.hang import ping
+from local_gpu.sample.dialect import HttpServer
+from local_gpu.sample.exam import Exam, differences, judge, keeps_apart, sit
 from local_gpu.sample.routing import Prefix
-from local_gpu.sample.server import InferenceServer, ServerInfo
+from local_gpu.sample.server import Busy, ServerInfo
 from tinker_claw.errors import BackendError, OutageError, RequestError
 from tinker_claw.retry import Backoff
 from tinker_claw.types import SamplingParams
@@ -29,11 +28,6 @@ _log = logging.getLogger(__name__)
 
 def _nobody_listens() -> None:
     """Ignore a change, for a server that is not in a pool yet."""
-
-
-_TURN_S: Final = 2.0
-"""Seconds of a turn to load. A load takes less; after that the next server begins beside one that
-hangs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +53,11 @@ class PoolOptions:
     """Delays before a server that failed is asked again."""
     student_topk: int = 0
     """Top-k logprobs per token that requests may ask for: every server must give as many."""
-    look_s: float = 30.0
-    """Seconds between health checks of a server that is not busy."""
-    quiet_s: float = 5.0
-    """Seconds without a sign of life until a server that owes answers is asked for one token."""
-    still_s: float = 10.0
-    """Further seconds until it counts as hung, beside the time to compute its prompts."""
+    look_s: float = 10.0
+    """Seconds between health checks, which ask for one token."""
+    still_s: float = 30.0
+    """Seconds without that token after which a server hangs. Engines compute long prompts in pieces
+    and serve others between two of them, but do nothing else while they load an adapter."""
     say: Callable[[str], None] = _log.warning
     """Receives what happens to servers, in sentences."""
     away: Callable[[Sequence[str]], object] = len
@@ -126,7 +119,7 @@ class Member:
     def __init__(
         self,
         number: int,
-        server: InferenceServer,
+        server: HttpServer,
         base_exams: tuple[Exam, Exam],
         options: PoolOptions,
         probe: Probe | None = None,
@@ -153,14 +146,9 @@ class Member:
         """Whether the prefix cache of one salt is never used under another."""
         self.ready: set[str] = set()
         """Names that it has answered with."""
-        self.agreements: dict[str, ExamResult] = {}
-        """Result of the last exam of each ref."""
         self._noise = 0.0
         """Standard deviation of its difference to the trainer on the base, in nats."""
         self._changing = asyncio.Lock()
-        self.turn = asyncio.Semaphore()
-        """Turn to load an adapter while the engine computes nothing else; shared by the whole
-        pool."""
         self.changed: Callable[[], None] = _nobody_listens
         """Called when it leaves the rotation or comes back."""
 
@@ -186,7 +174,6 @@ class Member:
             seconds = time.monotonic() - self.away.since
             self._options.say(f"The server {self.url} is back after {seconds:.0f} s.")
             self.away, self.epoch = None, self.epoch + 1
-            self.server.pulse.returned()
             self.changed()
 
     async def check(self) -> None:
@@ -202,8 +189,7 @@ class Member:
             self.info = await self.server.info()
             self.held &= self.info.adapters
             self.ready &= self.info.adapters
-            self.agreements[BASE_REF] = await self._sit(None, plain)
-            self._noise = self.agreements[BASE_REF].sd
+            self._noise = await self._sit(None, plain)
             await self._sit(None, shaped)
             if self._probe is not None:
                 await self._try(self._probe)
@@ -219,7 +205,7 @@ class Member:
 
     async def _try(self, probe: Probe) -> None:
         self.held.add(probe.name)
-        await self._load(probe.name, probe.folder)
+        await self.server.load(probe.name, probe.folder)
         try:
             await self._sit(probe.name, probe.exam)
         finally:
@@ -230,7 +216,7 @@ class Member:
         """Check that it answers. Raises OutageError if not, or if it was restarted and has nothing
         loaded."""
         before = frozenset(self.ready)
-        await ping(self.server)
+        await self._ping()
         known = (await self.server.info()).adapters
         if lost := before & self.ready - known:
             raise OutageError(f"The server {self.url} no longer has {sorted(lost)}.")
@@ -249,24 +235,28 @@ class Member:
         async with self._changing:
             if name in self.ready:
                 return
-            await ping(self.server)  # one that hangs is found out sooner than by a load
             self.held.add(name)  # before: nobody knows what a call that is broken off has done
-            await self._load(name, adapter.folder)
+            await self.server.load(name, adapter.folder)
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._options.warm_s):
                     await self._warm(name, warm)
             if (exam := await adapter.exam()) is not None:
-                self.agreements[name] = await self._sit(name, exam)
+                await self._sit(name, exam)
             self.ready.add(name)
 
-    async def _load(self, name: str, folder: Path) -> None:
-        """Load an adapter in turn; a server that is slow to load holds no other up."""
-        await self.turn.acquire()
-        with ExitStack() as held:
-            held.callback(self.turn.release)
-            late = asyncio.get_running_loop().call_later(_TURN_S, held.close)
-            held.callback(late.cancel)
-            await self.server.load(name, folder)
+    async def _ping(self) -> None:
+        """Ask for one token: a GPU or a process that stands still breaks no connection. Where none
+        comes in time, all that wait for this server are told, too."""
+        try:
+            async with asyncio.timeout(self._options.still_s):
+                # Two of prompt: one ends vLLM's engine on CPU (0.32) under linear attention.
+                await self.server.sample(None, (0, 0), SamplingParams(max_tokens=1), 1)
+        except Busy:
+            return
+        except TimeoutError as error:
+            why = f"The server {self.url} hangs: no token came in {self._options.still_s:g} s."
+            self.server.cut(why)
+            raise OutageError(why) from error
 
     async def tidy(self, wanted: Callable[[str], bool]) -> None:
         """Unload adapters that nobody wants any more."""
@@ -277,7 +267,6 @@ class Member:
                 self.ready.discard(name)
                 await self.server.unload(name)
                 self.held.discard(name)
-                self.agreements.pop(name, None)
 
     async def _warm(self, name: str, prefixes: Sequence[Prefix]) -> None:
         for prefix in prefixes:
@@ -289,16 +278,11 @@ class Member:
                     raise
                 self._options.say(f"{self.url} did not compute a prefix for {name}: {error}")
 
-    async def _sit(self, name: str | None, exam: Exam) -> ExamResult:
+    async def _sit(self, name: str | None, exam: Exam) -> float:
+        """Examine it; return the standard deviation of its difference to the trainer, in nats."""
         drawn = await sit(self.server, name, exam)
-        found, fault = judge(
-            exam,
-            self.url,
-            drawn,
-            base=BASE_REF,
-            noise=self._noise,
-            tolerance=self._options.tolerance,
-        )
+        d = differences(exam, drawn)
+        fault = judge(exam, drawn, d, noise=self._noise, tolerance=self._options.tolerance)
         if fault:
             raise Disagreement(f"The server {self.url} {fault}. {exam.advice}")
-        return found
+        return pstdev(d)

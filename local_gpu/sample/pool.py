@@ -15,10 +15,8 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
-from local_gpu.sample.exam import ExamResult
-from local_gpu.sample.hang import hangs
 from local_gpu.sample.member import Adapter, Member, PoolOptions
-from local_gpu.sample.routing import HotPrefixes, Prefix, Routes, keys_of
+from local_gpu.sample.routing import RecentPrompts, Routes, keys_of
 from local_gpu.tasks import together
 from tinker_claw.errors import BackendError, ClawError, OutageError, RequestError
 from tinker_claw.types import Tokens
@@ -60,10 +58,6 @@ class Watch:
 
 _LEAVE_S: Final = 5.0
 """Seconds for unloading when the pool is closed."""
-_FEEL_S: Final = 0.5
-"""Seconds between checks whether a server hangs."""
-_LOADING: Final = 4
-"""At most one server in four loads at a time, but at least one: the others go on streaming."""
 _NONE: Final[Mapping[Member, str]] = {}
 
 
@@ -78,7 +72,7 @@ class Lease:
 
 
 class Pool:
-    """The servers in rotation, and the adapters in use."""
+    """The servers in rotation, and the adapters in use. See `serving` for what opens them."""
 
     def __init__(
         self, members: Sequence[Member], options: PoolOptions, model: str, context_tokens: int
@@ -92,26 +86,21 @@ class Pool:
         """Whether all servers took an image at the start, as any of them may get the request."""
         self._wanted: dict[str, Adapter] = {}
         self._routes = Routes()
-        self.hot = HotPrefixes()
+        self.recent = RecentPrompts()
         self._watches = [Watch(m.url, lambda m=m: self._tend(m)) for m in members]
-        self._pulses = [Watch(f"pulse {m.url}", lambda m=m: self._feel(m)) for m in members]
-        turn = asyncio.Semaphore(max(1, len(members) // _LOADING))
         for member in members:
-            member.changed, member.turn = self._tell, turn
+            member.changed = self._tell
             self._wake(member)
-            self._pulses[member.number].wake()
         self._tell()
 
-    def wanted(self) -> frozenset[str]:
-        """Names in use."""
+    def live(self) -> frozenset[str]:
+        """Names in use. A running reply also keeps its version's folder: servers may read it
+        again."""
         return frozenset(self._wanted)
 
     def newest(self, but: str) -> str | None:
         """Name of the adapter in use that was opened last."""
         return next((name for name in reversed(self._wanted) if name != but), None)
-
-    def agreements(self, ref: str) -> tuple[ExamResult, ...]:
-        return tuple(m.agreements[ref] for m in self._members if ref in m.agreements)
 
     def use(self, name: str, make: Callable[[], Adapter]) -> Adapter:
         """Keep an adapter on the servers until it is released as often as it was used."""
@@ -138,7 +127,7 @@ class Pool:
         finally:
             self.release(used)
 
-    async def open(self, adapter: Adapter) -> None:
+    async def bring(self, adapter: Adapter) -> None:
         """Bring an adapter that is in use to every server of the rotation.
 
         A server that fails leaves the rotation, unless all do.
@@ -150,8 +139,7 @@ class Pool:
         rotation = [m for m in self._members if m.away is None]
         if not rotation:
             raise self.nobody()
-        warm = self._warm(rotation)
-        failures = await together(self._prepare(m, adapter, warm[m]) for m in rotation)
+        failures = await together(self._prepare(member, adapter) for member in rotation)
         refused = [e for e in failures if e is not None and not isinstance(e, OutageError)]
         for member, failure in zip(rotation, failures, strict=True):
             if isinstance(failure, OutageError) or (failure and None in failures):
@@ -189,8 +177,9 @@ class Pool:
             # A name that was let go is on no server or on some: it is loaded where it is not.
             ready = {n: k for n, k in rotation.items() if name in self._members[n].ready}
             rotation = ready or rotation
-            self.hot.note(prompt, keys, salt)
         member = self._members[self._routes.choose(name, keys, len(prompt), rotation)]
+        if adapter:
+            self.recent.note(prompt, keys, salt, member.number)
         self._routes.note(name, keys, len(prompt), member.number)
         member.in_flight += 1
         return Lease(member, member.epoch)
@@ -224,20 +213,13 @@ class Pool:
 
     async def aclose(self) -> None:
         """Unload what the servers hold, as far as they answer, and close the connections."""
-        await together(watch.aclose() for watch in (*self._watches, *self._pulses))
+        await together(watch.aclose() for watch in self._watches)
         self._wanted.clear()
         await together(self._leave(member) for member in self._members)
 
-    def _warm(self, members: Sequence[Member]) -> dict[Member, list[Prefix]]:
-        """Prefixes that each server computes for a new version, the most useful first."""
+    async def _prepare(self, member: Member, adapter: Adapter) -> ClawError | None:
         most = self._options.warm_prefixes
-        hottest = self.hot.hottest(most * len(self._members))
-        hot = {prefix: keys_of(prefix.tokens, prefix.salt) for prefix in hottest}
-        return {m: self._routes.held(m.number, hot)[:most] for m in members}
-
-    async def _prepare(
-        self, member: Member, adapter: Adapter, warm: Sequence[Prefix]
-    ) -> ClawError | None:
+        warm = self.recent.prefixes(most, member.number) or self.recent.prefixes(min(most, 1))
         try:
             async with _in_time(member, self._options.ready_s):
                 await member.prepare(adapter, warm)
@@ -252,9 +234,8 @@ class Pool:
         """Bring a server to the wanted state; return the seconds until the next look."""
         if member.away is None:
             try:
+                await member.look()  # before an unload, which a server that hangs holds up
                 await member.tidy(self._wanted.__contains__)
-                if not member.in_flight:  # a busy one is judged by its requests
-                    await member.look()
             except OutageError as error:
                 self.sick(member, error)
             except (BackendError, RequestError) as error:
@@ -271,18 +252,6 @@ class Pool:
             return max(0.0, member.away.next_at - time.monotonic())
         return 0.0  # what went out of use meanwhile is still there
 
-    async def _feel(self, member: Member) -> float:
-        """Check whether a server hangs, and move its requests if so; return the seconds until the
-        next look."""
-        server, options = member.server, self._options
-        if member.away is None and await hangs(
-            server, quiet_s=options.quiet_s, still_s=options.still_s
-        ):
-            error = OutageError(f"The server {member.url} hangs: it says nothing any more.")
-            self.sick(member, error)
-            server.pulse.cut(str(error))
-        return _FEEL_S
-
     async def _bring_back(self, member: Member) -> None:
         async with _in_time(member, self._options.ready_s):
             await member.check()
@@ -294,8 +263,7 @@ class Pool:
             raise BackendError(f"{member.url} has a context of less than {self.context_tokens}.")
         while missing := [a for a in self._wanted.values() if a.name not in member.ready]:
             for adapter in missing:
-                warm = self._warm([member])
-                failure = await self._prepare(member, adapter, warm[member])
+                failure = await self._prepare(member, adapter)
                 if failure and adapter.users:
                     raise failure
         member.come_back()

@@ -32,7 +32,7 @@ _RECENT: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """Common beginning of prompts of one salt."""
+    """Whole blocks at the beginning of a prompt, and its salt."""
 
     tokens: tuple[int, ...]
     salt: str | None = None
@@ -86,23 +86,6 @@ class Routes:
         for key in keys:
             known[key] = known.get(key, frozenset()) | {server}
 
-    def held(self, server: int, prefixes: Mapping[Prefix, Sequence[int]]) -> list[Prefix]:
-        """As much of each prefix as the server has computed, under any adapter's name: a
-        conversation up to where it goes on, and of others the part they share with it. The whole
-        first prefix, if it has nothing. Prefixes come with their keys."""
-        found, covered = list[Prefix](), set[int]()
-        for prefix, keys in prefixes.items():
-            blocks = len(keys)
-            while blocks and not self._holds(server, keys[blocks - 1]):
-                blocks -= 1
-            if blocks and keys[blocks - 1] not in covered:
-                found.append(Prefix(prefix.tokens[: blocks * BLOCK], prefix.salt))
-                covered.update(keys[:blocks])
-        return found or list(prefixes)[:1]
-
-    def _holds(self, server: int, key: int) -> bool:
-        return any(server in known.get(key, ()) for known in self._known.values())
-
     def forget_server(self, server: int) -> None:
         """Forget a server's cache, as it may have been restarted."""
         for known in self._known.values():
@@ -129,58 +112,29 @@ class Routes:
         return cached
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    prompt: Tokens
-    salt: str | None
-    keys: Sequence[int]
+class RecentPrompts:
+    """The newest prompts of recent conversations, each with the server that has computed it.
 
-
-class HotPrefixes:
-    """Prefixes that recent prompts share, and that the next ones will probably start with.
-
-    A new version's cache is empty. What saves most when it is computed beforehand is what most
-    requests share, weighed by its length: the system prompt with its tools, and conversations that
-    go on, whose prompts of two turns share the whole first one. Prompts of two salts share nothing.
+    A new version's cache is empty. Computed beforehand, these prompts save a conversation that goes
+    on its whole prompt, and any other the system prompt with its tools.
     """
 
     def __init__(self, recent: int = _RECENT) -> None:
-        self._seen = FIFOCache[tuple[int, int], _Seen](recent)
+        self._seen = FIFOCache[int, tuple[Prefix, int]](recent)
 
-    def note(self, prompt: Tokens, keys: Sequence[int], salt: str | None = None) -> None:
-        """Note a prompt; the same one again (a repeated request) counts once.
+    def note(self, prompt: Tokens, keys: Sequence[int], salt: str | None, server: int = 0) -> None:
+        """Note a prompt, in place of one that it extends.
 
         Args:
             keys: of the prompt with that salt.
         """
-        if not keys:
-            return
-        tail = hash(tuple(prompt[len(keys) * BLOCK :]))
-        self._seen[keys[-1], tail] = _Seen(prompt, salt, keys)
+        for key in keys:
+            self._seen.pop(key, None)
+        if keys:
+            prefix = Prefix(tuple(prompt[: len(keys) * BLOCK]), salt)
+            self._seen[keys[-1]] = prefix, server
 
-    def hottest(self, most: int) -> list[Prefix]:
-        """At most this many prefixes, each shared by two or more recent prompts, the best first.
-
-        Greedy: the one that saves most tokens, then the one that saves most beyond it, and so on.
-        """
-        users = Counter(key for seen in self._seen.values() for key in seen.keys)
-        ends = {
-            key: (seen, blocks)
-            for seen in self._seen.values()
-            for blocks, key in enumerate(seen.keys, 1)
-            if users[key] > max(1, users[seen.keys[blocks]] if blocks < len(seen.keys) else 0)
-        }
-        warm, chosen = set[int](), list[Prefix]()
-
-        def gain(key: int) -> int:
-            seen, blocks = ends[key]
-            return sum(users[k] for k in seen.keys[:blocks] if k not in warm)
-
-        for _ in range(min(most, len(ends))):
-            best = max(ends, key=gain)
-            if not gain(best):
-                break
-            seen, blocks = ends[best]
-            warm.update(seen.keys[:blocks])
-            chosen.append(Prefix(tuple(seen.prompt[: blocks * BLOCK]), seen.salt))
-        return chosen
+    def prefixes(self, most: int, server: int | None = None) -> list[Prefix]:
+        """At most this many, the newest first: those of a server, or of all."""
+        newest = reversed(list(self._seen.values()))
+        return [prefix for prefix, where in newest if server in (None, where)][:most]

@@ -11,13 +11,12 @@ from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanage
 from dataclasses import replace
 from typing import Final, cast
 
-from local_gpu.halves import BASE_REF, Facts, Score, ScoreAsk
+from local_gpu.halves import BASE_REF, Facts, Score, ScoreAsk, check_request
 from local_gpu.sample.member import Adapter, Member
 from local_gpu.sample.pool import Lease, Pool
 from local_gpu.sample.server import Busy
 from tinker_claw.errors import (
     BackendError,
-    ContextLengthError,
     OutageError,
     RequestError,
     SamplerError,
@@ -134,18 +133,12 @@ class PoolSampler:
             raise SamplerError(f"{self.ref!r} could not be loaded again: {error}") from error
 
     def _check(self, prompt: Tokens, params: SamplingParams) -> None:
-        if not prompt:
-            raise RequestError(
-                "The prompt is empty; it needs at least one token.", param="messages"
-            )
-        if len(prompt) + params.max_tokens > self._pool.context_tokens:
-            raise ContextLengthError(len(prompt), params.max_tokens, self._pool.context_tokens)
-        if min(prompt) < 0 or max(prompt) >= self._facts.vocabulary:
-            # Some servers die of it.
-            raise SamplerError(
-                f"The prompt has a token outside 0..{self._facts.vocabulary - 1}: another model's "
-                "tokenizer made it."
-            )
+        check_request(
+            prompt,
+            params,
+            context_tokens=self._pool.context_tokens,
+            vocabulary=self._facts.vocabulary,
+        )
 
 
 def _closing(chunks: AsyncIterator[TokenChunk]) -> AbstractAsyncContextManager[object]:

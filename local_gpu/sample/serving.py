@@ -1,13 +1,11 @@
 """Serving by servers over HTTP, and the exams that these take.
 
-What servers are examined on: written by the half that learns, once for all of them.
+Exams are written by the half that learns, once for all servers. Rule: a version is examined on two
+prompts: one that never changes, so that servers have cached it under the version before, and the
+beginning of a recent one. A cache that is not keyed on the version shows there, and an adapter's
+change shows best on what people really ask.
 
-Rule: a version is examined on two prompts that servers have cached under the version before: one
-that never changes, and the prefix that most requests share. A cache that is not keyed on the
-version shows there, and an adapter's change shows best on what people really ask.
-
-The half that serves, by servers over HTTP: opened together, examined, and served as one. Rule:
-`open` returns when every server of the rotation has the version, has computed what its first
+Rule: `open` returns when every server of the rotation has the version, has computed what its first
 requests will start with, and has answered as the trainer does. So whoever swaps to it routes to no
 server that lacks it, and the version before serves until then.
 """
@@ -24,11 +22,12 @@ from typing import Final
 from safetensors import SafetensorError, safe_open
 
 from local_gpu.halves import BASE_REF, Facts, Score
-from local_gpu.sample.exam import PLACES, Exam, ExamResult, moved, table, tempered
+from local_gpu.sample.dialect import HttpServer
+from local_gpu.sample.exam import PLACES, Exam, moved, table, tempered
 from local_gpu.sample.member import Adapter, Member, PoolOptions, Probe
 from local_gpu.sample.pool import Pool
 from local_gpu.sample.sampler import PoolSampler
-from local_gpu.sample.server import NEVER_LOADED, InferenceServer
+from local_gpu.sample.server import NEVER_LOADED
 from local_gpu.tasks import together
 from tinker_claw.errors import BackendError, ConfigError, OutageError, RequestError
 from tinker_claw.types import Tokens
@@ -37,7 +36,7 @@ _FIXED_TOKENS: Final = 512 + PLACES
 """Tokens of the fixed prompt: some blocks of any server's prefix cache, which are of 16 to 128
 tokens."""
 _HOT_TOKENS: Final = 1024
-"""Longest shared prefix in an exam: the trainer scores each under three weights at each publish."""
+"""Longest recent prompt in an exam: the trainer scores it under three weights at each publish."""
 _TEMPERATURE: Final = 0.7
 _OTHER_MODEL: Final = (
     "Is it another base model than the trainer's, or quantised where the trainer is not?"
@@ -72,16 +71,16 @@ class Examiner:
     """Writes the exams for servers."""
 
     def __init__(self, facts: Facts, score: Score, options: PoolOptions) -> None:
-        self._facts = facts
-        self._score = score
+        self.facts = facts
+        self.score = score
         self._options = options
 
     async def base(self) -> tuple[Exam, Exam]:
         """Two exams on the base model: at temperature 1, and at another, where raw logprobs would
         show."""
         prompts = (self._fixed(),)
-        rows = await table(self._score, self._facts, BASE_REF, prompts)
-        shaped = tempered(rows, _TEMPERATURE, self._facts.vocabulary)
+        rows = await table(self.score, self.facts, BASE_REF, prompts)
+        shaped = tempered(rows, _TEMPERATURE, self.facts.vocabulary)
         return (
             Exam(
                 BASE_REF,
@@ -113,7 +112,7 @@ class Examiner:
         size, before = _FIRST_SIZE, 0.0
         for left in reversed(range(_TRIES)):
             ref, folder = await write(size)
-            right = await table(self._score, self._facts, ref, base.prompts)
+            right = await table(self.score, self.facts, ref, base.prompts)
             by = moved(right, base.right)
             enough = _ENOUGH[0] <= by <= _ENOUGH[1]
             if enough or not left or (before and before <= by < _MORE * before):
@@ -138,11 +137,11 @@ class Examiner:
             if self._options.steps():
                 raise TimeoutError
             async with asyncio.timeout(self._options.score_s):
-                right = await table(self._score, self._facts, ref, prompts)
-                wrong = {BASE_REF: await table(self._score, self._facts, BASE_REF, prompts)}
+                right = await table(self.score, self.facts, ref, prompts)
+                wrong = {BASE_REF: await table(self.score, self.facts, BASE_REF, prompts)}
                 if before is not None:
                     with suppress(BackendError):  # its files may be gone
-                        wrong[before] = await table(self._score, self._facts, before, prompts)
+                        wrong[before] = await table(self.score, self.facts, before, prompts)
         except TimeoutError:
             self._options.say(f"{ref} serves without being compared: the trainer is busy.")
             return None
@@ -150,24 +149,34 @@ class Examiner:
 
     def _fixed(self) -> tuple[int, ...]:
         """Fixed prompt. Any tokens will do; control tokens are mostly at a vocabulary's end."""
-        length = min(_FIXED_TOKENS, self._facts.context_tokens // 2)
-        half = max(2, self._facts.vocabulary // 2)
+        length = min(_FIXED_TOKENS, self.facts.context_tokens // 2)
+        half = max(2, self.facts.vocabulary // 2)
         return tuple((i * i * 7919 + i * 104_729 + 11) % half for i in range(length))
 
 
-class PoolServing:
+class PoolServing(Pool):
     """Implements `local_gpu.halves.Serving`. Made by `start`."""
 
-    def __init__(self, pool: Pool, examiner: Examiner, facts: Facts, score: Score) -> None:
-        self._pool = pool
+    rounds_otherwise = True
+    """Servers have other kernels, whatever the number format."""
+    vision = None
+    """The half that sees is in the servers."""
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        options: PoolOptions,
+        served: tuple[str, int],
+        examiner: Examiner,
+    ) -> None:
+        """`served`: see `_in_common`."""
+        super().__init__(members, options, *served)
         self._examiner = examiner
-        self._facts = facts
-        self._score = score
 
     @classmethod
     async def start(
         cls,
-        servers: Sequence[InferenceServer],
+        servers: Sequence[HttpServer],
         facts: Facts,
         score: Score,
         options: PoolOptions | None = None,
@@ -195,34 +204,11 @@ class PoolServing:
                 for i, one in enumerate(servers)
             ]
             await together(_admit(member) for member in members)
-            model, context_tokens = _in_common(members, facts)
+            served = _in_common(members, facts)
         except BaseException:
             await together(server.aclose() for server in servers)
             raise
-        return cls(Pool(members, options, model, context_tokens), examiner, facts, score)
-
-    @property
-    def context_tokens(self) -> int:
-        return self._pool.context_tokens
-
-    @property
-    def rounds_otherwise(self) -> bool:
-        """Always True: servers have other kernels, whatever the number format."""
-        return True
-
-    @property
-    def sees(self) -> bool:
-        return self._pool.sees
-
-    @property
-    def vision(self) -> None:
-        """None: it is in the servers."""
-        return None
-
-    @property
-    def constrains(self) -> bool:
-        """Whether all servers can constrain, as any of them may get the request."""
-        return self._pool.constrains
+        return cls(members, options, served, examiner)
 
     async def open(self, ref: str, folder: Path) -> PoolSampler:
         """Open a sampler. Raises OutageError where no server answers, besides what `Serving`
@@ -236,40 +222,23 @@ class PoolServing:
                 "models and pass over for others. Create the model with train_unembed=False, or "
                 "sample without inference servers."
             )
-        before, hot = self._pool.newest(but=ref), self._pool.hot.hottest(1)
+        before, hot = self.newest(but=ref), self.recent.prefixes(1)
         texts = [prefix.tokens for prefix in hot]
-        adapter = self._pool.use(
+        adapter = self.use(
             ref, lambda: Adapter(ref, folder, lambda: self._examiner.adapter(ref, texts, before))
         )
         try:
-            await self._pool.open(adapter)
+            await self.bring(adapter)
         except BaseException:
-            self._pool.release(adapter)
+            self.release(adapter)
             raise
         return self._sampler(adapter)
 
     async def base(self) -> PoolSampler:
         return self._sampler(None)
 
-    def live(self) -> frozenset[str]:
-        """Refs in use. A running reply also keeps its version's folder: servers may read it
-        again."""
-        return self._pool.wanted()
-
-    def away(self) -> tuple[tuple[str, str], ...]:
-        """(url, why) of the servers that are not asked at present."""
-        return self._pool.away()
-
-    def agreements(self, ref: str) -> tuple[ExamResult, ...]:
-        """Results of the servers' last exams on a ref, against the trainer; () if none was
-        examined."""
-        return self._pool.agreements(ref)
-
-    async def aclose(self) -> None:
-        await self._pool.aclose()
-
     def _sampler(self, adapter: Adapter | None) -> PoolSampler:
-        return PoolSampler(self._pool, adapter, self._facts, self._score)
+        return PoolSampler(self, adapter, self._examiner.facts, self._examiner.score)
 
 
 async def _admit(member: Member) -> None:

@@ -22,12 +22,10 @@ Rule: every setting that bears on sampling stands in every request.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from http import HTTPStatus
-from json import loads
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -51,11 +49,8 @@ class SglangServer(HttpServer):
         body = {"lora_name": name, "lora_path": absolute(folder)}
         answer = await self._change("/load_lora_adapter", body)
         if not answer.ok and name not in (await self.info()).adapters:
-            without = await asyncio.to_thread(without_lora, folder)
-            named = f" SGLang has no LoRA for {', '.join(without)}: let vLLM sample this model."
             raise BackendError(
                 f"The server {self.url} cannot load the adapter in {folder}: {answer.told}."
-                f"{named if without else ''}"
             )
 
     async def unload(self, name: str) -> None:
@@ -64,10 +59,7 @@ class SglangServer(HttpServer):
             raise BackendError(f"The server {self.url} cannot unload {name!r}: {answer.told}.")
 
     async def _change(self, path: str, body: Mapping[str, object]) -> HttpAnswer:
-        deadlines = self._link.deadlines
-        answer = await self._link.ask(
-            path, body, seconds=deadlines.load_s, takes_s=deadlines.stall_s
-        )
+        answer = await self._link.ask(path, body, seconds=self._link.deadlines.load_s)
         # It fails with 500 on some damaged files; whether it is well, `info` finds out.
         if answer.away and answer.status != HTTPStatus.INTERNAL_SERVER_ERROR:
             raise self._link.outage(answer)
@@ -78,7 +70,7 @@ class SglangServer(HttpServer):
     ) -> AsyncGenerator[StreamPiece]:
         readers = [_Events(params) for _ in range(n)]
         body = _request(name, prompt, params, n)
-        async with aclosing(self._link.events("/generate", body, len(prompt))) as events:
+        async with aclosing(self._link.events("/generate", body)) as events:
             async for event in events:
                 index: int = event.get("index", 0) if n > 1 else 0
                 yield replace(readers[index].piece(event), index=index)
@@ -86,16 +78,6 @@ class SglangServer(HttpServer):
     def _means_not_loaded(self, refusal: Refusal) -> bool:
         told = refusal.answer.told
         return "never been loaded" in told or "are not loaded" in told
-
-
-def without_lora(folder: Path) -> list[str]:
-    """Layers of an adapter that SGLang cannot apply LoRA to: of linear attention's projections it
-    only knows a fused one."""
-    try:
-        targets: list[str] = loads((folder / "adapter_config.json").read_text())["target_modules"]
-    except (OSError, ValueError, KeyError):  # the server has said what is wrong with it
-        return []
-    return sorted(name for name in targets if name.startswith("in_proj_"))
 
 
 def _request(name: str | None, prompt: Tokens, params: SamplingParams, n: int) -> dict[str, object]:

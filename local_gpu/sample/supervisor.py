@@ -25,9 +25,6 @@ from typing import IO, Any, Final
 import httpx
 
 from local_gpu.sample import child
-from local_gpu.sample.hang import stands_still
-from local_gpu.sample.http import Deadlines, HttpClient
-from local_gpu.sample.vllm import progress_of
 from tinker_claw.errors import ConfigError
 
 HOST: Final = "127.0.0.1"
@@ -35,34 +32,19 @@ _ANSWER_S: Final = 5.0
 """Seconds for a server to answer a question about itself."""
 
 
-async def hangs(port: int, model: str, within_s: float) -> bool:
-    """Whether one token takes longer than this, and the engine does nothing else meanwhile."""
-    link = HttpClient(f"http://{HOST}:{port}", Deadlines(), None)
-    try:
-        return await stands_still(
-            link.pulse,
-            lambda: link.ask("/v1/completions", _one_token(model), seconds=2 * within_s),
-            lambda: progress_of(link),
-            within_s,
-        )
-    finally:
-        await link.aclose()
+def _status(launch: Launch, path: str, within_s: float, body: Any = None) -> int:
+    """Return the HTTP status of GET, or of POST if there is a body. Raises httpx.HTTPError."""
+    method = "GET" if body is None else "POST"
+    # Without certificates, which take 30 ms to load, and without proxies.
+    return httpx.request(
+        method, launch.url + path, json=body, timeout=within_s, trust_env=False, verify=False
+    ).status_code
 
 
-def _one_token(model: str) -> dict[str, Any]:
-    return {"model": model, "prompt": [0], "max_tokens": 1, "logprobs": 1}
-
-
-def _status(port: int, path: str, within_s: float, body: Any = None) -> int | None:
-    """Return the HTTP status of GET, or of POST if there is a body; None where nobody answers."""
-    method, url = "GET" if body is None else "POST", f"http://{HOST}:{port}{path}"
-    try:
-        # Without certificates, which take 30 ms to load, and without proxies.
-        return httpx.request(
-            method, url, json=body, timeout=within_s, trust_env=False, verify=False
-        ).status_code
-    except httpx.HTTPError:
-        return None
+def _first_token(launch: Launch) -> int:
+    """Ask for one token, which also compiles kernels; return the HTTP status."""
+    body = {"model": launch.model, "prompt": [0], "max_tokens": 1, "logprobs": 1}
+    return _status(launch, "/v1/completions", _TOKEN_S, body)
 
 
 Tell = Callable[[str], None]
@@ -79,11 +61,10 @@ _LONGEST_DELAY_S: Final = 60.0
 _HEALTHY_S: Final = 300.0
 """Seconds of a run after which the next failure counts as the first one."""
 _LAST_LINES: Final = 15
-_WARM_UP_S: Final = 300.0
+_TOKEN_S: Final = 300.0
+"""Seconds without the token that was asked for, after which a server hangs."""
 _ASK_S: Final = 30.0
-"""Seconds between requests for one token, which show whether it hangs."""
-_HANGS_S: Final = 120.0
-"""Seconds without an answer, and without progress of the engine, after which it hangs."""
+"""Seconds between requests for one token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,17 +198,18 @@ class _Kept:
     def _wait(self, process: subprocess.Popen[bytes]) -> int:
         """Return the exit status once the server has ended by itself, or was ended because it
         hung."""
-        within_s = _WARM_UP_S
         while True:
             with suppress(subprocess.TimeoutExpired):
                 return process.wait(_ASK_S)
-            if not self.ready:
-                continue
-            if asyncio.run(hangs(self.launch.port, self.launch.model, within_s)):
-                self._tell(f"{self.launch.name} hangs for {within_s:.0f} s, and is ended")
+            try:
+                if self.ready:
+                    _first_token(self.launch)
+            except httpx.ReadTimeout:
+                self._tell(f"{self.launch.name} hangs for {_TOKEN_S:.0f} s, and is ended")
                 self._close_pipe()
                 return process.wait()
-            within_s = _HANGS_S
+            except httpx.HTTPError:
+                continue  # nobody listens: it has ended, or is starting
 
     def _close_pipe(self) -> None:
         with self._lock:
@@ -270,19 +252,19 @@ def _look(waiting: Sequence[_Kept]) -> None:
                 f"{launch.name} ended with status {kept.ended} before it was ready."
                 f"{_quoted(launch.log)}"
             )
-        if _status(launch.port, "/health", _ANSWER_S) == HTTPStatus.OK:
-            kept.ready = _warm_up(launch)
+        with suppress(httpx.HTTPError):  # it is starting, has ended, or is slow
+            if _status(launch, "/health", _ANSWER_S) == HTTPStatus.OK:
+                kept.ready = _warm_up(launch)
 
 
 def _warm_up(launch: Launch) -> bool:
-    """Ask for one token; return whether it came. If not, the server has ended or is slow."""
-    status = _status(launch.port, "/v1/completions", _WARM_UP_S, _one_token(launch.model))
-    if status is not None and status != HTTPStatus.OK:
+    """Ask for one token. Raises ConfigError if it is refused."""
+    if (status := _first_token(launch)) != HTTPStatus.OK:
         raise ConfigError(
             f"{launch.name} is up, but answers its first request with HTTP {status}."
             f"{_quoted(launch.log)}"
         )
-    return status is not None
+    return True
 
 
 def _quoted(log: Path) -> str:

@@ -30,14 +30,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from local_gpu.sample.dialect import HttpServer, StreamPiece, absolute, seed_of
-from local_gpu.sample.http import HttpAnswer, HttpClient, Refusal
+from local_gpu.sample.http import HttpAnswer, Refusal
 from local_gpu.sample.server import ServerInfo
 from tinker_claw.errors import BackendError
 from tinker_claw.types import PlacedImage, SamplingParams, Tokens
 
 _ID: Final = "token_id:"
 """Prefix of a token's number where a text would stand."""
-_METRICS_S: Final = 3.0
 _GENERATE: Final = "/inference/v1/generate"
 _WHITE: Final = b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAEAAAABAAQAAAACCEkxzAAAAFElEQVR42mP8zwABTAyjjFEGyQwAzx8Bf7QK4E8A"
@@ -52,15 +51,10 @@ class VllmServer(HttpServer):
 
     constrains = True
 
-    async def progress(self) -> str:
-        return await progress_of(self._link)
-
     async def load(self, name: str, folder: Path) -> None:
         body = {"lora_name": name, "lora_path": absolute(folder)}
-        deadlines = self._link.deadlines
-        answer = await self._link.ask(
-            "/v1/load_lora_adapter", body, seconds=deadlines.load_s, takes_s=deadlines.stall_s
-        )
+        seconds = self._link.deadlines.load_s
+        answer = await self._link.ask("/v1/load_lora_adapter", body, seconds=seconds)
         if answer.ok:
             return
         # It answers 500 to a damaged file, too, and 400 to a name that it has: look at it.
@@ -100,7 +94,7 @@ class VllmServer(HttpServer):
         body = _request(model, prompt, params, n)
         if params.images:
             path, read, body = _GENERATE, _generated, _with_images(model, prompt, params, n)
-        async with aclosing(self._link.events(path, body, len(prompt))) as events:
+        async with aclosing(self._link.events(path, body)) as events:
             async for event in events:
                 if (computed := event.get("prompt_token_ids")) and tuple(computed) != prompt:
                     raise ValueError("an image takes other tokens there than here")
@@ -122,12 +116,6 @@ class VllmServer(HttpServer):
 
     def _means_not_loaded(self, refusal: Refusal) -> bool:
         return refusal.answer.status == HTTPStatus.NOT_FOUND
-
-
-async def progress_of(link: HttpClient) -> str:
-    """Counters that change with each step of the engine, also within a long prompt."""
-    answer = await link.ask("/metrics", seconds=_METRICS_S)
-    return "".join(line for line in str(answer.body).splitlines() if line.startswith("vllm:"))
 
 
 def _request(model: str, prompt: Tokens, params: SamplingParams, n: int) -> dict[str, object]:

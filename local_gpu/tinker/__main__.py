@@ -187,9 +187,9 @@ def parser() -> argparse.ArgumentParser:
     )
     halves.add_argument(
         "--shard",
-        choices=["auto", "on", "off"],
-        default="auto",
-        help="split the base over the ranks; auto: if one GPU has too little room for it",
+        choices=["on", "off"],
+        default="off",
+        help="split the base over the ranks, where one GPU has too little room for it",
     )
     halves.add_argument(
         "--rank", type=int, default=32, help="of all models, where the base is split over GPUs"

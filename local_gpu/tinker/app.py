@@ -16,7 +16,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 
 from local_gpu.tinker import checkpoints, requests
-from local_gpu.tinker.auth import PROTOBUF, BodyLimit, Key, Pages
+from local_gpu.tinker.auth import PROTOBUF, Door
 from local_gpu.tinker.checkpoints import Served
 from local_gpu.tinker.config import tokenizer_of
 from local_gpu.tinker.service import Service
@@ -34,13 +34,9 @@ class Ascii(JSONResponse):
 
 def create_app(service: Service) -> FastAPI:
     """The application over a service that runs."""
-    config = service.shared.config
     app = FastAPI(title="Tinker on your own GPU", openapi_url=None, default_response_class=Ascii)
     app.state.service = service
-    app.add_middleware(BodyLimit, limit=config.body_bytes)
-    if config.api_key is not None:
-        app.add_middleware(Key, wanted=config.api_key)
-    app.add_middleware(Pages, keyless=config.api_key is None)
+    app.add_middleware(Door, config=service.shared.config)
     app.include_router(checkpoints.without_key)
     app.include_router(checkpoints.routes)
     app.include_router(routes)

@@ -14,65 +14,46 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from local_gpu.tinker import checkpoints
+from local_gpu.tinker.config import WireConfig
 from tinker_claw.errors import RequestError
 from tinker_claw.origin import refuse_forms, refuse_pages
 
 PROTOBUF = "application/x-protobuf"
 
 
-class Pages:
-    """Turns away what a web page in a browser of this machine sends."""
+class Door:
+    """Turns away web pages in a browser of this machine, whoever has not the key, and a body that
+    is too long or does not say how long it is."""
 
-    def __init__(self, app: ASGIApp, *, keyless: bool) -> None:
+    def __init__(self, app: ASGIApp, config: WireConfig) -> None:
         self._app = app
-        self._keyless = keyless
+        self._config = config
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            headers = Headers(scope=scope)
             try:
-                refuse_pages(headers, local=self._keyless)
-                refuse_forms(headers, PROTOBUF)
+                self._check(scope["path"], Headers(scope=scope))
             except RequestError as error:
-                refusal = _refusal(str(error), HTTPStatus(error.status))
+                told = {"error": str(error), "category": "user"}
+                refusal = JSONResponse(told, error.status, {"Connection": "close"})
                 return await refusal(scope, receive, send)
         await self._app(scope, receive, send)
 
-
-class Key:
-    """Turns away who has not the key."""
-
-    def __init__(self, app: ASGIApp, wanted: str) -> None:
-        self._app = app
-        self._wanted = wanted.encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not scope["path"].startswith(checkpoints.OPEN_PATHS):
-            given = Headers(scope=scope).get("X-API-Key", "")
-            if not secrets.compare_digest(given.encode(), self._wanted):
-                told = "The API key is wrong: set TINKER_API_KEY to the --api-key of this server."
-                return await _refusal(told, HTTPStatus.UNAUTHORIZED)(scope, receive, send)
-        await self._app(scope, receive, send)
-
-
-class BodyLimit:
-    """Turns away a body that is too long, or that does not say how long it is."""
-
-    def __init__(self, app: ASGIApp, limit: int) -> None:
-        self._app = app
-        self._limit = limit
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            headers = Headers(scope=scope)
-            length = headers.get("content-length", "0")
-            chunked = "transfer-encoding" in headers
-            if chunked or not length.isdecimal() or int(length[:19]) > self._limit:
-                told = f"A body may have {self._limit} bytes, and has to say how many it has."
-                refusal = _refusal(told, HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
-                return await refusal(scope, receive, send)
-        await self._app(scope, receive, send)
-
-
-def _refusal(told: str, status: HTTPStatus) -> JSONResponse:
-    return JSONResponse({"error": told, "category": "user"}, status, {"Connection": "close"})
+    def _check(self, path: str, headers: Headers) -> None:
+        key, most = self._config.api_key, self._config.body_bytes
+        refuse_pages(headers, local=key is None)
+        refuse_forms(headers, PROTOBUF)
+        if key is not None and not path.startswith(checkpoints.OPEN_PATHS):
+            given = headers.get("X-API-Key", "")
+            if not secrets.compare_digest(given.encode(), key.encode()):
+                raise RequestError(
+                    "The API key is wrong: set TINKER_API_KEY to the --api-key of this server.",
+                    status=HTTPStatus.UNAUTHORIZED,
+                )
+        length = headers.get("content-length", "0")
+        chunked = "transfer-encoding" in headers
+        if chunked or not length.isdecimal() or int(length[:19]) > most:
+            raise RequestError(
+                f"A body may have {most} bytes, and has to say how many it has.",
+                status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+            )

@@ -95,26 +95,13 @@ async def list_all_checkpoints(
     }
 
 
-@routes.post("/training_runs/{run}/checkpoints/{kind}/{name}/publish")
-async def publish(run: str, kind: str, name: str, service: Service = Served) -> Response:
-    return await _amend(service, Place.of(run, kind, name), public=True)
-
-
-@routes.delete("/training_runs/{run}/checkpoints/{kind}/{name}/publish")
-async def unpublish(run: str, kind: str, name: str, service: Service = Served) -> Response:
-    return await _amend(service, Place.of(run, kind, name), public=False)
-
-
 @routes.put("/training_runs/{run}/checkpoints/{kind}/{name}/ttl")
 async def set_ttl(
     run: str, kind: str, name: str, ask: requests.Lifetime, service: Service = Served
 ) -> Response:
     expires_at = expires_in(check_ttl(ask.ttl_seconds))
-    return await _amend(service, Place.of(run, kind, name), expires_at=expires_at)
-
-
-async def _amend(service: Service, place: Place, **facts: Any) -> Response:
-    await service.shared.backend.aside(partial(service.shared.store.amend, place, **facts))
+    amend = partial(service.shared.store.amend, Place.of(run, kind, name), expires_at=expires_at)
+    await service.shared.backend.aside(amend)
     return Response(status_code=HTTPStatus.NO_CONTENT)
 
 
@@ -210,7 +197,7 @@ def _json(service: Service, place: Place, record: Record) -> Json:
         "time": record.time,
         "tinker_path": place.path,
         "size_bytes": service.shared.store.size_bytes(place),
-        "public": record.public,
+        "public": False,
         "expires_at": record.expires_at,
         "user_metadata": record.user_metadata,
     }

@@ -36,8 +36,6 @@ class WireConfig:
     """Adapters that are ready for sampling, besides the base; who needs another one waits."""
     keep_ephemeral: int = 16
     """Nameless sampler weights kept per model; a sampling client on older ones must be renewed."""
-    turn_tokens: int = 8192
-    """A forward_backward lets other clients in after this many tokens of each rank."""
     sweep_s: float = 15.0
     """Seconds between sweeps for silent sessions, old answers and expired checkpoints."""
     hole_s: float = 60.0

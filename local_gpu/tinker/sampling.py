@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from tinker.proto import tinker_public_pb2 as pb
 from transformers import AutoConfig, GenerationConfig
 
-from local_gpu.halves import ScoreAsk
+from local_gpu.halves import ScoreAsk, check_request
 from local_gpu.sample.drawing import Recipe, draw
 from local_gpu.tasks import together
 from local_gpu.tinker.futures import Answer, Capacity
@@ -39,7 +39,7 @@ from local_gpu.tinker.wire import (
     place_image,
     sample_response,
 )
-from tinker_claw.errors import ContextLengthError, RequestError, SamplerError
+from tinker_claw.errors import RequestError, SamplerError
 from tinker_claw.policy import Sampler
 from tinker_claw.types import (
     Completion,
@@ -120,7 +120,7 @@ class Samplers:
         params = replace(self._params(ask, len(prompt)), images=images)
         # The one token that compute_logprobs must ask for comes out of the scoring pass.
         at_once = asked.anything and params.max_tokens == 1 and ask.num_samples == 1
-        self._check(prompt, params, room=0 if at_once else params.max_tokens)
+        self._check(prompt, params, at_once=at_once)
         cells = ask.num_samples * params.max_tokens * (1 + params.student_topk)
         if cells > limits.drawn_cells:
             raise RequestError(
@@ -284,29 +284,12 @@ class Samplers:
             )
         return tuple(ids)
 
-    def _check(self, prompt: list[int], params: SamplingParams, room: int) -> None:
-        size, vocabulary = self._context_tokens, self._vocabulary
-        if not prompt:
-            raise RequestError("The prompt is empty; it needs at least one token.")
-        if len(prompt) + room > size:
-            raise ContextLengthError(len(prompt), params.max_tokens, size)
-        if min(prompt) < 0 or max(prompt) >= vocabulary:
+    def _check(self, prompt: list[int], params: SamplingParams, *, at_once: bool) -> None:
+        vocabulary = self._vocabulary
+        if prompt and (min(prompt) < 0 or max(prompt) >= vocabulary):
             raise RequestError(f"The prompt has a token outside 0..{vocabulary - 1}.")
-        rules = (
-            (params.max_tokens >= 1, f"max_tokens is {params.max_tokens}, not at least 1."),
-            (
-                0 <= params.temperature < math.inf,
-                f"temperature is {params.temperature:g}, not in [0, inf).",
-            ),
-            (0 < params.top_p <= 1, f"top_p is {params.top_p:g}, not in (0, 1]."),
-            (
-                params.top_k is None or params.top_k >= 1,
-                f"top_k is {params.top_k}, neither -1 nor at least 1.",
-            ),
-        )
-        for kept, sentence in rules:
-            if not kept:
-                raise RequestError(sentence)
+        size = self._context_tokens + at_once  # that token is never read
+        check_request(tuple(prompt), params, context_tokens=size, vocabulary=vocabulary)
 
 
 def _next(told: TokenLogprobs, vocabulary: int, params: SamplingParams) -> Completion:

@@ -7,15 +7,18 @@ later is answered 410, and for one that was never here 404: the SDK takes both a
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from typing import TypeVar
 from uuid import uuid4
 
 from cachetools import FIFOCache
 
 from local_gpu.tinker.training import TrainingRun
 from tinker_claw.errors import RequestError
+
+T = TypeVar("T")
 
 _REMEMBERED = 10_000
 """Ended sessions that are told apart from unknown ones; sample requests that may be re-sent."""
@@ -94,19 +97,11 @@ class Sessions:
 
     def run(self, model_id: str) -> TrainingRun:
         session_id, _, number = model_id.partition(":train:")
-        session = self.get(session_id)
-        run = session.runs.get(_number(number))
-        if run is None:
-            raise RequestError(f"There is no model {model_id}.", status=HTTPStatus.NOT_FOUND)
-        return run
+        return _known(self.get(session_id).runs, number, f"model {model_id}")
 
     def sampler(self, sampler_id: str) -> SamplingSession:
         session_id, _, number = sampler_id.partition(":sample:")
-        session = self.get(session_id)
-        sampler = session.samplers.get(_number(number))
-        if sampler is None:
-            raise RequestError(f"There is no sampler {sampler_id}.", status=HTTPStatus.NOT_FOUND)
-        return sampler
+        return _known(self.get(session_id).samplers, number, f"sampler {sampler_id}")
 
     def end(self, session_id: str, why: str) -> Session | None:
         """Take a session out; None if it was not open."""
@@ -129,6 +124,9 @@ class Sessions:
         return iter(list(self._open.values()))
 
 
-def _number(text: str) -> int:
-    """The number at the end of an id; -1, which nobody has, where there is none."""
-    return int(text) if text.isdecimal() and len(text) < 20 else -1
+def _known(those: Mapping[int, T], number: str, what: str) -> T:
+    """Raises RequestError if there is none of that number."""
+    found = those.get(int(number)) if number.isdecimal() and len(number) < 20 else None
+    if found is None:
+        raise RequestError(f"There is no {what}.", status=HTTPStatus.NOT_FOUND)
+    return found

@@ -96,8 +96,6 @@ class Record:
     user_metadata: dict[str, str] | None = None
     run_metadata: dict[str, str] | None = None
     """Metadata of the training run that wrote the checkpoint."""
-    public: bool = False
-    """Only a mark: whoever may ask this server may have everything that is in it."""
     train_attn: bool = True
     train_mlp: bool = True
     train_unembed: bool = False

@@ -9,17 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from secrets import randbits
 from typing import Any
 
 from tinker.proto import tinker_public_pb2 as pb
-from torch import Tensor
 
 from local_gpu.backend import LocalBackend
-from local_gpu.learn.losses import LossRecord, Scored
 from local_gpu.model.lora import LoraShape
 from local_gpu.tinker.config import Limits, WireConfig
 from local_gpu.tinker.futures import Answer, Turns
@@ -114,11 +112,7 @@ class TrainingRun:
                     vision=vision,
                 )
             )
-            scored: list[Scored] = []
-            config = self._shared.config
-            for records in _parts(wanted.records, config.turn_tokens * config.local.ranks):
-                part = replace(wanted, records=records)
-                scored += await self._backend.step(partial(call, part, self.id))
+            scored = await self._backend.step(partial(call, wanted, self.id))
         return forward_backward_output(message, scored)
 
     async def optim_step(self, ask: OptimStep) -> Answer:
@@ -200,32 +194,6 @@ class TrainingRun:
             self._void = before or str(error)
             raise
         self._void = before
-
-
-def _parts(records: tuple[LossRecord, ...], tokens: int) -> Generator[tuple[LossRecord, ...]]:
-    """Cut records into parts of at most so many tokens, or one record.
-
-    A prefix that a record shares with the one before is computed once, and counted once.
-    """
-    part: list[LossRecord] = []
-    taken = 0
-    for record in records:
-        new = len(record.inputs)
-        if part:
-            new -= _shared(part[-1].inputs, record.inputs)
-            if taken + new > tokens:
-                yield tuple(part)
-                part, taken, new = [], 0, len(record.inputs)
-        part.append(record)
-        taken += new
-    yield tuple(part)
-
-
-def _shared(one: Tensor, other: Tensor) -> int:
-    """Tokens that both begin with."""
-    length = min(len(one), len(other))
-    differ = (one[:length] != other[:length]).nonzero()
-    return int(differ[0]) if len(differ) else length
 
 
 def _adam(ask: OptimStep) -> Adam:

@@ -357,7 +357,7 @@ def test_what_the_trainer_is_told(model: str, box: Callable[..., None], vllm: Pa
     on_cpu = load([*LOCAL, "--model-name", model, "--device", "cpu", "--actor-gpus", "2"])
     told = local_config(on_cpu, model, arrange(on_cpu), ())
     assert (told.device, told.ranks, told.train_gpus) == ("cpu", 2, ())
-    assert (told.shard, told.micro_batch_tokens, told.sampler_kind) == ("auto", None, "auto")
+    assert (told.shard, told.micro_batch_tokens, told.sampler_kind) == ("off", None, "auto")
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_loaded(

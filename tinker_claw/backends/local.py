@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 _VLLM: Final = Path(".venv-vllm") / "bin" / "vllm"
 LORA_ALPHA: Final = 32
-_MEMORY: Final = Path("/dev/shm")
 _EMBEDDED_CONTEXTS: Final = 1.5
 """Contexts of KV cache per version in the embedded sampler."""
 GET_VLLM: Final = (
@@ -366,7 +365,6 @@ def local_config(
         device="cuda" if local.device == "auto" else local.device,
         train_gpus=tuple(arranged.first + index for index in arranged.layout.train),
         shard="on" if fit.shard else "off",
-        handover=None if local.urls else _MEMORY,  # servers of others may not see it
         micro_batch_tokens=fit.micro_batch_tokens,
         gpu_memory=fit.learner_memory,
     )

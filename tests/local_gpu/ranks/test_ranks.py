@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,10 +29,9 @@ from rank_checks import (
 from rank_runs import HERE, PATIENCE_S, config, echoes, gone, kill, listens, rank_pids
 from safetensors.torch import load_file
 
-from local_gpu.halves import ScoreAsk
 from local_gpu.learn.learning import LearningCore
 from local_gpu.learn.world import Alone
-from local_gpu.ranks.remote import RankedLearning, deadline_s
+from local_gpu.ranks.remote import RankedLearning
 from tests.ports import free_port
 from tinker_claw.errors import BackendError, ClawError, ConfigError, ContextLengthError, StepError
 from tinker_claw.types import Adam, Datum, LossPass, SamplingParams
@@ -240,36 +238,10 @@ def test_what_one_rank_cannot_load_is_told_and_none_stays(
 def test_ranks_that_hang_are_ended_when_their_time_is_over(tmp_path: Path) -> None:
     with echoes(tmp_path) as echo:
         pids = echo.score(None, ())
-        echo._floor_s = 1.0  # not before: what does not hang may be slow
+        echo._hangs_s = 1.0  # not before: what does not hang may be slow
         with pytest.raises(BackendError, match=r"silent for 1 s \(write_state\)"):
             echo.write_state(tmp_path)
         assert gone(pids)
-
-
-def test_a_step_has_time_by_what_it_computes() -> None:
-    """Worked out by hand for eight billion parameters and sixteen samples of 24,000 tokens."""
-    each = 24_000 * 3 * 8 * 8e9
-    lengths = [24_000] * 16
-    assert deadline_s([], 8 * 10**9, 1, "cuda") == 0
-    assert deadline_s(lengths, 8 * 10**9, 2, "cuda") == pytest.approx(8 * each / 1e13)
-    assert deadline_s(lengths, 8 * 10**9, 99, "cuda") == pytest.approx(each / 1e13), "one sample"
-    assert deadline_s([1000], 10**6, 1, "cpu") == deadline_s([1000], 10**6, 1, "mps") < 2
-
-
-def test_what_is_to_be_computed_is_counted_in_every_command(tmp_path: Path) -> None:
-    with echoes(tmp_path) as echo:
-        echo.facts = replace(echo.facts, parameters=10**9)
-        cross = LossPass("cross_entropy", (rl_datum(500, 100, 1), rl_datum(300, 100, 2)))
-        ask = ScoreAsk(tuple(range(400)), 3, None, 0)
-        floor = echo._deadline_s((tmp_path,))
-        assert floor == 600, "files are written in no time that depends on tokens"
-        ranks = echo._config.ranks
-        for arguments, lengths in (
-            (((cross, cross), Adam(1e-3)), [500, 300] * 2),
-            ((None, (ask, ask)), [400] * 2),
-        ):
-            wanted = deadline_s(lengths, 10**9, ranks, "cpu")
-            assert echo._deadline_s(arguments) == pytest.approx(floor + wanted)
 
 
 @pytest.mark.parametrize(("ranks", "sum_of_ranks"), [(1, b"1.0\n"), (2, b"3.0\n")])

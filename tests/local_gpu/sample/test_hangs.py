@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,7 +14,6 @@ from inference_servers import inference_servers
 from pools import PATIENT, Site, Trainer, eventually, facts_of, site, tiny_base
 from stopped_servers import SLOW_S, Stoppable, stoppable
 
-from local_gpu.sample.hang import Pulse, hangs
 from local_gpu.sample.member import PoolOptions
 from local_gpu.sample.sampler import PoolSampler
 from local_gpu.sample.serving import PoolServing
@@ -24,7 +22,7 @@ from tinker_claw.errors import OutageError
 from tinker_claw.retry import Backoff
 from tinker_claw.types import Completion, SamplingParams, TokenChunk
 
-QUICK = PoolOptions(returns=Backoff(0.1, 0.5), look_s=600, quiet_s=0.5, still_s=4)
+QUICK = PoolOptions(returns=Backoff(0.1, 0.5), look_s=0.5, still_s=4)
 AT_MOST_S = 240
 """Seconds that a test lasts at most. The pool tells what ended the waiting: `hangs`, or a
 deadline."""
@@ -177,68 +175,8 @@ async def test_an_engine_that_hangs_is_noticed_though_its_http_side_answers(tmp_
 
 
 async def test_one_that_nobody_asks_is_noticed_too(tmp_path: Path) -> None:
-    options = PoolOptions(returns=Backoff(600, 600), look_s=0.2, quiet_s=0.5, still_s=2)
+    options = PoolOptions(returns=Backoff(600, 600), look_s=0.2, still_s=2)
     async with site(tmp_path, 1, options=options) as place:
         place.servers[0].faults.hangs = True
         await eventually(lambda: place.pool.away() != ())
         assert "hangs" in place.pool.away()[0][1]
-
-
-async def test_an_engine_that_computes_for_others_does_not_hang(tmp_path: Path) -> None:
-    options = PoolOptions(look_s=600, quiet_s=0.5, still_s=0.5)
-    async with site(tmp_path, 1, options=options) as place:
-        sampler, (busy,) = await place.publish("v1"), place.servers
-        busy.faults.hangs = busy.faults.computes = True
-        async with asyncio.TaskGroup() as group:
-            asked = group.create_task(sampler.sample(prompt(1), SamplingParams(max_tokens=5)))
-            # It was asked for one token so often, and each time it was due to hang.
-            before = len(busy.log.warmed)
-            await eventually(lambda: len(busy.log.warmed) >= before + 3)
-            busy.faults.hangs = False
-            assert len((await asked)[0].tokens) == 5
-        assert place.pool.away() == ()
-        assert len(busy.log.prompts) == 1, "it was not asked again"
-
-
-async def test_a_time_in_which_this_process_stood_still_is_not_held_against_a_server() -> None:
-    pulse = Pulse()
-    with pulse.call() as call:
-        async with asyncio.TaskGroup() as group:
-            silent = group.create_task(pulse.silent(1.5))
-            await asyncio.sleep(0)
-            time.sleep(2)  # noqa: ASYNC251 - everything stands still
-            asyncio.get_running_loop().call_later(0.1, call.hear)
-        assert not silent.result()
-        assert await pulse.silent(0.1)
-
-
-async def test_a_server_that_owes_nothing_is_not_asked(tmp_path: Path) -> None:
-    async with site(tmp_path, 1, options=QUICK) as place:
-        await place.publish("v1")
-        await eventually(lambda: not place.servers[0].log.running)
-        before = len(place.servers[0].log.warmed)
-        connected = VllmServer(place.servers[0].url)
-        assert not await hangs(connected, quiet_s=1, still_s=1)
-        await connected.aclose()
-        assert len(place.servers[0].log.warmed) == before
-
-
-def test_patience_is_for_the_prompts_that_are_being_computed() -> None:
-    pulse = Pulse()
-    with pulse.call(30_000) as long, pulse.call(2000), pulse.call(takes_s=3):
-        assert pulse.patience_s(10, tells=False) == pytest.approx(10 + 32 + 3)
-        assert pulse.patience_s(10, tells=True) == pytest.approx(10 + 16.384 + 3), "one step"
-        long.hear()
-        assert pulse.patience_s(10, tells=False) == pytest.approx(10 + 2 + 3)
-    assert pulse.patience_s(10, tells=False) == 10
-
-
-def test_a_server_that_was_only_slow_is_given_twice_the_time() -> None:
-    pulse = Pulse()
-    for computing, expected in ((0, 20), (10_000, 30), (0, 30), (10_000, 50)):
-        with pulse.call(computing):
-            pulse.cut("it hangs")
-        pulse.returned()
-        pulse.returned()
-        with pulse.call(10_000):
-            assert pulse.patience_s(10, tells=False) == pytest.approx(expected), computing

@@ -21,7 +21,6 @@ from local_gpu.model.load import load_base
 from local_gpu.model.lora import fresh_adapter
 from local_gpu.sample.member import PoolOptions
 from local_gpu.sample.sampler import PoolSampler
-from local_gpu.sample.server import InferenceServer
 from local_gpu.trainer import LocalTrainer
 from tinker_claw.errors import BackendError, ContextLengthError, RequestError, SamplerError
 from tinker_claw.policy import Sampler
@@ -56,7 +55,7 @@ async def test_each_version_answers_with_its_own_weights_on_every_server(tmp_pat
                 assert all(place.errors(r, tokens, drawn) > 0.05 for r in samplers if r != ref)
         assert min(asked(place, "v1") + asked(place, "v2") + asked(place, MODEL)) > 0
         assert place.pool.live() == {"v1", "v2"}
-        assert {a.url for a in place.pool.agreements("v2")} == {s.url for s in place.servers}
+        assert all("v2" in server.adapters for server in place.servers)
 
 
 async def test_a_reply_in_flight_ends_on_its_version_which_waits_for_it(tmp_path: Path) -> None:
@@ -157,7 +156,7 @@ async def test_a_reply_that_nobody_wants_any_more_ends_at_the_server(tmp_path: P
         await eventually(lambda: sum(s.log.aborted for s in place.servers) == 2)
 
 
-async def test_the_hottest_prefixes_are_computed_everywhere_before_a_version_serves(
+async def test_recent_prompts_are_computed_everywhere_before_a_version_serves(
     tmp_path: Path,
 ) -> None:
     async with site(tmp_path, 3) as place:
@@ -231,40 +230,6 @@ async def test_no_prefix_is_computed_where_none_is_wanted(tmp_path: Path) -> Non
             await one(sampler, (*system, *prompt(50, salt)))
         await place.publish("v2")
         assert all(("v2", system[:512]) not in s.log.warmed for s in place.servers)
-
-
-async def test_servers_load_one_after_the_other_and_answer_meanwhile(tmp_path: Path) -> None:
-    """Loads are held up by the test, and never more than one is."""
-    loading: list[str] = []
-    most, free = 0, asyncio.Event()
-
-    def held_up(server: InferenceServer) -> None:
-        load = server.load
-
-        async def slowly(name: str, folder: Path) -> None:
-            nonlocal most
-            loading.append(server.url)
-            most = max(most, len(loading))
-            await free.wait()
-            await load(name, folder)
-            loading.remove(server.url)
-
-        server.load = slowly  # type: ignore[method-assign]
-
-    async with site(tmp_path, 3) as place:
-        before = await place.publish("v1")
-        for member in place.pool._pool._members:
-            held_up(member.server)
-        opening = asyncio.create_task(place.publish("v2"))
-        await eventually(lambda: bool(loading))
-        for salt in range(6):
-            drawn = await before.sample(tuple(range(salt, salt + 20)), SamplingParams(max_tokens=2))
-            assert len(drawn[0].tokens) == 2
-        assert len(loading) == 1
-        free.set()
-        await opening
-        assert most == 1
-        assert all("v2" in server.adapters for server in place.servers)
 
 
 async def test_warming_ends_in_time(tmp_path: Path) -> None:
@@ -390,6 +355,5 @@ async def test_serving_does_not_wait_for_a_trainer_that_is_busy(tmp_path: Path) 
         await place.publish("v1")
         place.trainer.busy = asyncio.Event()
         old = await place.publish("v0")
-        assert place.pool.agreements("v0") == ()
         assert len((await one(old, prompt(20))).tokens) == 12
         place.trainer.busy.set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from local_gpu.sample.routing import BLOCK, REQUEST_COST, HotPrefixes, Prefix, Routes, keys_of
+from local_gpu.sample.routing import BLOCK, REQUEST_COST, Prefix, RecentPrompts, Routes, keys_of
 
 IDLE = {0: 0, 1: 0, 2: 0}
 
@@ -101,61 +101,34 @@ def test_what_was_not_asked_for_in_a_long_time_is_forgotten() -> None:
     assert routes.choose("v1", keys_of(prompt), len(prompt), busy) != where
 
 
-def test_what_a_server_has_of_a_prefix_is_told_whatever_the_name() -> None:
-    routes, system = Routes(), text(4 * BLOCK)
-    here, there = ((*system, *text(2 * BLOCK, salt)) for salt in (3, 4))
-    prefixes = {Prefix(talk): keys_of(talk) for talk in (here, there)}
-    for server, (talk, keys) in enumerate(prefixes.items()):
-        routes.note(f"v{server}", keys, len(talk.tokens), server)
-    assert routes.held(0, prefixes) == [Prefix(here)], "it has no more of the other than that"
-    assert routes.held(1, prefixes) == [Prefix(system), Prefix(there)]
-    assert routes.held(2, prefixes) == [Prefix(here)], "it has nothing yet"
-    assert routes.held(2, {}) == []
+def recent(*prompts: tuple[int, ...]) -> RecentPrompts:
+    seen = RecentPrompts(recent=6)
+    for server, prompt in enumerate(prompts):
+        seen.note(prompt, keys_of(prompt), None, server)
+    return seen
 
 
-def hot(*prompts: tuple[int, ...]) -> HotPrefixes:
-    prefixes = HotPrefixes()
-    for prompt in prompts:
-        prefixes.note(prompt, keys_of(prompt))
-    return prefixes
+def test_a_conversation_that_goes_on_is_one_prompt_and_the_newest_come_first() -> None:
+    system = text(4 * BLOCK)
+    one, other = ((*system, *text(2 * BLOCK, salt)) for salt in (3, 4))
+    longer = (*one, *text(400, salt=5))
+    seen = recent(one, other, longer)
+    assert seen.prefixes(4) == [Prefix(longer[: 7 * BLOCK]), Prefix(other)]
+    assert seen.prefixes(1) == [Prefix(longer[: 7 * BLOCK])]
 
 
-def test_the_hottest_prefix_is_what_most_prompts_share_weighed_by_its_length() -> None:
-    system, other = text(10 * BLOCK), text(2 * BLOCK, salt=9)
-    short = [(*other, *text(50, salt)) for salt in range(20, 24)]
-    agents = [(*system, *text(300, salt)) for salt in range(10, 14)]
-    assert hot(*agents, *short).hottest(4) == [Prefix(system), Prefix(other)]
-    assert hot(*agents, *short).hottest(1) == [Prefix(system)]
+def test_a_prompt_is_known_where_it_was_computed_last() -> None:
+    here, there = text(3 * BLOCK, 1), text(3 * BLOCK, 2)
+    seen = recent(here, there)
+    assert seen.prefixes(4, server=0) == [Prefix(here)]
+    seen.note(here, keys_of(here), None, 1)
+    assert seen.prefixes(4, server=0) == []
+    assert seen.prefixes(4, server=1) == [Prefix(here), Prefix(there)]
 
 
-def test_a_conversation_that_goes_on_is_warmed_with_the_system_prompt_it_begins_with() -> None:
-    system = text(10 * BLOCK)
-    turn = (*system, *text(6 * BLOCK, salt=3))
-    prompts = [(*system, *text(300, salt)) for salt in range(10, 14)]
-    more = (*system, *text(3 * BLOCK, salt=5))
-    found = hot(*prompts, turn, (*turn, *text(400, salt=4)), more, (*more, 1)).hottest(4)
-    assert found == [Prefix(turn), Prefix(more)]
-
-
-def test_one_prompt_alone_is_not_hot_even_if_it_is_tried_again() -> None:
-    prompt = text(4 * BLOCK)
-    assert hot(prompt, prompt, prompt).hottest(4) == []
-    assert hot(prompt, (*prompt, 1)).hottest(4) == [Prefix(prompt)]
-    assert hot(text(BLOCK - 1), text(BLOCK - 1, salt=1)).hottest(4) == []
-
-
-def test_only_recent_prompts_count() -> None:
-    prefixes, old = HotPrefixes(recent=10), text(8 * BLOCK)
-    for i in range(5):
-        prefixes.note((*old, i), keys_of(old))
-    for salt in range(1, 8):
-        fresh = text(BLOCK, salt)
-        prefixes.note(fresh, keys_of(fresh))
-    assert prefixes.hottest(4) == [Prefix(old)]
-    for salt in range(8, 12):
-        fresh = text(BLOCK, salt)
-        prefixes.note(fresh, keys_of(fresh))
-    assert prefixes.hottest(4) == []
+def test_only_recent_prompts_of_a_block_and_more_are_known() -> None:
+    many = [text(BLOCK, salt) for salt in range(8)]
+    assert recent(*many, text(BLOCK - 1, 9)).prefixes(9) == [Prefix(p) for p in many[:1:-1]]
 
 
 def test_a_prompt_is_looked_up_from_its_end_and_no_further_than_all_have_it() -> None:
@@ -186,10 +159,8 @@ def test_what_one_salt_has_is_nothing_to_another() -> None:
     assert routes.choose("v1", keys_of(prompt, "ben"), 3000, idle) != where
 
 
-def test_prefixes_are_hot_by_salt() -> None:
-    prefixes, system = HotPrefixes(), text(4 * BLOCK)
-    for salt, prompts in (("anna", 3), ("ben", 2), ("cleo", 1)):
-        for i in range(prompts):
-            prompt = (*system, i)
-            prefixes.note(prompt, keys_of(prompt, salt), salt)
-    assert prefixes.hottest(4) == [Prefix(system, "anna"), Prefix(system, "ben")]
+def test_a_prompt_is_kept_with_its_salt() -> None:
+    seen, system = RecentPrompts(), text(4 * BLOCK)
+    for salt in ("anna", "ben"):
+        seen.note(system, keys_of(system, salt), salt)
+    assert seen.prefixes(4) == [Prefix(system, "ben"), Prefix(system, "anna")]

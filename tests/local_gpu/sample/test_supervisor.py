@@ -202,8 +202,7 @@ async def test_one_that_hangs_is_ended_and_started_again(
 ) -> None:
     monkeypatch.setattr("local_gpu.sample.supervisor.GRACE_S", 0.3)
     monkeypatch.setattr("local_gpu.sample.supervisor._ASK_S", 0.1)
-    for limit in ("_HANGS_S", "_WARM_UP_S"):
-        monkeypatch.setattr(f"local_gpu.sample.supervisor.{limit}", 4)
+    monkeypatch.setattr("local_gpu.sample.supervisor._TOKEN_S", 4)
     monkeypatch.setattr("local_gpu.sample.supervisor._ANSWER_S", 1)
     tell = Told()
     with running(launches(vllm, model, (0,)), tell) as servers:

@@ -27,7 +27,6 @@ from local_gpu.model.files import write_adapter
 from local_gpu.model.load import open_base
 from local_gpu.model.lora import LoraShape, fresh_adapter, lora_targets
 from local_gpu.plan.memory import model_size
-from local_gpu.sample.sglang import without_lora
 from local_gpu.trainer import LocalTrainer
 from tests.render.test_eyes import said
 from tests.seeing_models import tiny_qwen3_vl
@@ -92,8 +91,6 @@ async def test_vllm_applies_a_version_and_answers_with_it(
     plain = (await base.logprobs(tokens, start=30)).logprobs
     assert max(abs(a - b) for a, b in zip(told, drawn.logprobs, strict=True)) < NUMBERS.tolerance
     assert max(abs(a - b) for a, b in zip(plain, drawn.logprobs, strict=True)) > 1
-    (agreement,) = trainer._backend.serving.agreements(version.ref)
-    assert agreement.applied == pytest.approx(1, abs=0.1)
     await trainer.aclose()
 
 
@@ -237,5 +234,4 @@ def test_what_sglang_refuses_is_what_we_name(environment: Path, tmp_path: Path) 
         for name in lora_targets(base.module, SHAPE)
         if not known["get_normalized_target_modules"]([name]) <= served
     ]
-    assert refused == without_lora(tmp_path)
     assert refused == ["in_proj_a", "in_proj_b", "in_proj_qkv", "in_proj_z"]

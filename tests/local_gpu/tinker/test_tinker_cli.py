@@ -106,7 +106,7 @@ def test_the_command_line_lists_shows_and_downloads(there: There, tmp_path: Path
     one, other = map(load_file, found)
     assert all(one[name].equal(other[name]) for name in one)
     assert len(listing(there)) == 3, "the export that a download makes is gone"
-    assert "no checkpoint" in tell(there, "checkpoint", "publish", f"{state}x", status=1)
+    assert "no checkpoint" in tell(there, "checkpoint", "info", f"{state}x", status=1)
 
 
 def listing(there: There) -> list[dict[str, Any]]:
@@ -135,18 +135,15 @@ def test_runs_are_listed_the_last_used_first(there: There) -> None:
     assert (len(listed.checkpoints), listed.cursor.total_count) == (2, 3)
 
 
-def test_a_checkpoint_is_marked_public_and_given_an_end(there: There) -> None:
+def test_a_checkpoint_is_given_an_end(there: There) -> None:
     rest = tinker.RestClient(base_url=there.server.url, api_key=KEY)
     state, _, export = there.paths
-    rest.publish_checkpoint_from_tinker_path(state).result(WAIT_S)
     rest.set_checkpoint_ttl_from_tinker_path(export, 7200).result(WAIT_S)
-    assert [one["tinker_path"] for one in listing(there) if one["public"]] == [state]
     assert [one["tinker_path"] for one in listing(there) if one["expires_at"]] == [export]
-    rest.unpublish_checkpoint_from_tinker_path(state).result(WAIT_S)
     rest.set_checkpoint_ttl_from_tinker_path(export, None).result(WAIT_S)
-    assert not any(one["public"] or one["expires_at"] for one in listing(there))
+    assert not any(one["expires_at"] for one in listing(there))
     with pytest.raises(tinker.NotFoundError):
-        rest.publish_checkpoint_from_tinker_path(f"{state}x").result(WAIT_S)
+        rest.set_checkpoint_ttl_from_tinker_path(f"{state}x", 7200).result(WAIT_S)
     with pytest.raises(tinker.BadRequestError, match="ttl_seconds is 0"):
         rest.set_checkpoint_ttl_from_tinker_path(export, 0).result(WAIT_S)
 

@@ -15,9 +15,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 from wire_servers import KEY, NAME, TinkerServer, wire_server
 
-from local_gpu.learn.losses import LossInputs, LossRecord
 from local_gpu.tinker.store import Place
-from local_gpu.tinker.training import _parts
 
 # peft 0.21 reads a property that transformers 5.23 has renamed.
 pytestmark = pytest.mark.filterwarnings(
@@ -34,7 +32,7 @@ WAIT_S = 180
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinkerServer]:
-    with wire_server(tmp_path_factory.mktemp("wire"), chunk_datums=2, turn_tokens=60) as running:
+    with wire_server(tmp_path_factory.mktemp("wire"), chunk_datums=2) as running:
         yield running
 
 
@@ -244,22 +242,6 @@ def test_models_of_one_shape_learn_in_one_module_and_do_not_see_one_another(
     for training, right in zip(both, alone, strict=True):
         got = adapter_of(server, training, "both")[1]
         assert all(torch.equal(got[name], right[name]) for name in right)
-
-
-def test_a_long_request_is_cut_where_prefixes_are_not_shared() -> None:
-    def record(*tokens: int) -> LossRecord:
-        inputs = torch.tensor(tokens)
-        return LossRecord(inputs, inputs[:, None], 0, LossInputs(None, None, None))
-
-    stem = tuple(range(50))
-    records = (
-        *(record(*stem, i) for i in (60, 61, 62)),  # 51, then one more each
-        record(7, 7),  # 55
-        *(record(*stem, i) for i in (60, 61)),
-        record(*range(9, 40), *range(99)),  # alone too long
-    )
-    parts = [[len(one.inputs) for one in part] for part in _parts(records, 60)]
-    assert parts == [[51, 51, 51, 2], [51, 51], [130]]
 
 
 def test_a_head_that_was_trained_is_saved_and_sampled(server: TinkerServer, client: Any) -> None:

@@ -1,0 +1,108 @@
+"""Which versions and states stay on disk, whatever ends the process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+from backends import start_local
+from local_reference import WARM, rl_datum
+
+from local_gpu.trainer import LocalTrainer
+from tinker_claw.errors import BackendError, OutageError
+from tinker_claw.policy import Sampler
+from tinker_claw.types import LossPass
+
+TOKENS: Final = tuple((i * i + 7) % 50 for i in range(24))
+STEP: Final = [LossPass("ppo", (rl_datum(20, 8, 3),))]
+
+
+async def start(folder: Path) -> LocalTrainer:
+    return await start_local(folder, dtype="bfloat16")
+
+
+async def scores(sampler: Sampler) -> list[float]:
+    return list((await sampler.logprobs(TOKENS, start=1)).logprobs)
+
+
+def on_disk(folder: Path) -> set[str]:
+    there = folder / "run" / "adapters"
+    return {one.name for one in there.iterdir()} if there.is_dir() else set()
+
+
+async def test_a_version_that_nobody_was_answered_by_is_not_kept(tmp_path: Path) -> None:
+    trainer = await start(tmp_path)
+    state = await trainer.save_state("start")
+    kept = await trainer.publish()
+    await trainer.train_step(STEP, WARM)
+    refused = await trainer.publish()
+    await trainer.save_state("of what is not committed")
+    await refused.aclose()
+    await trainer.load_state(state)
+    assert on_disk(tmp_path) == {kept.ref}
+    assert {one.name for one in (tmp_path / "run" / "states").iterdir()} == {state}
+    with pytest.raises(BackendError, match="no adapter"):
+        await trainer.open(refused.ref)
+    again = await trainer.publish()
+    await trainer.load_state(state)
+    assert await scores(again) == await scores(kept), "what is open stays"
+    assert on_disk(tmp_path) == {kept.ref, again.ref}
+    await trainer.aclose()
+
+
+LIFE: Final = """
+import asyncio, json, os, signal, sys
+from pathlib import Path
+from test_kept_versions import STEP, WARM, scores, start
+
+async def main():
+    trainer = await start(Path(sys.argv[1]))
+    await trainer.train_step(STEP, WARM)
+    sampler = await trainer.publish()
+    state = await trainer.save_state("one")
+    print(json.dumps([sampler.ref, state, await scores(sampler)]), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_ref_resolves_after_kill_9(tmp_path: Path) -> None:
+    here = Path(__file__).parent
+    paths = os.pathsep.join([str(here), str(here.parent), str(here.parent.parent)])
+    life = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-W", "ignore", "-c", LIFE, str(tmp_path)),
+        env={**os.environ, "PYTHONPATH": paths},
+        stdout=asyncio.subprocess.PIPE,
+    )
+    said, _ = await life.communicate()
+    assert life.returncode == -signal.SIGKILL
+    ref, state, expected = json.loads(said)
+    trainer = await start(tmp_path)
+    assert await scores(await trainer.open(ref)) == expected
+    await trainer.load_state(state)
+    assert await scores(await trainer.publish()) == expected
+    await trainer.aclose()
+
+
+async def test_a_version_that_no_server_takes_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(ref: str, folder: Path) -> Sampler:
+        raise OutageError("No server answers.")
+
+    trainer = await start(tmp_path)
+    state = await trainer.save_state("start")
+    monkeypatch.setattr(trainer._backend.serving, "open", away)
+    with pytest.raises(OutageError):
+        await trainer.publish()
+    await trainer.load_state(state)
+    assert on_disk(tmp_path) == set()
+    await trainer.aclose()
