@@ -32,7 +32,7 @@ def parameters(model: type[BaseModel], section: str = "") -> list[click.Paramete
 
 def has_flag(field: FieldInfo) -> bool:
     """Whether a field has a flag; secrets and tables have none."""
-    kinds = get_args(field.annotation)
+    kinds = get_args(field.annotation) or (field.annotation,)
     tables = any(isinstance(kind, type) and issubclass(kind, BaseModel) for kind in kinds)
     return not tables and SecretStr not in kinds
 
