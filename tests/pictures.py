@@ -127,11 +127,11 @@ def bombs() -> dict[str, tuple[bytes, str]]:
     return {
         "bytes": (bytes(10_000_001), "10,000,001 bytes; at most 10,000,000 are read"),
         "pixels of a PNG": (png_of_nothing(30_000, 30_000), "pixels"),
-        "fewer pixels of a PNG": (png_of_nothing(12_000, 12_000), "at most 25,000,000"),
+        "fewer pixels of a PNG": (png_of_nothing(12_000, 12_000), "25,000,000"),
         "pixels of a GIF": (gif_of_nothing(60_000, 60_000), "pixels"),
         "a frame larger than its GIF": (framed, "pixels"),
         "pixels of a JPEG": (jpeg_of_nothing(60_000, 60_000), "pixels"),
-        "pixels of a WebP": (webp.getvalue(), "at most 25,000,000"),
+        "pixels of a WebP": (webp.getvalue(), "25,000,000"),
         "a packed text": (png_with(chunk(b"zTXt", b"a\0\0" + packed)), unknown),
         "a packed text at the end": (
             png_with(chunk(b"zTXt", b"a\0\0" + packed), last=True),

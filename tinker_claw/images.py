@@ -30,30 +30,26 @@ _AWAY: Final = ("http:", "https:")
 _files: ContextVar[Mapping[str, bytes]] = ContextVar("files", default=MappingProxyType({}))
 
 
-class ImageError(RequestError):
-    """An image cannot be shown.
+class AwayError(RequestError):
+    """An image is at an address, of which the file has not been fetched.
 
     Args:
         at: place of the image in the request.
-        why: the rest of the sentence.
     """
-
-    def __init__(self, at: str, why: str) -> None:
-        super().__init__(f"{at} {why}.", param=at)
-        self.at = at
-
-
-class AwayError(ImageError):
-    """An image is at an address, of which the file has not been fetched."""
 
     def __init__(self, at: str, url: str) -> None:
         super().__init__(
-            at,
-            "is at an address of which nothing is fetched here: whoever can write to the agent "
-            "could make this machine ask any. Send the image itself, as data:image/png;base64,…, "
-            "or name its host in --image-hosts",
+            f"{at} is at an address of which nothing is fetched here: whoever can write to the "
+            "agent could make this machine ask any. Send the image itself, as "
+            "data:image/png;base64,…, or name its host in --image-hosts.",
+            param=at,
         )
+        self.at = at
         self.url = url
+
+    def wrong(self, why: str) -> RequestError:
+        """Return another refusal of the image. `why`: the rest of the sentence."""
+        return RequestError(f"{self.at} {why}.", param=self.at)
 
 
 @contextmanager
@@ -99,7 +95,7 @@ class Image:
 
     def wrong(self, why: str) -> RequestError:
         """Return the refusal of the image. `why`: the rest of the sentence."""
-        return ImageError(self.at, why)
+        return RequestError(f"{self.at} {why}.", param=self.at)
 
     def clean(self) -> bytes:
         """Return the image as a file of `format` without metadata, upright and on white; decoded
@@ -184,7 +180,7 @@ def read_data(data: str, at: str) -> Image:
     try:
         return Image(base64.b64decode(data, validate=True), at)
     except (binascii.Error, ValueError) as error:
-        raise ImageError(at, "is not valid base64") from error
+        raise RequestError(f"{at} is not valid base64.", param=at) from error
 
 
 def read_url(url: str, at: str) -> Image:
@@ -200,4 +196,4 @@ def read_url(url: str, at: str) -> Image:
         if (file := _files.get().get(url)) is None:
             raise AwayError(at, url)
         return Image(file, at)
-    raise ImageError(at, "must be an image as data:image/png;base64,…")
+    raise RequestError(f"{at} must be an image as data:image/png;base64,…", param=at)

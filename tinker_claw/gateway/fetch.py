@@ -11,13 +11,14 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Collection
 from functools import cache
+from http import HTTPStatus
 from ipaddress import ip_address
 from ssl import SSLContext
 from typing import Final
 
 import httpx
 
-from tinker_claw.images import FORMATS, AwayError, ImageError
+from tinker_claw.images import FORMATS, AwayError
 from tinker_claw.origin import is_loopback
 
 FETCH_S: Final = 10.0
@@ -33,7 +34,7 @@ async def _resolved(host: str, port: int) -> Collection[str]:
     """Return a host's addresses; of IPv4, where it is plain which lead into a network."""
     loop, family = asyncio.get_running_loop(), socket.AF_INET
     found = await loop.getaddrinfo(host, port, family=family, type=socket.SOCK_STREAM)
-    return {entry[4][0] for entry in found}
+    return {str(entry[4][0]) for entry in found}
 
 
 @cache
@@ -59,7 +60,7 @@ async def fetch(
         seconds: from the host's name to the last byte.
 
     Raises:
-        ImageError: it must not be asked for, or does not come as an image within bounds.
+        RequestError: it must not be asked for, or does not come as an image within bounds.
     """
     try:
         url = httpx.URL(away.url)
@@ -70,7 +71,7 @@ async def fetch(
         raise away
     local = is_loopback(url.host)
     if url.scheme != "https" and not local:
-        raise ImageError(away.at, "is at an address of http, and only https is asked")
+        raise away.wrong("is at an address of http, and only https is asked")
     try:
         async with asyncio.timeout(seconds):
             address = url.host if local else await _address(away, url, resolve)
@@ -91,9 +92,9 @@ async def fetch(
             ):
                 return await _read(away, reply, most)
     except TimeoutError as error:
-        raise ImageError(away.at, f"did not come within {seconds:g} seconds") from error
+        raise away.wrong(f"did not come within {seconds:g} seconds") from error
     except (OSError, httpx.HTTPError) as error:
-        raise ImageError(away.at, f"could not be fetched: {error or type(error)}") from error
+        raise away.wrong(f"could not be fetched: {error or type(error)}") from error
 
 
 async def _address(away: AwayError, url: httpx.URL, resolve: Resolve) -> str:
@@ -101,22 +102,22 @@ async def _address(away: AwayError, url: httpx.URL, resolve: Resolve) -> str:
     found = sorted(await resolve(url.host, url.port or 443))
     known = [ip_address(one) for one in found]
     if not known or not all(one.is_global and not one.is_multicast for one in known):
-        raise ImageError(away.at, "is at an address inside a network, which is not asked")
+        raise away.wrong("is at an address inside a network, which is not asked")
     return found[0]
 
 
 async def _read(away: AwayError, reply: httpx.Response, most: int) -> bytes:
     """Return the body of a reply that is an image."""
     if reply.is_redirect:
-        raise ImageError(away.at, "is at an address that redirects, which is not followed")
-    if reply.status_code != httpx.codes.OK:
-        raise ImageError(away.at, f"could not be fetched: its host answers {reply.status_code}")
+        raise away.wrong("is at an address that redirects, which is not followed")
+    if reply.status_code != HTTPStatus.OK:
+        raise away.wrong(f"could not be fetched: its host answers {reply.status_code}")
     kind = reply.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in _TYPES or reply.headers.get("content-encoding", "identity") != "identity":
-        raise ImageError(away.at, f"is at an address of no plain image that is read here: {kind!r}")
+        raise away.wrong(f"is at an address of no plain image that is read here: {kind!r}")
     file = bytearray()
     async for piece in reply.aiter_raw():
         file += piece
         if len(file) > most:
-            raise ImageError(away.at, f"is a file of more than the {most:,} bytes left for it")
+            raise away.wrong(f"is a file of more than the {most:,} bytes left for it")
     return bytes(file)

@@ -44,7 +44,6 @@ from tinker_claw.images import (
     MOST_BYTES,
     AwayError,
     Image,
-    ImageError,
     fetched,
     images_in,
     placed,
@@ -415,10 +414,10 @@ async def _fetch(deps: GatewayDeps, away: AwayError, caller: Caller, before: int
         RequestError: it cannot be had, or images are not served here.
     """
     if (why := blind_because(deps)) is not None:
-        raise ImageError(away.at, why) from away
+        raise away.wrong(why) from away
     if before >= MOST_FETCHED:
         why = f"is one of more than {MOST_FETCHED} images by address in one request"
-        raise ImageError(away.at, why) from away
+        raise away.wrong(why) from away
     room = min(MOST_BYTES, MAX_BODY_BYTES - caller.bytes)
     file = await fetch(away, deps.settings.hosts, room)
     caller.limits.hold(caller, len(file))
