@@ -12,16 +12,16 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 MOST = {
-    "tinker_claw": 187_190,
-    "tinker_claw/*": 10_980,
+    "tinker_claw": 188_340,
+    "tinker_claw/*": 11_150,
     "tinker_claw/app": 6_560,
-    "tinker_claw/backends": 14_840,
+    "tinker_claw/backends": 14_900,
     "tinker_claw/billing": 2_520,
     "tinker_claw/cli": 17_580,
-    "tinker_claw/config": 5_930,
+    "tinker_claw/config": 6_010,
     "tinker_claw/conversation": 14_080,
     "tinker_claw/formats": 14_690,
-    "tinker_claw/gateway": 15_880,
+    "tinker_claw/gateway": 16_740,
     "tinker_claw/judge": 5_510,
     "tinker_claw/learner": 20_840,
     "tinker_claw/ledger": 24_640,
