@@ -94,7 +94,7 @@ async def fetch(
     except TimeoutError as error:
         raise away.wrong(f"did not come within {seconds:g} seconds") from error
     except (OSError, httpx.HTTPError) as error:
-        raise away.wrong(f"could not be fetched: {error or type(error)}") from error
+        raise away.wrong(f"could not be fetched: {error or type(error).__name__}") from error
 
 
 async def _address(away: AwayError, url: httpx.URL, resolve: Resolve) -> str:
