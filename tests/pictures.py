@@ -70,12 +70,14 @@ def shown(data: bytes, *words: str) -> dict[str, Any]:
     return {"role": "user", "content": [*texts, image]}
 
 
+def chunk(kind: bytes, data: bytes) -> bytes:
+    """A chunk of a PNG."""
+    body = kind + data
+    return struct.pack(">I", len(data)) + body + struct.pack(">I", zlib.crc32(body))
+
+
 def png_of_nothing(width: int, height: int) -> bytes:
     """A valid PNG of any size in a few bytes a row: one bit a pixel, all black."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        body = kind + data
-        return struct.pack(">I", len(data)) + body + struct.pack(">I", zlib.crc32(body))
 
     squeeze = zlib.compressobj(9)
     row = bytes(1 + (width + 7) // 8)
@@ -89,6 +91,62 @@ def gif_of_nothing(width: int, height: int) -> bytes:
     """A GIF that claims a size."""
     frame = b"\x2c" + struct.pack("<HHHHB", 0, 0, width, height, 0) + b"\x02\x02\x4c\x01\x00\x3b"
     return b"GIF89a" + struct.pack("<HHBBB", width, height, 0x80, 0, 0) + bytes(6) + frame
+
+
+def png_with(*chunks: bytes, last: bool = False) -> bytes:
+    """A small PNG with further chunks, before or behind its pixels."""
+    file = picture()
+    at = len(file) - 12 if last else 33
+    return file[:at] + b"".join(chunks) + file[at:]
+
+
+def animated(format: str, frames: int = 200, **options: Any) -> bytes:
+    """An animation of which the first frame is red; decoded all at once it takes 150 MB."""
+    colours = ("red", *("blue", "green") * (frames // 2))
+    first, *others = (Image.new("RGB", (500, 500), colour) for colour in colours)
+    out = BytesIO()
+    first.save(out, format, save_all=True, append_images=others, **options)
+    return out.getvalue()
+
+
+ANIMATIONS = {"GIF": {}, "PNG": {}, "WEBP": {"lossless": True}}
+"""Formats with frames, and how to write them."""
+
+
+def bombs() -> dict[str, tuple[bytes, str]]:
+    """Files of each kind that no picture is, or that would take much memory, and why each is
+    refused."""
+    webp, squeeze = BytesIO(), zlib.compressobj(9)
+    Image.new("1", (16_383, 2_000)).convert("RGB").save(webp, "WEBP", lossless=True)
+    packed = b"".join(squeeze.compress(bytes(1_000_000)) for _ in range(300)) + squeeze.flush()
+    texts = [chunk(b"zTXt", b"a%d\0\0" % n + zlib.compress(bytes(900_000))) for n in range(200)]
+    framed = gif_of_nothing(10, 10).replace(
+        struct.pack("<HHHH", 0, 0, 10, 10), struct.pack("<HHHH", 0, 0, 60_000, 60_000)
+    )
+    unknown, damaged = "no image that is read here", "is a damaged image"
+    return {
+        "bytes": (bytes(10_000_001), "10,000,001 bytes; at most 10,000,000 are read"),
+        "pixels of a PNG": (png_of_nothing(30_000, 30_000), "pixels"),
+        "fewer pixels of a PNG": (png_of_nothing(12_000, 12_000), "25,000,000"),
+        "pixels of a GIF": (gif_of_nothing(60_000, 60_000), "pixels"),
+        "a frame larger than its GIF": (framed, "pixels"),
+        "pixels of a JPEG": (jpeg_of_nothing(60_000, 60_000), "pixels"),
+        "pixels of a WebP": (webp.getvalue(), "25,000,000"),
+        "a packed text": (png_with(chunk(b"zTXt", b"a\0\0" + packed)), unknown),
+        "a packed text at the end": (
+            png_with(chunk(b"zTXt", b"a\0\0" + packed), last=True),
+            damaged,
+        ),
+        "a packed profile": (png_with(chunk(b"iCCP", b"a\0\0" + packed)), unknown),
+        "many packed texts": (png_with(*texts, last=True), damaged),
+        "a PNG that breaks off": (picture(200, 200)[:-200], damaged),
+        "a JPEG that breaks off": (picture(200, 200, "JPEG")[:-200], damaged),
+        "a GIF that breaks off": (picture(200, 200, "GIF")[:-200], damaged),
+        "a WebP that breaks off": (picture(200, 200, "WEBP")[:-20], unknown),
+        "SVG": (b"<svg xmlns='http://www.w3.org/2000/svg' width='9' height='9'/>", unknown),
+        "TIFF": (picture(8, 8, "TIFF"), unknown),
+        "nothing": (b"GIF89a", unknown),
+    }
 
 
 def jpeg_of_nothing(width: int, height: int) -> bytes:

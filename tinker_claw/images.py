@@ -9,8 +9,11 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from io import BytesIO
+from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from tinker_claw.errors import RequestError
@@ -24,6 +27,39 @@ FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")
 _JPEG: Final = ("JPEG", "MPO")
 _QUALITY: Final = 95
 _AWAY: Final = ("http:", "https:")
+_files: ContextVar[Mapping[str, bytes]] = ContextVar("files", default=MappingProxyType({}))
+
+
+class AwayError(RequestError):
+    """An image is at an address, of which the file has not been fetched.
+
+    Args:
+        at: place of the image in the request.
+    """
+
+    def __init__(self, at: str, url: str) -> None:
+        super().__init__(
+            f"{at} is at an address of which nothing is fetched here: whoever can write to the "
+            "agent could make this machine ask any. Send the image itself, as "
+            "data:image/png;base64,…, or name its host in --image-hosts.",
+            param=at,
+        )
+        self.at = at
+        self.url = url
+
+    def wrong(self, why: str) -> RequestError:
+        """Return another refusal of the image. `why`: the rest of the sentence."""
+        return RequestError(f"{self.at} {why}.", param=self.at)
+
+
+@contextmanager
+def fetched(files: Mapping[str, bytes]) -> Generator[None]:
+    """Have `read_url` take the files of these addresses, in this thread or task."""
+    token = _files.set(files)
+    try:
+        yield
+    finally:
+        _files.reset(token)
 
 
 class Image:
@@ -148,15 +184,16 @@ def read_data(data: str, at: str) -> Image:
 
 
 def read_url(url: str, at: str) -> Image:
-    """Read the image in a data: URL; see `Image`."""
+    """Read the image in a data: URL, or at an address that is `fetched`; see `Image`.
+
+    Raises:
+        AwayError: it is at an address that is not.
+    """
     kind, comma, data = url.partition(",")
     if kind.lower().startswith("data:") and comma and kind.endswith(";base64"):
         return read_data(data, at)
     if url.lower().startswith(_AWAY):
-        raise RequestError(
-            f"{at} is an address on the network, and nothing is fetched here: whoever can write to "
-            "the agent could make this machine ask any address. Send the image itself, as "
-            "data:image/png;base64,…",
-            param=at,
-        )
+        if (file := _files.get().get(url)) is None:
+            raise AwayError(at, url)
+        return Image(file, at)
     raise RequestError(f"{at} must be an image as data:image/png;base64,…", param=at)

@@ -18,8 +18,10 @@ from tests.gateways import gateway
 from tests.npm import npm
 from tests.openclaw import OpenClaw, readme_block
 from tests.processes import ROOT
+from tinker_claw.backends.model_files import may_see
 from tinker_claw.cli import main
 from tinker_claw.config.check import API_KEY
+from tinker_claw.config.load import load
 from tinker_claw.render.renderer import Renderer
 
 KEY = "a-key-that-is-long-enough"
@@ -65,6 +67,22 @@ def test_a_model_that_sees_is_sent_images() -> None:
     ):
         (model,) = said(run(*flags).stdout)[0]["models"]["providers"]["tinker-claw"]["models"]
         assert model.get("input") == (["text", "image"] if sees else None)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sees"),
+    [
+        ("demo-screen", True),
+        ("demo-screen --images off", False),
+        ("demo-screen --sampler-urls http://a:1", False),
+        ("demo", False),
+        ("Qwen/Qwen3-VL-of-nobody", False),
+    ],
+)
+def test_with_the_local_backend_the_models_own_file_says_whether_it_sees(
+    flags: str, sees: bool
+) -> None:
+    assert may_see(load(["--backend", "local", "--model-name", *flags.split()])) is sees
 
 
 def test_the_block_follows_the_settings() -> None:

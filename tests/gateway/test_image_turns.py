@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
+import resource
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from io import BytesIO
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +23,7 @@ from tests.channels import ANN, BOB, info, message
 from tests.fakes import FakeSampler
 from tests.gateway.test_voices import GROUP_LINE, MAIL
 from tests.gateways import MODEL, World, gateway
-from tests.pictures import picture, png_of_nothing, seeing_renderer, shown, url_of
+from tests.pictures import ANIMATIONS, animated, bombs, picture, seeing_renderer, shown, url_of
 from tinker_claw.gateway.request import NOT_THEIRS, PICTURED
 from tinker_claw.privacy.redact import Redactor
 from tinker_claw.privacy.rules import KINDS
@@ -255,17 +260,10 @@ async def test_who_does_not_see_refuses_by_name(
         assert "--images off" in (await refused(world, message))["message"]
 
 
-async def test_bombs_addresses_and_broken_files_are_clear_errors(
+async def test_addresses_crowds_and_images_of_the_system_are_clear_errors(
     tmp_path: Path, seeing: Renderer
 ) -> None:
     async with gateway(tmp_path, seeing, sees=True) as world:
-        for data, why in (
-            (png_of_nothing(30_000, 30_000), "pixels"),
-            (picture(400, 400)[:-200], "is a damaged image"),
-            (b"GIF89a", "no image that is read here"),
-        ):
-            error = await refused(world, shown(data))
-            assert why in error["message"]
         away = shown(ONE)
         away["content"][0]["image_url"]["url"] = "http://127.0.0.1:1/cat.png"
         assert "nothing is fetched here" in (await refused(world, away))["message"]
@@ -274,3 +272,79 @@ async def test_bombs_addresses_and_broken_files_are_clear_errors(
         assert error["code"] == "context_length_exceeded"
         by_system = {"role": "system", "content": shown(ONE)["content"]}
         assert "not read here" in (await refused(world, by_system))["message"]
+
+
+WIRES: dict[str, tuple[str, str, Callable[[str], dict[str, Any]]]] = {
+    "chat": (
+        "/chat/completions",
+        "messages[0].content[0].image_url.url",
+        lambda data: {"messages": [{"role": "user", "content": [
+            {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}]}]},
+    ),
+    "responses": (
+        "/responses",
+        "input[0].content[0].image_url",
+        lambda data: {"input": [{"role": "user", "content": [
+            {"type": "input_image", "image_url": f"data:image/png;base64,{data}"}]}]},
+    ),
+    "messages": (
+        "/messages",
+        "messages[0].content[0].source.data",
+        lambda data: {"max_tokens": 9, "messages": [{"role": "user", "content": [
+            {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
+        ]}]},
+    ),
+}  # fmt: skip
+"""Address, place of the image, and body of a request with an image, by wire."""
+
+
+def thrown_at_a_gateway(folder: Path) -> tuple[dict[str, dict[str, tuple[int, str]]], int]:
+    """Throw every bomb over every wire.
+
+    Returns:
+        Status and text of each answer by wire and bomb, and by how many kB the process has grown.
+    """
+    files = {name: base64.b64encode(data).decode() for name, (data, _) in bombs().items()}
+    files |= {"garbage": "%%%", "a long body": "A" * 16_000_000}
+
+    async def throw() -> tuple[dict[str, dict[str, tuple[int, str]]], int]:
+        said = dict[str, dict[str, tuple[int, str]]]()
+        async with gateway(folder / "run", seeing_renderer(folder / "model"), sees=True) as world:
+
+            async def answer(wire: str, data: str) -> tuple[int, str]:
+                path, _, body = WIRES[wire]
+                given = await world.http.post(path, json={"model": MODEL} | body(data))
+                return given.status_code, given.text
+
+            await answer("chat", files["bytes"])  # its bytes, in client and server
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            for wire in WIRES:
+                said[wire] = {name: await answer(wire, data) for name, data in files.items()}
+            assert world.sampler.prompts == world.turns() == []
+            grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+            for wire in WIRES:
+                for format, options in ANIMATIONS.items():
+                    file = base64.b64encode(animated(format, **options)).decode()
+                    said[wire][format] = await answer(wire, file)
+                    assert sizes(world.sampler) == [(500, 500, "png")]
+        return said, grown
+
+    return asyncio.run(throw())
+
+
+@pytest.mark.slow
+def test_bombs_over_every_wire_are_clear_errors_with_flat_memory(tmp_path: Path) -> None:
+    context = get_context("spawn")  # whose memory is its own from the start
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        said, grown_kb = pool.submit(thrown_at_a_gateway, tmp_path).result()
+    expected = {name: (400, why) for name, (_, why) in bombs().items()}
+    expected |= {"garbage": (400, "not valid base64"), "a long body": (413, "is longer than")}
+    expected |= dict.fromkeys(ANIMATIONS, (200, "fine"))
+    for wire, (_, place, _) in WIRES.items():
+        assert said[wire].keys() == expected.keys()
+        for name, (status, text) in said[wire].items():
+            assert status == expected[name][0], (wire, name, text)
+            assert expected[name][1] in text, (wire, name)
+            assert place in text or status != 400, (wire, name, text)
+    # Pillow itself keeps up to 64 MB of texts.
+    assert grown_kb < 110_000

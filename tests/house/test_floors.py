@@ -81,6 +81,7 @@ FENCES = {
     "httpx": (
         "tinker_claw.judge",
         "tinker_claw.backends",
+        "tinker_claw.gateway.fetch",
         "local_gpu.sample",
         "examples",
         "benchmarks",

@@ -21,7 +21,7 @@ MOST = {
     "tinker_claw/config": 5_820,
     "tinker_claw/conversation": 14_080,
     "tinker_claw/formats": 14_690,
-    "tinker_claw/gateway": 15_880,
+    "tinker_claw/gateway": 16_740,
     "tinker_claw/judge": 5_510,
     "tinker_claw/learner": 20_390,
     "tinker_claw/ledger": 24_560,

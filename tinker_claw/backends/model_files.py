@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
+from huggingface_hub import hf_hub_download, snapshot_download
 from huggingface_hub.errors import (
     HfHubHTTPError,
     HFValidationError,
@@ -72,7 +72,13 @@ def may_see(settings: Settings) -> bool:
     """Whether the model sees and may, as far as its name and the settings tell."""
     run, named = settings.run, _named(settings)
     seeing = _family(run.renderer, run.tokenizer or named, named) in SEEING
-    return seeing and run.backend == "tinker" and settings.gateway.images != "off"
+    if run.backend == "local" and seeing:
+        try:  # as `SEEING` of local_gpu.model.load; of servers of others nobody knows
+            config = json.loads(config_file(named).read_text(encoding="utf-8"))
+            seeing = config["model_type"] == "qwen3_vl" and not settings.local.urls
+        except (OSError, ValueError, KeyError):
+            return False
+    return seeing and settings.gateway.images != "off"
 
 
 def _named(settings: Settings) -> str:
@@ -98,6 +104,17 @@ def config_folder(name: str, flag: str) -> str:
         ConfigError: as `source`.
     """
     return _model(name, flag, ["config.json"])
+
+
+def config_file(name: str) -> Path:
+    """The config.json of a model, if it is on this machine.
+
+    Raises:
+        OSError: it is not.
+    """
+    if name in MODELS or Path(name).is_dir():
+        return Path(MODELS.get(name, name)) / "config.json"
+    return Path(hf_hub_download(name, "config.json", local_files_only=True))
 
 
 def judge_folder(settings: Settings) -> str:

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from tinker_claw.backends.local import Arrangement, arrange, open_local
+from tinker_claw.backends.model_files import config_file
 from tinker_claw.backends.tinker_sdk import check_sdk
 from tinker_claw.config.settings import Settings
 from tinker_claw.errors import ConfigError
 from tinker_claw.policy import Trainer
-from tinker_claw.shipped import MODELS, install
+from tinker_claw.shipped import install
 
 _BASE = 5e-5
 _LORA_FACTOR = 10.0
@@ -165,17 +166,7 @@ async def _of_the_service(settings: Settings) -> Context:
 def _of_the_model(settings: Settings) -> Context:
     name = settings.run.model_name.partition(":")[0]  # what follows is a variant at Tinker
     try:
-        tokens = int(_text_config(_config_file(name))["max_position_embeddings"])
+        tokens = int(_text_config(config_file(name))["max_position_embeddings"])
         return Context(tokens, f"the config.json of {name} says so")
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return Context(GUESS, f"a guess: no config.json of {name} is on this machine yet", False)
-
-
-def _config_file(name: str) -> Path:
-    if name in MODELS:
-        return MODELS[name] / "config.json"
-    if Path(name).is_dir():
-        return Path(name) / "config.json"
-    from huggingface_hub import hf_hub_download
-
-    return Path(hf_hub_download(name, "config.json", local_files_only=True))

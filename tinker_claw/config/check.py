@@ -33,6 +33,7 @@ _MAKE_ONE: Final = "python -c 'import secrets; print(secrets.token_urlsafe(32))'
 _HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
 _VALUE: Final = re.compile(r"[ -~]{1,8000}")
 _URL: Final = re.compile(r"https?://[^/\s]+")
+_HOST: Final = re.compile(r"[a-z0-9.-]+(:[0-9]{1,5})?")
 
 
 def check(settings: Settings) -> None:
@@ -60,6 +61,9 @@ def _access(settings: Settings) -> Iterator[str]:
             f"--host {host} is reachable from other machines: set {API_KEY}, or give each user a "
             "key ([[users]] in the settings file), or bind to 127.0.0.1"
         )
+    for named in settings.gateway.hosts:
+        if not _HOST.fullmatch(named):
+            yield f"--image-hosts: {named!r} is no host; write images.example.org, or with its port"
     for name in names:
         if names.count(name) > 1:
             yield (

@@ -210,6 +210,12 @@ class Gateway(Section):
         "neither keeps nor trains them; train keeps and trains those of owners and tools",
         when="no image shall reach the model, or it shall learn from them (docs/images.md)",
     )
+    image_hosts: str | None = _setting(
+        None,
+        "hosts from which images by address are fetched, as host or host:port, with commas between "
+        "them; nothing is fetched unless set",
+        when="the agent sends addresses of images, and those hosts tell nobody what is secret",
+    )
     chats: Chats = _setting(
         Chats(),
         "whose words count in chat services, a table [gateway.chats]",
@@ -220,6 +226,11 @@ class Gateway(Section):
     @classmethod
     def _none_is_none(cls, value: Any) -> Any:
         return None if value == "none" else value
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The hosts of `image_hosts`."""
+        return _listed((self.image_hosts or "").lower())
 
 
 class SecondJudge(Section):

@@ -35,11 +35,19 @@ from tinker_claw.errors import ContextLengthError, OutageError, RequestError
 from tinker_claw.formats.base import Format, GenerationRequest, ReplyHead, ReplyWriter, Route
 from tinker_claw.formats.body import shown
 from tinker_claw.gateway.fallback import Serving
-from tinker_claw.gateway.limits import Caller, ComputeRounds
+from tinker_claw.gateway.fetch import MOST_FETCHED, fetch
+from tinker_claw.gateway.limits import MAX_BODY_BYTES, Caller, ComputeRounds
 from tinker_claw.gateway.owners import Owners
 from tinker_claw.gateway.privacy import AFTERWARDS, SessionPrivacy
 from tinker_claw.gateway.prompt import build_prompt, new_messages, refuse_without_room
-from tinker_claw.images import Image, images_in, placed
+from tinker_claw.images import (
+    MOST_BYTES,
+    AwayError,
+    Image,
+    fetched,
+    images_in,
+    placed,
+)
 from tinker_claw.ledger.feedback import ENDED, LONGEST_TEXT, About, Feedback, Given
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.lessons import Lesson
@@ -369,15 +377,22 @@ async def parse(
         RequestError: it is malformed, or the chat template has no place for something in it.
     """
 
-    def parsed() -> GenerationRequest:
-        return wire.parse(body, route, caller.user)
+    request, files = None, dict[str, bytes]()
 
-    if len(body) >= _LARGE:
-        request = await deps.compute.aside(parsed)
-        await deps.compute.own_round()
-    else:
-        await deps.compute.own_round()
-        request = parsed()
+    def parsed() -> GenerationRequest:
+        with fetched(files):
+            return wire.parse(body, route, caller.user)
+
+    while request is None:
+        try:
+            if len(body) >= _LARGE:
+                request = await deps.compute.aside(parsed)
+                await deps.compute.own_round()
+            else:
+                await deps.compute.own_round()
+                request = parsed()
+        except AwayError as away:
+            files[away.url] = await _fetch(deps, away, caller, len(files))
     _check_names(deps.renderer, request.messages)
     _check_reply(deps, request)
     await _look(deps, images_in(request.messages))
@@ -387,6 +402,26 @@ async def parse(
         deps.renderer.config, request.template, request.reasoning_effort, request.effort_at
     )
     return replace(request, switches=found)
+
+
+async def _fetch(deps: GatewayDeps, away: AwayError, caller: Caller, before: int) -> bytes:
+    """Fetch an image; its bytes count as the request's.
+
+    Args:
+        before: number of images that were fetched for the same request.
+
+    Raises:
+        RequestError: it cannot be had, or images are not served here.
+    """
+    if (why := blind_because(deps)) is not None:
+        raise away.wrong(why) from away
+    if before >= MOST_FETCHED:
+        why = f"is one of more than {MOST_FETCHED} images by address in one request"
+        raise away.wrong(why) from away
+    room = min(MOST_BYTES, MAX_BODY_BYTES - caller.bytes)
+    file = await fetch(away, deps.settings.hosts, room)
+    caller.limits.hold(caller, len(file))
+    return file
 
 
 async def _look(deps: GatewayDeps, images: Sequence[Image]) -> None:

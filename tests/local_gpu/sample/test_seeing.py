@@ -19,7 +19,7 @@ from wire_servers import KEY, NAME
 from local_gpu.config import LocalConfig
 from local_gpu.trainer import LocalTrainer
 from tests.gateways import MODEL, gateway
-from tests.pictures import picture, png_of_nothing, shown
+from tests.pictures import bombs, picture, shown
 from tests.render.test_eyes import said
 from tests.seeing_models import tiny_qwen3_vl
 from tinker_claw.backends.tinker.trainer import TinkerTrainer
@@ -162,12 +162,8 @@ async def test_over_tinkers_wire_it_is_the_same_reply(
         wrong = replace(params.images[0], tokens=params.images[0].tokens - 1)
         with pytest.raises(BackendError, match="of 6 tokens, not of the 5 that are expected"):
             await (await far.base()).sample(prompt, replace(params, images=(wrong,)))
-        for data, why in (
-            (b"none", "no image that is read here"),
-            (ONE[: len(ONE) // 2], "damaged image"),
-            (png_of_nothing(6000, 5000), "at most 25,000,000"),
-            (picture(96, 64, "GIF"), "cannot be read"),
-        ):
+        thrown = bombs() | {"GIF": (picture(96, 64, "GIF"), "cannot be read")}
+        for data, why in thrown.values():
             broken = replace(params.images[0], data=data)
             with pytest.raises(BackendError, match=why):
                 await (await far.base()).sample(prompt, replace(params, images=(broken,)))
@@ -249,10 +245,11 @@ async def test_the_server_names_images_that_it_cannot_train_on(
         (done,) = await (await far.base()).sample(prompt, params)
         (image,) = params.images
         state = await far.save_state("before")
-        for broken, why in (
-            (replace(image, data=ONE[:80]), "no image|damaged"),
-            (replace(image, tokens=image.tokens - 1), "of 6 tokens, not of the 5 that are"),
-        ):
+        found = bombs()
+        names = ("pixels of a PNG", "a packed text at the end", "a PNG that breaks off", "SVG")
+        cases = [(replace(image, data=found[name][0]), found[name][1]) for name in names]
+        fewer = replace(image, tokens=image.tokens - 1)
+        for broken, why in (*cases, (fewer, "of 6 tokens, not of the 5 that are")):
             with pytest.raises(StepError, match=why):
                 await far.train_step(learned(prompt, done, (broken,)), Adam(0.01))
             await far.load_state(state)
