@@ -25,7 +25,6 @@ from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.judgements import SET_ASIDE, TRIES
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.prune import from_turn
-from tinker_claw.policy import Policy
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import Telemetry
 from tinker_claw.types import HintScores, Message, Verdict
@@ -402,9 +401,9 @@ async def test_check_of_the_judge_teaches_nothing_twice_and_asks_no_judge_that_f
     taught = list[int]()
     teach = HintScorer.teach
 
-    async def counted(self: HintScorer, plan: Plan, policy: Policy) -> HintScores | None:
+    async def counted(self: HintScorer, plan: Plan) -> HintScores | None:
         taught.append(plan.turn.id)
-        return await teach(self, plan, policy)
+        return await teach(self, plan)
 
     monkeypatch.setattr(HintScorer, "teach", counted)
     async with world(tmp_path, running=False) as w:
