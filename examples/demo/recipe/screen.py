@@ -77,7 +77,7 @@ class Stage:
 
 _PLACE = Stage(steps=400, peak_rate=3e-3, seed=2)
 # At a rate of 2e-3, with half of these batches, a call's own tokens came out at 0.87 to 0.95 each,
-# so that half of its calls were broken, and outcomes spoke against calls.
+# so that half of its calls were broken, and outcomes spoke against calls; now at 0.83 to 0.98.
 _CLICK = Stage(steps=200, peak_rate=3e-3, seed=3, clicks=0.75, says=0.5)
 # Last, because a call's tokens are learned where calls are common. 50 steps at 1e-3, with 0.85 said
 # in words, left 0.07 clicks.
