@@ -69,7 +69,7 @@ def test_every_state_is_told_in_its_own_words(
         assert sentence in seen[state], (state, seen[state])
     with reading(directory / FILE) as ledger:
         run = read_run(ledger, 16)
-        fates = {outcome(view, run) for view in read_turns(ledger, None)}
+        fates = {outcome(view, run) for view in read_turns(ledger, len(turns))}
     # Three are told apart by what is said beside it: the version, the loss, the hint.
     assert len(fates) == len(turns) - 3
 
