@@ -199,7 +199,8 @@ def test_the_gateways_image_serves_and_is_healthy_over_a_root_that_cannot_be_wri
 @needs_walls
 def test_what_is_installed_alone_completes_words_and_knows_where_it_is(box: Box) -> None:
     script = (
-        'eval "$(tinker-claw completion bash)"; COMP_WORDS=(tinker-claw ex); COMP_CWORD=1; '
+        'eval "$(_TINKER_CLAW_COMPLETE=bash_source tinker-claw)"; '
+        "COMP_WORDS=(tinker-claw ex); COMP_CWORD=1; "
         '_tinker_claw_completion tinker-claw; echo "${COMPREPLY[@]}"'
     )
     environment = {"PATH": "/venv/bin:/usr/bin:/bin", "HOME": "/tmp"}

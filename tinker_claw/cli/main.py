@@ -42,6 +42,7 @@ COMMANDS = {
     "demo": ("set up", "start"),
     "doctor": ("set up", "doctor"),
     "openclaw-config": ("set up", "openclaw"),
+    "service": ("set up", "service"),
     "status": ("look", "status"),
     "log": ("look", "log"),
     "explain": ("look", "explain"),
