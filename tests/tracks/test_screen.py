@@ -90,9 +90,9 @@ def test_the_beginner_finds_icons_and_seldom_clicks_but_then_mostly_on_the_asked
     processor: Any = Qwen2VLImageProcessorPil.from_pretrained(MODEL)
     found = measure(model.float().eval(), Teller(MODEL), processor)
     # By chance a ninth of cells would be right, and a quarter of icons.
-    assert found["placed"] == pytest.approx(0.95, abs=0.03)
-    assert found["clicks"] == pytest.approx(0.17, abs=0.03)
-    assert found["right clicks"] == pytest.approx(0.13, abs=0.03)
+    assert found["placed"] == pytest.approx(0.93, abs=0.03)
+    assert found["clicks"] == pytest.approx(0.11, abs=0.03)
+    assert found["right clicks"] == pytest.approx(0.07, abs=0.03)
 
 
 def test_the_recipe_makes_the_same_weights_again() -> None:
