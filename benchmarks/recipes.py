@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import re
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,12 +21,10 @@ from statistics import fmean
 from typing import Final
 
 import torch
+from peft.utils import load_peft_weights
 from rich.console import Console
 from rich.table import Table
-from safetensors.torch import load_file
 
-from examples.demo.judge import HINTS_PLAIN
-from examples.demo.recipe.grammar import accepts, first_message, new_problem
 from local_gpu.config import LocalConfig
 from local_gpu.trainer import LocalTrainer
 from tinker_claw.config.settings import Training
@@ -41,6 +40,18 @@ PAPER: Final = Training.model_validate({"recipe": "paper"})
 DEFAULT: Final = Training()
 ACCEPTED: Final = 3
 BATCH: Final = 16
+QUESTION: Final = (
+    "I need help with a homework question. A box holds {} plums and a bag holds {}. How many plums "
+    "are there together? Please show the work."
+)
+STRUCTURE: Final = re.compile(r"\*\*|\\boxed|^\d\.", re.M)
+"""Signs of the style that the demo's user rejects."""
+HINTS: Final = (
+    "Answer in ordinary sentences, without bold, numbered steps or a final answer line.",
+    "Keep the work, but leave out bold text, lists and boxes.",
+    "Write the steps as casual running text with no formatting at all.",
+)
+"""Three ways to say what the demo's user wants."""
 UNKNOWN: Final = 0.25
 """Weight of hints before anything is known of them."""
 REPLY_TOKENS: Final = 128
@@ -83,18 +94,19 @@ async def draw(trainer: LocalTrainer, seed: int) -> list[Drawn]:
     sampler, base = await trainer.publish(), await trainer.base()
     left, found = {True: ACCEPTED, False: BATCH - ACCEPTED}, list[Drawn]()
     while any(left.values()):
-        problem = new_problem(rng)
-        messages = [{"role": "user", "content": first_message(problem)}]
+        first, second = rng.randint(1, 9), rng.randint(1, 9)
+        messages = [{"role": "user", "content": QUESTION.format(first, second)}]
         request = parse_chat(json.dumps({"model": "demo", "messages": messages}).encode())
         prompt = renderer.prompt(request.messages, hint_message=0)
         params = SamplingParams(REPLY_TOKENS, seed=rng.randrange(2**31), student_topk=4)
         (done,) = await sampler.sample(prompt.tokens, params)
-        good = accepts(renderer.parse(done.tokens, prompt.tokens).text, problem)
+        text = renderer.parse(done.tokens, prompt.tokens).text
+        good = not STRUCTURE.search(text) and f"{first} + {second} = {first + second}" in text
         if not left[good]:
             continue
         left[good] -= 1
         at, hints = len(found), list[HintScores]()
-        for hint in () if good else rng.sample(HINTS_PLAIN, 3):
+        for hint in () if good else HINTS:
             told = renderer.splice(prompt.tokens, prompt.hint_at or 0, hint)
             scores = await base.logprobs(
                 told + done.tokens, start=len(told), targets=done.topk_ids, top_k=4
@@ -177,7 +189,7 @@ async def gradient(trainer: LocalTrainer, folder: Path, batch: Batch) -> torch.T
 
     async def weights(name: str) -> dict[str, torch.Tensor]:
         await trainer.export_adapter(folder / name)
-        return load_file(folder / name / "adapter_model.safetensors")
+        return load_peft_weights(str(folder / name), device="cpu")
 
     state, before = await trainer.save_state("before"), await weights("before")
     await trainer.train_step(passes, Adam(RATE, beta1=0.0, beta2=0.0, eps=EPS, grad_clip_norm=0.0))

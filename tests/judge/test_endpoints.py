@@ -412,7 +412,6 @@ def test_the_pages_files_work(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("[judge.headers]\na = 'secret'\n", "is for --judge-url"),
         (
             "[judge]\njudge_url = 'http://j'\n[judge.headers]\n'a b' = 'secret'\n",
             "'a b' is no name",
