@@ -20,10 +20,7 @@ from rank_runs import kill, rank_pids
 from safetensors.torch import load_file
 from wire_servers import KEY, NAME, TinkerServer, wire_server
 
-from local_gpu import backend
 from local_gpu.model.load import open_base
-from local_gpu.plan.layout import Gpu
-from local_gpu.plan.memory import base_bytes, model_size
 from local_gpu.tinker.store import Place
 
 WAIT_S = 300
@@ -34,7 +31,7 @@ a whole step."""
 HALVES: dict[str, dict[str, Any]] = {
     "a learner in a process of its own": {"in_process": False},
     "two ranks": {"ranks": 2, "micro_batch_tokens": 40},
-    "two ranks and a base that is split": {"ranks": 2, "rank": 4, "device": "auto"},
+    "two ranks and a base that is split": {"ranks": 2, "rank": 4, "shard": "on"},
 }
 
 
@@ -138,18 +135,13 @@ def samplers(folder: Path) -> Iterator[list[InferenceServer]]:
 def server(
     request: pytest.FixtureRequest, folder: Path, samplers: list[InferenceServer]
 ) -> Iterator[TinkerServer]:
-    settings = HALVES[request.param] | {
+    settings: dict[str, Any] = HALVES[request.param] | {
         "root": folder / request.param.replace(" ", "-"),
         "sampler_urls": tuple(there.url for there in samplers),
         "student_topk": 3,
     }
-    small = Gpu(
-        "0", "a small one", total=int(base_bytes(model_size(str(folder / "model")), "none"))
-    )
-    with pytest.MonkeyPatch.context() as around:
-        around.setattr(backend, "visible", lambda: (small,))
-        with wire_server(folder, **({"device": "cpu"} | settings)) as running:
-            yield running
+    with wire_server(folder, device="cpu", **settings) as running:
+        yield running
 
 
 def rank_of_other(server: TinkerServer) -> int:
