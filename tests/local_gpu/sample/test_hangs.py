@@ -148,7 +148,7 @@ async def test_the_only_server_is_an_outage_that_ends_when_it_goes_on(
             await reply.began.wait()
             stopped.stop()
             await eventually(lambda: place.pool.away() != ())
-            with pytest.raises(OutageError, match=r"No server .* hangs"):
+            with pytest.raises(OutageError, match=r"No server .*(hangs|not answered in time)"):
                 await sampler.sample(prompt(2), SamplingParams(max_tokens=5))
             stopped.go_on()
         assert sum(len(part.tokens) for _, part in reply.parts) == 60

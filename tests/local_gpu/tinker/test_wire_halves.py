@@ -158,7 +158,7 @@ def test_a_learner_on_ranks_and_samplers_over_http_give_the_same_numbers(
     server: TinkerServer, folder: Path, samplers: list[InferenceServer]
 ) -> None:
     local, rank = server.service.shared.config.local, rank_of_other(server)
-    assert split(server) == (local.device == "auto"), "by the sum for a GPU, and never on a CPU"
+    assert split(server) == (local.shard == "on")
     with wire_server(folder, root=folder / f"alone-{rank}-{server.url[-5:]}") as alone:
         expected = life(alone, rank)
     got = life(server, rank)
