@@ -107,7 +107,7 @@ async def test_replies_go_on_elsewhere_and_the_server_comes_back_with_every_vers
                 group.create_task(reply.run())
         ((url, why),) = place.pool.away()
         assert url == stopped.url
-        assert "hangs" in why
+        assert "hangs" in why or "not answered in time" in why
         for reply in replies:
             parts = [part.tokens for _, part in reply.parts]
             assert sum(map(len, parts)) == 60
@@ -131,7 +131,7 @@ async def test_a_publish_goes_on_without_a_server_that_stands_still(
             new = await place.publish("v2")
         ((url, why),) = place.pool.away()
         assert url == stopped.url
-        assert "hangs" in why
+        assert "hangs" in why or "not answered in time" in why
         (drawn,) = await new.sample(prompt(1), SamplingParams(max_tokens=5))
         assert place.errors("v2", prompt(1), drawn) < 1e-4
 
@@ -169,7 +169,7 @@ async def test_an_engine_that_hangs_is_noticed_though_its_http_side_answers(tmp_
         assert [len(one.tokens) for (one,) in drawn] == [5, 5]
         ((url, why),) = place.pool.away()
         assert url == sick.url
-        assert "hangs" in why
+        assert "hangs" in why or "not answered in time" in why
         sick.faults.hangs = False
         await eventually(lambda: place.pool.away() == ())
 
