@@ -110,7 +110,12 @@ def refuse_without_room(deps: GatewayDeps, request: GenerationRequest) -> None:
     """Raise RequestError where what comes with every request leaves no room for a conversation."""
     first = [m for m in request.messages if m["role"] == "system"]
     nothing: Message = {"role": "user", "content": ""}
-    prompt = deps.renderer.prompt([*first, nothing], request.tools, switches=request.switches)
+    prompt = deps.renderer.prompt(
+        [*first, nothing],
+        request.tools,
+        switches=request.switches,
+        remembers=False,  # this request may be private
+    )
     if len(prompt.tokens) >= deps.can.context_tokens:
         raise no_room(deps.can.context_tokens)
 

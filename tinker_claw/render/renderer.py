@@ -152,16 +152,19 @@ class Renderer:
         *,
         hint_message: int | None = None,
         switches: Switches = (),
+        remembers: bool = True,
     ) -> Prompt:
         """Render a request, ready for sampling.
 
         Args:
             hint_message: index of the user's message at whose end a hint would go.
+            remembers: False keeps nothing of the request in memory.
 
         Raises:
             RequestError: the model's chat template refuses these messages.
         """
-        return self._format(switches).prompt(messages, tools, hint_message)
+        of = self._format(switches)
+        return of.prompt(messages, tools, hint_message, remembers=remembers)
 
     async def prompt_aside(
         self,
@@ -175,8 +178,6 @@ class Renderer:
         """Render like `prompt`, but encode long new text in a thread, one request at a time, so
         that the event loop goes on and a text that requests share is encoded once.
 
-        Args:
-            remembers: False keeps nothing of the request in memory.
         """
         plan = self._format(switches).plan(messages, tools, hint_message, remembers=remembers)
         if plan.size < _ASIDE:
