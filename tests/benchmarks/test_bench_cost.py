@@ -21,6 +21,7 @@ async def test_ours_is_billed_less_for_the_same_step() -> None:
     assert [(row.hinted, row.scheme) for row in rows] == [
         (share, scheme) for share in (0.1, 0.3, 0.6) for scheme in schemes
     ]
+    prefilled = dict[int, tuple[int, int]]()
     for first, later, naive in zip(rows[::3], rows[1::3], rows[2::3], strict=True):
         hinted = round(later.hinted * 10)
         # A question of every turn and one more of the hinted, each with the prompt computed once;
@@ -30,14 +31,11 @@ async def test_ours_is_billed_less_for_the_same_step() -> None:
         assert asked.sampled == (10 + hinted) * 3 * 16
         assert naive.bills["judge"].cached == 0
         assert naive.bills["judge"].sampled == 10 * 6 * 16
-        times = 60 / (10 + hinted)
-        assert naive.bills["judge"].prefill == pytest.approx(times * asked.prefill, rel=0.02)
+        prefilled[hinted] = asked.prefill, naive.bills["judge"].prefill
         # One pass per hinted turn; or three on every turn. Each samples a token. What measures
-        # hints is up to three more, if there is an accepted reply by then: of each at first, and
-        # later of the sixteenth turn.
-        assert hinted <= first.bills["teacher"].sampled <= 4 * hinted
-        more = later.bills["teacher"].sampled - hinted
-        assert 1 <= more <= 3 if hinted == 6 else more == 0
+        # hints is up to three more, until it is claimed whether they help.
+        for bills in (first.bills, later.bills):
+            assert hinted <= bills["teacher"].sampled <= 4 * hinted
         assert naive.bills["teacher"].sampled == 30
         # Ten datums of 208 tokens, or one more for each hint; the first step measured.
         taught = Usage(trained=10 * 207)
@@ -45,3 +43,9 @@ async def test_ours_is_billed_less_for_the_same_step() -> None:
         assert naive.bills["train"] == Usage(trained=(10 + hinted) * 207)
         assert first.bills["train"] == taught + Usage(prefill=10 * 208, sampled=10)
         assert later.usd(price) < first.usd(price) < naive.usd(price)
+    # Ten verdicts and a hint's question for each hinted turn, against thirty of each.
+    one_more = (prefilled[6][0] - prefilled[1][0]) / 5
+    verdicts = prefilled[1][0] - one_more
+    for ours, theirs in prefilled.values():
+        assert theirs == pytest.approx(3 * verdicts + 30 * one_more, rel=0.02)
+        assert ours < theirs / 3
