@@ -59,8 +59,8 @@ class Log(LedgerCommand):
     """Show rows of the ledger, the newest last, also while the gateway runs.
 
     Texts are shown with --full only. Of turns, prompt and reply are counted in tokens. Of steps,
-    reward is the mean (a verdict is -1 to 1), clipped a share of tokens, moved (the policy) and apart
-    (sampler and trainer) are in nats a token, and cost is in US dollars.
+    reward is the mean (a verdict is -1 to 1), clipped a share of tokens, moved (the policy) and
+    apart (sampler and trainer) are in nats a token, and cost is in US dollars.
     """
 
     table: Annotated[Table, WORD] = Field(description="what to show")
