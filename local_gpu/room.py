@@ -21,7 +21,7 @@ PERSONS: Final = 2.0
 
 
 class Room:
-    """Who waits for the GPU. Used from several threads."""
+    """Queue of those who wait for the GPU. Used from several threads."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

@@ -1,4 +1,4 @@
-"""Every error that this project raises on purpose, in one tree.
+"""Exceptions of this project, in one hierarchy.
 
     ClawError
     ├── ConfigError               a setting is wrong; the sentence names it and says what works
@@ -97,7 +97,7 @@ class BackendError(ClawError):
 
 
 class SamplerError(BackendError):
-    """One generation failed."""
+    """Raised when one generation failed."""
 
 
 class EmptyStepError(ClawError):

@@ -111,7 +111,7 @@ class Masters:
         return SavedState(self.adapter(), moments, steps)
 
     def load(self, state: SavedState) -> None:
-        """Take over a state, or raise BackendError and take over nothing."""
+        """Load a state; on BackendError nothing has changed."""
         shapes = {name: tuple(copy.shape) for name, copy in self._copies.items()}
         wanted = {f"{n}.{k}" for n in shapes for k in _MOMENTS} if state.steps else set[str]()
         if shapes != {n: tuple(t.shape) for n, t in state.adapter.items()} or wanted != set(

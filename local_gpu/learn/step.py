@@ -177,7 +177,7 @@ class LoraOptimizer:
         return self._masters.state(self.steps)
 
     def load(self, state: SavedState) -> None:
-        """Take over a state, or raise BackendError and take over nothing."""
+        """Load a state; on BackendError nothing has changed."""
         self._masters.load(state)
         self.discard()
         self.steps = state.steps

@@ -53,7 +53,7 @@ class StreamPiece:
 
 
 class HttpServer(ABC):
-    """One server, without its dialect. Every call has a deadline.
+    """HTTP client of one server, without its dialect. Every call has a deadline.
 
     Rule: adapters are known by name, and a name is never loaded with other weights: these servers
     key their prefix caches on the name, and would answer from the cache of the old ones.

@@ -188,7 +188,7 @@ class Pool:
         lease.member.in_flight -= 1
 
     def sick(self, member: Member, error: BaseException, epoch: int | None = None) -> None:
-        """Take a server out of the rotation, unless the failure is from before it came back."""
+        """Stop routing to a server, unless the failure predates its return."""
         if member.away is None and epoch in (None, member.epoch):
             member.leave(str(error))
             self._routes.forget_server(member.number)

@@ -165,7 +165,7 @@ class Samplers:
         return ids, tuple(images)
 
     async def close(self, place: Place) -> None:
-        """Take an adapter out; what it serves at the moment it serves to the end."""
+        """Unload an adapter; replies in progress finish."""
         held = self._adapters.open.pop(place, None)
         if held is not None:
             held.closing = True

@@ -104,7 +104,7 @@ class Sessions:
         return _known(self.get(session_id).samplers, number, f"sampler {sampler_id}")
 
     def end(self, session_id: str, why: str) -> Session | None:
-        """Take a session out; None if it was not open."""
+        """Remove and return a session; None if it was not open."""
         session = self._open.pop(session_id, None)
         if session is not None:
             self._ended[session_id] = why

@@ -509,7 +509,7 @@ async def test_gate_is_told_of_where_one_looks(tmp_path: Path) -> None:
             assert f"{REFUSED}: {XSS[3]}" in shown
         assert "canaries 0.200 0.150" in step
         assert "stop -0.125" in step
-        assert "accepted" not in step.split("matters from")[1].split("In the mean")[0], "not asked"
+        assert "accepted" not in step.split("matters from")[1].split("Mean loss")[0], "not asked"
         assert "canaries : how much less likely right" in overview
 
 

@@ -1,4 +1,4 @@
-"""How a command reaches the gateway that runs on its data directory.
+"""Control channel between commands and the gateway that runs on the same data directory.
 
 Rule: whoever can read the file `control.json` there, which is the user who runs the gateway, may
 tell it what to do; nobody else, through no page and with no key for the API.
@@ -34,7 +34,7 @@ PATIENCE_S = 3.0
 
 @asynccontextmanager
 async def control(directory: Path, undoing: Rollback) -> AsyncGenerator[None]:
-    """Take orders while the context lasts."""
+    """Accept orders while the context lasts."""
     token = secrets.token_urlsafe(32)
     asked = set[asyncio.Task[None]]()
 
@@ -107,7 +107,7 @@ def tell(
 async def _converse(
     undoing: Rollback, token: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
-    """One order, one answer. An order that takes time ends with the connection."""
+    """Answer one order. A long order is cancelled when its connection closes."""
     line = await asyncio.wait_for(reader.readline(), _ASKED_WITHIN_S)
     order: dict[str, Any] = dict(json.loads(line))
     if not hmac.compare_digest(str(order.pop("token", "")).encode(), token.encode()):

@@ -118,7 +118,7 @@ async def _start(settings: Settings, stack: AsyncExitStack) -> tuple[System, soc
 
 
 async def _serve(settings: Settings, system: System, listening: socket, stop: Stop) -> None:
-    """Everything that runs, until the gateway has ended; the step in hand may end, too."""
+    """Run every part until the gateway ends; a step in progress may finish."""
     server, parts, health = Server(system.app), system.parts, system.parts.health
 
     def end() -> None:
@@ -203,7 +203,7 @@ async def upkeep(ledger: Ledger, cfg: Keeping) -> None:
 
 
 async def once(ledger: Ledger, cfg: Keeping) -> int:
-    """One pass; returns how many turns were emptied."""
+    """Trim the ledger once; returns how many turns were emptied."""
     before = cfg.keep_days and time.time() - cfg.keep_days * DAY_S
     most = None if cfg.keep_gb is None else round(cfg.keep_gb * 1e9)
     if before is None and most is None:

@@ -69,7 +69,7 @@ def source(settings: Settings, *, weights: bool = True) -> Source:
 
 
 def may_see(settings: Settings) -> bool:
-    """Whether the model sees and may, as far as its name and the settings tell."""
+    """Whether the model takes images and the settings allow them, as far as is known."""
     run, named = settings.run, _named(settings)
     seeing = _family(run.renderer, run.tokenizer or named, named) in SEEING
     if run.backend == "local" and seeing:
@@ -127,7 +127,7 @@ def judge_folder(settings: Settings) -> str:
 
 
 def _model(name: str, flag: str, files: list[str]) -> str:
-    """A folder that holds a model."""
+    """Return the folder of a model; refuse adapters and folders without a config.json."""
     folder = Path(_folder(name, flag, files))
     if (adapter := folder / "adapter_config.json").exists():
         # transformers would load its base, and put the adapter in.

@@ -58,7 +58,7 @@ class Spending:
         return Bill(purpose, usage, self._price.usd(usage)) if usage != Usage() else None
 
     def count(self, bill: Bill | None) -> None:
-        """Take a bill into the sums."""
+        """Add a bill to the totals."""
         if bill is not None:
             self._spent = self._spent.plus(bill)
             self._telemetry.billed(bill.purpose, bill.usage, bill.usd)

@@ -131,7 +131,7 @@ def _times(usage: Usage, factor: float) -> Usage:
 
 
 def announce(settings: Settings, price: Price, ledger: Ledger) -> None:
-    """One event at start. A local backend bills nothing and says nothing."""
+    """Log the estimate at the start; nothing for a local backend, which bills nothing."""
     if settings.run.backend == "local":
         return
     told = forecast(settings, price, ledger)

@@ -98,7 +98,7 @@ def price_in_force(settings: Settings) -> Price:
 
 
 def unknown(settings: Settings, price: Price) -> str | None:
-    """The sentence where dollars cannot be told; None: they can."""
+    """Explain why the cost in dollars is unknown; None: it is known."""
     if not price.missing:
         return None
     return (

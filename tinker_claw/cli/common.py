@@ -63,7 +63,7 @@ class Command(BaseModel):
         return command
 
     def run(self) -> int:
-        """Do it; returns the exit status.
+        """Run the command; returns the exit status.
 
         Raises:
             ClawError: it cannot be done; one sentence.

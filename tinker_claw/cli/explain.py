@@ -50,10 +50,10 @@ _COST = "Serving, judging and teaching it cost ${:.6f}; steps are not in that."
 
 
 class Explain(LedgerCommand):
-    """Tell what came of one turn, and why, also while the gateway runs."""
+    """Explain what became of one turn, and why. The gateway may be running."""
 
     turn: Annotated[int, WORD] = Field(description="its id, as `tinker-claw log turns` shows")
-    no_text: bool = Field(False, description="without what user, model and tools wrote")
+    no_text: bool = Field(False, description="leave out the texts of user, model and tools")
 
     def run(self) -> int:
         with reading(self.ledger) as ledger, ledger.moment():

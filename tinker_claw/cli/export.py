@@ -27,7 +27,7 @@ from tinker_claw.shipped import install
 
 
 class Export(LedgerCommand):
-    """Take along what was recorded or learned, also while the gateway runs."""
+    """Export recorded turns, lessons or learned weights. The gateway may be running."""
 
     jsonl: Path | None = Field(
         None,
@@ -52,7 +52,7 @@ class Export(LedgerCommand):
     )
     tokens: bool = Field(False, description="turns also with ids and logprobs")
     version: Annotated[int, AS_SHOWN] | None = Field(
-        None, title="vN", description="of this version, not of the one that serves"
+        None, title="vN", description="version to export, if not the one that serves"
     )
 
     def run(self) -> int:

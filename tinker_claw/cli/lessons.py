@@ -36,11 +36,11 @@ _COLUMNS = (
 
 
 class Lessons(LedgerCommand):
-    """List what you want of all replies, as far as it was understood; keep, edit, drop or add one.
+    """List lessons, which say what you want of all replies; keep, edit, drop or add one.
 
     A lesson is tried in some sessions, told in all but a few, learned (told no more), or dropped.
-    Beside it stand the first replies of sessions that were accepted, with their 95 % interval: from
-    before it was said, and since then with it (told) and without it (untold).
+    Beside it stands the share of first replies accepted, with its 95 % interval: before it was
+    said, and since then with it (told) and without it (untold).
     What you keep, edit or add is always told. A drop acts at once; what the model has learned from
     it stays until a rollback to a version before.
     """

@@ -58,7 +58,9 @@ def since(text: str, now: float) -> float:
 class Log(LedgerCommand):
     """Show rows of the ledger, the newest last, also while the gateway runs.
 
-    Texts are shown with --full only.
+    Texts are shown with --full only. Of turns, prompt and reply are counted in tokens. Of steps,
+    reward is the mean (a verdict is -1 to 1), clipped a share of tokens, moved (the policy) and
+    apart (sampler and trainer) are in nats a token, and cost is in US dollars.
     """
 
     table: Annotated[Table, WORD] = Field(description="what to show")
@@ -73,8 +75,8 @@ class Log(LedgerCommand):
     since: Annotated[float | None, BeforeValidator(lambda text: since(text, time.time()))] = Field(
         None, title="WHEN", description="from then on: 2026-03-05T14:00, or 2h, 3d"
     )
-    trained: bool = Field(False, description="what a step has trained on")
-    untrained: bool = Field(False, description="the others")
+    trained: bool = Field(False, description="only rows that a step has trained on")
+    untrained: bool = Field(False, description="only rows that no step has trained on")
     limit: int | None = Field(
         None,
         ge=1,

@@ -48,8 +48,8 @@ EVERY_S = 2.0
 
 
 class Status(Command):
-    """Say how the gateway that runs is: what is wrong, since when, what it means; and from its
-    ledger how the run goes, and whether it helps."""
+    """Show the state of the running gateway (what is wrong, since when, what it means), the
+    progress of its run, and whether learning helps."""
 
     MORE: ClassVar[str] = (
         "The gateway is the one at --host and --port. The data directory is that of --data-dir, "
@@ -59,9 +59,11 @@ class Status(Command):
     )
 
     as_json: bool = Field(
-        False, alias="json", description="what /healthz says, and the ledger, as JSON"
+        False,
+        alias="json",
+        description="print the content of /healthz and the ledger's figures as JSON",
     )
-    live: bool = Field(False, description="a view that keeps itself up to date")
+    live: bool = Field(False, description="refresh the view until Ctrl-C")
 
     def run(self) -> int:
         url = url_of(self.settings)
@@ -215,14 +217,18 @@ _STEPS = (
     Column("step", "id"),
     *(column for column in COLUMNS["steps"] if column.name not in _LEFT_OUT),
 )
+_LEGEND = (
+    "Losses: one a pass. Reward: the mean (a verdict is -1 to 1). Clipped: a share of tokens. "
+    "Moved (the policy) and apart (sampler and trainer): nats a token."
+)
 
 
 def board(seen: Record) -> list[str]:
     """Lines of the whole overview."""
     sections = {
         "does it help?": _helps(seen["helps"]),
-        "last steps": table(_STEPS, seen["steps"]),
-        "not trained, or not yet": _reasons(seen["not_trained"]),
+        "last steps": [*table(_STEPS, seen["steps"]), *wrapped(_LEGEND)],
+        "turns not trained, or not yet": _reasons(seen["not_trained"]),
     }
     lines = [f"{label:<10} {_barred(label, seen)}{printable(told)}" for label, told in facts(seen)]
     for heading, told in sections.items():

@@ -1,4 +1,4 @@
-"""Who wrote what: every piece of a message gets a writer.
+"""Attribution: assign a writer to every piece of a message.
 
 Rule: this is the one place that tells a person's words from what an agent's harness writes around
 them. Feedback, judge, hints, privacy, session names and histories read its pieces; none of them
@@ -58,7 +58,7 @@ class Reading:
 
     @property
     def unknown(self) -> bool:
-        """It looks like a harness's text, of a kind that no table has."""
+        """Whether the text looks like a harness's, although no table knows it."""
         return any(piece.writer is Writer.UNKNOWN for piece in self.pieces)
 
     @property
@@ -80,7 +80,7 @@ class Reading:
 
 
 def read(message: Message) -> Reading:
-    """Take a user message apart; of known messages this is remembered."""
+    """Split a user message into pieces with writers; cached on the message."""
     return noted(_read, message)
 
 
@@ -111,7 +111,7 @@ def attribute(
 
 
 def _person(found: Reading, surface: Surface, is_owner: Callable[[Sender], bool]) -> Writer:
-    """Tell who the person behind a user message is."""
+    """Return who wrote a user message: an owner, another member, or the harness."""
     if surface.area in openclaw.NOBODYS:
         return Writer.HARNESS
     sender = found.sender
@@ -136,7 +136,7 @@ def _read(message: Message) -> Reading:
 
 
 def read_text(text: str) -> Reading:
-    """Take the text of a user message apart."""
+    """Split the text of a user message into pieces."""
     if placed(text) and text.startswith(openclaw.TOOL_IMAGES):
         return Reading((Piece(Writer.TOOL, text, "images"),))
     automatic = openclaw.automation(text)
@@ -294,7 +294,7 @@ def is_result(message: Message) -> bool:
 
 
 def is_nudge(message: Message, before: Message | None) -> bool:
-    """Whether a message demands the visible answer that an empty reply was not.
+    """Whether a message asks for a visible answer after an empty reply.
 
     The empty reply is in no history: what a user types comes after an assistant's message.
     """

@@ -183,7 +183,7 @@ def session_key(name: str) -> str:
 
 
 def flagged(headers: Mapping[str, str], name: str) -> bool:
-    """Whether a header says yes."""
+    """Whether a header is set to a true value."""
     return headers.get(name, "").strip().lower() in _TRUE
 
 

@@ -64,7 +64,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Harness:
-    """Everything that one harness is known by."""
+    """Markers by which a harness is recognised."""
 
     name: str
     blocks: Sequence[Block] = ()

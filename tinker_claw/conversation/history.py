@@ -77,7 +77,7 @@ class Conversation:
 
     @classmethod
     def of(cls, messages: Sequence[Message]) -> Conversation:
-        """Take what user and assistant have said out of the messages of a request.
+        """Extract what user and assistant said from the messages of a request.
 
         What a harness wrote is left out: notes, summaries, the replies that it gives to them
         itself, what a nudge led to, volatile messages, and automatic prompts to which the assistant

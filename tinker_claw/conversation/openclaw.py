@@ -253,7 +253,7 @@ class Head:
 
     @property
     def sender(self) -> Sender | None:
-        """Who wrote; None: nothing says so."""
+        """Return the sender; None: unknown."""
         return replace(self._from, mixed=True) if self._from and self._mixed else self._from
 
     def take(self, at: int) -> Piece | None:

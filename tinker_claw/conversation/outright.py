@@ -28,7 +28,7 @@ class Outright:
 
     @property
     def asks(self) -> bool:
-        """It says what was wrong, so that the next reply is another try."""
+        """Whether the feedback says what was wrong, so that the next reply is a retry."""
         return self.score < 0 and bool(self.reason)
 
 

@@ -177,7 +177,7 @@ class ReplyWriter(Protocol):
         ...
 
     def keep_alive(self) -> bytes:
-        """A sign of life that clients of this format count as one."""
+        """Keep-alive event that clients of this format accept."""
         ...
 
     def end(self, done: FinishedReply) -> bytes:

@@ -61,7 +61,7 @@ class ChatReply:
         return b"".join([self._chunk(self._delta(delta)) for delta in deltas])
 
     def keep_alive(self) -> bytes:
-        """A chunk that says nothing: agents do not take SSE's comments for signs of life."""
+        """An empty chunk: agents ignore SSE comments as keep-alives."""
         return self._chunk({})
 
     def end(self, done: FinishedReply) -> bytes:

@@ -1,4 +1,4 @@
-"""Who is calling: a key names a user, and no key is needed where nobody has one.
+"""Authentication: a key names a user; without any keys nobody needs one.
 
 Rule: keys are looked up by a digest under a secret of this process; how long an answer takes says
 neither whose key is nearly right, nor how long it is. From one address only so many wrong ones are

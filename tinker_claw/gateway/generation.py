@@ -1,4 +1,4 @@
-"""One generation, from the sampler to the ledger.
+"""A generation, from the sampler to the ledger.
 
 Rule: what was sampled is written exactly as it came, and before anyone is told that it is
 complete.

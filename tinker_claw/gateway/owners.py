@@ -16,7 +16,7 @@ from tinker_claw.ledger.turns import TurnTable
 
 
 class Owners:
-    """Tells owners from others, by the settings and by who wrote first."""
+    """Recognises owners, by the settings and by who wrote first in a channel."""
 
     def __init__(self, turns: TurnTable, named: Collection[str] = ()) -> None:
         """`named`: `channel:sender id` of each owner; empty: the settings name nobody."""

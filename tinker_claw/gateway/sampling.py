@@ -181,7 +181,7 @@ class Sampling:
         return (*prompt, *self._tokens), rest
 
     def _over(self) -> bool:
-        """Whether nothing is left to be sampled, even if the sampler failed to say so."""
+        """Whether nothing is left to sample, even without an end from the sampler."""
         if not self._chunks or self._chunks[-1].stop_reason is not None:
             return bool(self._chunks)
         reason = None

@@ -38,7 +38,7 @@ class PartHealth:
 
     @property
     def ended(self) -> bool:
-        """Whether it has failed for good, and does not restart by itself."""
+        """Whether the part has failed for good and does not restart by itself."""
         return self.state == "failed" and self._next_try is None
 
 

@@ -90,7 +90,7 @@ class _Heard:
 
     @property
     def mends(self) -> bool:
-        """Whether its latest try was a good one."""
+        """Whether the latest attempt succeeded."""
         return self._well == self._tries
 
     def well(self, turn_id: int, read: int, of: int) -> None:

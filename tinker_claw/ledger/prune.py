@@ -481,7 +481,7 @@ def _untrain(tx: sqlite3.Connection, turn: int, why: str) -> None:
 
 
 def _untell(database: Writer, tx: sqlite3.Connection, turn: int) -> None:
-    """Take the lessons out of a turn's prompt."""
+    """Remove the lessons from a turn's prompt."""
     row = tx.execute("SELECT * FROM turns WHERE id = ?", (turn,)).fetchone()
     if row is None or (told := told_of(row)) is None:
         return

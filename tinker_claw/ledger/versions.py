@@ -194,7 +194,7 @@ class Pin(LedgerTable):
 
     @property
     def half(self) -> bool:
-        """Whether it answers only every other session."""
+        """Whether the version answers only every other session."""
         return compared_from(self._db) is not None
 
     def check_half(self, version_id: int) -> None:

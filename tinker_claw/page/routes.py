@@ -88,7 +88,7 @@ class _Change(StringConvertor):
 
 
 class _Rule(StringConvertor):
-    """What a user does with a lesson."""
+    """A user's decision about a lesson."""
 
     regex = "keep|edit|drop|add"
 

@@ -166,12 +166,12 @@ class Channel:
 
     @property
     def blank(self) -> bool:
-        """Whether there is only white space so far."""
+        """Whether the channel holds only white space so far."""
         return not self._pieces and not self._ids
 
     @property
     def text(self) -> str:
-        """All text that was handed out."""
+        """Text returned so far."""
         return "".join(self._pieces)
 
     def feed(self, ids: Sequence[int]) -> str:

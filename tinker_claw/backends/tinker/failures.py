@@ -35,7 +35,7 @@ _PATIENCE_S: Final = 10.0
 
 
 class Fault(Enum):
-    """Who has to do something about a failure."""
+    """Party that has to act on a failure."""
 
     AWAY = "away"
     """The service does not answer, or refuses for a time."""
@@ -129,7 +129,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 class Unreachable(Exception):
-    """There was no answer; the text is a part of a sentence."""
+    """Raised where the service did not answer; the text is a part of a sentence."""
 
 
 async def ask_what_it_has(base_url: str, key: str | None) -> httpx.Response:

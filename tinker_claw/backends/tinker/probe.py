@@ -159,7 +159,7 @@ def _datum(loss: LossName, *, wide: bool) -> Datum:
 
 
 def _usable(answer: T | None, read: Callable[[T], Any]) -> bool:
-    """Whether there is an answer whose shape is that of the question, and `read` is content."""
+    """Whether the answer has the shape of the request and passes `read`."""
     try:
         return answer is not None and bool(read(answer))
     except (AlignmentError, SamplerError, ValueError, KeyError):
@@ -168,7 +168,7 @@ def _usable(answer: T | None, read: Callable[[T], Any]) -> bool:
 
 
 def _sums(output: sdk.ForwardBackwardOutput | None, datum: Datum) -> bool:
-    """Whether it has the summed loss, and a logprob for every target that was sent."""
+    """Whether an answer has the summed loss and a logprob for every target."""
 
     def read(output: sdk.ForwardBackwardOutput) -> bool:
         (found,) = output.loss_fn_outputs

@@ -99,7 +99,7 @@ class TinkerSampler:
             await self._twice(self._connected)
 
     async def stream(self, prompt: Tokens, params: SamplingParams) -> AsyncGenerator[TokenChunk]:
-        """One chunk at the end: the service has no streaming."""
+        """Yield the whole reply as one chunk: the service does not stream."""
         (done,) = await self.sample(prompt, params)
         yield TokenChunk(
             tokens=done.tokens,
@@ -171,7 +171,7 @@ class TinkerSampler:
 
     @property
     def _name(self) -> str:
-        """The end of the path, which is enough to know it by."""
+        """Last part of the path, as a short name."""
         return self.ref.rstrip("/").rsplit("/", 1)[-1] or self.ref
 
     async def aclose(self) -> None:
@@ -250,7 +250,7 @@ class TinkerSampler:
             raise outage(f"a request to the sampler {self._name}", why) from error
 
     async def _twice(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Once more, in a session that lives, if the service has lost what we had there."""
+        """Retry once if the service has lost the session or the weights in it."""
         service = self._session.service
         try:
             return await call()

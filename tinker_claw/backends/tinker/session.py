@@ -1,4 +1,4 @@
-"""One session with the service: made when it is needed, and made anew when it was lost.
+"""A session with the service, opened on demand and opened again when it is lost.
 
 Rule: whoever waits here waits with a deadline. Making a session blocks inside the SDK, for minutes
 where the network is down, so that happens in a daemon thread that holds up neither the event loop
@@ -146,7 +146,7 @@ def _outcome(task: asyncio.Task[T], late: Deadline | None) -> T | BaseException:
 
 
 async def _close(service: tinker.ServiceClient, ending: Ending) -> None:
-    """Tell the service that the session is over. It finds out by itself if it cannot be told."""
+    """Close the session at the service, which times it out if that fails."""
     try:
         async with asyncio.timeout(CLOSE_S):
             # While a session is being made the SDK holds a lock, which this waits for.

@@ -69,7 +69,7 @@ class Shelf:
         return [path for path in list(self._runs) if not await self._delete(path)]
 
     async def _delete(self, path: str) -> bool:
-        """Whether it is gone; one that cannot be deleted is left, and not tried again."""
+        """Delete a checkpoint; returns whether it is gone. A failed deletion is not retried."""
         run = self._runs.pop(path)
         try:
             async with asyncio.timeout(_DELETE_S):

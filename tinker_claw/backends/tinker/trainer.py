@@ -192,7 +192,7 @@ class TinkerTrainer:
     async def _loaded_in_new_session(
         self, ref: str, moments: bool, *, again: bool = True
     ) -> tuple[ServiceSession, tinker.TrainingClient]:
-        """Once more if the new session is lost as well: a service that restarts forgets it."""
+        """Load in a new session; retry once if that is lost, too, as when the service restarts."""
         fresh = ServiceSession(self._where, "training")
         try:
             client = await fresh.ask(
@@ -246,7 +246,7 @@ class TinkerTrainer:
         await asyncio.gather(self._training.aclose(), self._sampling.aclose())
 
     def _in_use(self, path: str) -> bool:
-        """Whether a path serves, or is what training would go back to."""
+        """Whether a version serves from this path, or training would resume from it."""
         return path == self._loaded or self._open[path] > 0
 
     async def _ready(self) -> tinker.TrainingClient:
