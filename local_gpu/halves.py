@@ -137,6 +137,27 @@ Score = Callable[[str, ScoreAsk], Coroutine[Any, Any, TokenLogprobs]]
 """Scores tokens under the weights of a ref, with the trainer."""
 
 
+class TrainerScores:
+    """A sampler's `logprobs`, computed by the trainer: the same numbers that training sees."""
+
+    def __init__(self, ref: str, facts: Facts, score: Score) -> None:
+        self.ref = ref
+        self._facts = facts
+        self._score = score
+
+    async def logprobs(
+        self,
+        tokens: Tokens,
+        *,
+        start: int,
+        targets: Sequence[Sequence[int]] | None = None,
+        top_k: int = 0,
+        images: Images = (),
+    ) -> TokenLogprobs:
+        ask = ScoreAsk.of(self._facts, tokens, start, targets, top_k, images)
+        return await self._score(self.ref, ask)
+
+
 POLICY: Final = "policy"
 """Name of the model of a process that trains only one."""
 

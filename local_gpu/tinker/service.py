@@ -95,7 +95,7 @@ class Service:
         if ask.base_model is not None:
             check_base(self.shared, ask.base_model)
         self.sessions.check_room(len(session.samplers), "samplers in this session")
-        return session.add_sampler(number, self.shared.config.offered, ask.model_path).id
+        return session.add_sampler(number, ask.model_path).id
 
     def sample(self, ask: requests.SampleRequest) -> tuple[str, list[str]]:
         """The request's id and one id per sequence; a re-sent request gets the same."""
