@@ -22,8 +22,8 @@ from local_gpu.config import LocalConfig
 from local_gpu.halves import POLICY, Facts, ScoreAsk
 from local_gpu.learn.losses import RecordPass, Scored
 from local_gpu.learn.memory import ModelMemory, free_bytes, passes_in_memory
-from local_gpu.learn.passes import PassBudget
-from local_gpu.learn.scores import Scorer
+from local_gpu.learn.passes import PassBudget, Passes
+from local_gpu.learn.scores import score
 from local_gpu.learn.step import LoraOptimizer, put_on
 from local_gpu.learn.world import Alone, Sharding, World
 from local_gpu.model.files import (
@@ -142,9 +142,9 @@ class LearningCore:
         if base.device.type == "cuda":
             fuse(base.module, device=base.device, dtype=base.dtype, say=say)
         kernel = self._kernel(config.attention, say, config.root / "kernels.json")
-        self._body = Body(kernel, base.device, packs=base.packs)
-        self._budget = PassBudget(tokens) if shards is None else shards.budget(tokens)
-        self._scorer = Scorer(self._body, self._budget, self._world, self.vision)
+        body = Body(kernel, base.device, packs=base.packs)
+        budget = PassBudget(tokens) if shards is None else shards.budget(tokens)
+        self._passes = Passes(body, budget, self._world, self.vision)
         self._models: dict[str, LoraOptimizer] = {}
         self._learners: dict[LoraShape, Any] = {}
         """Modules in training, here and below by shape."""
@@ -200,7 +200,7 @@ class LearningCore:
         self._model(model).discard()
 
     def score(self, adapter: Path | None, asks: Sequence[ScoreAsk]) -> list[TokenLogprobs]:
-        return self._scorer.score(self._module(adapter), asks)
+        return score(self._passes, self._module(adapter), asks)
 
     def write_adapter(self, folder: Path, model: str = POLICY) -> None:
         learner = self._model(model)
@@ -279,13 +279,10 @@ class LearningCore:
             self._base,
             shape,
             fresh_adapter(self._base, shape, seed),
-            body=self._body,
+            passes=self._passes,
             context_tokens=self._facts.context_tokens,
             checkpointing=self._checkpointing,
-            vision=self.vision,
-            world=self._world,
             shards=self._shards,
-            budget=self._budget,
             module=self._learners.get(home),
         )
         self._models[model], self._learners[home] = made, made.module

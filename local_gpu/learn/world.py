@@ -6,11 +6,12 @@ before anybody goes on to a call that it would never reach.
 
 from __future__ import annotations
 
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from torch import Tensor
 
-from local_gpu.learn.passes import PassBudget
+if TYPE_CHECKING:
+    from local_gpu.learn.passes import PassBudget
 
 T = TypeVar("T")
 
