@@ -260,31 +260,17 @@ class Learning(Protocol):
 class Serving(Protocol):
     """Samplers of immutable versions."""
 
-    @property
-    def context_tokens(self) -> int:
-        """Longest prompt and reply together; at most that of `Facts`."""
-        ...
-
-    @property
-    def rounds_otherwise(self) -> bool:
-        """Whether the same weights give other logprobs here than in `Learning`, beyond float32
-        rounding."""
-        ...
-
-    @property
-    def constrains(self) -> bool:
-        """Whether sampling can be constrained to a JSON schema."""
-        ...
-
-    @property
-    def sees(self) -> bool:
-        """Whether samplers take images."""
-        ...
-
-    @property
-    def vision(self) -> Vision | None:
-        """The half of the model that sees; None: it is not in this process."""
-        ...
+    context_tokens: int
+    """Longest prompt and reply together; at most that of `Facts`."""
+    rounds_otherwise: bool
+    """Whether the same weights give other logprobs here than in `Learning`, beyond float32
+    rounding."""
+    constrains: bool
+    """Whether sampling can be constrained to a JSON schema."""
+    sees: bool
+    """Whether samplers take images."""
+    vision: Vision | None
+    """The half of the model that sees; None: it is not in this process."""
 
     async def open(self, ref: str, folder: Path) -> Sampler:
         """Open a sampler of a published adapter, which is loaded only when needed.

@@ -112,7 +112,7 @@ class SampleJob:
 
 
 class Feed:
-    """The jobs of one generation thread; implements `batching.Events` for it."""
+    """The jobs of one generation thread."""
 
     def __init__(self, cancel: Callable[[str], None], room: Room) -> None:
         self._loop = asyncio.get_running_loop()
@@ -137,19 +137,24 @@ class Feed:
     def __len__(self) -> int:
         return len(self._jobs)
 
-    # In the generation thread.
+    # In the generation thread. None of these may raise.
 
     def of_person(self, request_id: str) -> bool:
+        """Whether a person waits for the request."""
         job = self._jobs.get(request_id)
         return job is not None and job.params.person
 
     def take_turn(self) -> None:
+        """Wait until this engine may compute a pass: one at a time, people first."""
         self._room.take_turn(self)
 
     def end_turn(self, others_s: float) -> None:
+        """Note the end of a pass of `others_s` seconds if it was for no person, or that there is
+        nothing to compute."""
         self._room.end_turn(others_s)
 
     def on_logits(self, batch: Sequence[Scheduled], logits: Tensor) -> list[int]:
+        """Choose a token for each row [R, V] of the requests with `has_new_token`, in order."""
         ids: list[str] = []
         for part in batch:
             request_id: str = part.state.request_id
@@ -182,6 +187,7 @@ class Feed:
             self._post(partial(job.put, SamplerError(f"The sampler failed: {reason}")))
 
     def on_exit(self, reason: str) -> None:
+        """The thread has ended; nothing more will come for any request."""
         self._post(partial(self._fail_all, f"The sampler ended: {reason}."))
 
     def _fail_all(self, sentence: str) -> None:
