@@ -173,8 +173,7 @@ class Learning(Protocol):
     `read_state` makes them whole again.
     """
 
-    @property
-    def facts(self) -> Facts: ...
+    facts: Facts
 
     def create(self, model: str, shape: LoraShape, seed: int) -> None:
         """Make a model with an adapter that changes nothing yet, in place of one of that name.

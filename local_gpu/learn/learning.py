@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar, cast
 import torch
 from cachetools import LRUCache
 
-from local_gpu.config import LocalConfig
+from local_gpu.config import LocalConfig, Say
 from local_gpu.halves import POLICY, Facts, ScoreAsk
 from local_gpu.learn.losses import RecordPass, Scored
 from local_gpu.learn.memory import ModelMemory, free_bytes, passes_in_memory
@@ -66,7 +66,7 @@ _SCORED_VERSIONS: Final = 2
 """Modules of published adapters that are kept for scoring, besides those in training."""
 
 
-def kernel_for(base: BaseModel, setting: Setting, say: Callable[[str], None], kept: Path) -> Kernel:
+def kernel_for(base: BaseModel, setting: Setting, say: Say, kept: Path) -> Kernel:
     """Choose the attention kernel that a setting means for a model on its device.
 
     `kept`: the file of what trials have shown.
@@ -94,7 +94,7 @@ class LearningCore:
         world: World | None = None,
         shards: Sharding | None = None,
         *,
-        say: Callable[[str], None] = print,
+        say: Say = print,
     ) -> None:
         """Choose the attention kernel, and make the policy if there is one.
 
@@ -134,7 +134,7 @@ class LearningCore:
         count = sum(p.numel() for p in base.module.parameters())
         self.vision = Vision.of(base) if shards is None else None
         """The half of the base that sees; None: nothing is trained or scored behind images."""
-        self._facts = Facts(
+        self.facts = Facts(
             *(base.fingerprint, base.vocabulary, context, base.notes, count),
             image_token=image_token(base.source),
             trains_images=self.vision is not None,
@@ -159,10 +159,6 @@ class LearningCore:
             self._make(POLICY, self._shape, config.seed)
         if not config.policy:
             self._models.clear()
-
-    @property
-    def facts(self) -> Facts:
-        return self._facts
 
     def create(self, model: str, shape: LoraShape, seed: int) -> None:
         self.drop(model)
@@ -280,7 +276,7 @@ class LearningCore:
             shape,
             fresh_adapter(self._base, shape, seed),
             passes=self._passes,
-            context_tokens=self._facts.context_tokens,
+            context_tokens=self.facts.context_tokens,
             checkpointing=self._checkpointing,
             shards=self._shards,
             module=self._learners.get(home),
@@ -343,7 +339,7 @@ class LearningCore:
     def _read(self, adapter: Path) -> SavedAdapter:
         return self._first_rank(lambda: read_adapter(adapter, self._base))
 
-    def _kernel(self, setting: Setting, say: Callable[[str], None], kept: Path) -> Kernel:
+    def _kernel(self, setting: Setting, say: Say, kept: Path) -> Kernel:
         """Choose one attention kernel for all ranks; by their own timings they might choose
         different ones."""
         if not self._base.packs:

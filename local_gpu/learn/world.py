@@ -23,11 +23,8 @@ class OutOfStep(Exception):
 class World(Protocol):
     """The ranks that train together. Every method must be called by all of them."""
 
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def size(self) -> int: ...
+    rank: int
+    size: int
 
     def sum(self, flat: Tensor) -> None:
         """Add up over the ranks, in place: afterwards the same bits on each."""
