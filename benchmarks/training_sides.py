@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.training_work import Work
+from local_gpu.learn.passes import PassBudget, Passes
 from local_gpu.learn.step import LoraOptimizer
 from local_gpu.model.lora import BaseModel, LoraShape
 from local_gpu.tree.body import Body
@@ -80,10 +81,11 @@ class Ours:
             base,
             settings.lora,
             settings.adapter,
-            body=Body(self._seen, base.device, share=share),
+            passes=Passes(
+                Body(self._seen, base.device, share=share), PassBudget(settings.pass_tokens)
+            ),
             context_tokens=base.context_tokens,
             checkpointing=settings.checkpointing,
-            tokens=settings.pass_tokens,
         )
 
     def step(self, datums: Sequence[Datum]) -> Work:
@@ -96,7 +98,7 @@ class Ours:
 
     def _step(self, datums: Sequence[Datum], adam: Adam) -> Work:
         self._seen.tokens = self._seen.pairs = 0
-        self._optimizer.budget.tokens = self._budget(datums)
+        self._optimizer.passes.budget.tokens = self._budget(datums)
         wanted = tuple(everywhere(d) if self._all_rows else d for d in datums)
         self._optimizer.step([LossPass("ppo", wanted)], adam)
         rows = sum(len(d.tokens) - d.start for d in wanted)

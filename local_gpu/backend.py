@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import torch
 
-from local_gpu.config import LocalConfig
+from local_gpu.config import LocalConfig, Say
 from local_gpu.device import device_fault
 from local_gpu.halves import BASE_REF, Learning, Score, ScoreAsk, Serving
 from local_gpu.learn.learning import LearningCore
@@ -80,7 +80,7 @@ class LocalBackend:
         cls,
         config: LocalConfig,
         adapter: Callable[[str], Path],
-        say: Callable[[str], None] = unheard,
+        say: Say = unheard,
         away: Callable[[Sequence[str]], object] = len,
     ) -> LocalBackend:
         """Load the base model, here or on ranks, and join it with the samplers.
@@ -168,7 +168,7 @@ class LocalBackend:
         self,
         base: BaseModel | None,
         servers: Sequence[HttpServer],
-        say: Callable[[str], None],
+        say: Say,
         away: Callable[[Sequence[str]], object],
     ) -> None:
         config, self.score = self.config, ScoreQueue(self._score_all).score
@@ -245,7 +245,7 @@ def _ranked(config: LocalConfig) -> bool:
     return cuda or config.ranks > 1 or bool(config.torchrun) or not config.in_process
 
 
-def _learning(config: LocalConfig, say: Callable[[str], None]) -> tuple[BaseModel | None, Learning]:
+def _learning(config: LocalConfig, say: Say) -> tuple[BaseModel | None, Learning]:
     """Start training; also return the base, where this process samples from it."""
     base, ranked = None, _ranked(config)
     if not (ranked and config.sampler_urls):

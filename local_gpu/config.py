@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from tinker_claw.errors import ConfigError
 
+Say = Callable[[str], None]
+"""Hears, in a sentence for the user, what is waited for, what was chosen, and what goes wrong."""
 Dtype = Literal["auto", "float32", "bfloat16"]
 
 

@@ -137,6 +137,27 @@ Score = Callable[[str, ScoreAsk], Coroutine[Any, Any, TokenLogprobs]]
 """Scores tokens under the weights of a ref, with the trainer."""
 
 
+class TrainerScores:
+    """A sampler's `logprobs`, computed by the trainer: the same numbers that training sees."""
+
+    def __init__(self, ref: str, facts: Facts, score: Score) -> None:
+        self.ref = ref
+        self._facts = facts
+        self._score = score
+
+    async def logprobs(
+        self,
+        tokens: Tokens,
+        *,
+        start: int,
+        targets: Sequence[Sequence[int]] | None = None,
+        top_k: int = 0,
+        images: Images = (),
+    ) -> TokenLogprobs:
+        ask = ScoreAsk.of(self._facts, tokens, start, targets, top_k, images)
+        return await self._score(self.ref, ask)
+
+
 POLICY: Final = "policy"
 """Name of the model of a process that trains only one."""
 
@@ -152,8 +173,7 @@ class Learning(Protocol):
     `read_state` makes them whole again.
     """
 
-    @property
-    def facts(self) -> Facts: ...
+    facts: Facts
 
     def create(self, model: str, shape: LoraShape, seed: int) -> None:
         """Make a model with an adapter that changes nothing yet, in place of one of that name.
@@ -239,31 +259,17 @@ class Learning(Protocol):
 class Serving(Protocol):
     """Samplers of immutable versions."""
 
-    @property
-    def context_tokens(self) -> int:
-        """Longest prompt and reply together; at most that of `Facts`."""
-        ...
-
-    @property
-    def rounds_otherwise(self) -> bool:
-        """Whether the same weights give other logprobs here than in `Learning`, beyond float32
-        rounding."""
-        ...
-
-    @property
-    def constrains(self) -> bool:
-        """Whether sampling can be constrained to a JSON schema."""
-        ...
-
-    @property
-    def sees(self) -> bool:
-        """Whether samplers take images."""
-        ...
-
-    @property
-    def vision(self) -> Vision | None:
-        """The half of the model that sees; None: it is not in this process."""
-        ...
+    context_tokens: int
+    """Longest prompt and reply together; at most that of `Facts`."""
+    rounds_otherwise: bool
+    """Whether the same weights give other logprobs here than in `Learning`, beyond float32
+    rounding."""
+    constrains: bool
+    """Whether sampling can be constrained to a JSON schema."""
+    sees: bool
+    """Whether samplers take images."""
+    vision: Vision | None
+    """The half of the model that sees; None: it is not in this process."""
 
     async def open(self, ref: str, folder: Path) -> Sampler:
         """Open a sampler of a published adapter, which is loaded only when needed.

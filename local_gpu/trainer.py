@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from local_gpu.backend import LocalBackend, unheard
-from local_gpu.config import LocalConfig
+from local_gpu.config import LocalConfig, Say
 from local_gpu.halves import BASE_REF, POLICY
 from local_gpu.learn.losses import LOSSES
 from local_gpu.model.files import entries, remove, slug, stamp, sweep
@@ -36,7 +36,7 @@ class LocalTrainer:
     async def start(
         cls,
         config: LocalConfig,
-        say: Callable[[str], None] = unheard,
+        say: Say = unheard,
         away: Callable[[Sequence[str]], object] = len,
     ) -> LocalTrainer:
         """See `LocalBackend.start`, which says what is raised and what is heard."""

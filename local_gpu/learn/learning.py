@@ -18,12 +18,12 @@ from typing import Any, Final, TypeVar, cast
 import torch
 from cachetools import LRUCache
 
-from local_gpu.config import LocalConfig
+from local_gpu.config import LocalConfig, Say
 from local_gpu.halves import POLICY, Facts, ScoreAsk
 from local_gpu.learn.losses import RecordPass, Scored
 from local_gpu.learn.memory import ModelMemory, free_bytes, passes_in_memory
-from local_gpu.learn.passes import PassBudget
-from local_gpu.learn.scores import Scorer
+from local_gpu.learn.passes import PassBudget, Passes
+from local_gpu.learn.scores import score
 from local_gpu.learn.step import LoraOptimizer, put_on
 from local_gpu.learn.world import Alone, Sharding, World
 from local_gpu.model.files import (
@@ -66,7 +66,7 @@ _SCORED_VERSIONS: Final = 2
 """Modules of published adapters that are kept for scoring, besides those in training."""
 
 
-def kernel_for(base: BaseModel, setting: Setting, say: Callable[[str], None], kept: Path) -> Kernel:
+def kernel_for(base: BaseModel, setting: Setting, say: Say, kept: Path) -> Kernel:
     """Choose the attention kernel that a setting means for a model on its device.
 
     `kept`: the file of what trials have shown.
@@ -94,7 +94,7 @@ class LearningCore:
         world: World | None = None,
         shards: Sharding | None = None,
         *,
-        say: Callable[[str], None] = print,
+        say: Say = print,
     ) -> None:
         """Choose the attention kernel, and make the policy if there is one.
 
@@ -134,7 +134,7 @@ class LearningCore:
         count = sum(p.numel() for p in base.module.parameters())
         self.vision = Vision.of(base) if shards is None else None
         """The half of the base that sees; None: nothing is trained or scored behind images."""
-        self._facts = Facts(
+        self.facts = Facts(
             *(base.fingerprint, base.vocabulary, context, base.notes, count),
             image_token=image_token(base.source),
             trains_images=self.vision is not None,
@@ -142,9 +142,9 @@ class LearningCore:
         if base.device.type == "cuda":
             fuse(base.module, device=base.device, dtype=base.dtype, say=say)
         kernel = self._kernel(config.attention, say, config.root / "kernels.json")
-        self._body = Body(kernel, base.device, packs=base.packs)
-        self._budget = PassBudget(tokens) if shards is None else shards.budget(tokens)
-        self._scorer = Scorer(self._body, self._budget, self._world, self.vision)
+        body = Body(kernel, base.device, packs=base.packs)
+        budget = PassBudget(tokens) if shards is None else shards.budget(tokens)
+        self._passes = Passes(body, budget, self._world, self.vision)
         self._models: dict[str, LoraOptimizer] = {}
         self._learners: dict[LoraShape, Any] = {}
         """Modules in training, here and below by shape."""
@@ -159,10 +159,6 @@ class LearningCore:
             self._make(POLICY, self._shape, config.seed)
         if not config.policy:
             self._models.clear()
-
-    @property
-    def facts(self) -> Facts:
-        return self._facts
 
     def create(self, model: str, shape: LoraShape, seed: int) -> None:
         self.drop(model)
@@ -200,7 +196,7 @@ class LearningCore:
         self._model(model).discard()
 
     def score(self, adapter: Path | None, asks: Sequence[ScoreAsk]) -> list[TokenLogprobs]:
-        return self._scorer.score(self._module(adapter), asks)
+        return score(self._passes, self._module(adapter), asks)
 
     def write_adapter(self, folder: Path, model: str = POLICY) -> None:
         learner = self._model(model)
@@ -279,13 +275,10 @@ class LearningCore:
             self._base,
             shape,
             fresh_adapter(self._base, shape, seed),
-            body=self._body,
-            context_tokens=self._facts.context_tokens,
+            passes=self._passes,
+            context_tokens=self.facts.context_tokens,
             checkpointing=self._checkpointing,
-            vision=self.vision,
-            world=self._world,
             shards=self._shards,
-            budget=self._budget,
             module=self._learners.get(home),
         )
         self._models[model], self._learners[home] = made, made.module
@@ -346,7 +339,7 @@ class LearningCore:
     def _read(self, adapter: Path) -> SavedAdapter:
         return self._first_rank(lambda: read_adapter(adapter, self._base))
 
-    def _kernel(self, setting: Setting, say: Callable[[str], None], kept: Path) -> Kernel:
+    def _kernel(self, setting: Setting, say: Say, kept: Path) -> Kernel:
         """Choose one attention kernel for all ranks; by their own timings they might choose
         different ones."""
         if not self._base.packs:

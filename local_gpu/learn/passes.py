@@ -8,17 +8,26 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from local_gpu.device import out_of_memory
+from local_gpu.learn.world import Alone, World
+from local_gpu.model.vision import Pictures, Vision, paint
 from local_gpu.plan.memory import DEFAULT_TOKENS
+from local_gpu.tree.body import Body
+from local_gpu.tree.cuts import cut, even_keys
 from local_gpu.tree.prefix_tree import grow
-from tinker_claw.errors import StepError
+from tinker_claw.errors import ClawError, StepError
+from tinker_claw.types import Images
 
 T = TypeVar("T")
+
+FAILURES = (ClawError, RuntimeError, ValueError, TypeError, IndexError)
+"""Errors of a computation that leave this process as it was."""
 
 
 class PassBudget:
@@ -91,3 +100,57 @@ class PassBudget:
             if not out_of_memory(error):
                 raise
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """How a batch is computed: cut into passes, by all ranks together."""
+
+    body: Body
+    """How hidden states are computed."""
+    budget: PassBudget
+    world: World = Alone()  # noqa: RUF009 - it has no state
+    vision: Vision | None = None
+    """The half of the base that sees; None: there are no images."""
+
+    def run(
+        self,
+        module: Any,
+        shown: Sequence[tuple[Tensor, Images]],
+        compute: Callable[[Sequence[int], Sequence[Tensor], Pictures | None], list[T]],
+        *,
+        undo: Callable[[], None],
+        learns: bool = False,
+        checkpointing: bool = False,
+    ) -> list[T]:
+        """Compute this rank's part of a batch; return the results of all ranks, in order.
+
+        Args:
+            shown: each sequence with its images.
+            compute: one pass over the sequences of some indices; their results.
+            undo: removes what a failed pass has left behind.
+            learns: with a backward pass.
+
+        Raises:
+            StepError: it failed on some rank.
+        """
+        sequences, pictures = paint(self.vision, module, shown)
+        tokens = self.body.tokens_at_once(self.budget.tokens)
+        even = even_keys(module.config, learns=learns, checkpointing=checkpointing)
+        parts = cut(sequences, ranks=self.world.size, tokens=tokens, even=even)
+        failure: Exception | None = None
+        mine: dict[int, T] = {}
+        try:
+            mine = self.budget.run(
+                parts[self.world.rank],
+                lambda part: compute(part, [sequences[i] for i in part], pictures),
+                sequences=sequences,
+                undo=undo,
+                idle=lambda: self.body.idle(module, learn=learns),
+            )
+        except FAILURES as error:
+            failure = error
+        if told := self.world.agree(failure and (str(failure) or type(failure).__name__)):
+            raise StepError(told) from failure
+        done = {i: one for part in self.world.gather(mine) for i, one in part.items()}
+        return [done[i] for i in range(len(shown))]

@@ -1,6 +1,6 @@
 """Logprobs of given tokens, many sequences in one pass: teacher and current policy.
 
-`Scorer` computes; `ScoreQueue` gathers what many callers ask for, so that few passes answer them
+`score` computes; `ScoreQueue` gathers what many callers ask for, so that few passes answer them
 and prefixes that their sequences share are computed once.
 
 Rule: no gradients, no sampling, nothing padded; the rows that are asked for are the only ones that
@@ -18,62 +18,33 @@ import torch
 
 from local_gpu.halves import ScoreAsk
 from local_gpu.learn.head import read_logprobs
-from local_gpu.learn.passes import PassBudget
-from local_gpu.learn.world import World
-from local_gpu.model.vision import Vision, paint
-from local_gpu.tree.body import Body
-from local_gpu.tree.cuts import cut, even_keys
-from tinker_claw.errors import BackendError, ClawError, SamplerError
+from local_gpu.learn.passes import Passes
+from local_gpu.model.vision import Pictures
+from tinker_claw.errors import BackendError, ClawError, SamplerError, StepError
 from tinker_claw.types import TokenLogprobs
 
 
-class Scorer:
-    """Scores under any module over the base that `body` computes."""
+@torch.no_grad()
+def score(passes: Passes, module: Any, asks: Sequence[ScoreAsk]) -> list[TokenLogprobs]:
+    """Score every ask under a module, in order; ranks share the work.
 
-    def __init__(
-        self, body: Body, budget: PassBudget, world: World, vision: Vision | None = None
-    ) -> None:
-        self._body = body
-        self._budget = budget
-        self._world = world
-        self._vision = vision
+    Raises:
+        SamplerError: it failed on some rank.
+    """
 
-    @torch.no_grad()
-    def score(self, module: Any, asks: Sequence[ScoreAsk]) -> list[TokenLogprobs]:
-        """Score every ask, in order; ranks share the work.
+    def compute(
+        indices: Sequence[int], sequences: Sequence[torch.Tensor], pictures: Pictures | None
+    ) -> list[TokenLogprobs]:
+        firsts = [asks[i].start - 1 for i in indices]
+        rows = passes.body.hidden(module, sequences, firsts, pictures)
+        head = module.get_output_embeddings()
+        return [_read(head, r, asks[i]) for i, r in zip(indices, rows, strict=True)]
 
-        Raises:
-            SamplerError: it failed on some rank.
-        """
-        shown = [(torch.tensor(ask.tokens[:-1]), ask.images) for ask in asks]
-        sequences, pictures = paint(self._vision, module, shown)
-        tokens = self._body.tokens_at_once(self._budget.tokens)
-        even = even_keys(module.config)
-        parts = cut(sequences, ranks=self._world.size, tokens=tokens, even=even)
-        failure: Exception | None = None
-        mine: dict[int, TokenLogprobs] = {}
-
-        def compute(indices: Sequence[int]) -> list[TokenLogprobs]:
-            firsts = [asks[i].start - 1 for i in indices]
-            part = [sequences[i] for i in indices]
-            rows = self._body.hidden(module, part, firsts, pictures)
-            head = module.get_output_embeddings()
-            return [_read(head, r, asks[i]) for i, r in zip(indices, rows, strict=True)]
-
-        try:
-            mine = self._budget.run(
-                parts[self._world.rank],
-                compute,
-                sequences=sequences,
-                undo=_nothing,
-                idle=lambda: self._body.idle(module, learn=False),
-            )
-        except (ClawError, RuntimeError, IndexError) as error:
-            failure = error
-        if told := self._world.agree(failure and (str(failure) or type(failure).__name__)):
-            raise SamplerError(f"Scoring failed: {told}") from failure
-        done = {i: scored for part in self._world.gather(mine) for i, scored in part.items()}
-        return [done[i] for i in range(len(asks))]
+    shown = [(torch.tensor(ask.tokens[:-1]), ask.images) for ask in asks]
+    try:
+        return passes.run(module, shown, compute, undo=_nothing)
+    except StepError as error:
+        raise SamplerError(f"Scoring failed: {error}") from error
 
 
 def _read(head: Any, rows: torch.Tensor, ask: ScoreAsk) -> TokenLogprobs:

@@ -18,14 +18,12 @@ from torch import Tensor
 from local_gpu.learn.head import head_logprobs, read_logprobs
 from local_gpu.learn.losses import LOSSES, LossRecord, RecordPass, Scored, records_of
 from local_gpu.learn.masters import Masters
-from local_gpu.learn.passes import PassBudget
-from local_gpu.learn.world import Alone, Sharding, World
+from local_gpu.learn.passes import FAILURES, Passes
+from local_gpu.learn.world import Sharding
 from local_gpu.model.files import SavedState
 from local_gpu.model.lora import Adapter, BaseModel, LoraShape, adapter_parameters, with_lora
-from local_gpu.model.vision import Pictures, Vision, paint
-from local_gpu.tree.body import Body
-from local_gpu.tree.cuts import cut, even_keys
-from tinker_claw.errors import ClawError, StepError
+from local_gpu.model.vision import Pictures
+from tinker_claw.errors import StepError
 from tinker_claw.types import Adam, LossPass, StepReport
 
 
@@ -50,14 +48,10 @@ class LoraOptimizer:
         shape: LoraShape,
         adapter: Adapter,
         *,
-        body: Body,
+        passes: Passes,
         context_tokens: int,
         checkpointing: bool,
-        vision: Vision | None = None,
-        tokens: int | None = None,
-        world: World | None = None,
         shards: Sharding | None = None,
-        budget: PassBudget | None = None,
         module: Any = None,
     ) -> None:
         """A model over `base` that starts from `adapter`.
@@ -66,15 +60,11 @@ class LoraOptimizer:
             base: shared with every other module.
             shape: the adapter's.
             adapter: float32.
-            body: how hidden states are computed.
+            passes: how batches are computed, which models share.
             context_tokens: the longest sequence.
             checkpointing: keep one activation per layer and compute the rest again, backwards. The
                 same gradients for a third more work; without it an 8B model keeps 6 MB a token.
-            vision: the half of the base that sees; None: it is given text only.
-            tokens: of one pass; None: `plan.memory.DEFAULT_TOKENS`.
-            world: the ranks that share the work; None: this process alone.
-            shards: of the base, over those ranks; None: each has it whole.
-            budget: of passes, which models share; None: one of its own, of `tokens`.
+            shards: of the base, over the ranks; None: each has it whole.
             module: that other models learn with, too, of a shape that covers this one; None: one
                 of its own. It has the weights of one of them at a time: say `wear` where another's
                 were there last.
@@ -82,13 +72,8 @@ class LoraOptimizer:
         self._base = base
         self._context_tokens = context_tokens
         self._checkpointing = checkpointing
-        self._body = body
-        self._vision = vision
-        self._world = world or Alone()
+        self.passes = passes
         self.shape = shape
-        if budget is None:
-            budget = PassBudget(tokens) if shards is None else shards.budget(tokens)
-        self.budget = budget
         if module is None:
             module = _learning_module(base, shape, adapter, shards, checkpointing)
         self.module = module
@@ -149,7 +134,7 @@ class LoraOptimizer:
                 )
             if not self._pending:
                 raise StepError("There are no gradients: no forward_backward since the last step.")
-            self._world.sum(self._masters.gradient)
+            self.passes.world.sum(self._masters.gradient)
             norm = self._masters.step(adam)
         self.discard()
         self.steps += 1
@@ -194,29 +179,20 @@ class LoraOptimizer:
 
     def _run(self, jobs: Sequence[_Job], *, learn: bool) -> list[Scored]:
         """Compute this rank's part of the jobs; the results of all ranks, in order."""
-        shown = [(job.record.inputs, job.record.images) for job in jobs]
-        sequences, pictures = paint(self._vision, self.module, shown)
-        tokens = self._body.tokens_at_once(self.budget.tokens)
-        even = even_keys(self._base.module.config, learns=learn, checkpointing=self._checkpointing)
-        parts = cut(sequences, ranks=self._world.size, tokens=tokens, even=even)
-        failure: Exception | None = None
-        mine: dict[int, Scored] = {}
-        try:
-            mine = self.budget.run(
-                parts[self._world.rank],
-                lambda part: self._pass(
-                    [jobs[i] for i in part], [sequences[i] for i in part], pictures, learn=learn
-                ),
-                sequences=sequences,
-                undo=self._masters.drop,
-                idle=lambda: self._body.idle(self.module, learn=learn),
-            )
-        except _FAILURES as error:
-            failure = error
-        if told := self._world.agree(failure and (str(failure) or type(failure).__name__)):
-            raise StepError(told) from failure
-        done = {i: scored for part in self._world.gather(mine) for i, scored in part.items()}
-        return [done[i] for i in range(len(jobs))]
+
+        def compute(
+            indices: Sequence[int], sequences: Sequence[Tensor], pictures: Pictures | None
+        ) -> list[Scored]:
+            return self._pass([jobs[i] for i in indices], sequences, pictures, learn=learn)
+
+        return self.passes.run(
+            self.module,
+            [(job.record.inputs, job.record.images) for job in jobs],
+            compute,
+            undo=self._masters.drop,
+            learns=learn,
+            checkpointing=self._checkpointing,
+        )
 
     def _pass(
         self,
@@ -230,7 +206,7 @@ class LoraOptimizer:
         learn."""
         learn = learn and any(job.learns for job in jobs)
         with torch.set_grad_enabled(learn):
-            hidden = self._body.hidden(
+            hidden = self.passes.body.hidden(
                 self.module, sequences, [job.record.scored_from for job in jobs], pictures
             )
             scored = [
@@ -303,9 +279,6 @@ def _learning_module(
     return module
 
 
-_FAILURES = (ClawError, RuntimeError, ValueError, TypeError, IndexError)
-
-
 def _jobs(wanted: RecordPass) -> list[_Job]:
     return [_Job(wanted.loss, wanted.config, record) for record in wanted.records]
 
@@ -315,7 +288,7 @@ def _void(undo: Callable[[str], None] | None = None) -> Generator[None]:
     """Turn torch's errors into a StepError, after `undo` was called with the reason."""
     try:
         yield
-    except _FAILURES as error:
+    except FAILURES as error:
         if undo is not None:
             undo(str(error))
         if isinstance(error, StepError):

@@ -6,11 +6,12 @@ before anybody goes on to a call that it would never reach.
 
 from __future__ import annotations
 
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from torch import Tensor
 
-from local_gpu.learn.passes import PassBudget
+if TYPE_CHECKING:
+    from local_gpu.learn.passes import PassBudget
 
 T = TypeVar("T")
 
@@ -22,11 +23,8 @@ class OutOfStep(Exception):
 class World(Protocol):
     """The ranks that train together. Every method must be called by all of them."""
 
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def size(self) -> int: ...
+    rank: int
+    size: int
 
     def sum(self, flat: Tensor) -> None:
         """Add up over the ranks, in place: afterwards the same bits on each."""

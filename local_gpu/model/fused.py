@@ -20,6 +20,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from local_gpu.config import Say
 from local_gpu.tree.choice import distance, kernel_failures, sentence_of
 
 _ROWS: Final = 64
@@ -57,7 +58,7 @@ def fuse(
     *,
     device: torch.device,
     dtype: torch.dtype,
-    say: Callable[[str], None],
+    say: Say,
     load: Callable[[], FusedOps] = liger,
 ) -> None:
     """Give a base's norms and gates fused kernels, where they compute the same on this machine.

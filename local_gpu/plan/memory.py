@@ -229,11 +229,11 @@ def base_bytes(model: ModelSize, quantization: Literal["none", "4bit"], width: i
     return model.linear * FOUR_BITS + (model.parameters - model.linear) * 2
 
 
-def sharded_bytes(model: ModelSize, ranks: int, width: int = 2) -> float:
+def sharded_bytes(model: ModelSize, ranks: int) -> float:
     """Bytes of the base over several ranks: a part of it, two whole layers, and what is in no
     layer."""
     outside = model.parameters - model.layers * model.largest_layer
-    return (model.parameters / ranks + 2 * model.largest_layer + max(0, outside)) * width
+    return (model.parameters / ranks + 2 * model.largest_layer + max(0, outside)) * 2
 
 
 def adapter_part(model: ModelSize, rank: int) -> MemoryPart:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import torch
 
-from local_gpu.config import LocalConfig
+from local_gpu.config import LocalConfig, Say
 from local_gpu.halves import POLICY, Facts, ScoreAsk
 from local_gpu.learn.losses import RecordPass, Scored
 from local_gpu.model.lora import LoraShape
@@ -67,7 +67,7 @@ class RankedLearning:
         hangs_s: float | None = None,
         start_s: float = 1800.0,
         module: str = "local_gpu.ranks",
-        told: Callable[[str], None] | None = None,
+        told: Say | None = None,
     ) -> None:
         """Start the ranks, and wait until each has loaded the base model.
 

@@ -4,7 +4,7 @@ transformers schedules requests, owns the paged KV cache and shares prefixes. Wh
 replaced: sampling (temperature 0 kills its loop, and it has neither seeds nor candidates per
 request), delivery (it copies a growing list per token), and the order of prefills.
 
-Rule: `Events` is called in the engine's thread; everything else here is called from outside it.
+Rule: the feed is called in the engine's thread; everything else here is called from outside it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from array import array
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import torch
 import transformers
@@ -40,6 +40,9 @@ from local_gpu.model.load import own_stream
 from local_gpu.room import PERSONS
 from tinker_claw.errors import ConfigError
 
+if TYPE_CHECKING:
+    from local_gpu.sample.embedded import Feed
+
 SUPPORTED: Final = "5.23"
 """Minor release of transformers that this file supports, as it uses private classes."""
 PAGE_TOKENS: Final = 32
@@ -59,37 +62,10 @@ class Scheduled(Protocol):
     query_length: int
 
 
-class Events(Protocol):
-    """Callbacks from the engine's thread. None of them may raise."""
-
-    def of_person(self, request_id: str) -> bool:
-        """Whether a person waits for the request."""
-        ...
-
-    def take_turn(self) -> None:
-        """Wait until this engine may compute a pass: one at a time, people first."""
-        ...
-
-    def end_turn(self, others_s: float) -> None:
-        """Note the end of a pass of `others_s` seconds if it was for no person, or that there is
-        nothing to compute."""
-        ...
-
-    def on_logits(self, batch: Sequence[Scheduled], logits: Tensor) -> list[int]:
-        """Choose a token for each row [R, V] of the requests with `has_new_token`, in order."""
-        ...
-
-    def on_failure(self, request_id: str, reason: str) -> None: ...
-
-    def on_exit(self, reason: str) -> None:
-        """The thread has ended; nothing more will come for any request."""
-        ...
-
-
 class Batcher(ContinuousBatchingManager):
     """One generation thread with its KV cache over one module."""
 
-    _events: Events
+    _events: Feed
 
     def __init__(self, module: Any, *, kv_cache_tokens: int, max_batch_tokens: int) -> None:
         check_version()
@@ -112,7 +88,7 @@ class Batcher(ContinuousBatchingManager):
     def switch_to_cb_friendly_attn(self, model: Any, auto_switch_to_flash: bool = True) -> None:
         """Do nothing: our attention (`local_gpu.tree`) serves paged batches already."""
 
-    def start_with(self, events: Events) -> None:
+    def start_with(self, events: Feed) -> None:
         """Start the generation thread, which reports to `events`."""
         self._events = events
         self.output_router = _Failures(events)
@@ -243,7 +219,7 @@ def _salted(request_id: str, tokens: list[int]) -> list[int]:
 class _Runner(ModelRunner):
     """The forward pass, with our sampling step behind it."""
 
-    def __init__(self, processor: ContinuousBatchProcessor, events: Events) -> None:
+    def __init__(self, processor: ContinuousBatchProcessor, events: Feed) -> None:
         super().__init__(
             logit_processor=processor.logit_processor,
             cb_config=processor.cb_config,
@@ -263,7 +239,7 @@ class _Runner(ModelRunner):
 class _Failures(OutputRouter):
     """Reports failures; tokens have left through `on_logits` already."""
 
-    def __init__(self, events: Events) -> None:
+    def __init__(self, events: Feed) -> None:
         super().__init__()
         self._events = events
 
@@ -285,7 +261,7 @@ class _PersonsFirst(FIFOScheduler):
     person needs it.
     """
 
-    events: Events
+    events: Feed
 
     def reset(self) -> None:
         super().reset()

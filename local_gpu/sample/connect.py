@@ -19,13 +19,7 @@ Kind = Literal["auto"] | Known
 _DIALECTS: Final[Mapping[str, type[HttpServer]]] = {"vllm": VllmServer, "sglang": SglangServer}
 
 
-async def connect(
-    url: str,
-    kind: Kind = "auto",
-    *,
-    deadlines: Deadlines | None = None,
-    api_key: str | None = None,
-) -> HttpServer:
+async def connect(url: str, kind: Kind = "auto", *, api_key: str | None = None) -> HttpServer:
     """Connect to a server. With a given kind nothing is sent yet: it may still be starting.
 
     Raises:
@@ -33,8 +27,8 @@ async def connect(
         OutageError: it does not answer.
     """
     if kind == "auto":
-        kind = await _kind(url, deadlines or Deadlines(), api_key)
-    return _DIALECTS[kind](url, deadlines=deadlines, api_key=api_key)
+        kind = await _kind(url, api_key)
+    return _DIALECTS[kind](url, api_key=api_key)
 
 
 async def connect_all(
@@ -51,7 +45,7 @@ async def connect_all(
     for url in urls:
         if kind == "auto":
             try:
-                kind = await _kind(url, Deadlines(), api_key)
+                kind = await _kind(url, api_key)
             except OutageError as error:
                 failure = failure or error
     if kind == "auto" and failure is not None:
@@ -59,10 +53,10 @@ async def connect_all(
     return [await connect(url, kind, api_key=api_key) for url in urls]
 
 
-async def _kind(url: str, deadlines: Deadlines, api_key: str | None) -> Known:
-    link = HttpClient(url, deadlines, api_key)
+async def _kind(url: str, api_key: str | None) -> Known:
+    link = HttpClient(url, Deadlines(), api_key)
     try:
-        answer = await link.ask("/v1/models", seconds=deadlines.answer_s)
+        answer = await link.ask("/v1/models")
     finally:
         await link.aclose()
     if answer.away:

@@ -11,10 +11,11 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 
-from local_gpu.sample.http import Deadlines, HttpClient, Refusal
+from local_gpu.sample.http import Deadlines, HttpAnswer, HttpClient, Refusal
 from local_gpu.sample.server import NotLoaded, ServerInfo
 from tinker_claw.errors import (
     ClawError,
@@ -77,15 +78,13 @@ class HttpServer(ABC):
 
     async def info(self) -> ServerInfo:
         """Ask the server for its description; also the health check."""
-        seconds = self._link.deadlines.answer_s
-        health = await self._link.ask("/health", seconds=seconds)
-        if not health.ok:
-            raise self._link.outage(health)
-        answer = await self._link.ask("/v1/models", seconds=seconds)
-        if not answer.ok:
-            raise self._link.outage(answer)
+        body: Any = None
+        for path in ("/health", "/v1/models"):
+            answer = await self._link.ask(path)
+            if not answer.ok:
+                raise self._link.outage(answer)
+            body = answer.body
         try:
-            body: Any = answer.body
             self._info = _info(body["data"])
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise SamplerError(f"The server {self.url} does not say what it serves.") from error
@@ -129,6 +128,14 @@ class HttpServer(ABC):
                 parts[index].append(chunk)
         completions = [Completion.collect(part, _nth(params, i)) for i, part in enumerate(parts)]
         return completions if drawn == n else completions * n
+
+    async def _change(self, path: str, body: Mapping[str, object]) -> HttpAnswer:
+        """Ask it to load or unload an adapter."""
+        answer = await self._link.ask(path, body, seconds=self._link.deadlines.load_s)
+        # They fail with 500 on some damaged files; whether a server is well, `info` finds out.
+        if answer.away and answer.status != HTTPStatus.INTERNAL_SERVER_ERROR:
+            raise self._link.outage(answer)
+        return answer
 
     def cut(self, why: str) -> None:
         """End every call that waits for the server at this moment as an outage."""

@@ -32,7 +32,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from local_gpu.halves import BASE_REF, Facts, Score, ScoreAsk, check_request
+from local_gpu.halves import BASE_REF, Facts, Score, TrainerScores, check_request
 from local_gpu.model.files import read_adapter
 from local_gpu.model.load import own_stream
 from local_gpu.model.lora import BaseModel, for_sampling, with_lora
@@ -52,11 +52,9 @@ from tinker_claw.errors import (
 from tinker_claw.policy import Sampler
 from tinker_claw.types import (
     Completion,
-    Images,
     SamplingParams,
     StopReason,
     TokenChunk,
-    TokenLogprobs,
     Tokens,
 )
 
@@ -114,7 +112,7 @@ class SampleJob:
 
 
 class Feed:
-    """The jobs of one generation thread; implements `batching.Events` for it."""
+    """The jobs of one generation thread."""
 
     def __init__(self, cancel: Callable[[str], None], room: Room) -> None:
         self._loop = asyncio.get_running_loop()
@@ -139,19 +137,24 @@ class Feed:
     def __len__(self) -> int:
         return len(self._jobs)
 
-    # In the generation thread.
+    # In the generation thread. None of these may raise.
 
     def of_person(self, request_id: str) -> bool:
+        """Whether a person waits for the request."""
         job = self._jobs.get(request_id)
         return job is not None and job.params.person
 
     def take_turn(self) -> None:
+        """Wait until this engine may compute a pass: one at a time, people first."""
         self._room.take_turn(self)
 
     def end_turn(self, others_s: float) -> None:
+        """Note the end of a pass of `others_s` seconds if it was for no person, or that there is
+        nothing to compute."""
         self._room.end_turn(others_s)
 
     def on_logits(self, batch: Sequence[Scheduled], logits: Tensor) -> list[int]:
+        """Choose a token for each row [R, V] of the requests with `has_new_token`, in order."""
         ids: list[str] = []
         for part in batch:
             request_id: str = part.state.request_id
@@ -184,6 +187,7 @@ class Feed:
             self._post(partial(job.put, SamplerError(f"The sampler failed: {reason}")))
 
     def on_exit(self, reason: str) -> None:
+        """The thread has ended; nothing more will come for any request."""
         self._post(partial(self._fail_all, f"The sampler ended: {reason}."))
 
     def _fail_all(self, sentence: str) -> None:
@@ -371,7 +375,7 @@ async def _collect(
         return Completion.collect([*head, *[chunk async for chunk in stream]], params)
 
 
-class LocalSampler:
+class LocalSampler(TrainerScores):
     """Implements `tinker_claw.policy.Sampler` on this machine."""
 
     def __init__(
@@ -383,10 +387,8 @@ class LocalSampler:
         recent: RecentPrompts,
         closed: Callable[[LocalSampler], None],
     ) -> None:
-        self.ref = ref
+        super().__init__(ref, facts, score)
         self._recent = recent
-        self._facts = facts
-        self._score = score
         self._closed = closed
         self._engine = engine
 
@@ -410,18 +412,6 @@ class LocalSampler:
     async def sample(self, prompt: Tokens, params: SamplingParams, n: int = 1) -> list[Completion]:
         return await self._engine.sample(prompt, params, n)
 
-    async def logprobs(
-        self,
-        tokens: Tokens,
-        *,
-        start: int,
-        targets: Sequence[Sequence[int]] | None = None,
-        top_k: int = 0,
-        images: Images = (),
-    ) -> TokenLogprobs:
-        ask = ScoreAsk.of(self._facts, tokens, start, targets, top_k, images)
-        return await self._score(self.ref, ask)
-
     async def aclose(self) -> None:
         self._closed(self)
         await self._engine.aclose()
@@ -437,6 +427,8 @@ Run = Callable[[Callable[[], object]], Awaitable[object]]
 
 class EmbeddedServing:
     """Implements `local_gpu.halves.Serving`."""
+
+    constrains = False
 
     def __init__(
         self,
@@ -459,26 +451,12 @@ class EmbeddedServing:
         self._score = score
         self._run = run
         self._recent = RecentPrompts()
-        self.vision = vision
         self._open: set[LocalSampler] = set()
-
-    @property
-    def context_tokens(self) -> int:
-        return self._size.context_tokens
-
-    @property
-    def sees(self) -> bool:
-        return self.vision is not None
-
-    @property
-    def rounds_otherwise(self) -> bool:
-        """Whether logprobs round otherwise: the cache is filled in other chunks than a trainer's
-        row, which shows in bfloat16."""
-        return self._base.dtype != torch.float32
-
-    @property
-    def constrains(self) -> bool:
-        return False
+        self.vision = vision
+        self.sees = vision is not None
+        self.context_tokens = size.context_tokens
+        # The cache is filled in other chunks than a trainer's row, which shows in bfloat16.
+        self.rounds_otherwise = base.dtype != torch.float32
 
     async def open(self, ref: str, folder: Path) -> Sampler:
         module = await self._run(lambda: self._read(folder))

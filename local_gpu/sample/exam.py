@@ -33,7 +33,7 @@ from typing import Final
 from local_gpu.halves import Facts, Score, ScoreAsk
 from local_gpu.sample.dialect import HttpServer
 from local_gpu.tasks import together
-from tinker_claw.types import SamplingParams, TokenLogprobs, Tokens
+from tinker_claw.types import SamplingParams, Tokens
 
 PLACES: Final = 8
 """Positions compared at the end of each prompt."""
@@ -89,7 +89,7 @@ async def table(score: Score, facts: Facts, ref: str, prompts: Sequence[Tokens])
     asks = [
         ScoreAsk.of(facts, prompt, len(prompt) - PLACES, None, _LIKELIEST) for prompt in prompts
     ]
-    scored = await together(_score(score, ref, ask) for ask in asks)
+    scored = await together(score(ref, ask) for ask in asks)
     return tuple(
         tuple(
             dict(zip(ids, logprobs, strict=True))
@@ -217,7 +217,3 @@ def _at(rows: Rows, drawn: ExamSample) -> float:
 
 def _bounded(d: float) -> float:
     return _LARGEST if math.isnan(d) else max(-_LARGEST, min(_LARGEST, d))
-
-
-async def _score(score: Score, ref: str, ask: ScoreAsk) -> TokenLogprobs:
-    return await score(ref, ask)

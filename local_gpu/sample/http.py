@@ -118,10 +118,11 @@ class HttpClient:
         path: str,
         body: Mapping[str, object] | None = None,
         *,
-        seconds: float,
+        seconds: float | None = None,
     ) -> HttpAnswer:
-        """Send GET, or POST if there is a body."""
+        """Send GET, or POST if there is a body. `seconds`: None: the deadline of an answer."""
         self._check_open()
+        seconds = seconds or self.deadlines.answer_s
         async with self._in_time(asyncio.get_running_loop().time() + seconds):
             method = "GET" if body is None else "POST"
             async with self._client.stream(method, path, json=body) as response:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import pstdev
 
+from local_gpu.config import Say
 from local_gpu.sample.dialect import HttpServer
 from local_gpu.sample.exam import Exam, differences, judge, keeps_apart, sit
 from local_gpu.sample.routing import Prefix
@@ -58,7 +59,7 @@ class PoolOptions:
     still_s: float = 30.0
     """Seconds without that token after which a server hangs. Engines compute long prompts in pieces
     and serve others between two of them, but do nothing else while they load an adapter."""
-    say: Callable[[str], None] = _log.warning
+    say: Say = _log.warning
     """Receives what happens to servers, in sentences."""
     away: Callable[[Sequence[str]], object] = len
     """Receives the servers out of the rotation, and why, whenever that changes."""

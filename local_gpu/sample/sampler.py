@@ -6,12 +6,12 @@ breaks off later is told as an outage, with the tokens that came: whoever asked 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
-from typing import Final, cast
+from typing import Final
 
-from local_gpu.halves import BASE_REF, Facts, Score, ScoreAsk, check_request
+from local_gpu.halves import BASE_REF, Facts, Score, TrainerScores, check_request
 from local_gpu.sample.member import Adapter, Member
 from local_gpu.sample.pool import Lease, Pool
 from local_gpu.sample.server import Busy
@@ -21,23 +21,21 @@ from tinker_claw.errors import (
     RequestError,
     SamplerError,
 )
-from tinker_claw.types import Completion, Images, SamplingParams, TokenChunk, TokenLogprobs, Tokens
+from tinker_claw.types import Completion, SamplingParams, TokenChunk, Tokens
 
 _SERVERS_PER_REQUEST: Final = 3
 """Servers that one request may fail at: it may itself be the cause, and the others are spared
 it."""
 
 
-class PoolSampler:
+class PoolSampler(TrainerScores):
     """Implements `tinker_claw.policy.Sampler`."""
 
     def __init__(self, pool: Pool, adapter: Adapter | None, facts: Facts, score: Score) -> None:
         """`adapter`: in use by this sampler until it is closed. None: the base."""
-        self.ref = adapter.name if adapter else BASE_REF
+        super().__init__(adapter.name if adapter else BASE_REF, facts, score)
         self._pool = pool
         self._adapter = adapter
-        self._facts = facts
-        self._score = score
         self._closed = False
 
     async def stream(
@@ -50,7 +48,7 @@ class PoolSampler:
                 async with self._server(adapter, prompt, params, tried) as lease:
                     await self._load(lease.member, adapter)
                     chunks = lease.member.server.stream(self._name, prompt, params)
-                    async with _closing(chunks):
+                    async with aclosing(chunks):  # which aborts the generation there
                         async for chunk in chunks:
                             lease.begun = lease.begun or bool(chunk.tokens)
                             if params.cache_salt and not lease.member.keeps_apart:
@@ -70,19 +68,6 @@ class PoolSampler:
                 async with self._server(adapter, prompt, params, tried) as lease:
                     await self._load(lease.member, adapter)
                     return await lease.member.server.sample(self._name, prompt, params, n)
-
-    async def logprobs(
-        self,
-        tokens: Tokens,
-        *,
-        start: int,
-        targets: Sequence[Sequence[int]] | None = None,
-        top_k: int = 0,
-        images: Images = (),
-    ) -> TokenLogprobs:
-        """Score tokens with the trainer: the same numbers that training sees."""
-        ask = ScoreAsk.of(self._facts, tokens, start, targets, top_k, images)
-        return await self._score(self.ref, ask)
 
     async def aclose(self) -> None:
         """Let the servers unload the adapter once nobody uses it; returns at once.
@@ -139,8 +124,3 @@ class PoolSampler:
             context_tokens=self._pool.context_tokens,
             vocabulary=self._facts.vocabulary,
         )
-
-
-def _closing(chunks: AsyncIterator[TokenChunk]) -> AbstractAsyncContextManager[object]:
-    """Close a server's stream at the end, which aborts the generation there."""
-    return aclosing(cast(AsyncGenerator[TokenChunk, None], chunks))

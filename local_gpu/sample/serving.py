@@ -17,7 +17,7 @@ import re
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from safetensors import SafetensorError, safe_open
 
@@ -31,6 +31,9 @@ from local_gpu.sample.server import NEVER_LOADED
 from local_gpu.tasks import together
 from tinker_claw.errors import BackendError, ConfigError, OutageError, RequestError
 from tinker_claw.types import Tokens
+
+if TYPE_CHECKING:  # it needs torch
+    from local_gpu.model.vision import Vision
 
 _FIXED_TOKENS: Final = 512 + PLACES
 """Tokens of the fixed prompt: some blocks of any server's prefix cache, which are of 16 to 128
@@ -159,7 +162,7 @@ class PoolServing(Pool):
 
     rounds_otherwise = True
     """Servers have other kernels, whatever the number format."""
-    vision = None
+    vision: Vision | None = None
     """The half that sees is in the servers."""
 
     def __init__(

@@ -25,7 +25,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -57,13 +56,6 @@ class SglangServer(HttpServer):
         answer = await self._change("/unload_lora_adapter", {"lora_name": name})
         if not answer.ok and name in (await self.info()).adapters:
             raise BackendError(f"The server {self.url} cannot unload {name!r}: {answer.told}.")
-
-    async def _change(self, path: str, body: Mapping[str, object]) -> HttpAnswer:
-        answer = await self._link.ask(path, body, seconds=self._link.deadlines.load_s)
-        # It fails with 500 on some damaged files; whether it is well, `info` finds out.
-        if answer.away and answer.status != HTTPStatus.INTERNAL_SERVER_ERROR:
-            raise self._link.outage(answer)
-        return answer
 
     async def _pieces(
         self, name: str | None, prompt: Tokens, params: SamplingParams, n: int, info: ServerInfo

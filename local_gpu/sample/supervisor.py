@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -24,6 +24,7 @@ from typing import IO, Any, Final
 
 import httpx
 
+from local_gpu.config import Say
 from local_gpu.sample import child
 from tinker_claw.errors import ConfigError
 
@@ -46,9 +47,6 @@ def _first_token(launch: Launch) -> int:
     body = {"model": launch.model, "prompt": [0], "max_tokens": 1, "logprobs": 1}
     return _status(launch, "/v1/completions", _TOKEN_S, body)
 
-
-Tell = Callable[[str], None]
-"""Receives progress and restarts, a sentence each; also from other threads."""
 
 GRACE_S: Final = 5.0
 """Seconds that a server may take over SIGTERM."""
@@ -100,9 +98,12 @@ class Servers:
     """Servers that run until `stop`."""
 
     def __init__(
-        self, launches: Sequence[Launch], tell: Tell, *, first_delay_s: float = _FIRST_DELAY_S
+        self, launches: Sequence[Launch], tell: Say, *, first_delay_s: float = _FIRST_DELAY_S
     ) -> None:
-        """Start all servers and return at once; `ready` waits."""
+        """Start all servers and return at once; `ready` waits.
+
+        `tell` receives progress and restarts, also from other threads.
+        """
         self._tell = tell
         self._kept = [_Kept(launch, tell, first_delay_s) for launch in launches]
 
@@ -148,7 +149,7 @@ class Servers:
 class _Kept:
     """One server, and the thread that starts it again."""
 
-    def __init__(self, launch: Launch, tell: Tell, delay_s: float) -> None:
+    def __init__(self, launch: Launch, tell: Say, delay_s: float) -> None:
         self.launch = launch
         self.ready = False
         self.ended: int | None = None

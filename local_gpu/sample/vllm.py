@@ -53,15 +53,10 @@ class VllmServer(HttpServer):
 
     async def load(self, name: str, folder: Path) -> None:
         body = {"lora_name": name, "lora_path": absolute(folder)}
-        seconds = self._link.deadlines.load_s
-        answer = await self._link.ask("/v1/load_lora_adapter", body, seconds=seconds)
-        if answer.ok:
-            return
+        answer = await self._change("/v1/load_lora_adapter", body)
         # It answers 500 to a damaged file, too, and 400 to a name that it has: look at it.
-        if name in (await self.info()).adapters:
+        if answer.ok or name in (await self.info()).adapters:
             return
-        if answer.away and answer.status != HTTPStatus.INTERNAL_SERVER_ERROR:
-            raise self._link.outage(answer)
         self._expect_route(answer)
         unseen = " Does it see that folder by the same path, and may it read it?"
         raise BackendError(
@@ -70,10 +65,7 @@ class VllmServer(HttpServer):
         )
 
     async def unload(self, name: str) -> None:
-        seconds = self._link.deadlines.load_s
-        answer = await self._link.ask(
-            "/v1/unload_lora_adapter", {"lora_name": name}, seconds=seconds
-        )
+        answer = await self._change("/v1/unload_lora_adapter", {"lora_name": name})
         if answer.away:
             raise self._link.outage(answer)
         self._expect_route(answer)
@@ -91,9 +83,9 @@ class VllmServer(HttpServer):
         self, name: str | None, prompt: Tokens, params: SamplingParams, n: int, info: ServerInfo
     ) -> AsyncGenerator[StreamPiece]:
         model, path, read = name or info.model, "/v1/completions", _piece
-        body = _request(model, prompt, params, n)
         if params.images:
-            path, read, body = _GENERATE, _generated, _with_images(model, prompt, params, n)
+            path, read = _GENERATE, _generated
+        body = _request(model, prompt, params, n)
         async with aclosing(self._link.events(path, body)) as events:
             async for event in events:
                 if (computed := event.get("prompt_token_ids")) and tuple(computed) != prompt:
@@ -107,7 +99,7 @@ class VllmServer(HttpServer):
     async def sees(self, image_token: int) -> bool:
         image = PlacedImage(0, 1, _WHITE, "png")
         params = SamplingParams(max_tokens=1, images=(image,))
-        body = _with_images((await self.info()).model, (image_token,), params, 1)
+        body = _request((await self.info()).model, (image_token,), params, 1)
         told = await self._link.ask(
             _GENERATE, body | {"stream": False}, seconds=self._link.deadlines.first_token_s
         )
@@ -119,37 +111,36 @@ class VllmServer(HttpServer):
 
 
 def _request(model: str, prompt: Tokens, params: SamplingParams, n: int) -> dict[str, object]:
-    return _drawn_by(params, n) | {
+    """Body of a request, which for a prompt with images is one to `/inference/v1/generate`."""
+    drawn, k = _drawn_by(params, n), params.student_topk
+    body: dict[str, object] = {
         "model": model,
-        "prompt": list(prompt),
-        "logprobs": params.student_topk,  # and the sampled token's
         "return_token_ids": True,
-        "return_tokens_as_token_ids": True,
         "stream": True,
         "stream_options": {"include_usage": True},
         "cache_salt": params.cache_salt,
         "priority": 0 if params.person else 1,  # the lower goes first
     }
-
-
-def _with_images(model: str, prompt: Tokens, params: SamplingParams, n: int) -> dict[str, object]:
+    if not params.images:
+        return (
+            drawn
+            | body
+            | {
+                "prompt": list(prompt),
+                "logprobs": k,  # and the sampled token's
+                "return_tokens_as_token_ids": True,
+            }
+        )
     ids, done = list[int](), 0
     for image in params.images:
         ids += prompt[done : image.at + 1]
         done = image.at + image.tokens
     urls = [f"data:image/{i.format};base64,{b64encode(i.data).decode()}" for i in params.images]
     # Of the likeliest it tells as many as are asked for, the sampled one among them.
-    k = params.student_topk
-    return {
-        "model": model,
+    return body | {
         "token_ids": [*ids, *prompt[done:]],
         "content_parts": [{"type": "image_url", "url": url} for url in urls],
-        "sampling_params": _drawn_by(params, n) | {"logprobs": k and k + 1},
-        "return_token_ids": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "cache_salt": params.cache_salt,
-        "priority": 0 if params.person else 1,
+        "sampling_params": drawn | {"logprobs": k and k + 1},
     }
 
 

@@ -17,7 +17,7 @@ from fastapi.responses import JSONResponse
 
 from local_gpu.tinker import checkpoints, requests
 from local_gpu.tinker.auth import PROTOBUF, Door
-from local_gpu.tinker.checkpoints import Served
+from local_gpu.tinker.checkpoints import Json, Served
 from local_gpu.tinker.config import tokenizer_of
 from local_gpu.tinker.service import Service
 from tinker_claw.errors import ClawError, RequestError
@@ -59,15 +59,12 @@ async def _refuse(_: Request, error: Exception) -> JSONResponse:
 async def _refuse_body(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    field = ".".join(str(part) for part in first["loc"][1:]) or "the body"
-    return await _refuse(
-        request,
-        RequestError(f"{field}: {first['msg']}.", status=HTTPStatus.UNPROCESSABLE_ENTITY),
-    )
+    field = ".".join(map(str, first["loc"][1:])) or "the body"
+    return await _refuse(request, ClawError(f"{field}: {first['msg']}."))
 
 
 @routes.post("/client/config")
-async def client_config(response: Response, service: Service = Served) -> dict[str, Any]:
+async def client_config(response: Response, service: Served) -> Json:
     # The SDK asks over a connection that it never closes.
     response.headers["Connection"] = "close"
     config = service.shared.config
@@ -79,17 +76,17 @@ async def client_config(response: Response, service: Service = Served) -> dict[s
 
 
 @routes.post("/client/dynamic_config")
-async def client_dynamic_config() -> dict[str, Any]:
+async def client_dynamic_config() -> Json:
     return {"sample_cancel_enabled": True}
 
 
 @routes.post("/telemetry")
-async def telemetry() -> dict[str, str]:
+async def telemetry() -> Json:
     return {"status": "accepted"}
 
 
 @routes.get("/get_server_capabilities")
-async def get_server_capabilities(service: Service = Served) -> dict[str, Any]:
+async def get_server_capabilities(service: Served) -> Json:
     model = {
         "model_name": service.shared.config.offered,
         "max_context_length": service.shared.backend.serving.context_tokens,
@@ -100,14 +97,14 @@ async def get_server_capabilities(service: Service = Served) -> dict[str, Any]:
 
 
 @routes.post("/create_session")
-async def create_session(ask: requests.CreateSession, service: Service = Served) -> dict[str, str]:
+async def create_session(ask: requests.CreateSession, service: Served) -> Json:
     told = "This server runs on your own hardware; telemetry sent to it is dropped, not kept."
     session = service.sessions.create()
     return {"type": "create_session", "session_id": session.id, "info_message": told}
 
 
 @routes.post("/session_heartbeat")
-async def session_heartbeat(ask: requests.OfSession, service: Service = Served) -> dict[str, str]:
+async def session_heartbeat(ask: requests.OfSession, service: Served) -> Json:
     try:
         service.sessions.get(ask.session_id)
     except RequestError as error:
@@ -117,19 +114,19 @@ async def session_heartbeat(ask: requests.OfSession, service: Service = Served) 
 
 
 @routes.post("/sessions/{session_id}/finish")
-async def finish(session_id: str, service: Service = Served) -> Response:
+async def finish(session_id: str, service: Served) -> Response:
     await service.end_session(session_id, "has finished")
     return Response(status_code=HTTPStatus.NO_CONTENT)
 
 
 @routes.post("/create_model")
-async def create_model(ask: requests.CreateModel, service: Service = Served) -> dict[str, str]:
+async def create_model(ask: requests.CreateModel, service: Served) -> Json:
     model_id = f"{ask.session_id}:train:{ask.model_seq_id}"
     return {"request_id": service.models.create(ask), "model_id": model_id}
 
 
 @routes.post("/get_info")
-async def get_info(ask: requests.OfModel, service: Service = Served) -> dict[str, Any]:
+async def get_info(ask: requests.OfModel, service: Served) -> Json:
     run = service.sessions.run(ask.model_id)
     offered = service.shared.config.offered
     data = {
@@ -149,7 +146,7 @@ async def get_info(ask: requests.OfModel, service: Service = Served) -> dict[str
 
 
 @routes.post("/forward_backward")
-async def forward_backward(request: Request, service: Service = Served) -> dict[str, str]:
+async def forward_backward(request: Request, service: Served) -> Json:
     if request.headers.get("Content-Encoding", "identity") != "identity":
         raise RequestError(
             "Compressed bodies are not read here.", status=HTTPStatus.UNSUPPORTED_MEDIA_TYPE
@@ -158,55 +155,51 @@ async def forward_backward(request: Request, service: Service = Served) -> dict[
 
 
 @routes.post("/optim_step")
-async def optim_step(ask: requests.OptimStep, service: Service = Served) -> dict[str, str]:
+async def optim_step(ask: requests.OptimStep, service: Served) -> Json:
     return {"request_id": service.models.optim_step(ask)}
 
 
 @routes.post("/save_weights")
-async def save_weights(ask: requests.SaveWeights, service: Service = Served) -> dict[str, str]:
+async def save_weights(ask: requests.SaveWeights, service: Served) -> Json:
     return {"request_id": service.models.save_weights(ask)}
 
 
 @routes.post("/save_weights_for_sampler")
-async def save_for_sampler(
-    ask: requests.SaveForSampler, service: Service = Served
-) -> dict[str, str]:
+async def save_for_sampler(ask: requests.SaveForSampler, service: Served) -> Json:
     return {"request_id": service.models.save_weights_for_sampler(ask)}
 
 
 @routes.post("/save_weights_external")
-async def save_external(ask: requests.SaveExternal, service: Service = Served) -> dict[str, str]:
+async def save_external(ask: requests.SaveExternal, service: Served) -> Json:
     return {"request_id": service.models.save_weights_external(ask)}
 
 
 @routes.post("/load_weights")
-async def load_weights(ask: requests.LoadWeights, service: Service = Served) -> dict[str, str]:
+async def load_weights(ask: requests.LoadWeights, service: Served) -> Json:
     return {"request_id": service.models.load_weights(ask)}
 
 
 @routes.post("/create_sampling_session")
-async def create_sampling_session(
-    ask: requests.CreateSamplingSession, service: Service = Served
-) -> dict[str, str]:
+async def create_sampling_session(ask: requests.CreateSamplingSession, service: Served) -> Json:
     sampler_id = service.create_sampling_session(ask)
     return {"type": "create_sampling_session", "sampling_session_id": sampler_id}
 
 
 @routes.get("/samplers/{sampler_id}")
-async def get_sampler(sampler_id: str, service: Service = Served) -> dict[str, str | None]:
+async def get_sampler(sampler_id: str, service: Served) -> Json:
     sampler = service.sessions.sampler(sampler_id)
-    path = sampler.model_path
-    return {"sampler_id": sampler.id, "base_model": sampler.base_model, "model_path": path}
+    base = service.shared.config.offered
+    return {"sampler_id": sampler.id, "base_model": base, "model_path": sampler.model_path}
 
 
 @routes.post("/asample")
-async def asample(ask: requests.SampleRequest, service: Service = Served) -> dict[str, Any]:
+async def asample(ask: requests.SampleRequest, service: Served) -> Json:
     request_id, sequence_ids = service.sample(ask)
     return {"request_id": request_id, "sample_sequence_ids": sequence_ids}
 
 
 @routes.post("/retrieve_future")
-async def retrieve_future(ask: requests.OfRequest, service: Service = Served) -> Response:
+async def retrieve_future(ask: requests.OfRequest, service: Served) -> Response:
     try:
         answer = await service.promises.wait(ask.request_id, service.shared.config.poll_s)
     except KeyError as error:
@@ -223,6 +216,6 @@ async def retrieve_future(ask: requests.OfRequest, service: Service = Served) ->
 
 
 @routes.post("/cancel_future")
-async def cancel_future(ask: requests.OfRequest, service: Service = Served) -> Response:
+async def cancel_future(ask: requests.OfRequest, service: Served) -> Response:
     service.promises.cancel(ask.request_id)
     return Response(status_code=HTTPStatus.NO_CONTENT)

@@ -6,7 +6,6 @@ the key.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from http import HTTPStatus
@@ -36,7 +35,7 @@ def _service(request: Request) -> Service:
     return request.app.state.service
 
 
-Served = Depends(_service)
+Served = Annotated[Service, Depends(_service)]
 
 
 @without_key.get("/healthz")
@@ -45,7 +44,7 @@ async def healthz() -> dict[str, str]:
 
 
 @routes.post("/weights_info")
-async def weights_info(ask: requests.OfPath, service: Service = Served) -> Json:
+async def weights_info(ask: requests.OfPath, service: Served) -> Json:
     record = service.shared.store.read(Place.at(ask.tinker_path))
     return {
         "base_model": record.base_model,
@@ -59,33 +58,31 @@ async def weights_info(ask: requests.OfPath, service: Service = Served) -> Json:
 
 
 @routes.get("/training_runs")
-async def list_runs(limit: Limit = 20, offset: Offset = 0, service: Service = Served) -> Json:
+async def list_runs(service: Served, limit: Limit = 20, offset: Offset = 0) -> Json:
     runs = await service.shared.backend.aside(lambda: _runs(service))
     return {
-        "training_runs": [_run_json(service, run) for run in runs[offset : offset + limit]],
+        "training_runs": runs[offset : offset + limit],
         "cursor": {"offset": offset, "limit": limit, "total_count": len(runs)},
     }
 
 
 @routes.get("/training_runs/{run_id}")
-async def training_run(run_id: str, service: Service = Served) -> Json:
+async def training_run(run_id: str, service: Served) -> Json:
     runs = await service.shared.backend.aside(lambda: _runs(service))
     for run in runs:
-        if run.id == run_id:
-            return _run_json(service, run)
+        if run["training_run_id"] == run_id:
+            return run
     raise RequestError(f"There is no training run {run_id}.", status=HTTPStatus.NOT_FOUND)
 
 
 @routes.get("/training_runs/{run}/checkpoints")
-async def list_checkpoints(run: str, service: Service = Served) -> Json:
+async def list_checkpoints(run: str, service: Served) -> Json:
     found = await service.shared.backend.aside(partial(service.shared.store.of_run, run))
     return {"checkpoints": [_json(service, *one) for one in found if _kept(one)]}
 
 
 @routes.get("/checkpoints")
-async def list_all_checkpoints(
-    limit: Limit = 100, offset: Offset = 0, service: Service = Served
-) -> Json:
+async def list_all_checkpoints(service: Served, limit: Limit = 100, offset: Offset = 0) -> Json:
     kept = [
         one for one in await service.shared.backend.aside(service.shared.store.all) if _kept(one)
     ]
@@ -97,7 +94,7 @@ async def list_all_checkpoints(
 
 @routes.put("/training_runs/{run}/checkpoints/{kind}/{name}/ttl")
 async def set_ttl(
-    run: str, kind: str, name: str, ask: requests.Lifetime, service: Service = Served
+    run: str, kind: str, name: str, ask: requests.Lifetime, service: Served
 ) -> Response:
     expires_at = expires_in(check_ttl(ask.ttl_seconds))
     amend = partial(service.shared.store.amend, Place.of(run, kind, name), expires_at=expires_at)
@@ -106,7 +103,7 @@ async def set_ttl(
 
 
 @routes.delete("/training_runs/{run}/checkpoints/{kind}/{name}")
-async def delete_checkpoint(run: str, kind: str, name: str, service: Service = Served) -> Response:
+async def delete_checkpoint(run: str, kind: str, name: str, service: Served) -> Response:
     place = Place.of(run, kind, name)
     service.shared.store.read(place)
     await service.delete(place)
@@ -114,9 +111,7 @@ async def delete_checkpoint(run: str, kind: str, name: str, service: Service = S
 
 
 @routes.get(f"/training_runs/{{run}}/checkpoints/{_EXTERNAL}/{{name}}/external_weights_urls")
-async def external_weights_urls(
-    run: str, name: str, request: Request, service: Service = Served
-) -> Json:
+async def external_weights_urls(run: str, name: str, request: Request, service: Served) -> Json:
     files = service.shared.store.files(Place.of(run, _EXTERNAL, name))
     root = f"{request.base_url}api/v1/downloads"
     expires = datetime.fromtimestamp(service.links.until(), UTC)
@@ -126,7 +121,7 @@ async def external_weights_urls(
 
 @without_key.get("/downloads/{run}/{name}/{file}")
 async def download(
-    run: str, name: str, file: str, until: int, signature: str, service: Service = Served
+    run: str, name: str, file: str, until: int, signature: str, service: Served
 ) -> Response:
     if not service.links.good(run, name, file, until, signature):
         raise RequestError(
@@ -139,54 +134,50 @@ async def download(
     return FileResponse(files[file])
 
 
-@dataclass(frozen=True, slots=True)
-class _TrainingRun:
-    """A run that is being trained, or of which there are checkpoints."""
-
-    id: str
-    base_model: str
-    rank: int | None
-    asked_at: str
-    """ISO 8601, UTC."""
-    metadata: dict[str, str] | None
-    checkpoints: list[tuple[Place, Record]]
-    """Newest first."""
-
-
-def _runs(service: Service) -> list[_TrainingRun]:
+def _runs(service: Service) -> list[Json]:
     """The last one that was worked with first. All are the caller's: there is one key, or none."""
     stored: dict[str, list[tuple[Place, Record]]] = {}
-    for one in service.shared.store.all():
-        stored.setdefault(one[0].run, []).extend([one] if _kept(one) else [])
-    runs: dict[str, _TrainingRun] = {}
+    for one in filter(_kept, service.shared.store.all()):
+        stored.setdefault(one[0].run, []).append(one)
+    runs: dict[str, Json] = {}
     for run_id, found in stored.items():
-        if found:
-            _, newest = found[0]
-            runs[run_id] = _TrainingRun(
-                run_id, newest.base_model, newest.rank, newest.time, newest.run_metadata, found
-            )
+        _, newest = found[0]
+        facts = newest.base_model, newest.rank, newest.time, newest.run_metadata
+        runs[run_id] = _run_json(service, run_id, *facts, found)
     offered = service.shared.config.offered
     for run in [run for session in service.sessions for run in session.runs.values()]:
         if run.rank is not None:
-            at, found = run.asked_at.isoformat(), stored.get(run.id, [])
-            runs[run.id] = _TrainingRun(run.id, offered, run.rank, at, run.metadata, found)
-    return sorted(runs.values(), key=lambda run: run.asked_at, reverse=True)
+            facts = offered, run.rank, run.asked_at.isoformat(), run.metadata
+            runs[run.id] = _run_json(service, run.id, *facts, stored.get(run.id, []))
+    return sorted(runs.values(), key=lambda run: run["last_request_time"], reverse=True)
 
 
-def _run_json(service: Service, run: _TrainingRun) -> Json:
-    newest = {place.kind: (place, record) for place, record in reversed(run.checkpoints)}
-    state, sampler = newest.get("weights"), newest.get("sampler_weights")
+def _run_json(
+    service: Service,
+    run_id: str,
+    base_model: str,
+    rank: int,
+    asked_at: str,
+    metadata: dict[str, str] | None,
+    checkpoints: list[tuple[Place, Record]],
+) -> Json:
+    """A run that is being trained, or of which there are checkpoints, newest first."""
+
+    def newest(kind: str) -> Json | None:
+        found = next((one for one in checkpoints if one[0].kind == kind), None)
+        return found and _json(service, *found)
+
     return {
-        "training_run_id": run.id,
-        "base_model": run.base_model,
+        "training_run_id": run_id,
+        "base_model": base_model,
         "model_owner": _OWNER,
         "is_lora": True,
         "corrupted": False,
-        "lora_rank": run.rank,
-        "last_request_time": run.asked_at,
-        "last_checkpoint": _json(service, *state) if state else None,
-        "last_sampler_checkpoint": _json(service, *sampler) if sampler else None,
-        "user_metadata": run.metadata,
+        "lora_rank": rank,
+        "last_request_time": asked_at,
+        "last_checkpoint": newest("weights"),
+        "last_sampler_checkpoint": newest("sampler_weights"),
+        "user_metadata": metadata,
     }
 
 

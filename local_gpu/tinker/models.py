@@ -23,7 +23,6 @@ from local_gpu.tinker.wire import parse_forward_backward
 from tinker_claw.errors import RequestError
 
 Work: TypeAlias = Callable[[], Awaitable[Answer]]
-_UNPROCESSABLE = HTTPStatus.UNPROCESSABLE_ENTITY
 _METADATA = 1 << 16
 """Characters: every listing reads them."""
 _LONGEST_S = 10 * 365 * 86_400
@@ -57,9 +56,10 @@ class Models:
 
     def load_weights(self, ask: requests.LoadWeights) -> str:
         if ask.model_id is not None:
-            there = self._sessions.run(ask.model_id)
-            return self._in_turn(
-                there, ask.seq_id, lambda: there.load(ask.path, with_optimizer=ask.optimizer)
+            return self._of(
+                ask.model_id,
+                ask.seq_id,
+                lambda run: run.load(ask.path, with_optimizer=ask.optimizer),
             )
         if ask.session_id is None or ask.model_seq_id is None:
             raise RequestError("load_weights needs model_id, or session_id with model_seq_id.")
@@ -74,34 +74,45 @@ class Models:
 
     def forward_backward(self, body: bytes) -> str:
         message = parse_forward_backward(body)
-        run = self._sessions.run(message.model_id)
-        return self._in_turn(
-            run, message.seq_id or None, lambda: run.forward_backward(message), size=len(body)
+        return self._of(
+            message.model_id,
+            message.seq_id or None,
+            lambda run: run.forward_backward(message),
+            size=len(body),
         )
 
     def optim_step(self, ask: requests.OptimStep) -> str:
-        run = self._sessions.run(ask.model_id)
-        return self._in_turn(run, ask.seq_id, lambda: run.optim_step(ask))
+        return self._of(ask.model_id, ask.seq_id, lambda run: run.optim_step(ask))
 
     def save_weights(self, ask: requests.SaveWeights) -> str:
-        run = self._sessions.run(ask.model_id)
-        return self._in_turn(run, ask.seq_id, lambda: self._save(run, "weights", ask))
+        return self._of(ask.model_id, ask.seq_id, lambda run: self._save(run, "weights", ask))
 
     def save_weights_external(self, ask: requests.SaveExternal) -> str:
-        run = self._sessions.run(ask.model_id)
-
-        async def save() -> Answer:
+        async def save(run: TrainingRun) -> Answer:
             if ask.age_encryption_recipients:
                 raise RequestError("age_encryption_recipients: nothing is encrypted here.")
             return await self._save(run, "external_weights", ask)
 
-        return self._in_turn(run, ask.seq_id, save)
+        return self._of(ask.model_id, ask.seq_id, save)
 
     def save_weights_for_sampler(self, ask: requests.SaveForSampler) -> str:
-        run = self._sessions.run(ask.model_id)
-        if ask.path is not None:
-            return self._in_turn(run, ask.seq_id, lambda: self._save(run, "sampler_weights", ask))
-        return self._in_turn(run, ask.seq_id, lambda: self._save_nameless(run, ask))
+        def save(run: TrainingRun) -> Awaitable[Answer]:
+            if ask.path is None:
+                return self._save_nameless(run, ask)
+            return self._save(run, "sampler_weights", ask)
+
+        return self._of(ask.model_id, ask.seq_id, save)
+
+    def _of(
+        self,
+        model_id: str,
+        seq_id: int | None,
+        work: Callable[[TrainingRun], Awaitable[Answer]],
+        *,
+        size: int = 0,
+    ) -> str:
+        run = self._sessions.run(model_id)
+        return self._in_turn(run, seq_id, lambda: work(run), size=size)
 
     def _in_turn(self, run: TrainingRun, seq_id: int | None, work: Work, *, size: int = 0) -> str:
         number = run.turns.unnumbered() if seq_id is None else seq_id
@@ -128,12 +139,9 @@ class Models:
         if ask.path is None:
             raise RequestError("A checkpoint needs a name.")
         place = Place.of(run.id, kind, ask.path)
-        await run.save(
-            place,
-            overwrite=ask.overwrite,
-            moments=kind == "weights",
-            facts=_facts(ask),
-        )
+        check_metadata(ask.user_metadata or {})
+        facts = {"ttl_seconds": check_ttl(ask.ttl_seconds), "user_metadata": ask.user_metadata}
+        await run.save(place, overwrite=ask.overwrite, moments=kind == "weights", facts=facts)
         await self._samplers.close(place)  # of what stood there before, overwritten or expired
         return {"type": _ANSWER_TYPES[kind], "path": place.path}
 
@@ -149,7 +157,7 @@ class Models:
         for old in run.retire_ephemeral(place):
             await self._shared.backend.aside(partial(self._shared.store.remove, old))
             await self._samplers.close(old)
-        sampler = session.add_sampler(number, self._shared.config.offered, place.path)
+        sampler = session.add_sampler(number, place.path)
         return {"type": "save_weights_for_sampler", "sampling_session_id": sampler.id}
 
 
@@ -159,12 +167,6 @@ def check_base(shared: Shared, name: str) -> None:
             f"base_model {name!r} is not served here; this server serves {shared.config.offered}.",
             status=HTTPStatus.NOT_FOUND,
         )
-
-
-def _facts(ask: requests.SaveWeights) -> dict[str, Any]:
-    """Checked fields of a checkpoint's record."""
-    check_metadata(ask.user_metadata or {})
-    return {"ttl_seconds": check_ttl(ask.ttl_seconds), "user_metadata": ask.user_metadata}
 
 
 def check_metadata(metadata: Mapping[str, str]) -> None:
@@ -181,32 +183,31 @@ def check_ttl(seconds: int | None) -> int | None:
 
 def _check_lora(lora: requests.Lora, max_rank: int) -> None:
     if lora.unknown is not None:
-        raise RequestError(
+        raise _unprocessable(
             f"lora_config has a field {lora.unknown!r}, which is not served here: it takes rank, "
-            "seed, train_mlp, train_attn and train_unembed, and alpha is the server's --alpha.",
-            status=_UNPROCESSABLE,
+            "seed, train_mlp, train_attn and train_unembed, and alpha is the server's --alpha."
         )
     if not 1 <= lora.rank <= max_rank:
-        raise RequestError(
+        raise _unprocessable(
             f"rank {lora.rank} is not trained here: take one in 1..{max_rank} in "
-            "create_lora_training_client.",
-            status=_UNPROCESSABLE,
+            "create_lora_training_client."
         )
     if not (lora.train_mlp or lora.train_attn or lora.train_unembed):
-        raise RequestError(
-            "train_mlp, train_attn and train_unembed are all False, so nothing would be trained.",
-            status=_UNPROCESSABLE,
+        raise _unprocessable(
+            "train_mlp, train_attn and train_unembed are all False, so nothing would be trained."
         )
 
 
 def _check_optimizer(optimizer: requests.Optimizer) -> None:
-    if optimizer.type == "adamw" and optimizer.unknown is not None:
-        raise RequestError(
-            f"optimizer_config has a field {optimizer.unknown!r}, which is not served here.",
-            status=_UNPROCESSABLE,
-        )
     if optimizer.type != "adamw":
-        raise RequestError(
-            f"optimizer {optimizer.type!r} is not served here; use adamw (AdamOptimizerConfig).",
-            status=_UNPROCESSABLE,
+        raise _unprocessable(
+            f"optimizer {optimizer.type!r} is not served here; use adamw (AdamOptimizerConfig)."
         )
+    if optimizer.unknown is not None:
+        raise _unprocessable(
+            f"optimizer_config has a field {optimizer.unknown!r}, which is not served here."
+        )
+
+
+def _unprocessable(sentence: str) -> RequestError:
+    return RequestError(sentence, status=HTTPStatus.UNPROCESSABLE_ENTITY)

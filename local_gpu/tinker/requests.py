@@ -150,8 +150,6 @@ class TensorField(Body):
 class SampleRequest(Body):
     sampling_session_id: str | None = None
     seq_id: Number | None = None
-    base_model: str | None = None
-    model_path: str | None = None
     num_samples: int = Field(default=1, ge=1, le=1024)
     prompt: PromptBody
     sampling_params: Params = Params()

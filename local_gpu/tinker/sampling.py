@@ -14,7 +14,7 @@ import math
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 from typing import Any, Final
@@ -26,7 +26,8 @@ from tinker.proto import tinker_public_pb2 as pb
 from transformers import AutoConfig, GenerationConfig
 
 from local_gpu.halves import ScoreAsk, check_request
-from local_gpu.sample.drawing import Recipe, draw
+from local_gpu.sample.embedded import SampleJob
+from local_gpu.sample.seeing import drawing
 from local_gpu.tasks import together
 from local_gpu.tinker.futures import Answer, Capacity
 from local_gpu.tinker.requests import Params, PromptBody, SampleRequest, TensorField
@@ -34,19 +35,18 @@ from local_gpu.tinker.store import Place
 from local_gpu.tinker.training import Shared
 from local_gpu.tinker.wire import (
     NOT_SCORED,
-    PromptScores,
     densify,
+    fill_topk,
     place_image,
     sample_response,
 )
-from tinker_claw.errors import RequestError, SamplerError
+from tinker_claw.errors import RequestError
 from tinker_claw.policy import Sampler
 from tinker_claw.types import (
     Completion,
     Images,
     PlacedImage,
     SamplingParams,
-    StopReason,
     TokenLogprobs,
 )
 
@@ -83,18 +83,6 @@ class _Open:
     """Taken out; its last user closes it."""
 
 
-@dataclass(slots=True)
-class _OpenAdapters:
-    """Open adapters, least recently used first. Whoever takes one waits for those who came before,
-    so that nobody who waits for a place is overtaken for ever."""
-
-    open: dict[Place, _Open] = field(default_factory=dict[Place, _Open])
-    taking: asyncio.Lock = field(default_factory=asyncio.Lock)
-    freed: asyncio.Event = field(default_factory=asyncio.Event)
-    closing: int = 0
-    """Taken out, and still in use."""
-
-
 class Samplers:
     """The base and the open adapters, for whoever samples or scores."""
 
@@ -102,7 +90,14 @@ class Samplers:
         self._shared = shared
         self._stop_tokens = card.stop_tokens
         self._base = _Open(base)
-        self._adapters = _OpenAdapters()
+        self._open: dict[Place, _Open] = {}
+        """Open adapters, least recently used first."""
+        self._taking = asyncio.Lock()
+        """Whoever takes one waits for those who came before, so that nobody who waits for a place
+        is overtaken for ever."""
+        self._freed = asyncio.Event()
+        self._closing = 0
+        """Adapters that are taken out, and still in use."""
         self._refs = Counter[str]()
         """Number of users of each adapter's folder."""
         self._drawn = Capacity(shared.limits.drawn_cells)
@@ -166,22 +161,22 @@ class Samplers:
 
     async def close(self, place: Place) -> None:
         """Unload an adapter; replies in progress finish."""
-        held = self._adapters.open.pop(place, None)
+        held = self._open.pop(place, None)
         if held is not None:
             held.closing = True
             if held.users == 0:
                 await self._close(held)
             else:
-                self._adapters.closing += 1
+                self._closing += 1
 
     async def aclose(self) -> None:
-        for held in (self._base, *self._adapters.open.values()):
+        for held in (self._base, *self._open.values()):
             await self._close(held)
 
     @property
     def open_count(self) -> int:
         """Adapters that hold memory, without the base."""
-        return len(self._adapters.open) + self._adapters.closing
+        return len(self._open) + self._closing
 
     @asynccontextmanager
     async def _lease(self, place: Place | None) -> AsyncGenerator[Sampler]:
@@ -194,30 +189,29 @@ class Samplers:
                 try:
                     await self._close(held)
                 finally:
-                    self._adapters.closing -= 1
-            self._adapters.freed.set()
+                    self._closing -= 1
+            self._freed.set()
 
     async def _take(self, place: Place) -> _Open:
-        async with self._adapters.taking:
-            held = self._adapters.open.pop(place, None)
+        async with self._taking:
+            held = self._open.pop(place, None)
             if held is None:
                 await self._make_room()
                 held = await self._load(place)
-            self._adapters.open[place] = held  # the most recently used is last
+            self._open[place] = held  # the most recently used is last
             held.users += 1
         return held
 
     async def _make_room(self) -> None:
         """Make room for one more adapter: close the least recently used, or wait until one is
         idle."""
-        adapters = self._adapters
-        while len(adapters.open) + adapters.closing >= self._shared.config.open_samplers:
-            idle = next((place for place, held in adapters.open.items() if not held.users), None)
+        while self.open_count >= self._shared.config.open_samplers:
+            idle = next((place for place, held in self._open.items() if not held.users), None)
             if idle is not None:
                 await self.close(idle)
             else:
-                adapters.freed.clear()
-                await adapters.freed.wait()
+                self._freed.clear()
+                await self._freed.wait()
 
     async def _load(self, place: Place) -> _Open:
         backend, store = self._shared.backend, self._shared.store
@@ -296,20 +290,8 @@ def _next(told: TokenLogprobs, vocabulary: int, params: SamplingParams) -> Compl
     """The token that follows a prompt, drawn from the logprobs of all that may."""
     logprobs = torch.full((1, vocabulary), -math.inf)
     logprobs[0, torch.tensor(told.topk_ids[0])] = torch.tensor(told.topk_logprobs[0])
-    uniform = Random(params.seed).random()
-    recipe = Recipe(params.temperature, params.top_p, params.top_k, uniform, params.student_topk)
-    (drawn,) = draw(logprobs, [recipe])
-    if drawn is None:
-        raise SamplerError("The model's logits are not finite.")
-    asked = params.student_topk > 0
-    return Completion(
-        tokens=(drawn.token,),
-        logprobs=(drawn.logprob,),
-        topk_ids=(drawn.topk_ids,) if asked else (),
-        topk_logprobs=(drawn.topk_logprobs,) if asked else (),
-        stop_reason=StopReason.STOP if drawn.token in params.stop_tokens else StopReason.LENGTH,
-        params=params,
-    )
+    job = SampleJob((), params, Random(params.seed))
+    return Completion.collect([job.chunk(drawing(job.recipe)(logprobs))], params)
 
 
 @dataclass(frozen=True, slots=True)
@@ -440,25 +422,25 @@ class PromptScoring:
 
     def scores(
         self, prompt_tokens: int, table: Targets | None, told: Sequence[TokenLogprobs]
-    ) -> PromptScores:
-        """The answers to `asks`, in the shapes of the wire."""
-        n, first = prompt_tokens, self.first(prompt_tokens, table)
-        shown = slice(self.logprobs_from - first, None)
-        own, top_ids, top, targets = None, None, None, None
-        if self.logprobs:
-            own = np.full(n, np.nan, np.float32)
-        if self.top_k:
-            top_ids = np.zeros((n, self.top_k), np.int32)
-            top = np.full((n, self.top_k), NOT_SCORED, np.float32)
+    ) -> pb.SampleResponse:
+        """The answers to `asks`, in the shapes of the wire; completions are still to come."""
+        n, first, since = prompt_tokens, self.first(prompt_tokens, table), self.logprobs_from
+        own = np.full(n, np.nan, np.float32)
+        top_ids = np.zeros((n, self.top_k), np.int32)
+        top = np.full((n, self.top_k), NOT_SCORED, np.float32)
         full = np.zeros((0, 0) if table is None else table.ids.shape, np.float32)
         for read in told:
-            if own is not None:
-                own[self.logprobs_from :] = read.logprobs[shown]
-            if top_ids is not None and top is not None:
-                top_ids[self.logprobs_from :] = read.topk_ids[shown]
-                top[self.logprobs_from :] = read.topk_logprobs[shown]
+            if self.logprobs or self.top_k:
+                own[since:] = read.logprobs[since - first :]
+                top_ids[since:] = read.topk_ids[since - first :]
+                top[since:] = read.topk_logprobs[since - first :]
             if table is not None:
                 full[first - 1 :] = read.targets
+        out = pb.SampleResponse()
+        if self.logprobs:
+            out.prompt_logprobs = own.tobytes()
+        if self.top_k:
+            fill_topk(out.topk_prompt_logprobs, top_ids, top)
         if table is not None:
-            targets = table.filled(full)
-        return PromptScores(own, top_ids, top, targets)
+            out.target_prompt_logprobs.CopyFrom(table.filled(full))
+        return out

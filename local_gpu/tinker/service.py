@@ -6,7 +6,7 @@ Rule: what a session held is free when it ends, and everything that runs belongs
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from uuid import uuid4
 import torch
 
 from local_gpu.backend import LocalBackend, unheard
+from local_gpu.config import Say
 from local_gpu.learn.memory import free_bytes
 from local_gpu.tinker import requests
 from local_gpu.tinker.config import Limits, WireConfig
@@ -53,9 +54,7 @@ class Service:
 
     @classmethod
     @asynccontextmanager
-    async def running(
-        cls, config: WireConfig, say: Callable[[str], None] = unheard
-    ) -> AsyncGenerator[Service]:
+    async def running(cls, config: WireConfig, say: Say = unheard) -> AsyncGenerator[Service]:
         """Load the base model, and carry out requests until the block ends.
 
         Args:
@@ -95,7 +94,7 @@ class Service:
         if ask.base_model is not None:
             check_base(self.shared, ask.base_model)
         self.sessions.check_room(len(session.samplers), "samplers in this session")
-        return session.add_sampler(number, self.shared.config.offered, ask.model_path).id
+        return session.add_sampler(number, ask.model_path).id
 
     def sample(self, ask: requests.SampleRequest) -> tuple[str, list[str]]:
         """The request's id and one id per sequence; a re-sent request gets the same."""

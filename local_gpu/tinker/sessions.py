@@ -28,7 +28,6 @@ _REMEMBERED = 10_000
 class SamplingSession:
     id: str
     session_id: str
-    base_model: str
     model_path: str | None
     """None samples from the base."""
     requests: FIFOCache[int, tuple[str, list[str]]] = field(
@@ -47,8 +46,8 @@ class Session:
     samplers: dict[int, SamplingSession] = field(default_factory=dict[int, SamplingSession])
     """Sampling sessions, by sampling_session_seq_id."""
 
-    def add_sampler(self, number: int, base_model: str, path: str | None) -> SamplingSession:
-        sampler = SamplingSession(f"{self.id}:sample:{number}", self.id, base_model, path)
+    def add_sampler(self, number: int, path: str | None) -> SamplingSession:
+        sampler = SamplingSession(f"{self.id}:sample:{number}", self.id, path)
         self.samplers[number] = sampler
         return sampler
 

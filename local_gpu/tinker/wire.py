@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -270,22 +269,8 @@ def forward_backward_output(message: pb.ForwardBackwardRequest, scored: Sequence
     return out.SerializeToString()
 
 
-@dataclass(frozen=True, slots=True)
-class PromptScores:
-    """Scores of a prompt of N tokens; None where not asked for."""
-
-    logprobs: Array | None = None
-    """(N,) NaN where not scored."""
-    topk_ids: Array | None = None
-    """(N, k); 0 where not scored."""
-    topk_logprobs: Array | None = None
-    """(N, k); NOT_SCORED where not scored."""
-    targets: pb.Tensor | None = None
-    """Target logprobs in the layout of the request."""
-
-
-def sample_response(completions: Sequence[Completion], scores: PromptScores) -> bytes:
-    out = pb.SampleResponse()
+def sample_response(completions: Sequence[Completion], out: pb.SampleResponse) -> bytes:
+    """Add completions to the scores of their prompt."""
     for completion in completions:
         stopped = completion.stop_reason is StopReason.STOP
         sequence = out.sequences.add(
@@ -294,22 +279,16 @@ def sample_response(completions: Sequence[Completion], scores: PromptScores) -> 
             logprobs=np.array(completion.logprobs, np.float32).tobytes(),
         )
         if completion.topk_ids:
-            _fill_topk(
+            fill_topk(
                 sequence.topk_sampled_logprobs,
                 np.array(completion.topk_ids),
                 np.array(completion.topk_logprobs),
             )
-    if scores.logprobs is not None:
-        out.prompt_logprobs = scores.logprobs.astype(np.float32).tobytes()
-    if scores.topk_ids is not None and scores.topk_logprobs is not None:
-        _fill_topk(out.topk_prompt_logprobs, scores.topk_ids, scores.topk_logprobs)
-    if scores.targets is not None:
-        out.target_prompt_logprobs.CopyFrom(scores.targets)
     out.prompt_cache_hit_tokens = completions[0].cached_tokens
     return out.SerializeToString()
 
 
-def _fill_topk(table: pb.TopkLogprobs, ids: Array, logprobs: Array) -> None:
+def fill_topk(table: pb.TopkLogprobs, ids: Array, logprobs: Array) -> None:
     table.length, table.k = ids.shape
     table.token_ids = ids.astype(np.int32).tobytes()
     table.logprobs = logprobs.astype(np.float32).tobytes()

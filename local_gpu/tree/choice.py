@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from subprocess import SubprocessError
 from typing import Final, Literal
@@ -17,6 +17,7 @@ from typing import Final, Literal
 import torch
 from torch import Tensor
 
+from local_gpu.config import Say
 from local_gpu.device import device_fault
 from local_gpu.tree.fused import FlexKernel, VarlenKernel
 from local_gpu.tree.kernels import Fa3Kernel, Kernel, MergedKernel, SdpaKernel
@@ -103,7 +104,7 @@ def choose(
     device: torch.device,
     dtype: torch.dtype,
     heads: Heads,
-    say: Callable[[str], None],
+    say: Say,
     kernels: Sequence[Kernel] | None = None,
 ) -> Kernel:
     """The kernel of a setting, tried out; auto on the CPU needs no trial.
@@ -137,7 +138,7 @@ def fastest(
     device: torch.device,
     dtype: torch.dtype,
     heads: Heads,
-    say: Callable[[str], None],
+    say: Say,
 ) -> Kernel:
     """The fastest kernel that agrees with the reference.
 

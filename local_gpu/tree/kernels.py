@@ -231,86 +231,34 @@ def pieces_of(tree: PrefixTree) -> list[AttentionPiece]:
     ]
 
 
-class _Flash(Protocol):
-    """A device's flash attention that gives, and takes, the log-sums."""
-
-    def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float
-    ) -> tuple[Tensor, Tensor]: ...
-
-    def backward(
-        self,
-        grad: Tensor,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        out: Tensor,
-        logsum: Tensor,
-        causal: bool,
-        scale: float,
-    ) -> tuple[Tensor, Tensor, Tensor]: ...
-
-
 class _Cpu:
-    def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float
-    ) -> tuple[Tensor, Tensor]:
-        forward = _aten._scaled_dot_product_flash_attention_for_cpu
-        return forward(query, key, value, 0.0, causal, scale=scale)
+    """The CPU's flash attention, which gives, and takes, the log-sums."""
 
-    def backward(
-        self,
-        grad: Tensor,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        out: Tensor,
-        logsum: Tensor,
-        causal: bool,
-        scale: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, *inputs: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+        """`inputs`: query, key, value."""
+        return _aten._scaled_dot_product_flash_attention_for_cpu(*inputs, 0.0, causal, scale=scale)
+
+    def backward(self, *saved: Tensor, causal: bool, scale: float) -> tuple[Tensor, ...]:
+        """`saved`: the output's gradient, query, key, value, output, log-sums."""
         backward = _aten._scaled_dot_product_flash_attention_for_cpu_backward
-        return backward(grad, query, key, value, out, logsum, 0.0, causal, scale=scale)
+        return backward(*saved, 0.0, causal, scale=scale)
 
 
 class _Cuda:
-    def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float
-    ) -> tuple[Tensor, Tensor]:
+    """CUDA's, likewise."""
+
+    def forward(self, *inputs: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
         forward = _aten._scaled_dot_product_flash_attention
-        out, logsum, *_ = forward(query, key, value, 0.0, causal, False, scale=scale)
+        out, logsum, *_ = forward(*inputs, 0.0, causal, False, scale=scale)
         return out, logsum
 
-    def backward(
-        self,
-        grad: Tensor,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        out: Tensor,
-        logsum: Tensor,
-        causal: bool,
-        scale: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(self, *saved: Tensor, causal: bool, scale: float) -> tuple[Tensor, ...]:
+        _, query, key, *_ = saved
         # No cumulative lengths: dense. Without dropout the random state is not read.
         unread = torch.zeros(2, dtype=torch.uint64, device=query.device)
-        return _aten._scaled_dot_product_flash_attention_backward(
-            grad,
-            query,
-            key,
-            value,
-            out,
-            logsum,
-            None,
-            None,
-            query.shape[2],
-            key.shape[2],
-            0.0,
-            causal,
-            unread,
-            unread,
-            scale=scale,
-        )
+        lengths = None, None, query.shape[2], key.shape[2]
+        backward = _aten._scaled_dot_product_flash_attention_backward
+        return backward(*saved, *lengths, 0.0, causal, unread, unread, scale=scale)
 
 
 class _Merged(torch.autograd.Function):
@@ -321,16 +269,15 @@ class _Merged(torch.autograd.Function):
         key: Tensor,
         value: Tensor,
         pieces: list[AttentionPiece],
-        flash: _Flash,
+        flash: _Cpu | _Cuda,
         scale: float,
     ) -> Tensor:
         merged = torch.empty_like(query, dtype=_summed(query))
         logsums = merged.new_empty(query.shape[:3])
         for piece in pieces:
             rows, keys = piece.queries, piece.keys
-            out, logsum = flash.forward(
-                query[:, :, rows], key[:, :, keys], value[:, :, keys], piece.causal, scale
-            )
+            inputs = query[:, :, rows], key[:, :, keys], value[:, :, keys]
+            out, logsum = flash.forward(*inputs, causal=piece.causal, scale=scale)
             if piece.causal:  # the first that these rows meet
                 merged[:, :, rows] = out
                 logsums[:, :, rows] = logsum
@@ -359,8 +306,8 @@ class _Merged(torch.autograd.Function):
                 value[:, :, keys],
                 output[:, :, rows],
                 logsums[:, :, rows].contiguous(),
-                piece.causal,
-                ctx.scale,
+                causal=piece.causal,
+                scale=ctx.scale,
             )
             for total, where, part in zip(sums, (rows, keys, keys), found, strict=True):
                 if piece.causal:

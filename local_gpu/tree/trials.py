@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import astuple
 from hashlib import sha256
@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import torch
 
+from local_gpu.config import Say
 from local_gpu.tree import fused, kernels
 from local_gpu.tree.choice import KERNELS, Heads, fastest
 from local_gpu.tree.kernels import Kernel
@@ -34,7 +35,7 @@ def tried(
     device: torch.device,
     dtype: torch.dtype,
     heads: Heads,
-    say: Callable[[str], None],
+    say: Say,
     *,
     kept: Path,
     module: str = "local_gpu.tree.trials",

@@ -23,6 +23,7 @@ from local_gpu.config import LocalConfig
 from local_gpu.halves import ScoreAsk
 from local_gpu.learn.learning import LearningCore
 from local_gpu.learn.losses import records_of
+from local_gpu.learn.passes import PassBudget, Passes
 from local_gpu.learn.step import LoraOptimizer
 from local_gpu.model.export import export_merged
 from local_gpu.model.files import read_adapter, write_adapter
@@ -101,7 +102,7 @@ def learns_exactly(model: Path, base: BaseModel, folder: Path, *, checkpointing:
     """Compare logprobs and gradients with the reference."""
     learner = LoraOptimizer(
         *(base, SHAPE, adapter_of(base)),
-        body=Body(SdpaKernel(), base.device, packs=base.packs),
+        passes=Passes(Body(SdpaKernel(), base.device, packs=base.packs), PassBudget(None)),
         context_tokens=base.context_tokens,
         checkpointing=checkpointing,
     )

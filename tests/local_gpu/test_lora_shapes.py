@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from local_gpu.learn import head
 from local_gpu.learn.losses import records_of
+from local_gpu.learn.passes import PassBudget, Passes
 from local_gpu.learn.step import LoraOptimizer
 from local_gpu.model.export import export_merged
 from local_gpu.model.files import read_adapter, read_state, write_adapter, write_state
@@ -74,7 +75,7 @@ def warm(base: BaseModel, shape: LoraShape) -> dict[str, torch.Tensor]:
 def optimizer(base: BaseModel, shape: LoraShape) -> LoraOptimizer:
     return LoraOptimizer(
         *(base, shape, warm(base, shape)),
-        body=Body(SdpaKernel(), base.device),
+        passes=Passes(Body(SdpaKernel(), base.device), PassBudget(None)),
         context_tokens=base.context_tokens,
         checkpointing=False,
     )

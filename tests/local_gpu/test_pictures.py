@@ -12,10 +12,9 @@ from local_reference import reference, reference_loss
 
 from local_gpu.halves import Facts, ScoreAsk
 from local_gpu.learn.losses import records_of
-from local_gpu.learn.passes import PassBudget
-from local_gpu.learn.scores import Scorer
+from local_gpu.learn.passes import PassBudget, Passes
+from local_gpu.learn.scores import score
 from local_gpu.learn.step import LoraOptimizer
-from local_gpu.learn.world import Alone
 from local_gpu.model.files import write_adapter
 from local_gpu.model.load import open_base
 from local_gpu.model.lora import BaseModel, LoraShape, fresh_adapter
@@ -65,11 +64,9 @@ def optimizer(
 ) -> LoraOptimizer:
     return LoraOptimizer(
         *(base, SHAPE, drawn_adapter(base)),
-        body=Body(MergedKernel(), base.device),
+        passes=Passes(Body(MergedKernel(), base.device), PassBudget(tokens), vision=vision),
         context_tokens=base.context_tokens,
         checkpointing=checkpoint,
-        vision=vision,
-        tokens=tokens,
     )
 
 
@@ -209,8 +206,8 @@ def test_scores_are_those_of_the_whole_model(
     facts = Facts("", base.vocabulary, base.context_tokens)
     datums = batch(vision)[:-1]
     asks = [ScoreAsk.of(facts, d.tokens, d.start, None, 2, d.images) for d in datums]
-    scorer = Scorer(Body(MergedKernel(), base.device), PassBudget(None), Alone(), vision)
-    for datum, read in zip(datums, scorer.score(learner.module, asks), strict=True):
+    scored = score(learner.passes, learner.module, asks)
+    for datum, read in zip(datums, scored, strict=True):
         with torch.no_grad():
             rows = whole_logprobs(vision, whole, datum)
         wanted = rows.gather(1, torch.tensor(datum.tokens[datum.start :])[:, None])[:, 0]

@@ -25,6 +25,7 @@ from transformers import AutoModelForCausalLM
 
 from local_gpu.config import LocalConfig
 from local_gpu.learn.losses import records_of
+from local_gpu.learn.passes import PassBudget, Passes
 from local_gpu.learn.step import LoraOptimizer
 from local_gpu.model.export import export_merged
 from local_gpu.model.files import write_adapter
@@ -123,7 +124,7 @@ def test_gradients_are_those_of_the_rounded_weights(tmp_path: Path) -> None:
     adapter = {n: t + 0.1 * torch.randn(t.shape, generator=draw) for n, t in fresh.items()}
     learner = LoraOptimizer(
         *(base, SHAPE, adapter),
-        body=Body(SdpaKernel(), base.device, packs=base.packs),
+        passes=Passes(Body(SdpaKernel(), base.device, packs=base.packs), PassBudget(None)),
         context_tokens=base.context_tokens,
         checkpointing=True,
     )

@@ -15,6 +15,7 @@ import torch
 from backends import VOCABULARY, tiny_model
 from torch import Tensor
 
+from local_gpu.learn.passes import PassBudget, Passes
 from local_gpu.learn.step import LoraOptimizer
 from local_gpu.model.load import load_base
 from local_gpu.model.lora import BaseModel, LoraShape, adapter_parameters, fresh_adapter, with_lora
@@ -144,10 +145,9 @@ def learner(model: Path, kernel: Kernel, tokens: int | None) -> LoraOptimizer:
     base, adapter = opened(model, torch.float32)
     return LoraOptimizer(
         *(base, SHAPE, adapter),
-        body=Body(kernel, CPU),
+        passes=Passes(Body(kernel, CPU), PassBudget(tokens)),
         context_tokens=10_000,
         checkpointing=False,
-        tokens=tokens,
     )
 
 

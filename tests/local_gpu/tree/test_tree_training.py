@@ -25,6 +25,7 @@ from benchmarks.training_shapes import PRESETS
 from benchmarks.training_work import Work, flops
 from local_gpu.device import out_of_memory as no_room
 from local_gpu.learn.losses import records_of
+from local_gpu.learn.passes import PassBudget, Passes
 from local_gpu.learn.step import LoraOptimizer
 from local_gpu.model.load import open_base
 from local_gpu.model.lora import BaseModel, LoraShape, fresh_adapter
@@ -61,10 +62,9 @@ def optimizer(base: BaseModel, *, share: bool = True, tokens: int | None = None)
     body = Body(SdpaKernel(), base.device, share=share)
     return LoraOptimizer(
         *(base, SHAPE, adapter_of(base)),
-        body=body,
+        passes=Passes(body, PassBudget(tokens)),
         context_tokens=base.context_tokens,
         checkpointing=False,
-        tokens=tokens,
     )
 
 
@@ -323,9 +323,9 @@ learner.step([LossPass("ppo", (datums[0],))], Adam(1e-9))
 pages = int(Path("/proc/self/statm").read_text().split()[0])
 room = pages * resource.getpagesize() + 64 * 2**20
 resource.setrlimit(resource.RLIMIT_AS, (room, room))
-before = learner.budget.tokens
+before = learner.passes.budget.tokens
 report = learner.step([LossPass("ppo", datums)], Adam(1e-3))
-print(before > learner.budget.tokens, len(report.logprobs[0]), report.grad_norm > 0)
+print(before > learner.passes.budget.tokens, len(report.logprobs[0]), report.grad_norm > 0)
 """
 
 
