@@ -148,9 +148,7 @@ class Judge:
         case, shown = (request, reply, state, self._prompts, asked_by), images if self._sees else ()
         verdict_prompt = verdict_messages(*case, images=shown)
         hears = hints and state.role == "user" and self._hint_candidates > 0
-        hint_prompt = None
-        if hears:
-            hint_prompt = hint_messages(*case, images=shown)
+        hint_prompt = hint_messages(*case, images=shown) if hears else None
         try:
             async with asyncio.TaskGroup() as group:
                 judging = group.create_task(self._ask_either(verdict_prompt, hint_prompt))

@@ -103,17 +103,14 @@ def reward_parts(samples: Sequence[Sample], cfg: Training) -> list[float]:
     if cfg.recipe == "paper":
         of_alone = [reward or 0.0 for reward in rewards]
     else:
-        tools = [TOOL_SUCCESS if _tool_success(samples[at]) else 1.0 for at in alone]
+        succeeded = (samples[at].tool and (samples[at].reward or 0) > 0 for at in alone)
+        tools = [TOOL_SUCCESS if one else 1.0 for one in succeeded]
         of_alone = reward_advantages(rewards, tools)
     of_grouped = group_advantages(
         [samples[at].reward for at in grouped], [samples[at].bucket for at in grouped]
     )
     found = dict(zip((*alone, *grouped), (*of_alone, *of_grouped), strict=True))
     return [found[at] for at in range(len(samples))]
-
-
-def _tool_success(sample: Sample) -> bool:
-    return sample.tool and sample.reward is not None and sample.reward > 0
 
 
 def spread(sample: Sample, reward: float, distill: float, cfg: Training) -> Advantages:
