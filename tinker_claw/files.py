@@ -26,6 +26,21 @@ def for_owner_only() -> None:
     os.umask(_OTHERS)
 
 
+def private(name: str, flags: int) -> int:
+    """Open a file that its owner alone may read; an `opener` of `open`."""
+    return os.open(name, flags, 0o600)
+
+
+def write_private(file: Path, text: str) -> None:
+    """Create a file that its owner alone may read.
+
+    Raises:
+        OSError: it cannot be written, or there is one already.
+    """
+    with open(file, "x", opener=private) as out:
+        out.write(text)
+
+
 def open_to_others(directory: Path) -> list[Path]:
     """Return the paths in a run's data directory, itself included, that others can read or
     write."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import sys
 import time
 import traceback
@@ -22,6 +21,7 @@ from typing import Any, Protocol, TextIO, cast
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from tinker_claw.files import private
 from tinker_claw.types import SamplingParams, Usage
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
@@ -82,8 +82,7 @@ class _Printer(structlog.PrintLogger):
         with suppress(OSError):
             super().msg(message)
 
-    log = debug = info = warn = warning = fatal = failure = err = error = critical = msg
-    exception = msg
+    debug = info = warning = error = critical = msg
 
 
 def _without_words(record: logging.LogRecord) -> bool:
@@ -108,10 +107,6 @@ def _place(error: BaseException, told_of: frozenset[int] = frozenset()) -> str:
     causes = ((before,) if before else ()) + inside
     told = [_place(cause, told_of) for cause in causes if id(cause) not in told_of]
     return "".join([*told, *traceback.format_tb(error.__traceback__), type(error).__name__, "\n"])
-
-
-def _for_owner_only(name: str, flags: int) -> int:
-    return os.open(name, flags, 0o600)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,20 +173,15 @@ _COUNTERS = (
 _GAUGES = (
     ("fresh_tokens", "Tokens of the last step that its version sampled"),
     (
-        *(
-            "agreement",
-            "Trainer against sampler on them, in nats: mean, sd, max, k3; outside, ratio",
-        ),
+        "agreement",
+        "Trainer against sampler on them, in nats: mean, sd, max, k3; outside, ratio",
         "figure",
     ),
     ("agreement_alarm", "1: they did not agree when last compared"),
     ("step_kl", "How far the last step that was measured moved the policy, in nats per token"),
     ("step_figure", "Figures of the last step", "figure"),
     ("batch_size", "Samples that a step takes"),
-    (
-        *("guard", "What the guard says: 0 well, 1 warns, 2 holds learning"),
-        "alarm",
-    ),
+    ("guard", "What the guard says: 0 well, 1 warns, 2 holds learning", "alarm"),
     ("samples_waiting", "Samples in the queue"),
     ("policy_version", "Serving policy version"),
 )
@@ -350,7 +340,7 @@ class Telemetry:
         if self._file is None:
             return
         try:
-            with open(self._file, "a", opener=_for_owner_only) as file:
+            with open(self._file, "a", opener=private) as file:
                 file.write(json.dumps({"time": time.time(), **record}) + "\n")
         except OSError as error:  # the ledger has it, too
             log.warning("metrics.unwritten", file=str(self._file), error=str(error))

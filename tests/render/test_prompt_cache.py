@@ -108,9 +108,9 @@ def test_every_family_gives_what_the_package_renders(family: str) -> None:
                 expected = full_render(tokenizer, config, messages[:end], body["tools"], hint)
             except (ValueError, KeyError):
                 with pytest.raises(RequestError):
-                    chat.prompt(messages[:end], body["tools"], hint)
+                    chat.plan(messages[:end], body["tools"], hint).encode()
                 continue
-            prompt = chat.prompt(messages[:end], body["tools"], hint)
+            prompt = chat.plan(messages[:end], body["tools"], hint).encode()
             assert prompt == expected
             assert prompt.packed == array("i", prompt.tokens).tobytes()
 
@@ -184,9 +184,9 @@ def test_requests_that_go_on_from_each_other_are_what_they_are_alone(
                 expected = full_render(tokenizer, config, messages, tools, hint)
             except (ValueError, KeyError):
                 with pytest.raises(RequestError):
-                    chat.prompt(messages, tools, hint)
+                    chat.plan(messages, tools, hint).encode()
                 continue
-            assert chat.prompt(messages, tools, hint) == expected
+            assert chat.plan(messages, tools, hint).encode() == expected
 
 
 def test_what_is_known_is_not_encoded_again(hub: Any) -> None:
@@ -196,7 +196,7 @@ def test_what_is_known_is_not_encoded_again(hub: Any) -> None:
         history += [assistant(f"Answer {turn}."), user(f"Question {turn}?")]
         asked = [*history, user("volatile")]
         assert turn == 0 or chat.plan(asked, None, None).size < 400
-        chat.prompt(asked, None, len(history) - 1)
+        chat.plan(asked, None, len(history) - 1).encode()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -211,7 +211,7 @@ def test_system_messages_and_tools_are_encoded_once(family: str) -> None:
     )
     for number, history in enumerate(histories):
         assert (chat.plan([*head, *history], tools, None).size > len(LONG)) is (number == 0)
-        prompt = chat.prompt([*head, *history], tools, 1)
+        prompt = chat.plan([*head, *history], tools, 1).encode()
         assert prompt == full_render(tokenizer, config, [*head, *history], tools, 1)
 
 
@@ -219,14 +219,14 @@ def test_a_private_request_leaves_nothing(hub: Any) -> None:
     cache, config = PromptCache(), renderers.config_from_name("qwen3")
     chat = format_of(hub, config, cache)
     history = [user("look"), assistant("Yes."), user("Again?")]
-    chat.prompt(history, None, None)
+    chat.plan(history, None, None).encode()
     before = cache._known.currsize
     for longer in (
         [*history, assistant("No."), user("And now?")],
         [{"role": "system", "content": "Be brief."}, *history],
     ):
         at = len(longer) - 1
-        prompt = chat.prompt(longer, None, at, remembers=False)
+        prompt = chat.plan(longer, None, at, remembers=False).encode()
         assert prompt == full_render(hub, config, longer, [], at)
         assert cache._known.currsize == before
 
@@ -238,7 +238,7 @@ def test_what_is_remembered_is_bounded_in_bytes(hub: Any) -> None:
     def ask(number: int) -> bool:
         said = [user("look"), assistant(f"{number} " + LONG[:2000]), user("Again?")]
         known = chat.plan(said, None, None).size < 1000
-        chat.prompt(said, None, None)
+        chat.plan(said, None, None).encode()
         return known
 
     ask(0)
@@ -256,7 +256,7 @@ def test_what_is_remembered_is_bounded_in_bytes(hub: Any) -> None:
 def test_more_than_there_is_room_for_is_rendered_all_the_same(hub: Any) -> None:
     cache, config = PromptCache(capacity=2_000), renderers.config_from_name("qwen3")
     messages = [user(LONG), assistant("So: " + LONG), user("user")]
-    prompt = format_of(hub, config, cache).prompt(messages, None, 2)
+    prompt = format_of(hub, config, cache).plan(messages, None, 2).encode()
     assert prompt == full_render(hub, config, messages, [], 2)
 
 
@@ -323,7 +323,7 @@ def test_format_that_looks_into_its_ids_is_rendered_as_it_is(
     messages = [user("hello"), assistant("hi"), user("bye")]
     for _ in range(2):
         expected = full_render(tokenizer, config, messages, [], len(messages) - 1)
-        assert laid.prompt(messages, None, len(messages) - 1) == expected
+        assert laid.plan(messages, None, len(messages) - 1).encode() == expected
         messages += [assistant("oh"), user("so")]
 
 
@@ -366,7 +366,7 @@ def test_what_a_format_trips_over_is_refused(family: str) -> None:
     parameters = {"type": "object", "properties": [1]}
     tools = [{"type": "function", "function": {"name": "ls", "parameters": parameters}}]
     with pytest.raises(RequestError, match="does not take these messages"):
-        format_of(tokenizer, config).prompt([user("look")], tools, 0)
+        format_of(tokenizer, config).plan([user("look")], tools, 0).encode()
 
 
 def test_everything_remembered_can_be_forgotten(renderer: Renderer) -> None:
@@ -382,7 +382,7 @@ def test_a_system_message_between_others_is_moved_only_where_it_is_refused(famil
     config = renderers.config_from_name(family)
     late = {"role": "system", "content": "Be brief."}
     said = [user("hi"), assistant("yo"), late, user("so?")]
-    found = format_of(tokenizer, config).prompt(said, None, 3)
+    found = format_of(tokenizer, config).plan(said, None, 3).encode()
     try:
         plain = full_render(tokenizer, config, said, (), 3)
     except ValueError:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-import os
 import secrets
 import select
 import socket
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tinker_claw.errors import ClawError, UndoError
+from tinker_claw.files import write_private
 from tinker_claw.ledger.prune import from_turn, in_session
 
 if TYPE_CHECKING:
@@ -53,8 +53,7 @@ async def control(directory: Path, undoing: Rollback) -> AsyncGenerator[None]:
     port = server.sockets[0].getsockname()[1]
     file = directory / CONTROL_FILE
     file.unlink(missing_ok=True)  # of a process that was killed, perhaps with other rights
-    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
-        json.dump({"port": port, "token": token}, opened)
+    write_private(file, json.dumps({"port": port, "token": token}))
     try:
         yield
     finally:

@@ -14,6 +14,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from socket import socket
 from typing import Final
 
@@ -120,14 +121,12 @@ async def _start(settings: Settings, stack: AsyncExitStack) -> tuple[System, soc
 async def _serve(settings: Settings, system: System, listening: socket, stop: Stop) -> None:
     """Run every part until the gateway ends; a step in progress may finish."""
     server, parts, health = Server(system.app), system.parts, system.parts.health
+    trim = partial(upkeep, parts.ledger, settings.privacy)
 
     def end() -> None:
         server.should_exit = True
         health.backend.give_up()
         system.learner.finish()
-
-    def trim() -> Awaitable[None]:
-        return upkeep(parts.ledger, settings.privacy)
 
     with stop.calls(end, within_s=DRAIN_S + STEP_S + CLOSE_S):
         async with (

@@ -205,7 +205,7 @@ async def _judging(
     settings, parts = common.settings, common.parts
     hints = settings.training.hints_scored if Signal.HINT in parts.method.needs else 0
     judge = Judge(
-        await _endpoint(settings, arranged, parts.base, common.renderer, stack),
+        await _endpoint(common, arranged, stack),
         settings.judge,
         hint_candidates=hints,
         prompts=prompts,
@@ -216,13 +216,10 @@ async def _judging(
 
 
 async def _endpoint(
-    settings: Settings,
-    arranged: Arrangement | None,
-    base: Sampler,
-    renderer: Renderer,
-    stack: AsyncExitStack,
+    common: _Common, arranged: Arrangement | None, stack: AsyncExitStack
 ) -> Endpoint:
     """Open the judge: a model on its own GPUs, the endpoint that was named, rules, or the base."""
+    settings = common.settings
     url = settings.judge.judge_url
     if arranged is not None and settings.local.prm_gpus:
         url = await stack.enter_async_context(open_judge(settings, arranged))
@@ -230,7 +227,7 @@ async def _endpoint(
         url = await stack.enter_async_context(in_background(_rule_judge(settings.run.seed)))
         log.info("judge.rules", url=url)
     if url is None:
-        return SamplerEndpoint(base, renderer, settings.judge)
+        return SamplerEndpoint(common.parts.base, common.renderer, settings.judge)
     return await stack.enter_async_context(HttpEndpoint(url, settings.judge))
 
 

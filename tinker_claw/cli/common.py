@@ -25,7 +25,7 @@ from tinker_claw.config.flags import WORD
 from tinker_claw.config.load import CONFIG, load_given
 from tinker_claw.config.settings import ENV_PREFIX, Settings
 from tinker_claw.errors import ConfigError, LedgerError
-from tinker_claw.ledger.database import FILE, is_locked
+from tinker_claw.ledger.database import FILE, Outside, is_locked, reading
 from tinker_claw.ledger.ledger import Ledger
 
 # Commands
@@ -150,6 +150,12 @@ class LedgerCommand(Command):
             )
         return file
 
+    @contextmanager
+    def rows(self) -> Generator[Outside]:
+        """Open the ledger at one moment, to be read."""
+        with reading(self.ledger) as ledger, ledger.moment():
+            yield ledger
+
     def carry_out(
         self, order: Mapping[str, Any], offline: Callable[[Ledger], Any]
     ) -> tuple[Any, bool]:
@@ -206,24 +212,20 @@ def ask(settings: Settings) -> dict[str, Any]:
     Raises:
         GatewayUnreachable: there is none.
     """
-    health = _get(settings, "/healthz")
-    if not isinstance(health, dict) or "status" not in health:
-        raise GatewayUnreachable("what answers there is no tinker-claw")
-    return cast("dict[str, Any]", health)
-
-
-def _get(settings: Settings, path: str) -> Any:
-    """JSON over plain HTTP from a machine that was named: no proxy."""
     from http.client import HTTPException
     from urllib.error import HTTPError
     from urllib.request import ProxyHandler, Request, build_opener  # most commands ask nobody
 
-    asked = Request(url_of(settings) + path)
+    asked = Request(f"{url_of(settings)}/healthz")
     for key in keys(settings)[:1]:  # that of an admin, where there is one
         asked.add_header("Authorization", f"Bearer {key}")
     try:
+        # The machine was named: no proxy.
         with build_opener(ProxyHandler({})).open(asked, timeout=TIMEOUT_S) as answer:
-            return json.loads(answer.read())
+            health = json.loads(answer.read())
+        if not isinstance(health, dict) or "status" not in health:
+            raise ValueError("it is no health")
+        return cast("dict[str, Any]", health)
     except (HTTPError, HTTPException, ValueError) as error:
         raise GatewayUnreachable("what answers there is no tinker-claw") from error
     except OSError as error:
@@ -324,10 +326,10 @@ def note(told: str) -> None:
     print(f"tinker-claw: {told}", file=sys.stderr)
 
 
-def wrapped(sentence: str, indent: str = "", width: int = WIDTH) -> list[str]:
+def wrapped(sentence: str, indent: str = "") -> list[str]:
     """A sentence over lines."""
     return textwrap.wrap(
-        printable(sentence), width, initial_indent=indent, subsequent_indent=indent
+        printable(sentence), WIDTH, initial_indent=indent, subsequent_indent=indent
     )
 
 

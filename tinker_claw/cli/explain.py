@@ -19,7 +19,7 @@ from tinker_claw.cli.common import (
 )
 from tinker_claw.config.flags import WORD
 from tinker_claw.errors import LedgerError
-from tinker_claw.ledger.database import Rows, reading
+from tinker_claw.ledger.database import Rows
 from tinker_claw.ledger.outcome import (
     LOST,
     moment,
@@ -56,7 +56,7 @@ class Explain(LedgerCommand):
     no_text: bool = Field(False, description="leave out the texts of user, model and tools")
 
     def run(self) -> int:
-        with reading(self.ledger) as ledger, ledger.moment():
+        with self.rows() as ledger:
             lines = tell(
                 ledger, self.turn, self.settings.training.batch_size, text=not self.no_text
             )

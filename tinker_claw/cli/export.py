@@ -69,7 +69,7 @@ class Export(LedgerCommand):
         return 0
 
     def _lessons(self, target: Path) -> None:
-        with reading(self.ledger) as ledger:
+        with self.rows() as ledger:
             found = of_user(ledger, None)
         lines = ["# What the user wants of replies", ""]
         lines += [f"- {one.text}" for one in found if one.state is not State.DROPPED]
@@ -94,7 +94,7 @@ class Export(LedgerCommand):
 
     def _learned(self) -> None:
         settings, file = self.settings, self.ledger
-        with reading(file) as ledger, ledger.moment():
+        with self.rows() as ledger:
             backend = run_of(ledger).get("backend", settings.run.backend)
             version = named(ledger, self.version, with_state=backend != "local")
         if backend != settings.run.backend:

@@ -17,7 +17,7 @@ from tinker_claw.cli.common import LedgerCommand, wrapped, write
 from tinker_claw.config.flags import WORD
 from tinker_claw.errors import UndoError
 from tinker_claw.insight import read_kept, usable
-from tinker_claw.ledger.database import Rows, reading
+from tinker_claw.ledger.database import Rows
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.outcome import plural
 from tinker_claw.ledger.prune import Forgetting, from_turn, in_session
@@ -56,7 +56,7 @@ class Forget(LedgerCommand):
             write(["Nothing is left of what was forgotten."])
             return 0
         find = self._find()
-        with reading(self.ledger) as ledger, ledger.moment():
+        with self.rows() as ledger:
             forgetting, kept = find(ledger), read_kept(ledger)
         write(_told(forgetting, kept))
         if self.dry_run:
@@ -146,7 +146,7 @@ class Rejudge(LedgerCommand):
 
     def run(self) -> int:
         wanted = list(self.turns) or None
-        with reading(self.ledger):
+        with self.rows():
             pass  # it is one, of this schema
         order = {"do": "rejudge", "turns": wanted}
         again, running = self.carry_out(order, lambda ledger: ledger.judgements.take_up(wanted))

@@ -11,7 +11,6 @@ from tinker_claw.config.flags import WORD
 from tinker_claw.config.settings import DEFAULT_USER
 from tinker_claw.errors import UndoError
 from tinker_claw.evidence import in_words
-from tinker_claw.ledger.database import reading
 from tinker_claw.ledger.lessons import read_lessons
 
 
@@ -54,7 +53,7 @@ class Lessons(LedgerCommand):
 
     def run(self) -> int:
         if self.do == "list":
-            with reading(self.ledger) as ledger, ledger.moment():
+            with self.rows() as ledger:
                 found = read_lessons(ledger, self.user)
             write_json(found) if self.as_json else write(table(_COLUMNS, found))
             return 0
@@ -71,7 +70,7 @@ class Lessons(LedgerCommand):
         done, _ = self.carry_out(order, lambda ledger: ledger.lessons.rule(*values))
         write([f"Lesson {done}: {_DONE[self.do]}."])
         if self.do == "drop":
-            with reading(self.ledger) as ledger:
+            with self.rows() as ledger:
                 back = next(one["back"] for one in read_lessons(ledger, None) if one["id"] == done)
             if back is not None:
                 write(wrapped(_UNDO.format(back)))

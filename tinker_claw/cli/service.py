@@ -21,6 +21,7 @@ from tinker_claw.config.flags import WORD
 from tinker_claw.config.load import flags
 from tinker_claw.config.settings import ENV_PREFIX, VARIABLES
 from tinker_claw.errors import ConfigError
+from tinker_claw.files import write_private
 from tinker_claw.ledger.database import is_locked
 
 UNIT = "tinker-claw.service"
@@ -212,9 +213,8 @@ def _keep_environment(file: Path) -> Iterator[str]:
         return
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     lines = [f'{name}="{_ESCAPED.sub(_BACKSLASH, value)}"' for name, value in now.items()]
-    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
-        out.write("# Keys and settings of the service, as NAME=value; only you can read them.\n")
-        out.writelines(f"{line}\n" for line in lines)
+    head = "# Keys and settings of the service, as NAME=value; only you can read them."
+    write_private(file, "".join(f"{line}\n" for line in (head, *lines)))
     yield f"{file}: made, with {', '.join(now) or 'nothing in it'}. Keys go there."
 
 

@@ -76,6 +76,7 @@ def begin(serve: Callable[[Mapping[str, Any]], int]) -> int:
 
 
 def _place() -> str:
+    """Ask where the model runs until one of the numbers is given."""
     from local_gpu.plan.layout import visible
 
     try:
@@ -83,14 +84,16 @@ def _place() -> str:
         seen = ", ".join(f"{gpu.total / 2**30:.0f} GiB" for gpu in gpus) or "none is seen here"
     except ConfigError as error:
         seen = str(error)
-    return _choose(
-        "Where is the model to run?",
-        {
-            "tinker": "at Tinker, Thinking Machines' service: needs a key, and costs money",
-            "local": f"on GPUs of this machine ({seen})",
-            "demo": "nowhere yet: show the demo, a tiny model that learns on this CPU",
-        },
-    )
+    places = {
+        "tinker": "at Tinker, Thinking Machines' service: needs a key, and costs money",
+        "local": f"on GPUs of this machine ({seen})",
+        "demo": "nowhere yet: show the demo, a tiny model that learns on this CPU",
+    }
+    lines = (f"  {n}  {told}" for n, told in enumerate(places.values(), 1))
+    write(["", "Where is the model to run?", *lines])
+    last = len(places)
+    given: int = click.prompt(f"1 to {last}", type=click.IntRange(1, last))
+    return [*places][given - 1]
 
 
 def _tinker(settings: Settings) -> str | None:
@@ -129,14 +132,6 @@ def _local(settings: Settings) -> None:
     if find_vllm() is None:
         slow = "so the gateway's own process samples, many times slower"
         write(["", f"There is no vLLM here, {slow}. {GET_VLLM}"])
-
-
-def _choose(question: str, choices: Mapping[str, str]) -> str:
-    """Ask until one of the numbers is given."""
-    write(["", question, *(f"  {n}  {told}" for n, told in enumerate(choices.values(), 1))])
-    last = len(choices)
-    given: int = click.prompt(f"1 to {last}", type=click.IntRange(1, last))
-    return [*choices][given - 1]
 
 
 def _remember(settings: Settings, key: str | None, file: Path) -> None:

@@ -230,16 +230,11 @@ def board(seen: Record) -> list[str]:
         "last steps": [*table(_STEPS, seen["steps"]), *wrapped(_LEGEND)],
         "turns not trained, or not yet": _reasons(seen["not_trained"]),
     }
-    lines = [f"{label:<10} {_barred(label, seen)}{printable(told)}" for label, told in facts(seen)]
+    bars = {"next step": f"[{_bar(seen['samples_waiting'], seen['batch_size'])}] "}
+    lines = [f"{label:<10} {bars.get(label, '')}{printable(told)}" for label, told in facts(seen)]
     for heading, told in sections.items():
         lines += ["", heading, *(f"  {line}".rstrip() for line in told)]
     return lines
-
-
-def _barred(label: str, seen: Record) -> str:
-    if label != "next step":
-        return ""
-    return f"[{_bar(seen['samples_waiting'], seen['batch_size'])}] "
 
 
 def _bar(part: float, whole: float) -> str:

@@ -22,7 +22,7 @@ from tinker_claw.cli.log import WHEN
 from tinker_claw.config.flags import WORD
 from tinker_claw.errors import UndoError
 from tinker_claw.insight import read_kept, usable
-from tinker_claw.ledger.database import Rows, reading
+from tinker_claw.ledger.database import Rows
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.views import Record
 
@@ -67,7 +67,7 @@ class Versions(LedgerCommand):
     as_json: bool = Field(False, alias="json", description="one JSON object a line")
 
     def run(self) -> int:
-        with reading(self.ledger) as ledger, ledger.moment():
+        with self.rows() as ledger:
             records = read_kept(ledger)
         write_json(records) if self.as_json else write(table(_COLUMNS, records))
         return 0
@@ -119,7 +119,7 @@ class Pin(_AnswerCommand):
     half: bool = Field(False, description="one session in two only, to compare it with the newest")
 
     def run(self) -> int:
-        with reading(self.ledger) as ledger, ledger.moment():
+        with self.rows() as ledger:
             pinned: int = named(ledger, self.version)["id"]
         order = {"do": "pin", "version": pinned, "half": self.half}
         _, now = self.carry_out(order, lambda ledger: ledger.pin.to(pinned, half=self.half))
@@ -152,7 +152,7 @@ class Rollback(_AnswerCommand):
     )
 
     def run(self) -> int:
-        with reading(self.ledger) as ledger, ledger.moment():
+        with self.rows() as ledger:
             kept = named(ledger, self.version, with_state=True)
 
         def offline(ledger: Ledger) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Final
 
 from tinker_claw.config.settings import Settings
 from tinker_claw.errors import ConfigError, LedgerError
+from tinker_claw.files import write_private
 from tinker_claw.origin import is_loopback
 
 KEY_FILE: Final = "api-key"
@@ -71,8 +72,7 @@ def make(settings: Settings, file: Path) -> Settings:
     key = secrets.token_urlsafe(32)
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
-            out.write(f"{key}\n")
+        write_private(file, f"{key}\n")
     except OSError as error:
         raise LedgerError(
             f"the data directory {file.parent} cannot be written ({error.strerror}); "

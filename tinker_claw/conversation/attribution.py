@@ -84,6 +84,11 @@ def read(message: Message) -> Reading:
     return noted(_read, message)
 
 
+def _asks(message: Message) -> bool:
+    """Whether something is asked of the model by a user message, which a note does not."""
+    return message["role"] == "user" and not read(message).note
+
+
 def attribute(
     message: Message, surface: Surface, is_owner: Callable[[Sender], bool]
 ) -> tuple[Piece, ...]:
@@ -236,15 +241,14 @@ def last_asked(messages: Sequence[Message]) -> int | None:
     """Index of the newest user message by which something is asked of the model: a person's words
     or a harness's prompt, and no note beside them."""
     kept = without_volatile(messages)
-    users = (at for at in range(len(kept) - 1, -1, -1) if kept[at]["role"] == "user")
-    return next((at for at in users if not read(kept[at]).note), None)
+    return next((at for at in reversed(range(len(kept))) if _asks(kept[at])), None)
 
 
 def first_asked(messages: Sequence[Message]) -> int | None:
     """Index of the first user message by which something is asked of the model, in every request of
     a session the same; None: there is none."""
     kept = enumerate(without_volatile(messages))
-    return next((at for at, m in kept if m["role"] == "user" and not read(m).note), None)
+    return next((at for at, message in kept if _asks(message)), None)
 
 
 def asking(messages: Sequence[Message]) -> list[Reading]:
@@ -254,8 +258,8 @@ def asking(messages: Sequence[Message]) -> list[Reading]:
     for message in reversed(without_volatile(messages)):
         if message["role"] == "assistant" and found:
             break
-        if message["role"] == "user" and not (reading := read(message)).note:
-            found.append(reading)
+        if _asks(message):
+            found.append(read(message))
     return found
 
 

@@ -157,6 +157,14 @@ class Object(dict[str, Any]):
         found = Object(self.get(name), self.place(name))
         return found if fields is None else fields.check(found)
 
+    def scalars(self, name: str, why: str) -> Object:
+        """An object of strings, numbers and booleans. `why`: the error for any other value."""
+        found = self.object(name)
+        for member, value in found.items():
+            if not isinstance(value, str | int | float):
+                raise found.wrong(why, member)
+        return found
+
     def listed(self, name: str, *, required: bool = False) -> list[Any]:
         value = self.get(name, None if required else [])
         if not isinstance(value, list):

@@ -161,7 +161,7 @@ def parse_chat(
         schema=schema_of(fields, "response_format", "json_schema"),
         top_logprobs=_top_logprobs(fields),
         choices=_choices(fields),
-        template=_template(fields),
+        template=fields.scalars("chat_template_kwargs", "must be a string, a number or a boolean"),
         reasoning_effort=effort_level(fields, "reasoning_effort"),
         own=own or {},
     )
@@ -181,14 +181,6 @@ def _choices(fields: Object) -> int:
     if asked > 1 and fields.get("stream"):
         raise RequestError("n: one reply is streamed; several come whole.", param="n")
     return asked
-
-
-def _template(fields: Object) -> Mapping[str, Any]:
-    options = fields.object("chat_template_kwargs")
-    for option, value in options.items():
-        if not isinstance(value, str | int | float):
-            raise options.wrong("must be a string, a number or a boolean", option)
-    return options
 
 
 def _top_k(fields: Object) -> int | None:

@@ -21,8 +21,8 @@ from tinker_claw.formats.base import (
     TokenLogprob,
     data,
 )
-from tinker_claw.formats.fields import function_call
-from tinker_claw.types import Delta, ToolCall
+from tinker_claw.formats.fields import called
+from tinker_claw.types import Delta
 
 _DONE = b"data: [DONE]\n\n"
 _FINISH: Mapping[Finish, str] = {
@@ -90,7 +90,7 @@ class ChatReply:
     def _delta(self, delta: Delta) -> Json:
         if delta.call is not None:
             self._calls += 1
-            return {"tool_calls": [{"index": self._calls - 1, **_call(delta.call)}]}
+            return {"tool_calls": [{"index": self._calls - 1, **called(delta.call)}]}
         return {"reasoning_content" if delta.kind == "reasoning" else "content": delta.text}
 
     def _chunk(self, delta: Json, finish_reason: str | None = None, **told: Json) -> bytes:
@@ -107,7 +107,7 @@ def _choice(index: int, done: FinishedReply) -> Json:
     if reply.reasoning is not None:
         message["reasoning_content"] = reply.reasoning
     if reply.tool_calls:
-        message["tool_calls"] = [_call(call) for call in reply.tool_calls]
+        message["tool_calls"] = [*map(called, reply.tool_calls)]
     logprobs = None if done.logprobs is None else _logprobs(done.logprobs)
     finish = _FINISH[done.finish]
     return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish}
@@ -129,11 +129,6 @@ def _token(text: str, logprob: float) -> Json:
     # A token may be a part of a character, and then it has no text of its own.
     bytes_ = None if _UNFINISHED in text else list(text.encode())
     return {"token": text, "logprob": logprob, "bytes": bytes_}
-
-
-def _call(call: ToolCall) -> Json:
-    """A call without its index."""
-    return function_call(call.id, call.name, call.arguments)
 
 
 def _usage(replies: Sequence[TokenCounts]) -> Json:

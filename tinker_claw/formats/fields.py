@@ -10,7 +10,7 @@ from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import EFFORTS, Joined
 from tinker_claw.formats.body import INT64, Fields, Object, shown
 from tinker_claw.images import Pictured, read_data, read_url
-from tinker_claw.types import Message, Reply, Tool
+from tinker_claw.types import Message, Reply, Tool, ToolCall
 
 STOP_STRINGS = 4
 """Most stop strings of a request, as at OpenAI."""
@@ -47,11 +47,11 @@ def common(fields: Object, hottest: int, *lengths: str) -> dict[str, Any]:
 
 
 def openai(fields: Object, tools: tuple[Tool, ...], *lengths: str, nested: bool) -> dict[str, Any]:
-    """Arguments of a GenerationRequest that OpenAI's two formats have; see `openai_calls`."""
+    """Arguments of a GenerationRequest that OpenAI's two formats have; see `_openai_calls`."""
     key = fields.optional("prompt_cache_key", empty=True)
     return {
         **common(fields, 2, *lengths),
-        **openai_calls(fields, tools, nested=nested),
+        **_openai_calls(fields, tools, nested=nested),
         "one_call": not fields.flag("parallel_tool_calls", True),
         "session": None if key is None else (key, "prompt_cache_key"),
     }
@@ -111,6 +111,11 @@ def function_call(id: str, name: str, arguments: str) -> dict[str, Any]:
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
+def called(call: ToolCall) -> dict[str, Any]:
+    """A call of a reply, in a message of the assistant."""
+    return function_call(call.id, call.name, call.arguments)
+
+
 def assistant(texts: Sequence[str], thought: Sequence[str], calls: Sequence[Any]) -> Message:
     """A message of the assistant, of which a client keeps the parts one by one."""
     message: dict[str, Any] = {"role": "assistant", "content": joined([t for t in texts if t])}
@@ -123,8 +128,8 @@ def assistant(texts: Sequence[str], thought: Sequence[str], calls: Sequence[Any]
 
 def as_message(reply: Reply) -> Message:
     """A reply as a client would send it back."""
-    calls = [function_call(call.id, call.name, call.arguments) for call in reply.tool_calls]
-    return assistant([reply.text], [reply.reasoning] if reply.reasoning else [], calls)
+    thought = [reply.reasoning] if reply.reasoning else []
+    return assistant([reply.text], thought, [*map(called, reply.tool_calls)])
 
 
 def one_reply(first: Message, second: Message) -> Message:
@@ -220,7 +225,7 @@ def schema_of(fields: Object, name: str, member: str | None = None) -> tuple[str
     return json.dumps(schema, ensure_ascii=False, separators=(",", ":")), at
 
 
-def openai_calls(fields: Object, tools: tuple[Tool, ...], *, nested: bool) -> Calls:
+def _openai_calls(fields: Object, tools: tuple[Tool, ...], *, nested: bool) -> Calls:
     """Read `tool_choice`, as OpenAI's two formats have it.
 
     Args:

@@ -158,7 +158,10 @@ class Responses(Format):
             follows=fields.get("previous_response_id"),
             own={
                 "fields": fields
-                | {"reasoning": {"effort": effort, "summary": None}, "metadata": _metadata(fields)},
+                | {
+                    "reasoning": {"effort": effort, "summary": None},
+                    "metadata": fields.scalars("metadata", "must be a string"),
+                },
                 "names": names,
                 "said": said,
                 "kept": fields.flag("store", True),
@@ -225,15 +228,6 @@ def _with_one_head(head: list[str], said: Sequence[Message]) -> tuple[Message, .
     texts = [*head, *(message["content"] for message in said[:at])]
     found = ({"role": "system", "content": parted(texts)},) if texts else ()
     return (*found, *said[at:])
-
-
-def _metadata(fields: Object) -> Object:
-    """Read `metadata`, which goes back with the reply."""
-    given = fields.object("metadata")
-    for name, value in given.items():
-        if not isinstance(value, str | int | float):
-            raise given.wrong("must be a string", name)
-    return given
 
 
 def _top_logprobs(fields: Object) -> int | None:

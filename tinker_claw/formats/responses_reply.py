@@ -86,9 +86,7 @@ class ResponsesReply:
         """Logprobs of the text; a stream has them at its end only."""
 
     def whole(self, done: FinishedReply) -> Json:
-        self._logprobs = token_logprobs(done.logprobs or ())
-        self.deltas(done.reply.deltas, done.version)
-        return self._finish(done)[1]
+        return self._finish(done, done.reply.deltas)[1]
 
     def begin(self) -> bytes:
         response = self._response("in_progress")
@@ -101,7 +99,6 @@ class ResponsesReply:
         return self._event("response.in_progress", response=self._response("in_progress"))
 
     def end(self, done: FinishedReply) -> bytes:
-        self._logprobs = token_logprobs(done.logprobs or ())
         last, response = self._finish(done)
         return last + self._event(f"response.{response['status']}", response=response)
 
@@ -110,8 +107,10 @@ class ResponsesReply:
         told = {"error": {"code": code, "message": str(error)}}
         return self._event("response.failed", response=self._response("failed") | told)
 
-    def _finish(self, done: FinishedReply) -> tuple[bytes, Json]:
-        """The last events of the items, and the response."""
+    def _finish(self, done: FinishedReply, deltas: Sequence[Delta] = ()) -> tuple[bytes, Json]:
+        """The last events of the items, and the response; `deltas`: what is still to be shown."""
+        self._logprobs = token_logprobs(done.logprobs or ())
+        self.deltas(deltas, done.version)
         if self._keep is not None:
             self._keep(self.id, done.reply)
         last = self._close()

@@ -58,7 +58,6 @@ class Generation:
         self._usd: float | None = None
         self._completion: Completion | None = None
         self._forgotten = False
-        self._reply_holds: str | None = None
 
     async def run(self, show: Show | None = None) -> FinishedReply:
         """Sample to the end, handing deltas to `show` as they come.
@@ -211,8 +210,8 @@ class Generation:
                 prompt_tokens=prompt_tokens, completion_tokens=completion_tokens
             )
             return
-        self._reply_holds = self._held(completion)
-        keeps = (job.privacy, said.holds, self._reply_holds) == (Privacy.OPEN, None, None)
+        holds = self._held(completion)
+        keeps = (job.privacy, said.holds, holds) == (Privacy.OPEN, None, None)
         answer, bill = reply_digest(reply), deps.spending.bill("serve", self._account.usage)
         turn_id = self._turn = deps.ledger.turns.add(
             NewTurn(
@@ -227,7 +226,7 @@ class Generation:
                 reply_text=deps.privacy.redact(_as_text(reply)),
                 history=said.history,
                 reply_digest=answer,
-                untrained_because=self._untrained_because(completion),
+                untrained_because=self._untrained_because(completion, holds),
                 call=job.identity.call,
                 trace=job.identity.trace,
                 response_id=job.response_id,
@@ -260,11 +259,11 @@ class Generation:
         text = self._deps.renderer.decode(sampled[:-1] if ended else sampled).strip()
         return self._deps.privacy.holds_text(text)
 
-    def _untrained_because(self, completion: Completion) -> str | None:
+    def _untrained_because(self, completion: Completion, holds: str | None) -> str | None:
         if self._job.untrained_because is not None:
             return self._job.untrained_because
-        if self._reply_holds is not None:
-            return f"holds {self._reply_holds}"
+        if holds is not None:
+            return f"holds {holds}"
         if completion.stop_reason is StopReason.ABORT:
             return "the client hung up"
         if completion.stop_reason is StopReason.CUT:

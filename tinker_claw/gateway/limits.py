@@ -17,7 +17,7 @@ from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final, TypeVar
 
@@ -87,15 +87,6 @@ class ComputeRounds:
         return await asyncio.get_running_loop().run_in_executor(self._thread, compute)
 
 
-@dataclass(slots=True)
-class UserShare:
-    """Turns and tokens that a user was served, private turns included."""
-
-    turns: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-
-
 class _Line:
     """The requests of persons, or those of episodes."""
 
@@ -138,7 +129,10 @@ class Limits:
         self._persons, self._episodes = _Line(users), _Line(users)
         self._passed = 0
         """Replies of persons that have begun since an episode waits."""
-        self._served = {user: UserShare() for user in users}
+        self._served = {
+            user: Counter(turns=0, prompt_tokens=0, completion_tokens=0) for user in users
+        }
+        """Turns and tokens that each user was served, private turns included."""
 
     @contextmanager
     def place(
@@ -179,14 +173,13 @@ class Limits:
     def figures(self, user: str) -> dict[str, int]:
         """Return a user's own figures since the start."""
         here = self._persons.here[user] + self._episodes.here[user]
-        return {"requests_now": here} | asdict(self._served[user])
+        return {"requests_now": here, **self._served[user]}
 
     def served(self, user: str, prompt_tokens: int, completion_tokens: int) -> None:
         """Count a turn that has ended."""
-        figures = self._served[user]
-        figures.turns += 1
-        figures.prompt_tokens += prompt_tokens
-        figures.completion_tokens += completion_tokens
+        self._served[user].update(
+            turns=1, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens
+        )
 
     @asynccontextmanager
     async def slot(self, user: str, *, episode: bool = False) -> AsyncGenerator[None]:

@@ -83,7 +83,10 @@ class SessionPrivacy:
         return found
 
     async def look_at(self, request: GenerationRequest) -> None:
-        """Search what is long and new in a thread; from then on it is known what it holds."""
+        """Search what is long and new in a thread, then wait for a round of the event loop.
+
+        From then on it is known what the request holds.
+        """
         texts = (text for message in request.messages for text in _texts(message))
         long = {_key(text): text for text in texts if len(text) >= _LONG}
         new = {key: text for key, text in long.items() if key not in self._held}
@@ -91,6 +94,7 @@ class SessionPrivacy:
             holds = self._redactor.holds
             found = await self.compute.aside(lambda: [holds(text) or "" for text in new.values()])
             self._held.update(zip(new, found, strict=True))
+        await self.compute.own_round()
 
     async def redact_any(self, text: str) -> str:
         """A text as it may be kept; a long one is searched in a thread."""

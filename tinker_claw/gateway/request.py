@@ -226,7 +226,8 @@ async def admit(
     if privacy is not Privacy.PRIVATE:
         if privacy is Privacy.OPEN:
             wire.remember(request, user)
-        holds = await _holds(deps, request)
+        await deps.privacy.look_at(request)
+        holds = deps.privacy.holds(request)
         if holds is not None and not parent and not identity.named:
             opening = await deps.privacy.redacted(request)  # of which the key is a digest
             identity = replace(identity, key=identify(opening, headers).key)
@@ -309,12 +310,6 @@ def _identify(
     if parent is not None and not identity.named:
         identity = replace(identity, key=parent[1])
     return identity, parent
-
-
-async def _holds(deps: GatewayDeps, request: GenerationRequest) -> str | None:
-    await deps.privacy.look_at(request)
-    await deps.compute.own_round()
-    return deps.privacy.holds(request)
 
 
 async def _place(

@@ -205,25 +205,6 @@ class Format:
         fits = self._fits(_ASKED, _SAID, _THANKED)
         self._moves_system = fits and not self._fits(_ASKED, _SAID, _SYSTEM, _THANKED)
 
-    def prompt(
-        self,
-        messages: Sequence[Message],
-        tools: Tools | None,
-        hint: int | None,
-        *,
-        remembers: bool = True,
-    ) -> Prompt:
-        """Render a request.
-
-        Args:
-            hint: index of the user's message at whose end a hint would go.
-            remembers: whether to cache the ids of its texts for later requests.
-
-        Raises:
-            RequestError: the format refuses these messages.
-        """
-        return self.plan(messages, tools, hint, remembers=remembers).encode()
-
     def plan(
         self,
         messages: Sequence[Message],
@@ -232,7 +213,15 @@ class Format:
         *,
         remembers: bool = True,
     ) -> Plan:
-        """Lay out a prompt as texts and control tokens, and look up the texts; see `prompt`."""
+        """Lay out a prompt as texts and control tokens, and look up the texts.
+
+        Args:
+            hint: index of the user's message at whose end a hint would go.
+            remembers: whether to cache the ids of its texts for later requests.
+
+        Raises:
+            RequestError: the format refuses these messages; the plan's `encode` raises it, too.
+        """
         messages = self._placed(messages, _head(messages))
         # Behind an image in the same message it is not known where a hint would go.
         if hint is not None and placed(messages[hint]["content"]):
@@ -301,7 +290,7 @@ class Format:
     def _fits(self, *messages: Message) -> bool:
         """Return whether the format takes these messages."""
         try:
-            self.prompt(messages, None, None, remembers=False)
+            self.plan(messages, None, None, remembers=False).encode()
         except RequestError:
             return False
         return True

@@ -177,14 +177,8 @@ class OwnTemplate:
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
 
-class _Letters:
+class _Letters(CutTokenizer):
     """A tokenizer whose tokens are the letters of the template's text."""
-
-    def __init__(self, tokenizer: CutTokenizer) -> None:
-        self._tokenizer = tokenizer
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._tokenizer, name)
 
     def apply_chat_template(self, messages: Sequence[Any], **options: Any) -> list[int]:
         return [*map(ord, self._tokenizer.template_text(messages, **options))]

@@ -163,8 +163,8 @@ class Renderer:
         Raises:
             RequestError: the model's chat template refuses these messages.
         """
-        of = self._format(switches)
-        return of.prompt(messages, tools, hint_message, remembers=remembers)
+        plan = self._format(switches).plan(messages, tools, hint_message, remembers=remembers)
+        return plan.encode()
 
     async def prompt_aside(
         self,

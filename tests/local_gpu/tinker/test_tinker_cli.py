@@ -106,7 +106,7 @@ def test_the_command_line_lists_shows_and_downloads(there: There, tmp_path: Path
     one, other = map(load_file, found)
     assert all(one[name].equal(other[name]) for name in one)
     assert len(listing(there)) == 3, "the export that a download makes is gone"
-    assert "no checkpoint" in tell(there, "checkpoint", "info", f"{state}x", status=1)
+    assert "Checkpoint not found" in tell(there, "checkpoint", "info", f"{state}x", status=1)
 
 
 def listing(there: There) -> list[dict[str, Any]]:
