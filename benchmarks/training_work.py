@@ -69,6 +69,10 @@ def causal_pairs(length: int) -> int:
     return length * (length + 1) // 2
 
 
+_SECONDS = 0.5
+"""Time for which one size of product is measured, and after which no larger one is."""
+
+
 def clock(device: torch.device) -> float:
     """Time in seconds. With one thread on the CPU, its processor time: others may be using it,
     too."""
@@ -80,19 +84,25 @@ def clock(device: torch.device) -> float:
 
 def ceiling(device: torch.device, dtype: torch.dtype) -> float:
     """Measure operations per second of a large square product of random values: the best of
-    several."""
-    sizes, seconds = ((1024, 2048), 0.5) if device.type == "cpu" else ((4096, 8192, 16384), 0.5)
-    return max(_product(device, dtype, size, seconds) for size in sizes)
+    several sizes, up to one that takes long, as bfloat16 does on an older CPU."""
+    sizes = (256, 512, 1024, 2048) if device.type == "cpu" else (4096, 8192, 16384)
+    best = 0.0
+    for size in sizes:
+        speed = _product(device, dtype, size)
+        best = max(best, speed)
+        if 8 * size**3 / speed > _SECONDS:
+            break
+    return best
 
 
-def _product(device: torch.device, dtype: torch.dtype, size: int, seconds: float) -> float:
+def _product(device: torch.device, dtype: torch.dtype, size: int) -> float:
     generator = torch.Generator(device).manual_seed(0)
     a, b = (
         torch.randn(size, size, device=device, dtype=dtype, generator=generator) for _ in range(2)
     )
     out = a @ b
     best, began = 0.0, time.perf_counter()
-    while time.perf_counter() - began < seconds:
+    while time.perf_counter() - began < _SECONDS:
         started = clock(device)
         for _ in range(4):  # so that a GPU's launches do not count
             torch.matmul(a, b, out=out)
