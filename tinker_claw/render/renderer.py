@@ -177,7 +177,6 @@ class Renderer:
     ) -> Prompt:
         """Render like `prompt`, but encode long new text in a thread, one request at a time, so
         that the event loop goes on and a text that requests share is encoded once.
-
         """
         plan = self._format(switches).plan(messages, tools, hint_message, remembers=remembers)
         if plan.size < _ASIDE:
