@@ -32,8 +32,8 @@ from tinker_claw.learner.guard import (
     compared,
     contradicted,
     moved,
-    one_sided,
     praised,
+    trust,
     unlearned,
 )
 from tinker_claw.ledger.database import FILE
@@ -241,29 +241,36 @@ async def test_what_measuring_bills_is_in_the_steps_bill(
         assert line["billed"] == asdict(told)
 
 
-async def test_batch_that_is_all_of_one_mind_takes_no_full_step(tmp_path: Path) -> None:
+async def test_batch_without_contrast_steps_as_far_as_its_hints_are_trusted(
+    tmp_path: Path,
+) -> None:
     async with world(tmp_path, trainer=FarTrainer(0.0)) as w:
         assert isinstance(w.trainer, FarTrainer)
         for _ in range(4):
             w.turn("YES")
         await w.version(1)
-        for said in ("NO", "NO", "NO", "NO, HOW it should be"):
-            w.turn(said)
+        for _ in range(4):
+            w.turn("NO, HOW it should be")
         await w.version(2)
         whole_batch(w)
         await w.version(3)
-        assert w.trainer.rates == [0.25, 1.0, 1.0], "a hint says what would be better"
+        assert w.trainer.rates == [0.25, 0.25, 1.0], "whether its hints help is not known"
 
 
-async def test_one_sided_is_what_has_neither_contrast_nor_hint(tmp_path: Path) -> None:
+async def test_a_batch_is_trusted_by_its_contrast_or_by_its_hints(tmp_path: Path) -> None:
     async with world(tmp_path, batch_size=5) as w:
         for said in ("NO", "NO", "NO, HOW it should be", "YES"):
             w.turn(said)
         await w.settled()
         batch = w.ledger.samples.oldest(4)
-        assert one_sided([s for s in batch if s.reward == -1 and s.teacher is None])
-        assert not one_sided(batch[:3])
-        assert not one_sided([s for s in batch if s.teacher is None])
+        rejected = [s for s in batch if s.reward == -1]
+        assert trust(batch) == 1.0
+        assert trust([s for s in rejected if s.teacher is None]) == 0.25
+        (hinted,) = [s for s in rejected if s.teacher]
+        assert hinted.teacher
+        for weight in (0.25, 0.6, 1.0):
+            known = replace(hinted, teacher=replace(hinted.teacher, weight=weight))
+            assert trust([*rejected[:2], hinted, known]) == weight
 
 
 # What becomes of replies

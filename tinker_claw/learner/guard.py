@@ -55,8 +55,8 @@ class Finding:
 
 RATES = (1.0, 0.5, 0.25)
 """Shares of the learning rate at which a step is tried, in order."""
-ONE_SIDED = 0.25
-"""Largest share of the rate for a batch without any contrast between its samples."""
+_UNTAUGHT = 0.25
+"""Share of the rate for a batch whose verdicts agree, and that no hint speaks for."""
 AFTER_REFUSAL = 0.25
 """Share of the rate for a step whose optimizer starts anew: Adam's first step is its largest."""
 _IMPOSSIBLE = -50.0
@@ -88,12 +88,15 @@ def _apart(before: float, after: float) -> float:
     return max(0.0, math.exp(before) * (before - after) + rest * math.log(rest / rest_after))
 
 
-def one_sided(batch: Sequence[Sample]) -> bool:
-    """Return whether all verdicts agree and there is no hint, so that nothing in the batch says
-    what would be better."""
-    taught = any(s.teacher is not None and s.teacher.weight > 0 for s in batch)
-    alone = not taught and all(s.bucket is None for s in batch)
-    return alone and len({s.reward for s in batch}) == 1
+def trust(batch: Sequence[Sample]) -> float:
+    """Return the share of the rate that a batch is worth: all of it where its verdicts differ.
+
+    Where they agree, only hints say what would be better, and the share is the largest probability
+    that one helps. As a weight alone it would do nothing: Adam divides scale out.
+    """
+    if any(s.bucket is not None for s in batch) or len({s.reward for s in batch}) > 1:
+        return 1.0
+    return max((s.teacher.weight for s in batch if s.teacher), default=0.0) or _UNTAUGHT
 
 
 # What becomes of replies

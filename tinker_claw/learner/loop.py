@@ -43,7 +43,7 @@ from tinker_claw.errors import (
 from tinker_claw.learner.batch import GROUPED, choose
 from tinker_claw.learner.diagnostics import Alarm, agreement, checked, step_metrics
 from tinker_claw.learner.gate import Asked, Gate
-from tinker_claw.learner.guard import AFTER_REFUSAL, ONE_SIDED, RATES, Finding, Guard, one_sided
+from tinker_claw.learner.guard import AFTER_REFUSAL, RATES, Finding, Guard, trust
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.recovery import (
     FAILURES,
@@ -367,7 +367,7 @@ class Learner:
         """Run the step: train, publish, measure, save, commit, swap."""
         parts, parent, started = self._parts, self._parts.policy.newest, time.monotonic()
         rate *= AFTER_REFUSAL if refusals(parts.ledger) else 1.0
-        rate *= ONE_SIDED if one_sided(batch) else 1.0
+        rate *= trust(batch) if parts.method.reward else 1.0
         with parts.spending.paying("train", step_id=step_id) as training:
             version = parent.version.id
             if version not in prepared:
