@@ -303,7 +303,7 @@ def test_files_are_known_where_they_were_fetched_and_nowhere_else() -> None:
 
 def test_hosts_are_named_without_an_address(tmp_path: Path) -> None:
     flags = ["--model-name", "x", "--data-dir", str(tmp_path), "--image-hosts"]
-    named = load([*flags, "Images.example.org, 127.0.0.1:8080"])
+    named = load([*flags, "Images.example.org:443, 127.0.0.1:8080"])
     assert named.gateway.hosts == ("images.example.org", "127.0.0.1:8080")
     for wrong in ("https://images.example.org", "images.example.org/cats", "*.example.org"):
         with pytest.raises(ConfigError, match="is no host"):

@@ -58,9 +58,10 @@ def since(text: str, now: float) -> float:
 class Log(LedgerCommand):
     """Show rows of the ledger, the newest last, also while the gateway runs.
 
-    Texts are shown with --full only. Of turns, prompt and reply are counted in tokens. Of steps,
-    reward is the mean (a verdict is -1 to 1), clipped a share of tokens, moved (the policy) and
-    apart (sampler and trainer) are in nats a token, and cost is in US dollars.
+    Texts are shown with --full only. by: the policy version that answered (*: not the current one).
+    prompt, reply: tokens. next: role of the message after the reply. Of steps, losses: one a pass.
+    gradient: its norm. reward: the mean (a verdict is -1 to 1). clipped: a share of tokens. moved
+    (the policy) and apart (sampler and trainer): nats a token. cost: US dollars.
     """
 
     table: Annotated[Table, WORD] = Field(description="what to show")

@@ -218,8 +218,8 @@ _STEPS = (
     *(column for column in COLUMNS["steps"] if column.name not in _LEFT_OUT),
 )
 _LEGEND = (
-    "Losses: one a pass. Reward: the mean (a verdict is -1 to 1). Clipped: a share of tokens. "
-    "Moved (the policy) and apart (sampler and trainer): nats a token."
+    "Losses: one a pass. Gradient: its norm. Reward: the mean (a verdict is -1 to 1). Clipped: a "
+    "share of tokens. Moved (the policy) and apart (sampler and trainer): nats a token."
 )
 
 

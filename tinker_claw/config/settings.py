@@ -229,8 +229,8 @@ class Gateway(Section):
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The hosts of `image_hosts`."""
-        return _listed((self.image_hosts or "").lower())
+        """The hosts of `image_hosts`, without the default port."""
+        return tuple(h.removesuffix(":443") for h in _listed((self.image_hosts or "").lower()))
 
 
 class SecondJudge(Section):
