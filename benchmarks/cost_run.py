@@ -140,7 +140,7 @@ async def ours(
     In each of them the first `hinted` turns get a hint.
 
     Of the first it is measured whether hints teach, and how far the step moves the policy. Of the
-    later one it is known that they teach, so every eighth turn is measured, and its step is none of
+    later one it is known that they teach, so every fourth turn is measured, and its step is none of
     the measured ones.
     """
     trainer = await bench.trainer()

@@ -637,12 +637,12 @@ class Sample:
         return self.completion.stop_reason is StopReason.LENGTH
 
     @property
-    def untold(self) -> tuple[tuple[int, ...], Images]:
-        """The prompt as it would have been without lessons, and its images."""
+    def untold(self) -> Sample:
+        """This sample behind the prompt as it would have been without lessons."""
         if self.told is None:
-            return self.prompt, self.images
+            return self
         images = moved(self.images, self.told.at, -self.told.tokens)
-        return self.told.without(self.prompt), images
+        return replace(self, prompt=self.told.without(self.prompt), images=images, told=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,29 +170,22 @@ class HintScorer:
         return turn.completion.logprobs if turn.id in plan.free else await self._plain(turn)
 
     async def _plain(self, turn: Turn) -> Sequence[float]:
-        prompt, done = turn.prompt, turn.completion.tokens
-        scores = await self._parts.base.logprobs(
-            prompt + done, start=len(prompt), images=turn.images
-        )
-        _fits(scores, len(done), 0, f"turn {turn.id}")
-        return scores.logprobs
+        return (await _scores(self._parts.base, turn)).logprobs
 
     async def _under(self, turn: Turn, hint: str) -> HintScores:
         hinted, done = self._hinted(turn, hint), turn.completion
         topk = self._cfg.opd_mode == "topk"
         own_candidates = topk and self._cfg.recipe != "paper"
-        scores = await self._parts.base.logprobs(
-            hinted.prompt + done.tokens,
-            start=len(hinted.prompt),
-            images=hinted.images,
-            targets=done.topk_ids if topk else None,
+        scores = await _scores(
+            self._parts.base,
+            hinted,
+            done.topk_ids if topk else (),
             top_k=self._cfg.opd_topk if topk else 0,
         )
-        _fits(scores, len(done.tokens), len(done.topk_ids) if topk else 0, f"turn {turn.id}")
         return HintScores(
             hint=hint,
             logprobs=scores.logprobs,
-            targets=scores.targets if topk else (),
+            targets=scores.targets,
             overlap=_overlap(done.topk_ids, scores.topk_ids),
             topk_ids=scores.topk_ids if own_candidates else (),
             topk_logprobs=scores.topk_logprobs if own_candidates else (),
@@ -245,11 +238,12 @@ async def batch_items(
     async def item(sample: Sample) -> BatchItem:
         newest, targets = policy.sampler, _targets(sample, cfg)
         wanted = score_fresh or sample.policy_version != policy.version.id
+        untold = sample.untold if sample.id in measured else None
         return BatchItem(
             sample=sample,
-            current=await _scored(sample, newest, targets) if wanted else None,
-            reference=(await _scored(sample, base)).logprobs if cfg.kl_beta else None,
-            untold=await _untold(sample, policy) if sample.id in measured else None,
+            current=await _scores(newest, sample, targets) if wanted else None,
+            reference=(await _scores(base, sample)).logprobs if cfg.kl_beta else None,
+            untold=await _scores(newest, untold, sample.completion.topk_ids) if untold else None,
         )
 
     return await side_by_side([item(sample) for sample in samples])
@@ -265,19 +259,10 @@ def _measured(samples: Sequence[Sample], common: frozenset[int], cfg: Training) 
     return frozenset(sorted(told, reverse=True)[: math.ceil(UNTOLD_SHARE * cfg.batch_size)])
 
 
-async def _untold(sample: Sample, policy: Policy) -> TokenLogprobs:
-    done, (prompt, images) = sample.completion, sample.untold
-    scores = await policy.sampler.logprobs(
-        prompt + done.tokens, start=len(prompt), targets=done.topk_ids or None, images=images
-    )
-    _fits(scores, len(done.tokens), len(done.topk_ids), f"sample {sample.id}")
-    return scores
-
-
 async def score_all(samples: Sequence[Sample], sampler: Sampler) -> list[TokenLogprobs]:
     """Score the sampled tokens of each sample under this sampler."""
 
-    return await side_by_side([_scored(sample, sampler) for sample in samples])
+    return await side_by_side([_scores(sampler, sample) for sample in samples])
 
 
 async def side_by_side(work: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
@@ -307,26 +292,36 @@ def _targets(sample: Sample, cfg: Training) -> tuple[tuple[int, ...], ...]:
     return candidates(sample) if cfg.opd_mode == "topk" and sample.teacher else ()
 
 
-async def _scored(
-    sample: Sample, sampler: Sampler, targets: tuple[tuple[int, ...], ...] = ()
+async def _scores(
+    sampler: Sampler,
+    reply: Turn | Sample,
+    targets: Sequence[Sequence[int]] = (),
+    *,
+    top_k: int = 0,
 ) -> TokenLogprobs:
-    prompt, done = sample.prompt, sample.completion.tokens
+    """Score the sampled tokens behind their prompt, and the ids in `targets`.
+
+    Raises:
+        AlignmentError: the scores do not fit the tokens.
+    """
+    prompt, done = reply.prompt, reply.completion.tokens
     scores = await sampler.logprobs(
-        prompt + done, start=len(prompt), targets=targets or None, images=sample.images
+        prompt + done,
+        start=len(prompt),
+        targets=targets or None,
+        top_k=top_k,
+        images=reply.images,
     )
-    _fits(scores, len(done), len(targets), f"sample {sample.id}")
-    return scores
-
-
-def _fits(scores: TokenLogprobs, tokens: int, targets: int, what: str) -> None:
-    if len(scores.logprobs) != tokens or len(scores.targets) != targets:
+    what = f"{type(reply).__name__.lower()} {reply.id}"
+    if len(scores.logprobs) != len(done) or len(scores.targets) != len(targets):
         raise AlignmentError(
             f"{what}: {len(scores.logprobs)} logprobs and {len(scores.targets)} target rows "
-            f"for {tokens} tokens and {targets} rows"
+            f"for {len(done)} tokens and {len(targets)} rows"
         )
     # A sum is NaN where one of its terms is. An impossible token's -inf is bounded later.
     if math.isnan(sum(scores.logprobs)) or math.isnan(sum(map(sum, scores.targets))):
         raise AlignmentError(f"{what}: a score is not a number")
+    return scores
 
 
 def _overlap(student: Sequence[Sequence[int]], teacher: Sequence[Sequence[int]]) -> int:

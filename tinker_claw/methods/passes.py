@@ -232,14 +232,14 @@ def _untold(
     Args:
         targets: [T, k] untold logprobs of the candidates captured while sampling.
     """
-    done, (prompt, images) = item.sample.completion, item.sample.untold
+    sample, done = item.sample.untold, item.sample.completion
     rows = zip(done.topk_logprobs, targets, strict=True)
     weights = tuple(
         tuple(scale * a for a in told_advantages(told, untold, cfg.opd_clip))
         for told, untold in rows
     )
-    tokens = prompt + done.tokens
-    return Datum(tokens, len(prompt), targets=done.topk_ids, weights=weights, images=images)
+    tokens, start = sample.prompt + done.tokens, len(sample.prompt)
+    return Datum(tokens, start, targets=done.topk_ids, weights=weights, images=sample.images)
 
 
 def _sampled_weights(item: BatchItem, tokens: Sequence[float], cfg: Training) -> Sequence[float]:
