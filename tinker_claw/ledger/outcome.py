@@ -1,7 +1,7 @@
 """Sentences on the outcome of a turn or what it waits for, on patterns among turns, and on
 episodes.
 
-Rule: no other module words these, and each sentence contains its short word (`words.py`).
+Rule: these sentences are written only here, and each contains its short word (`words.py`).
 """
 
 from __future__ import annotations
