@@ -234,11 +234,11 @@ async def batch_items(
     """Add to each sample the scores that depend on the current weights.
 
     A sample of the serving version needs no scores of it (rho = 1), so none are computed, unless
-    `score_fresh` says that its sampler used other numerics than the trainer scores in. All scores
-    are requested at once, so that a backend can compute shared prefixes once.
+    `score_fresh`, where its sampler uses other numerics than the trainer. All scores are requested
+    at once, so that a backend can compute shared prefixes once.
 
     Args:
-        common: lessons whose accepted told replies are also scored behind the untold prompt.
+        common: lessons whose accepted replies are also scored without them in the prompt.
     """
     measured = _measured(samples, common, cfg)
 
@@ -256,7 +256,7 @@ async def batch_items(
 
 
 def _measured(samples: Sequence[Sample], common: frozenset[int], cfg: Training) -> frozenset[int]:
-    """Return the ids of the accepted told replies that are also scored untold: the newest."""
+    """Return the ids of the newest accepted told replies, which are also scored untold."""
     told = (
         s.id
         for s in samples
