@@ -284,7 +284,7 @@ class Alarm:
             self._health.agreement_is("alarm", found.told())
             raise DisagreementError(
                 "Sampler and trainer did not agree on two batches in a row, and the second step is "
-                "not kept. Mend the sampler (`agreement` says what to look at), then restart."
+                "not kept. Fix the sampler (`agreement` says what to check), then restart."
             )
 
     def committed(self, found: Agreement | None, step_id: int) -> None:

@@ -341,7 +341,7 @@ def nobody_to_blame() -> Generator[None]:
         raise
     except FAILURES as error:
         raise OutageError(
-            f"Training fails whatever it is given, so no sample is to blame: {error}"
+            f"Training fails on every input, so no sample is to blame: {error}"
         ) from error
 
 

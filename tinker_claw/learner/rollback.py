@@ -129,7 +129,7 @@ class Rollback:
             self._learner.recovery.suspect = True  # it may have been loaded all the same
             raise
         except BackendError as error:
-            raise UndoError(f"the state of v{version.id} cannot be had: {error}") from error
+            raise UndoError(f"the state of v{version.id} cannot be loaded: {error}") from error
         self._learner.recovery.suspect = True  # until the ledger has the version of these weights
         new = self.ledger.steps.roll_back(version)
         self._learner.recovery.suspect = False
@@ -141,7 +141,7 @@ class Rollback:
         except OutageError:
             raise
         except BackendError as error:
-            raise UndoError(f"the weights of v{version.id} cannot be had: {error}") from error
+            raise UndoError(f"the weights of v{version.id} cannot be loaded: {error}") from error
 
     def _answer_with(self, pinned: Policy | None, *, half: bool = False) -> None:
         replaced = self._policy.pin(pinned, half=half)

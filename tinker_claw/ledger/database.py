@@ -243,7 +243,7 @@ class Database(Writer):
         except (OSError, sqlite3.Error) as error:
             os.close(self._lock)
             raise LedgerError(
-                f"{path} cannot be used as a ledger ({error}); see to its disk, move it away "
+                f"{path} cannot be used as a ledger ({error}); check its disk, move it away "
                 "or choose another --data-dir"
             ) from error
         except LedgerError:

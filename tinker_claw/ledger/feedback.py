@@ -130,7 +130,7 @@ def _repeated(earlier: sqlite3.Row, about: About, turn: sqlite3.Row, said: Feedb
     now = (place, said.score, said.text, said.source, said.final, said.task, said.group)
     if tuple(earlier[name] for name in names) != now:
         raise KeyReusedError(
-            "This key came with other feedback before: a key names one; send another for another."
+            "This key was used for different feedback before; send a new key with new feedback."
         )
     return Given(earlier["id"], earlier["turn_id"], repeated=True, unused=earlier["unused"])
 
@@ -142,7 +142,7 @@ def _unused(turn: sqlite3.Row) -> str | None:
     if turn["state"] == "held":
         return None
     if turn["state"] == "queued":
-        return "the reply is just being trained" if turn["training"] else None
+        return "the reply is being trained" if turn["training"] else None
     if turn["state"] is not None:
         states = {"trained": "was trained already", "expired": "has grown too old to be trained"}
         return f"the reply {states.get(turn['state'], 'was set aside: steps with it failed')}"
