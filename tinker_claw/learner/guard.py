@@ -48,7 +48,7 @@ class Finding:
     told: str
     """Reason as a sentence without its full stop."""
     holds: bool = False
-    """Whether no further step may be taken while it stands."""
+    """Whether it stops further steps while it lasts."""
 
 
 # How far a step moves the policy
@@ -131,8 +131,8 @@ FIGURES: Mapping[str, tuple[str, Callable[[FirstReply, float], bool]]] = {
     ),
     "stop": ("are cut by their limit", lambda reply, long: reply.cut),
 }
-"""What is counted of first replies, by alarm: words for it, and whether it holds of a reply, given
-the number of tokens from which on it is long."""
+"""Figures of first replies, by alarm: a description, and whether it applies to a reply, given the
+number of tokens above which a reply is long."""
 
 
 def compared(replies: Sequence[FirstReply]) -> Iterator[tuple[str, float, Rate, Rate]]:

@@ -217,7 +217,7 @@ class Judging:
                         await asyncio.sleep(0)  # replies go first
 
     def _ask_nobody_about(self, found: Sequence[int]) -> None:
-        """End the wait of turns that somebody has rated explicitly."""
+        """End the wait of turns that have been rated explicitly."""
         waiting = [turn_id for turn_id in found if turn_id in self._unasked]
         for turn_id in self._parts.ledger.judgements.judged(waiting):
             self._unasked.pop(turn_id).reschedule(0)
@@ -411,7 +411,7 @@ class Judging:
             return _NONE
         await self._parts.spending.room()
         if (said := self._parts.ledger.judgements.verdict(turn.id)) is not None:
-            return said  # by feedback, while there was no room
+            return said  # by feedback, while waiting for budget
         judgement = await self._answered(turn, state)
         if judgement.unread is not None:
             self._accept(turn, judgement, judgement.unread)
@@ -506,7 +506,7 @@ class Judging:
         )
 
     def _to_be_told(self, turn_id: int, wish: Wish | None) -> Wish | None:
-        """Return a wish that may stand in prompts; None: there is none."""
+        """Return a wish that may be put into prompts; None: there is none."""
         if wish is None or self._parts.training.lessons == "off":
             return None
         state = self._parts.ledger.turns.next_state(turn_id)

@@ -80,7 +80,7 @@ async def restore(ledger: Ledger, trainer: Trainer) -> Policy:
     """Void uncommitted steps, load the newest saved state, and open its sampler.
 
     Steps committed after the last save (`--save-interval` above 1) are void as well: their weights
-    are gone, so their samples are queued again and a new version takes the saved state up.
+    are gone, so their samples are queued again and a new version starts from the saved state.
 
     Raises:
         BackendError: the state cannot be loaded, or no sampler opened for it.

@@ -45,7 +45,7 @@ class Plan:
     own: bool
     """Whether this reply is measured: a rejected one that shows how well such texts teach."""
     accepted: Turn | None
-    """A reply that the user accepted, behind the prompt of the first try."""
+    """A reply that the user accepted, with the prompt of the first try."""
     told_then: str | None
     """The text that belongs to that prompt; None: those of this turn."""
     free: frozenset[int]
@@ -199,7 +199,7 @@ class HintScorer:
         )
 
     def _hinted(self, turn: Turn, text: str) -> Turn:
-        """Return the turn behind a hinted prompt."""
+        """Return the turn with the hint in its prompt."""
         if turn.hint_at is None:
             raise AlignmentError(f"turn {turn.id}: the prompt has no place for a hint")
         prompt = self._renderer.splice(turn.prompt, turn.hint_at, text, self._teaching.words)

@@ -187,7 +187,7 @@ class Writer(Rows):
             self._connection.execute("VACUUM")
 
     def empty_log(self) -> bool:
-        """Move the write-ahead log into the file and empty it. False: somebody is reading it."""
+        """Move the write-ahead log into the file and empty it. False: a reader is using it."""
         self.rows("PRAGMA wal_checkpoint(PASSIVE)")  # does most of it, and blocks nobody
         self.rows("PRAGMA busy_timeout = 0")  # waiting here would block writers
         try:

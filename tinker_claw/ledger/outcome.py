@@ -251,7 +251,7 @@ def episodes(rows: Rows, limit: int, user: str | None, before: int | None) -> li
     return [dict(row) for row in rows.rows(_EPISODES, user, before, limit)]
 
 
-# What some turns mean together
+# Patterns among turns
 
 _MOST = 0.75
 _FEWEST = 3

@@ -198,7 +198,7 @@ def sweep(database: Writer) -> Iterator[int]:
     block = 0
     while block < top:
         with database.transaction() as tx:
-            # Turns that were written meanwhile may share blocks with those that are gone.
+            # Turns written meanwhile may share blocks with deleted ones.
             for row in tx.execute(query, (at, -1)):
                 at = row["id"]
                 used.update(unraw_ids(row["blocks"]))

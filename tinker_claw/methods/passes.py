@@ -29,8 +29,9 @@ from tinker_claw.methods.advantages import (
 from tinker_claw.types import Datum, LossPass, Sample, TokenLogprobs
 
 UNTOLD_SHARE = 0.5
-"""Largest share of a batch that is scored, and distilled, behind its untold prompts: with a quarter
-the untold model learned more slowly than without lessons, and the whole costs twice as much."""
+"""Largest share of a batch that is also scored and distilled without its lessons: with a quarter,
+the model without them in its prompt learned more slowly than in a run without lessons, and the
+whole costs twice as much."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,7 +114,7 @@ def _marker(text: str) -> Marker | None:
         return Marker(Privacy.PRIVATE)
     ended = command == _OFF
     if (not ended and _near(first, alone=True)) or _near(more):
-        # Whatever else it says: a message that holds both is private.
+        # A message that holds both lines is private.
         return Marker(Privacy.PRIVATE, exact=False)
     return Marker(Privacy.AFTER) if ended else None
 
