@@ -169,7 +169,7 @@ async def test_queued_sample_gives_way_in_one_transaction_and_a_trained_one_stay
         parent = world.policy.current.version
         step = ledger.steps.begin(0, queued[1:])
         now = await give(world, turn=2, score=-1)
-        assert now.json()["because"] == "the reply is just being trained"
+        assert now.json()["because"] == "the reply is being trained"
         assert ledger.samples.still_queued(ledger.samples.oldest(2))
         before = ledger.samples.oldest(2)
         assert (await give(world, turn=1, score=-1)).json()["counts"]
@@ -182,7 +182,7 @@ async def test_queued_sample_gives_way_in_one_transaction_and_a_trained_one_stay
         assert said_of(world, 2) == Verdict((), -1, "user", -1.0), "it is shown all the same"
         assert sample_counts(ledger)["trained"] == 1
         assert [row["unused"] for row in rows(world)] == [
-            *("the reply is just being trained", None, "the reply was trained already"),
+            *("the reply is being trained", None, "the reply was trained already"),
         ]
 
 

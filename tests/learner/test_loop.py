@@ -519,7 +519,7 @@ async def test_trainer_that_fails_whatever_it_gets_is_waited_for_and_no_sample_i
             w.turn("YES" if number % 2 else "NO")
         await w.until(lambda: w.health.backend.attempts("learning") > 3)
         assert w.health.learner.state == "stalled"
-        assert "fails whatever it is given" in (w.health.learner.error or "")
+        assert "fails on every input" in (w.health.learner.error or "")
         await w.settled()
         counts = sample_counts(w.ledger)
         assert (counts["queued"], counts["quarantined"]) == (8, 0)

@@ -76,7 +76,7 @@ async def test_rollback_that_fails_leaves_a_comparison_as_it_was(tmp_path: Path)
         await undoing(w).pin(0, half=True)
         before = [w.policy.of_session(session).version.id for session in range(32)]
         w.trainer.load_state = _gone  # type: ignore[method-assign]
-        with pytest.raises(UndoError, match="cannot be had"):
+        with pytest.raises(UndoError, match="cannot be loaded"):
             await undoing(w).roll_back(0)
         assert w.ledger.pin.half
         assert [w.policy.of_session(session).version.id for session in range(32)] == before
@@ -201,7 +201,7 @@ async def test_version_whose_weights_are_gone_is_refused_and_all_stays(
     async with world(tmp_path) as w:
         await learn(w, 2)
         w.trainer.fail[what] = 1
-        with pytest.raises(UndoError, match="of v0 cannot be had"):
+        with pytest.raises(UndoError, match="of v0 cannot be loaded"):
             await undoing(w).roll_back(0)
         assert w.policy.current.version.id == 2
         assert w.trainer.weights == 2

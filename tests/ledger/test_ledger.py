@@ -317,7 +317,7 @@ except LedgerError as error:
 def test_a_full_disk_at_the_start_is_told(tmp_path: Path) -> None:
     command = [sys.executable, "-c", _ON_A_FULL_DISK, str(tmp_path)]
     said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-    assert "disk I/O error); see to its disk" in said
+    assert "disk I/O error); check its disk" in said
 
 
 def test_second_process_on_the_same_directory_is_refused(ledger: Ledger) -> None:

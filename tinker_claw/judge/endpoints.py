@@ -1,8 +1,8 @@
 """The judge's endpoints: the backend's base model, or any OpenAI-compatible server.
 
 Rule: all votes on one case are one request (n = m) where the endpoint allows it, so that the prompt
-is computed once. Whatever it sends is n texts or a `JudgeError`; it is read within bounds of size
-and time. A text that was cut off ends in `CUT`.
+is computed once. An answer becomes n texts or a `JudgeError`; it is read within limits of size and
+time. A text that was cut off ends in `CUT`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from tinker_claw.telemetry import log
 from tinker_claw.types import Completion, Message, SamplingParams, StopReason, Tokens
 
 TEMPERATURE: Final = 0.6
-"""Temperature of the votes; OpenClaw-RL's."""
+"""Temperature of the votes, as in OpenClaw-RL."""
 ANSWER_S: Final = 120.0
 """Seconds for one answer of an endpoint: room for thousands of thinking tokens and for queueing."""
 RETRIES = Backoff(first_s=0.5, longest_s=10.0, jitter=0.5, attempts=6, within_s=120.0)
@@ -98,7 +98,7 @@ class SamplerEndpoint:
 
 
 class SilentJudgeError(JudgeError):
-    """Raised when the endpoint answers no request at all."""
+    """Raised when the endpoint does not answer, even after retries."""
 
 
 class _Again(Exception):
@@ -121,7 +121,7 @@ class HttpEndpoint(AbstractAsyncContextManager["HttpEndpoint"]):
         headers = httpx.Headers({"accept-encoding": "identity"})
         if key is not None:
             headers["authorization"] = f"Bearer {key.get_secret_value()}"
-        # Last, so that they may replace the key's.
+        # Last, so that they can replace the key's header.
         headers.update({n: value.get_secret_value() for n, value in settings.headers.items()})
         self._settings = settings
         self._answer_s = answer_s
@@ -173,7 +173,7 @@ class HttpEndpoint(AbstractAsyncContextManager["HttpEndpoint"]):
         most = _ENVELOPE_BYTES + n * question.max_tokens * _TOKEN_BYTES
         body = body_of(question, n, asked)
         try:
-            # httpx's own limits start anew with every piece of an answer.
+            # httpx's own timeouts restart with every chunk of an answer.
             async with (
                 asyncio.timeout(self._answer_s),
                 self._client.stream("POST", self._asked_at, json=body) as response,
@@ -190,7 +190,7 @@ class HttpEndpoint(AbstractAsyncContextManager["HttpEndpoint"]):
         try:
             texts = texts_of(json.loads(content))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            # Not the error's own words: they may quote the answer.
+            # Without the error's message, which may quote the answer.
             raise JudgeError(
                 f"the judge at {self._url} sent no chat completion ({type(error).__name__})"
             ) from error

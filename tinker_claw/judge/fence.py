@@ -1,8 +1,8 @@
 """Fence outside text in a prompt and bound its length. Pure, except for the random marks.
 
 Rule: every text from outside stands between two lines that hold a mark drawn for this prompt alone,
-which occurs in none of the texts. So none of them can close its fence, open another, or speak from
-outside, whatever it has seen of earlier prompts.
+which occurs in none of the texts. So no text can close its fence, open another or appear to stand
+outside, even if its writer has seen earlier prompts.
 """
 
 from __future__ import annotations

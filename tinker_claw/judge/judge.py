@@ -1,7 +1,7 @@
 """The judge: reads what happened after a turn, gives a verdict and, where there is one, a hint.
 
-Rule: one endpoint answers both questions about a turn; the fallback does where the first is silent.
-An auditor only adds a second verdict: it decides nothing, and its silence delays nothing.
+Rule: one endpoint answers both questions about a turn; the fallback does where the first does not
+answer. An auditor only adds a second verdict: it decides nothing, and its failure is only logged.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Judgement:
     hints: tuple[str, ...]
     """Hints chosen from the hint answers, best first."""
     wish: Wish | None
-    """The lasting one among them; None: there is none."""
+    """The lasting wish among the hints; None: there is none."""
     prompt: str
     """Version of the judge prompts."""
     by_second: bool = False
@@ -90,8 +90,8 @@ class Second:
 
 
 class Judge:
-    """m votes on the verdict and, where the method wants hints and the reply was not accepted, m
-    votes on those."""
+    """Judge with m votes on the verdict and, where the method wants hints and the reply was not
+    accepted, m votes on those."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Judge:
         """
         Args:
             hint_candidates: hints kept per turn; 0 asks for none.
-            draw: a number below 1; one below the auditor's share asks it.
+            draw: returns a random number below 1; the auditor is asked if it is below its share.
         """
         self._endpoint = endpoint
         self._m = settings.prm_m
@@ -137,9 +137,9 @@ class Judge:
         one: anyone who can write a web page could write a hint.
 
         Args:
-            hints: whether any are of use.
+            hints: whether any are wanted.
             asked_by: who wrote the request.
-            images: in the prompt, for a judge that is shown them.
+            images: those in the prompt, shown if `judge_images` is set.
 
         Raises:
             JudgeError: no endpoint could be asked; nothing is concluded from that.

@@ -2,7 +2,7 @@
 
 Rules: the judge sees the user's request, the reply and what came next, each in a fence; the next
 state is the evidence, not the judge's own taste. The answer's form is fixed and read here: a rating
-counts if it is the last thing that a whole answer says, in a box or as a JSON object.
+counts if a complete answer ends with it, in a box or as a JSON object.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class Prompts(BaseModel):
 
     @property
     def version(self) -> str:
-        """Digest of the whole prompt, so that equal versions were asked alike."""
+        """Digest of all prompts: equal versions mean equal prompts."""
         asked = [
             ask("", "", NextState(role, ""), self, draw=lambda _: "M")
             for ask in (verdict_messages, hint_messages)
@@ -210,7 +210,7 @@ _WRITTEN: Final[Mapping[Writer, str]] = {
     Writer.MEMBER: "written by another person in the chat, who is not the user",
     Writer.EXTERNAL: "from a mail, a hook or the web, and not written by the user",
 }
-"""Who wrote a text that is not the owner's, as the prompt says it."""
+"""Wording in the prompt for the writer of a text that is not the owner's."""
 
 
 # Reading
@@ -219,8 +219,8 @@ _WRITTEN: Final[Mapping[Writer, str]] = {
 def parse_vote(answer: str) -> Vote | None:
     """Return the rating that an answer ends with; None where it ends with none or is incomplete.
 
-    Behind the last box stands nothing but white space and closing punctuation, and a JSON object
-    is all that an answer in JSON holds. A block of thinking that is not closed is no answer.
+    Only white space and closing punctuation may follow the last box, and an answer in JSON must be
+    one object and nothing else. An unclosed block of thinking makes an answer incomplete.
     """
     said = _said(answer)
     return _rating(_object(said)) if _BEGUN_JSON.match(said) else _boxed(said)
@@ -232,10 +232,10 @@ def parse_hint_vote(answer: str) -> Vote | None:
 
 
 def parse_hint(answer: str, owner: str) -> str | None:
-    """Return the hint of an answer that rates it 1; None when there is none worth following.
+    """Return the hint of an answer that rates it 1; None when there is none that can be used.
 
-    What stands in marks before the box may be a quotation of what somebody else wrote: the words
-    that ask for the hint must stand in what the owner said.
+    An answer may quote somebody else between its marks, so the words that ask for the hint must
+    occur in the owner's.
 
     Args:
         owner: the owner's own words.
@@ -243,7 +243,7 @@ def parse_hint(answer: str, owner: str) -> str | None:
     found = _hint_of(answer)
     if found.rating != 1 or not _stands_in(found.quote, owner):
         return None
-    # JSON can name halves of characters, which are no text that can be written down.
+    # JSON can hold lone surrogates, which cannot be encoded.
     hint = " ".join(found.hint.encode(errors="replace").decode().split())
     return hint if MIN_HINT_CHARS <= len(hint) <= MAX_HINT_CHARS else None
 
@@ -251,7 +251,7 @@ def parse_hint(answer: str, owner: str) -> str | None:
 def parse_wish(answer: str, owner: str) -> Wish | None:
     """Return the lasting wish in an answer about a hint; None: there is none.
 
-    That it lasts must be shown by words that the owner said.
+    Words of the owner's own must show that it lasts.
     """
     hint, found = parse_hint(answer, owner), _hint_of(answer)
     scope = found.scope.strip(" .\"'").casefold()
@@ -282,7 +282,7 @@ def _hint_of(answer: str) -> _Hinted:
         given = _object(said)
         texts = map(given.get, _Hinted._fields[1:])
         return _Hinted(_rating(given), *(one if isinstance(one, str) else "" for one in texts))
-    # By its last marks: a pattern would look through the rest of a long answer for each of many.
+    # Split at the last marks: a regex would rescan a long answer for each of many marks.
     before, closed, behind = said.rpartition(_CLOSE)
     begun, opened, hint = before.rpartition(_OPEN)
     if opened and _HINTED.fullmatch(closed + behind):

@@ -1,7 +1,7 @@
 """Build chat completion requests to an endpoint, and read its answers. Pure.
 
-Rule: what an endpoint does not take is found out from its refusal, and left out from then on. An
-answer becomes texts, one of which is marked where it was cut off, or an error.
+Rule: a field that an endpoint refuses is left out from then on. An answer becomes an error, or
+texts, which are marked where they were cut off.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Dialect:
         A refusal that names no field may be about the schema, the least supported of them.
 
         Args:
-            images: whether there were any.
+            images: whether the request had any.
         """
         said = refusal[:10_000].decode(errors="replace")
         named = {
@@ -91,7 +91,7 @@ class Question:
         return any(isinstance(message["content"], list) for message in self.messages)
 
     def read(self, dialect: Dialect) -> list[dict[str, Any]]:
-        """Return the messages, with images where the dialect has them."""
+        """Return the messages, with images if the dialect allows them."""
         return [
             {**message, "content": parts[0]["text"]}
             if isinstance(parts := message["content"], list) and not dialect.images
@@ -141,8 +141,7 @@ def _text(content: Any, cut: bool) -> str:
     read."""
     if content is not None and not isinstance(content, str):
         raise TypeError("content is no text")
-    # Half of a surrogate pair, as an answer that is cut within an emoji ends, is no text that can
-    # be kept.
+    # An answer cut within an emoji ends in a lone surrogate, which cannot be encoded.
     return (content or "").encode(errors="replace").decode() + (CUT if cut else "")
 
 

@@ -5,7 +5,7 @@ where more arrive than a step takes, the oldest would all be several versions be
 taken whole or not at all. No session, user or tool turns fill more than their share of a batch
 while there are enough others; samples over a share wait for others for a time and then fill the
 batch: a step from few sources is better than none. A group larger than a share makes the batch
-larger, and leaves the others theirs. A single user's samples do not wait for other sessions, only
+larger, and takes no room from others. A single user's samples do not wait for other sessions, only
 tool-judged turns do.
 """
 
@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from tinker_claw.ledger.samples import Waiting
 
 SHARE = 0.5
-"""Most of a batch from one session, one user, or the turns that tools have judged."""
+"""Largest share of a batch from one session, one user, or turns judged by tools."""
 FILL_S = 300.0
 """Seconds that a sample over its share waits: long enough for other active users, and short enough
 that no step comes much later."""
 
 
 GROUPED = 8
-"""A step takes at most this many times `--batch-size`, for the sake of whole groups: with sixteen,
+"""Most samples of a step, as a multiple of `--batch-size`, so that whole groups fit: with sixteen,
 eight tries of sixteen steps each. It costs as much as eight steps, and does not come more often."""
 _TOOLS = "tools"
 
@@ -37,8 +37,7 @@ class Choice:
     ids: tuple[int, ...]
     """Sample ids, ascending; (): there is no batch yet."""
     look_at: float | None
-    """When to look again although no sample has come, in seconds since 1970; None: not before one
-    does."""
+    """When to look again even without a new sample, in seconds since 1970; None: only after one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +58,13 @@ def choose(
 ) -> Choice:
     """Choose whole groups and single samples until there are at least `batch_size`.
 
-    A group that finds no room beside newer samples, which are no batch without it, goes first; with
-    it a batch may be smaller than `batch_size`, where the next group would make it too large.
+    If newer samples leave no room for a group and make no batch without it, the group goes first;
+    the batch may then be smaller than `batch_size`, if the next group would make it too large.
 
     Args:
         most: samples of a step. A group that is larger is taken alone.
-        share: of `batch_size`, for each session, each user, and the turns that tools have judged. A
-            user who is alone has none, and groups, to be whole, only their user's.
+        share: largest part of `batch_size` for each session, each user, and turns judged by tools.
+            A single user has no user's share; groups, which stay whole, have no other.
         now: seconds since 1970.
     """
     units, limit = _units(waiting), max(1, int(share * batch_size))

@@ -1,20 +1,21 @@
-"""Figures of one step, first of all how far apart sampler and trainer are on the same tokens.
+"""Figures of one step, above all the difference of sampler and trainer on the same tokens.
 
 The same weights sample a reply and train on it, in two programs: perhaps another engine, precision,
 kernel or machine. With q the sampler's logprob of a sampled token and z the trainer's, before the
-step, d = z - q would be 0. It is rounding where both compute in float32 (1e-5 nats); with bfloat16
-its standard deviation is about 0.05, and one ratio in thirteen is outside 0.9 to 1.1 (as published
-for vLLM and for a trainer against itself in other chunks). An adapter that was not applied, another
+step, d = z - q would be 0. If both compute in float32 it is rounding (1e-5 nats); with bfloat16 its
+standard deviation is about 0.05, and one ratio in thirteen is outside 0.9 to 1.1 (as published for
+vLLM and for a trainer against itself in other chunks). An adapter that was not applied, another
 alpha, a prefix cache of older weights, another temperature, a cut distribution: each shows in d,
 and makes every importance ratio of the batch wrong.
 
 Rule: only fresh tokens are compared, those of the version that is trained on. An older version's q
-differs from z by what was learned since, as it should. (Its scores under the current sampler stand
-beside z as well, but that scoring is the trainer's own where it trains here, and says nothing about
-the engine that answers.) A batch without any takes a reply along that moves nothing.
+differs from z by what was learned since, as it should. (Its scores under the current sampler could
+be compared, too, but with local training the trainer computes them itself, so they say nothing
+about the engine that answers.) A batch without fresh tokens gets extra replies, with advantages of
+0.
 
-Not seen: weights that differ too little to matter, and a sampler that draws at one temperature and
-reports logprobs of another, the trainer's.
+Not detected: weights that differ too little to matter, and a sampler that draws at one temperature
+and reports logprobs of another, the trainer's.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ async def checked(
     fresh = {key for key, _ in _fresh(prepared, policy.version.id)}
     if not trained or trained & fresh:
         return prepared
-    # Behind a prompt of the batch there is room for as much as was sampled there.
+    # After a prompt of the batch there is room for as many tokens as were sampled there.
     asked: list[tuple[Tokens, int, Images]] = [(prompt, _CHECK_TOKENS, ()) for prompt in prompts]
     samples = [one.sample for one in prepared.items]
     asked += [(one.prompt, len(one.completion.tokens), one.images) for one in samples]
@@ -196,7 +197,7 @@ def _gaps(prepared: Prepared, report: StepReport, version: int) -> Iterator[floa
         for datum, row in zip(one_pass.datums, rows, strict=True)
     }
     for key, logprobs in _fresh(prepared, version):
-        if row := scored.get(key):  # else it carries no gradient, and no trainer has seen it
+        if row := scored.get(key):  # else it carries no gradient and was not trained
             for z, q in zip(row, logprobs, strict=True):
                 yield z - q
 
@@ -256,17 +257,17 @@ def _clip_share(prepared: Prepared, report: StepReport) -> float | None:
 
 
 class Alarm:
-    """Alarm for a sampler and trainer that disagree: the user is told, then learning stops.
+    """Alarm for a sampler and trainer that disagree: warn the user, then stop learning.
 
     One batch raises the alarm, and the next that agrees ends it. The second in a row is not
     committed: its step is void and learning ends until a restart, while the gateway goes on
-    answering. Ratios against wrong logprobs teach what nobody meant, and nothing here can mend a
-    sampler; but one batch may be a fluke.
+    answering. Ratios against wrong logprobs train the wrong thing, and a sampler cannot be repaired
+    from here; but one batch may be chance.
 
-    A restart tries again, and knows of no alarm. The replies that were sampled wrongly are still
-    queued: one batch of them is trained on; the rest is then of an older version, hence scored
-    anew, and tokens with a large ratio are left out. A batch with too few fresh tokens
-    to tell changes nothing.
+    A restart tries again, without an alarm. The replies that were sampled wrongly are still queued:
+    one batch of them is trained on; the rest is then of an older version, hence scored anew, and
+    tokens with a large ratio are left out. A batch with too few fresh tokens to tell changes
+    nothing.
     """
 
     def __init__(self, health: Health) -> None:
@@ -283,7 +284,7 @@ class Alarm:
             self._health.agreement_is("alarm", found.told())
             raise DisagreementError(
                 "Sampler and trainer did not agree on two batches in a row, and the second step is "
-                "not kept. Mend the sampler (`agreement` says what to look at), then restart."
+                "not kept. Fix the sampler (`agreement` says what to check), then restart."
             )
 
     def committed(self, found: Agreement | None, step_id: int) -> None:

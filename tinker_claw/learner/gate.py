@@ -1,18 +1,18 @@
-"""Asks every new version fixed questions before it serves, and refuses one that has lost something.
+"""Test every new version on fixed questions before it serves, and refuse one that got worse.
 
 The questions are canaries, which the user may edit, and the beginnings of the user's own sessions
 that no step has trained (`ledger.held_out`). For every question the gate scores how likely the
 right replies are and how surely they end, and compares that with the serving version, question by
-question: a loss must be large enough to matter, and no chance. Small losses in a row pass that, so
-canaries are also compared with the best of the last sixteen versions.
+question: a loss must be large enough to matter, and not chance. Small losses in a row would pass,
+so canaries are also compared with the best of the last sixteen versions.
 
 A refused version is never published: its step is void, its batch is set aside, and the previous
 version goes on serving. The next step starts from that one without the optimizer's moments, which
 may have carried the refused one too far, and at a quarter of the rate. After two refused batches in
 a row from such a state, learning is held for an hour, and the next batch is tried.
 
-Rule: figures go in and findings come out, both pure; `Gate` asks, and the answers are kept in the
-ledger, so that a restart forgets nothing. A gate that cannot ask refuses nobody, and reports it.
+Rule: the functions from answers to findings are pure; `Gate` asks, and the answers are kept in the
+ledger, so that they survive a restart. A gate that cannot ask refuses no version, and reports it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tinker_claw.render.renderer import Renderer
 from tinker_claw.telemetry import log
 from tinker_claw.types import Images, Message, Tokens, Usage
 
-# What is asked
+# Questions
 
 _CANARY, _OWN = "c", "t"
 """Prefixes of question keys: a canary's, and that of a session's turn."""
@@ -103,7 +103,7 @@ def _canary(canary: Canary, renderer: Renderer) -> Question:
     return Question(f"{_CANARY}{digest[:12]}", prompt, replies)
 
 
-# What a version answers
+# Answers
 
 
 _IMPOSSIBLE = -50.0
@@ -145,7 +145,7 @@ async def ask(
         log.warning(
             "gate.left_out", questions=len(failed), sampler=sampler.ref, error=str(failed[0])
         )
-    # What does not fit the weights (any more) is no failure.
+    # A question that does not fit the weights (any more) is no failure.
     return {q.key: one for q, one in zip(questions, found, strict=True) if isinstance(one, Answer)}
 
 
@@ -164,7 +164,7 @@ async def _score(question: Question, reply: Tokens, sampler: Sampler) -> list[fl
     return [one if one > _IMPOSSIBLE else _IMPOSSIBLE for one in scores.logprobs]
 
 
-# What it has lost
+# Losses
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +212,8 @@ FIGURES: Mapping[str, Figure] = {
     ),
 }
 FADED = replace(CANARIES, bound=0.4)
-"""Loss over several versions: only told, since a wish followed step by step looks the same in the
-canaries that it touches."""
+"""Loss over several versions: only reported, since a wish learned step by step looks the same in
+the canaries that it affects."""
 FEWEST = 6
 """Fewest questions for a finding."""
 LOOK_BACK = 16
@@ -273,7 +273,7 @@ class Asked:
 
 
 class Gate:
-    """Asks the candidates of one run. Only the learner waits for it."""
+    """Gate of one run; only the learner waits for it."""
 
     def __init__(
         self, parts: LoopParts, canaries: Sequence[Question], *, seconds: float = SECONDS
@@ -287,11 +287,11 @@ class Gate:
 
         Raises:
             RefusedError: the candidate has lost too much to serve.
-            OutageError: the service is away for more than a few of the questions, which is no
-                reason to let a version in.
+            OutageError: the service is away for more than a few of the questions; the version is
+                not admitted then.
         """
         questions = self.questions()
-        if len(questions) < FEWEST:  # nothing could be said of it
+        if len(questions) < FEWEST:  # too few for a finding
             return Asked()
         newest = self._parts.policy.newest.version.id
         past = self._parts.ledger.steps.gated(newest, LOOK_BACK)
@@ -319,8 +319,8 @@ class Gate:
     async def _both(
         self, candidate: Sampler, questions: Sequence[Question], known: Answers
     ) -> tuple[Answers, Answers]:
-        """Return the candidate's answers and the serving version's; none of a candidate that fails
-        twice, where the serving version can be asked.
+        """Return the candidate's answers and the serving version's; the former are empty if it
+        fails twice although the serving version can be asked.
 
         Raises:
             BackendError: they cannot be asked.
@@ -346,7 +346,7 @@ class Gate:
         refused = steps.void_lately(REFUSED)
         if refused and is_recent(refused[-1][1]):
             because = refused[-1][0].removeprefix(f"{REFUSED}: ")
-            clean = len(refused) - (newest.step > 0)  # moments were carried to the first of them
+            clean = len(refused) - (newest.step > 0)  # the first began with earlier moments
             told = f"{REFUSED} after v{newest.id} because {because}; its batch is set aside"
             return [Finding("gate", told, holds=clean >= REFUSALS)]
         found = next((one for one in steps.gated(newest.id, 1) if one.version == newest.id), None)
@@ -359,7 +359,7 @@ class Gate:
         for one in self._parts.ledger.held_out.newest(GATE_TURNS):
             key = f"{_OWN}{one.turn_id}.{one.accepted_id}"
             question = Question(key, one.prompt, (one.accepted,), one.images)
-            if question.usage.prefill <= left:  # a long one keeps no other out
+            if question.usage.prefill <= left:  # a long one does not exclude others
                 left -= question.usage.prefill
                 found.append(question)
         return found

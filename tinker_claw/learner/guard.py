@@ -1,17 +1,17 @@
-"""Limits how far one step moves the policy, and holds learning that does harm over many steps.
+"""Limit how far one step moves the policy, and hold learning that does harm over many steps.
 
-How far did a step move the policy (`moved`)? It is measured on the tokens of the batch before the
+How far a step moved the policy (`moved`) is measured on the tokens of the batch before the
 candidate serves; a step that goes too far is taken again at half the rate. A bound on advantages
 would not help: Adam divides scale out.
 
-What becomes of first replies (`compared`)? Each user's earliest ones, since learning began or was
-rolled back, are the baseline of the later ones, so that like is compared with like: what is said of
-a first reply is no measure for a retry. A change counts by its evidence, a test that stays valid
-however often one looks (`evidence.Rise`). Users and judge may also contradict each other
-(`contradicted`). Learning is held while the evidence is there, and goes on when it is gone.
+Each user's first replies are compared (`compared`) with the earliest ones since learning began or
+was rolled back. Retries are left out, since their verdicts are not comparable. A change counts by
+its evidence, a test that stays valid however often one looks (`evidence.Rise`). Users and judge may
+also contradict each other (`contradicted`). Learning is held while the evidence is there, and goes
+on when it is gone.
 
-Rule: figures go in and findings come out, both pure; `Guard` reads the figures from the ledger, so
-that a restart forgets nothing. Nothing here stops serving.
+Rule: the functions from figures to findings are pure; `Guard` reads the figures from the ledger, so
+that they survive a restart. Nothing here stops serving.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Finding:
     told: str
     """Reason as a sentence without its full stop."""
     holds: bool = False
-    """Whether no further step may be taken while it stands."""
+    """Whether it stops further steps while it lasts."""
 
 
 # How far a step moves the policy
@@ -56,7 +56,7 @@ class Finding:
 RATES = (1.0, 0.5, 0.25)
 """Shares of the learning rate at which a step is tried, in order."""
 _UNTAUGHT = 0.25
-"""Share of the rate for a batch whose verdicts agree, and that no hint speaks for."""
+"""Share of the rate for a batch whose verdicts agree, and that has no hint."""
 AFTER_REFUSAL = 0.25
 """Share of the rate for a step whose optimizer starts anew: Adam's first step is its largest."""
 _IMPOSSIBLE = -50.0
@@ -99,18 +99,18 @@ def trust(batch: Sequence[Sample]) -> float:
     return max((s.teacher.weight for s in batch if s.teacher), default=0.0) or _UNTAUGHT
 
 
-# What becomes of replies
+# How replies change
 
 LIMIT = 200.0
-"""Evidence at which learning is held, in odds to 1; from `CLAIM` on it is told."""
+"""Evidence at which learning is held, in odds to 1; from `CLAIM` on it is reported."""
 BASELINE = 16
 """First replies of a user with which later ones are compared; a batch has about half as many."""
 NEWEST = 256
-"""Newest first replies that are looked at, and as many of all replies."""
+"""Newest first replies that are compared, and as many of all replies."""
 _LONG = 2.0
 """Multiple of the baseline's mean length from which on a reply is long."""
 _AGAINST = 0.25
-"""Share of verdicts that a user or an auditor may contradict: by slips, and by taste."""
+"""Share of verdicts that a user or an auditor may contradict by mistake or by taste."""
 FEW = 64
 """Newest replies that show whether a wish is being learned; four batches."""
 _UNLEARNED = 0.2
@@ -118,8 +118,8 @@ _UNLEARNED = 0.2
 
 
 def _unexplained(reply: FirstReply, long: float) -> bool:
-    """A user who says what they want instead is heard, and may change their mind; an outcome says
-    what was wanted."""
+    """Return whether a reply was rejected without a hint. A user who gives one may have changed
+    their mind, and an outcome says what was wanted."""
     return reply.verdict < 0 and not (reply.hinted or reply.episode)
 
 
@@ -131,8 +131,8 @@ FIGURES: Mapping[str, tuple[str, Callable[[FirstReply, float], bool]]] = {
     ),
     "stop": ("are cut by their limit", lambda reply, long: reply.cut),
 }
-"""What is counted of first replies, by alarm: words for it, and whether it holds of a reply, given
-the number of tokens from which on it is long."""
+"""Figures of first replies, by alarm: a description, and whether it applies to a reply, given the
+number of tokens above which a reply is long."""
 
 
 def compared(replies: Sequence[FirstReply]) -> Iterator[tuple[str, float, Rate, Rate]]:
@@ -177,7 +177,7 @@ def unlearned(verdicts: Sequence[float]) -> Finding | None:
 
 def praised(replies: Iterable[JudgedReply]) -> Iterable[TwoRates]:
     """Return the shares of accepted and of rejected replies that repeat a reply to something else,
-    for each user, told lessons or not. Whoever praises one sentence gets it for everything.
+    for each user, told lessons or not. A user who praises one sentence may get it for everything.
 
     Args:
         replies: oldest first.
@@ -196,7 +196,7 @@ Opinion = tuple[float, float]
 
 
 def contradicted(opinions: Sequence[Opinion]) -> tuple[float, Rate]:
-    """Return the evidence that more of the judge's verdicts are contradicted than slips explain,
+    """Return the evidence that more of the judge's verdicts are contradicted than mistakes explain,
     and the share that is. `opinions`: newest first."""
     rise, share = Rise(_AGAINST), Rate()
     for own, other in reversed(opinions):
@@ -221,7 +221,7 @@ class Guard:
         """Set up the guard of a run.
 
         Args:
-            every: measure one step in so many; a service bills the scoring of the candidate.
+            every: measure every n-th step; a service bills the scoring of the candidate.
         """
         self._parts = parts
         self._most = parts.training.max_step_kl
@@ -248,7 +248,7 @@ class Guard:
         return found
 
     def look(self, also: Sequence[Finding] = ()) -> list[Finding]:
-        """Return what is to be told, and tell it to health, log and metrics.
+        """Return the findings, and report them to health, log and metrics.
 
         Args:
             also: findings of the gate.
@@ -265,14 +265,14 @@ class Guard:
 
     @property
     def alarms(self) -> dict[str, bool]:
-        """Alarms when it looked last, for the metrics of a step; True: it holds learning."""
+        """Alarms of the last `look`, for the metrics of a step; True: it holds learning."""
         return dict(sorted(self._told))
 
     def _findings(self) -> Iterator[Finding]:
         ledger = self._parts.ledger
         after = ledger.hold.guarded_from
         lately = ledger.judgements.replies(NEWEST, after)
-        # Of several users' claims the gravest.
+        # The gravest claim of each alarm, over all users.
         gravest = {one[1]: one for one in sorted(self._claims(lately, after))}
         for evidence, alarm, told in gravest.values():
             if evidence >= CLAIM:
@@ -291,7 +291,7 @@ class Guard:
         """Yield evidence, alarm and sentence of each figure that may have risen."""
         judgements = self._parts.ledger.judgements
         replies = judgements.first_replies(BASELINE, NEWEST, after)
-        if self._parts.method.teaching not in (None, HINT):  # what follows a reply teaches
+        if self._parts.method.teaching not in (None, HINT):  # any text after a reply teaches
             replies = [replace(reply, hinted=True) for reply in replies]
         for alarm, evidence, base, later in compared(replies):
             told = f"{later.value:.0%} of the newest {later.of} first replies {FIGURES[alarm][0]}, "

@@ -43,16 +43,15 @@ class PartHealth:
 
 
 class Health:
-    """Written by judging, learner and gateway, read by the gateway.
+    """State of all parts, written by judging, learner and gateway, read by the gateway.
 
     A part is `stalled` while it waits for the service: it goes on by itself. It is `failed` when it
-    has ended: by accident, and then it starts again; or because going on would do harm.
-    `agreement` is between sampler and trainer, as far as anything has shown: `ok` or `alarm`.
-    `servers`, where others than this process sample: `ok`, or `away` for those that are out of the
-    rotation. `records` is the ledger: `failing` from a refusal until it takes a write. `upkeep`
-    drops what is not to be kept any longer. `guard` is `ok`, or `warns` of what becomes of the
-    replies; where that is grave the learner is `held` until a rollback says from which version to
-    go on.
+    has ended: by an unexpected error, and then it starts again; or because going on would do harm.
+    `agreement` of sampler and trainer is `ok` or, after a batch that disagrees, `alarm`. `servers`,
+    where other processes sample, is `ok`, or `away` while some are out of the rotation. `records`
+    is the ledger: `failing` from a refusal until it takes a write. `upkeep` drops data past its
+    retention. `guard` is `ok`, or `warns` that replies get worse; where that is grave the learner
+    is `held` until the evidence is gone or a version is rolled back to.
     """
 
     def __init__(self) -> None:
@@ -88,13 +87,13 @@ class Health:
         self.guard.enter("warns" if sentences else "ok", "; ".join(sentences) or None)
 
     def servers_away(self, sentences: Sequence[str]) -> None:
-        """Set the inference servers that are not asked, with the reasons; () when all are."""
+        """Set why inference servers are out of the rotation, one sentence each; () when none is."""
         self.servers.enter("away" if sentences else "ok", " ".join(sentences) or None)
 
     def records_are(self, error: str | None) -> None:
         """Set the ledger's last refused write; None: it took a write."""
         if error is None and self.records.state == "ok":
-            return  # after each write but the first
+            return  # as after nearly every write
         if error is None:
             log.info("ledger.back")
         elif self.records.state == "ok":
@@ -159,7 +158,7 @@ class Health:
         return "; ".join([replies, *troubles, kept if waiting else "nothing is lost"]) + "."
 
     def _troubles(self) -> Iterator[str]:
-        """Say what does not work besides replies, a part of a sentence each."""
+        """Yield what does not work besides replies, each as part of a sentence."""
         away, learner = self.backend.away, self.learner.state
         if self.servers.state != "ok" and "serving" not in away:
             yield "some inference servers are away, and the others do their work"
@@ -181,7 +180,7 @@ class Health:
 
 
 _FINE = ("ok", "waiting", "training", "observing", "finished", "warns")
-"""States of a part with which all is well."""
+"""States of a part that works."""
 _LEARNING = {
     "failed": "learning starts again by itself",
     "stalled": "learning waits",
@@ -193,4 +192,4 @@ _QUEUE = {
     "finished": "learning has ended",
     "observing": "observing: nothing is trained, and {} samples are queued",
 }
-"""What is said of the queue while all is well, by the learner's state."""
+"""Text about the queue while all is well, by the learner's state."""

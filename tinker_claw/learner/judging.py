@@ -1,12 +1,12 @@
-"""Turns a next state into a sample: judge, then score, then queue.
+"""Turn a next state into a sample: judge, then score, then queue.
 
-Rule: what there is to do comes from the ledger, so a restart picks up where this stopped. A judge
-or a ledger that fails leaves the turn to be tried again, and no verdict is made up; a teacher that
-fails, or teaches nothing, leaves the reward, and the sample says why. While the service behind
-either is away, the turn waits.
+Rule: the work comes from the ledger, so a restart picks up where this stopped. If the judge or the
+ledger fails, the turn is tried again, and no verdict is made up; if the teacher fails, or teaches
+nothing, the sample keeps its reward and records why. While the service behind either is away, the
+turn waits.
 
-A turn that cannot be judged although others can is tried three times, ever later, and then set
-aside by name. While the judge fails as a whole no try counts, and one turn asks at a time.
+A turn that cannot be judged although others can is tried three times, with growing waits, and then
+set aside. While the judge fails as a whole no try counts, and one turn asks at a time.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ RESTS = Backoff(first_s=60.0, longest_s=3600.0)
 CONCURRENCY = 8
 """Turns judged at the same time: the samplers that judge also answer users."""
 _AT_ONCE = 64
-"""Turns taken up before yielding to replies."""
+"""Turns started before the event loop can serve replies again."""
 CHECKED = 0.25
 """Share of user-rated replies that the judge also rates."""
 CHECK_S = 60.0
 """Seconds that such a reply waits for the judge."""
 LATELY = 8
-"""Tries by whose answers it is decided whether the judge works."""
+"""Number of latest tries that show whether the judge works."""
 
 
 _NONE = Verdict(votes=(), value=None)
@@ -128,7 +128,7 @@ class _Heard:
         self._last.append((read, of))
 
     def _mostly_lost(self) -> str | None:
-        # By turns: of one that was accepted the judge is asked less than of others.
+        # Averaged by turn, as the judge is asked less about accepted replies than about others.
         if sum(read / of for read, of in self._last) >= len(self._last) / 2:
             return None
         read, of = (sum(some) for some in zip(*self._last, strict=True))
@@ -156,7 +156,7 @@ class Judging:
         """Set up judging for a run.
 
         Args:
-            on_sample: called when a sample has been queued, or held, or will not come.
+            on_sample: called when a sample has been queued or held, or a turn was refused.
             redact: removes secrets from a text for the judge and for storage; older turns were
                 stored unredacted.
         """
@@ -187,9 +187,9 @@ class Judging:
         self._wake.set()
 
     async def run(self) -> None:
-        """Judge all turns that the ledger has to judge, until cancelled. May be called again after
-        an unexpected end: what is known of turns and judge is kept."""
-        self._in_hand.clear()  # a task that was cancelled before it began could not say so
+        """Judge all turns that can be judged, until cancelled. May be called again after an
+        unexpected end: the state of turns and judge is kept."""
+        self._in_hand.clear()  # a task cancelled before it began has not removed itself
         self._show()
         self._wake.set()
         failures = 0
@@ -207,7 +207,7 @@ class Judging:
                     self._wake.set()
                     continue
                 failures = 0
-                if not found:  # an outcome may have come where nothing is left to be judged
+                if not found:  # an outcome may have come though nothing is left to judge
                     self._on_sample()
                 new = [turn_id for turn_id in found if turn_id not in self._in_hand]
                 for number, turn_id in enumerate(new):  # the oldest first
@@ -217,7 +217,7 @@ class Judging:
                         await asyncio.sleep(0)  # replies go first
 
     def _ask_nobody_about(self, found: Sequence[int]) -> None:
-        """End the wait of turns that somebody has rated explicitly."""
+        """End the wait of turns that have been rated explicitly."""
         waiting = [turn_id for turn_id in found if turn_id in self._unasked]
         for turn_id in self._parts.ledger.judgements.judged(waiting):
             self._unasked.pop(turn_id).reschedule(0)
@@ -246,7 +246,7 @@ class Judging:
             self._wait_for(turn_id, error)
         except JudgeError as error:
             self._failed(turn_id, error)
-        except Exception as error:  # no answer of anybody's: this part ends, and starts again
+        except Exception as error:  # unexpected: this part ends, and starts again
             answer = f"{type(error).__name__}: {error}"
             self._rest(turn_id, answer, counts=self._heard.accident(turn_id))
             raise
@@ -265,8 +265,8 @@ class Judging:
 
     @asynccontextmanager
     async def _place(self, turn_id: int) -> AsyncGenerator[None]:
-        """Wait for a slot: one of several, or a single one while the judge fails. A turn that has
-        failed rests ever longer before, so that it never holds up new ones."""
+        """Wait for a slot: one of several, or a single one while the judge fails. Failed turns rest
+        before, longer each time, so that they never hold up new ones."""
         turns = self._parts.ledger.turns
         asks = turns.next_state(turn_id) is not None and not self._is_judged(turn_id)
         asks = asks and not (self._by_outcome and turns.get(turn_id).episode)
@@ -304,7 +304,7 @@ class Judging:
     def _wait_for(self, turn_id: int, error: OutageError | LedgerError) -> None:
         """Let the turn wait for what is away; neither turn nor judge is at fault."""
         health, rest = self._parts.health, asyncio.sleep
-        if isinstance(error, OutageError):  # what is left to do shows who did not answer
+        if isinstance(error, OutageError):  # what is left to do shows which was away
             what = "teaching" if self._is_judged(turn_id) else "judging"
             rest = partial(health.backend.rest, what)
         health.judge_is("stalled" if isinstance(error, OutageError) else "failing", str(error))
@@ -317,7 +317,7 @@ class Judging:
         else:
             counts = self._heard.ill(turn_id, 0, self._judge.answers, str(error))
         self._show()
-        if self._is_judged(turn_id):  # outright, meanwhile
+        if self._is_judged(turn_id):  # by feedback, meanwhile
             self._wake.set()
         else:
             self._rest(turn_id, str(error), counts=counts)
@@ -378,7 +378,7 @@ class Judging:
         self._check(turn_id)
         now = judgements.verdict(turn_id) or _NONE, judgements.hints(turn_id)
         if (verdict, hints) != now:
-            self._wake.set()  # somebody has said otherwise meanwhile
+            self._wake.set()  # feedback has changed them meanwhile
             return
         reward = step_reward(verdict) if turn.episode else reward_of(verdict)
         ledger.samples.add(turn_id, reward, teacher, untaught)
@@ -386,32 +386,32 @@ class Judging:
         self._on_sample()
 
     def _is_checked(self, turn: Turn) -> bool:
-        """Return whether the judge also rates a reply that somebody rated explicitly: where the two
-        often differ, the guard finds the judge wrong."""
+        """Return whether the judge also rates a reply that somebody rated explicitly: the guard
+        warns if the two often differ."""
         ledger = self._parts.ledger
         drawn = Random(turn.id).random() < CHECKED and not turn.episode
         return drawn and not ledger.judgements.asked(turn.id)
 
     async def _check_judge(self, turn: Turn) -> None:
-        """Record the judge's rating beside the explicit one. It is no signal: a judge that does not
-        answer in time holds nothing up."""
+        """Record the judge's rating beside the explicit one. It trains nothing, and a judge that
+        does not answer in time is not waited for."""
         if (state := self._parts.ledger.turns.next_state(turn.id)) is None:
-            return  # pressed before anything followed
+            return  # rated before anything followed
         if self._heard.trouble or self._parts.spending.paused():
-            return  # that is left to turns that need an answer
+            return  # left to turns that need an answer
         with suppress(TimeoutError, JudgeError, BackendError, RequestError):
             async with asyncio.timeout(CHECK_S):
                 self._record(turn.id, await self._answered(turn, state, hints=False))
 
     async def _ask(self, turn: Turn) -> Verdict:
         state = self._parts.ledger.turns.next_state(turn.id)
-        if state is None:  # the end of an episode, of which its outcome says all
+        if state is None:  # the end of an episode: its outcome is enough
             return _NONE
         if turn.episode and self._by_outcome:
             return _NONE
         await self._parts.spending.room()
         if (said := self._parts.ledger.judgements.verdict(turn.id)) is not None:
-            return said  # outright, while there was no room
+            return said  # by feedback, while waiting for budget
         judgement = await self._answered(turn, state)
         if judgement.unread is not None:
             self._accept(turn, judgement, judgement.unread)
@@ -426,11 +426,11 @@ class Judging:
         )
         if judgement.unread is None:
             self._heard.well(turn.id, sum(judgement.heard), len(judgement.heard))
-        # What was said outright meanwhile goes before it.
+        # Explicit feedback that came meanwhile takes precedence.
         return self._parts.ledger.judgements.verdict(turn.id) or judgement.verdict
 
     async def _answered(self, turn: Turn, state: NextState, *, hints: bool = True) -> Judgement:
-        self._check(turn.id)  # there was a wait for the budget
+        self._check(turn.id)  # forgotten while waiting for budget?
         redact = self._redact
         with (
             self._parts.health.backend.watching("judging"),
@@ -474,7 +474,7 @@ class Judging:
         if Signal.DEMONSTRATION in parts.method.needs:
             shown = parts.ledger.judgements.demonstration(turn.id)
         if state is None and hints:
-            state = NextState("user", hints[0])  # said outright, before anything has followed
+            state = NextState("user", hints[0])  # explicit feedback, before anything followed
         known = Evidence(verdict, hints, state, shown)
         return tuple(self._redact(text) for text in parts.method.tells(known))
 
@@ -506,7 +506,7 @@ class Judging:
         )
 
     def _to_be_told(self, turn_id: int, wish: Wish | None) -> Wish | None:
-        """Return a wish that may stand in prompts; None: there is none."""
+        """Return a wish that may be put into prompts; None: there is none."""
         if wish is None or self._parts.training.lessons == "off":
             return None
         state = self._parts.ledger.turns.next_state(turn_id)
@@ -518,7 +518,7 @@ class Judging:
         self, turn: Turn, verdict: Verdict, told: tuple[str, ...]
     ) -> tuple[HintScores | None, str | None]:
         """Return the teacher's scores, or why there are none; both None: there is nothing to tell
-        it. A failure takes no reward away."""
+        it. A failure leaves the reward."""
         if not told:
             return None, None
         state = self._parts.ledger.turns.next_state(turn.id)
@@ -552,7 +552,7 @@ class Judging:
         self._check(turn_id)
         self._parts.ledger.turns.refuse(turn_id, reason)
         self._parts.telemetry.sample("refused", turn=turn_id, reason=reason)
-        self._on_sample()  # an episode may be whole without it
+        self._on_sample()  # an episode may be complete without it
 
 
 class _ForgottenError(Exception):

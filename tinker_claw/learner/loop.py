@@ -1,20 +1,19 @@
 """The learner: sixteen samples or whole groups, one optimizer step, one new policy version.
 
-`Learner.run` waits for a batch (`batch` says of what), `_take` for room in the budget, `_step`
-begins a step and voids it when it fails, and `_train_and_swap` is the step: score, train, publish,
-measure, ask, save, commit, swap. What `guard` finds too large a change is taken again at a smaller
-rate; a version that `gate` refuses is none, and its batch is set aside.
+`Learner.run` waits for a batch (chosen by `batch`), `_take` for room in the budget, `_step` begins
+a step and voids it when it fails, and `_train_and_swap` is the step: score, train, publish,
+measure, ask, save, commit, swap. A step that `guard` finds too large is taken again at a smaller
+rate; a version that `gate` refuses never serves, and its batch is set aside.
 
-Rule: until the commit nothing has happened: the samples are queued, the old policy serves, and a
-restart loads the last committed state. Nothing here is awaited by the gateway. An outage blames no
-sample and never ends learning, and neither does a ledger that cannot be written for a time. What
-follows a step that failed is in `recovery`.
+Rule: a step takes effect only with its commit: until then the samples are queued, the old policy
+serves, and a restart loads the last committed state. The gateway awaits nothing here. Neither an
+outage nor a ledger that cannot be written for a time counts against a sample or ends learning.
+`recovery` handles steps that failed.
 
-One lock, `_one_step`, says who may touch the trainer's weights and the newest version: whoever has
-it does one thing with them, a step, a rehearsal, a load, a save, and leaves them those of the
-newest version, or `suspect`. Nobody waits for a service or for money while they have it, so
-whatever a user undoes waits for one such thing at most; after a wait what was meant to be trained
-is looked at again.
+One lock, `_one_step`, guards the trainer's weights and the newest version. Its holder does one
+thing with them (a step, a rehearsal, a load or a save) and leaves the weights of the newest
+version, or marks them `suspect`. It is never held while waiting out an outage or for budget, so a
+user's undo waits for one such thing at most; after a wait the batch is checked again.
 """
 
 from __future__ import annotations
@@ -82,8 +81,8 @@ class Learner:
         """Set up the learner of a run.
 
         Args:
-            guard: measures every step unless it is given.
-            gate: None asks nothing of a version.
+            guard: the default measures every step.
+            gate: None: versions are not tested.
             score_fresh: see `Capabilities`.
             waits: waits between attempts while the service is away.
             now: returns seconds since 1970, as the ledger counts them.
@@ -92,7 +91,7 @@ class Learner:
         self._adam = Adam(learning_rate=learning_rate)
         self._score_fresh = score_fresh
         self._observed = 0
-        """Steps that were reported where nothing is trained."""
+        """Steps reported while only observing."""
         self._alarm = Alarm(parts.health)
         self._guard = guard or Guard(parts)
         self._gate = gate
@@ -109,7 +108,7 @@ class Learner:
         """Number of times that steps were held off."""
         self._retired: asyncio.Queue[Policy] = asyncio.Queue()
 
-    # For the others
+    # Called by other parts
 
     def wake(self) -> None:
         """Look for a batch: a sample has been queued."""
@@ -174,7 +173,7 @@ class Learner:
             async with asyncio.timeout(wait_s):
                 await self._wake.wait()
         self._wake.clear()
-        self._look_at = None  # the next look at the queue says anew when to come back
+        self._look_at = None  # the next look at the queue sets it again
 
     def _show_idle(self) -> None:
         health, newest = self._parts.health, self._parts.policy.newest.version.id
@@ -229,7 +228,7 @@ class Learner:
         except BackendError as error:  # it is held all the same
             log.warning("state.unsaved", error=str(error))
         if any(one.alarm == hold.alarm for one in self._findings()):
-            health.backend.over("learning")  # held, it asks for nothing
+            health.backend.over("learning")  # while held it calls no service
             return True
         log.info("learning.goes_on", alarm=hold.alarm)
         hold.end()
@@ -288,7 +287,7 @@ class Learner:
             if failed is None:
                 return
             step_id, error = failed
-            if isinstance(error, RefusedError):  # now: what follows may wait, or end with a process
+            if isinstance(error, RefusedError):  # first, as what follows may wait or never come
                 self._set_aside(batch)
             rehearse = partial(self._rehearse, step_id, batch, holds)
             await self.recovery.after_step(batch, step_id, error, rehearse)
@@ -298,7 +297,7 @@ class Learner:
                 return
         else:
             self._set_aside(batch)
-        self._is_ruled_out()  # the user is told now, and not when there is another batch
+        self._is_ruled_out()  # reported now, not when there is another batch
 
     def _set_aside(self, batch: Sequence[Sample]) -> None:
         for sample in batch:
@@ -314,7 +313,7 @@ class Learner:
         if holds != self._holds:
             return False
         ledger = self._parts.ledger
-        ledger.steps.void_unfinished(LEFT_OPEN)  # what was said during it takes samples out
+        ledger.steps.void_unfinished(LEFT_OPEN)  # feedback during it takes samples out
         return ledger.samples.still_queued(batch)
 
     async def _step(
@@ -329,7 +328,7 @@ class Learner:
         parts, self.stepping = self._parts, True
         if not parts.health.backend.attempts("learning"):  # else it is the outage's next attempt
             parts.health.learner_is("training")
-        step_id, ids = 0, [sample.id for sample in batch]  # of no step
+        step_id, ids = 0, [sample.id for sample in batch]  # 0: none yet
         try:
             with (
                 parts.health.backend.watching("learning"),
@@ -341,7 +340,7 @@ class Learner:
         except asyncio.CancelledError:
             self._void(step_id, "the gateway was stopped", outage=True)
             raise
-        except DisagreementError as error:  # no sample is to blame, and trying again is no use
+        except DisagreementError as error:  # no sample is to blame, and a retry is no use
             self._void(step_id, str(error), outage=True)
             raise
         except EmptyStepError as error:
@@ -398,7 +397,7 @@ class Learner:
                 sampler_ref=sampler.ref,
                 metrics=metrics | rule | {"answers": asked.answers, "alarms": self._guard.alarms},
             )
-        except Exception:  # nobody has been answered by it; the next attempt publishes anew
+        except Exception:  # it has served no reply; the next attempt publishes anew
             self.retire(Policy(parent.version, sampler))
             raise
         self.retire(parts.policy.swap(Policy(version, sampler)))
@@ -447,7 +446,7 @@ class Learner:
     async def _rehearse(
         self, step_id: int, batch: Sequence[Sample], holds: int, samples: Sequence[Sample]
     ) -> None:
-        """Run a step over these samples without committing it, charged to the failed one over
+        """Run a step over these samples without committing it, billed to the failed step over
         `batch`.
 
         Raises:
@@ -479,7 +478,7 @@ class Learner:
                 with accidents_are_failures():
                     await policy.sampler.aclose()
             except asyncio.CancelledError:
-                self.retire(policy)  # whoever runs next closes it
+                self.retire(policy)  # the next run closes it
                 raise
-            except BackendError as error:  # no reason to end the step in hand
+            except BackendError as error:  # no reason to end the step in progress
                 log.warning("sampler.unclosed", sampler=policy.sampler.ref, error=str(error))

@@ -1,6 +1,6 @@
 """Objects that judging, learning, recovery and rollback of one run share.
 
-Rule: one record, made once by the wirer. What only one of them needs is an argument of its own.
+Rule: one record, made once at start-up. What only one of them needs is passed separately.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Restore a run from the newest committed state of its ledger, at the start and after failures.
 
-`restore` is the start. `Recovery` is what follows a step that failed: load the committed state, and
-where a step over the same samples fails again, look for the one that is to blame.
+`restore` is for the start. `Recovery` handles a failed step: it loads the committed state and,
+where a step over the same samples fails again, searches for the sample that causes it.
 
 Rule: weights after a failed step are suspect, so nothing is done with them before a committed state
 is loaded. An outage is no failure of the step: it is waited out, and learning goes on by itself. A
-trainer that fails whatever it is given is away, too, however it words that.
+trainer that fails on every input counts as away, too, whatever its error says.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _OWN, _TEACHERS = -0.1, 0.0
 
 
 Rehearse = Callable[[Sequence[Sample]], Awaitable[None]]
-"""Trains on samples without committing the result, charged to the step that failed."""
+"""Trains on samples without committing the result, billed to the step that failed."""
 
 
 class NotDueError(ClawError):
@@ -80,10 +80,10 @@ async def restore(ledger: Ledger, trainer: Trainer) -> Policy:
     """Void uncommitted steps, load the newest saved state, and open its sampler.
 
     Steps committed after the last save (`--save-interval` above 1) are void as well: their weights
-    are gone, so their samples are queued again and a new version takes the saved state up.
+    are gone, so their samples are queued again and a new version starts from the saved state.
 
     Raises:
-        BackendError: the state cannot be loaded, or no sampler made of it.
+        BackendError: the state cannot be loaded, or no sampler opened for it.
     """
     if unfinished := ledger.steps.void_unfinished():
         log.warning("steps.void", step_ids=unfinished, reason="never committed")
@@ -103,7 +103,7 @@ async def restore(ledger: Ledger, trainer: Trainer) -> Policy:
         # The state is there, and the same weights can be published again.
         log.warning("sampler.gone", version=saved.id, error=str(error))
         sampler, published_anew = await trainer.publish(), True
-    if lost or published_anew:  # nothing is written before all of it is there
+    if lost or published_anew:  # written only once all of it is loaded
         restored, saved = saved.id, ledger.steps.restart_from(saved, sampler_ref=sampler.ref)
         if lost:
             log.warning("steps.void", step_ids=lost, reason="not saved", restored_version=restored)
@@ -143,8 +143,8 @@ class Recovery:
         """Set up recovery for a run.
 
         Args:
-            one_step: see `loop`; it is taken for each attempt, and never while waiting for one.
-            retire: gets the policy that a restored one replaces.
+            one_step: see `loop`; held during each attempt, and never while waiting for one.
+            retire: called with the policy that a restored one replaces.
         """
         self._parts = parts
         self._ledger = parts.ledger
@@ -159,7 +159,7 @@ class Recovery:
         """Wait out an outage, and load the newest committed state, retrying as often as needed. Do
         nothing where another has loaded it meanwhile, or nothing was touched.
 
-        `error` None: the step went well, and is undone all the same.
+        `error` None: the step succeeded, and is undone anyway.
 
         Raises:
             BackendError: the state cannot be loaded, and not because the service is away.
@@ -182,12 +182,12 @@ class Recovery:
     ) -> None:
         """Undo a failed step, and search for the sample that causes it where one seems to.
 
-        The search ends where something else comes between. The failures stay counted, so that the
-        next step over the same samples, if it fails as well, begins another.
+        The search ends if the batch has to be chosen anew. The failures stay counted, so that the
+        next failed step over the same samples begins another search.
 
         Raises:
-            LearningEndedError: the batch fails again and again, and neither a sample nor the
-                trainer alone is to blame.
+            LearningEndedError: the batch fails repeatedly, and neither a single sample nor the
+                trainer is the cause.
         """
         await self.after(error)
         if isinstance(error, (OutageError, TooFarError, RefusedError)):
@@ -212,10 +212,10 @@ class Recovery:
     ) -> bool:
         """Halve the batch until one sample alone fails, and exclude it from training.
 
-        It is blamed only if right afterwards a harmless step succeeds: the trainer might have begun
-        to fail meanwhile.
+        It is excluded only if a harmless step succeeds right afterwards, since the trainer might
+        have begun to fail meanwhile.
 
-        False: none fails alone, as when the trouble has passed meanwhile.
+        False: none fails alone, as after a temporary failure.
         """
         suspects = [_by_itself(sample) for sample in batch]
         while len(suspects) > 1:
@@ -288,7 +288,7 @@ class Recovery:
     async def _go_back_to(self, saved: PolicyVersion) -> None:
         """Go back to a saved version; the steps since then, where not every one is saved, are
         void."""
-        # It may fail: nothing is written before.
+        # Before anything is written, since it may fail.
         sampler = await self._parts.trainer.open(saved.sampler_ref)
         try:
             lost = self._ledger.steps.unsaved(saved)
@@ -307,10 +307,9 @@ def _by_itself(sample: Sample) -> Sample:
 
 
 def known_good(version: int, cfg: Training) -> Sample:
-    """Return three tokens with every signal that a method may want, which no trainer has reason to
-    refuse.
+    """Return a harmless sample of three tokens, with every signal that a method may need.
 
-    If even a step over this fails, no user's sample is to blame.
+    If a step over it fails, no user's sample is to blame.
     """
     candidates = tuple(range(1, cfg.opd_topk + 1))
     return Sample(
@@ -342,7 +341,7 @@ def nobody_to_blame() -> Generator[None]:
         raise
     except FAILURES as error:
         raise OutageError(
-            f"Training fails whatever it is given, so no sample is to blame: {error}"
+            f"Training fails on every input, so no sample is to blame: {error}"
         ) from error
 
 

@@ -1,8 +1,8 @@
 """Pins, rollbacks, forgetting and judging again while the loop runs.
 
-Rule: serving changes at once, and forgotten turns are no longer used at once: a step in progress
-over them is void. Work on the trainer happens between two steps, so that a step is committed before
-it or sees its result; a failure changes nothing.
+Rule: serving changes at once, and forgotten turns stop being used at once: a step in progress over
+them is void. Work on the trainer happens between two steps, so that a step is committed before it
+or sees its result; a failure changes nothing.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ class Rollback:
     async def roll_back(self, version_id: int) -> PolicyVersion:
         """Serve this version at once, and go on learning from its state, as a new version.
 
-        A step in hand ends first; what it makes is left behind. A hold ends.
+        A step in progress ends first, and its version is left behind. A hold ends.
 
         Raises:
-            UndoError: there is none, or its weights or its state cannot be had.
+            UndoError: there is no such version, or its weights or state cannot be loaded.
         """
         async with self._one:
             return await self._roll_back(self._version(version_id))
@@ -101,8 +101,8 @@ class Rollback:
         with. It ends when no step in progress has them in memory.
 
         Raises:
-            UndoError: there is nothing of that name.
-            LedgerError: it could not be done.
+            UndoError: there is no such session or turn.
+            LedgerError: it could not be written.
         """
         self._forget_session(self.ledger.look(found).session)
         forgotten = self.ledger.begin_to_forget(found)
@@ -129,7 +129,7 @@ class Rollback:
             self._learner.recovery.suspect = True  # it may have been loaded all the same
             raise
         except BackendError as error:
-            raise UndoError(f"the state of v{version.id} cannot be had: {error}") from error
+            raise UndoError(f"the state of v{version.id} cannot be loaded: {error}") from error
         self._learner.recovery.suspect = True  # until the ledger has the version of these weights
         new = self.ledger.steps.roll_back(version)
         self._learner.recovery.suspect = False
@@ -141,7 +141,7 @@ class Rollback:
         except OutageError:
             raise
         except BackendError as error:
-            raise UndoError(f"the weights of v{version.id} cannot be had: {error}") from error
+            raise UndoError(f"the weights of v{version.id} cannot be loaded: {error}") from error
 
     def _answer_with(self, pinned: Policy | None, *, half: bool = False) -> None:
         replaced = self._policy.pin(pinned, half=half)

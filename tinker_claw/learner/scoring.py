@@ -45,7 +45,7 @@ class Plan:
     own: bool
     """Whether this reply is measured: a rejected one that shows how well such texts teach."""
     accepted: Turn | None
-    """A reply that the user accepted, behind the prompt of the first try."""
+    """A reply that the user accepted, with the prompt of the first try."""
     told_then: str | None
     """The text that belongs to that prompt; None: those of this turn."""
     free: frozenset[int]
@@ -192,7 +192,7 @@ class HintScorer:
         )
 
     def _hinted(self, turn: Turn, text: str) -> Turn:
-        """Return the turn behind a hinted prompt."""
+        """Return the turn with the hint in its prompt."""
         if turn.hint_at is None:
             raise AlignmentError(f"turn {turn.id}: the prompt has no place for a hint")
         prompt = self._renderer.splice(turn.prompt, turn.hint_at, text, self._teaching.words)
@@ -227,11 +227,11 @@ async def batch_items(
     """Add to each sample the scores that depend on the current weights.
 
     A sample of the serving version needs no scores of it (rho = 1), so none are computed, unless
-    `score_fresh` says that its sampler used other numerics than the trainer scores in. All scores
-    are requested at once, so that a backend can compute shared prefixes once.
+    `score_fresh`, where its sampler uses other numerics than the trainer. All scores are requested
+    at once, so that a backend can compute shared prefixes once.
 
     Args:
-        common: lessons whose accepted told replies are also scored behind the untold prompt.
+        common: lessons whose accepted replies are also scored without them in the prompt.
     """
     measured = _measured(samples, common, cfg)
 
@@ -250,7 +250,7 @@ async def batch_items(
 
 
 def _measured(samples: Sequence[Sample], common: frozenset[int], cfg: Training) -> frozenset[int]:
-    """Return the ids of the accepted told replies that are also scored untold: the newest."""
+    """Return the ids of the newest accepted told replies, which are also scored untold."""
     told = (
         s.id
         for s in samples

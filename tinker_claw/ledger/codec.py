@@ -1,13 +1,13 @@
-"""Encode token arrays as compact blobs, exactly, and prompts without repeating shared parts.
+"""Encode token arrays losslessly as compact blobs, and prompts without repeating shared parts.
 
-Ids are int32, of which the upper two bytes hardly differ from token to token: these are compressed,
-the lower two stand as they are. That is smaller than compressing all four, and takes a tenth of the
-time. Logprobs are float32 where that is the same, which it is for what a model computed, and
-float64 where it is not. All numbers are little-endian.
+Ids are int32. The upper two bytes hardly differ from token to token and are compressed; the lower
+two are stored as they are. That is smaller than compressing all four, and takes a tenth of the
+time. Logprobs are float32 where that is lossless, as for a model's output, and float64 otherwise.
+All numbers are little-endian.
 
-A prompt is whole blocks of `BLOCK` ids, each kept once for all turns under the digest of its ids,
-and a tail of its own. Read back, it is exactly what was sampled on. An agent's prompts begin alike,
-ten thousand ids long.
+A prompt is stored as whole blocks of `BLOCK` ids, each kept once for all turns under the digest of
+its ids, and a remainder of its own. It is read back exactly. An agent's prompts share a prefix of
+ten thousand ids.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ BLOCK = 1024
 """Ids in a block."""
 _BLOCK_BYTES = 4 * BLOCK
 _FAST = 1
-"""zlib's level: the request path should not wait for level 9."""
+"""zlib level; the request path should not wait for level 9."""
 _PLAIN = b"\0"
 """Prefix of uncompressed blobs; zlib's own begin with 0x78."""
 _SINGLE = b"\1"
 """Prefix of float32 blobs, which are not compressed because that gains little."""
 _WORTH = 512
-"""Bytes from which compression is worth its set-up, which takes longer than a small array."""
+"""Smallest array in bytes that is compressed; for less the set-up takes too long."""
 _Number = TypeVar("_Number", int, float)
 
 

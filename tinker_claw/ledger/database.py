@@ -1,9 +1,9 @@
-"""The SQLite file: reading it from outside, locking and writing it, long work beside the loop.
+"""The SQLite file: read-only access, the lock, transactions, and long work in a thread.
 
 Rule: every write happens inside `Writer.transaction()`; a crash leaves whole transactions only.
 WAL with synchronous=NORMAL keeps every committed transaction through a killed process; after a
-power cut the newest few may be missing, never half of one. A damaged file is left as it is. What is
-deleted is overwritten, on every connection, from a file's first day on.
+power cut the newest few may be missing, never half of one. A damaged file is left as it is. Deleted
+data is overwritten, by every connection that writes (secure_delete).
 """
 
 from __future__ import annotations
@@ -176,20 +176,20 @@ class Writer(Rows):
         return int(self.one(f"PRAGMA {name}"))
 
     def give_back(self, pages: int) -> None:
-        """Release free pages to the file system, where the file was created for that."""
+        """Release free pages to the file system, if the file was created with auto_vacuum."""
         with self._refusing():
             # Not execute(): that takes the first step of this statement, which is one page.
             self._connection.executescript(f"PRAGMA incremental_vacuum({pages})")
 
     def vacuum(self) -> None:
-        """Rewrite the file, which needs its size again on the disk."""
+        """Rewrite the file; the copy needs as much disk space again."""
         with self._refusing("written anew"):
             self._connection.execute("VACUUM")
 
     def empty_log(self) -> bool:
-        """Move the write-ahead log into the file and empty it. False: somebody is reading it."""
-        self.rows("PRAGMA wal_checkpoint(PASSIVE)")  # most of it, and nobody waits for that
-        self.rows("PRAGMA busy_timeout = 0")  # what waits here keeps writers out meanwhile
+        """Move the write-ahead log into the file and empty it. False: a reader is using it."""
+        self.rows("PRAGMA wal_checkpoint(PASSIVE)")  # does most of it, and blocks nobody
+        self.rows("PRAGMA busy_timeout = 0")  # waiting here would block writers
         try:
             return self.rows("PRAGMA wal_checkpoint(TRUNCATE)")[0][0] == 0
         finally:
@@ -243,7 +243,7 @@ class Database(Writer):
         except (OSError, sqlite3.Error) as error:
             os.close(self._lock)
             raise LedgerError(
-                f"{path} cannot be used as a ledger ({error}); see to its disk, move it away "
+                f"{path} cannot be used as a ledger ({error}); check its disk, move it away "
                 "or choose another --data-dir"
             ) from error
         except LedgerError:
@@ -283,13 +283,13 @@ def _check(path: Path) -> None:
     to read it.
 
     Raises:
-        LedgerError: it is damaged; says what to do.
+        LedgerError: it is damaged; the message says what to do.
         sqlite3.DatabaseError: it is no database at all.
     """
     if not path.exists() or path.stat().st_size == 0:
         return
     if path.stat().st_size >= _LARGE_BYTES:
-        from tinker_claw.telemetry import log  # readers need none of it
+        from tinker_claw.telemetry import log  # not needed by readers
 
         log.info("ledger.checking", gigabytes=round(path.stat().st_size / 1e9, 1))
     try:
@@ -349,11 +349,11 @@ def is_locked(directory: Path) -> bool:
 
 
 async def beside(path: Path, work: Callable[[Writer], Iterator[int]]) -> int:
-    """Run all steps of some long work in a thread; return the sum of what they yield.
+    """Run long work in a thread, step by step; return the sum of the yielded numbers.
 
-    It has a connection of its own, and transactions of a few milliseconds with pauses in between,
-    so that a writer on the loop waits for one of them at most. When cancelled, it ends after the
-    current step.
+    The thread has its own connection, and transactions of a few milliseconds with pauses in
+    between, so that a writer on the event loop waits for one of them at most. When cancelled, it
+    ends after the current step.
 
     Raises:
         LedgerError: a write was refused.

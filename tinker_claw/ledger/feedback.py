@@ -1,9 +1,9 @@
 """Explicit feedback on a reply or on how a session ended, and its effects.
 
-Rule: it outranks the judge, the newest goes before the older, and nothing is trained twice:
+Rule: feedback takes precedence over the judge, the newest over older, and nothing is trained twice:
 feedback on a trained reply is only recorded. All its changes to a turn, verdict, hint and sample
-are one transaction. One query decides whose turn it is about: another user's turn, a forgotten one,
-a private one and one that never existed are indistinguishable.
+are one transaction. One query checks whose turn it is: another user's turn, a forgotten one, a
+private one and one that never existed are indistinguishable.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class FeedbackTable(LedgerTable):
             ).fetchone()
             if turn is None:
                 return None
-            known = "SELECT * FROM feedback WHERE user = ? AND key = ?"  # NULL is no key
+            known = "SELECT * FROM feedback WHERE user = ? AND key = ?"  # a NULL key matches no row
             if (earlier := tx.execute(known, (user, said.key)).fetchone()) is not None:
                 return _repeated(earlier, about, turn, said)
             unused = _OUTCOMES[turn["episode"]] if said.final else _unused(turn)
@@ -123,26 +123,26 @@ class FeedbackTable(LedgerTable):
 
 
 def _repeated(earlier: sqlite3.Row, about: About, turn: sqlite3.Row, said: Feedback) -> Given:
-    # A session may have gone on since.
+    # The session may have new turns since.
     same_place = "session_id" if about.what == "session" else "turn_id"
     place = turn["session_id"] if about.what == "session" else turn["id"]
     names = (same_place, "score", "text", "source", "final", "task", "task_group")
     now = (place, said.score, said.text, said.source, said.final, said.task, said.group)
     if tuple(earlier[name] for name in names) != now:
         raise KeyReusedError(
-            "This key came with other feedback before: a key names one; send another for another."
+            "This key was used for different feedback before; send a new key with new feedback."
         )
     return Given(earlier["id"], earlier["turn_id"], repeated=True, unused=earlier["unused"])
 
 
 def _unused(turn: sqlite3.Row) -> str | None:
-    """Return why a turn can no longer learn from feedback; None: it can."""
+    """Return why a turn can no longer be trained by feedback; None: it can."""
     if turn["episode"] == 2:  # its group is trained as it is, or not at all
         return TOO_LATE
     if turn["state"] == "held":
         return None
     if turn["state"] == "queued":
-        return "the reply is just being trained" if turn["training"] else None
+        return "the reply is being trained" if turn["training"] else None
     if turn["state"] is not None:
         states = {"trained": "was trained already", "expired": "has grown too old to be trained"}
         return f"the reply {states.get(turn['state'], 'was set aside: steps with it failed')}"
@@ -167,7 +167,7 @@ def _insert(
 
 
 def _judge(tx: sqlite3.Connection, turn_id: int, said: Feedback) -> None:
-    """Make the feedback the verdict; the judge's own stays beside it."""
+    """Make the feedback the verdict; the judge's stays in the column `judged`."""
     tx.execute(
         "INSERT INTO verdicts (turn_id, value, created_at, source, score) VALUES (?, ?, ?, ?, ?) "
         "ON CONFLICT (turn_id) DO UPDATE SET value = excluded.value, source = excluded.source, "

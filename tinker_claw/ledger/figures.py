@@ -1,7 +1,6 @@
 """Summary figures of a ledger.
 
-Rule: answered from indexes and narrow tables. However long a ledger is, no row of `turns`, which
-are wide, is read for that.
+Rule: figures come from indexes and narrow tables; the wide rows of `turns` are not scanned.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from tinker_claw.ledger.versions import compared_from, gate_of, held, pinned, re
 from tinker_claw.ledger.views import Filter, Record, read
 from tinker_claw.ledger.words import count_outcomes
 
-# First replies are the first main turns of their sessions. An episode has its outcome: what solved
-# the task has no next state, so its other replies are rejected ones.
+# First replies are the first main turns of their sessions. Episodes are left out, as they have an
+# outcome: the reply that solves a task has no next state, so the other replies are rejected ones.
 _BY_VERSION = """
 SELECT policy_version AS version, user, told IS NOT NULL AS told, COUNT(*) AS voted,
   COUNT(*) FILTER (WHERE value = 1) AS good, COUNT(*) FILTER (WHERE idx = 0) AS firsts,
@@ -52,7 +51,7 @@ SELECT COUNT(*) AS audited, COUNT(*) FILTER (WHERE judged = audit) AS agree,
   COUNT(*) FILTER (WHERE judged * audit = -1) AS opposed
 FROM verdicts WHERE audit IS NOT NULL AND judged IS NOT NULL
 """
-# The newest: 0 points for an outcome of -1, 1 for +1.
+# Over the newest episodes: an outcome of -1 gives 0 points, +1 gives 1.
 _ENDED = f"""
 SELECT version, COUNT(*) AS ended, SUM(score + 1) / 2 AS points
 FROM (SELECT (SELECT policy_version FROM turns WHERE session_id = sessions.id AND kind = 'main'
@@ -66,40 +65,39 @@ def read_figures(rows: Rows, run: RunView, steps: int) -> Record:
     """Return the sums, and the newest `steps` steps, as `status --json` shows them."""
     judged = by_version(rows)
     return {
-        # For each user, whether it helps, in a line.
+        # Whether learning helps, one line per user.
         "headlines": read_headlines(rows, judged),
         "run": run_of(rows),
         # The newest; None: the run has not begun.
         "policy_version": rows.one("SELECT MAX(id) FROM versions"),
-        # The version that answers whatever is learned; None: the newest does.
+        # The pinned version, which answers; None: the newest does.
         "pinned": pinned(rows),
-        # Where it answers one session in two: whose first replies are accepted more.
+        # If it answers every other session: its first replies compared with the newest's.
         "compared": read_compared(rows),
-        # Why learning waits until a rollback says from where to go on; None: it does not.
+        # Why learning is held; None: it is not.
         "held": held(rows),
-        # Optimizer steps that the newest version is away from the base.
+        # Optimizer steps from the base to the newest version.
         "step": run.step,
         "samples_waiting": run.queued,
         "sessions": rows.one("SELECT COUNT(*) FROM sessions"),
-        # Of them, those of which nothing is recorded now.
+        # Private sessions, of which nothing is recorded.
         "private_sessions": rows.one("SELECT COUNT(*) FROM sessions WHERE private = 1"),
-        # Of them, those whose outcome is to come, and those that are over.
+        # Episodes that wait for their outcome, and those that are over.
         "episodes": dict(rows.rows(_EPISODES)[0]),
         "turns": {"main": 0, "side": 0}
         | rows.pairs("SELECT kind, COUNT(*) FROM turns GROUP BY kind"),
-        # Judged turns by what was said of them; `none`: no vote was valid.
+        # Judged turns by verdict; `none`: no vote was valid.
         "verdicts": dict(rows.rows(_VERDICTS)[0]),
-        # Of how many verdicts the auditor gave one, too, and how often it was the same, or the
-        # opposite.
+        # Turns that the auditor judged, too, and how many verdicts were the same or the opposite.
         "auditor": dict(rows.rows(_AUDITED)[0]),
-        # Of how many replies and sessions something was said outright, and of how many of these
-        # replies the judge had found otherwise.
+        # Replies and sessions with explicit feedback, and replies where the judge's verdict
+        # differs.
         "feedback": dict(rows.rows(_OUTRIGHT)[0]),
         # Turns with a hint.
         "hints": rows.one("SELECT COUNT(*) FROM hints WHERE rank = 0"),
         "samples": rows.pairs("SELECT state, COUNT(*) FROM samples GROUP BY state"),
         "steps": (taken := read(rows, "steps", Filter(), steps)),
-        # What the gate said of their versions, the newest first.
+        # The gate's results for their versions, newest first.
         "gate": [said for step in reversed(taken) if (said := gate_of(step))],
         "not_trained": dict(count_outcomes(rows).most_common()),
         # Requests that could not be tied to the turn that they answer, by cause.
@@ -122,12 +120,12 @@ def read_figures(rows: Rows, run: RunView, steps: int) -> Record:
 
 
 # Whether learning helps on this user's own traffic, as far as their turns can tell. People look at
-# these figures after every session, so what is claimed goes by evidence.py.
+# these figures after every session, so claims need the e-values of evidence.py.
 
 FEWEST = 30
 """Verdicts below which versions are merged with their neighbours."""
 MOST_GROUPS = 5
-"""Most groups of versions; with more, each shows less."""
+"""Most groups of versions; with more, each has fewer verdicts."""
 
 
 @dataclass(slots=True)
@@ -153,7 +151,7 @@ class Share(Rate):
 def compare(
     old: Share | None, new: Share | None, better: str, worse: str, evidence: float = 0
 ) -> Record:
-    """Say whether two shares differ, in words and as evidence."""
+    """Compare two shares; return the result in words and as an e-value."""
     if not old or not new:
         return {"meaning": "nothing to compare yet", "evidence": None}
     found, said = evidence or TwoRates(old, new).e_value, "not enough verdicts to tell"
@@ -163,7 +161,7 @@ def compare(
 
 
 def trend(shares: Sequence[Share]) -> Record:
-    """Say whether any version began a change for the better or the worse. Every version may have;
+    """Test whether any version began a change for the better or the worse. Each version is tested;
     the e-value of the n-th is weighted by 1 / (n (n + 1)), and since these weights sum to 1, the
     weighted sum is an e-value."""
     before, since = accumulate(shares, _join), accumulate(reversed(shares), _join)
@@ -176,8 +174,8 @@ def trend(shares: Sequence[Share]) -> Record:
 
 
 def by_version(rows: Rows, user: str | None = None, *, behind: bool = False) -> list[Record]:
-    """Return how many main turns were judged, and how, by version, user, and whether lessons stood
-    in the prompt, versions in order.
+    """Return counts of judged main turns and their verdicts, by version, user, and whether lessons
+    were in the prompt, versions in order.
 
     Args:
         user: only theirs; None: everybody's.
@@ -193,7 +191,8 @@ def accepted_by(judged: Iterable[Record], *, told: bool) -> list[Share]:
 
 
 def shares_of(judged: Iterable[Record], good: str, of: str, *, told: bool) -> list[Share]:
-    """Return the shares of versions in order, of replies that were told lessons or were not."""
+    """Return the share of each version, in order, over replies with lessons in the prompt or
+    without."""
     found = dict[int, Share]()
     for row in judged:
         if row[of] and row["told"] == told:
@@ -204,7 +203,7 @@ def shares_of(judged: Iterable[Record], good: str, of: str, *, told: bool) -> li
 
 def read_helps(rows: Rows, judged: Sequence[Record]) -> dict[str, Record]:
     """Return good verdicts, accepted first replies and episode outcomes by version, where there are
-    any. Replies that were told lessons stand beside the others: `told`.
+    any. Replies with lessons in the prompt are counted apart, as `told`.
 
     Args:
         judged: of `by_version`.
@@ -256,18 +255,19 @@ def _gather(shares: Iterable[Share], enough: float = math.inf) -> Share | None:
 LEAST = 16
 """Fewest first replies on either side of the headline's comparison."""
 MOST = 64
-"""Replies from which on a side takes no further version, where there are three times as many."""
+"""Replies at which a side takes no further version, if there are three times as many in all."""
 _STATES = {State.LEARNED: "learned", State.TOLD: "told", State.TRIED: "on trial"}
 
 
 def read_headlines(rows: Rows, judged: Sequence[Record], user: str | None = None) -> list[Record]:
-    """Say for each user in a line whether it helps: first replies accepted by the earliest and by
-    the newest versions, without lessons in the prompt; and of lessons, how many there are and what
-    share is accepted where they are told.
+    """Describe in one line per user whether learning helps: shares of first replies accepted by the
+    earliest and the newest versions, without lessons in the prompt; then the number of lessons, and
+    the share accepted where they are told.
 
-    Sides are chosen by numbers of replies alone. A change is claimed by the evidence that they
-    differ. Looked at after each of 240 sessions, 1 of 180 users without a change was told of one,
-    and 57 of 60 of a rise from .38 to .90 over eight versions, after 74 sessions in the median.
+    The two sides are chosen by numbers of replies alone, and a change is claimed by the evidence
+    that they differ. Checked after each of 240 sessions, a change was claimed for 1 of 180 users
+    without one, and for 57 of 60 with a rise from .38 to .90 over eight versions, after 74 sessions
+    in the median.
 
     Args:
         judged: of `by_version`.
@@ -323,7 +323,7 @@ def _lessons(lessons: Sequence[Lesson], told: Share | None) -> str:
     return f"; lessons: {said}"
 
 
-# Two versions that answer one session in two each
+# Two versions that each answer every other session
 
 
 _ARMS = f"""

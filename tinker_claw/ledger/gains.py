@@ -1,8 +1,8 @@
-"""Gains of replies from hints: how much likelier a reply is to a teacher with a hint.
+"""Gains of replies from hints: how much a hint raises the teacher's logprob of a reply.
 
-Rule: a reply has one gain, a number without words; whether it was accepted is decided by its
-current verdict. A reply is measured behind the prompt of the first try: where the user asked for it
-again, that prompt holds no correction.
+Rule: a reply has one gain, a number without words; its current verdict decides whether it counts as
+accepted. A reply is scored after the prompt of the first try: where the user asked for it again,
+that prompt holds no correction.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from tinker_claw.ledger.database import LedgerTable, Rows
 RECENT = 2000
 """Newest turns among which accepted replies are looked for."""
 MOST = 256
-"""Most gains kept for a user; beyond it the older half goes, since wishes and policies change.
-(Dropping them one at a time would pair all others anew each time, a fresh chance to be wrong.)"""
+"""Most gains kept for a user; beyond it the older half is deleted, since wishes and policies
+change. (Deleting one at a time would pair all others anew each time, another chance of a false
+claim.)"""
 _TRIES = 16
 """Turns of a session among which the first try is looked for."""
 
@@ -31,7 +32,7 @@ class Accepted:
 
     turn_id: int
     opening: int
-    """Turn whose prompt it is measured behind; the same turn where it was the first try."""
+    """Turn with whose prompt it is scored; the same turn where it was the first try."""
     told: str | None
     """Text that the teacher would be told about that first try; None: not known."""
 
@@ -48,7 +49,7 @@ class GainTable(LedgerTable):
             tx.executemany(
                 "INSERT OR REPLACE INTO gains (turn_id, user, gain) "
                 "SELECT id, ?, ? FROM turns "
-                "WHERE id = ? AND blanked IS NOT 'forgotten'",  # as it may be meanwhile
+                "WHERE id = ? AND blanked IS NOT 'forgotten'",  # it may be meanwhile
                 [(user, gain, turn_id) for turn_id, gain in gains.items()],
             )
             tx.execute(
@@ -84,7 +85,7 @@ class GainTable(LedgerTable):
         """Return the newest reply that the user accepted and that can be measured.
 
         Args:
-            again: whether one that has been measured will do.
+            again: whether it may have been measured before.
         """
         rows = self._db.rows(
             "SELECT turns.id FROM verdicts CROSS JOIN turns ON turns.id = verdicts.turn_id "

@@ -1,10 +1,9 @@
-"""Episodes, and the groups in which they are compared: how long each waits for the others.
+"""Episodes, and the groups in which they are compared: when their samples are queued or expire.
 
 Rule: an episode's samples are held until all of its group have their outcome, and are then queued
-in one transaction, with the rewards that the outcomes make of their votes. No crash and no age in
-between leaves a part of a group in the queue. A group that is never complete ends by a time limit:
-its episodes with an outcome are queued as a smaller group, the others expire. A missing outcome is
-never taken for 0.
+in one transaction, with the outcome added to each reward. Neither a crash nor age leaves a part of
+a group in the queue. A group that is never complete ends by a time limit: its episodes with an
+outcome are queued as a smaller group, the others expire. A missing outcome never counts as 0.
 """
 
 from __future__ import annotations
@@ -57,13 +56,13 @@ _OF = "turn_id IN (SELECT id FROM turns WHERE session_id = ?)"
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """Samples released or expired by one look at the episodes."""
+    """Result of `release`: numbers of samples queued and expired."""
 
     queued: int
     """Number of samples queued."""
     expired: int
     look_at: float | None
-    """Earliest time limit, in seconds since 1970; None: nothing waits for one."""
+    """Earliest time limit, in seconds since 1970; None: no group waits."""
 
 
 class GroupTable(LedgerTable):
@@ -143,7 +142,7 @@ def expire_mates(tx: sqlite3.Connection) -> int:
 
 
 def _expire_agreed(tx: sqlite3.Connection, group: int) -> int:
-    """Expire samples of steps whose rewards all agree, so that none is better; taught ones stay."""
+    """Expire samples at steps whose rewards all agree, so have no advantage; taught ones stay."""
     return tx.execute(
         "UPDATE samples SET state = 'expired', expired_because = ? WHERE state = 'queued' "
         "AND teacher_logprobs IS NULL AND turn_id IN (WITH queued AS ("

@@ -1,6 +1,7 @@
 """Images in the prompts of turns that may be trained.
 
-Rule: a file is kept once, however many prompts hold it, and goes with the last of their turns.
+Rule: a file is kept once, however many prompts hold it, and is deleted with the last of their
+turns.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from tinker_claw.types import Images, PlacedImage
 
 
 def keep(tx: sqlite3.Connection, turn: int, images: Images) -> None:
-    """Write the images of a new turn, and where they stand in its prompt."""
+    """Store the images of a new turn, and their positions in its prompt."""
     for image in images:
         digest = sha256(image.data).digest()
         tx.execute(
@@ -37,13 +38,13 @@ def kept(rows: Rows, turn: int) -> Images:
 
 
 def move(tx: sqlite3.Connection, turn: int, at: int, by: int) -> None:
-    """Move the images from index `at` of a turn's prompt on by so many tokens."""
+    """Shift a turn's images at or after index `at` of its prompt by `by` tokens."""
     query = "UPDATE turn_images SET at = at + ? WHERE turn_id = ? AND at >= ?"
     tx.execute(query, (by, turn, at))
 
 
 def let_go(tx: sqlite3.Connection, turn: int) -> None:
-    """Delete what was kept of a turn's images, where no other turn holds them."""
+    """Delete a turn's images, except files that other turns hold."""
     gone = "DELETE FROM turn_images WHERE turn_id = ? RETURNING image_id"
     tx.executemany(
         "DELETE FROM images WHERE id = ?1 "

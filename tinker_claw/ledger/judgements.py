@@ -1,7 +1,7 @@
 """Votes, verdicts and hints of turns.
 
-Rule: everything that the judge said of one turn is one transaction. Explicit feedback takes
-precedence over it.
+Rule: all results of the judge for one turn are one transaction. Explicit feedback takes precedence
+over it.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ class FirstReply:
     verdict: float
     """Verdict; for an episode's reply, the episode's outcome."""
     hinted: bool
-    """Whether somebody said what should have been done, or no user answered who could have."""
+    """Whether it has a hint, or no user message followed that could have given one."""
     episode: bool
     told: bool
-    """Whether lessons stood in its prompt."""
+    """Whether its prompt held lessons."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class JudgedReply:
     text: str
     verdict: float
     told: bool
-    """Whether lessons stood in its prompt."""
+    """Whether its prompt held lessons."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,8 @@ class JudgementTable(LedgerTable):
         audit_ballots: Sequence[Ballot] = (),
         wish: Wish | None = None,
     ) -> None:
-        """Write everything that a judge said of one turn. Explicit feedback still takes precedence.
+        """Write a judge's answers, verdict and hints for one turn. Explicit feedback still takes
+        precedence.
 
         Args:
             prompt: version of the judge prompts; None: no judge was asked.
@@ -252,16 +253,16 @@ class JudgementTable(LedgerTable):
         return [FirstReply(**row) for row in rows]
 
     def replies(self, most: int, after: int) -> list[JudgedReply]:
-        """Return the newest judged main turns after turn `after`, newest first. Calls of tools and
-        replies of episodes are left out: calls are short, many tasks have one right answer, and
-        nobody praises it."""
+        """Return the newest judged main turns after turn `after`, newest first. Tool calls and
+        replies of episodes are left out: calls are short, and many tasks have one right answer, so
+        both repeat without being praised."""
         rows = self._db.rows(
             "SELECT user, (SELECT request_text FROM turns AS first "
             "WHERE first.session_id = sessions.id AND first.kind = 'main' AND first.idx = 0), "
             "reply_text, value, turns.told IS NOT NULL FROM verdicts "
             "CROSS JOIN turns ON turns.id = turn_id "
             "CROSS JOIN sessions ON sessions.id = session_id "
-            # "+": from the newest on until there are enough, and not from an index over all.
+            # "+" keeps SQLite from an index over all: it reads from the newest until it has enough.
             "WHERE turn_id > ? AND value IS NOT NULL AND +kind = 'main' AND +episode = 0 "
             f"AND {_WHOLE} AND NOT EXISTS (SELECT 1 FROM next_states "
             "WHERE next_states.turn_id = turns.id AND role = 'tool') "
@@ -284,8 +285,8 @@ class JudgementTable(LedgerTable):
         return [(judged, other) for judged, other in rows]
 
     def hints(self, turn_id: int) -> tuple[str, ...]:
-        """Return the hints, best first. Explicit ones go before the judge's; where explicit
-        feedback accepts the reply, there are none."""
+        """Return the hints, best first. Explicit ones replace the judge's; where explicit feedback
+        accepts the reply, there are none."""
         rows = self._db.rows(
             "SELECT hints.text, hints.source, score FROM hints "
             "LEFT JOIN verdicts ON verdicts.turn_id = hints.turn_id "

@@ -1,7 +1,7 @@
 """The ledger: every turn, verdict, sample, step and version as rows of one SQLite file.
 
-Rule: a component learns what it has to do from the ledger, never from memory alone, so that a
-restart picks up where the last process stopped.
+Rule: a component reads its work from the ledger, never from memory alone, so that a restart picks
+up where the last process stopped.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Ledger:
 
     def _take_up(self) -> None:
         """Finish forgetting that an earlier process began."""
-        from tinker_claw.telemetry import log  # commands that write one row need none of it
+        from tinker_claw.telemetry import log  # not needed by commands that write one row
 
         try:
             log.info("forgotten.late", turns=sum(finish(self._db)))
@@ -97,7 +97,8 @@ class Ledger:
     def forget(self, found: Callable[[Rows], Forgetting]) -> Forgetting:
         """Forget data at once and erase it from the file; return a description of it.
 
-        For a process that has the ledger to itself: nobody else can write for seconds per gigabyte.
+        Only for a process that has the ledger to itself: it blocks writers for seconds per
+        gigabyte.
         """
         forgetting = self.begin_to_forget(found)
         for _ in finish(self._db):
@@ -116,13 +117,13 @@ class Ledger:
         return begin(self._db, found)
 
     async def finish_forgetting(self) -> None:
-        """Erase the data to be forgotten, while the loop goes on."""
+        """Erase the data to be forgotten, without blocking the loop."""
         async with self._forgetting:
             if is_begun(self._db):
                 await beside(self.path, finish)
 
     async def trim(self, before: float | None, most_bytes: int | None) -> int:
-        """Run one round of retention while the loop goes on; return the number of turns dropped."""
+        """Run one round of retention in a thread; return the number of turns dropped."""
         return await beside(self.path, lambda writer: trim(writer, before, most_bytes))
 
     def live_bytes(self) -> int:

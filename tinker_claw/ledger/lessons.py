@@ -1,7 +1,7 @@
-"""Lessons: what users have said of how they want replies, told in the prompts of later sessions.
+"""Lessons: what users said about how they want replies, added to prompts of later sessions.
 
-Rule: what a session is told is decided once, when it starts, and stands in its row. Only what its
-user drops or edits changes at once.
+Rule: the lessons of a session are chosen once, when it starts, and stored. Only lessons that the
+user drops or edits change at once.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ Rule = Literal["keep", "edit", "drop", "add"]
 
 
 class State(StrEnum):
-    """What becomes of a lesson in a new session."""
+    """Whether new sessions are told a lesson."""
 
     TRIED = "tried"
     """Told in most sessions, until it is clear whether that helps."""
     TOLD = "told"
     """Told in all sessions but a few, which show whether it is still needed."""
     LEARNED = "learned"
-    """Told no more: the model does it by itself."""
+    """No longer told, since the model does it without."""
     DROPPED = "dropped"
 
 
@@ -90,12 +90,12 @@ class Lesson:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """First replies of sessions, newest first, and how much likelier told replies are told."""
+    """First replies of sessions, newest first, and how much lessons raise replies' logprobs."""
 
     replies: tuple[tuple[bool, bool, float], ...]
     """Whether the lesson was told, whether the reply was accepted, and when its session began."""
     before: tuple[bool, ...]
-    """Whether those were accepted from before the lesson was known."""
+    """Whether first replies from before the lesson was known were accepted."""
     gaps: tuple[float, ...]
     """Mean of log p(told) - log p(untold) in nats a token, of accepted told replies."""
 
@@ -119,7 +119,7 @@ class LessonTable(LedgerTable):
         return [_lesson(row) for row in rows]
 
     def begin(self, session_id: int, drawn: Mapping[int, bool]) -> None:
-        """Fix what a session is told, unless it is fixed; nothing where it has begun already.
+        """Store a session's lessons, unless they are stored; none where it has begun already.
 
         Args:
             drawn: whether a lesson is told, by its id; False leaves it out for comparison.
@@ -127,7 +127,7 @@ class LessonTable(LedgerTable):
         with self._db.transaction() as tx:
             tx.executemany(
                 "INSERT INTO drawn SELECT lessons.id, sessions.id, ?2 FROM lessons JOIN sessions "
-                # One that was forgotten meanwhile is not there.
+                # A lesson forgotten meanwhile is not inserted.
                 "ON lessons.id = ?1 AND sessions.id = ?3 AND NOT drawn AND NOT EXISTS "
                 "(SELECT 1 FROM turns WHERE session_id = ?3 AND kind = 'main')",
                 [(id, told, session_id) for id, told in drawn.items()],
@@ -135,8 +135,8 @@ class LessonTable(LedgerTable):
             tx.execute("UPDATE sessions SET drawn = 1 WHERE id = ?", (session_id,))
 
     def common(self) -> frozenset[int]:
-        """Return the lessons that each user of the policy has: what only some asked for is told to
-        them, and not taught to the weights that all share."""
+        """Return the lessons that every user of the policy has. The others are only told, and not
+        distilled into the shared weights."""
         users = self._db.one(
             "SELECT COUNT(*) FROM (SELECT DISTINCT user AS name FROM sessions) WHERE EXISTS "
             "(SELECT 1 FROM sessions JOIN turns ON session_id = sessions.id "
@@ -210,7 +210,7 @@ class LessonTable(LedgerTable):
         )
 
     def rule(self, rule: Rule, user: str | None, which: int | None, text: str = "") -> int:
-        """Do what a user says of a lesson, at once; return its id.
+        """Keep, edit, drop or add a lesson, at once; return its id.
 
         Args:
             user: whose lesson it must be; None: anybody's.
@@ -258,7 +258,7 @@ def of_user(rows: Rows, user: str | None) -> list[Lesson]:
 
 
 def read_lessons(rows: Rows, user: str | None) -> list[dict[str, Any]]:
-    """Return the lessons of a user, newest first, and what became of first replies.
+    """Return the lessons of a user, newest first, with the acceptance of first replies.
 
     `accepted`: shares of first replies, `before` the lesson was said, without any lesson, and since
     then with it (`told`) and without it (`untold`), where there are any. `back`: the version that
@@ -280,8 +280,8 @@ def read_lessons(rows: Rows, user: str | None) -> list[dict[str, Any]]:
 
 
 def learn(tx: sqlite3.Connection, turn_id: int, wish: Wish) -> None:
-    """Write the wish that was said after a turn. Said again, in other words or for another reply,
-    it is the same lesson, and told again if it was learned."""
+    """Store the wish that followed a turn as a lesson. One that repeats a lesson's sentence or
+    words is the same lesson, which is told again if it was learned."""
     found = tx.execute(
         "SELECT user, private, kind, episode FROM turns JOIN sessions ON sessions.id = session_id "
         "WHERE turns.id = ?",
@@ -339,7 +339,7 @@ def _insert(
 
 
 def _meanings(lesson: Lesson | Wish) -> set[str]:
-    """Return what makes two lessons the same: their sentence, or the user's own words."""
+    """Return the normalised sentence and user's words; lessons that share one are the same."""
     plain = {_MARKS.sub(" ", text.casefold()).strip() for text in (lesson.text, lesson.words)}
     return plain - {""}
 

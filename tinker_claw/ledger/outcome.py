@@ -1,7 +1,7 @@
 """Sentences on the outcome of a turn or what it waits for, on patterns among turns, and on
 episodes.
 
-Rule: no other module words these, and each sentence contains its short word (`words.py`).
+Rule: these sentences are written only here, and each contains its short word (`words.py`).
 """
 
 from __future__ import annotations
@@ -251,7 +251,7 @@ def episodes(rows: Rows, limit: int, user: str | None, before: int | None) -> li
     return [dict(row) for row in rows.rows(_EPISODES, user, before, limit)]
 
 
-# What some turns mean together
+# Patterns among turns
 
 _MOST = 0.75
 _FEWEST = 3

@@ -1,12 +1,12 @@
 """Remove turns from the ledger: forgotten on request, or dropped for age or the file's size. Their
 outcomes can still be shown and counted.
 
-Rule: only data asked for goes, and never a turn that may still be trained. One way to blank a turn
-serves both: its row stays as numbers, and its space is released. A transaction takes a few
-milliseconds, and between two of them the gateway writes. Work that was begun is finished, at the
+Rule: only requested data is removed, and no turn is dropped that may still be trained. Both blank
+turns alike: the row keeps its numbers, and its space is released. A transaction takes a few
+milliseconds, and the gateway can write between two. Forgetting that was begun is finished, at the
 next start if need be.
 
-From the request on, nobody judges, trains on or adds to forgotten turns. SQLite overwrites deleted
+From the request on, forgotten turns are not judged, trained or added to. SQLite overwrites deleted
 data (secure_delete), free pages are released, and the log is emptied. Where SQLite moved rows
 between pages, copies may stay between a page's cells; VACUUM, which needs the file for itself,
 rewrites every page without them.
@@ -106,7 +106,7 @@ def _close_up(tx: sqlite3.Connection, table: str, column: str, turn: int) -> Non
         tx.executemany(f"INSERT INTO {table} VALUES ({marks})", map(tuple, rows))
 
 
-# Dropping what is too old or too much
+# Dropping turns by age or file size
 
 _DROPPABLE = f"""
 SELECT turns.id, turns.created_at
@@ -140,7 +140,7 @@ def trim(
         old = before is not None and turn["created_at"] < before
         return old or (most_bytes is not None and live_bytes(database) > most_bytes)
 
-    # What prompts share is freed by the sweep only, so there is one now and then.
+    # Only a sweep frees shared prompt blocks, so one runs now and then.
     some = max(20, database.one("SELECT COUNT(*) FROM turns") // 50)
     at, unswept, total, more = 0, 0, 0, True
     while more and (found := database.rows(_DROPPABLE, at, _ANY, _ROWS)):
@@ -148,7 +148,7 @@ def trim(
         with database.transaction() as tx:
             for passed, turn in enumerate(found):
                 more = wanted(turn)
-                # At least one, however late a busy machine lets this begin.
+                # At least one turn, even if a busy machine has used up the time.
                 if not more or (passed and time.perf_counter() > until):
                     break
                 at = turn["id"] + 1
@@ -176,7 +176,7 @@ def _drop_turn(tx: sqlite3.Connection, turn: int) -> bool:
     return True
 
 
-# Room
+# Space
 
 
 def live_bytes(database: Writer) -> int:
@@ -198,7 +198,7 @@ def sweep(database: Writer) -> Iterator[int]:
     block = 0
     while block < top:
         with database.transaction() as tx:
-            # Turns that were written meanwhile may share blocks with those that are gone.
+            # Turns written meanwhile may share blocks with deleted ones.
             for row in tx.execute(query, (at, -1)):
                 at = row["id"]
                 used.update(unraw_ids(row["blocks"]))
@@ -304,7 +304,7 @@ def from_turn(turn_id: int) -> Callable[[Rows], Forgetting]:
 def _forgetting(rows: Rows, session: int, *, first: int) -> Forgetting:
     turns = _between(rows, session, first, _ANY)
     unsaid = rows.rows(
-        # The turn that the first of them followed. Those that were hung up on have none.
+        # The turn before the first of them. Turns whose client hung up have no next state.
         "SELECT turns.id, next_states.turn_id AS said FROM turns LEFT JOIN next_states "
         "ON next_states.turn_id = turns.id WHERE session_id = ? AND turns.id < ? AND kind = 'main' "
         "AND (next_states.turn_id IS NOT NULL OR settled = 0) ORDER BY turns.id DESC LIMIT 1",
@@ -312,8 +312,8 @@ def _forgetting(rows: Rows, session: int, *, first: int) -> Forgetting:
         first,
     )
     shown = rows.column(
-        # Whose teacher may have been shown one of them, not a hint: it was asked after that one, or
-        # is being asked.
+        # Turns whose teacher may have been shown one of them instead of a hint: it was asked after
+        # that one came, or is being asked.
         "SELECT turns.id FROM turns JOIN verdicts ON verdicts.turn_id = turns.id "
         "LEFT JOIN samples ON samples.turn_id = turns.id WHERE session_id = ? AND turns.id < ? "
         "AND NOT EXISTS (SELECT 1 FROM hints WHERE hints.turn_id = turns.id) AND value = -1 "
@@ -366,7 +366,7 @@ def _steps(rows: Rows, turns: str) -> tuple[UsedIn, ...]:
 
 
 def begin(database: Writer, found: Callable[[Rows], Forgetting]) -> Forgetting:
-    """Record the data as to be forgotten, for good.
+    """Record the data as to be forgotten; this cannot be undone.
 
     Raises:
         LedgerError: it cannot be written.
@@ -507,7 +507,7 @@ def emptied_log(writer: Writer) -> Iterator[int]:
     """Empty the write-ahead log, waiting for its readers.
 
     Raises:
-        LedgerError: a reader would not end.
+        LedgerError: a reader did not end in time.
     """
     until = time.monotonic() + _PATIENCE_S
     while not writer.empty_log():

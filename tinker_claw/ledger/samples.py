@@ -1,8 +1,8 @@
 """The queue of samples that are ready to train.
 
 Rule: a sample leaves the queue only inside the transaction that commits its step, or by expiring,
-or with a turn that is forgotten. A crash in between puts nothing at risk: it is still queued.
-Samples of an episode enter it when their group is complete (`groups`).
+or with a turn that is forgotten. After a crash in between it is still queued. Samples of an episode
+enter it when their group is complete (`groups`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Waiting:
     session: int
     user: str
     tool: bool
-    """Whether tool results judged it."""
+    """Whether it was judged by tool results."""
     group: int | None
     queued_at: float
     """When it was queued, in seconds since 1970."""
@@ -80,7 +80,7 @@ class SampleTable(LedgerTable):
 
         Args:
             reward: for an episode's turn the mean of its votes, without the outcome.
-            untaught: why it has no teacher, though there was something to tell.
+            untaught: why it has no teacher's scores, though there was a text to tell.
         """
         values = {"turn_id": turn_id, "reward": reward, "untaught": untaught}
         if teacher is not None:
@@ -195,7 +195,7 @@ class SampleTable(LedgerTable):
         )
 
     def quarantine(self, sample_id: int) -> None:
-        """Exclude this sample from training: steps with it fail."""
+        """Exclude this sample from training."""
         self._db.write("UPDATE samples SET state = 'quarantined' WHERE id = ?", sample_id)
 
 

@@ -1,4 +1,4 @@
--- One file, one story: session -> turn -> next state -> votes -> verdict, hints -> sample -> step -> version.
+-- How the rows are made: session -> turn -> next state -> votes -> verdict, hints -> sample -> step -> version.
 -- Times are seconds since 1970. Token arrays are little-endian arrays, packed (codec.py).
 
 CREATE TABLE meta (
@@ -11,12 +11,12 @@ CREATE TABLE sessions (
   user       TEXT NOT NULL,
   key        TEXT NOT NULL,
   created_at REAL NOT NULL,
-  closed_at  REAL,                       -- NULL: it may go on; set when it ended or has long been idle
+  closed_at  REAL,                       -- NULL: open; set when it ended or has long been idle
   private    INTEGER NOT NULL DEFAULT 0, -- 1: nothing of it is kept; 2: it was private once
   task       TEXT,                       -- what it is about, as the client names it
   group_id   INTEGER REFERENCES groups (id),
-  episode    INTEGER NOT NULL DEFAULT 0, -- 1: its outcome is to come, or its group's; 2: it is over, trained or not
-  drawn      INTEGER NOT NULL DEFAULT 0, -- 1: which lessons it is told is decided
+  episode    INTEGER NOT NULL DEFAULT 0, -- 1: waits for its outcome or its group's; 2: over, trained or not
+  drawn      INTEGER NOT NULL DEFAULT 0, -- 1: its lessons have been chosen
   UNIQUE (user, key)
 ) STRICT;
 CREATE INDEX sessions_by_user ON sessions (user); -- in the order of their ids
@@ -30,8 +30,8 @@ CREATE TABLE groups (
   user TEXT NOT NULL,
   task TEXT NOT NULL,                    -- '': none was named
   name TEXT NOT NULL,
-  size INTEGER NOT NULL,                 -- sessions, as the client says
-  over INTEGER NOT NULL DEFAULT 0,       -- 1: it was queued, or has expired; who comes later is not trained
+  size INTEGER NOT NULL,                 -- number of sessions, given by the client
+  over INTEGER NOT NULL DEFAULT 0,       -- 1: queued or expired; later sessions are not trained
   UNIQUE (user, task, name)
 ) STRICT;
 
@@ -44,19 +44,19 @@ CREATE TABLE versions (
   created_at  REAL NOT NULL
 ) STRICT;
 
--- What users have said of how they want replies, to be told in the prompts of their later sessions.
+-- What users said about how they want replies, inserted into the prompts of their later sessions.
 CREATE TABLE lessons (
   id         INTEGER PRIMARY KEY AUTOINCREMENT,
   user       TEXT NOT NULL,
-  text       TEXT NOT NULL,              -- the sentence that is told
-  words      TEXT NOT NULL,              -- the user's own, which show that it lasts; '': they wrote the sentence
+  text       TEXT NOT NULL,              -- the sentence inserted into prompts
+  words      TEXT NOT NULL,              -- the user's own words that show that it lasts; '': the user wrote the lesson
   scope      TEXT NOT NULL,              -- always, for this kind of request
-  turn_id    INTEGER,                    -- the reply that they were said of; NULL: the user wrote it
+  turn_id    INTEGER,                    -- the reply that they were about; NULL: the user wrote the lesson
   state      TEXT NOT NULL,              -- tried, told, learned, dropped
   kept       INTEGER NOT NULL,           -- 1: the user has kept or written it
   reason     TEXT,                       -- why it is in this state; NULL: it is new
-  version    INTEGER REFERENCES versions (id), -- by which it was learned; NULL: it is not
-  created_at REAL NOT NULL,              -- when it was said, the last time
+  version    INTEGER REFERENCES versions (id), -- version that has learned it; NULL: none has
+  created_at REAL NOT NULL,              -- when the user said it last
   changed_at REAL NOT NULL               -- when its state changed
 ) STRICT;
 
@@ -69,14 +69,14 @@ CREATE TABLE drawn (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX drawn_by_session ON drawn (session_id, told);
 
--- What prompts share: 1024 ids each, once.
+-- Blocks of 1024 ids that prompts share, each stored once.
 CREATE TABLE prompt_blocks (
   id     INTEGER PRIMARY KEY,
   digest BLOB NOT NULL UNIQUE,           -- of the ids
   ids    BLOB NOT NULL
 ) STRICT;
 
--- What is short and often asked for stands first: a row is read from its beginning.
+-- Short columns that are often read come first, since a row is read from its beginning.
 CREATE TABLE turns (
   id                INTEGER PRIMARY KEY AUTOINCREMENT,
   session_id        INTEGER NOT NULL REFERENCES sessions (id),
@@ -86,7 +86,7 @@ CREATE TABLE turns (
   created_at        REAL NOT NULL,
   settled           INTEGER NOT NULL,    -- 1: it became a sample, or was refused
   untrained_because TEXT,                -- NULL while it may still be trained
-  blanked           TEXT,                -- why its texts and tokens are gone: forgotten, or dropped; NULL: they are here
+  blanked           TEXT,                -- why its texts and tokens are gone: forgotten, or dropped; NULL: they are kept
   prompt_tokens     INTEGER NOT NULL,
   completion_tokens INTEGER NOT NULL,
   cached_tokens     INTEGER NOT NULL,
@@ -96,37 +96,37 @@ CREATE TABLE turns (
   stop_reason       TEXT NOT NULL,
   call              TEXT NOT NULL DEFAULT '', -- what the request was for: user turn, tool loop, recap ...
   kind_reason       TEXT NOT NULL,
-  fallback          TEXT,                -- why another than the current version answered; NULL: it did not
-  lost              TEXT,                -- why no turn got this request as its next state, though one waits; NULL: one did, or none does
+  fallback          TEXT,                -- why a version other than the current one answered; NULL: the current one did
+  lost              TEXT,                -- why no turn got this request as its next state, though one waits; NULL otherwise
   trace             TEXT,                -- the client's trace id, where it sent one
   client            TEXT NOT NULL DEFAULT '', -- the agent's program
-  voices            TEXT NOT NULL DEFAULT '[]', -- JSON: writer, name and characters of each piece that was new
-  response_id       TEXT,                -- the reply's name for its client
+  voices            TEXT NOT NULL DEFAULT '[]', -- JSON: writer, name and length in characters of each new piece
+  response_id       TEXT,                -- id of the reply in the API response
   params            TEXT NOT NULL,       -- JSON of SamplingParams
   reply_digest      TEXT NOT NULL,
-  history           TEXT NOT NULL,       -- JSON: digests of the messages that will come back
+  history           TEXT NOT NULL,       -- JSON: digests of the messages that the client will send again
   asked_by          TEXT NOT NULL DEFAULT 'owner', -- who wrote the request
   request_text      TEXT NOT NULL,
   reply_text        TEXT NOT NULL,
   blocks            BLOB NOT NULL DEFAULT x'', -- int32 ids of prompt_blocks, in order
-  prompt            BLOB NOT NULL,       -- the ids behind the blocks
+  prompt            BLOB NOT NULL,       -- the ids after the blocks
   tokens            BLOB NOT NULL,
   logprobs          BLOB NOT NULL,
   topk_ids          BLOB NOT NULL,
   topk_logprobs     BLOB NOT NULL
 ) STRICT;
 CREATE INDEX turns_by_session ON turns (session_id, kind, idx);
--- For filters, which look at turns in their order.
+-- For filters, which read turns in order of id.
 CREATE INDEX turns_narrow ON turns (id, session_id, kind, created_at);
 CREATE INDEX turns_open ON turns (id, session_id) WHERE settled = 0;
--- For sums over all turns, whose rows are too wide to be read for that.
+-- Covers sums over all turns, so that their wide rows are not read.
 CREATE INDEX turns_by_version ON turns (kind, policy_version, idx, session_id, told);
 CREATE INDEX turns_untrained ON turns (untrained_because) WHERE untrained_because IS NOT NULL;
 CREATE INDEX turns_lost ON turns (lost) WHERE lost IS NOT NULL;
 CREATE INDEX turns_unknown ON turns (client) WHERE call = 'unknown';
 CREATE INDEX turns_by_response ON turns (response_id) WHERE response_id IS NOT NULL;
 
--- Files of images that may be trained (--images train), each once.
+-- Image files that may be trained (--images train), each stored once.
 CREATE TABLE images (
   id     INTEGER PRIMARY KEY,
   digest BLOB NOT NULL UNIQUE,           -- SHA-256 of the file
@@ -134,21 +134,21 @@ CREATE TABLE images (
   data   BLOB NOT NULL                   -- the file, without metadata
 ) STRICT;
 
--- Where they stand in prompts. An image goes with its last turn.
+-- Positions of images in prompts. An image is deleted with its last turn.
 CREATE TABLE turn_images (
   turn_id  INTEGER NOT NULL REFERENCES turns (id),
   image_id INTEGER NOT NULL REFERENCES images (id),
   at       INTEGER NOT NULL,             -- index of its first token in the prompt
-  tokens   INTEGER NOT NULL              -- how many it takes, all the same placeholder
+  tokens   INTEGER NOT NULL              -- number of its tokens, all the same placeholder
 ) STRICT;
 CREATE INDEX turn_images_by_turn ON turn_images (turn_id, at);
 CREATE INDEX turn_images_by_image ON turn_images (image_id);
 
 CREATE TABLE next_states (
   turn_id    INTEGER PRIMARY KEY REFERENCES turns (id),
-  role       TEXT NOT NULL,              -- user: the owner's words; tool; other: what other people, mails or hooks say
+  role       TEXT NOT NULL,              -- user: the owner's words; tool; other: from other people, mails or hooks
   text       TEXT NOT NULL,
-  beside     TEXT NOT NULL DEFAULT '[]', -- JSON: writer and words of what stands beside the owner's words
+  beside     TEXT NOT NULL DEFAULT '[]', -- JSON: writer and text of each piece beside the owner's words
   created_at REAL NOT NULL
 ) STRICT;
 
@@ -156,7 +156,7 @@ CREATE TABLE next_states (
 CREATE TABLE channels (
   user      TEXT NOT NULL,
   channel   TEXT NOT NULL,
-  first     BLOB,                        -- of who wrote directly first; NULL: nobody did
+  first     BLOB,                        -- digest of the first direct sender; NULL: none
   strangers INTEGER NOT NULL DEFAULT 0,  -- 1: others wrote directly, too
   groups    INTEGER NOT NULL DEFAULT 0,  -- 1: somebody wrote in a group
   PRIMARY KEY (user, channel)
@@ -164,7 +164,7 @@ CREATE TABLE channels (
 
 CREATE TABLE votes (
   turn_id INTEGER NOT NULL REFERENCES turns (id),
-  about   TEXT NOT NULL,                 -- 'verdict', 'hint', or 'audit': the auditor's; 'in vain': a try that came to nothing
+  about   TEXT NOT NULL,                 -- 'verdict', 'hint', or 'audit': the auditor's; 'in vain': a failed try
   n       INTEGER NOT NULL,
   value   INTEGER,                       -- NULL: could not be parsed
   answer  TEXT NOT NULL,
@@ -175,27 +175,27 @@ CREATE TABLE verdicts (
   turn_id    INTEGER PRIMARY KEY REFERENCES turns (id),
   value      INTEGER,                    -- NULL: no valid vote, hence no verdict
   created_at REAL NOT NULL,
-  source     TEXT NOT NULL DEFAULT 'judge', -- user or client: they said so, whatever the votes are
-  score      REAL,                       -- theirs, -1 to 1, of which the value is the sign; NULL: the judge's
-  judged     INTEGER,                    -- what the judge's votes came to; NULL also where it was not asked
-  prompt     TEXT,                       -- version of what the judge was asked; NULL: no judge was
+  source     TEXT NOT NULL DEFAULT 'judge', -- user or client: explicit feedback, whatever the votes are
+  score      REAL,                       -- explicit rating, -1 to 1, whose sign is the value; NULL: the judge's
+  judged     INTEGER,                    -- majority of the judge's votes; NULL also where it was not asked
+  prompt     TEXT,                       -- version of the judge prompts; NULL: no judge was asked
   by_second  INTEGER NOT NULL DEFAULT 0, -- 1: the fallback gave it
   audit      INTEGER                     -- the auditor's verdict; NULL: it gave none, or was not asked
 ) STRICT;
 CREATE INDEX verdicts_by_value ON verdicts (value);
 
--- What was said of replies and sessions outright, by the user or a program. The newest one counts.
+-- Explicit feedback on replies and sessions, by the user or a program. The newest one counts.
 CREATE TABLE feedback (
   id         INTEGER PRIMARY KEY AUTOINCREMENT,
   user       TEXT NOT NULL,
-  key        TEXT,                       -- the client's name for it: sent again it is the same one
-  turn_id    INTEGER NOT NULL REFERENCES turns (id), -- of a session: its last turn at that time
+  key        TEXT,                       -- the client's idempotency key
+  turn_id    INTEGER NOT NULL REFERENCES turns (id), -- for a session: its last turn at that time
   session_id INTEGER NOT NULL REFERENCES sessions (id),
   score      REAL NOT NULL,              -- -1 to 1
   text       TEXT NOT NULL,
   source     TEXT NOT NULL,              -- user, client
-  final      INTEGER NOT NULL,           -- 1: of how the session ended, and of no reply
-  task       TEXT,                       -- that the session was about, and the group that it is of
+  final      INTEGER NOT NULL,           -- 1: rates how the session ended, not a reply
+  task       TEXT,                       -- task and group that the client named
   task_group TEXT,
   unused     TEXT,                       -- why no reply is trained by it; NULL: it is the verdict of one
   created_at REAL NOT NULL,
@@ -208,11 +208,11 @@ CREATE TABLE hints (
   turn_id INTEGER NOT NULL REFERENCES turns (id),
   rank    INTEGER NOT NULL,
   text    TEXT NOT NULL,
-  source  TEXT NOT NULL DEFAULT 'judge', -- user or client: they said so outright
+  source  TEXT NOT NULL DEFAULT 'judge', -- user or client: from explicit feedback
   PRIMARY KEY (turn_id, rank)
 ) STRICT;
 
--- How much likelier a reply is to the teacher where it is told something, in nats per token.
+-- How much a text raises the teacher's logprob of a reply, in nats per token.
 CREATE TABLE gains (
   turn_id INTEGER PRIMARY KEY REFERENCES turns (id),
   user    TEXT NOT NULL,
@@ -223,20 +223,20 @@ CREATE INDEX gains_by_user ON gains (user, turn_id);
 CREATE TABLE samples (
   id               INTEGER PRIMARY KEY AUTOINCREMENT,
   turn_id          INTEGER NOT NULL UNIQUE REFERENCES turns (id),
-  reward           REAL,                 -- NULL: hint only; while it is held, the mean of its votes alone
+  reward           REAL,                 -- NULL: hint only; while held, the mean of its votes without the outcome
   hint             TEXT,                 -- NULL: reward only
-  untaught         TEXT,                 -- why it has no hint, though there was one; NULL: there was none, or it has it
-  weight           REAL,                 -- of its distillation; NULL: reward only
+  untaught         TEXT,                 -- why it has no hint, though there was one; NULL otherwise
+  weight           REAL,                 -- weight of its distillation; NULL: reward only
   teacher_logprobs BLOB,
   teacher_targets  BLOB,
-  teacher_ids      BLOB,                 -- the teacher's own candidates, and below what it gives them
+  teacher_ids      BLOB,                 -- the teacher's top-k candidates; teacher_own has their logprobs
   teacher_own      BLOB,
   overlap          INTEGER,
-  advantage        REAL,                 -- of the reply, in the newest step that took it; NULL: none has
-  untold           REAL,                 -- nats a token by which the reply is likelier with the lessons in its prompt; NULL: it was not measured
-  advantages       BLOB,                 -- of its tokens, before normalisation
+  advantage        REAL,                 -- advantage of the reply in the newest step with it; NULL: no step yet
+  untold           REAL,                 -- nats per token by which the lessons in its prompt raise its logprob; NULL: not measured
+  advantages       BLOB,                 -- token advantages, before normalisation
   state            TEXT NOT NULL,        -- held (for an outcome), queued, trained, expired, quarantined
-  expired_because  TEXT,                 -- NULL: of its age, or it has not expired
+  expired_because  TEXT,                 -- NULL: too old, or not expired
   step_id          INTEGER REFERENCES steps (id),
   created_at       REAL NOT NULL
 ) STRICT;
@@ -252,14 +252,14 @@ CREATE TABLE steps (
   created_at  REAL NOT NULL,
   finished_at REAL,
   metrics     TEXT,                      -- JSON
-  method_state TEXT,                     -- JSON: what the method goes on from after it; NULL: nothing
+  method_state TEXT,                     -- JSON: state of the method after the step; NULL: none
   error       TEXT,
-  outage      INTEGER NOT NULL DEFAULT 0 -- 1: void by no fault of one of its samples, as when the service was away
+  outage      INTEGER NOT NULL DEFAULT 0 -- 1: void for a reason other than its samples, such as an outage
 ) STRICT;
 
--- From versions to their steps, whose metrics are long.
+-- Finds the step of a version without reading the long metrics.
 CREATE INDEX steps_by_version ON steps (version) WHERE version IS NOT NULL;
--- Of steps that a crash has undone.
+-- Steps that a crash has undone.
 CREATE INDEX steps_lost ON steps (version) WHERE status = 'void' AND version IS NOT NULL;
 
 CREATE TABLE step_samples (

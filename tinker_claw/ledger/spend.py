@@ -88,9 +88,9 @@ class SpendTable(LedgerTable):
         )
 
     def of_newest_steps(self, most: int) -> tuple[int, Usage, Usage]:
-        """Return the samples of the newest committed steps, and the tokens billed for learning and
-        for serving between the end of the step before them and the end of the last, void steps
-        included."""
+        """Return the number of samples of the newest committed steps, and the tokens billed for
+        learning and for serving between the end of the step before them and the end of the last,
+        void steps included."""
         steps = self._db.rows(
             "SELECT finished_at, (SELECT COUNT(*) FROM step_samples WHERE step_id = id) AS samples "
             "FROM steps WHERE status = 'committed' ORDER BY id DESC LIMIT ?",

@@ -69,7 +69,7 @@ class NewTurn:
     trace: str | None = None
     """The client's trace id."""
     response_id: str | None = None
-    """The reply's name for its client."""
+    """The reply's id in the API response."""
     fallback: str | None = None
     """Why a version other than the current one answered; None: the current one did."""
     packed_prompt: bytes | None = field(default=None, repr=False)
@@ -83,7 +83,7 @@ class NewTurn:
     client: str = ""
     """Name of the agent's program."""
     voices: tuple[tuple[Writer, str, int], ...] = ()
-    """Writer, name and characters of each new piece in the request."""
+    """Writer, name and length in characters of each new piece in the request."""
     told: Told | None = None
     """Lessons in the prompt; None: there are none."""
     images: Images = ()
@@ -132,7 +132,7 @@ STEP = """
   WHERE before.session_id = turns.session_id AND before.kind = 'main' AND before.idx < turns.idx)
 """
 """SQL on a row of `turns`: the number of earlier replies that its episode built on: 0, 1, 2 ... A
-reply requested again, because its client hung up, moves no later step."""
+reply requested again, because its client hung up, does not shift later steps."""
 BEGUN = "forgetting"
 """Key in `meta` of forgetting that is not finished."""
 IS_BEING_FORGOTTEN = f"""
@@ -204,7 +204,7 @@ class TurnTable(LedgerTable):
         )
 
     def enrol(self, session_id: int, user: str, said: Attempt) -> bool:
-        """Record the task and group of a session; the first description holds.
+        """Record the task and group of a session, unless they are known.
 
         False: it belongs to another group.
         """
@@ -274,7 +274,7 @@ class TurnTable(LedgerTable):
         )
 
     def forget_channels(self) -> None:
-        """Forget the first senders: the settings name the owners."""
+        """Delete the first senders, as the settings name the owners."""
         self._db.write("DELETE FROM channels")
 
     def saw_stranger(self, user: str, channel: str, *, group: bool) -> None:
@@ -296,13 +296,12 @@ class TurnTable(LedgerTable):
         return {(user, hidden(user, key)): Privacy(private) for user, key, private in rows}
 
     def mark_private(self, user: str, key: str, privacy: Privacy) -> None:
-        """Set whether a session is private. One without any records so far is kept without its
-        name."""
+        """Set whether a session is private. A new session is stored under its hidden name."""
         with self._db.transaction() as tx:
             mark_private(tx, user, key, int(privacy))
 
     def close(self, session_ids: Sequence[int]) -> None:
-        """Close these sessions until they are asked for again."""
+        """Close these sessions until their next request."""
         with self._db.transaction() as tx:
             tx.executemany(
                 "UPDATE sessions SET closed_at = ? WHERE id = ?",
@@ -402,7 +401,7 @@ class TurnTable(LedgerTable):
         return _turn(row, load(self._db, row), kept(self._db, turn_id))
 
     def of_response(self, user: str, response_id: str) -> tuple[int, str] | None:
-        """Return the user's turn whose reply has this name, and its session's key; None: there is
+        """Return the user's turn whose reply has this id, and its session's key; None: there is
         none, or it was forgotten."""
         row = self._db.row(
             "SELECT turns.id, key FROM turns JOIN sessions ON sessions.id = session_id "
@@ -419,7 +418,7 @@ class TurnTable(LedgerTable):
     def judgeable(self) -> list[int]:
         """Return turns with a next state, a verdict or an episode outcome that are neither samples
         nor refused yet, oldest first."""
-        # From the open turns to their next states, of which there are far more.
+        # Starts at the open turns, since there are far more next states.
         return self._db.column(
             f"SELECT id FROM turns WHERE settled = 0 AND {JUDGEABLE} ORDER BY id"
         )
@@ -429,8 +428,8 @@ class TurnTable(LedgerTable):
         return self._db.row("SELECT 1 FROM turns WHERE id = ? AND settled = 0", turn_id) is not None
 
     def stop_waiting(self, turn_id: int) -> None:
-        """Refuse a turn without next state and verdict when the speaker after it is unknown: no
-        later message is about it."""
+        """Refuse a turn without next state and verdict when the writer after it is unknown: no
+        later message answers it."""
         self._db.write(
             "UPDATE turns SET settled = 1, untrained_because = ? WHERE id = ? AND settled = 0 "
             "AND NOT EXISTS (SELECT 1 FROM next_states WHERE turn_id = turns.id) "

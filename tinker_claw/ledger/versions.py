@@ -1,11 +1,11 @@
 """Steps, the policy versions they make, and the lineage of versions.
 
 The protocol of one step: intent row; advantages; train; publish; save state; one transaction that
-commits the step, the samples it consumed and the new version. A step without that transaction never
-happened: it is voided by `void` or `void_unfinished`, its samples are still queued, and its method
+commits the step, the samples it consumed and the new version. A step without that transaction does
+not count: it is voided by `void` or `void_unfinished`, its samples are still queued, and its method
 continues from its earlier state.
 
-Rule: versions are never taken back, and ids only grow. Samples trained in versions that a rollback
+Rule: versions are never deleted, and ids only grow. Samples trained in versions that a rollback
 left behind stay trained there; untrained samples of those versions expire, since the live weights
 never sampled them.
 """
@@ -98,7 +98,7 @@ def gate_of(step: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the gate's result for a step's version; None: there is none.
 
     `refused`: it never served. `losses`: mean loss against the version before, over the questions,
-    by the names in `learner.gate.FIGURES`. `told`: all of it in a sentence.
+    by the names in `learner.gate.FIGURES`. `told`: the result as a sentence.
 
     Args:
         step: record of the step from `views.read`.
@@ -227,8 +227,8 @@ class Pin(LedgerTable):
 
 
 class Hold(LedgerTable):
-    """A stop of learning, until its alarm has no evidence any more, or a rollback says from which
-    version to go on."""
+    """A pause of learning, until the evidence for its alarm is gone or a rollback chooses a
+    version."""
 
     @property
     def reason(self) -> str | None:
@@ -255,8 +255,8 @@ class Hold(LedgerTable):
 
     @property
     def guarded_from(self) -> int:
-        """Newest turn at the last rollback; earlier turns are no measure for later ones. 0: there
-        was no rollback."""
+        """Newest turn at the last rollback; earlier turns are not compared with later ones. 0:
+        there was no rollback."""
         return _number(self._db, _GUARDED_FROM) or 0
 
 
@@ -331,7 +331,7 @@ class StepTable(LedgerTable):
         state: str | None,
     ) -> None:
         """Write the advantages of a step: each sample's id, own advantage, (T,) token advantages,
-        and in nats a token how much likelier it is told its lessons, where that was measured.
+        and by how many nats per token its lessons raise its logprob, where measured.
 
         Args:
             state: JSON of the method's state after the step, valid once that is committed.
@@ -471,8 +471,8 @@ class StepTable(LedgerTable):
         return replace(version, state_ref=state_ref)
 
     def gated(self, version: int, most: int) -> list[Gated]:
-        """Return the gate's results for this version and its ancestors, newest first, where their
-        steps asked anything."""
+        """Return the gate's results for this version and its ancestors, newest first, where there
+        are any."""
         rows = self._db.rows(
             "WITH RECURSIVE line (id, n) AS (VALUES (?1, 1) UNION ALL "
             "SELECT parent, n + 1 FROM versions JOIN line USING (id) WHERE parent IS NOT NULL "
@@ -541,7 +541,7 @@ def _void(
 
 
 def _hear(tx: sqlite3.Connection) -> None:
-    """Apply feedback on replies that came while a step trained them, now that the step is void."""
+    """Apply feedback that came while a step trained its reply, now that the step is void."""
     found = tx.execute(
         "SELECT DISTINCT feedback.turn_id FROM feedback "
         "JOIN samples ON samples.turn_id = feedback.turn_id AND state = 'queued' "
@@ -554,7 +554,7 @@ def _hear(tx: sqlite3.Connection) -> None:
 
 
 def _insert_version(tx: sqlite3.Connection, version: PolicyVersion) -> PolicyVersion:
-    """Insert a version under the next id, whatever its own; return it with that."""
+    """Insert a version under the next id, instead of its own; return it."""
     next_id = tx.execute("SELECT COALESCE(MAX(id) + 1, 0) FROM versions").fetchone()[0]
     version = replace(version, id=next_id)
     insert(tx, "versions", asdict(version) | {"created_at": time.time()})

@@ -21,7 +21,7 @@ from tinker_claw.types import Completion, Kind, NextState, Source, Vote
 
 Record = dict[str, Any]
 
-# One turn, with all that became of it
+# One turn with its outcome
 
 _TURN = f"""
 SELECT turns.id, turns.session_id, sessions.user, episode, sessions.task, groups.name AS "group",
@@ -79,7 +79,7 @@ class SampleView:
     together: int
     """Number of samples in that step."""
     left_behind: bool
-    """Whether a rollback went back behind that version."""
+    """Whether a rollback left that version behind."""
     begun: int | None
     """Newest step that began with it."""
     void: Mapping[str, str | None]
@@ -144,7 +144,7 @@ class TurnView:
     outcome: str
     """Word for its outcome; `outcome.py` has the sentence."""
     left_behind: bool
-    """Whether a rollback went back behind the version that answered."""
+    """Whether a rollback left the version that answered behind."""
 
     @property
     def trained_in_step(self) -> int | None:
@@ -163,7 +163,7 @@ def read_turns(rows: Rows, limit: int) -> list[TurnView]:
 
 
 def turns_where(rows: Rows, which: str, *values: Any) -> list[TurnView]:
-    """Return turns by a query that ends in `which`."""
+    """Return the turns selected by `which`, the end of the query."""
     line = read_line(rows)
     return [_turn(dict(row), line) for row in rows.rows(f"{_TURN} {which}", *values)]
 
@@ -180,7 +180,7 @@ def _turn(row: Record, line: Line) -> TurnView:
     return TurnView(**row, left_behind=not line.leads_on(row["policy_version"]))
 
 
-# What was said and sampled
+# Contents of a turn
 
 _FEEDBACK = (
     "feedback.created_at, feedback.score, feedback.source, final, feedback.task, "
@@ -212,7 +212,7 @@ class Contents:
     lessons: Sequence[Record]
     """Lessons in its prompt, each with `id` and `text` as it is now."""
     voices: Sequence[tuple[str, str, int]]
-    """Writer, name and characters of each new piece in the request."""
+    """Writer, name and length in characters of each new piece in the request."""
     reply_text: str
     completion: Completion
     params: Mapping[str, Any]
@@ -274,7 +274,7 @@ def read_prompt(rows: Rows, turn_id: int) -> tuple[int, ...]:
     return () if row is None else load(rows, row)
 
 
-# Rows of a table, filtered, the newest at the end
+# Filtered rows of a table, oldest first
 
 Table = Literal["turns", "verdicts", "feedback", "samples", "steps"]
 
@@ -318,7 +318,7 @@ _FIELDS: Mapping[Table, str] = {
     f'hint IS NOT NULL AS hinted, {_ATTEMPT}, idx AS "index", step_id AS step',
     "steps": "id, status, parent, version, created_at, finished_at, "
     "(SELECT COUNT(*) FROM step_samples WHERE step_id = steps.id) AS samples, "
-    # What is for programs alone is long; SQLite drops it without Python's lock.
+    # Fields for programs only are long; SQLite removes them without Python's lock.
     "json_remove(metrics, '$.rule', '$.answers') AS metrics, error, outage",
 }
 """Fields of a record, in order."""
@@ -340,7 +340,7 @@ def read(rows: Rows, table: Table, wanted: Filter, limit: int | None) -> list[Re
     most = -1 if limit is None else limit
     by = "verdicts.created_at DESC, turns" if table == "verdicts" else table
     if table == "turns":
-        # Rows of turns are wide: which of them are wanted is found without them.
+        # Rows of turns are wide, so the wanted ids are selected first.
         where = f"WHERE turns.id IN (SELECT id FROM turns {where} ORDER BY id DESC LIMIT ?)"
         values.append(most)
     found = rows.rows(
@@ -356,7 +356,7 @@ def read(rows: Rows, table: Table, wanted: Filter, limit: int | None) -> list[Re
     return records
 
 
-# "+": turns are looked at in their order, and not from an index.
+# "+" keeps SQLite from an index, so that turns are read in order of id.
 _CONDITIONS: Mapping[str, str] = {
     "session": "turns.session_id IN (SELECT id FROM sessions WHERE ? IN (key, CAST(id AS TEXT)))",
     "user": "+turns.session_id IN (SELECT id FROM sessions WHERE user = ?)",

@@ -1,7 +1,7 @@
 """Short words for a turn's outcome or what it waits for, for tables and counts.
 
-The word is found by SQL, so that a table of turns and a count over all of them need no other query;
-`outcome.py` makes a sentence of it.
+The word is computed in SQL, so that a table of turns and a count over all of them need no other
+query; `outcome.py` makes a sentence of it.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ GROUP BY word
 def count_outcomes(rows: Rows) -> Counter[str]:
     """Count the turns by the word for their outcome; those trained in a step are left out.
 
-    However long a ledger is, no row of `turns` is read but those that are open, held or queued.
+    Only the rows of `turns` that are open, held or queued are read, however many there are.
     """
     counts = Counter[str](rows.pairs(_COUNTED))
     trained = rows.one("SELECT COUNT(*) FROM samples WHERE state = 'trained'")

@@ -1,4 +1,4 @@
-"""Methods: records of how judged samples become loss passes, and of what that takes."""
+"""Methods: records of how judged samples become loss passes, and of what they need."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def build(name: str) -> Method:
     """Return the record of a method, built in or from an installed package.
 
     Raises:
-        ConfigError: there is no such method; it names those that there are.
+        ConfigError: there is no such method; the message lists those that exist.
     """
     return METHODS.get(name) or _added(name)
 

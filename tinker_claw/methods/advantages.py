@@ -32,8 +32,8 @@ def reward_advantages(
     weighted over the batch; if all rewards agree 0.25 w r where r > 0, else 0. A sample without a
     reward (None) has A = 0 and does not count in the mean.
 
-    What should replace a rejected reply is known only where others were better: a batch of
-    rejections alone pushes towards anything, and above all towards replies that do not end.
+    A rejection does not say what would be better: without better replies to compare with, a batch
+    of rejections pushes towards anything, and above all towards replies that do not end.
 
     Args:
         rewards: (B,)
@@ -163,16 +163,16 @@ def unproposed_advantages(teacher_k: Sequence[float], least: float, clip: float)
 
 
 def told_advantages(told_k: Sequence[float], untold_k: Sequence[float], clip: float) -> list[float]:
-    """Distillation of what was told into the untold prompt, at one position: A_v = max(p, q) *
-    clip(log p - log q, -C, C), p told and q untold.
+    """Distillation of lessons into the policy without them, at one position: A_v = max(p, q) *
+    clip(log p - log q, -C, C), p with the lessons in the prompt and q without.
 
-    The likelier side weighs a candidate, so that one is raised although it is hardly proposed
-    untold, and one lowered that is proposed untold only. Where both agree nothing moves, unlike
-    with cross-entropy to p, which shrinks whatever is not among the candidates.
+    The larger of the two is the weight, so that a candidate is raised even if it is hardly proposed
+    without the lessons, and lowered if it is proposed only without them. Where both agree nothing
+    moves, unlike with cross-entropy to p, which lowers all tokens but the candidates.
 
     Args:
-        told_k: (k,) logprobs of the candidates where the lessons are told.
-        untold_k: (k,) those of the policy that is trained, behind the untold prompt.
+        told_k: (k,) logprobs of the candidates with the lessons in the prompt.
+        untold_k: (k,) those under the policy that is trained, without the lessons.
     """
     same_length("told distillation", told=told_k, untold=untold_k)
     return [

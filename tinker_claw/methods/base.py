@@ -1,7 +1,7 @@
 """Methods as records: the weights of their losses, the texts for their teacher, and their cost.
 
 Rule: a method is a record, and pure. It computes the advantages of a batch once; training, retries
-and whoever tells of them read what it returned. Nobody else knows a method by its name.
+and reports use that result. No other code checks a method's name.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ class Teaching:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A way to learn. To add one: a file here, and its name in the registry. One that computes
-    advantages otherwise is a subclass with its own `rewards` or `advantages`."""
+    """A learning method. To add one, write a file here and add it to `METHODS`. One with other
+    advantages is a subclass that overrides `rewards` or `advantages`."""
 
     name: str
     learns_from: str
-    """Few words for the table of methods."""
+    """Short text for the table of methods."""
     needs: frozenset[Signal]
     reward: float = 0.0
     """Weight of the reward part, before --w-rl; 0: verdicts give no gradient."""
@@ -138,7 +138,7 @@ class Method:
         self, items: Sequence[BatchItem], cfg: Training, state: Any
     ) -> tuple[list[Advantages], Any]:
         """Return all advantages of a batch, and the state after the step; see `rewards`. A cut
-        reply is never pushed up."""
+        reply is never reinforced."""
         samples = [item.sample for item in items]
         found, state = self.rewards(samples, cfg, state)
         reward, distill = self.reward * cfg.w_rl, self.distill * cfg.w_opd

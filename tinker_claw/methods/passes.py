@@ -29,8 +29,9 @@ from tinker_claw.methods.advantages import (
 from tinker_claw.types import Datum, LossPass, Sample, TokenLogprobs
 
 UNTOLD_SHARE = 0.5
-"""Largest share of a batch that is scored, and distilled, behind its untold prompts: with a quarter
-the untold model learned more slowly than without lessons, and the whole costs twice as much."""
+"""Largest share of a batch that is also scored and distilled without its lessons: with a quarter,
+the model without them in its prompt learned more slowly than in a run without lessons, and the
+whole costs twice as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +44,12 @@ class BatchItem:
     reference: tuple[float, ...] | None = None
     """[T] base logprobs of the reply; needed when the KL weight is above 0."""
     untold: TokenLogprobs | None = None
-    """Scores of a told reply and its top-k candidates behind the untold prompt, under the newest
-    policy; None: it is not among those measured."""
+    """Scores of a told reply and its top-k candidates without the lessons in the prompt, under the
+    newest policy; None: not measured."""
 
     @property
     def gap(self) -> float | None:
-        """Nats a token by which the reply is likelier told; None: that was not measured."""
+        """Nats per token by which the lessons raise the reply's logprob; None: not measured."""
         if self.untold is None:
             return None
         pairs = zip(self.sample.completion.logprobs, self.untold.logprobs, strict=True)
@@ -133,7 +134,7 @@ def spread(sample: Sample, reward: float, distill: float, cfg: Training) -> Adva
     table = list[list[float]]()
     for at, own in enumerate(done.topk_logprobs):
         row = topk_advantages(teacher.targets[at], own, cfg.opd_clip)
-        if teacher.topk_ids:  # one of the teacher's that stands already has 0
+        if teacher.topk_ids:  # 0 for one that is already the student's
             new = unproposed_advantages(teacher.topk_logprobs[at], min(own), cfg.opd_clip)
             named = zip(teacher.topk_ids[at], new, strict=True)
             row += [0.0 if v in done.topk_ids[at] else a for v, a in named]
@@ -143,15 +144,15 @@ def spread(sample: Sample, reward: float, distill: float, cfg: Training) -> Adva
 
 def candidates(sample: Sample) -> tuple[tuple[int, ...], ...]:
     """Return the [T, K] candidate ids that distillation may move at each token: the student's, then
-    the teacher's, perhaps the same."""
+    the teacher's, which may coincide."""
     own = sample.completion.topk_ids
     told = sample.teacher.topk_ids if sample.teacher else ()
     return tuple(a + b for a, b in zip(own, told, strict=True)) if told else own
 
 
 def corrected(item: BatchItem, found: Advantages, cfg: Training) -> Advantages:
-    """Return the advantages with the pull towards the base, bounded where the newest policy did not
-    sample the reply."""
+    """Add the KL term to the advantages, and bound them where the reply was rescored under the
+    newest policy."""
     own, tokens, table = item.sample.completion.logprobs, found.tokens, found.candidates
     if cfg.kl_beta > 0:
         if item.reference is None:
@@ -174,7 +175,7 @@ def _bounded(
         stale_weight(a, c, b, clip_low=low, clip_high=high)
         for a, c, b in zip(row, now, own, strict=False)
     ]
-    # What the student gave the teacher's is not known: there is no ratio, but a bound all the same.
+    # The student's logprobs of the teacher's candidates are unknown: a bound replaces the ratio.
     most = min(own) + math.log(high)
     new = zip(row[len(own) :], now[len(own) :], strict=True)
     return weights + [a if c <= most else 0.0 for a, c in new]
@@ -193,7 +194,7 @@ def loss_passes(
     2503.20783).
 
     Args:
-        reply_tokens: T_max, what a reply may have at most, the same for every batch.
+        reply_tokens: T_max, the most tokens of a reply, the same for every batch.
     """
     ppo, cross_entropy = list[Datum](), list[Datum]()
     for item, found in zip(items, advantages, strict=True):
@@ -225,12 +226,12 @@ def loss_passes(
 def _untold(
     item: BatchItem, targets: Sequence[Sequence[float]], cfg: Training, scale: float
 ) -> Datum:
-    """Build the datum that distills a told reply into its untold prompt.
+    """Build the datum that distills a told reply into the policy without its lessons.
 
     The scores are those of the policy that is trained, so there is no ratio.
 
     Args:
-        targets: [T, k] untold logprobs of the candidates captured while sampling.
+        targets: [T, k] logprobs of the candidates captured while sampling, without the lessons.
     """
     sample, done = item.sample.untold, item.sample.completion
     rows = zip(done.topk_logprobs, targets, strict=True)

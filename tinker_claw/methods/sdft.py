@@ -4,11 +4,11 @@ In the paper, the student is given the request, and the teacher the request with
 as an example; the student samples, and KL(student || teacher) is reduced on its samples. Nothing is
 imitated token by token, so behaviour outside the example stays as it was.
 
-Here, the example is the reply that the same user accepted after correcting this one, so it costs
-nobody any work: the first later turn of the session that its user answered and did not reject, if
-its verdict is +1; if it is neutral, there is none. A corrected turn is refused until then, and
-taken up again when its example is accepted. Loss and teacher are those of `sdpo`: the frozen base,
-where the paper has a moving average of the student, and a few candidates, where it has the whole
+Here, the example is the reply that the same user accepted after correcting this one, so it needs no
+extra work: the first later turn of the session that its user answered and did not reject, if its
+verdict is +1; if it is neutral, there is none. A corrected turn is refused until then, and taken up
+again when its example is accepted. Loss and teacher are those of `sdpo`: the frozen base, where the
+paper has a moving average of the student, and a few candidates, where it has the whole
 distribution.
 """
 

@@ -5,14 +5,14 @@ the request with the feedback on a reply that failed; both score the student's o
 is KL(student || teacher) at every position, over the student's top-k candidates and all others as
 one more, the tail, with the teacher's side held constant. Over all tokens its gradient at a token v
 is -p_v (log q_v - log p_v) grad log p_v, which is the signed weight that `topk_advantages` gives.
-The feedback is used as it came; nobody writes a hint from it.
+The feedback is used as it is, without a hint written from it.
 
 Here, the feedback is the raw next state of a turn whose verdict is -1: the user's words or the
 tools' results. Left out are the moving average (the teacher is the frozen base), the paper's many
 candidates and its tail term: p is renormalised over --opd-topk of them. Added are the bound
---opd-clip, the teacher's own candidates, the correction of stale samples and the weight by what is
-known of such texts. A reply that did well teaches nothing: the paper uses it as a solution for
-other tries at the same request, of which a gateway has one.
+--opd-clip, the teacher's own candidates, the correction of stale samples and the weight from
+measured gains (`teachability`). A good reply teaches nothing here: the paper uses it as a solution
+for other tries at the same request, but a gateway sees only one.
 """
 
 from __future__ import annotations
@@ -40,6 +40,6 @@ SDPO = Method(
         tokens=120,
         most=1024,
     ),
-    admitted=HINTED,  # hints, too, come of rejected replies
+    admitted=HINTED,  # hints, too, come from rejected replies
     taught=1.0,
 )

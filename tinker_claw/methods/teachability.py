@@ -5,8 +5,8 @@ bounded as distillation bounds it. A hint that teaches raises the replies that i
 not those they reject: the difference of the two counts. Either alone would measure how a text
 disturbs a prompt, and a preference under the text alone would measure base and prompt.
 
-All replies are compared behind prompts that hold no correction yet. Behind one, a rejected reply is
-often a damaged one, which any text makes less likely; counted, it would speak for every hint
+All replies are scored after prompts that hold no correction yet. After one, a rejected reply is
+often damaged, and any text makes it less likely, so it would count in favour of every hint
 (measured on the demo's model, for one that lowers acceptance from .15 to .01: +.10 with those, and
 -.03 without).
 """
@@ -29,11 +29,11 @@ EVERY = 4
 
 
 def reply_gain(told_T: Sequence[float], untold_T: Sequence[float], clip: float) -> float:
-    """mean over t of clip(log pi_T(y_t | text) - log pi_T(y_t), -C, C), in nats per token.
+    """Return the mean over t of clip(log pi_T(y_t | text) - log pi_T(y_t), -C, C), in nats a token.
 
     Args:
-        told_T: (T,) the teacher's logprobs of a reply, told the text.
-        untold_T: (T,) the same teacher's, of the same reply behind the same prompt without it.
+        told_T: (T,) the teacher's logprobs of a reply, with the text.
+        untold_T: (T,) the same teacher's, of the same reply after the same prompt without it.
         clip: C in nats; 0 switches the bound off.
     """
     return fmean(token_advantages(told_T, untold_T, clip))

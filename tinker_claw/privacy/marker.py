@@ -114,7 +114,7 @@ def _marker(text: str) -> Marker | None:
         return Marker(Privacy.PRIVATE)
     ended = command == _OFF
     if (not ended and _near(first, alone=True)) or _near(more):
-        # Whatever else it says: a message that holds both is private.
+        # A message that holds both lines is private.
         return Marker(Privacy.PRIVATE, exact=False)
     return Marker(Privacy.AFTER) if ended else None
 
@@ -123,10 +123,10 @@ def _near(text: str, *, alone: bool = False) -> bool:
     """Return whether a text holds the command, or something meant as the command.
 
     Args:
-        alone: whether the line is the first, and may be all that was typed: no code, in which other
-            slashes begin comments and names.
+        alone: whether the line is the first of the message. Other slashes count only there, since
+            in code they begin comments and names.
     """
-    for line in text.splitlines():  # there are other ends of lines than the usual one
+    for line in text.splitlines():  # at every kind of line end
         if may_mark(line):
             plain = _plain(line[:_HEAD])
             if any(_means(plain, found, alone=alone) for found in _COMMAND.finditer(plain)):

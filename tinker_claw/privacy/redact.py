@@ -68,8 +68,8 @@ class Redactor:
 
     def _search(self, text: str) -> Iterable[_Found]:
         lowered = text.lower()
-        if len(lowered) != len(text):  # as of a Turkish I with a dot
-            # Of bytes, ASCII's letters alone are made small; one by one it takes milliseconds.
+        if len(lowered) != len(text):  # for example a dotted Turkish I
+            # On bytes, lower() changes ASCII letters only; a Python loop takes milliseconds.
             lowered = text.encode(errors="surrogatepass").lower().decode(errors="surrogatepass")
         if self._heads:
             yield from self._tokens(text)
@@ -83,7 +83,7 @@ class Redactor:
 
     def _tokens(self, text: str) -> Iterator[_Found]:
         for begin in LONG.finditer(f"\n{text}"):
-            at = begin.start()  # one letter further right in the text that begins with a new line
+            at = begin.start()  # the token's start: the added new line shifts positions by one
             for head in (text[at], text[at : at + 2]):
                 for rule in self._heads.get(head, ()):
                     if (match := rule.pattern.match(text, at)) and rule.holds(match):

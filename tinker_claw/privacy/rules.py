@@ -1,4 +1,4 @@
-"""Patterns of secrets and personal data: maintained rules of others, and our own.
+"""Patterns of secrets and personal data: Kingfisher's maintained rules, and our own.
 
 Secrets of some hundred services are found by Kingfisher's rules.
 
@@ -7,8 +7,8 @@ A text is searched in pieces, so that the time stays proportional to its length.
 
 Our own forms of secrets and of personal data follow. Rule: every repetition is bounded and every
 pattern begins where no longer match is under way, so that a text costs time in proportion to its
-length. A rule would rather miss a secret without a recognisable form than take a hash, an id or a
-line of code for one.
+length. Rules rather miss a secret without a recognisable form than match a hash, an id or a line of
+code.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def search(text: str) -> Iterator[tuple[int, int, str]]:
 
 
 def load() -> None:
-    """Load the rules: a second where they have been compiled before, else several."""
+    """Load the rules, in a second if they have been compiled before, else in several."""
     _scanner()
 
 
@@ -64,7 +64,7 @@ def _name(rule: str) -> str:
 
 @cache
 def _scanner() -> Scanner:
-    from kingfisher_sdk import Rules, Scanner  # most commands need none of it
+    from kingfisher_sdk import Rules, Scanner  # not needed by most commands
 
     return Scanner(Rules(confidence="high"), base64=False)
 
@@ -201,7 +201,7 @@ def _assigned(found: Match) -> bool:
         return _NAMED.search(text, max(0, found.start() - 130), found.start()) is not None
     if quote or sign not in (" = ", " := "):
         return True
-    # Spaces around the sign, and no quotes: code, where a name stands for what it is.
+    # Spaces around the sign and no quotes suggest code, where the value may be a name.
     digits = sum(map(str.isdigit, value))
     long = len(value) >= (10 if password else 16)
     return long and (digits > 2 or not _IDENTIFIER.fullmatch(value))
@@ -238,7 +238,7 @@ _GIVEN_TO: Final = {
     "-b": re.compile(r"\bcurl\b"),
     "/user:": re.compile(r"\bnet use\b"),
 }
-"""Programs that take a password with such an option, which stand further left in the line."""
+"""Programs that take a password with this option; the name comes earlier in the line."""
 
 
 def _given(found: Match) -> bool:
