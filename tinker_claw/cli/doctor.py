@@ -1,9 +1,9 @@
 """`tinker-claw doctor`: check what a start with these flags needs.
 
-Rule: each check looks at one thing and says one thing, and what to do where it fails: what keeps
-the gateway from starting is raised, what it can live with is a warning. Checks that stand on a
-failed one are left out. Nothing is started or changed, and no secret is repeated; against Tinker
-about fifty tokens are spent, and one state and one sampler are saved and deleted again.
+Rule: each check tests one thing and reports one result, and what to do where it fails: what keeps
+the gateway from starting is raised, anything less is a warning. Checks that depend on a failed one
+are skipped. Nothing is started or changed, and no secret is printed; against Tinker about fifty
+tokens are spent, and one state and one sampler are saved and deleted again.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Checks:
     offers: Context | None = None
     """Context that the gateway offers."""
     failed: list[str] = field(default_factory=list[str])
-    """Names of the checks that failed, or stand on one that did."""
+    """Names of the checks that failed, or depend on one that did."""
 
     @property
     def remote(self) -> bool:
@@ -119,7 +119,7 @@ class Checks:
         return self.settings.run.directory / FILE
 
     async def examine(self) -> bool:
-        """Make all checks; True: none failed."""
+        """Run all checks; return whether none failed."""
         for name, needs in _CHECKS.items():
             if missing := [other for other in needs if other in self.failed]:
                 self.failed.append(name)
