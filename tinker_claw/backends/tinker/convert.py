@@ -1,4 +1,4 @@
-"""Our compact datums as the SDK's shifted arrays, and its answers as our rows.
+"""Convert our compact datums to the SDK's shifted arrays, and its answers to our rows.
 
 A datum of ours has tokens [L] and loss rows for `tokens[start:]`, M = L - start. Tinker's has the
 model's input `tokens[:-1]` and arrays over the N = L - 1 predictions, of which the last M are ours;
