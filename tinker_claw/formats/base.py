@@ -213,7 +213,7 @@ class Format(ABC):
     media_type = "text/event-stream"
     """Content type of a streamed reply."""
     body_types: Sequence[str] = ()
-    """Content types of bodies that are read besides JSON, for clients that declare no JSON."""
+    """Content types of bodies that are read besides JSON: the defaults of clients that set none."""
     key_place = "Authorization: Bearer"
     """Header in which clients send their key, for error messages."""
 

@@ -188,7 +188,7 @@ class Job:
         if self.identity.call is RequestKind.VERDICT:
             return UNASKED
         episode = self.identity.attempt is not None and self.identity.attempt.episode
-        if self.identity.done and not episode:  # which its outcome teaches
+        if self.identity.done and not episode:  # which is trained on its outcome
             return ENDED
         if self.privacy is Privacy.AFTER:
             return AFTERWARDS
