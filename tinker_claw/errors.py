@@ -7,7 +7,7 @@
     │   └── ContextLengthError    the prompt does not fit the model's context
     ├── AlignmentError            token arrays that must agree in length do not: a bug
     ├── LedgerError               the ledger cannot be opened, or holds another run
-    ├── UndoError                 it cannot be undone or taken along as asked
+    ├── UndoError                 it cannot be undone or exported as asked
     ├── JudgeError                the judge's endpoint failed for good
     └── BackendError              a trainer or sampler failed
         ├── SamplerError          one generation failed; the request may be tried again
@@ -85,7 +85,7 @@ class LedgerError(ClawError):
 
 
 class UndoError(ClawError):
-    """Something cannot be undone or taken along as asked; the sentence says what can."""
+    """Something cannot be undone or exported as asked; the sentence says what can."""
 
 
 class JudgeError(ClawError):

@@ -127,7 +127,7 @@ class Rise:
 
     Each bettor of `Mean` starts anew whenever it has lost capital, so that a long good past hides
     no change. Where the mean never lies above the value, a bound of `CLAIM` is reached once in 20
-    outcomes at most, and far more seldom where it lies well below (Page 1954, Biometrika
+    outcomes at most, and far less often where it lies well below (Page 1954, Biometrika
     41:100-115; Shin, Ramdas and Rinaldo 2023, arXiv:2203.03532, on e-detectors).
     """
 

@@ -2,7 +2,7 @@
 
 Rule: every caller reports how its request went, under the kind of request. An outage begins with an
 `OutageError` and ends with the next answer to a request of the same kind; the log has one event
-when the service goes away and one when it is back, whoever noticed and however often.
+when the service goes away and one when it is back, however often either is noticed.
 """
 
 from __future__ import annotations

@@ -277,7 +277,7 @@ class Telemetry:
         hints: int,
         told: bool = False,
     ) -> None:
-        """Count a verdict. `told`: whether lessons stood in the prompt."""
+        """Count a verdict. `told`: whether lessons were in the prompt."""
         self._count("verdicts", "none" if value is None else str(value), "yes" if told else "no")
         if hints:
             self._count("hints")

@@ -198,7 +198,7 @@ class SamplingParams:
     cache_salt: str | None = None
     """Key of the prompt cache: computed prompts are reused under the same salt only, so that
     neither the time of an answer nor its cached tokens reveal what others said. A backend that
-    cannot separate them reports no cached tokens for a salted prompt. None: nobody to separate, or
+    cannot separate them reports no cached tokens for a salted prompt. None: one group only, or
     no user asked (judge, exams)."""
     images: Images = ()
     """Images in the prompt; only for samplers that take them, see `Capabilities`. Not kept with the

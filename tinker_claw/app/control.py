@@ -84,7 +84,7 @@ def tell(
     try:
         known = json.loads((directory / CONTROL_FILE).read_text())
         with socket.create_connection(("127.0.0.1", known["port"]), _CONNECT_S) as connection:
-            connection.settimeout(None)  # a step in hand may take minutes
+            connection.settimeout(None)  # a step in progress may take minutes
             connection.sendall(json.dumps({**order, "token": known["token"]}).encode() + b"\n")
             if not select.select([connection], [], [], patience_s)[0]:
                 waits()

@@ -44,7 +44,7 @@ EXIT_INTERRUPTED = 130
 DRAIN_S = 30
 """How long replies in flight may go on after the first signal."""
 STEP_S = 10
-"""How long a step in hand may go on after that."""
+"""How long a step in progress may go on after that."""
 CLOSE_S = 15
 """How long saving and closing may take after that."""
 QUEUED = 2048
@@ -174,7 +174,7 @@ class Server(uvicorn.Server):
                 http=Connection,
                 log_config=None,
                 access_log=False,
-                proxy_headers=False,  # nothing goes by the address of a client
+                proxy_headers=False,  # a client could forge its address
                 timeout_keep_alive=IDLE_S,
                 timeout_graceful_shutdown=DRAIN_S,
                 backlog=ACCEPTED_AT_ONCE,

@@ -35,7 +35,7 @@ _RUNS = f"{ENV_PREFIX}RUN__"
 class Command(BaseModel):
     """A command of tinker-claw: the fields are its flags, and `run` does it.
 
-    The docstring is the command's help, and the title of a field stands for its value there.
+    The docstring is the command's help, in which the title of a field is its value's placeholder.
     """
 
     model_config = ConfigDict(frozen=True, validate_by_name=True, hide_input_in_errors=True)
@@ -262,7 +262,7 @@ WIDTH = 100
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: its heading, and what it shows of a record. Numbers stand to the right."""
+    """One column: its heading, and what it shows of a record. Numbers are right-aligned."""
 
     name: str
     of: str | Callable[[Any], Any] | None = None
@@ -338,7 +338,7 @@ def printable(text: str) -> str:
 
 
 def short(length: int, text: str | None) -> str:
-    """Shorten a text to at most so many characters."""
+    """Shorten a text to at most `length` characters."""
     text = text or ""
     return text if len(text) <= length else text[: length - 1] + "…"
 

@@ -275,7 +275,7 @@ class Checks:
         if "user" in health:  # not an admin's key: it tells no more than that
             return Finding(f"{here}. {state}")
         other = "choose another --port"
-        if "policy_version" not in health:  # it tells strangers no more than whether all is well
+        if "policy_version" not in health:  # without a key it shows the status only
             takes = "takes another key than these flags give; give one of its keys"
             raise ConfigError(f"{here}, and {takes}, or {other}")
         told, its_own = f"{here}. {health['meaning']}", Path(health["data_dir"])

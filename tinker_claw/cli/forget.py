@@ -1,4 +1,4 @@
-"""`tinker-claw forget` and `rejudge`: turns leave the ledger for good, or are judged again.
+"""`tinker-claw forget` and `rejudge`: delete turns from the ledger, or judge them again.
 
 Rule: first it says what goes, and what forgetting does not undo: what was learned.
 """

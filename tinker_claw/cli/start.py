@@ -28,7 +28,7 @@ from tinker_claw.errors import ConfigError
 from tinker_claw.shipped import install, shipped
 
 BUDGET_USD = 5
-"""Budget of a first start at Tinker, whose owner has not yet seen the costs."""
+"""Budget of a first start at Tinker, before the user has seen any costs."""
 _DEMO_NEEDS = ("torch", "peft", "safetensors", "matplotlib")
 
 

@@ -1,7 +1,7 @@
 """Attribution: assign a writer to every piece of a message.
 
-Rule: this is the one place that tells a person's words from what an agent's harness writes around
-them. Feedback, judge, hints, privacy, session names and histories read its pieces; none of them
+Rule: only this module separates a person's words from what an agent's harness writes around them.
+Feedback, judge, hints, privacy, session names and histories read its pieces; none of them
 parses a text by itself. Pure: the same text gives the same pieces, and together they are the text.
 """
 

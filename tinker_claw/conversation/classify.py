@@ -66,7 +66,7 @@ class RequestKind(StrEnum):
     AUTOMATED = "automated"
     """A prompt that nobody typed, of no kind that is known here."""
     NUDGE = "nudge"
-    """The harness urges the model on; nobody has said anything since its last reply."""
+    """The harness asks the model to go on; nobody has said anything since its last reply."""
     UNKNOWN = "unknown"
     """A prompt that looks like a harness's, of a kind that is not known here."""
     UTILITY = "utility"
@@ -370,7 +370,7 @@ def _session(seen: SessionEvidence, call: RequestKind, kind: Kind) -> tuple[str,
         return seen.line.name, "its trace, or the Runtime line", True
     if seen.line is not None:
         return seen.line.name, "the Runtime line", False
-    if kind is Kind.SIDE and call is not RequestKind.UNKNOWN:  # that one stands in a conversation
+    if kind is Kind.SIDE and call is not RequestKind.UNKNOWN:  # which is a part of a conversation
         return _SIDE_KEY, "its trace" if traced else "nothing: none is named", traced
     return f"{_OPENING}{_opening(seen)}", "its first messages", False
 

@@ -34,7 +34,7 @@ _CALLS = " for "
 """Separator between a digest and the names of the calls, on which the meaning does not depend."""
 _NO_NAME = re.compile(r"[^A-Za-z0-9]")
 _LONGEST_NAME = 40
-"""Agents cut the ids of calls to so many characters, and leave out others than these."""
+"""Agents cut the ids of calls to this length, and drop all but these characters."""
 
 
 def digest(message: Message) -> str:

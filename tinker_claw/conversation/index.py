@@ -71,7 +71,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """A request that goes on from an earlier turn."""
+    """A request that continues an earlier turn."""
 
     turn_id: int
     reply: Message

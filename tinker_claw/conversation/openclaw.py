@@ -91,7 +91,7 @@ NUDGE: Final = "The previous attempt did not produce a user-visible answer."
 """How OpenClaw asks again after an empty reply; the message is gone from later requests."""
 _META: Final = '"openclaw.inbound_meta.v2"'
 TOOL_IMAGES: Final = "Image(s) from tool result #"
-"""How a user message begins in which OpenClaw shows the images of a tool's result."""
+"""Beginning of a user message in which OpenClaw shows the images of a tool's result."""
 LABELS: Final = frozenset(
     {
         *("Conversation info:", "Thread starter:", "Reply target of current user message:"),
@@ -163,7 +163,7 @@ class Sender:
     group: bool = False
     bot: bool = False
     mixed: bool = False
-    """Words of several senders may stand in the message."""
+    """The message may hold words of several senders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ class Automation:
     by: str
     """Evidence by which it was recognised."""
     short: bool = False
-    """Whether it is the short form that stands in later histories."""
+    """Whether it is the short form used in later histories."""
 
 
 def runtime(messages: Sequence[Message], *, in_user_message: bool) -> Runtime | None:
@@ -245,9 +245,9 @@ class Head:
     def __init__(self, body: str) -> None:
         self.body = body
         self.typed = False
-        """A timestamp or context that only OpenClaw writes shows that somebody wrote the rest."""
+        """A timestamp or context that only OpenClaw writes shows that a person wrote the rest."""
         self.framed = False
-        """The words stand in the frame around a message that got no complete answer."""
+        """The words are in the frame around a message that got no complete answer."""
         self._from: Sender | None = None
         self._context = self._mixed = False
 

@@ -62,7 +62,7 @@ class GenerationRequest:
 
     model: str
     messages: tuple[Message, ...]
-    """At least one. Whatever a format keeps outside of its messages (a system text) stands here."""
+    """At least one. What a format keeps outside of its messages (a system text) is included."""
     tools: tuple[Tool, ...] = ()
     """Tools that the model is shown; empty also where the client allows no call."""
     may_call: bool = True
@@ -84,7 +84,7 @@ class GenerationRequest:
     stop: tuple[str, ...] = ()
     """The reply's text ends before the first of these."""
     schema: tuple[str, str] | None = None
-    """JSON Schema that the reply's text must fit, as JSON, and the field where it stands."""
+    """JSON Schema that the reply's text must fit, as JSON, and the field that holds it."""
     top_logprobs: int | None = None
     """Number of likeliest tokens to return with each token of the text, with logprobs; None: no
     logprobs are returned."""
@@ -99,7 +99,7 @@ class GenerationRequest:
     switches: tuple[tuple[str, Any], ...] = ()
     """Arguments of the chat template for `template` and `reasoning_effort`, once resolved."""
     session: tuple[str, str] | None = None
-    """The client's name for the session, and the field where it stands; None: the body has none."""
+    """The client's name for the session, and the field that holds it; None: the body has none."""
     follows: str | None = None
     """Id of the reply that it continues; None: the history shows it."""
     own: Mapping[Any, Any] = field(default_factory=dict[Any, Any])
@@ -152,7 +152,7 @@ class ReplyHead:
     """Metadata of a reply that is known before it begins."""
 
     version: int
-    """The policy version that is asked; another one may answer."""
+    """The policy version that is asked; a stand-in may answer."""
     prompt_tokens: int
     created: int
     """Unix time, seconds."""

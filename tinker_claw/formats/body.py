@@ -96,7 +96,7 @@ class Object(dict[str, Any]):
     __slots__ = ("at",)
 
     def __init__(self, value: Any, at: str = "") -> None:
-        """`value`: None is an empty object; `at`: where it stands in the body, "" for the body."""
+        """`value`: None is an empty object; `at`: its path in the body, "" for the body."""
         if value is not None and not isinstance(value, dict):
             raise RequestError(f"{at} must be an object.", param=at)
         given = cast("dict[str, Any]", value or {})

@@ -100,7 +100,7 @@ _URL = Fields("url", "detail")  # the model's own files set the tokens of an ima
 
 
 class Chat(Format):
-    """OpenAI's chat completions, which nearly every client speaks, OpenClaw among them."""
+    """OpenAI's chat completions, which nearly every client uses, OpenClaw among them."""
 
     about = (
         "OpenAI's chat completions: POST /v1/chat/completions. In OpenClaw set api to "

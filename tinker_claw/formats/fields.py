@@ -207,7 +207,7 @@ def schema_of(fields: Object, name: str, member: str | None = None) -> tuple[str
     """JSON Schema of the text that is asked for, and the field; None: any text.
 
     Args:
-        member: where name and schema stand; None: beside the type.
+        member: holds name and schema; None: they are beside the type.
     """
     given, at = fields.object(name), fields.place(name)
     kind = given.get("type", "text")

@@ -104,7 +104,7 @@ _SESSION = re.compile(r"_session_([0-9a-f-]{36})\Z")
 
 
 class Messages(Format):
-    """Anthropic's Messages, which its clients speak, Claude Code among them."""
+    """Anthropic's Messages, which its clients use, Claude Code among them."""
 
     about = (
         "Anthropic's Messages: POST /v1/messages. For Claude Code set ANTHROPIC_BASE_URL to this "

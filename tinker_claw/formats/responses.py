@@ -120,7 +120,7 @@ them: some six hundred of long sessions, which share their messages."""
 
 
 class Responses(Format):
-    """OpenAI's Responses, which its newer clients speak, Codex among them."""
+    """OpenAI's Responses, which its newer clients use, Codex among them."""
 
     about = (
         "OpenAI's Responses: POST /v1/responses. In Codex add a provider whose base_url is this "

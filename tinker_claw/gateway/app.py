@@ -147,7 +147,7 @@ class _Endpoints:
         """
         headers, client = request.headers, request.client
         refuse_pages(headers, local=self._local)
-        address = client.host if client else ""  # behind a proxy that is the proxy's
+        address = client.host if client else ""  # behind a proxy, the proxy's
         if wire is None:
             return self._keys.caller(bearer(headers), address)
         return self._keys.caller(wire.key(headers), address, wire.key_place)

@@ -1,4 +1,4 @@
-"""Authentication: a key names a user; without any keys nobody needs one.
+"""Authentication: a key identifies a user; if no user has a key, none is needed.
 
 Rule: keys are looked up by a digest under a secret of this process, so response times reveal
 neither whose key is nearly right, nor its length. Wrong keys are rate-limited by address. Whoever

@@ -71,7 +71,7 @@ class StandIn:
 
     version: int
     open: Callable[[], Awaitable[Sampler]]
-    """Raises BackendError or LookupError where they cannot be had."""
+    """Raises BackendError or LookupError where they cannot be opened."""
     base: bool = False
     """The frozen base model, not the sampler that was published for version 0."""
 

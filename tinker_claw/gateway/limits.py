@@ -242,7 +242,7 @@ class Limits:
             called.set_result(None)
 
     def _next(self) -> tuple[_Line, str] | None:
-        """Return the line and the user to begin now; None: nobody may."""
+        """Return the queue and the user whose request may start now; None: none may."""
         lines = (self._persons, self._episodes)
         for line in lines if self._passed < PASSED_BY else reversed(lines):
             for user in line.first:

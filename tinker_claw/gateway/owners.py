@@ -44,7 +44,7 @@ class Owners:
         return self._turns.secret
 
     def _first(self, user: str, channel: str, id: str) -> bool:
-        """Whether nobody else wrote directly in this channel before."""
+        """Whether this sender is the first who wrote directly in the channel."""
         digest = hashlib.blake2b(id.encode(), key=self._secret, digest_size=16).digest()
         first = self._firsts.get((user, channel))
         if first is None:

@@ -155,8 +155,7 @@ class SessionPrivacy:
 def _key(text: str) -> _Key:
     """Cache key of a text: eighty system prompts as keys would fill the cache by themselves.
 
-    Python's hash is keyed anew in every process, and computed once for a string, however often it
-    is asked for.
+    Python's hash has a new key in every process, and is computed once per string object.
     """
     return hash(text), len(text)
 

@@ -127,7 +127,7 @@ class Said:
     holds: str | None = None
     """Description of a secret or personal data found in the request, or None."""
     link: Continuation | None = None
-    """The turn that it goes on from; None: none is known."""
+    """The turn that it continues; None: none is known."""
     lost: Lost | None = None
     """Why what the user said is the next state of no turn, although one waits for it."""
     voices: tuple[Piece, ...] = ()
@@ -486,7 +486,7 @@ def _check_reply(deps: GatewayDeps, request: GenerationRequest) -> None:
 
 def _check_names(renderer: Renderer, messages: Sequence[Message]) -> None:
     for i, message in enumerate(messages):
-        # The name of a tool stands in the call that its result answers.
+        # The name of a tool is in the call that its result answers.
         named = "name" in message and message["role"] != "tool"
         if named and not _shows_names(renderer, message["role"]):
             raise RequestError(

@@ -1,4 +1,4 @@
-"""Images in a prompt: how many tokens each takes, and where they stand.
+"""Images in a prompt: how many tokens each takes, and their positions.
 
 Rule: a chat format writes one placeholder per image; here it is repeated as often as the model's
 own image processor does for an image of that size. No image is decoded.

@@ -25,7 +25,7 @@ from renderers import ParsedToolCall, ToolCallParseStatus
 
 from tinker_claw.types import Delta, Reply, Tokens, ToolCall
 
-# Whether a tool exists and whether an argument has the declared type is for the agent to say.
+# The agent checks whether a tool exists and whether an argument has the declared type.
 _EXECUTABLE = frozenset(
     {
         ToolCallParseStatus.OK,
@@ -144,8 +144,8 @@ Decode = Callable[[Sequence[int]], str]
 
 _UNFINISHED = "\ufffd"
 _GARBAGE = 32
-"""Feeds without a boundary between characters after which the bytes are no text and are shown
-anyway."""
+"""Feeds without a boundary between characters after which the bytes are shown although they are no
+text."""
 
 
 class Channel:

@@ -113,7 +113,7 @@ def _backend(file: Path, config: Mapping[str, Any]) -> Tokenizer:
     known = backend.get_added_tokens_decoder().values()
     if backend.normalizer is None or not any(token.normalized for token in known):
         return backend
-    # Found in normalised text, a token could be spelled in ways that are no copy of it.
+    # If found in normalised text, a token could have other spellings than its own.
     told = json.loads(backend.to_str())
     told["added_tokens"] = [token | {"normalized": False} for token in told["added_tokens"]]
     return Tokenizer.from_str(json.dumps(told))

@@ -48,7 +48,7 @@ class ServiceSession:
         self.service = self._new()
         """The present session; compare it to see whether it was renewed meanwhile."""
         self._doubtful = False
-        """The last wait ended without an answer, so the next one asks at once what is wrong."""
+        """The last wait ended without an answer, so the next one checks the service at once."""
 
     async def ask(
         self, make: Callable[[tinker.ServiceClient], APIFuture[T]], deadline_s: float
@@ -79,14 +79,14 @@ class ServiceSession:
     async def wait_all(
         self, futures: Mapping[str, APIFuture[Any]], deadline_s: float
     ) -> dict[str, Any]:
-        """The results of all requests; what failed stands there as its exception."""
+        """The results of all requests; that of a failed one is its exception."""
         tasks = [_awaiting(future) for future in futures.values()]
         return dict(zip(futures, await self.settle(tasks, deadline_s), strict=True))
 
     async def settle(
         self, tasks: Sequence[asyncio.Task[T]], deadline_s: float
     ) -> list[T | BaseException]:
-        """Wait for all tasks, or until the deadline, or until the service is seen to be away.
+        """Wait for all tasks, or until the deadline, or until the service is found to be away.
 
         The SDK retries for minutes before it reports that a service is gone. Here two plain
         requests in a row without an answer are enough.

@@ -93,14 +93,14 @@ def _in_url(name: str) -> str:
     """Raises ValueError for a name that would lead elsewhere in an address."""
     if {".", "..", ""} & set(name.split("/")):
         raise ValueError("a name of dots")
-    return quote(name, safe="/:=+")  # the SDK puts it into the address as it is
+    return quote(name, safe="/:=+")  # the SDK does not quote it
 
 
 async def download(address: Address, path: str, folder: Path) -> None:
     """Fetch the files of an exported checkpoint into a folder, which is the caller's draft.
 
     Raises:
-        BackendError: the service names no files, or one of them cannot be had.
+        BackendError: the service names no files, or one of them cannot be downloaded.
     """
     async with asyncio.timeout(_REST_S):
         client = await _rest(address)
