@@ -39,8 +39,8 @@ class AwayError(RequestError):
 
     def __init__(self, at: str, url: str) -> None:
         super().__init__(
-            f"{at} is at an address of which nothing is fetched here: whoever can write to the "
-            "agent could make this machine ask any. Send the image itself, as "
+            f"{at} is at a URL of a host from which nothing is fetched here: anyone who can write "
+            "to the agent could make this machine request any URL. Send the image itself, as "
             "data:image/png;base64,…, or name its host in --image-hosts.",
             param=at,
         )

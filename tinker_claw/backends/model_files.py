@@ -168,6 +168,6 @@ def _download(name: str, files: list[str], flag: str) -> str:
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(
-            f"{flag} {name} cannot be had from the Hugging Face hub ({reason}); check the "
+            f"{flag} {name} cannot be downloaded from the Hugging Face hub ({reason}); check the "
             "name and the network, give a local folder, or use --model-name demo"
         ) from error

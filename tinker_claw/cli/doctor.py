@@ -147,9 +147,9 @@ class Checks:
 
     async def memory(self) -> Finding:
         if self.remote:
-            return Finding("the service's affair", "-")
+            return Finding("the service runs the model", "-")
         if self.settings.run.model_name in MODELS:
-            return Finding("the shipped models take next to none")
+            return Finding("the shipped models need almost none")
         check_packages()
         arranged = local.arrange(self.settings, only_reckon=True)
         told = arranged.layout.told()

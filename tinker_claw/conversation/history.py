@@ -57,8 +57,8 @@ def readings(chain: Sequence[str]) -> tuple[tuple[str, ...], ...]:
 
     Exactly; by its calls, whatever has become of their results, which agents shorten, drop
     and rewrite when they grow old; by the results, whatever the calls are named, which agents
-    rewrite, too. Two of equal names are of one branch; so are two of equal results, as far as one
-    can tell.
+    rewrite, too. Chains with equal names belong to one branch; so, most likely, do those with equal
+    results.
     """
     by_calls = tuple(name for name in chain if not name.startswith(_TOOL))
     by_results = tuple(name.partition(_CALLS)[0] for name in chain)

@@ -172,14 +172,14 @@ def _top_logprobs(fields: Object) -> int | None:
     if fields.flag("logprobs"):
         return most
     if most:
-        raise fields.wrong("is told with logprobs: true only", "top_logprobs")
+        raise fields.wrong("needs logprobs: true", "top_logprobs")
     return None
 
 
 def _choices(fields: Object) -> int:
     asked = fields.integer("n", 1, MOST_CHOICES + 1) or 1
     if asked > 1 and fields.get("stream"):
-        raise RequestError("n: one reply is streamed; several come whole.", param="n")
+        raise RequestError("n: several replies cannot be streamed; send stream: false.", param="n")
     return asked
 
 

@@ -105,7 +105,7 @@ class _Endpoints:
 
     async def _what(self, request: Request) -> Response:
         refuse_pages(request.headers, local=self._local)
-        said = f"{errors.what(self._formats)} How it is: /health.\n"
+        said = f"{errors.what(self._formats)} Its status: /health.\n"
         return Response(said, media_type="text/plain")
 
     async def _health(self, request: Request) -> Response:

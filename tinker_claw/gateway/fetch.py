@@ -71,7 +71,7 @@ async def fetch(
         raise away
     local = is_loopback(url.host)
     if url.scheme != "https" and not local:
-        raise away.wrong("is at an address of http, and only https is asked")
+        raise away.wrong("is at an http:// URL, and only https is asked")
     try:
         async with asyncio.timeout(seconds):
             address = url.host if local else await _address(away, url, resolve)
@@ -114,7 +114,7 @@ async def _read(away: AwayError, reply: httpx.Response, most: int) -> bytes:
         raise away.wrong(f"could not be fetched: its host answers {reply.status_code}")
     kind = reply.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in _TYPES or reply.headers.get("content-encoding", "identity") != "identity":
-        raise away.wrong(f"is at an address of no plain image that is read here: {kind!r}")
+        raise away.wrong(f"is not a plain image that is read here: {kind!r}")
     file = bytearray()
     async for piece in reply.aiter_raw():
         file += piece

@@ -297,7 +297,7 @@ async def read_body(
             while more:
                 message = await request.receive()
                 if message["type"] == "http.disconnect":
-                    raise RequestError("The client has hung up.")
+                    raise RequestError("The client has disconnected.")
                 piece = message.get("body", b"")
                 if len(body) + len(piece) > most:
                     raise too_long

@@ -100,7 +100,7 @@ def _begun(deps: GatewayDeps, request: GenerationRequest) -> tuple[int, ...]:
     if begun is None:
         raise RequestError(
             "tool_choice: a call cannot be begun for this model. Its chat format is not known to "
-            "have calls, or not of tools with such names; auto is what it takes.",
+            "have calls, or not of tools with such names; send auto.",
             param="tool_choice",
         )
     return begun

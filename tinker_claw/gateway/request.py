@@ -473,13 +473,13 @@ def _check_reply(deps: GatewayDeps, request: GenerationRequest) -> None:
             )
     if request.top_logprobs is not None and not deps.renderer.tells_text:
         raise RequestError(
-            "logprobs: in this model's chat format nobody knows which tokens are a reply's text.",
+            "logprobs: in this model's chat format it is unknown which tokens are a reply's text.",
             param="logprobs",
         )
     if request.top_logprobs and not deps.can.student_topk:
         raise RequestError(
-            "top_logprobs: the sampler that serves here tells the logprobs of sampled tokens only; "
-            "0 is what it takes.",
+            "top_logprobs: the sampler that serves here returns the logprobs of sampled tokens "
+            "only; send 0.",
             param="top_logprobs",
         )
 

@@ -140,7 +140,7 @@ class Renderer:
         except _UNUSABLE as error:
             raise ConfigError(
                 f"the chat format {family!r} does not work with the tokenizer of {model!r} "
-                f"({first_line(error)}); check --model-name, name the tokenizer of a like model "
+                f"({first_line(error)}); check --model-name, name the tokenizer of a similar one "
                 "with --tokenizer, or choose another --renderer"
             ) from error
         return renderer

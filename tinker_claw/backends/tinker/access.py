@@ -172,6 +172,6 @@ def keep(key: str) -> Path:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or type(error).__name__
         raise ConfigError(
-            f"{path} cannot be written ({reason}): mend that, or export {KEY_VARIABLE}=tml-..."
+            f"{path} cannot be written ({reason}): fix that, or export {KEY_VARIABLE}=tml-..."
         ) from error
     return path

@@ -179,7 +179,7 @@ def lost_at_the_service(error: BaseException) -> bool:
 
 
 def outage(what: str, why: str) -> OutageError:
-    return OutageError(f"Tinker: {what} came to nothing, because {why}.")
+    return OutageError(f"Tinker: {what} failed, because {why}.")
 
 
 @contextmanager
