@@ -7,16 +7,16 @@
     │   └── ContextLengthError    the prompt does not fit the model's context
     ├── AlignmentError            token arrays that must agree in length do not: a bug
     ├── LedgerError               the ledger cannot be opened, or holds another run
-    ├── UndoError                 it cannot be undone or taken along as asked
+    ├── UndoError                 it cannot be undone or exported as asked
     ├── JudgeError                the judge's endpoint failed for good
     └── BackendError              a trainer or sampler failed
         ├── SamplerError          one generation failed; the request may be tried again
         ├── StepError             an optimizer step failed: it is void
         │   ├── TooFarError       it moved the policy further than one step may
-        │   ├── RefusedError      the gate keeps the version out that it has made
+        │   ├── RefusedError      the gate refused the version that it made
         │   └── WithdrawnError    what it trained on was forgotten meanwhile
         ├── LearningEndedError    a step fails again and again: learning ends until a restart
-        │   └── DisagreementError sampler and trainer, again and again, are not of one mind
+        │   └── DisagreementError logprobs of sampler and trainer differ again and again
         └── OutageError           the service is away or refuses for a time: wait, then go on
 
 Rule: foreign exceptions are mapped once, at the edge, with `raise ... from`.
@@ -85,11 +85,11 @@ class LedgerError(ClawError):
 
 
 class UndoError(ClawError):
-    """Something cannot be undone or taken along as asked; the sentence says what can."""
+    """Something cannot be undone or exported as asked; the sentence says what can."""
 
 
 class JudgeError(ClawError):
-    """The judge could not be asked, after all retries."""
+    """The judge's endpoint failed, after all retries."""
 
 
 class BackendError(ClawError):
@@ -131,8 +131,7 @@ class DisagreementError(LearningEndedError):
 class OutageError(BackendError):
     """The service behind a backend does not answer, or refuses for a time.
 
-    Nothing is wrong with what was asked: whoever asked waits and asks again, and no sample is
-    blamed for it.
+    The request itself was correct: the caller waits and retries, and no sample is blamed for it.
     """
 
 

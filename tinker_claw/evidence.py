@@ -1,4 +1,4 @@
-"""Tests and intervals that stay valid however often one looks.
+"""Anytime-valid tests and intervals: they hold however often one looks.
 
 An e-value is the capital of somebody who started with 1 and bet against "no difference" at fair
 odds. If there is none, the capital ever reaches 20 with a probability of at most 1/20, however
@@ -125,9 +125,9 @@ class Mean:
 class Rise:
     """Detector of a change: from some outcome on, the mean lies above a value.
 
-    Each bettor of `Mean` starts anew whenever it has lost capital, so that what was good for long
-    hides nothing. Where the mean never lies above the value, a bound of `CLAIM` is reached once in
-    20 outcomes at most, and far more seldom where it lies well below (Page 1954, Biometrika
+    Each bettor of `Mean` starts anew whenever it has lost capital, so that a long good past hides
+    no change. Where the mean never lies above the value, a bound of `CLAIM` is reached once in 20
+    outcomes at most, and far less often where it lies well below (Page 1954, Biometrika
     41:100-115; Shin, Ramdas and Rinaldo 2023, arXiv:2203.03532, on e-detectors).
     """
 

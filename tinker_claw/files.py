@@ -1,7 +1,7 @@
 """Permissions of files that hold conversations, keys and adapters: readable by their owner only.
 
-Rule: whatever a program of ours creates is closed to others from the start, by its umask; what lay
-there before is closed at the next start, or named where that cannot be done.
+Rule: every file we create is private from the start, by the umask; files from before are made
+private at the next start, or named where that cannot be done.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Images in messages: read from what a client sent, bounded, and written anew without metadata.
+"""Images in messages: parsed from requests, limited in size, and re-encoded without metadata.
 
 Rule: size and format are read from the header, and bounds are checked, before a pixel is decoded.
-What is handed on is a PNG or JPEG of our own making: no EXIF, no comment, no colour profile.
+The result is a PNG or JPEG that we encoded: no EXIF, no comment, no colour profile.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _files: ContextVar[Mapping[str, bytes]] = ContextVar("files", default=MappingPro
 
 
 class AwayError(RequestError):
-    """An image is at an address, of which the file has not been fetched.
+    """An image is given by a URL whose file has not been fetched.
 
     Args:
         at: place of the image in the request.
@@ -39,8 +39,8 @@ class AwayError(RequestError):
 
     def __init__(self, at: str, url: str) -> None:
         super().__init__(
-            f"{at} is at an address of which nothing is fetched here: whoever can write to the "
-            "agent could make this machine ask any. Send the image itself, as "
+            f"{at} is at a URL of a host from which nothing is fetched here: anyone who can write "
+            "to the agent could make this machine request any URL. Send the image itself, as "
             "data:image/png;base64,…, or name its host in --image-hosts.",
             param=at,
         )
@@ -48,13 +48,13 @@ class AwayError(RequestError):
         self.url = url
 
     def wrong(self, why: str) -> RequestError:
-        """Return another refusal of the image. `why`: the rest of the sentence."""
+        """Return another error about the image. `why`: the rest of the sentence."""
         return RequestError(f"{self.at} {why}.", param=self.at)
 
 
 @contextmanager
 def fetched(files: Mapping[str, bytes]) -> Generator[None]:
-    """Have `read_url` take the files of these addresses, in this thread or task."""
+    """Let `read_url` use these files, by URL, in this thread or task."""
     token = _files.set(files)
     try:
         yield
@@ -72,7 +72,7 @@ class Image:
             at: place of the image in the request, for error messages.
 
         Raises:
-            RequestError: it is too large, or no image that is read here.
+            RequestError: it is too large, or not in a supported format.
         """
         self.at = at
         self._data = data
@@ -94,7 +94,7 @@ class Image:
         return f"[image, {self.width} x {self.height} pixels, {self.digest[:12]}]"
 
     def wrong(self, why: str) -> RequestError:
-        """Return the refusal of the image. `why`: the rest of the sentence."""
+        """Return an error about the image. `why`: the rest of the sentence."""
         return RequestError(f"{self.at} {why}.", param=self.at)
 
     def clean(self) -> bytes:
@@ -121,7 +121,7 @@ class Image:
                 plain.save(out, self.format.upper(), quality=_QUALITY, compress_level=1)
             except RequestError:
                 raise
-            except Exception as error:  # Pillow raises of many kinds for a damaged file
+            except Exception as error:  # Pillow raises many types for a damaged file
                 raise self.wrong(f"is a damaged image: {error}") from error
             self._clean, self._data = out.getvalue(), b""
         return self._clean
@@ -139,7 +139,7 @@ class Image:
 
 
 class Pictured(str):
-    """Text in which images stand, each as its line.
+    """Text that contains images, each as its line.
 
     `images`: where the line of each begins, and the image.
     """

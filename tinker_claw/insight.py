@@ -49,7 +49,7 @@ def overview(rows: Rows, batch_size: int) -> Record:
         taught[user] = {**asdict(known), **said, "meaning": str(known)}
     return {
         **{"data_dir": str(rows.path.parent), "batch_size": batch_size, **figures},
-        # By user, whether what the teacher is told of their turns teaches.
+        # By user, whether the hints for their turns teach.
         "teachability": taught,
     }
 
@@ -125,7 +125,7 @@ def facts(seen: Record) -> Iterator[tuple[str, str]]:
 
 
 def _strangers(seen: Mapping[str, Sequence[str]]) -> str | None:
-    """Say who else writes to the agent, and how to let them teach it; None when nobody does."""
+    """Describe who else writes to the agent, and how to let them teach it; None: nobody."""
     who = [f"others write in {channel}" for channel in seen["direct"]]
     who += [f"groups of {channel} use the agent" for channel in seen["groups"]]
     if not who:
@@ -138,12 +138,12 @@ def _strangers(seen: Mapping[str, Sequence[str]]) -> str | None:
 
 
 def lost(causes: Mapping[str, int]) -> str:
-    """Say how many user messages could not be tied to a reply, by cause."""
+    """Describe how many user messages could not be tied to a reply, by cause."""
     told = ", ".join(f"{n} {cause}" for cause, n in sorted(causes.items()))
     return f"{plural(sum(causes.values()), 'answer')} that could not be tied to a reply: {told}"
 
 
-# What is left
+# Versions
 
 
 def read_kept(rows: Rows) -> list[Record]:

@@ -1,4 +1,4 @@
-"""Requests that a web page makes in the user's browser.
+"""Protection against requests of web pages in the user's browser (CSRF).
 
 Rule: no page but our own may use a server of ours. Any page may try: a browser sends its requests
 to loopback, too, and keeps the answer from the page, but by then the reply is paid for and the turn
@@ -23,20 +23,20 @@ def is_loopback(host: str) -> bool:
     try:
         address = ip_address(host)
     except ValueError:
-        return False  # a name: who knows where it leads
+        return False  # a name may resolve to any address
     if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
         address = address.ipv4_mapped
     return address.is_loopback
 
 
 def refuse_pages(headers: Mapping[str, str], *, local: bool, own: str | None = None) -> None:
-    """Refuse requests that a web page sends, or could send without being asked.
+    """Refuse requests of web pages other than our own.
 
     Args:
         headers: names in lower case.
-        local: whether the server is bound to loopback and needs no key. A page whose name is made
-            to lead here (DNS rebinding) is then recognised by its Host header; elsewhere the key
-            keeps it out.
+        local: whether the server is bound to loopback and needs no key. A page whose name resolves
+            to this machine (DNS rebinding) is then recognised by its Host header; elsewhere the
+            key keeps it out.
         own: origin of our own page, which is allowed.
 
     Raises:
@@ -53,12 +53,12 @@ def refuse_pages(headers: Mapping[str, str], *, local: bool, own: str | None = N
 
 
 def refuse_forms(headers: Mapping[str, str], *others: str) -> None:
-    """Refuse bodies that are not declared as JSON; forms and plain text are what a page sends
-    unasked.
+    """Refuse bodies that are not declared as JSON; a page can send forms and plain text without a
+    preflight.
 
     Args:
         headers: names in lower case.
-        others: kinds of bodies that are read besides JSON.
+        others: content types that are accepted besides JSON.
 
     Raises:
         RequestError: 415.

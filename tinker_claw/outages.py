@@ -1,8 +1,8 @@
-"""Whether the service behind the backend answers, as told by everyone who asks it.
+"""Track whether the service behind the backend answers.
 
-Rule: whoever asks says how it went, under the name of what was asked for. An outage begins with an
+Rule: every caller reports how its request went, under the kind of request. An outage begins with an
 `OutageError` and ends with the next answer to a request of the same kind; the log has one event
-when the service goes away and one when it is back, whoever noticed and however often.
+when the service goes away and one when it is back, however often either is noticed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Outages:
         self._back = defaultdict[Asking, asyncio.Event](asyncio.Event)
         self._well_since = clock()
         self.closing = False
-        """Whether the process is ending, so that nobody waits for the service any more."""
+        """Whether the process is ending, which ends all waits for the service."""
 
     def give_up(self) -> None:
         """End every wait, now and from now on."""

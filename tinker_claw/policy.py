@@ -60,7 +60,7 @@ class Sampler(Protocol):
         Raises, never pads.
 
         Args:
-            images: in `tokens`; only where `Capabilities.trains_images` says so.
+            images: in `tokens`; only where `Capabilities.trains_images` is true.
         """
         ...
 

@@ -1,8 +1,8 @@
 """Retries: how long to wait between attempts, and when to give up.
 
-Rule: whoever tries something again does it by a `Backoff`, so that waits, their bounds and their
-jitter are data, and stand where somebody looks for them. `call` is for a question that is asked in
-one go; a part of the loop whose failures are spread over time counts them, and asks `after`.
+Rule: every retry uses a `Backoff`, so that waits, their bounds and their jitter are data that is
+easy to find. `call` retries one request until it ends; a loop whose failures are spread over time
+counts them, and calls `after`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Backoff:
             reraise=True,
         )
 
-        async def attempt() -> T:  # tenacity awaits what is a coroutine function, and no lambda
+        async def attempt() -> T:  # tenacity awaits coroutine functions, not lambdas
             return await ask()
 
         return await retrying(attempt)

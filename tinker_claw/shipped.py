@@ -1,8 +1,8 @@
 """Files shipped beside the code: the demo's model, a second model, and files of settings, prices
 and canaries.
 
-Rule: each lies at one path of the repository. In a wheel the same path stands below
-`tinker_claw/shipped/`, where pyproject.toml puts it; whoever wants a file asks here.
+Rule: each has one path in the repository. In a wheel the same path is below
+`tinker_claw/shipped/`, where pyproject.toml puts it; other modules find files through this one.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ MODELS: Final = {
     "demo-tracks": shipped("examples/tracks/model"),
     "demo-screen": shipped("examples/tracks/screen_model"),
 }
-"""Models by name for --model-name: the demo's, and beginners for the tracks (docs/agents.md), of
-which the last sees. All are tiny, and judged by the demo's rules unless a judge is named."""
+"""Models by name for --model-name: the demo's, and beginners for the tracks (docs/agents.md), the
+last with image input. All are tiny, and judged by the demo's rules unless a judge is named."""
 MANIFEST: Final = "manifest.json"
 """Name of the file that lists the sha256 of every other file in the model's folder."""
 _REMEDY: Final = (

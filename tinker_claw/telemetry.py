@@ -95,9 +95,9 @@ def _without_words(record: logging.LogRecord) -> bool:
 
 
 def _place(error: BaseException, told_of: frozenset[int] = frozenset()) -> str:
-    """Return types and lines of an error and of its causes, each once.
+    """Return types and tracebacks of an error and of its causes, each once.
 
-    Causes can form a circle: the first error of a group, raised from the group.
+    Causes can form a cycle: the first error of a group, raised from the group.
     """
     told_of |= {id(error)}
     inside: tuple[BaseException, ...] = ()
@@ -163,7 +163,7 @@ _COUNTERS = (
     ("tokens", "Tokens", "what"),
     ("lost_next_states", "Requests that could not be tied to the turn that they answer", "cause"),
     ("verdicts", "Verdicts", "value", "told"),
-    ("feedback", "What was said outright", "source", "of"),
+    ("feedback", "Explicit ratings", "source", "of"),
     ("hints", "Turns with a hint"),
     ("samples", "Samples", "fate"),
     ("billed_tokens", "Tokens billed", "kind", "purpose"),
@@ -181,7 +181,7 @@ _GAUGES = (
     ("step_kl", "How far the last step that was measured moved the policy, in nats per token"),
     ("step_figure", "Figures of the last step", "figure"),
     ("batch_size", "Samples that a step takes"),
-    ("guard", "What the guard says: 0 well, 1 warns, 2 holds learning", "alarm"),
+    ("guard", "State of the guard: 0 well, 1 warns, 2 holds learning", "alarm"),
     ("samples_waiting", "Samples in the queue"),
     ("policy_version", "Serving policy version"),
 )
@@ -277,7 +277,7 @@ class Telemetry:
         hints: int,
         told: bool = False,
     ) -> None:
-        """Count a verdict. `told`: whether lessons stood in the prompt."""
+        """Count a verdict. `told`: whether lessons were in the prompt."""
         self._count("verdicts", "none" if value is None else str(value), "yes" if told else "no")
         if hints:
             self._count("hints")
@@ -307,7 +307,7 @@ class Telemetry:
 
     def step(self, *, seconds: float, **fields: Any) -> None:
         """Record a committed step: one event, one line in the metrics file. Values that were not
-        measured are no numbers; the agreement alarm and the step's size keep their last values."""
+        measured are NaN; the agreement alarm and the step's size keep their last values."""
         figures = self._figures
         self._count("steps", "committed")
         self._count("samples", "trained", by=fields.get("samples", 0))
@@ -326,8 +326,8 @@ class Telemetry:
         self._write({"event": "step", "seconds": seconds, **fields})
 
     def step_void(self, *, step_id: int, error: str, outage: bool = False) -> None:
-        """Count a void step. During an outage nothing is logged here: the log has its beginning and
-        end."""
+        """Count a void step. A step of an outage is not logged: the log has the outage's beginning
+        and end."""
         self._count("steps", "void")
         if not outage:
             log.error("step.void", step_id=step_id, error=error)

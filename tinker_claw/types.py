@@ -30,7 +30,7 @@ whose function may have a description, and may be strict."""
 
 
 class KnownMessage(dict[str, Any]):
-    """A message that remembers what was found out about it; see `noted`."""
+    """A message that caches what is computed from it; see `noted`."""
 
     __slots__ = ("notes",)
 
@@ -40,7 +40,7 @@ class KnownMessage(dict[str, Any]):
 
 
 class KnownTools(tuple[Tool, ...]):
-    """Tools that remember what was found out about them; see `noted`."""
+    """Tools that cache what is computed from them; see `noted`."""
 
     notes: dict[Any, Any]
 
@@ -55,7 +55,7 @@ _Note = TypeVar("_Note")
 
 
 def noted(find_out: Callable[[_About], _Note], about: _About) -> _Note:
-    """Return `find_out(about)`, computed once for messages and tools that keep notes.
+    """Return `find_out(about)`, computed once for messages and tools with a cache.
 
     Args:
         find_out: depends on nothing else; its result is never changed.
@@ -147,7 +147,7 @@ class StopReason(StrEnum):
     LENGTH = "length"
     """`max_tokens` was reached."""
     ABORT = "abort"
-    """The client hung up. The sampled tokens are kept, and not trained."""
+    """The client disconnected. The sampled tokens are kept, and not trained."""
     CUT = "cut"
     """The request ended the reply before the model did: at a stop string, or at a second call where
     one was allowed. The sampled tokens, perhaps more than were shown, are kept, and not trained."""
@@ -198,10 +198,10 @@ class SamplingParams:
     cache_salt: str | None = None
     """Key of the prompt cache: computed prompts are reused under the same salt only, so that
     neither the time of an answer nor its cached tokens reveal what others said. A backend that
-    cannot separate them reports no cached tokens for a salted prompt. None: nobody to separate, or
+    cannot separate them reports no cached tokens for a salted prompt. None: one group only, or
     no user asked (judge, exams)."""
     images: Images = ()
-    """Images in the prompt; only for samplers that see, see `Capabilities`. Not kept with the
+    """Images in the prompt; only for samplers that take them, see `Capabilities`. Not kept with the
     parameters of a turn."""
     person: bool = False
     """Whether a person waits: samplers serve it before episodes, judges and exams. The sampled

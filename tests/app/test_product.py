@@ -223,7 +223,7 @@ def test_hub_model_without_a_network_is_one_sentence(tmp_path: Path) -> None:
         HF_HOME=str(tmp_path / "cache"),
     )
     assert done.returncode == 2
-    assert "--model-name Qwen/Qwen3-8B cannot be had from the Hugging Face hub" in done.stderr
+    assert "--model-name Qwen/Qwen3-8B cannot be downloaded from the Hugging Face" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "runs").exists()
 

@@ -268,7 +268,7 @@ def model_folder_without_a_tokenizer(at: Newcomer) -> Sequence[str]:
     return (*LOCAL, "--model-name", at.model("tokenizer.json", "tokenizer_config.json"))
 
 
-@trouble(r"no chat template.*name the tokenizer of a like model with --tokenizer")
+@trouble(r"no chat template.*name the tokenizer of a similar one with --tokenizer")
 def model_folder_without_a_chat_template(at: Newcomer) -> Sequence[str]:
     told = json.loads((MODEL_DIR / "tokenizer_config.json").read_text())
     del told["chat_template"]
@@ -276,7 +276,7 @@ def model_folder_without_a_chat_template(at: Newcomer) -> Sequence[str]:
     return (*LOCAL, "--renderer", "default", "--model-name", at.model(tokenizer_config__json=text))
 
 
-@trouble(r"check --model-name, name the tokenizer of a like model with --tokenizer, or")
+@trouble(r"check --model-name, name the tokenizer of a similar one with --tokenizer, or")
 def model_folder_with_a_broken_tokenizer(at: Newcomer) -> Sequence[str]:
     return (*LOCAL, "--model-name", at.model(tokenizer__json="{"))
 

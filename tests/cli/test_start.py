@@ -104,7 +104,7 @@ def test_a_key_that_is_there_is_used_and_kept_nowhere_else(home: Path) -> None:
         seen.until("1 to 3: ")
         seen.types("1\r")
         seen.until("The key: TINKER_API_KEY has one; it is used, and kept nowhere else")
-        seen.until(r"tinker-claw: --model-name Qwen/Qwen3-8B cannot be had from the Hugging Face")
+        seen.until(r"--model-name Qwen/Qwen3-8B cannot be downloaded from the Hugging Face")
         assert seen.ended() == 2
     assert ".tinker/credentials.json" not in files(home)
     told = tomllib.loads(files(home)[".config/tinker-claw/start.toml"])
@@ -188,7 +188,7 @@ def test_gpus_of_this_machine_are_an_answer(home: Path) -> None:
         seen.until(r"on GPUs of this machine \(80 GiB\)")
         seen.types("2\r")
         seen.until("There is no vLLM here, .* many times slower")
-        seen.until(r"tinker-claw: --model-name Qwen/Qwen3-8B cannot be had from the Hugging Face")
+        seen.until(r"--model-name Qwen/Qwen3-8B cannot be downloaded from the Hugging Face")
         assert seen.ended() == 2
     told = tomllib.loads(files(home)[".config/tinker-claw/start.toml"])
     assert told["run"]["backend"] == "local"

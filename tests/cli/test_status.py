@@ -47,7 +47,7 @@ async def ask(url: str, *flags: str) -> int:
 
 
 def goes_away(world: World) -> None:
-    error = OutageError("Tinker: an optimizer step came to nothing, because it answers HTTP 503.")
+    error = OutageError("Tinker: an optimizer step failed, because it answers HTTP 503.")
     world.health.backend.seen("learning", error)
     world.health.learner_stalls(error, 40)
 

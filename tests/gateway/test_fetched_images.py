@@ -160,9 +160,9 @@ async def test_whatever_is_not_an_image_of_a_named_host_is_a_clear_error(
             for path, why in {
                 "/moved.png": "redirects, which is not followed",
                 "/none.png": "its host answers 404",
-                "/page": "no plain image that is read here: 'text/html'",
-                "/drawn.svg": "no plain image that is read here: 'image/svg+xml'",
-                "/packed.png": "no plain image that is read here",
+                "/page": "not a plain image that is read here: 'text/html'",
+                "/drawn.svg": "not a plain image that is read here: 'image/svg+xml'",
+                "/packed.png": "not a plain image that is read here",
                 "/endless.png": "more than the 10,000,000 bytes left for it",
                 "/broken.png": "could not be fetched",
             }.items():

@@ -151,7 +151,7 @@ async def test_other_formats_and_addresses_are_told_what_to_set(
             assert MODEL not in message.replace(WHAT, ""), "to strangers nothing of its own"
         what = await world.http.get(f"{root}/")
         assert what.status_code == 200
-        assert what.text == f"{WHAT} How it is: /health.\n"
+        assert what.text == f"{WHAT} Its status: /health.\n"
         health = (await world.http.get(f"{root}/health")).json()
         assert health == (await world.http.get(f"{root}/healthz")).json()
         assert ("policy_version" in health) is (key is None), "as to strangers"

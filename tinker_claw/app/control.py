@@ -1,7 +1,7 @@
 """Control channel between commands and the gateway that runs on the same data directory.
 
 Rule: whoever can read the file `control.json` there, which is the user who runs the gateway, may
-tell it what to do; nobody else, through no page and with no key for the API.
+give it orders; nobody else may, neither from a web page nor with an API key.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ async def control(directory: Path, undoing: Rollback) -> AsyncGenerator[None]:
         left = list(asked)
         for task in left:
             task.cancel()
-        # One that forgets has a thread on the ledger, which is closed next.
+        # A forget order has a thread on the ledger, which is closed next.
         await asyncio.gather(*left, return_exceptions=True)
 
 
@@ -75,8 +75,8 @@ def tell(
 ) -> Any:
     """Give an order to the gateway that runs on this directory, and wait until it is done.
 
-    Leaving (Ctrl-C) takes an order back that has not been carried out yet; forgetting that has
-    begun goes on. `waits` is called where it takes longer than `patience_s`.
+    Leaving (Ctrl-C) withdraws an order that has not been carried out yet; forgetting that has
+    begun goes on. `waits` is called if it takes longer than `patience_s`.
 
     Raises:
         UndoError: the gateway says why it cannot be done, or does not answer.
@@ -84,7 +84,7 @@ def tell(
     try:
         known = json.loads((directory / CONTROL_FILE).read_text())
         with socket.create_connection(("127.0.0.1", known["port"]), _CONNECT_S) as connection:
-            connection.settimeout(None)  # a step in hand may take minutes
+            connection.settimeout(None)  # a step in progress may take minutes
             connection.sendall(json.dumps({**order, "token": known["token"]}).encode() + b"\n")
             if not select.select([connection], [], [], patience_s)[0]:
                 waits()

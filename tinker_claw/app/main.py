@@ -1,11 +1,11 @@
-"""Run the system: start, serve, stop, in order. Whoever reads the program begins here.
+"""Run the system: start, serve, stop, in order. Begin reading the program here.
 
-`serve` is the whole of it. It checks what can be checked for nothing, opens what the run needs
-(`wiring` makes the parts), serves until it is told to stop, and ends what runs in an order in which
-nothing is lost.
+`serve` does all of it. It makes the checks that cost nothing, opens what the run needs (`wiring`
+makes the parts), serves until it is told to stop, and shuts down in an order in which nothing is
+lost.
 
 Rule: one TaskGroup holds everything that runs. The gateway decides when it ends; another part that
-ends by accident is recorded in the health, starts again, and leaves the gateway answering.
+fails is recorded in the health and restarted, while the gateway goes on answering.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ async def serve(settings: Settings) -> None:
 
 
 async def _start(settings: Settings, stack: AsyncExitStack) -> tuple[System, socket]:
-    """Refuse what cannot work, the cheapest first; then open what is needed."""
+    """Check the settings, cheapest checks first; then open what is needed."""
     run = settings.run
     build(run.method)  # before anything is written under a name that no method has
     check_installed(run.sinks)
@@ -154,7 +154,7 @@ async def _serve(settings: Settings, system: System, listening: socket, stop: St
             if system.learner.stepping:
                 await asyncio.wait({learning}, timeout=STEP_S)
             learning.cancel()
-            for told in reporting:  # now: the step that was in hand is there
+            for told in reporting:  # now: the step in progress is recorded
                 told.cancel()
         await _save(system.learner)
 
@@ -164,7 +164,7 @@ async def guarded(
 ) -> None:
     """Run a part of the loop whose failure must not end the others.
 
-    One that ends by accident starts again, ever later; one that ends on purpose does not.
+    A part that fails is restarted with growing delays; one that ends on purpose is not.
     """
     begins, accidents = part.state, 0
     while True:
@@ -186,11 +186,10 @@ async def guarded(
 
 
 async def upkeep(ledger: Ledger, cfg: Keeping) -> None:
-    """Keep the ledger as young and as small as it was asked to be, until cancelled.
+    """Keep the ledger within its limits of age and size, until cancelled.
 
-    What somebody began to forget and did not finish goes, too. Beside the gateway, which never
-    waits for more than a few milliseconds of it; a ledger that cannot be written is no reason to
-    stop.
+    Forgetting that was begun is finished, too. The gateway never waits for more than a few
+    milliseconds of it; a ledger that cannot be written is retried at the next interval.
     """
     while True:
         try:

@@ -1,7 +1,7 @@
-"""The programs that tell sinks of steps (`tinker_claw.sinks.follow`): one a sink, kept running.
+"""Run the programs that report steps to sinks (`tinker_claw.sinks.follow`), one per sink.
 
-Rule: nothing here waits for them but the end, and that not for long. Of a sink that fails the log
-has a line, and it is tried again, ever later; it goes on behind the last step that it has.
+Rule: nothing waits for them except the shutdown, and that briefly. A sink that fails is logged and
+restarted with growing delays; it continues after the last step that it has.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ async def report(name: str, directory: Path) -> None:
 
 
 async def _follow(name: str, directory: Path, output: Path) -> int:
-    """Run it to its end; cancelled, tell it to end. Returns its exit status."""
+    """Run it and return its exit status; if cancelled, tell it to end."""
     with output.open("wb") as printed:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tinker_claw.sinks.follow", name, str(directory)),
             stdin=PIPE,
             stdout=printed,
             stderr=printed,
-            # Neither our keys nor Ctrl-C are for it.
+            # It gets neither our keys nor Ctrl-C.
             env={key: value for key, value in os.environ.items() if not key.startswith("TINKER")},
             start_new_session=True,
         )
@@ -63,7 +63,7 @@ async def _follow(name: str, directory: Path, output: Path) -> int:
 
 
 async def _end(name: str, process: Process) -> None:
-    """Let it tell of what is left, for a while."""
+    """Let it report what is left, within a time limit."""
     assert process.stdin is not None
     process.stdin.close()
     try:

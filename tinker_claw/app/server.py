@@ -1,9 +1,9 @@
 """HTTP servers inside our own TaskGroup: their connections, and the signals that end them.
 
-Rule: a connection is kept for a request that is being answered, and otherwise not for long. Where
-there are too many, the one that has been silent longest makes room, so that whoever has something
-to ask gets in. What a client does not read is not kept for ever. All else that a server on the open
-network needs is a reverse proxy's.
+Rule: a connection is kept for a request in flight, and otherwise not for long. Where there are too
+many, the one idle longest is closed, so that new requests get in. A reply that its client does not
+read is dropped after a timeout. All else that a server on the open network needs is left to a
+reverse proxy.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ EXIT_INTERRUPTED = 130
 DRAIN_S = 30
 """How long replies in flight may go on after the first signal."""
 STEP_S = 10
-"""How long a step in hand may go on after that."""
+"""How long a step in progress may go on after that."""
 CLOSE_S = 15
 """How long saving and closing may take after that."""
 QUEUED = 2048
@@ -61,8 +61,9 @@ _CURES: dict[int, str] = {
 
 
 def spare_collector() -> None:
-    """Keep the garbage collector off all that there is now, which lives as long as the process, and
-    from pausing the event loop often: all objects of a running gateway take it 100 ms and more."""
+    """Exempt all present objects from garbage collection, since they live as long as the process,
+    and collect rarely: all objects of a running gateway would pause the event loop for 100 ms and
+    more."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(2_000, 20, 100)
@@ -77,7 +78,7 @@ class Connections(ServerState):
         """Idle connections, the longest idle first."""
 
     def make_room(self) -> None:
-        """Close the one that has been silent longest, if there are too many."""
+        """Close the connection that has been idle longest, if there are too many."""
         if len(self.connections) > MOST and self.silent:
             longest = next(iter(self.silent))
             del self.silent[longest]
@@ -95,7 +96,7 @@ class Connection(HttpToolsProtocol):
 
     @property
     def busy(self) -> bool:
-        """A request is here and not yet answered."""
+        """Whether a request is in flight."""
         return self.cycle is not None and not self.cycle.response_complete  # pyright: ignore[reportUnnecessaryComparison]
 
     def connection_made(self, transport: asyncio.Transport) -> None:
@@ -139,7 +140,7 @@ class Connection(HttpToolsProtocol):
     def _stalled(self) -> None:
         unsent = self.transport.get_write_buffer_size()
         log.warning("connection.stalled", unsent_bytes=unsent, seconds=WRITE_S)
-        # Without it the kernel would keep what it holds, and go on waiting.
+        # Without SO_LINGER the kernel would keep the unsent bytes, and go on waiting.
         end: socket.socket = self.transport.get_extra_info("socket")
         end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.transport.abort()
@@ -173,7 +174,7 @@ class Server(uvicorn.Server):
                 http=Connection,
                 log_config=None,
                 access_log=False,
-                proxy_headers=False,  # nothing goes by the address of a client
+                proxy_headers=False,  # a client could forge its address
                 timeout_keep_alive=IDLE_S,
                 timeout_graceful_shutdown=DRAIN_S,
                 backlog=ACCEPTED_AT_ONCE,
@@ -213,12 +214,12 @@ def listen(host: str, port: int) -> Generator[socket.socket]:
     try:
         listening = socket.create_server((host, port), family=family, backlog=QUEUED)
     except OSError as error:
-        reason = (error.strerror or "").partition(" (while")[0]  # what Python did, it adds
+        reason = (error.strerror or "").partition(" (while")[0]  # without what Python adds
         raise ConfigError(
             f"cannot listen on {host}:{port} ({reason}); "
             + _CURES.get(error.errno or 0, "give an address of this machine as --host")
         ) from error
-    # Accepted connections inherit both. Without it a small answer waits 40 ms to be acknowledged.
+    # Accepted connections inherit both. Without NODELAY a small answer waits 40 ms for an ACK.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
     with listening:
@@ -235,7 +236,7 @@ async def in_background(app: FastAPI) -> AsyncGenerator[str]:
     """Serve `app` on a free loopback port while the context lasts; yields its /v1 address."""
     with listen("127.0.0.1", 0) as listening:
         server = Server(app)
-        # No TaskGroup: it would wrap what its user fails with, and nobody catches a group.
+        # No TaskGroup: it would wrap errors of the caller in a group that nobody catches.
         serving = asyncio.create_task(server.serve(sockets=[listening]))
         try:
             yield url_of(listening)

@@ -1,4 +1,4 @@
-"""Make every part of a running system and hand each what it needs. Nothing starts here."""
+"""Create and connect the parts of a running system. Nothing starts here."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ from tinker_claw.telemetry import Telemetry, Traces, log
 from tinker_claw.types import Capabilities
 
 MOST_OPEN: Final = 4
-"""Named versions. Each holds an engine with its own KV cache; the one unused longest is closed."""
+"""Most named versions open. Each has an engine with its own KV cache; the least recently used one
+is closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +99,8 @@ async def wire(
     """Open the backend, restore the run, and connect the parts.
 
     Args:
-        arranged: who does what on this machine; None where a service trains and samples.
-        traces: None: nobody asks for them.
+        arranged: layout of this machine's GPUs; None where a service trains and samples.
+        traces: receives requests; None: none are sent.
 
     Raises:
         ClawError: the model, the judge or the run cannot be opened, or do not fit one another.
@@ -241,9 +242,9 @@ async def _second(settings: JudgeSettings, stack: AsyncExitStack) -> Second | No
 
 
 def _rule_judge(seed: int) -> FastAPI:
-    """The demo's judge. It is shipped beside its model, and no part of an installed package."""
+    """Load the demo's judge: it is shipped beside its model, and not a part of the package."""
     spec = spec_from_file_location("demo_judge", DEMO_JUDGE)
-    assert spec is not None  # of a .py file there always are
+    assert spec is not None  # a .py file always has both
     assert spec.loader is not None
     rules = module_from_spec(spec)
     spec.loader.exec_module(rules)
@@ -329,13 +330,13 @@ class Versions:
         self._closing = set[asyncio.Task[None]]()
 
     async def open(self, version_id: int) -> Sampler:
-        """The sampler of a version.
+        """Return the sampler of a version.
 
         Raises:
             KeyError: there is no such version.
             BackendError: its weights cannot be opened.
         """
-        # One for each version: one that is slow to open holds no other up.
+        # One lock per version: a version that is slow to open blocks no other.
         async with self._opening.setdefault(version_id, asyncio.Lock()):
             if version_id not in self._open:
                 version = self._ledger.steps.version(version_id)

@@ -1,9 +1,9 @@
 """The local backend: the layout of this machine's GPUs, whether it fits, the servers and trainer.
 
-`arrange` is asked once a start. It decides what the settings leave open and starts nothing; what it
-found is handed to `open_local` and `open_judge`.
+`arrange` is called once per start. It decides what the settings leave open and starts nothing; its
+result is passed to `open_local` and `open_judge`.
 
-Rule: counts and memory are reckoned before anything is loaded. Samplers start first, because they
+Rule: counts and memory are computed before anything is loaded. Samplers start first, because they
 measure what is free; whatever was started ends with its context, the trainer before them.
 """
 
@@ -66,7 +66,7 @@ class Arrangement:
 
 
 def arrange(settings: Settings, *, only_reckon: bool = False) -> Arrangement:
-    """Lay out the GPUs that there are.
+    """Lay out the available GPUs.
 
     Args:
         only_reckon: for GPUs that need not be here, if --gpu-memory-gb says what they have.
@@ -164,7 +164,7 @@ def _refuse_without_vllm(settings: Settings) -> None:
 
 
 def _gpus(settings: Settings, *, only_reckon: bool) -> tuple[tuple[Gpu, ...], int]:
-    """The GPUs to use, and what torch calls the first; () for the CPU.
+    """The GPUs to use, and torch's index of the first; () for the CPU.
 
     Raises:
         ConfigError: there are fewer than were asked for.
@@ -217,7 +217,7 @@ def _demand(settings: Settings, *, embedded: bool) -> Demand:
 
 
 def nodes(settings: Settings) -> int:
-    """Machines that learn together: torchrun's --nnodes, of which MIN:MAX counts as MIN."""
+    """Number of machines that train together: torchrun's --nnodes, where MIN:MAX counts as MIN."""
     words = shlex.split((settings.local.torchrun or "").replace("=", " "))
     for flag, value in pairwise(words):
         if flag == "--nnodes":
@@ -260,7 +260,7 @@ async def open_local(
 ) -> AsyncGenerator[Trainer]:
     """Start the servers, then the trainer on the memory that they leave; end in reverse order.
 
-    `away` hears which servers are out of the rotation, and why, whenever that changes.
+    `away` is called with the servers out of the rotation, and why, whenever that changes.
 
     Raises:
         ConfigError, BackendError: something does not start.
@@ -292,14 +292,14 @@ async def open_local(
 
 @asynccontextmanager
 async def open_judge(settings: Settings, arranged: Arrangement) -> AsyncGenerator[str]:
-    """The judge's own server, on its own GPUs; its address, as `--judge-url` would give it.
+    """Start the judge's own server, on its own GPUs; yield its URL, as for `--judge-url`.
 
     Raises:
         ConfigError: it does not start.
     """
     from local_gpu.plan import commands
 
-    assert arranged.vllm is not None  # arrange has refused it
+    assert arranged.vllm is not None  # else arrange has raised
     assert arranged.demand is not None
     assert arranged.demand.judge is not None
     assert arranged.fit is not None
@@ -334,7 +334,7 @@ async def _running(launched: Sequence[Launch]) -> AsyncGenerator[tuple[str, ...]
 def local_config(
     settings: Settings, folder: str, arranged: Arrangement, urls: tuple[str, ...]
 ) -> LocalConfig:
-    """The trainer's part."""
+    """Return the trainer's configuration."""
     from local_gpu.config import LocalConfig
     from local_gpu.plan.layout import ORDER
 
@@ -374,7 +374,7 @@ def _servings(settings: Settings, arranged: Arrangement, folder: str) -> Serving
     from local_gpu.model.load import image_token
     from local_gpu.plan.commands import Servings
 
-    # A layout with samplers was made because there is a vLLM, and was reckoned.
+    # A layout with samplers implies that there is a vLLM, and that the fit was computed.
     assert arranged.vllm is not None
     assert arranged.demand is not None
     assert arranged.fit is not None

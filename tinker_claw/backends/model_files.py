@@ -1,7 +1,7 @@
 """Where a model's files are: in a folder, shipped, or on the hub.
 
-Rule: what is downloaded is downloaded once, and no more of it than is wanted. A folder that cannot
-be a model is refused here, before anything is loaded.
+Rule: files are downloaded once, and only those that are needed. A folder that cannot be a model is
+refused here, before anything is loaded.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _WANTED = (
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a model's files are and which chat format it speaks."""
+    """Where a model's files are and which chat format it uses."""
 
     tokenizer: str
     """The folder of tokenizer and chat template."""
@@ -47,7 +47,7 @@ def source(settings: Settings, *, weights: bool = True) -> Source:
     """Resolve `--model-name` to a folder, downloading a hub model once.
 
     Args:
-        weights: wanted, too, unless a service has them.
+        weights: whether to get the weights, too, unless a service has them.
 
     Raises:
         ModelFileError: a shipped model is damaged.
@@ -73,7 +73,7 @@ def may_see(settings: Settings) -> bool:
     run, named = settings.run, _named(settings)
     seeing = _family(run.renderer, run.tokenizer or named, named) in SEEING
     if run.backend == "local" and seeing:
-        try:  # as `SEEING` of local_gpu.model.load; of servers of others nobody knows
+        try:  # as `SEEING` of local_gpu.model.load; not known of other servers
             config = json.loads(config_file(named).read_text(encoding="utf-8"))
             seeing = config["model_type"] == "qwen3_vl" and not settings.local.urls
         except (OSError, ValueError, KeyError):
@@ -82,7 +82,7 @@ def may_see(settings: Settings) -> bool:
 
 
 def _named(settings: Settings) -> str:
-    """The model's name, without what chooses a variant at Tinker (`:peft:262144`), whose tokenizer
+    """The model's name, without the suffix of a variant at Tinker (`:peft:262144`), whose tokenizer
     is the same."""
     run = settings.run
     return run.model_name.partition(":")[0] if run.backend == "tinker" else run.model_name
@@ -98,7 +98,7 @@ def _family(asked: str, spoken: str, named: str) -> str:
 
 
 def config_folder(name: str, flag: str) -> str:
-    """A folder with the config.json of a model, and with no more of it where it is on the hub.
+    """A folder with the config.json of a model; from the hub only that file is downloaded.
 
     Raises:
         ConfigError: as `source`.
@@ -168,6 +168,6 @@ def _download(name: str, files: list[str], flag: str) -> str:
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(
-            f"{flag} {name} cannot be had from the Hugging Face hub ({reason}); check the "
+            f"{flag} {name} cannot be downloaded from the Hugging Face hub ({reason}); check the "
             "name and the network, give a local folder, or use --model-name demo"
         ) from error

@@ -1,5 +1,5 @@
-"""From settings to a trainer: what can run here, who is opened, at which rate it learns, and how
-many tokens its context holds."""
+"""Open a trainer from settings: check the backend, and find the learning rate and the context
+length."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ async def open_trainer(
     arranged: Arrangement | None = None,
     away: Callable[[Sequence[str]], object] = len,
 ) -> AsyncGenerator[Trainer]:
-    """The trainer that the settings ask for, closed at the end.
+    """Open the trainer that the settings ask for; close it at the end.
 
     Args:
-        arranged: who does what on this machine; None: it is asked anew where that matters.
-        away: hears which of the local backend's inference servers are out of the rotation, and
+        arranged: layout of this machine's GPUs; None: it is computed where needed.
+        away: called with the local backend's inference servers that are out of the rotation, and
             why, whenever that changes.
 
     Raises:
@@ -81,7 +81,7 @@ async def open_trainer(
 
 
 def learning_rate(settings: Settings, folder: str) -> float:
-    """The rate in force; `auto` asks the model's configuration for its hidden size.
+    """Return the rate in force; `auto` computes it from the hidden size in the model's config.
 
     Raises:
         ConfigError: it cannot be read.
@@ -118,8 +118,7 @@ def lora_learning_rate(hidden_size: int, model_type: str) -> float:
     return _BASE * _LORA_FACTOR * (_REFERENCE_HIDDEN / hidden_size) ** exponent
 
 
-# How many tokens the model's context holds, and who says so: cheap sources only, and a guess is
-# called a guess
+# The model's context length and its source: cheap sources only, and a guess is called a guess
 
 GUESS = 40_960
 """Context of Qwen3 models up to 32B, the smallest among models that agents are used with."""
@@ -128,7 +127,7 @@ _PATIENCE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """A number and where it comes from."""
+    """A context length and its source."""
 
     tokens: int
     source: str

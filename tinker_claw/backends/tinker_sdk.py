@@ -1,6 +1,6 @@
-"""The tinker SDK before it is imported: which release it is, and what it must not bring along.
+"""Checks before the tinker SDK is imported: its release, and an import without torch.
 
-Imports none of it: an old one may not import.
+Nothing of it is imported here: an old release may fail to.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ def check_sdk() -> None:
 
 @contextmanager
 def without_torch() -> Generator[None]:
-    """Inside, torch is as if it were not installed, unless it is imported already.
+    """Hide torch from imports inside the block, unless it is imported already.
 
-    The SDK imports it wherever it is, for tensors that nobody hands it here: three seconds, and a
+    The SDK imports it if installed, for tensors that are not used here: three seconds, and a
     quarter of a gigabyte in a gateway that computes nothing. Afterwards torch can be imported.
     """
     if "torch" in sys.modules:
         yield
         return
-    sys.modules["torch"] = None  # type: ignore[assignment] - the import system's word for "no"
+    sys.modules["torch"] = None  # type: ignore[assignment] - None makes an import fail
     try:
         yield
     finally:

@@ -1,1 +1,1 @@
-"""The commands: serving, and what a user asks of a run beside it."""
+"""The command line: serving, and commands about a run."""

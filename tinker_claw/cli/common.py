@@ -1,8 +1,7 @@
 """Shared by the commands: flags, access to the running gateway, lines and tables.
 
 Rule: a command reads the ledger itself, and changes it only where no gateway has the directory;
-else the gateway is told to. A line or cell holds nothing that would steer a terminal: clients
-choose parts of it.
+else the gateway is told to. A line or cell has no control characters: clients choose parts of it.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _RUNS = f"{ENV_PREFIX}RUN__"
 class Command(BaseModel):
     """A command of tinker-claw: the fields are its flags, and `run` does it.
 
-    The docstring is the command's help, and the title of a field stands for its value there.
+    The docstring is the command's help, in which the title of a field is its value's placeholder.
     """
 
     model_config = ConfigDict(frozen=True, validate_by_name=True, hide_input_in_errors=True)
@@ -51,7 +50,7 @@ class Command(BaseModel):
         """Create from parsed command-line values, tinker-claw's flags included; None: not given.
 
         Raises:
-            ConfigError: a value is none of its kind, or out of bounds; names the flag.
+            ConfigError: a value has the wrong type, or is out of bounds; names the flag.
         """
         own = {k: v for k, v in given.items() if k in cls.model_fields and v is not None}
         try:
@@ -81,7 +80,7 @@ class Command(BaseModel):
 
 
 def nothing_said(given: Mapping[str, Any]) -> bool:
-    """Whether neither a flag nor a variable says what is to run."""
+    """Return whether neither flags nor variables say what is to run."""
     said = any(value is not None for name, value in given.items() if "__" in name)
     return not said and not any(name.startswith(_RUNS) for name in os.environ)
 
@@ -127,7 +126,7 @@ class LedgerCommand(Command):
             return settings
         try:
             found = Path(ask(settings)["data_dir"])
-        except (GatewayUnreachable, KeyError, TypeError):  # it does not tell everybody
+        except (GatewayUnreachable, KeyError, TypeError):  # it tells admins only
             return settings
         if not found.is_dir() or found == settings.run.directory.absolute():
             return settings
@@ -200,7 +199,7 @@ def url_of(settings: Settings) -> str:
 
 
 def keys(settings: Settings) -> list[str]:
-    """Every key that the gateway takes, those of admins first; none: it takes any."""
+    """Return the keys that the gateway takes, those of admins first; none: it needs none."""
     admins_first = sorted(settings.users, key=lambda user: user.role != "admin")
     given = [settings.gateway.api_key, *(user.key for user in admins_first)]
     return [key.get_secret_value() for key in given if key is not None]
@@ -214,7 +213,7 @@ def ask(settings: Settings) -> dict[str, Any]:
     """
     from http.client import HTTPException
     from urllib.error import HTTPError
-    from urllib.request import ProxyHandler, Request, build_opener  # most commands ask nobody
+    from urllib.request import ProxyHandler, Request, build_opener  # most commands send no request
 
     asked = Request(f"{url_of(settings)}/healthz")
     for key in keys(settings)[:1]:  # that of an admin, where there is one
@@ -263,7 +262,7 @@ WIDTH = 100
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: its heading, and what it shows of a record. Numbers stand to the right."""
+    """One column: its heading, and what it shows of a record. Numbers are right-aligned."""
 
     name: str
     of: str | Callable[[Any], Any] | None = None
@@ -277,7 +276,7 @@ class Column:
 
 
 def table(columns: Sequence[Column], records: Iterable[Any]) -> list[str]:
-    """The heading, bold on a terminal, and one line a record: long ones are the reader's to cut."""
+    """Return the heading, bold on a terminal, and one line per record, however long."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -310,14 +309,14 @@ def _cell(value: Any) -> str:
 
 
 def write(lines: Iterable[str]) -> None:
-    """Lines to standard output, as they come, and all of them at the end."""
+    """Print lines as they come, and flush at the end."""
     for line in lines:
         print(line)
     sys.stdout.flush()
 
 
 def write_json(records: Iterable[Any]) -> None:
-    """One JSON object a line."""
+    """Print one JSON object a line."""
     write(json.dumps(record) for record in records)
 
 
@@ -327,7 +326,7 @@ def note(told: str) -> None:
 
 
 def wrapped(sentence: str, indent: str = "") -> list[str]:
-    """A sentence over lines."""
+    """Wrap a sentence to lines."""
     return textwrap.wrap(
         printable(sentence), WIDTH, initial_indent=indent, subsequent_indent=indent
     )
@@ -339,7 +338,7 @@ def printable(text: str) -> str:
 
 
 def short(length: int, text: str | None) -> str:
-    """Shorten a text to at most so many characters."""
+    """Shorten a text to at most `length` characters."""
     text = text or ""
     return text if len(text) <= length else text[: length - 1] + "…"
 

@@ -1,9 +1,9 @@
 """`tinker-claw doctor`: check what a start with these flags needs.
 
-Rule: each check looks at one thing and says one thing, and what to do where it fails: what keeps
-the gateway from starting is raised, what it can live with is a warning. Checks that stand on a
-failed one are left out. Nothing is started or changed, and no secret is repeated; against Tinker
-about fifty tokens are spent, and one state and one sampler are saved and deleted again.
+Rule: each check tests one thing and reports one result, and what to do where it fails: what keeps
+the gateway from starting is raised, anything less is a warning. Checks that depend on a failed one
+are skipped. Nothing is started or changed, and no secret is printed; against Tinker about fifty
+tokens are spent, and one state and one sampler are saved and deleted again.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Checks:
     offers: Context | None = None
     """Context that the gateway offers."""
     failed: list[str] = field(default_factory=list[str])
-    """Names of the checks that failed, or stand on one that did."""
+    """Names of the checks that failed, or depend on one that did."""
 
     @property
     def remote(self) -> bool:
@@ -119,7 +119,7 @@ class Checks:
         return self.settings.run.directory / FILE
 
     async def examine(self) -> bool:
-        """Make all checks; True: none failed."""
+        """Run all checks; return whether none failed."""
         for name, needs in _CHECKS.items():
             if missing := [other for other in needs if other in self.failed]:
                 self.failed.append(name)
@@ -147,9 +147,9 @@ class Checks:
 
     async def memory(self) -> Finding:
         if self.remote:
-            return Finding("the service's affair", "-")
+            return Finding("the service runs the model", "-")
         if self.settings.run.model_name in MODELS:
-            return Finding("the shipped models take next to none")
+            return Finding("the shipped models need almost none")
         check_packages()
         arranged = local.arrange(self.settings, only_reckon=True)
         told = arranged.layout.told()
@@ -275,7 +275,7 @@ class Checks:
         if "user" in health:  # not an admin's key: it tells no more than that
             return Finding(f"{here}. {state}")
         other = "choose another --port"
-        if "policy_version" not in health:  # it tells strangers no more than whether all is well
+        if "policy_version" not in health:  # without a key it shows the status only
             takes = "takes another key than these flags give; give one of its keys"
             raise ConfigError(f"{here}, and {takes}, or {other}")
         told, its_own = f"{here}. {health['meaning']}", Path(health["data_dir"])

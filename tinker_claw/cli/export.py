@@ -1,6 +1,6 @@
 """`tinker-claw export`: turns as JSON lines, an adapter in PEFT's format, or a merged model.
 
-Rule: nothing that is there is written over, and what is written appears whole or not at all.
+Rule: nothing is overwritten, and what is written appears whole or not at all.
 """
 
 from __future__ import annotations
@@ -162,12 +162,12 @@ def _merged(settings: Settings, version: Record, draft: Path) -> None:
 
 @contextmanager
 def _whole(target: Path) -> Generator[Path]:
-    """A path beside the target, which takes its place when the block has ended well."""
+    """Yield a path beside the target, which is renamed to it when the block succeeds."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UndoError(f"{target} exists and is not an empty folder; name another")
     with room_beside(target) as room:
         draft = room / target.name
         yield draft
-        with suppress(OSError):  # an empty folder gives way; anything else stays
+        with suppress(OSError):  # an empty folder is replaced; anything else stays
             target.rmdir()
         draft.rename(target)

@@ -1,6 +1,6 @@
-"""`tinker-claw forget` and `rejudge`: turns leave the ledger for good, or are judged again.
+"""`tinker-claw forget` and `rejudge`: delete turns from the ledger, or judge them again.
 
-Rule: first it says what goes and what cannot be taken back that way: what was learned.
+Rule: first it says what goes, and what forgetting does not undo: what was learned.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Forget(LedgerCommand):
                 write(["Nothing was forgotten."])
                 return EXIT_LEFT
         order = {"do": f"forget {self.what}", self.what: self.which, "user": self.user}
-        # There may be more of them by now than were told.
+        # There may be more turns by now than were shown.
         gone, running = self.carry_out(order, lambda ledger: asdict(ledger.forget(find)))
         write([f"Forgotten: {_turns(gone['turns'])} of session {gone['session']}."])
         if running:
@@ -147,7 +147,7 @@ class Rejudge(LedgerCommand):
     def run(self) -> int:
         wanted = list(self.turns) or None
         with self.rows():
-            pass  # it is one, of this schema
+            pass  # checks that it is a ledger of this schema
         order = {"do": "rejudge", "turns": wanted}
         again, running = self.carry_out(order, lambda ledger: ledger.judgements.take_up(wanted))
         when = "now" if running else "when the gateway is started"

@@ -1,4 +1,4 @@
-"""`tinker-claw lessons`: what was learned of the user's wishes, and the user's word on it."""
+"""`tinker-claw lessons`: list what was learned of the user's wishes, and let the user change it."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ ROWS = 50
 _VERDICTS = {"good": "1", "+1": "1", "neutral": "0", "bad": "-1"}
 _UNITS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _OF_TURNS = {"session", "user", "kind", "verdict", "trained", "untrained"}
-"""Filters that steps know nothing of."""
+"""Filters that do not apply to steps."""
 
 
 def since(text: str, now: float) -> float:
@@ -90,7 +90,7 @@ class Log(LedgerCommand):
     def run(self) -> int:
         limit = self.limit or (None if self.json_lines else ROWS)
         with reading(self.ledger) as ledger:
-            # A row more says whether there are more than a table shows.
+            # One row more shows whether there are more than a table holds.
             most = limit if limit is None or self.json_lines else limit + 1
             with ledger.moment():
                 records = read(ledger, self.table, self._filter, most)

@@ -81,8 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         click.Abort,
     ):  # before serving; from then on Ctrl-C is a signal that serve handles
         return EXIT_INTERRUPTED
-    except BrokenPipeError:  # whoever read the output has left
-        # Else Python writes the rest once more at its end, and says that it could not.
+    except BrokenPipeError:  # the reader of the output has left
+        # Else Python writes the rest once more at exit, and reports that it could not.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_UNREAD
     return EXIT_USAGE
@@ -96,7 +96,7 @@ def serve(given: Mapping[str, Any]) -> int:
 
     from tinker_claw.app.main import serve
 
-    # The alarm of a stop is for what hangs, not for Python's own slow goodbye behind it.
+    # The alarm of a stop is for what hangs, not for Python's own slow exit after it.
     atexit.register(signal.alarm, 0)
     asyncio.run(serve(settings))
     return 0
@@ -169,7 +169,7 @@ class Program(_Helped, click.Group):
             invoke_without_command=True,
             callback=self._without_command,
         )
-        self.brief = COMMON  # with more, the help is no screen
+        self.brief = COMMON  # with more, the help would not fit a screen
 
     def _without_command(self, **given: Any) -> int:
         if click.get_current_context().invoked_subcommand is not None:

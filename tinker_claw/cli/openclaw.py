@@ -1,7 +1,6 @@
 """`tinker-claw openclaw-config`: print the provider block for OpenClaw, or let OpenClaw write it.
 
-Rule: OpenClaw's file is OpenClaw's, and only its own `openclaw config set` writes it. No key stands
-in a command.
+Rule: only OpenClaw's own `openclaw config set` writes its file. No command contains a key.
 """
 
 from __future__ import annotations
@@ -133,11 +132,11 @@ API: Final = "openai-completions"
 TIMEOUT_S: Final = 600
 """Request timeout; by default OpenClaw gives up on a remote model after two silent minutes."""
 ANY_KEY: Final = "anything"
-"""OpenClaw wants some key; a gateway without keys takes each."""
+"""OpenClaw requires a key; a gateway without keys takes any."""
 COMPAT: Final = {"sendSessionAffinityHeaders": True, "supportsPromptCacheKey": True}
 """With these OpenClaw names the session in every request, also in calls beside the conversation."""
 KEY_VARIABLE: Final = "CLAW_GATEWAY_KEY"
-"""OpenClaw puts its value in the key's place. The gateway's own variables have another prefix."""
+"""OpenClaw substitutes its value for the key. The gateway's own variables have another prefix."""
 
 
 def provider(settings: Settings, context_tokens: int) -> dict[str, Any]:
@@ -166,5 +165,5 @@ def _needs_key(settings: Settings) -> bool:
 
 
 def primary(settings: Settings) -> str:
-    """How `agents.defaults.model.primary` names the model."""
+    """Return the model's name for `agents.defaults.model.primary`."""
     return f"{PROVIDER}/{settings.served_name}"

@@ -1,6 +1,6 @@
 """`tinker-claw service`: the gateway as a service of its user's own systemd.
 
-Rule: nothing needs root; no secret stands in the unit; what systemd runs is what was typed, in the
+Rule: nothing needs root; the unit contains no secret; what systemd runs is what was typed, in the
 folder where it was typed.
 """
 
@@ -38,7 +38,7 @@ _SECRET_URL: Final = re.compile(r"://[^/\s]*@|://\S*\?")
 """An address with a password, or with a query, in which keys are sent, too."""
 _ESCAPED: Final = re.compile(r'(["\\`$])')
 _BACKSLASH: Final = r"\\\1"
-"""Within double quotes, systemd and shells read what stands behind a backslash as it is."""
+"""Within double quotes, systemd and shells take the character after a backslash literally."""
 
 _TEMPLATE: Final = """\
 # Written by `tinker-claw service install`, which writes it anew: `systemctl --user edit {unit}` is
@@ -164,7 +164,7 @@ def _uninstall() -> Iterator[str]:
 
 
 def _typed(given: Mapping[str, Any]) -> Iterator[str]:
-    """The flags of run.py that were given, as they can be given again.
+    """Yield the flags of run.py that were given, so that they can be given again.
 
     Raises:
         ConfigError: one of them holds a password.
@@ -199,7 +199,7 @@ def _quoted(word: str) -> str:
 
 
 def _keep_environment(file: Path) -> Iterator[str]:
-    """Write what this environment says of the gateway, unless there is a file already."""
+    """Write this environment's variables for the gateway, unless there is a file already."""
     now = {
         name: value
         for name, value in sorted(os.environ.items())
@@ -235,7 +235,7 @@ def _runs() -> bool:
 
 
 def _systemctl(*words: str) -> None:
-    """Raises ConfigError with what systemctl says, where it does not do it."""
+    """Run systemctl. Raises ConfigError with its message where it fails."""
     elsewhere = "`tinker-claw service show` prints the unit, for whatever else starts services here"
     try:
         done = subprocess.run(

@@ -1,10 +1,9 @@
 """First start: `tinker-claw` without flags asks where the model runs and serves, and
 `tinker-claw demo` lets a simulated user correct the shipped tiny model through the real product.
 
-Rule: nothing is written before the last answer, so Ctrl-C leaves nothing behind. What was answered
-becomes a file of settings, without secrets, and the next such start asks nothing. A key goes where
-Tinker's own SDK looks for one. The demo is the program examples/demo, which lies in the checkout or
-in the wheel.
+Rule: nothing is written before the last answer, so Ctrl-C leaves nothing behind. The answers become
+a file of settings, without secrets, and the next such start asks nothing. A key goes where Tinker's
+own SDK looks for one. The demo is the program examples/demo, in the checkout or in the wheel.
 """
 
 from __future__ import annotations
@@ -29,34 +28,34 @@ from tinker_claw.errors import ConfigError
 from tinker_claw.shipped import install, shipped
 
 BUDGET_USD = 5
-"""Budget of a first start at Tinker, whose owner has not yet seen the costs."""
+"""Budget of a first start at Tinker, before the user has seen any costs."""
 _DEMO_NEEDS = ("torch", "peft", "safetensors", "matplotlib")
 
 
 def demo(words: Sequence[str]) -> int:
-    """Play the demo with these flags, which are its own; returns the exit status.
+    """Run the demo with these flags, which are its own; return the exit status.
 
     Raises:
-        ConfigError: what trains or draws is not installed.
-        SystemExit: of --help, and of flags that do not exist.
+        ConfigError: a package for training or drawing is not installed.
+        SystemExit: for --help, and for flags that do not exist.
     """
     if missing := [name for name in _DEMO_NEEDS if find_spec(name) is None]:
         raise ConfigError(f"the demo needs {', '.join(missing)}: {install('local,demo')}")
     sys.path.insert(0, str(shipped("examples").parent))
-    # By name: it stands above the product, which it starts as a child.
+    # By name: it is of a higher level, and starts the product as a child process.
     return import_module("examples.demo.__main__").main(words)
 
 
 def can_ask() -> bool:
-    """Whether somebody is at the terminal."""
-    if os.environ.get("CI"):  # some give a terminal that nobody sits at
+    """Return whether a user is at the terminal."""
+    if os.environ.get("CI"):  # some have a terminal without a user
         return False
     # A stream that was closed before the start is None.
     return all(stream and stream.isatty() for stream in (sys.stdin, sys.stdout))
 
 
 def begin(serve: Callable[[Mapping[str, Any]], int]) -> int:
-    """Ask, and start; returns the exit status.
+    """Ask the questions, and start; return the exit status.
 
     Raises:
         ConfigError: what was answered cannot be kept, or started.
@@ -175,7 +174,7 @@ def _written(settings: Settings, file: Path) -> str:
     ]
     from tinker_claw.billing.prices import price_in_force
 
-    # Of somebody's own server it is not known.
+    # For a user's own server the price is not known.
     if run.backend == "tinker" and not price_in_force(settings).missing:
         told = "learning stops there, serving goes on: raise it, or leave it out"
         lines += ["", "[spend]", f"budget_usd = {BUDGET_USD}  # {told}"]

@@ -132,7 +132,7 @@ def _look(url: str, settings: Settings) -> _Look:
 
 
 def _watch(look: Callable[[], _Look]) -> None:
-    """Show what there is to see, again and again, until Ctrl-C."""
+    """Refresh the view until Ctrl-C."""
     from rich.console import Group
     from rich.live import Live
     from rich.panel import Panel
@@ -197,7 +197,7 @@ def _wrong(health: Mapping[str, Any], now: float) -> Iterator[str]:
             line += f"; starting again in {wait_s:.0f} s"
         yield line
         error = health.get(f"{part}_error")
-        # What the backend's outage says, the parts that wait for it need not say again.
+        # Parts that wait for the backend do not repeat the error of its outage.
         if error and (part == "backend" or state != "stalled"):
             yield f"    {error}"
     if taken := health.get("private_near_misses"):

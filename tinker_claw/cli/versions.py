@@ -1,6 +1,6 @@
 """`tinker-claw versions`, `pin`, `unpin` and `rollback`: list policy versions and choose one.
 
-Rule: what lies on this machine is looked at; of what lies at a service nothing is claimed.
+Rule: files on this machine are checked; nothing is claimed about those at a service.
 """
 
 from __future__ import annotations

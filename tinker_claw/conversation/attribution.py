@@ -1,7 +1,7 @@
 """Attribution: assign a writer to every piece of a message.
 
-Rule: this is the one place that tells a person's words from what an agent's harness writes around
-them. Feedback, judge, hints, privacy, session names and histories read its pieces; none of them
+Rule: only this module separates a person's words from what an agent's harness writes around them.
+Feedback, judge, hints, privacy, session names and histories read its pieces; none of them
 parses a text by itself. Pure: the same text gives the same pieces, and together they are the text.
 """
 
@@ -29,13 +29,13 @@ class Reading:
     """Parsed user message, before it is known who the person is."""
 
     pieces: tuple[Piece, ...] = ()
-    """A person's words are the owner's here; `attribute` knows better."""
+    """A person's words are the owner's here; `attribute` corrects this."""
     sender: Sender | None = None
     """Who wrote, as the first leading `Conversation info` says; None: there is none."""
     typed: bool = False
     """Whether the harness's own marks show that a person typed it."""
     automation: Automation | None = None
-    """The automatic prompt of OpenClaw that it is; None: it is none."""
+    """OpenClaw's automatic prompt, if it is one; None: it is none."""
     asks: str | None = None
     """Kind of request that the harness makes with it, a value of `RequestKind`; None: none."""
     summary: bool = False
@@ -85,7 +85,7 @@ def read(message: Message) -> Reading:
 
 
 def _asks(message: Message) -> bool:
-    """Whether something is asked of the model by a user message, which a note does not."""
+    """Whether a user message asks something of the model, which a note does not."""
     return message["role"] == "user" and not read(message).note
 
 
@@ -121,7 +121,7 @@ def _person(found: Reading, surface: Surface, is_owner: Callable[[Sender], bool]
         return Writer.HARNESS
     sender = found.sender
     if sender is None:
-        # A chat service's session in which nobody is named: a stranger as well as the owner.
+        # A chat service's session without a named sender: a stranger or the owner.
         named = surface.channel is not None and surface.channel == surface.area
         return Writer.MEMBER if surface.group or named else Writer.OWNER
     if not (sender.in_channel or surface.group):
@@ -158,10 +158,10 @@ def read_text(text: str) -> Reading:
 
 
 def _doubted(piece: Piece, *, foreign: bool) -> Piece:
-    """Correct the writer of words of which nothing shows that a person typed them."""
+    """Correct the writer of words without evidence that a person typed them."""
     if piece.writer is not Writer.OWNER or not piece.words:
         return piece
-    if foreign:  # what stands beside a mail was written by what delivers it
+    if foreign:  # text beside a mail was written by the program that delivers it
         return replace(piece, writer=Writer.HARNESS, what="delivery")
     if looks_like_machinery(piece.text):
         return replace(piece, writer=Writer.UNKNOWN)
@@ -172,7 +172,7 @@ _BLOCKS: Final = tuple(block for harness in HARNESSES for block in harness.block
 
 
 class _Reader:
-    """Reads the parts of one message, and keeps what they say of the whole."""
+    """Reader of one message's parts; collects what they say about the whole."""
 
     def __init__(self) -> None:
         self.found = Reading()
@@ -211,7 +211,7 @@ class _Reader:
             yield Piece(Writer.HARNESS, part[end:], "runtime")
 
     def _block(self, body: str, at: int) -> Piece | None:
-        """The block of a table that begins here, behind blanks."""
+        """The known block that begins here, after blanks."""
         start = at + len(body[at:]) - len(body[at:].lstrip())
         for block in _BLOCKS:
             end = block.end(body, start)
@@ -225,12 +225,12 @@ class _Reader:
         """The words, and the block that follows them."""
         for block in _BLOCKS:
             if block.trails and (at := words.find(block.opens)) >= 0:
-                at = 0 if block.summary else at  # it says of all before it what that is
+                at = 0 if block.summary else at  # it also describes the text before it
                 return words[:at], self._mark(block, words[at:])
         return words, None
 
     def _mark(self, block: Block, text: str) -> Piece:
-        """The piece that a block is; note what the block says of the message."""
+        """Return a block as a piece, and record what it says about the message."""
         self.found.asks = block.asks or self.found.asks
         self.found.summary |= block.summary
         self.found.answered |= block.answered
@@ -238,15 +238,15 @@ class _Reader:
 
 
 def last_asked(messages: Sequence[Message]) -> int | None:
-    """Index of the newest user message by which something is asked of the model: a person's words
-    or a harness's prompt, and no note beside them."""
+    """Index of the newest user message that asks something of the model: a person's words or a
+    harness's prompt, but not a note."""
     kept = without_volatile(messages)
     return next((at for at in reversed(range(len(kept))) if _asks(kept[at])), None)
 
 
 def first_asked(messages: Sequence[Message]) -> int | None:
-    """Index of the first user message by which something is asked of the model, in every request of
-    a session the same; None: there is none."""
+    """Index of the first user message that asks something of the model, the same in every request
+    of a session; None: there is none."""
     kept = enumerate(without_volatile(messages))
     return next((at for at, message in kept if _asks(message)), None)
 
@@ -264,7 +264,7 @@ def asking(messages: Sequence[Message]) -> list[Reading]:
 
 
 def last_said(messages: Sequence[Message]) -> Message | None:
-    """The newest message by which something was said to the agent; None: there is none."""
+    """The newest message that says something to the agent; None: there is none."""
     users = (m for m in reversed(without_volatile(messages)) if m["role"] == "user")
     return next((message for message in users if read(message).said), None)
 
@@ -316,8 +316,8 @@ def nudged(messages: Sequence[Message]) -> bool:
 def without_volatile(messages: Sequence[Message]) -> Sequence[Message]:
     """The messages that will be in later requests too.
 
-    OpenClaw ends every request with a message about running processes, and drops it afterwards; on
-    some wires it stays where it is until the user goes on, see `openclaw.is_volatile`.
+    OpenClaw ends every request with a message about running processes, and drops it afterwards; in
+    some formats it stays where it is until the user goes on, see `openclaw.is_volatile`.
     """
     kept = openclaw.without_volatile(messages)
     end = len(kept)

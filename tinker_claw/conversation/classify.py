@@ -1,9 +1,9 @@
 """Identify the session that a request belongs to, and the request's purpose.
 
-Rule: a mark that a user could type never decides alone. Beside it stands something that only the
-client writes: its system prompt, the session's key, the set of tools, the missing timestamp.
-Evidence of the session is tried from the most explicit to the least, and the first that speaks
-decides. A client that tells nothing of itself is taken for a person's agent: its turns are main.
+Rule: a mark that a user could type never decides alone. It needs evidence that only the client
+writes: its system prompt, the session's key, the set of tools, the missing timestamp. Evidence of
+the session is tried from the most explicit to the least, and the first found decides. A client that
+does not identify itself is taken for a person's agent: its turns are main.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class RequestKind(StrEnum):
     AUTOMATED = "automated"
     """A prompt that nobody typed, of no kind that is known here."""
     NUDGE = "nudge"
-    """The harness urges the model on; nobody has said anything since its last reply."""
+    """The harness asks the model to go on; nobody has said anything since its last reply."""
     UNKNOWN = "unknown"
     """A prompt that looks like a harness's, of a kind that is not known here."""
     UTILITY = "utility"
@@ -94,7 +94,7 @@ _FLUSH_TOOLS = frozenset({"read", "write"})
 LARGEST_GROUP = 1000
 """Most sessions of one group."""
 LONGEST_KEY = 256
-"""Characters; the digest of a longer one stands for it."""
+"""Most characters; a longer one is replaced by its digest."""
 _AFFINITY_HEADERS = ("session_id", "x-session-affinity")
 """Headers that name the session. Not x-client-request-id: some clients number requests with it."""
 _TRUE = frozenset({"1", "true", "yes", "on"})
@@ -105,7 +105,7 @@ _SIDE_KEY = "side calls without a session"
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?P<trace>[0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 _BOUNDARY = re.compile(r":\d+")
 _CONTROL_UI = "openclaw-webchat-"
-"""How a hash of the session's key begins that the Control UI sends in place of the session's id."""
+"""Prefix of the hash of the session's key that the Control UI sends instead of the session's id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +144,8 @@ def identify(request: GenerationRequest, headers: Mapping[str, str]) -> Identity
         headers: names in lower case.
 
     Raises:
-        RequestError: X-Turn-Type is none of its three words, a group is not told in full, or an
-            episode has no name.
+        RequestError: X-Turn-Type has no valid value, a group is incomplete, or an episode has no
+            name.
     """
     seen = gather(request, headers)
     explicit = _turn_type(headers)
@@ -189,7 +189,7 @@ def flagged(headers: Mapping[str, str], name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """A call, and by what it was recognised."""
+    """Kind of a request, and the evidence for it."""
 
     call: RequestKind
     by: str
@@ -209,7 +209,7 @@ class SessionEvidence:
     line: Runtime | None
     """None also where only a user can have written it."""
     agent: bool
-    """OpenClaw's agent speaks: by its system prompt, or by its Runtime line."""
+    """The client is OpenClaw's agent, by its system prompt or its Runtime line."""
 
     @property
     def system(self) -> str:
@@ -246,7 +246,7 @@ def recognise(seen: SessionEvidence, *, trusted: bool = False) -> Sign:
 
 
 def _utility(seen: SessionEvidence) -> Sign | None:
-    """Calls with a system prompt of their own, one question, and neither tools nor agent."""
+    """Recognise calls with their own system prompt, one question, and neither tools nor agent."""
     if seen.agent:
         return None
     parts = [part.lstrip() for part in parts_of(seen.system)]
@@ -262,7 +262,7 @@ def _utility(seen: SessionEvidence) -> Sign | None:
 
 
 def _by_words(seen: SessionEvidence, *, trusted: bool) -> Sign | None:
-    """Prompts of a harness's own, and what looks like one."""
+    """Recognise a harness's own prompts, and texts that look like one."""
     readings = asking(seen.request.messages)
     if not trusted and any(reading.unknown for reading in readings):
         return Sign(
@@ -294,7 +294,7 @@ def _harness(seen: SessionEvidence) -> Harness | None:
 
 
 def _by_session(seen: SessionEvidence) -> Sign | None:
-    """Sessions that are not the user's have keys of their own."""
+    """Recognise sessions that are not the user's, by their keys."""
     key = seen.line.session_key if seen.line else ""
     area = "".join(key.split(":")[2:3])
     if (call := _AREAS.get(area)) is not None:
@@ -307,7 +307,7 @@ def _by_session(seen: SessionEvidence) -> Sign | None:
 
 
 def _by_prompt(seen: SessionEvidence) -> Sign | None:
-    """Prompts that OpenClaw writes itself."""
+    """Recognise prompts that OpenClaw writes itself."""
     messages = seen.request.messages
     at = last_asked(messages)
     if at is None:
@@ -323,14 +323,14 @@ def _by_prompt(seen: SessionEvidence) -> Sign | None:
     call = RequestKind(found.what)
     if call is not RequestKind.ANNOUNCEMENT:
         return Sign(call, f"{found.by}, and no timestamp of a user's message")
-    # While it is being answered, OpenClaw's last message speaks of it, too.
+    # While it is being answered, OpenClaw's last message mentions it, too.
     if at + 1 < len(without_volatile(messages)) or reports_event(messages):
         return Sign(call, found.by)
     return None
 
 
 def _turn(seen: SessionEvidence) -> Sign:
-    """A turn of an agent's conversation, or a client's that says nothing of itself."""
+    """Recognise a turn of an agent's conversation, or of a client that does not identify itself."""
     request, messages = seen.request, seen.request.messages
     kept, at = without_volatile(messages), last_asked(messages)
     found = Reading() if at is None else read(messages[at])
@@ -370,7 +370,7 @@ def _session(seen: SessionEvidence, call: RequestKind, kind: Kind) -> tuple[str,
         return seen.line.name, "its trace, or the Runtime line", True
     if seen.line is not None:
         return seen.line.name, "the Runtime line", False
-    if kind is Kind.SIDE and call is not RequestKind.UNKNOWN:  # that one stands in a conversation
+    if kind is Kind.SIDE and call is not RequestKind.UNKNOWN:  # which is a part of a conversation
         return _SIDE_KEY, "its trace" if traced else "nothing: none is named", traced
     return f"{_OPENING}{_opening(seen)}", "its first messages", False
 
@@ -378,8 +378,8 @@ def _session(seen: SessionEvidence, call: RequestKind, kind: Kind) -> tuple[str,
 def _without_boundary(value: str, session_id: str | None) -> str:
     """The session's id, without the number that grows when it is compacted or reset.
 
-    It is the same session to its user, who goes on talking; calls that compact it have no number,
-    nor has the Runtime line. What belongs together within it is told by the histories.
+    To its user it is the same session; calls that compact it have no number, nor has the Runtime
+    line. The histories show which turns in it belong together.
     """
     if session_id is not None and f"{session_id}:".startswith(value[: len(session_id) + 1]):
         return session_id  # also where OpenClaw has cut the value to 64 characters
@@ -388,8 +388,8 @@ def _without_boundary(value: str, session_id: str | None) -> str:
 
 
 def is_episode(headers: Mapping[str, str]) -> bool:
-    """Whether X-Turn-Type says that a request is a step of an episode, which a person's goes
-    before, whatever else it turns out to be."""
+    """Whether X-Turn-Type marks a request as a step of an episode; a person's request has priority
+    over it, whatever else it turns out to be."""
     return _said(headers) == _EPISODE
 
 

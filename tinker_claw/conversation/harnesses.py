@@ -36,7 +36,7 @@ class Block:
     """The harness writes the assistant's reply to it, too."""
 
     def end(self, text: str, at: int) -> int | None:
-        """Where the block ends, blanks behind it included; None: it does not begin here."""
+        """Where the block ends, with the blanks after it; None: it does not begin here."""
         if self.trails or not text.startswith(self.opens, at):
             return None
         end = len(text)

@@ -34,11 +34,11 @@ _CALLS = " for "
 """Separator between a digest and the names of the calls, on which the meaning does not depend."""
 _NO_NAME = re.compile(r"[^A-Za-z0-9]")
 _LONGEST_NAME = 40
-"""Agents cut the ids of calls to so many characters, and leave out others than these."""
+"""Agents cut the ids of calls to this length, and drop all but these characters."""
 
 
 def digest(message: Message) -> str:
-    """A short name for what a message says, and for the calls that it makes or answers."""
+    """Return a digest of what a message says, and of the calls that it makes or answers."""
     calls: Sequence[Mapping[str, Any]] = message.get("tool_calls", ())
     called = [[c["function"]["name"], _canonical(c["function"]["arguments"])] for c in calls]
     said = json.dumps([message["role"], _meaning(message), called])
@@ -55,10 +55,10 @@ def digest(message: Message) -> str:
 def readings(chain: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     """Return the keys by which two chains of digests are compared, the strictest first.
 
-    To the letter; by its calls, whatever has become of their results, which agents shorten, drop
+    Exactly; by its calls, whatever has become of their results, which agents shorten, drop
     and rewrite when they grow old; by the results, whatever the calls are named, which agents
-    rewrite, too. Two of equal names are of one branch; so are two of equal results, as far as one
-    can tell.
+    rewrite, too. Chains with equal names belong to one branch; so, most likely, do those with equal
+    results.
     """
     by_calls = tuple(name for name in chain if not name.startswith(_TOOL))
     by_results = tuple(name.partition(_CALLS)[0] for name in chain)
@@ -81,8 +81,8 @@ class Conversation:
 
         What a harness wrote is left out: notes, summaries, the replies that it gives to them
         itself, what a nudge led to, volatile messages, and automatic prompts to which the assistant
-        said nothing that a user gets to see. OpenClaw looks after itself every half hour, and the
-        user's next words are still about the last thing that they read.
+        said nothing that a user gets to see. OpenClaw sends a heartbeat every half hour, and the
+        user's next words are still about the last reply that they read.
         """
         kept: list[Message] = []
         prompted, summarised = None, None
@@ -112,7 +112,7 @@ class Conversation:
 
     @property
     def reply_at(self) -> int | None:
-        """Index of the reply that it goes on from; None: it goes on from none."""
+        """Index of the reply that it continues; None: it continues none."""
         kept = self.messages
         at = next((i for i in reversed(range(len(kept))) if kept[i]["role"] == "assistant"), None)
         return None if at is None or at + 1 == len(kept) else at
@@ -159,19 +159,19 @@ def closest(chains: Sequence[Sequence[str]], seen: Sequence[str]) -> int | None:
 
 
 def ends(known: Sequence[str], tail: Sequence[str]) -> bool:
-    """Whether a chain of digests ends like this in any reading."""
+    """Whether a chain of digests ends with `tail` in any reading."""
     pairs = zip(readings(known), readings(tail), strict=True)
     return any(whole[-len(end) :] == end for whole, end in pairs)
 
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """Result of reading the messages behind a turn."""
+    """Result of reading the messages after a turn."""
 
     state: NextState | None = None
     """The turn's next state; None: the messages hold none."""
     unknown: bool = False
-    """Something was said, and it is not known by whom: no later message may be taken for it."""
+    """An unknown writer said something: no later message may be taken for the next state."""
 
 
 def heard(
@@ -181,10 +181,10 @@ def heard(
     *,
     others: bool = False,
 ) -> Heard:
-    """Find a turn's next state in the messages behind it.
+    """Find a turn's next state in the messages after it.
 
     The owner's own words count before tool results: they have seen both. Results count when all of
-    the turn's calls have one. What a harness writes says nothing.
+    the turn's calls have one. What a harness writes does not count.
 
     Args:
         replied: the turn's reply as the client sent it back; names the tools.
@@ -207,7 +207,7 @@ def heard(
     if not calls or not all(call["id"] in results for call in calls):
         return Heard()
     told = [(call["function"]["name"], results[call["id"]]) for call in calls]
-    if images := words_of(pieces, Writer.TOOL):  # OpenClaw shows those of all results behind them
+    if images := words_of(pieces, Writer.TOOL):  # OpenClaw shows those of all results after them
         told[-1] = (told[-1][0], f"{told[-1][1]}\n{images}")
     return Heard(NextState.of_tools(told))
 

@@ -2,9 +2,9 @@
 
 Rule: a turn is found by the conversation that leads to it, reply included. Requests of one session
 that overlap, or that are sent again, therefore never mix up one another's turns. Old tool results
-may change, as calls have names, and a summary may stand for the beginning, where what it has left
-is the end of the session's last turn. What has left the index is looked up in the ledger, which
-knows the last turns of a session. All of it is bounded.
+may change, as calls have names, and a summary may replace the beginning, where what it has left is
+the end of the session's last turn. Turns that left the index are looked up in the ledger, which
+has the last turns of a session. All sizes are bounded.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ PAGES = 40_000
 """Names of turns that are remembered, one to three of each; one takes about 300 bytes."""
 STREAM_TOKENS = 1_500_000
 """Ids kept of the newest turns, to go on from: fifty turns of 30,000 tokens, some 15 MB, as equal
-ids are one number."""
+ids share one int."""
 SESSIONS = 100_000
-"""Open sessions; one takes about 600 bytes. Of more, the longest idle are closed."""
+"""Most open sessions; one takes about 600 bytes. Beyond that the longest idle are closed."""
 TRACES = 4096
 FORGOTTEN = 4096
-"""Sessions forgotten last; only requests that are being answered meanwhile ask for them."""
+"""Sessions forgotten last; only requests in flight meanwhile look them up."""
 _SEARCHED = 8
-"""Newest turns of a session among which the reply is sought of which no turn was found."""
+"""Newest turns of a session that are searched for a reply whose turn was not found."""
 
 _LEFT_OUT: Final[Message] = {"role": "assistant", "content": ""}
 """Stands for a reply that is in the summary only."""
@@ -71,14 +71,14 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """A request that goes on from an earlier turn."""
+    """A request that continues an earlier turn."""
 
     turn_id: int
     reply: Message
     """The turn's reply as the client sent it back."""
     new: Sequence[Message]
     stream: Stream | None
-    """Ids to go on from; None: they cannot be gone on from."""
+    """Ids to extend; None: they cannot be extended."""
 
 
 @dataclass(slots=True)
@@ -112,12 +112,12 @@ class ConversationIndex:
         self.sweep()
 
     def session(self, user: str, identity: Identity) -> int:
-        """The ledger's number of the session that a request belongs to; it is open from now on.
+        """Return the ledger's id of a request's session, which is open from now on.
 
         A side call that is filed by its trace keeps no session open.
 
         Raises:
-            RequestError: it says that the session is of another group than it was so far.
+            RequestError: it names another group than the session had so far.
         """
         self.sweep()
         trace = (user, identity.trace) if identity.trace is not None else None
@@ -151,12 +151,12 @@ class ConversationIndex:
         session.attempt = said
 
     def end(self, session_id: int) -> None:
-        """Close a session of which the client said that it is over."""
+        """Close a session that its client has ended."""
         self._forget(session_id)
         self._turns.close([session_id])
 
     def forget(self, session_id: int) -> None:
-        """Forget a session's turns, those too that are being answered just now."""
+        """Forget a session's turns, including those being answered just now."""
         self._forget(session_id)
         for traces in (self._traces, self._unfiled):
             for trace in [trace for trace, at in traces.items() if at == session_id]:
@@ -201,7 +201,7 @@ class ConversationIndex:
             self._drop(next(iter(self._pages)))
 
     def said(self, session_id: int, messages: Sequence[Message]) -> Sequence[Message]:
-        """The messages without one that the user sent before the last, and that got no answer."""
+        """The messages without an unanswered one that the user sent before the last."""
 
         def asked() -> set[str]:
             histories = (turn.history for turn in self._turns.latest(session_id))
@@ -212,10 +212,10 @@ class ConversationIndex:
     def find(
         self, session_id: int, said: Conversation, *, compacted: bool = True
     ) -> Continuation | None:
-        """The turn whose reply is the last one in a conversation.
+        """Find the turn whose reply is the last one in a conversation.
 
         Args:
-            compacted: where a summary stands for the beginning, what is left behind it will do.
+            compacted: if a summary replaces the beginning, what follows it is enough.
         """
         at, cut = said.reply_at, said.summarised if compacted else None
         if at is None or (cut is not None and at < cut):
@@ -234,8 +234,8 @@ class ConversationIndex:
         return None if turn_id is None else self.after(turn_id, said)
 
     def _behind_summary(self, session_id: int, said: Conversation, cut: int) -> Continuation | None:
-        """The session's last turn, where a summary has left nothing of its reply: what stands
-        behind the summary was said since."""
+        """The session's last turn, where a summary has left nothing of its reply: what follows the
+        summary was said since."""
         last = next(iter(self._turns.latest(session_id, most=1)), None)
         new = said.messages[cut:]
         if last is None or last.settled or last.followed or last.history == said.digests:
@@ -252,14 +252,14 @@ class ConversationIndex:
         )
 
     def lost(self, session_id: int, said: Conversation) -> Lost | None:
-        """Why a request goes on from no turn that is known, although one waits for what it says;
-        None: none waits, or it goes on from none."""
+        """Why a request continues no known turn, although one waits for its next state; None: none
+        waits, or it continues none."""
         at = said.reply_at
         turns = self._turns.latest(session_id, most=_SEARCHED) if at is not None else []
         if at is None or all(turn.settled or turn.followed for turn in turns):
             return None
         if turns[0].history == said.digests:
-            return None  # it was counted when it was asked for the first time
+            return None  # it was counted when it was first sent
         reply = said.digests[at]
         if any(same([t.reply_digest], [reply]) for t in self._side(session_id)):
             return None
@@ -314,8 +314,8 @@ def _size(stream: Stream) -> int:
 
 
 def _pages(session_id: int, chain: Sequence[str]) -> Iterator[bytes]:
-    """Names for a conversation, the strictest first, which nearly always is the one; where no tool
-    was called they are the same."""
+    """Keys of a conversation, the strictest first, which nearly always matches; where no tool was
+    called they are the same."""
 
     def name(reading: Sequence[str]) -> bytes:
         return hashlib.sha256(f"{session_id} {' '.join(reading)}".encode()).digest()[:16]

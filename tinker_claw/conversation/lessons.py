@@ -22,9 +22,9 @@ MOST = 8
 MOST_TOKENS = 256
 """Most tokens of all lessons that a session is told."""
 TRIAL = 4
-"""While a lesson is tried, one session of so many is not told."""
+"""While a lesson is tried, one session in so many is not told."""
 PROBES = ((64, 8), (192, 16))
-"""Up to how many first replies, one session of how many is not told of a lesson that helps."""
+"""(n, m): up to n first replies, one session in m is not told of a lesson that helps."""
 RAREST = 32
 HELPS = 0.95
 """Least probability that telling helps, from which a lesson is told without a trial."""
@@ -61,12 +61,12 @@ def may_be_told(text: str, said: str) -> bool:
 
 
 def told_text(lessons: Iterable[Lesson]) -> str:
-    """Return what a prompt says of lessons."""
+    """Return the text of lessons in a prompt."""
     return " ".join(lesson.text for lesson in lessons)
 
 
 class Lessons:
-    """Decides what sessions are told."""
+    """Choice of the lessons that sessions are told."""
 
     def __init__(self, table: LessonTable, tokens: Callable[[str], Sequence[int]]) -> None:
         """`tokens`: encodes a text as it would stand in a prompt."""
@@ -113,7 +113,7 @@ class Lessons:
     def _is_told(self, lesson: Lesson, state: State, version: int) -> bool:
         if lesson.kept:
             return True
-        if state is State.LEARNED:  # of another line, as after a rollback, it has not been
+        if state is State.LEARNED:  # not on another lineage, as after a rollback
             learned = lesson.version
             return learned is not None and not self._table.descends(version, learned)
         number = self._table.sessions(lesson)

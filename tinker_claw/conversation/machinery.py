@@ -1,9 +1,9 @@
-"""Whether a text looks like machinery: written by a harness that no table knows.
+"""Detect text that looks like machinery: written by a harness that no table lists.
 
 Rule: a text is doubted for what it says of conversations, tools, other models and answers that a
 machine reads, and for speaking of "the user" to somebody; never for its style, its capitals or its
-wishes. Signs add up, and a person who speaks of themselves takes from the sum. By a doubted text
-nothing is learned, in either direction.
+wishes. Signs add up, and the first person lowers the sum. Nothing is learned from a doubted text,
+in either direction.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BRACKET: Final = re.compile(
     r"(?:[ _:-][^\]\n]{0,60})?"
     r"\]\s*(?=(?:This|The|You|Your|No|Call|Continue|Do|It|Please)\b|Tool|Error)"
 )
-"""A system's word in brackets, and behind it a sentence to the model."""
+"""A system's word in brackets, followed by a sentence to the model."""
 _TRANSCRIPT: Final = re.compile(
     r"\s*(?:# )?USER:?\s.*^(?:# )?ASSISTANT:?\s", re.DOTALL | re.MULTILINE
 )
@@ -45,7 +45,7 @@ _COMPACTION: Final = re.compile(MACHINERY["compaction"], re.IGNORECASE)
 
 
 def looks_like_machinery(text: str) -> bool:
-    """Whether a text should teach nothing, of which nothing shows that a person typed it."""
+    """Whether a text without evidence that a person typed it should teach nothing."""
     if len(text) > 2 * MOST_CHARS:
         text = f"{text[:MOST_CHARS]}\n{text[-MOST_CHARS:]}"
     if (tag := _TAG.match(text)) and f"</{tag[1]}>" in text:
@@ -54,7 +54,7 @@ def looks_like_machinery(text: str) -> bool:
 
 
 def weight(text: str) -> float:
-    """How much in a text speaks for machinery."""
+    """Sum of the weights of a text's signs of machinery."""
     nouns = {noun.lower() for noun in _NOUNS.findall(text)}
     found = sum(weight for weight, sign in _SIGNS if sign.search(text))
     found += _NOUN_WEIGHT * max(0, min(_NOUN_MOST, len(nouns)) - 1)
@@ -62,5 +62,5 @@ def weight(text: str) -> float:
 
 
 def about_compaction(text: str) -> bool:
-    """Whether a doubted text asks for a summary: the conversation goes on behind it."""
+    """Whether a doubted text asks for a summary: the conversation goes on after it."""
     return _COMPACTION.search(text) is not None

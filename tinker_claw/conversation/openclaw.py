@@ -1,7 +1,7 @@
 """Grammar of the texts that OpenClaw 2026.9 writes into messages.
 
-Rule: a block of context is known by OpenClaw's marker, never by its label, and only where it leads
-a message: behind the first of a person's words everything is theirs, whatever it looks like.
+Rule: a block of context is recognised by OpenClaw's marker, never by its label, and only at the
+start of a message: after a person's first words everything is theirs, whatever it looks like.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _STAMP = re.compile(r"\[[A-Z][a-z]{2} \d{4}-\d\d-\d\d \d\d:\d\d[^\]\n]{0,40}\](?
 _HEADER = re.compile(rf"(?P<label>[^\n]{{1,200}}?) {MARKER}[ \t]*(?:\n|\Z)")
 _FENCED = re.compile(r"```json[ \t]*\n(?P<json>.*?)\n```[ \t]*(?:\n|\Z)", re.DOTALL)
 _LINES = re.compile(r"(?:[^\n]*\S[^\n]*(?:\n|\Z))+")
-# Behind blocks of context only: a goal, how replies are delivered, what a Telegram message replies
+# After blocks of context only: a goal, how replies are delivered, what a Telegram message replies
 # to, and the numbers of several messages that were sent while the agent was busy.
 _BEHIND_CONTEXT = re.compile(
     r"Active goal: [^\n]* — advance; keep active [^\n]*(?:\n|\Z)"
@@ -64,14 +64,14 @@ _EXTERNAL = re.compile(
 )
 _FOREIGN: Final = "<<<EXTERNAL_UNTRUSTED_CONTENT "
 _SEPARATOR: Final = "---\nQueued #"
-# (Long texts are looked at for these first, which takes a tenth of what a pattern takes.)
+# (Long texts are searched for these first, in a tenth of the time of a pattern.)
 _FENCES = re.compile(r"<<<(?:END_)?EXTERNAL_UNTRUSTED_CONTENT id=\"[^\"\n]*\">>>")
 _CONTEXT_LINE = re.compile(rf"^Context: {MARKER}[ \t]*$", re.MULTILINE)
 _HISTORY_LINE = re.compile(r"^(?:#\S+ )?(?:\S+ ){0,6}?[^:\n]{1,80}: ")
 # The clock at the end of prompts that nobody typed.
 _CLOCK = re.compile(r"\nReference UTC: \d{4}-\d\d-\d\d \d\d:\d\d UTC\s*")
-# What OpenClaw puts before a message that got no complete answer. Behind that message and a blank
-# line stands how it goes on: with OpenClaw's own words, after an error, or with the user's next.
+# What OpenClaw puts before a message that got no complete answer. That message and a blank line are
+# followed by OpenClaw's own words, after an error, or by the user's next.
 _FRAME = re.compile(r"\[Queued user message from a previous active turn[^\]]*\]\n")
 _LEADS: Final = (
     (_STAMP, "timestamp"),
@@ -91,7 +91,7 @@ NUDGE: Final = "The previous attempt did not produce a user-visible answer."
 """How OpenClaw asks again after an empty reply; the message is gone from later requests."""
 _META: Final = '"openclaw.inbound_meta.v2"'
 TOOL_IMAGES: Final = "Image(s) from tool result #"
-"""How a user message begins in which OpenClaw shows the images of a tool's result."""
+"""Beginning of a user message in which OpenClaw shows the images of a tool's result."""
 LABELS: Final = frozenset(
     {
         *("Conversation info:", "Thread starter:", "Reply target of current user message:"),
@@ -99,7 +99,7 @@ LABELS: Final = frozenset(
         *("Location:", "Chat history since last reply:", "Recent chat history:", "Context:"),
     }
 )
-"""Labels of context that are named as they are; a channel may write any other."""
+"""Labels of context that name their pieces; a channel may write any other."""
 ON_ITS_OWN = (
     (re.compile(r"openclaw-cron-[0-9a-f]+"), "isolated cron"),
     (re.compile(r"slug-generator-[-0-9a-f]+(?::\d+)?"), "utility"),
@@ -163,7 +163,7 @@ class Sender:
     group: bool = False
     bot: bool = False
     mixed: bool = False
-    """Words of several senders may stand in the message."""
+    """The message may hold words of several senders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ class Automation:
     by: str
     """Evidence by which it was recognised."""
     short: bool = False
-    """Whether it is the short form that stands in later histories."""
+    """Whether it is the short form used in later histories."""
 
 
 def runtime(messages: Sequence[Message], *, in_user_message: bool) -> Runtime | None:
@@ -215,8 +215,8 @@ def _fields(line: str) -> Runtime | None:
 
 
 def surface(line: Runtime | None, system: str) -> Surface:
-    """Tell where a conversation takes place: by the session's key, and where that names no channel,
-    by what OpenClaw says of the channel in its system prompt."""
+    """Return where a conversation takes place: by the session's key, and where that names no
+    channel, by what OpenClaw says of the channel in its system prompt."""
     rest = line.session_key.split(":") if line else [""]
     rest = rest[2:] if rest[0] == "agent" else rest
     area = rest[0] if rest else ""
@@ -245,9 +245,9 @@ class Head:
     def __init__(self, body: str) -> None:
         self.body = body
         self.typed = False
-        """A timestamp or context that only OpenClaw writes shows that somebody wrote the rest."""
+        """A timestamp or context that only OpenClaw writes shows that a person wrote the rest."""
         self.framed = False
-        """The words stand in the frame around a message that got no complete answer."""
+        """The words are in the frame around a message that got no complete answer."""
         self._from: Sender | None = None
         self._context = self._mixed = False
 
@@ -386,7 +386,7 @@ def person(words: str, *, framed: bool) -> Iterator[Piece]:
         if blank:  # what they said before was asked already
             yield Piece(Writer.QUOTATION, before + blank, "earlier message", "")
         now, at = now if blank else words, 0
-        head = Head(now)  # who it is of nobody can tell
+        head = Head(now)  # its writer cannot be known
         while (piece := head.take(at)) is not None:
             yield piece
             at += len(piece.text)
@@ -422,7 +422,7 @@ def external(text: str, writer: Writer) -> Iterator[Piece]:
 
 
 def automation(text: str) -> Automation | None:
-    """Whether a user message is a prompt of OpenClaw's own, by more than one sign."""
+    """Recognise a user message that is OpenClaw's own prompt, by more than one sign."""
     text = "\n".join(part[: runtime_at(part)] for part in parts_of(text)).rstrip()
     if _STAMP.match(text) is None:
         clock = text.rfind("\nReference UTC: ")
@@ -438,7 +438,7 @@ def automation(text: str) -> Automation | None:
 
 
 def is_silent(reply: Message) -> bool:
-    """Whether no user gets to see a reply."""
+    """Whether a reply is hidden from every user."""
     return not reply.get("tool_calls") and reply["content"].strip() in _SILENCE
 
 
@@ -468,12 +468,12 @@ def _volatile_from(messages: Sequence[Message]) -> int:
 
 
 def without_volatile(messages: Sequence[Message]) -> Sequence[Message]:
-    """The messages but those at the end that are gone with the next request."""
+    """The messages without those at the end that the next request drops."""
     return messages[: _volatile_from(messages)]
 
 
 def reports_event(messages: Sequence[Message]) -> bool:
-    """Whether OpenClaw's last message tells of a task that has ended, or of another session."""
+    """Whether OpenClaw's last message reports a task that has ended, or another session."""
     return any(
         _EVENT in m["content"] or _INTER_SESSION[1:] in m["content"]
         for m in messages[_volatile_from(messages) :]

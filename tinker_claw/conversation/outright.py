@@ -1,7 +1,7 @@
 """Parse messages that only rate the previous reply: a thumb, /good or /bad.
 
-Rule: nothing is guessed. What says anything else beside the verdict is a message like any other,
-and the judge reads it; what follows /good and /bad is the reason.
+Rule: nothing is guessed. A message that says anything besides the verdict is one like any other,
+which the judge reads; what follows /good and /bad is the reason.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Outright:
 
 
 def outright(text: str) -> Outright | None:
-    """The verdict that a person's own words are; None: they say something else, or more."""
+    """Parse a person's own words as a verdict; None: they say something else, or more."""
     text = text.strip()
     for score, thumbs in _THUMBS.items():
         if thumbs.fullmatch(text):

@@ -1,7 +1,7 @@
 """Wire formats: bytes in, a validated neutral request out, and the bytes that go back.
 
 Rule: what cannot be honoured is refused with a sentence that names the field; nothing is dropped
-in silence. No I/O.
+silently. No I/O.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FORMATS: dict[str, Callable[[], Format]] = {
 
 
 def spoken() -> tuple[Format, ...]:
-    """One of every format: the built-in ones, then those of installed packages.
+    """Return an instance of every format: built-in ones, then those of installed packages.
 
     Raises:
         ConfigError: a plug-in cannot be loaded.

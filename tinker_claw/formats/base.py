@@ -1,8 +1,8 @@
 """Interface of a wire format, and the neutral records on its inner side.
 
 Rule: a format is one class. It alone knows paths, keys, fields, events and errors of its clients;
-all behind it sees a `GenerationRequest` and gives back deltas and a `FinishedReply`. Formats do no
-I/O and know nothing of the model: what depends on that is judged behind them.
+the code behind it gets a `GenerationRequest` and returns deltas and a `FinishedReply`. Formats do
+no I/O and know nothing of the model: what depends on that is checked later.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Json = dict[str, Any]
 
 Finish = Literal["stop", "stop string", "length", "calls"]
 """Why a reply ended: the model ended it, the request's stop string did, there was no room for more,
-or the model waits for what it has called."""
+or the model waits for the results of its calls."""
 
 
 class Joined(Pictured):
@@ -62,19 +62,19 @@ class GenerationRequest:
 
     model: str
     messages: tuple[Message, ...]
-    """At least one. Whatever a format keeps outside of its messages (a system text) stands here."""
+    """At least one. What a format keeps outside of its messages (a system text) is included."""
     tools: tuple[Tool, ...] = ()
     """Tools that the model is shown; empty also where the client allows no call."""
     may_call: bool = True
     """False: the client allows no call, and whatever looks like one is text."""
     must_call: tuple[str, ...] = ()
-    """Names of tools: the reply is begun for the model, and calls one of them; (): it may do
-    otherwise."""
+    """Names of tools: the reply is begun for the model, and calls one of them; (): no call is
+    required."""
     one_call: bool = False
     """The reply ends before a second call."""
     stream: bool = False
     wants_usage: bool = False
-    """The client has asked that a stream should end with the counts of tokens."""
+    """The client asked for token counts at the end of a stream."""
     max_tokens: int | None = None
     """None: the client set no limit."""
     temperature: float = 1.0
@@ -84,7 +84,7 @@ class GenerationRequest:
     stop: tuple[str, ...] = ()
     """The reply's text ends before the first of these."""
     schema: tuple[str, str] | None = None
-    """JSON Schema that the reply's text must fit, as JSON, and the field where it stands."""
+    """JSON Schema that the reply's text must fit, as JSON, and the field that holds it."""
     top_logprobs: int | None = None
     """Number of likeliest tokens to return with each token of the text, with logprobs; None: no
     logprobs are returned."""
@@ -99,9 +99,9 @@ class GenerationRequest:
     switches: tuple[tuple[str, Any], ...] = ()
     """Arguments of the chat template for `template` and `reasoning_effort`, once resolved."""
     session: tuple[str, str] | None = None
-    """The client's name for the session, and the field where it stands; None: the body has none."""
+    """The client's name for the session, and the field that holds it; None: the body has none."""
     follows: str | None = None
-    """The name of the reply that it goes on from; None: the history tells."""
+    """Id of the reply that it continues; None: the history shows it."""
     own: Mapping[Any, Any] = field(default_factory=dict[Any, Any])
     """Data of the format's own, which nothing else reads."""
 
@@ -125,9 +125,9 @@ class TokenLogprob:
 
     text: str
     logprob: float
-    """Nats; -9999 for one that was as good as impossible, as OpenAI has it."""
+    """Nats; -9999 for one that was practically impossible, as at OpenAI."""
     top: tuple[tuple[str, float], ...] = ()
-    """The likeliest tokens in its place, the likeliest first."""
+    """The top tokens in its place, the likeliest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,17 +152,17 @@ class ReplyHead:
     """Metadata of a reply that is known before it begins."""
 
     version: int
-    """The policy version that is asked; another one may answer."""
+    """The policy version that is asked; a stand-in may answer."""
     prompt_tokens: int
     created: int
     """Unix time, seconds."""
 
 
 class ReplyWriter(Protocol):
-    """One reply on its way out: either `whole`, or `begin`, `deltas` ... and `end` or `error`."""
+    """Writer of one reply: either `whole`, or `begin`, `deltas` ... and `end` or `error`."""
 
     id: str
-    """Names the reply to its client, and in the header X-Request-Id."""
+    """Id of the reply for its client, also in the header X-Request-Id."""
 
     def whole(self, done: FinishedReply) -> Json:
         """The reply as one object."""
@@ -205,23 +205,23 @@ class Route:
 
 
 class Format(ABC):
-    """How one kind of client speaks."""
+    """Wire format of one kind of client."""
 
     about: str
-    """Name of the protocol and how to set up a client, told to callers of unknown addresses."""
+    """Name of the protocol and how to set up a client, shown to callers of unknown paths."""
     routes: Sequence[Route]
     media_type = "text/event-stream"
     """Content type of a streamed reply."""
     body_types: Sequence[str] = ()
-    """Content types of bodies that are read besides JSON: what clients send that name none."""
+    """Content types of bodies that are read besides JSON: the defaults of clients that set none."""
     key_place = "Authorization: Bearer"
     """Header in which clients send their key, for error messages."""
 
     def claims(self, path: str, headers: Mapping[str, str]) -> bool:
-        """Whether a request is one of this format's clients', by its path or its headers.
+        """Return whether a request comes from this format's clients, by its path or its headers.
 
-        Asked where several formats have a path, or none has it. Whatever nobody claims is for the
-        first format.
+        Called where several formats have a path, or none has it. A request that none claims goes to
+        the first format.
         """
         return any(route.path == path for route in self.routes)
 
@@ -238,10 +238,10 @@ class Format(ABC):
         """
 
     def remember(self, request: GenerationRequest, user: str) -> None:  # noqa: B027 - optional
-        """Remember what this user may send again; called only for requests that may be kept."""
+        """Cache what this user may send again; called only for requests that may be kept."""
 
     def forget(self) -> None:  # noqa: B027 - optional
-        """Remember nothing of earlier requests."""
+        """Forget all earlier requests."""
 
     @abstractmethod
     def reply(self, request: GenerationRequest, head: ReplyHead) -> ReplyWriter:

@@ -1,10 +1,10 @@
 """Decode request bodies to JSON objects, and check their members one by one.
 
-Rule: whatever the bytes are, the outcome is an object or a RequestError; no string in the object
-is one that cannot be encoded again. A field of a request is in exactly one table of its format:
+Rule: whatever the bytes are, the outcome is an object or a RequestError; every string in the object
+can be encoded again. A field of a request is in exactly one table of its format:
 honoured fields are read, ignored ones could not change a reply, neutral ones may only hold a value
 that asks for nothing. Any other is refused by name, with the reason. A value that was checked has
-exactly the type and the range that were asked for. True is no number, and no comparison turns a
+exactly the type and the range that were asked for. True is not a number, and no comparison turns a
 huge integer into a float.
 """
 
@@ -39,7 +39,7 @@ def _decode(
     except RecursionError as error:
         raise RequestError("The body is nested too deeply.") from error
     except (msgspec.MsgspecError, ValueError) as error:
-        # Of half a surrogate pair, which no text holds, it says that the data were truncated.
+        # msgspec reports half a surrogate pair as truncated data.
         told = f"The body is not valid JSON, or holds half a surrogate pair: {error}."
         other = otherwise if isinstance(error, msgspec.ValidationError) else None
         raise other or RequestError(told) from error
@@ -83,20 +83,20 @@ class Fields:
 
 
 def _same(value: Any, allowed: Any) -> bool:
-    """Whether two values are equal, where True does not equal 1."""
+    """Return whether two values are equal; True does not equal 1."""
     return value == allowed and isinstance(value, bool) == isinstance(allowed, bool)
 
 
 class Object(dict[str, Any]):
-    """The members of a JSON object but for those that are null, which means absent everywhere.
+    """The members of a JSON object without nulls, which mean absent everywhere.
 
-    Its methods raise RequestError, naming the member, where its value is not what they read.
+    Its methods raise RequestError, naming the member, where its value is not of their type.
     """
 
     __slots__ = ("at",)
 
     def __init__(self, value: Any, at: str = "") -> None:
-        """`value`: None is an empty object; `at`: where it stands in the body, "" for the body."""
+        """`value`: None is an empty object; `at`: its path in the body, "" for the body."""
         if value is not None and not isinstance(value, dict):
             raise RequestError(f"{at} must be an object.", param=at)
         given = cast("dict[str, Any]", value or {})
@@ -108,7 +108,7 @@ class Object(dict[str, Any]):
         return f"{self.at}.{shown(name)}" if self.at else shown(name)
 
     def wrong(self, why: str, name: str | None = None) -> RequestError:
-        """The refusal of a member, or of the object itself. `why`: the rest of the sentence."""
+        """Return an error about a member, or the object itself. `why`: the rest of the sentence."""
         at = self.at if name is None else self.place(name)
         return RequestError(f"{at} {why}.", param=at)
 
@@ -182,10 +182,10 @@ def load_body(body: bytes, raw: Collection[str] = ()) -> Object:
     """Decode a JSON object.
 
     Args:
-        raw: fields that are left as they stand, as `msgspec.Raw`.
+        raw: fields that are not decoded, but left as `msgspec.Raw`.
 
     Raises:
-        RequestError: it is none, or holds text that is no text.
+        RequestError: it is not one, or holds invalid text.
     """
     fields = _decode(body, _members, RequestError("The body must be a JSON object."))
     return Object(
@@ -197,16 +197,16 @@ def load_body(body: bytes, raw: Collection[str] = ()) -> Object:
 
 
 def raw_items(value: msgspec.Raw | None, at: str) -> list[msgspec.Raw]:
-    """The items of a list, as they stand.
+    """Return the items of a list, not decoded.
 
     Raises:
-        RequestError: it is none.
+        RequestError: it is not a list.
     """
     return _decode(value or _NULL, _items, RequestError(f"{at} must be a list.", param=at))
 
 
 ROOM = 64_000_000
-"""Bytes of what is known of earlier requests: some hundred long sessions."""
+"""Bytes of the cache of parsed parts: some hundred long sessions."""
 _ENTRY = 1000
 """Bytes that a cached part takes besides those counted by its length."""
 
@@ -230,7 +230,7 @@ class Known:
         self._lock = Lock()  # large bodies are read in a thread
 
     def reader(self, user: str, new: dict[Any, Any]) -> Read:
-        """Read parts of a body of this user's; what was made of unknown ones goes into `new`."""
+        """Return a reader for parts of a user's body; it adds parts not in the cache to `new`."""
 
         def read(make: Callable[[Any, str], Any], raw: msgspec.Raw, at: str) -> Any:
             key = user, make, bytes(raw)
@@ -243,7 +243,7 @@ class Known:
         return read
 
     def learn(self, made: Mapping[Any, Any]) -> None:
-        """Remember what a reader has found to be new."""
+        """Cache the new parts that a reader found."""
         with self._lock:
             for key, value in made.items():
                 size = _ENTRY + 4 * len(key[-1])
@@ -257,5 +257,5 @@ class Known:
 
 
 def shown(name: str) -> str:
-    """A client's own name for something, short enough to be sent back."""
+    """Shorten a client's own name for something, to be sent back."""
     return name if len(name) <= 80 else f"{name[:80]}…"

@@ -1,6 +1,6 @@
-"""OpenAI's chat completions: every field of a request, and what becomes of it.
+"""OpenAI's chat completions: every field of a request, and how it is handled.
 
-Rule: what depends on the model's chat template is read here and judged behind.
+Rule: what depends on the model's chat template is read here and checked later.
 """
 
 from __future__ import annotations
@@ -96,11 +96,11 @@ _MESSAGES = {
 _HINTS = "cache_control prompt_cache_breakpoint"
 _PART = Fields("type text", _HINTS)
 _IMAGE = Fields("type image_url", _HINTS)
-_URL = Fields("url", "detail")  # how many tokens an image takes, the model's own files say
+_URL = Fields("url", "detail")  # the model's own files set the tokens of an image
 
 
 class Chat(Format):
-    """OpenAI's chat completions, which nearly every client speaks, OpenClaw among them."""
+    """OpenAI's chat completions, which nearly every client uses, OpenClaw among them."""
 
     about = (
         "OpenAI's chat completions: POST /v1/chat/completions. In OpenClaw set api to "
@@ -172,14 +172,14 @@ def _top_logprobs(fields: Object) -> int | None:
     if fields.flag("logprobs"):
         return most
     if most:
-        raise fields.wrong("is told with logprobs: true only", "top_logprobs")
+        raise fields.wrong("needs logprobs: true", "top_logprobs")
     return None
 
 
 def _choices(fields: Object) -> int:
     asked = fields.integer("n", 1, MOST_CHOICES + 1) or 1
     if asked > 1 and fields.get("stream"):
-        raise RequestError("n: one reply is streamed; several come whole.", param="n")
+        raise RequestError("n: several replies cannot be streamed; send stream: false.", param="n")
     return asked
 
 
@@ -191,7 +191,7 @@ def _top_k(fields: Object) -> int | None:
 
 
 def _tools(raw: Any, at: str) -> KnownTools:
-    """Check the shape of tools. They go into the prompt as they came, and bind no reply."""
+    """Check the shape of tools. They go into the prompt unchanged, and constrain no reply."""
     for tool in Object({at: raw}).objects(at, required=True):
         if tool.get("type") != "function":
             raise tool.wrong("must be an object of type function")
@@ -201,8 +201,8 @@ def _tools(raw: Any, at: str) -> KnownTools:
 
 
 def _messages(raw: Raw | None, read: Read) -> tuple[Message, ...]:
-    """Check `messages`. Content leaves here as one string, which knows its parts and images; what
-    is not read here (audio, files) is never skipped.
+    """Check `messages`. Content becomes one string, which knows its parts and images; parts that
+    are not read here (audio, files) are refused, never skipped.
 
     Raises:
         RequestError: names the message and the field.

@@ -118,7 +118,7 @@ def _logprobs(tokens: Sequence[TokenLogprob]) -> Json:
 
 
 def token_logprobs(tokens: Sequence[TokenLogprob]) -> list[Json]:
-    """Logprobs as OpenAI's two wires show them."""
+    """Logprobs as OpenAI's two formats show them."""
     return [
         _token(one.text, one.logprob) | {"top_logprobs": [_token(*other) for other in one.top]}
         for one in tokens

@@ -19,7 +19,7 @@ STOP_CHARACTERS = 256
 MAX_DEPTH = 64
 """Levels of nesting in one tool: deeper ones would overflow the encoder's stack later."""
 
-# What the bytes are, their header says.
+# The image's own header tells its type.
 _BASE64 = Fields("type data", "media_type")
 _URL = Fields("type url")
 
@@ -34,7 +34,7 @@ def common(fields: Object, hottest: int, *lengths: str) -> dict[str, Any]:
 
     Args:
         hottest: the highest temperature.
-        lengths: the fields that bound the reply; of several that are sent the first counts.
+        lengths: the fields that bound the reply; the first one sent counts.
     """
     most = [fields.integer(name, 1, INT64) for name in lengths]
     return {
@@ -117,7 +117,7 @@ def called(call: ToolCall) -> dict[str, Any]:
 
 
 def assistant(texts: Sequence[str], thought: Sequence[str], calls: Sequence[Any]) -> Message:
-    """A message of the assistant, of which a client keeps the parts one by one."""
+    """A message of the assistant, whose parts a client keeps one by one."""
     message: dict[str, Any] = {"role": "assistant", "content": joined([t for t in texts if t])}
     if calls:
         message["tool_calls"] = list(calls)
@@ -141,7 +141,7 @@ def one_reply(first: Message, second: Message) -> Message:
 
 
 def unreadable(part: Object) -> RequestError:
-    """The refusal of a part that is not read in its place: audio and files are never skipped."""
+    """Return the error for a part that is not read here: audio and files are never skipped."""
     kind = part.get("type")
     what = f"of type {shown(kind)}" if isinstance(kind, str) else "without a type"
     return part.wrong(
@@ -167,7 +167,7 @@ def function_tool(given: Object, schema: str = "parameters") -> Tool:
     """A function that the model may call.
 
     Args:
-        schema: what this format calls the member that describes the arguments.
+        schema: this format's name for the member that describes the arguments.
     """
     function: dict[str, Any] = {"name": given.string("name")}
     if "description" in given:
@@ -193,7 +193,7 @@ def forced(tools: tuple[Tool, ...], name: str | None, at: str) -> Calls:
 
     Args:
         name: of the tool; None: any of them.
-        at: the field that says so.
+        at: the field that requires it.
     """
     offered = [tool["function"]["name"] for tool in tools]
     if not offered:
@@ -207,7 +207,7 @@ def schema_of(fields: Object, name: str, member: str | None = None) -> tuple[str
     """JSON Schema of the text that is asked for, and the field; None: any text.
 
     Args:
-        member: where name and schema stand; None: beside the type.
+        member: holds name and schema; None: they are beside the type.
     """
     given, at = fields.object(name), fields.place(name)
     kind = given.get("type", "text")
@@ -229,7 +229,7 @@ def _openai_calls(fields: Object, tools: tuple[Tool, ...], *, nested: bool) -> C
     """Read `tool_choice`, as OpenAI's two formats have it.
 
     Args:
-        nested: what is chosen stands in a member that is called as its type.
+        nested: the choice is in a member named after its type.
     """
     at = "tool_choice"
     choice = fields.get(at, "auto")

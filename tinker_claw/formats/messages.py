@@ -1,9 +1,8 @@
-"""Anthropic's Messages: every field of a request, and what becomes of it.
+"""Anthropic's Messages: every field of a request, and how it is handled.
 
-Rule: what the client keeps outside of its messages, or several to a message, becomes the messages
-that a chat template knows: the system text comes first, results of tools are messages of their own,
-and replies that follow one another are one. Thinking is shown to those who ask for it; it is
-sampled and trained either way.
+Rule: a request is converted to the messages that a chat template knows: the system text comes
+first, tool results are messages of their own, and consecutive replies are merged. Thinking is
+returned if the client asks for it; it is sampled and trained either way.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ FIELDS = Fields(
         "model messages system max_tokens metadata stop_sequences stream temperature top_p "
         "top_k thinking output_config tools tool_choice context_management"
     ),
-    # What was computed is used again without being asked (cache_control).
+    # Prompts are cached without being asked (cache_control).
     ignored=(
         "cache_control service_tier speed user_profile_id workspace_id billing_policy "
         "fallback_credit_token"
@@ -70,7 +69,7 @@ FIELDS = Fields(
 )
 
 _USUAL = "high"
-"""The effort that says as much as none."""
+"""The default effort: equal to naming none."""
 
 _TOOL = Fields(
     honoured="type name description input_schema strict",
@@ -100,12 +99,12 @@ _BY: Mapping[str, frozenset[str]] = {
     "assistant": frozenset({"text", "thinking", "redacted_thinking", "tool_use"}),
     "system": frozenset({"text"}),
 }
-# How clients that write more than an account into user_id name the session there.
+# Session in the user_id of clients that write more than an account there.
 _SESSION = re.compile(r"_session_([0-9a-f-]{36})\Z")
 
 
 class Messages(Format):
-    """Anthropic's Messages, which its clients speak, Claude Code among them."""
+    """Anthropic's Messages, which its clients use, Claude Code among them."""
 
     about = (
         "Anthropic's Messages: POST /v1/messages. For Claude Code set ANTHROPIC_BASE_URL to this "
@@ -181,12 +180,12 @@ def _session(metadata: Object) -> tuple[str, str] | None:
 
 
 def _thinking(fields: Object, output: Object) -> tuple[str | None, str, bool]:
-    """The effort, the field that says so, and whether thinking is shown."""
+    """The effort, the field that sets it, and whether thinking is shown."""
     effort, given = effort_level(output, "effort"), fields.object("thinking", _THINKING)
     kind = given.get("type")
     if kind not in ("enabled", "disabled", "adaptive", None) or (given and kind is None):
         raise given.wrong("must be enabled, disabled or adaptive", "type")
-    given.integer("budget_tokens", 1, INT64)  # no client may rely on more thinking than the most
+    given.integer("budget_tokens", 1, INT64)  # only checked: it is an upper bound
     display = given.get("display", "summarized")
     if display not in ("summarized", "omitted"):
         raise given.wrong("must be summarized or omitted", "display")
@@ -202,8 +201,8 @@ def _thinking(fields: Object, output: Object) -> tuple[str | None, str, bool]:
 
 
 def _check_edits(fields: Object) -> None:
-    """Which thinking of earlier replies is shown again, the chat template says; nothing else of a
-    history is taken out."""
+    """Accept edits of thinking only: the chat template decides which thinking is shown again, and
+    nothing else of a history is removed."""
     for edit in fields.object("context_management", _MANAGEMENT).objects("edits"):
         kind = edit.get("type")
         if not isinstance(kind, str) or not kind.startswith("clear_thinking"):
@@ -295,7 +294,7 @@ def _check_block(block: Object, role: str) -> None:
         raise unreadable(block)
     if kind not in _BY[role]:
         raise block.wrong(f"is of type {kind}, which is not the {role}'s")
-    _BLOCKS[kind].check(block)  # of redacted thinking nothing is read: it is another server's
+    _BLOCKS[kind].check(block)  # redacted thinking, another server's, is not read
 
 
 def _text_in(block: Object) -> str:
@@ -305,7 +304,7 @@ def _text_in(block: Object) -> str:
 
 
 def _text(block: Object) -> str:
-    """The text of a block that can be nothing else."""
+    """The text of a block that must be text."""
     _check_block(block, "system")
     return _text_in(block)
 

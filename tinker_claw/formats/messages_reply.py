@@ -1,6 +1,6 @@
 """Replies and errors of Anthropic's Messages.
 
-Rule: shapes are Anthropic's. A stream is a row of blocks, one open at a time; a block begins with
+Rule: shapes are Anthropic's. A stream is a list of blocks, one open at a time; a block begins with
 the first piece of its kind and ends with the first of another.
 """
 
@@ -39,7 +39,7 @@ _KINDS: Mapping[HTTPStatus, str] = {
     HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
 }
 _TOO_LONG = "prompt is too long: "
-"""The words by which agents see that they must compact their history."""
+"""Words by which agents recognise that they must compact their history."""
 _SIGNATURE = "dW5zaWduZWQ="
 """Placeholder signature of thinking; clients drop thinking that has none."""
 
@@ -155,7 +155,7 @@ def _call(call: ToolCall, arguments: Any) -> Json:
 
 
 def _usage(tokens: TokenCounts) -> Json:
-    """Tokens that came from a cache are no input tokens here."""
+    """Token usage; cached tokens are not counted as input tokens."""
     return {
         "input_tokens": tokens.prompt - tokens.cached,
         "cache_creation_input_tokens": 0,

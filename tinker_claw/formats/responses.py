@@ -1,8 +1,8 @@
-"""OpenAI's Responses: every field of a request, and what becomes of it.
+"""OpenAI's Responses: every field of a request, and how it is handled.
 
-Rule: the items of a reply (reasoning, a message, calls) come back one by one, and are one message
-to the chat template again. A reply that the client may go on from by its id is remembered for its
-user, in memory only; to everyone else, and after a restart, there is no such reply.
+Rule: the items of a reply (reasoning, a message, calls) come back one by one, and are merged into
+one message for the chat template. A reply that the client may continue by its id is cached for its
+user, in memory only; for everyone else, and after a restart, it does not exist.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ _PARTS = {
     "refusal": Fields("type refusal"),
     "reasoning_text": Fields("type text"),
 }
-# How many tokens an image takes, the model's own files say.
+# The model's own files set the tokens of an image.
 _IMAGE = Fields("type image_url", "detail prompt_cache_breakpoint")
 _ROLES = ("user", "assistant", "system", "developer")
 _ROOM = 64_000_000
@@ -120,7 +120,7 @@ them: some six hundred of long sessions, which share their messages."""
 
 
 class Responses(Format):
-    """OpenAI's Responses, which its newer clients speak, Codex among them."""
+    """OpenAI's Responses, which its newer clients use, Codex among them."""
 
     about = (
         "OpenAI's Responses: POST /v1/responses. In Codex add a provider whose base_url is this "
@@ -214,7 +214,7 @@ class Responses(Format):
 
 
 def _size(said: Sequence[Message]) -> int:
-    """Characters, and as many as a message takes beside them."""
+    """Size in characters, with an overhead per message."""
     calls = (call["function"] for message in said for call in message.get("tool_calls", ()))
     texts = sum(len(m["content"]) + len(m.get("reasoning_content", "")) for m in said)
     images = sum(len(image.clean()) for image in images_in(said))
@@ -223,7 +223,7 @@ def _size(said: Sequence[Message]) -> int:
 
 def _with_one_head(head: list[str], said: Sequence[Message]) -> tuple[Message, ...]:
     """Merge instructions and leading developer messages into one system message: many chat
-    templates know no second one."""
+    templates accept only one."""
     at = next((i for i, m in enumerate(said) if m["role"] != "system"), len(said))
     texts = [*head, *(message["content"] for message in said[:at])]
     found = ({"role": "system", "content": parted(texts)},) if texts else ()
@@ -242,7 +242,7 @@ def _top_logprobs(fields: Object) -> int | None:
 def _tools(fields: Object, names: Names) -> KnownTools:
     """
     Args:
-        names: gets the names of those that stand in a namespace, by what the model is shown.
+        names: filled with the names of tools in a namespace, by the name the model is shown.
     """
     return KnownTools([found for one in fields.objects("tools") for found in _tool(one, names)])
 
@@ -277,7 +277,7 @@ def _shown(space: str, name: str) -> str:
 
 
 def _conversation(fields: Object) -> list[Message]:
-    """The messages that the items of an input come to."""
+    """Convert the items of an input to messages."""
     raw = fields.get("input")
     if isinstance(raw, str):
         return [{"role": "user", "content": raw}]

@@ -1,7 +1,7 @@
 """Replies of OpenAI's Responses, and their events.
 
-Rule: shapes are OpenAI's. A reply is a row of items, one open at a time; an item begins with the
-first piece of its kind, and stands whole in the event that ends it and in the reply at the end.
+Rule: shapes are OpenAI's. A reply is a list of items, one open at a time; an item begins with the
+first piece of its kind, and is complete in the event that ends it and in the reply at the end.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tinker_claw.formats.chat_reply import token_logprobs
 from tinker_claw.types import Delta, Reply, ToolCall
 
 Names = dict[str, tuple[str, str]]
-"""Namespace and name of a function, by what the model calls it."""
+"""Namespace and name of a function, by the name that the model uses."""
 
 
 _PARTS = {"reasoning": "reasoning_text", "text": "output_text"}
@@ -59,7 +59,7 @@ class ResponsesReply:
         """
         Args:
             fields: of the request.
-            keep: told of id and reply once it is complete; None: nobody may go on from it by id.
+            keep: called with id and complete reply; None: the reply cannot be continued by id.
         """
         self.id = f"resp_{uuid4().hex}"
         self._names = names

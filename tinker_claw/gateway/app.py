@@ -1,12 +1,12 @@
-"""Routes, and the way of a turn through them.
+"""Routes, and the path of a turn through them.
 
-A turn: `_caller` finds out who sends it; `Limits.place` keeps a place for it, until its answer is
-complete; `read_request` takes it in; `admit` (request.py) reads it, ties it to the turn before and
-renders its prompt; an `Answer` (respond.py) runs a `Generation` (generation.py), which waits for a
-slot, draws the tokens from a `Sampling` (sampling.py) and writes the turn to the ledger.
+A turn: `_caller` authenticates the client; `Limits.place` holds a place for it until its answer is
+complete; `read_request` reads the body; `admit` (request.py) parses it, ties it to the turn before
+and renders its prompt; an `Answer` (respond.py) runs a `Generation` (generation.py), which waits
+for a slot, gets the tokens from a `Sampling` (sampling.py) and writes the turn to the ledger.
 
-Rule: nothing is read of a request before it is known who sends it, that no web page does, and that
-there is a place for it.
+Rule: no body is read before its sender is authenticated, is known to be no web page, and has a
+place.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def create_app(deps: GatewayDeps, formats: Sequence[Format]) -> FastAPI:
     """The gateway as an ASGI application.
 
     Args:
-        formats: what is spoken; whatever no format claims is answered in the first one's shape.
+        formats: those served; a request that none claims is answered in the first one's shape.
     """
     app = FastAPI(title="tinker-claw", openapi_url=None, redirect_slashes=False)
     errors.install(app, formats)
@@ -58,7 +58,7 @@ class _Endpoints:
 
     def routes(self) -> Iterator[Path]:
         """Yield all routes, those of the formats first."""
-        # Not FastAPI's own way, which looks for parameters to fill in with every request.
+        # Not FastAPI's own routes, which resolve parameters on every request.
         for route in dict.fromkeys(route for wire in self._formats for route in wire.routes):
             turn = route.purpose in ("turn", "count")
             endpoint = partial(self._turn if turn else self._models, route)
@@ -105,7 +105,7 @@ class _Endpoints:
 
     async def _what(self, request: Request) -> Response:
         refuse_pages(request.headers, local=self._local)
-        said = f"{errors.what(self._formats)} How it is: /health.\n"
+        said = f"{errors.what(self._formats)} Its status: /health.\n"
         return Response(said, media_type="text/plain")
 
     async def _health(self, request: Request) -> Response:
@@ -116,9 +116,9 @@ class _Endpoints:
         try:
             who = self._caller(request)
         except RequestError:
-            return JSONResponse(well)  # a probe without a key learns whether all is well
+            return JSONResponse(well)  # a probe without a key sees the status only
         if not who.admin:
-            # Errors may quote addresses and paths, and all other figures are of everybody.
+            # Errors may quote addresses and paths, and all other figures cover all users.
             return JSONResponse(well | {"user": who.name} | self._limits.figures(who.name))
         return JSONResponse(health)
 
@@ -140,14 +140,14 @@ class _Endpoints:
         return found
 
     def _caller(self, request: Request, wire: Format | None = None) -> Principal:
-        """Who sends this, which no web page may.
+        """Return the user who sends a request.
 
         Raises:
-            RequestError: a page does, or the key is missing or wrong.
+            RequestError: a web page sent it, or the key is missing or wrong.
         """
         headers, client = request.headers, request.client
         refuse_pages(headers, local=self._local)
-        address = client.host if client else ""  # behind a proxy that is the proxy's
+        address = client.host if client else ""  # behind a proxy, the proxy's
         if wire is None:
             return self._keys.caller(bearer(headers), address)
         return self._keys.caller(wire.key(headers), address, wire.key_place)

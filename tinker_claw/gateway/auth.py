@@ -1,9 +1,9 @@
-"""Authentication: a key names a user; without any keys nobody needs one.
+"""Authentication: a key identifies a user; if no user has a key, none is needed.
 
-Rule: keys are looked up by a digest under a secret of this process; how long an answer takes says
-neither whose key is nearly right, nor how long it is. From one address only so many wrong ones are
-looked at. Whoever holds the settings' own key, or calls from this machine where
-no key is needed, runs this gateway and is an admin.
+Rule: keys are looked up by a digest under a secret of this process, so response times reveal
+neither whose key is nearly right, nor its length. Wrong keys are rate-limited by address. Whoever
+has the settings' own key, or calls from this machine where no key is needed, runs this gateway and
+is an admin.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ from tinker_claw.config.settings import DEFAULT_USER, User
 from tinker_claw.errors import RequestError
 
 FREE: Final = 10
-"""Wrong keys in a row; from then on one a second may be tried."""
+"""Wrong keys allowed in a row; after them, one per second."""
 _TRIED: Final = 4096
 """Entries of each cache of attempts; when a cache is full, a new entry displaces an old one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """The user who calls."""
+    """The user who sends a request."""
 
     name: str
     admin: bool
-    """May see what concerns others, too."""
+    """May also see what concerns other users."""
     cache_salt: str | None
     """Prompt-cache salt of the user's group, a secret; None: there is one group only."""
 
 
 class Tries:
-    """Wrong keys, by who tries."""
+    """Rate limit of wrong keys, by client."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._forgiven = TTLCache[str, float](_TRIED, FREE + 1, timer=clock)
-        """When all their wrong keys are forgiven."""
+        """When all wrong keys of a client are forgiven."""
 
     def check(self, who: str) -> None:
-        """Raise RequestError, 429, where `who` has to wait before another key is looked at."""
+        """Raise RequestError, 429, if `who` has to wait before another key is checked."""
         if (wait_s := self._until(who) + 1 - self._clock() - FREE) > 0:
             raise RequestError(
                 f"Too many wrong keys were tried: try again in {math.ceil(wait_s)} s.",
@@ -78,14 +78,14 @@ class Keys:
         self._secret = token_bytes(32)
         self._tries = Tries()
         self._tried = LRUCache[tuple[str, bytes], bool](_TRIED)
-        """Digests that came from an address and were looked at. So a client that works goes on
-        beside one that guesses, and one that is set up wrongly guesses once."""
+        """Digests already checked, by address. So a client that guesses does not block one with the
+        right key, and a wrong key in a configuration counts once."""
         groups = {(user.group, user.group or user.name) for user in everybody}
         self._principals = {
             self._digest(user.key.get_secret_value()): Principal(
                 user.name,
                 user.role == "admin",
-                # A group of the name of a user who is in none is another group.
+                # A user without a group differs from a group of the same name.
                 self._digest(f"{user.group} {user.group or user.name}").hex()
                 if len(groups) > 1
                 else None,
@@ -104,10 +104,10 @@ class Keys:
         return [one.name for one in self._principals.values()] or [DEFAULT_USER]
 
     def caller(self, key: str, address: str, place: str = "Authorization: Bearer") -> Principal:
-        """The user whose key comes from this address, from which so many wrong ones may come.
+        """Return the user of a key, limiting the wrong keys from this address.
 
         Raises:
-            RequestError: as `principal`; or 429, it was not looked at.
+            RequestError: as `principal`; or 429, the key was not checked.
         """
         who, digest = network(address), self._digest(key)
         if self.needed and key and not self._tried.get((who, digest)):
@@ -118,11 +118,11 @@ class Keys:
         return self.principal(key, place)
 
     def principal(self, key: str, place: str = "Authorization: Bearer") -> Principal:
-        """The user whose key it is.
+        """Return the user of a key.
 
         Args:
             key: "" where none was sent.
-            place: where one belongs, for a sentence.
+            place: where a key belongs, for the error message.
 
         Raises:
             RequestError: the key is missing or wrong.
@@ -144,7 +144,7 @@ class Keys:
 
 
 def network(address: str) -> str:
-    """Return the network that stands for an address: a caller has 2^64 addresses of IPv6."""
+    """Return the network of an address: a client may have 2^64 addresses of IPv6."""
     try:
         found = ip_address(address)
     except ValueError:

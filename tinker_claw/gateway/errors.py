@@ -1,6 +1,6 @@
 """Error responses, in the shape of the client's own format.
 
-Rule: a client learns what it can do about an error, and nothing of our insides; the log has those.
+Rule: a client is told what it can do about an error, and no internals; the log has those.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tinker_claw.telemetry import log
 RETRY_AFTER_S = 30
 """Retry-After where the gateway cannot answer now: the request was already retried here."""
 _PASSING: Final = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
-"""Refusals after which the same request may be served."""
+"""Statuses after which a retry may succeed."""
 
 
 def told(error: Exception) -> RequestError:
@@ -52,12 +52,12 @@ def answer(wire: Format, error: Exception) -> JSONResponse:
     problem = told(error)
     headers = dict(problem.headers or {})
     if problem.status < HTTPStatus.INTERNAL_SERVER_ERROR and problem.status not in _PASSING:
-        headers["x-should-retry"] = "false"  # the clients of OpenAI and Anthropic go by it
+        headers["x-should-retry"] = "false"  # the SDKs of OpenAI and Anthropic read it
     return JSONResponse(wire.error(problem), problem.status, headers=headers)
 
 
 def what(formats: Sequence[Format]) -> str:
-    """Describe this server to callers of an unknown address."""
+    """Describe this server to callers of an unknown path."""
     spoken = "; ".join(wire.about for wire in formats)
     return (
         f"This is tinker-claw, which speaks {spoken}; "
@@ -82,8 +82,8 @@ def install(app: FastAPI, formats: Sequence[Format]) -> None:
             message = f"{status.phrase}: {request.method} {shown(path)}. {what(formats)}"
             claimed = any(wire.claims(path, headers) for wire in formats)
             if status is HTTPStatus.NOT_FOUND and request.method == "POST" and not claimed:
-                # A format that is not spoken. To OpenClaw a 404 says that the model is unknown,
-                # whatever stands in it.
+                # A format that is not served. OpenClaw takes a 404 to mean an unknown model,
+                # whatever its text.
                 status = HTTPStatus.BAD_REQUEST
             sent = error.headers
             error = RequestError(message, status=status, code="unknown_url", headers=sent)

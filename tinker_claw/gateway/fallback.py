@@ -1,9 +1,9 @@
-"""How long one request is tried again, and who answers when its version cannot.
+"""Retries of a request, and its stand-ins when its version cannot answer.
 
-Rule: an outage is waited out for four minutes, counted from when the sampler was
-asked first; the time in which tokens came does not count. Any other failure is tried twice more.
-Then the nearest earlier version with other weights stands in, then the frozen base model; nobody
-does for a version that a request has asked for by name.
+Rule: in an outage a request is retried for four minutes, counted from its first attempt; the time
+in which tokens came does not count. After any other failure it is retried twice. Then the nearest
+earlier version with other weights stands in, then the frozen base model; a version that a request
+asks for by name has no stand-in.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from tinker_claw.retry import Backoff
 from tinker_claw.types import PolicyVersion
 
 PATIENCE_S = 240.0
-"""Seconds that an outage is waited out: OpenClaw, told what `openclaw-config` prints, gives a
-request up after ten minutes, and a stand-in must still have its time."""
+"""Seconds of retries in an outage: OpenClaw, configured by `openclaw-config`, gives a request up
+after ten minutes, and a stand-in needs time as well."""
 WAITS = Backoff(first_s=0.5, longest_s=15.0, jitter=0.25)
 """Delays between attempts while the service is away."""
 RETRIES = Backoff(first_s=0.4, longest_s=1.0, attempts=3)
 """Delays between attempts after a failure of the sampler."""
 
 STAND_IN_S = 30.0
-"""How long a stand-in may take to its first token while the service is away."""
+"""Most seconds to a stand-in's first token while the service is away."""
 BASE_VERSION = 0
 """Version whose adapter changes nothing, so that it samples as the base model does."""
 
@@ -55,7 +55,7 @@ class Retries:
         self._outages = 0
 
     def wait_s(self, error: SamplerError | OutageError) -> float | None:
-        """Seconds until the next attempt; None: there is none. The last one is at the very end."""
+        """Seconds until the next attempt; None: there is none. The last is at the deadline."""
         if isinstance(error, OutageError):
             self._outages += 1
             left = self._until - time.monotonic()
@@ -71,9 +71,9 @@ class StandIn:
 
     version: int
     open: Callable[[], Awaitable[Sampler]]
-    """Raises BackendError or LookupError where they cannot be had."""
+    """Raises BackendError or LookupError where they cannot be opened."""
     base: bool = False
-    """The frozen base model, not the sampler that was published of version 0."""
+    """The frozen base model, not the sampler that was published for version 0."""
 
     @property
     def name(self) -> str:
@@ -85,7 +85,7 @@ StandIns = Callable[[int], Sequence[StandIn]]
 
 
 def nobody(version: int) -> Sequence[StandIn]:
-    """No version is stood in for."""
+    """Return no stand-ins, for any version."""
     return ()
 
 
@@ -96,15 +96,15 @@ class Serving:
     open_version: Callable[[int], Awaitable[Sampler]]
     """Sampler of an earlier version. Raises LookupError when there is none of that number."""
     outages: Outages
-    """Is told whether the service answers."""
+    """Records whether the service answers."""
     stand_ins: StandIns = nobody
-    """Who answers in place of a version that cannot."""
+    """Returns what answers in place of a version that cannot."""
     waits: Backoff = WAITS
     """Delays between the attempts of one request while the service is away."""
     retries: Backoff = RETRIES
     """Delays between the attempts of one request after a failure of the sampler."""
     stand_in_s: float = STAND_IN_S
-    """How long a stand-in may take to its first token while the service is away, seconds."""
+    """Most seconds to a stand-in's first token while the service is away."""
 
 
 def lineage(

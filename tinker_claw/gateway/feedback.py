@@ -1,7 +1,7 @@
-"""POST /v1/feedback: what a user or their program says outright of a reply, or of a session.
+"""POST /v1/feedback: explicit ratings of a reply or a session, by a user or their program.
 
-Rule: whoever asks about a turn that is not theirs, that was forgotten, that is private or that
-never was gets the same answer, for which the same was done.
+Rule: a turn of another user, a forgotten, a private and a nonexistent one get the same answer,
+after the same work.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _name(fields: Object, at: str) -> str | None:
 async def take(
     deps: GatewayDeps, body: bytes, headers: Mapping[str, str], caller: Caller
 ) -> dict[str, Any]:
-    """Record what a request says; returns the answer to it.
+    """Record the feedback in a request, and return the answer.
 
     Raises:
         RequestError: it is malformed, or this user has no such turn.

@@ -1,8 +1,8 @@
-"""Images by address, from the hosts that --image-hosts names.
+"""Fetch images by URL, from the hosts that --image-hosts names.
 
-Rule: an address is written by whoever can write to the agent. So no other host is asked, none that
-is found inside a network, and the connection goes to the very address that was checked: asked
-again, a name may lead elsewhere. Only a host of loopback, if it is named as one, may be that.
+Rule: anyone who can write to the agent may write the URL (SSRF). So no other host is asked, none
+with a private address, and the connection goes to the very address that was checked: resolved
+again, a name may give another. Only a host that is named as loopback may be on loopback.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from tinker_claw.origin import is_loopback
 FETCH_S: Final = 10.0
 """Seconds for one image."""
 MOST_FETCHED: Final = 8
-"""Most images by address in one request."""
+"""Most images by URL in one request."""
 _TYPES: Final = {f"image/{format.lower()}" for format in FORMATS}
 
 Resolve = Callable[[str, int], Awaitable[Collection[str]]]
 
 
 async def _resolved(host: str, port: int) -> Collection[str]:
-    """Return a host's addresses; of IPv4, where it is plain which lead into a network."""
+    """Return a host's addresses of IPv4, where it is plain which are private."""
     loop, family = asyncio.get_running_loop(), socket.AF_INET
     found = await loop.getaddrinfo(host, port, family=family, type=socket.SOCK_STREAM)
     return {str(entry[4][0]) for entry in found}
@@ -39,7 +39,7 @@ async def _resolved(host: str, port: int) -> Collection[str]:
 
 @cache
 def _trusted() -> SSLContext:
-    """Certificates, which take long to load."""
+    """Return the TLS context, cached: its certificates take long to load."""
     return httpx.create_ssl_context(trust_env=False)
 
 
@@ -52,7 +52,7 @@ async def fetch(
     resolve: Resolve = _resolved,
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> bytes:
-    """Return the file of an image at an address.
+    """Fetch the file of an image.
 
     Args:
         hosts: as --image-hosts has them.
@@ -60,7 +60,7 @@ async def fetch(
         seconds: from the host's name to the last byte.
 
     Raises:
-        RequestError: it must not be asked for, or does not come as an image within bounds.
+        RequestError: it must not be fetched, or is not an image within bounds.
     """
     try:
         url = httpx.URL(away.url)
@@ -71,12 +71,12 @@ async def fetch(
         raise away
     local = is_loopback(url.host)
     if url.scheme != "https" and not local:
-        raise away.wrong("is at an address of http, and only https is asked")
+        raise away.wrong("is at an http:// URL, and only https is asked")
     try:
         async with asyncio.timeout(seconds):
             address = url.host if local else await _address(away, url, resolve)
             async with (
-                # No proxy: it would resolve the name again. No cookies: they are somebody's.
+                # No proxy, which would resolve the name again, and no cookies.
                 httpx.AsyncClient(trust_env=False, verify=_trusted(), transport=transport) as http,
                 http.stream(
                     "GET",
@@ -98,7 +98,7 @@ async def fetch(
 
 
 async def _address(away: AwayError, url: httpx.URL, resolve: Resolve) -> str:
-    """Return an address of a host, if all that it has are out in the internet."""
+    """Return an address of a host, if all of its addresses are public."""
     found = sorted(await resolve(url.host, url.port or 443))
     known = [ip_address(one) for one in found]
     if not known or not all(one.is_global and not one.is_multicast for one in known):
@@ -114,7 +114,7 @@ async def _read(away: AwayError, reply: httpx.Response, most: int) -> bytes:
         raise away.wrong(f"could not be fetched: its host answers {reply.status_code}")
     kind = reply.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in _TYPES or reply.headers.get("content-encoding", "identity") != "identity":
-        raise away.wrong(f"is at an address of no plain image that is read here: {kind!r}")
+        raise away.wrong(f"is not a plain image that is read here: {kind!r}")
     file = bytearray()
     async for piece in reply.aiter_raw():
         file += piece

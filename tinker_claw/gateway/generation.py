@@ -1,6 +1,6 @@
 """A generation, from the sampler to the ledger.
 
-Rule: what was sampled is written exactly as it came, and before anyone is told that it is
+Rule: what was sampled is written exactly as it came, and before the client is told that it is
 complete.
 """
 
@@ -36,7 +36,7 @@ class Generation:
         self._deps = deps
         self._job = job
         self.sampling = Sampling(deps, job)
-        """Knows which version answers, another than the job's where that one failed."""
+        """Its version is the one that answers, a stand-in's where the job's own failed."""
         request = job.request
         at = len(job.prompt.tokens) - job.prompt.begun
         asked, begun = job.prompt.tokens[:at], job.prompt.tokens[at:]
@@ -65,7 +65,7 @@ class Generation:
         A cancelled run captures what was sampled until then.
 
         Raises:
-            BackendError: nobody could answer, or go on with the reply that had begun.
+            BackendError: no version could answer, or continue the reply that had begun.
             LedgerError: the turn could not be written.
         """
         caller = self._job.caller
@@ -87,7 +87,7 @@ class Generation:
                 self._tell(done and done.finish, error)
 
     def _tell(self, finish: Finish | None, error: str | None) -> None:
-        """Tell of the request, unless nothing of it is kept."""
+        """Report the request to telemetry, unless nothing of it is kept."""
         job, version = self._job, self.sampling.version
         if job.privacy is Privacy.PRIVATE or self._forgotten:
             return
@@ -142,7 +142,7 @@ class Generation:
             await self._deps.compute.own_round()
             self._capture(completion, reply)
         except asyncio.CancelledError:
-            if self._turn is None:  # the client hung up meanwhile; the reply is complete
+            if self._turn is None:  # the client left meanwhile; the reply is complete
                 self._capture(completion, reply)
             raise
         return FinishedReply(
@@ -171,7 +171,7 @@ class Generation:
         def length(n: int) -> int:
             return len(decode([ids[place] for place in places[:n]]).lstrip())
 
-        # Behind its text there are blanks, or what a stop string has cut off.
+        # After the text come blanks, or what a stop string has cut off.
         until = bisect_left(range(len(places)), len(reply.text), key=length)
         return tuple(
             TokenLogprob(
@@ -199,7 +199,7 @@ class Generation:
         return "length" if completion.stop_reason is StopReason.LENGTH else "stop"
 
     def _capture(self, completion: Completion, reply: Reply) -> None:
-        """Write the turn, and remember it for the request that goes on from it."""
+        """Write the turn, and index it for the request that continues it."""
         deps, job, said = self._deps, self._job, self._job.said
         completion = self._completion = completion.with_topk(job.keeps_topk)
         prompt_tokens, completion_tokens = len(job.prompt.tokens), len(completion.tokens)
@@ -252,8 +252,8 @@ class Generation:
 
     def _held(self, completion: Completion) -> str | None:
         """Description of a secret or personal data found in the reply, or None."""
-        # As it was sampled: thinking, and what a stop string cut off, is in no reply. Without the
-        # mark at its end, most are the reply itself, which is then searched once.
+        # As it was sampled: the reply lacks thinking and what a stop string cut off. Without its
+        # stop token the text mostly equals the reply, which is then searched only once.
         stops, sampled = self._job.params.stop_tokens, completion.tokens
         ended = sampled[-1:] and sampled[-1] in stops
         text = self._deps.renderer.decode(sampled[:-1] if ended else sampled).strip()

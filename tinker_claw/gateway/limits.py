@@ -1,13 +1,12 @@
-"""How much is taken in at once, and how requests share the event loop.
+"""Limits of concurrent requests, and how requests share the event loop.
 
-Rule: what cannot be taken is refused before it is read, with the time to come back. Whoever was let
-in waits for a slot inside their answer, so that headers and keep-alives flow. Requests of episodes
-have a line of their own, behind that of persons: they leave slots free for whoever comes next, and
-a person's request goes first. In the persons' line a slot is kept for users who have none, and in
-either line users are served in turn: no user's flood starves another. Between
-two requests that compute the event loop looks at its sockets, so that a crowd of requests, each of
-a few milliseconds, does not make the gateway deaf for as long as all of them take together. What
-takes longer, because somebody has sent very much, is done in a thread.
+Rule: a request over a limit is refused before it is read, with a Retry-After. An admitted one waits
+for a slot inside its answer, so that headers and keep-alives flow. Requests of episodes have a
+queue of their own, with lower priority than that of persons, and leave slots free for the next
+person. In the persons' queue a slot is kept for users who have none, and in either queue users are
+served in turn: no user's flood starves another. Between two requests that compute, the event loop
+polls its sockets, so that many requests of a few milliseconds each do not block the gateway for
+their total time. Longer work, for very large requests, runs in a thread.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ from tinker_claw.errors import RequestError
 T = TypeVar("T")
 
 MAX_QUEUE: Final = 256
-"""Requests of one user that may wait in either line: more than agents open by themselves, so only a
-loop that has gone wrong is told to come back."""
+"""Requests of one user that may wait in either queue: more than agents open by themselves, so only
+a runaway loop is refused."""
 MAX_HELD_BYTES: Final = 32_000_000
-"""Most bytes of bodies of one user's requests in either line. A request takes up to 15 times its
-bytes: 410 kB with 100,000 tokens took 6 MB. OpenClaw's have 59 kB in the mean, so a full queue of
-them has less; a loop that sends the longest there are would take all memory."""
+"""Most bytes of bodies of one user's requests in either queue. A request takes up to 15 times its
+bytes: 410 kB with 100,000 tokens took 6 MB. OpenClaw's have 59 kB on average, so a full queue of
+them has less; a loop that sends the longest possible ones would take all memory."""
 MAX_BODY_BYTES: Final = 16_000_000
 """Largest body of a request: twice what the longest served context (262,144 tokens) can need."""
 BODY_S: Final = 60.0
-"""How long a body may take to come: OpenClaw's have 38 to 156 kB, so a slow line needs seconds."""
+"""Most seconds to receive a body: OpenClaw's have 38 to 156 kB, so a slow network takes seconds."""
 BYTES_PER_TOKEN = 32
 """Most bytes of a body per token of context; real requests have four to five."""
 ALWAYS_READ_BYTES = 65_536
@@ -45,8 +44,8 @@ ALWAYS_READ_BYTES = 65_536
 COME_BACK_S = 10
 """Retry-After for a client that finds the queue full."""
 LEFT_FREE = 2
-"""Slots at the least that episodes leave for the persons who come next: a reply takes seconds, and
-a person with an agent asks for one or two at a time."""
+"""Fewest slots that episodes leave free for the next persons: a reply takes seconds, and a person
+with an agent asks for one or two at a time."""
 LEFT_SHARE = 16
 """Episodes leave one slot in so many: four of 64, because with two a few persons had to wait."""
 PASSED_BY = 8
@@ -60,13 +59,13 @@ class ComputeRounds:
     def __init__(self) -> None:
         self._one = asyncio.Lock()
         self._whose: asyncio.Task[Any] | None = None
-        """Who computes in this round; None: nobody."""
+        """Task that computes in this round; None: none does."""
         self._thread = ThreadPoolExecutor(1, "tinker-claw-large")
 
     async def own_round(self) -> None:
         """Wait for a round in which no other request computes.
 
-        It is the caller's until the caller waits for something else; whoever has it goes on at
+        It lasts until the caller awaits something else; a caller that already has it continues at
         once.
         """
         task = asyncio.current_task()
@@ -80,7 +79,7 @@ class ComputeRounds:
         self._one.release()
 
     async def aside(self, compute: Callable[[], T]) -> T:
-        """The result of something that takes long and touches nothing that others use.
+        """Run a long computation that shares no state in a thread, and return its result.
 
         One at a time: together they would leave the event loop no time.
         """
@@ -88,7 +87,7 @@ class ComputeRounds:
 
 
 class _Line:
-    """The requests of persons, or those of episodes."""
+    """Queue of the requests of persons, or of episodes."""
 
     def __init__(self, users: Sequence[str]) -> None:
         self.here: Counter[str] = Counter()
@@ -128,7 +127,7 @@ class Limits:
         have two."""
         self._persons, self._episodes = _Line(users), _Line(users)
         self._passed = 0
-        """Replies of persons that have begun since an episode waits."""
+        """Replies of persons that have begun while an episode waits."""
         self._served = {
             user: Counter(turns=0, prompt_tokens=0, completion_tokens=0) for user in users
         }
@@ -138,14 +137,14 @@ class Limits:
     def place(
         self, user: str, cache_salt: str | None = None, *, episode: bool = False
     ) -> Generator[Caller]:
-        """Hold a place for as long as a request is here.
+        """Hold a place until a request is answered.
 
         Args:
             cache_salt: of the user's group.
-            episode: nobody sits before it.
+            episode: no person waits for it.
 
         Raises:
-            RequestError: too many of this user's requests are.
+            RequestError: this user has too many requests.
         """
         here = self._line(episode).here
         if here[user] >= self._most:
@@ -162,7 +161,7 @@ class Limits:
         """Count further bytes of a request's body.
 
         Raises:
-            RequestError: this user's requests have too many.
+            RequestError: this user's requests have too many bytes.
         """
         held = self._line(caller.episode).bytes
         if held[caller.user] + count > MAX_HELD_BYTES:
@@ -190,7 +189,7 @@ class Limits:
             await self._wait(line, user)
         else:
             self._start(line, user)
-            self._call()  # an episode may have been passed by once too often
+            self._call()  # a waiting episode may be due next
         try:
             yield
         finally:
@@ -200,7 +199,7 @@ class Limits:
         return self._episodes if episode else self._persons
 
     async def _wait(self, line: _Line, user: str) -> None:
-        """Wait in line until the end of another reply starts this one."""
+        """Wait in the queue until the end of another reply starts this one."""
         called = asyncio.get_running_loop().create_future()
         line.waiting[user].append(called)
         try:
@@ -243,7 +242,7 @@ class Limits:
             called.set_result(None)
 
     def _next(self) -> tuple[_Line, str] | None:
-        """Return the line and the user to begin now; None: nobody may."""
+        """Return the queue and the user whose request may start now; None: none may."""
         lines = (self._persons, self._episodes)
         for line in lines if self._passed < PASSED_BY else reversed(lines):
             for user in line.first:
@@ -273,16 +272,16 @@ async def read_body(
     caller: Caller | None = None,
     too_long: RequestError | None = None,
 ) -> bytes:
-    """The body, refused as soon as it is known to be too long, or too long in coming.
+    """Read the body; refuse it as soon as it is known to be too long, or takes too long.
 
     Args:
         most: bytes.
-        caller: whose requests hold it until they leave; None: it is small, and read at once.
-        too_long: raised of a longer one; None: a 413.
+        caller: the bytes count as theirs until the answer; None: it is small, and not counted.
+        too_long: raised for a longer one; None: a 413.
 
     Raises:
         RequestError: it is too long or too slow, this user's requests hold too much, or the client
-            has hung up.
+            has disconnected.
     """
     too_long = too_long or RequestError(
         f"The body is longer than {most} bytes.",
@@ -298,7 +297,7 @@ async def read_body(
             while more:
                 message = await request.receive()
                 if message["type"] == "http.disconnect":
-                    raise RequestError("The client has hung up.")
+                    raise RequestError("The client has disconnected.")
                 piece = message.get("body", b"")
                 if len(body) + len(piece) > most:
                     raise too_long
@@ -319,7 +318,7 @@ async def read_body(
 async def read_request(
     request: Request, context_tokens: int, caller: Caller, *, images: bool = False
 ) -> bytes:
-    """The body of a request for a reply, of as many bytes as the context may need at most.
+    """Read the body of a request for a reply, at most as many bytes as the context can need.
 
     Args:
         images: it may hold images, whose bytes say little about their tokens.
@@ -343,8 +342,8 @@ def _too_many(what: str) -> RequestError:
 
 
 def no_room(context_tokens: int) -> RequestError:
-    """Return the error where no history is short enough. Agents that are told of a length compact
-    and ask again for ever, so its text has none of the words by which they would."""
+    """Return the error where no history is short enough. On a length error agents compact and retry
+    for ever, so its text has none of the words by which they recognise one."""
     return RequestError(
         "System prompt and tools alone do not fit this model's window of "
         f"{context_tokens} tokens, so a new or a shorter conversation does not help: give the "

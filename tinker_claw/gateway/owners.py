@@ -2,7 +2,7 @@
 
 Rule: whoever has the key is an owner; in chat services, where strangers write to the same agent,
 those whom the settings name. Where they name nobody, the first person who writes directly is, and
-nobody in a group is. Of other people's ids no more than a keyed digest is kept.
+nobody in a group is. Other people's ids are kept as keyed digests only.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Owners:
         return self._turns.secret
 
     def _first(self, user: str, channel: str, id: str) -> bool:
-        """Whether nobody else wrote directly in this channel before."""
+        """Whether this sender is the first who wrote directly in the channel."""
         digest = hashlib.blake2b(id.encode(), key=self._secret, digest_size=16).digest()
         first = self._firsts.get((user, channel))
         if first is None:

@@ -1,6 +1,6 @@
-"""Decide what of a request must not be kept.
+"""Decide which parts of a request must not be kept.
 
-Rule: decided before anything is written. Of what was said in private nothing is kept, and a prompt
+Rule: decided before anything is written. Nothing that was said in private is kept, and a prompt
 that holds a secret is not kept as tokens either: tokens are text in another form.
 """
 
@@ -26,7 +26,7 @@ from tinker_claw.types import Kind, Message, Tool, noted
 
 TRACES = 4096
 TEXTS = 28_000
-"""Texts whose findings are cached, in 16 MB: histories come again and again."""
+"""Texts whose findings are cached, in 16 MB: every request repeats its history."""
 _LONG = 20_000
 """Characters of a text that is searched in a thread: on the event loop it would take 10 ms."""
 _OF_ANOTHER = frozenset({RequestKind.FLUSH, RequestKind.SUBAGENT, RequestKind.UTILITY})
@@ -36,7 +36,7 @@ AFTERWARDS = "its prompt holds what was said in private"
 
 
 class SessionPrivacy:
-    """Knows which sessions are private, and what texts hold."""
+    """Record of private sessions, and cache of the secrets found in texts."""
 
     def __init__(self, turns: TurnTable, redactor: Redactor, compute: ComputeRounds) -> None:
         self._turns = turns
@@ -45,15 +45,15 @@ class SessionPrivacy:
         self._traces = LRUCache[tuple[str, str], Privacy](TRACES)
         self._held = LRUCache[_Key, str](TEXTS)
         self.near_misses = 0
-        """Requests that made a session private by something near the line, since the start."""
+        """Requests since the start that made a session private by a near miss of the marker."""
         self.compute = compute
 
     def privacy(
         self, user: str, identity: Identity, headers: Mapping[str, str], request: GenerationRequest
     ) -> Privacy:
-        """Whether a request is private, which its session then is from now on.
+        """Return the privacy of a request, which its session has from now on.
 
-        What a side call is given is a transcript, in whatever form, or belongs to a turn.
+        The input of a side call is a transcript, in whatever form, or belongs to a turn.
         """
         messages = request.messages
         users = (said for m in messages if m["role"] == "user" for said in noted(_marking, m))
@@ -69,8 +69,8 @@ class SessionPrivacy:
         if identity.kind is Kind.SIDE and (
             found
             or any(noted(_mentions, message) for message in messages)
-            # What it is given may be of any session of its user, and the marker long summarised,
-            # unless its key is that of the session of which it knows.
+            # Its input may be of any session of its user, and the marker long summarised, unless
+            # its key is that of the session that it is about.
             or (
                 (not identity.named or identity.by_trace or identity.call in _OF_ANOTHER)
                 and any(user == of for of, _ in self._sessions)
@@ -83,7 +83,7 @@ class SessionPrivacy:
         return found
 
     async def look_at(self, request: GenerationRequest) -> None:
-        """Search what is long and new in a thread, then wait for a round of the event loop.
+        """Search long new texts in a thread, then wait for a round of the event loop.
 
         From then on it is known what the request holds.
         """
@@ -97,7 +97,7 @@ class SessionPrivacy:
         await self.compute.own_round()
 
     async def redact_any(self, text: str) -> str:
-        """A text as it may be kept; a long one is searched in a thread."""
+        """Redact a text so that it may be kept; a long one is searched in a thread."""
         if len(text) < _LONG:
             return self.redact(text)
         return await self.compute.aside(lambda: self._redactor.redact(text))
@@ -120,11 +120,11 @@ class SessionPrivacy:
         return self._holds(_key(text), [text])
 
     def redact(self, text: str) -> str:
-        """A text as it may be kept."""
+        """Redact a text so that it may be kept."""
         return text if self.holds_text(text) is None else self._redactor.redact(text)
 
     async def redacted(self, request: GenerationRequest) -> GenerationRequest:
-        """The request as far as a session is named by it."""
+        """Return the request with redacted messages, to name a session by."""
         messages = request.messages
         kept = [{**m, "content": await self.redact_any(m["content"])} for m in messages]
         return replace(request, messages=tuple(kept))
@@ -147,7 +147,7 @@ class SessionPrivacy:
             self._traces[user, identity.trace] = found
         name = (user, hidden(user, identity.key))
         if identity.named and self._sessions.get(name) is not found:
-            # Kept: a restart or a compaction must not make it forget, and it says nothing else.
+            # Stored, so that it outlives restarts and compactions; nothing else is stored.
             self._turns.mark_private(user, identity.key, found)
             self._sessions[name] = found
 
@@ -155,8 +155,7 @@ class SessionPrivacy:
 def _key(text: str) -> _Key:
     """Cache key of a text: eighty system prompts as keys would fill the cache by themselves.
 
-    Python's hash is keyed anew in every process, and computed once for a string, however often it
-    is asked for.
+    Python's hash has a new key in every process, and is computed once per string object.
     """
     return hash(text), len(text)
 
@@ -170,7 +169,7 @@ def _texts(message: Message) -> Iterator[str]:
 
 
 def _mentions(message: Message) -> bool:
-    """Whether a transcript that a side call was given may hold the marker; asked once of each."""
+    """Whether a transcript in a side call may hold the marker; cached on the message."""
     return mentioned(parts_of(message["content"]))
 
 

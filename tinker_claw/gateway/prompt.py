@@ -33,12 +33,12 @@ async def build_prompt(
     *,
     forget: bool,
 ) -> Prompt:
-    """Build the prompt: the request, and how its reply begins where it must be a call. The request
-    is the exact extension of the sampled stream where that holds, else a full render.
+    """Build the prompt: the request, then the first tokens of a reply that must be a call. The
+    request is the exact extension of the sampled stream where that holds, else a full render.
 
     Args:
-        lessons: what is told at the end of the session's first message.
-        forget: nothing that was new in it stays in memory.
+        lessons: told at the end of the session's first message.
+        forget: keep nothing of it in memory that was new.
 
     Raises:
         RequestError: the chat template refuses these messages, or it is not known how such a
@@ -100,14 +100,14 @@ def _begun(deps: GatewayDeps, request: GenerationRequest) -> tuple[int, ...]:
     if begun is None:
         raise RequestError(
             "tool_choice: a call cannot be begun for this model. Its chat format is not known to "
-            "have calls, or not of tools with such names; auto is what it takes.",
+            "have calls, or not of tools with such names; send auto.",
             param="tool_choice",
         )
     return begun
 
 
 def refuse_without_room(deps: GatewayDeps, request: GenerationRequest) -> None:
-    """Raise RequestError where what comes with every request leaves no room for a conversation."""
+    """Raise RequestError if system prompt and tools leave no room for a conversation."""
     first = [m for m in request.messages if m["role"] == "system"]
     nothing: Message = {"role": "user", "content": ""}
     prompt = deps.renderer.prompt(

@@ -1,8 +1,8 @@
-"""From the body of a request to a job that can be sampled.
+"""Turn the body of a request into a job that can be sampled.
 
 Rule: everything that can be refused is refused here, before the first byte of the answer, and what
-the chat template would leave out is refused by name, never left out in silence. The current policy
-is read once; the job keeps it.
+the chat template would leave out is refused by name, never dropped silently. The current policy is
+read once; the job keeps it.
 """
 
 from __future__ import annotations
@@ -86,11 +86,11 @@ _NOWHERE = 0
 
 @dataclass(frozen=True, slots=True)
 class GatewayDeps:
-    """Everything outside the gateway that it touches, and what it remembers of sessions."""
+    """The gateway's dependencies, and its memory of sessions."""
 
     settings: Gateway
     users: Sequence[User]
-    """Who may call, each with a key of their own, besides whoever has the settings' one."""
+    """Users with keys of their own, besides the one with the settings' key."""
     served_name: str
     """The model's name in requests; `<served_name>@v8` asks for version 8."""
     renderer: Renderer
@@ -110,14 +110,14 @@ class GatewayDeps:
     """Sees every turn: figures only, no text."""
     health: Callable[[], Mapping[str, Any]]
     on_next_state: Callable[[], None]
-    """A turn has got its next state or its verdict: there is something to judge or to score."""
+    """Called when a turn got its next state or its verdict, and can be judged or scored."""
     lessons: Lessons | None = None
     """None: nothing is told in prompts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A request as a part of its conversation; of a private one nothing is known."""
+    """A request as a part of its conversation; empty for a private one."""
 
     session_id: int = _NOWHERE
     history: tuple[str, ...] | None = None
@@ -127,7 +127,7 @@ class Said:
     holds: str | None = None
     """Description of a secret or personal data found in the request, or None."""
     link: Continuation | None = None
-    """The turn that it goes on from; None: none is known."""
+    """The turn that it continues; None: none is known."""
     lost: Lost | None = None
     """Why what the user said is the next state of no turn, although one waits for it."""
     voices: tuple[Piece, ...] = ()
@@ -135,7 +135,7 @@ class Said:
     asked_by: Writer = Writer.OWNER
     """Who wrote the request."""
     pictured: str | None = None
-    """Why nothing is trained behind its images; None: there are none, or they are trained."""
+    """Why nothing after its images is trained; None: there are none, or they are trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,11 +163,11 @@ class Job:
 
     @property
     def response_id(self) -> str:
-        """The reply's name for its client."""
+        """Id of the reply for its client."""
         return f"{self.writer.id}-{self.choice}" if self.choice else self.writer.id
 
     def choices(self) -> list[Job]:
-        """One job for each reply that is asked for."""
+        """Return one job per requested reply."""
         seed = self.params.seed
         return [
             self
@@ -188,7 +188,7 @@ class Job:
         if self.identity.call is RequestKind.VERDICT:
             return UNASKED
         episode = self.identity.attempt is not None and self.identity.attempt.episode
-        if self.identity.done and not episode:  # else its outcome does
+        if self.identity.done and not episode:  # which is trained on its outcome
             return ENDED
         if self.privacy is Privacy.AFTER:
             return AFTERWARDS
@@ -229,7 +229,7 @@ async def admit(
         await deps.privacy.look_at(request)
         holds = deps.privacy.holds(request)
         if holds is not None and not parent and not identity.named:
-            opening = await deps.privacy.redacted(request)  # of which the key is a digest
+            opening = await deps.privacy.redacted(request)  # the key is its digest
             identity = replace(identity, key=identify(opening, headers).key)
         session_id = deps.index.session(user, identity)
         if not pinned:
@@ -268,7 +268,7 @@ async def admit(
 
 
 def _pictured(deps: GatewayDeps, request: GenerationRequest, named: Attribute) -> str | None:
-    """Why nothing is trained behind the images of a request; None: it is, or there are none."""
+    """Why nothing after a request's images is trained; None: it is, or there are none."""
     shown = [one for one in request.messages if placed(one["content"])]
     if shown and deps.settings.images != "train":
         return PICTURED
@@ -406,7 +406,7 @@ async def _fetch(deps: GatewayDeps, away: AwayError, caller: Caller, before: int
         before: number of images that were fetched for the same request.
 
     Raises:
-        RequestError: it cannot be had, or images are not served here.
+        RequestError: it cannot be fetched, or images are not served here.
     """
     if (why := blind_because(deps)) is not None:
         raise away.wrong(why) from away
@@ -420,7 +420,7 @@ async def _fetch(deps: GatewayDeps, away: AwayError, caller: Caller, before: int
 
 
 async def _look(deps: GatewayDeps, images: Sequence[Image]) -> None:
-    """Decode images, beside the event loop.
+    """Decode images, outside the event loop.
 
     Raises:
         RequestError: images are not served here, or one of them is damaged.
@@ -456,7 +456,7 @@ def blind_because(deps: GatewayDeps) -> str | None:
 
 
 def _check_reply(deps: GatewayDeps, request: GenerationRequest) -> None:
-    """Whether model and sampler can do what is asked of the reply."""
+    """Raise RequestError unless model and sampler can do what is asked of the reply."""
     if request.schema is not None:
         at = request.schema[1]
         if not deps.can.constrains:
@@ -473,20 +473,20 @@ def _check_reply(deps: GatewayDeps, request: GenerationRequest) -> None:
             )
     if request.top_logprobs is not None and not deps.renderer.tells_text:
         raise RequestError(
-            "logprobs: in this model's chat format nobody knows which tokens are a reply's text.",
+            "logprobs: in this model's chat format it is unknown which tokens are a reply's text.",
             param="logprobs",
         )
     if request.top_logprobs and not deps.can.student_topk:
         raise RequestError(
-            "top_logprobs: the sampler that serves here tells the logprobs of sampled tokens only; "
-            "0 is what it takes.",
+            "top_logprobs: the sampler that serves here returns the logprobs of sampled tokens "
+            "only; send 0.",
             param="top_logprobs",
         )
 
 
 def _check_names(renderer: Renderer, messages: Sequence[Message]) -> None:
     for i, message in enumerate(messages):
-        # The name of a tool stands in the call that its result answers.
+        # The name of a tool is in the call that its result answers.
         named = "name" in message and message["role"] != "tool"
         if named and not _shows_names(renderer, message["role"]):
             raise RequestError(
@@ -498,7 +498,7 @@ def _check_names(renderer: Renderer, messages: Sequence[Message]) -> None:
 
 @lru_cache(maxsize=64)
 def _shows_names(renderer: Renderer, role: str) -> bool:
-    """Whether a message's name makes a difference to the prompt, by trying it."""
+    """Whether a message's name changes the prompt, found by rendering both."""
 
     def tokens(said: dict[str, str]) -> tuple[int, ...]:
         asked = {"role": "user", "content": "So?"}
@@ -553,7 +553,7 @@ async def _attach(
     session_id: int,
     started: float,
 ) -> None:
-    """Record what the request says of the turn before it."""
+    """Record the request as the next state, or a rating, of the turn before it."""
     found = heard(link.new, named, link.reply, others=deps.settings.chats.others_judge)
     if found.unknown:
         deps.ledger.turns.stop_waiting(link.turn_id)
@@ -568,8 +568,8 @@ async def _attach(
     if deps.index.has_forgotten(session_id, started):  # while its words were searched
         return
     if said is not None:
-        # Before the next state, with which the judge would be asked. Agents send requests again;
-        # no client's key begins with the end of a line.
+        # Before the next state, which would go to the judge. Agents retry requests, so it has a
+        # key; no client's key begins with a newline.
         digest = hashlib.sha256(reason.encode()).hexdigest()[:16]
         name = f"\nmessage after turn {link.turn_id}: {said.score} {digest}"
         feedback = Feedback(float(said.score), reason, key=name)
@@ -579,10 +579,10 @@ async def _attach(
 
 
 def record(deps: GatewayDeps, user: str, about: About, said: Feedback) -> Given | None:
-    """Record what a user has said outright, and let it count; None: they have no such turn.
+    """Record a user's explicit rating, and let it count; None: they have no such turn.
 
     Raises:
-        KeyReusedError: its key came with something else before.
+        KeyReusedError: its key was used for other feedback before.
         LedgerError: it cannot be written.
     """
     given = deps.ledger.feedback.give(user, about, said)
@@ -607,7 +607,7 @@ def _params(deps: GatewayDeps, request: GenerationRequest, prompt: Prompt) -> Sa
         refuse_without_room(deps, request)
         raise ContextLengthError(len(prompt.tokens), asked, deps.can.context_tokens)
     return SamplingParams(
-        # Agents ask for the same allowance always; near the end of the context less is left.
+        # Agents always ask for the same limit; near the end of the context less is left.
         max_tokens=min(asked, left),
         temperature=request.temperature,
         top_p=request.top_p,

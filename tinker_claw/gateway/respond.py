@@ -1,7 +1,7 @@
 """The answer to a request, streamed or whole.
 
-Rule: the generation lives exactly as long as its client listens. Every answer watches for the
-client to hang up, and a stream never stays silent for longer than the keep-alive interval.
+Rule: a generation runs exactly as long as its client is connected. Every answer watches for a
+disconnect, and a stream never stays silent for longer than the keep-alive interval.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Answer(Response):
         """Generate and send."""
 
     async def _listen(self, receive: Receive, send: Send) -> None:
-        """Return when the client has hung up, or the answer is complete."""
+        """Return when the client has disconnected, or the answer is complete."""
         await _until_over(receive)
 
 
@@ -60,7 +60,7 @@ class WholeAnswer(Answer):
     """The reply as one JSON object."""
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Where one fails, the others are sampled and recorded all the same.
+        # If one fails, the others are still sampled and recorded.
         asked = (one.run() for one in (self._generation, *self._others))
         drawn = await asyncio.gather(*asked, return_exceptions=True)
         replies = [one for one in drawn if not isinstance(one, BaseException)]
@@ -115,7 +115,7 @@ class StreamedAnswer(Answer):
         return send({"type": "http.response.body", "body": body, "more_body": True})
 
     async def _listen(self, receive: Receive, send: Send) -> None:
-        """Send a sign of life, too, when nothing else was sent for a while."""
+        """Also send a keep-alive when nothing else was sent for a while."""
         self._sent_at = time.monotonic()
         while True:
             quiet_s = time.monotonic() - self._sent_at
@@ -132,6 +132,6 @@ class StreamedAnswer(Answer):
 
 
 async def _until_over(receive: Receive) -> None:
-    """Wait until the client has hung up, or been sent the whole answer."""
+    """Wait until the client has disconnected, or been sent the whole answer."""
     while (await receive())["type"] != "http.disconnect":
         pass

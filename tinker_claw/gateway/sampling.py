@@ -1,8 +1,8 @@
-"""The tokens of one reply, whoever samples them.
+"""Sample the tokens of one reply, with retries and stand-ins.
 
-Rule: agents rewrite the user's message when they try again themselves, so a failure is mended here.
-A reply that breaks off is gone on with: its prompt is the prompt and all that was sampled, so no
-token is drawn twice and the client sees one reply. Who sampled what is kept beside the tokens.
+Rule: agents rewrite the user's message when they retry themselves, so failures are retried here. A
+reply that breaks off is continued from the prompt and all that was sampled, so no token is drawn
+twice and the client sees one reply. The versions that sampled are recorded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tinker_claw.types import (
 )
 
 Take = Callable[[TokenChunk], Awaitable[bool]]
-"""Takes a chunk, and says whether to sample on."""
+"""Takes a chunk, and returns whether to sample on."""
 
 
 class Sampling:
@@ -43,11 +43,11 @@ class Sampling:
         self._token_at = 0.0
         """time.monotonic() of the last token."""
         self._asked: StandIn | None = None
-        """Who is asked now; None: the version that the job came with."""
+        """Stand-in that samples now; None: the job's own version."""
         self._gave: list[StandIn | None] = []
-        """Who has given tokens, in order."""
+        """What has sampled tokens, in order; None: the job's own version."""
         self.fallback: str | None = None
-        """Why another than the job's version was asked; None: nobody was."""
+        """Why a stand-in was asked; None: none was."""
 
     @property
     def begun(self) -> bool:
@@ -66,15 +66,15 @@ class Sampling:
     def completion(self, *, aborted: bool = False, cut: bool = False) -> Completion:
         """Return everything that was sampled as one completion."""
         done = Completion.collect(self._chunks, self._job.params, aborted=aborted, cut=cut)
-        # Whoever went on with a reply may have had its first tokens cached as well.
+        # A continued reply may have had its own first tokens cached as well.
         return replace(done, cached_tokens=min(done.cached_tokens, len(self._job.prompt.tokens)))
 
     async def run(self, take: Take) -> None:
-        """Sample to the end, handing every chunk to `take` as it comes: from the job's own version
-        for as long as there is patience, and then from whoever stands in for it.
+        """Sample to the end, handing every chunk to `take` as it comes: from the job's own version,
+        with retries, and then from its stand-ins.
 
         Raises:
-            BackendError: nobody could answer; it is the error of the job's own version.
+            BackendError: none could answer; it is the error of the job's own version.
         """
         serving, retries = self._serving, None
         while True:
@@ -97,7 +97,7 @@ class Sampling:
                 return
 
     async def _waited(self, error: SamplerError | OutageError, seconds: float) -> bool:
-        """Whether to ask again, now that it is time to."""
+        """Wait before a retry; return whether to retry."""
         outages = self._serving.outages
         if outages.closing:
             return False
@@ -110,7 +110,7 @@ class Sampling:
         return True
 
     async def _replaced(self, error: SamplerError | OutageError, take: Take) -> bool:
-        """Whether a stand-in has answered. Each is asked once."""
+        """Ask each stand-in once; return whether one has answered."""
         job = self._job
         if job.request.model != self._served_name:
             return False  # a version by name: another one's answer would be a wrong answer
@@ -156,7 +156,7 @@ class Sampling:
                 if not await take(chunk):
                     return
         finally:
-            # At once, however it is left: that is what aborts a generation.
+            # At once, however the loop ends: this aborts the generation.
             if isinstance(chunks, AsyncGenerator):
                 await chunks.aclose()
         if not self._over():

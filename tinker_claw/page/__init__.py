@@ -2,5 +2,5 @@
 
 `routes.py` has the addresses, `access.py` who may see and do what, `read.py` what is shown,
 `charts.py` the curves. `static/htmx-2.0.11.min.js` is the npm package htmx.org 2.0.11 (0BSD, its
-licence beside it); a test knows its sha256.
+licence beside it); a test checks its sha256.
 """

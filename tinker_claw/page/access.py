@@ -2,8 +2,8 @@
 
 Rule: a browser sends what other people's pages make it send. So a login is a cookie that no script
 reads and no other site's request carries, every change needs a token that only our own pages show,
-and a request with a foreign origin is refused. Attempts
-count for the address that they come from, which behind a proxy is the same for all.
+and a request with a foreign origin is refused. Attempts are counted by client address, which behind
+a proxy is the same for all.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LOCAL: Final = "local"
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """Somebody who looks at the page."""
+    """A user of the page."""
 
     who: Principal
     token: str

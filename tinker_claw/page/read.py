@@ -105,7 +105,7 @@ def _shares(groups: Sequence[Record]) -> Mapping[str, Any]:
 
 
 def _curves(steps: Sequence[Record]) -> Iterator[Record]:
-    """Yield curves, each with its newest figures as a table for readers who see no pictures."""
+    """Yield curves, each with its newest figures as a table for screen readers."""
     found = [(step["id"], dict(figures_of(step["metrics"]))) for step in steps]
     for name, about, figure, unit in _CURVES:
         points = [Point(number, known[figure]) for number, known in found if figure in known]
@@ -190,7 +190,7 @@ def _pieces(known: Contents, decode: Decode) -> Iterator[Piece]:
     """Yield text pieces with their advantages; tokens that share one character are joined."""
     waiting, values = list[int](), list[float]()
     tokens, found = known.completion.tokens, known.advantages
-    ended = known.completion.stop_reason == StopReason.STOP  # by the last one, which is no text
+    ended = known.completion.stop_reason == StopReason.STOP  # by the last token, which has no text
     for token, advantage in zip(tokens[: -1 if ended else None][:LONGEST], found, strict=False):
         waiting.append(token)
         values.append(advantage)

@@ -1,7 +1,7 @@
 """Routes of the page, all below /ui. Every page can be read without a script.
 
 Rule: what is shown is read from the ledger file in a thread, a few at a time, so no reply waits for
-it; what is changed goes the way that commands and /v1/feedback go.
+it; changes use the code of commands and /v1/feedback.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class _Page:
             "step_word": step_word,
         }
 
-    # Around every address
+    # For every route
 
     def route(
         self,
@@ -286,14 +286,14 @@ class _Page:
         self._deps.access.check(visitor, fields.get("token", ""))
         return fields
 
-    # Who looks
+    # Login and overview
 
     async def ask_key(self, request: Request, visitor: Visitor | None) -> Response:
         return self._html("login", None, wrong="") if visitor is None else _to("")
 
     async def log_in(self, request: Request, visitor: Visitor | None) -> Response:
         key = (await self._form(request, visitor)).get("key", "")
-        # A proxy that speaks TLS speaks plain HTTP to us; the browser says what it sees.
+        # Behind a TLS proxy we see plain HTTP; the Origin header has the browser's scheme.
         secure = request.headers.get("origin", "").startswith("https:")
         address = "" if request.client is None else request.client.host
         try:
@@ -323,7 +323,7 @@ class _Page:
         seen = await self._read(lambda rows: read.read_overview(rows, training))
         return self._html("overview", visitor, health=health, seen=seen, gate_is=training.gate)
 
-    # What is changed
+    # Changes
 
     async def feedback(self, request: Request, visitor: Visitor) -> Response:
         fields, number = await self._form(request, visitor), request.path_params["number"]

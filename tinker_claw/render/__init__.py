@@ -2,5 +2,5 @@
 package.
 
 Rule: sampled ids are never encoded again; a prompt is either rendered in full or is the sampled
-stream with new tokens behind it.
+stream followed by new tokens.
 """

@@ -1,9 +1,8 @@
 """First tokens of a reply that must be a tool call, or must be text at once.
 
-Rule: nothing is written by hand for a format. It renders sample replies of that kind, and the ids
-with which all of them begin are the beginning: the next id is one that the model would write
-itself. A reply with this beginning must parse as it was meant; otherwise the format is treated as
-having no such beginning.
+Rule: nothing is hard-coded for a format. It renders sample replies of that kind, and their common
+prefix is the beginning: the next id is one that the model would write itself. A reply with this
+beginning must parse as it was meant; otherwise the format is treated as having no such beginning.
 """
 
 from __future__ import annotations
@@ -47,13 +46,13 @@ class Beginnings:
         self._guard = guard
 
     def ids(self, names: Sequence[str], reads: Reads) -> tuple[int, ...] | None:
-        """Return the ids with which every such reply begins, without thinking; () where there are
-        none, None where this format cannot do it.
+        """Return the ids with which every such reply begins, without thinking; () if there are
+        none, None if this format does not support it.
 
         Args:
             names: tools of which it must call one; (): it must be text at once.
         """
-        # What the first and the last one in order have in common, all between them have.
+        # The first and the last in order share the common prefix of all names.
         ends = sorted({min(names), max(names)}) if names else []
         replies = [(_call(name, one), [_tool(name)]) for name in ends for one in _ARGUMENTS]
         replies = replies or [({"role": "assistant", "content": text}, []) for text in _TEXTS]
@@ -117,7 +116,7 @@ def _is_meant(reply: Reply, said: Mapping[str, Any]) -> bool:
 
 
 def _common(rows: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Return the ids with which all rows begin."""
+    """Return the common prefix of all rows."""
     alike = takewhile(lambda column: len({*column}) == 1, zip(*rows, strict=False))
     return tuple(column[0] for column in alike)
 

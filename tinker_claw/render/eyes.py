@@ -1,7 +1,7 @@
-"""Images in a prompt: how many tokens each takes, and where they stand.
+"""Images in a prompt: how many tokens each takes, and their positions.
 
-Rule: a chat format writes one placeholder an image; here it becomes as many as the model's own
-image processor makes of an image of that size. Nothing is decoded for it.
+Rule: a chat format writes one placeholder per image; here it is repeated as often as the model's
+own image processor does for an image of that size. No image is decoded.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ SEEING: Final = frozenset({"qwen3-vl", "qwen3.5", "qwen3.6", "qwen3.8"})
 _PLACEHOLDER: Final = "<|image_pad|>"
 _FILES: Final = ("preprocessor_config.json", "processor_config.json")
 _LONGEST: Final = 200
-"""Largest ratio of an image's sides, as of the processor."""
+"""Largest ratio of an image's sides, as in the processor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Eyes:
-    """The numbers of a Qwen image processor (Qwen2-VL to Qwen3.8)."""
+    """Parameters of a Qwen image processor (Qwen2-VL to Qwen3.8)."""
 
     placeholder: int
     """Id of the token that stands for a part of an image."""
@@ -40,10 +40,10 @@ class Eyes:
 
     @classmethod
     def load(cls, folder: str, family: str, tokenizer: Any) -> Eyes | None:
-        """Read the image processor's numbers; None where the model has none, or none is known.
+        """Read the image processor's parameters; None if the model has no known processor.
 
         Args:
-            folder: of the tokenizer, where the files of its processor are, too.
+            folder: of the tokenizer, which also holds the processor's files.
         """
         known: dict[str, int] = tokenizer.get_added_vocab()
         if family not in SEEING or _PLACEHOLDER not in known:
@@ -63,7 +63,7 @@ class Eyes:
         """Return the number of tokens that an image takes.
 
         Source: smart_resize of transformers' Qwen2VLImageProcessor, which this equals: both sides
-        become multiples of `side`, and their product comes into bounds.
+        become multiples of `side`, and their product is brought into bounds.
 
         Raises:
             RequestError: the processor does not take an image of this shape.
@@ -82,7 +82,7 @@ class Eyes:
         return high * wide
 
     def spread(self, prompt: Prompt, images: Sequence[Image]) -> Prompt:
-        """Return the prompt with as many placeholders as each of its last images takes.
+        """Return the prompt with the placeholder of each last image repeated once per token.
 
         Raises:
             RequestError: the chat format has left an image out.

@@ -1,7 +1,7 @@
 """One chat format of a model: the switches that a request may set, and rendering of prompts.
 
-Rules: a switch is set exactly as asked or refused by name. A template's default is expressed by no
-switch, so that requests which mean the same have the same prompt.
+Rules: a switch is set exactly as asked or refused by name. A template's default is expressed by
+omitting the switch, so that requests which mean the same have the same prompt.
 
 The prompt is the package's full render, id for id. With a format that passed a test, each text in
 it is encoded by itself, and its ids are cached.
@@ -96,7 +96,7 @@ def _takes(config: Any, options: Mapping[str, Any]) -> bool:
         merged = merge_chat_template_kwargs(config, options)
     except (ValueError, TypeError):
         return False
-    # The package reads "no" and 0 as False; here a value is what it says.
+    # The package reads "no" and 0 as False; here a value is taken literally.
     return all(
         getattr(merged, name) == value
         and isinstance(getattr(merged, name), bool) is isinstance(value, bool)
@@ -141,7 +141,7 @@ _PROBES: tuple[tuple[list[dict[str, Any]], list[dict[str, Any]]], ...] = (
     ([_SYSTEM, *_TALKED, _ASKED, _SAID], [_TOOL]),
     (_TALKED, []),
 )
-"""Sample conversations with which it is tried out whether a format encodes text by text."""
+"""Sample conversations that test whether a format encodes text by text."""
 _MOVED = "[System message]\n\n"
 """Prefix of a system message's words inside a user message, where the format allows no system
 message."""
@@ -174,7 +174,7 @@ class Format:
             guard: guard for the tokenizer's added tokens.
             config: config of the package, or None to go by the tokenizer's name.
             switches: template switches, as in chat_template_kwargs.
-            eyes: of the model; None: it sees nothing.
+            eyes: the model's image processor; None: it reads text only.
         """
         self._eyes = eyes
         self.plain = renderers.create_renderer(
@@ -189,7 +189,7 @@ class Format:
         """The tokenizer's own template, where the package has no format for the model."""
         self._texts = _Texts(tokenizer)
         self._frames: dict[str, Ids] = {}
-        """Ids of texts seen in the try-outs, most of which formats write again and again."""
+        """Ids of texts seen in the tests of the format, most of which recur in prompts."""
         self._ends_texts = True
         """Whether a user's words end a text that is encoded as a whole."""
         self._of_texts: renderers.Renderer | None = None
@@ -223,7 +223,7 @@ class Format:
             RequestError: the format refuses these messages; the plan's `encode` raises it, too.
         """
         messages = self._placed(messages, _head(messages))
-        # Behind an image in the same message it is not known where a hint would go.
+        # After an image in the same message it is not known where a hint would go.
         if hint is not None and placed(messages[hint]["content"]):
             hint = None
         hint = hint if self._tokenizer.tells_starts else None
@@ -309,7 +309,7 @@ class Format:
         """Render with texts in place of their ids, which costs far less than the package's work for
         each id.
 
-        None: the format, or the position of the hint, asks for a plain render.
+        None: the format, or the position of the hint, requires a plain render.
         """
         if self._of_texts is None:
             return None
@@ -442,7 +442,7 @@ def _plainly(
 def _render(
     chat: renderers.Renderer, said: Sequence[Message], tools: Tools | None
 ) -> renderers.RenderedTokens:
-    # Images are given a placeholder each, and processed by whoever samples.
+    # Each image gets a placeholder; the sampler processes it.
     seen = any(isinstance(message["content"], list) for message in said)
     options = {"process_multimodal": False} if seen else {}
     return cast("Any", chat).render(said, tools=tools, add_generation_prompt=True, **options)

@@ -23,7 +23,7 @@ CUT = "\udc00"
 """Half a surrogate pair: the one character that no outside text can hold. Formats pass it through,
 and `CutTokenizer` removes it."""
 
-# Of a tool's schema, which formats look up by name.
+# Keys of a tool's schema that formats look up by name.
 _STRUCTURE = frozenset(
     {"type", "function", "name", "description", "parameters", "properties", "required", "items"}
 )
@@ -35,7 +35,7 @@ class Guard:
     """Cuts every text that the tokenizer would read as one of its added tokens.
 
     A switch for this exists only for tokens marked special, and Qwen's <think> and <tool_call> are
-    not. Added tokens of nothing but blanks are no marks, and one of one character cannot be cut.
+    not. Added tokens of blanks only do not count, and one of one character cannot be cut.
     """
 
     def __init__(self, added: Iterable[str]) -> None:
@@ -146,7 +146,7 @@ class CutTokenizer:
         begin."""
         self._tokenizer = tokenizer
         self.tells_starts = bool(getattr(tokenizer, "is_fast", False))
-        # Texts come one at a time: there is nothing that its own threads could share.
+        # Texts come one at a time: its own threads would have nothing to share.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
     def __getattr__(self, name: str) -> Any:
@@ -181,7 +181,7 @@ class CutTokenizer:
         first, *rest = text.split(CUT)
         if not rest:
             return self._encoded([first], with_places=with_places)
-        before = self._before  # how a text begins is not how it goes on
+        before = self._before  # tokenizers may treat the start of a text differently
         found = self._encoded([first, *(before + piece for piece in rest)], with_places=with_places)
         if before:
             n = len(before)
@@ -194,7 +194,7 @@ class CutTokenizer:
     def _encoded(self, texts: Sequence[str], *, with_places: bool = False) -> list[_Encoded]:
         if not self.tells_starts:
             return [(self._tokenizer.encode(t, add_special_tokens=False), []) for t in texts]
-        # Not encode(), which holds the interpreter's lock all the time.
+        # Not encode(), which holds the GIL all the time.
         backend = self._tokenizer.backend_tokenizer
         encode = backend.encode_batch if with_places else backend.encode_batch_fast
         found = encode(texts, add_special_tokens=False)

@@ -3,8 +3,8 @@
 Rule: the prompt is the template's text as the tokenizer encodes it, and finding places never
 changes it. Places are found by a mark, a character that no text can hold: the template is rendered
 with it, and if the text without it is the same, the mark shows the place. Features that the tests
-do not find are refused by name: such a model learns from verdicts only, or its replies come when
-they are complete.
+do not find are refused by name: such a model learns from verdicts only, or its replies are not
+streamed.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class OwnTemplate:
         kept = [i for i in ids if self._added.get(i, "") in ("", *THINK)]
         text = self._decoded([*self._behind, *kept])
         text = text[len(self._decoded(self._behind)) :] if self._behind else text
-        whole = text.rstrip(_UNFINISHED)  # some decoders show one sign for each byte of a letter
+        whole = text.rstrip(_UNFINISHED)  # some decoders show a sign for each byte of a letter
         return whole if whole == text else whole + _UNFINISHED
 
     @property
@@ -100,7 +100,7 @@ class OwnTemplate:
             found.append(f"replies come when they are complete: {self.no_streaming}")
         return tuple(found)
 
-    # What is tried out
+    # Tests of the template
 
     def _no_hints(self) -> str | None:
         if not self._tokenizer.tells_starts:

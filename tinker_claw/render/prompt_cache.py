@@ -25,7 +25,7 @@ CAPACITY = 72_000_000
 _ENTRY = 400
 """Bytes of an entry besides its ids."""
 _NUMBERS: dict[int, int] = {}
-"""Known ids, so that each is one shared number object, however often it is kept."""
+"""Interned ids: each is one shared int object, however often it is kept."""
 
 
 class Ids(NamedTuple):
@@ -103,12 +103,12 @@ class PromptCache:
             return self._known.get(self._name(text))
 
     def encoded(self, text: str, encode: Callable[[str], Sequence[int]], *, remembers: bool) -> Ids:
-        """Return the ids of a text; `encode` is asked where they are not known."""
+        """Return the ids of a text; `encode` is called on a cache miss."""
         found = self.get(text)
         if found is None:
             found = Ids.of(encode(text))
             if remembers:
-                with self._lock, suppress(ValueError):  # more than there is room for
+                with self._lock, suppress(ValueError):  # larger than the cache
                     self._known[self._name(text)] = found
         return found
 
@@ -124,5 +124,5 @@ class PromptCache:
 
 
 def _held(ids: Ids) -> int:
-    """Return the bytes of an entry: four an id packed, and eight for its place in the tuple."""
+    """Return the bytes of an entry: four per packed id, and eight for its place in the tuple."""
     return _ENTRY + 12 * len(ids.tokens)

@@ -90,7 +90,7 @@ class Renderer:
 
         Args:
             config: of the `renderers` package, or None to go by the tokenizer's name.
-            eyes: of the model; None: it reads text only.
+            eyes: the model's image processor; None: it reads text only.
         """
         self.eyes = eyes
         self._tokenizer = CutTokenizer(tokenizer)
@@ -124,8 +124,8 @@ class Renderer:
             ConfigError: the family is unknown, or there is no usable tokenizer.
         """
         if family == "auto":
-            # Not the package's own search, which imports torch to see whether the model has eyes:
-            # where no format is known its own template is all there is, and it is shown no images.
+            # Not the package's own search, which imports torch to see if the model takes images:
+            # where no format is known there is only its own template, which gets no images.
             family = MODEL_RENDERER_MAP.get(model, "default")
         try:
             config = renderers.config_from_name(family)
@@ -140,7 +140,7 @@ class Renderer:
         except _UNUSABLE as error:
             raise ConfigError(
                 f"the chat format {family!r} does not work with the tokenizer of {model!r} "
-                f"({first_line(error)}); check --model-name, name the tokenizer of a like model "
+                f"({first_line(error)}); check --model-name, name the tokenizer of a similar one "
                 "with --tokenizer, or choose another --renderer"
             ) from error
         return renderer
@@ -181,7 +181,7 @@ class Renderer:
         plan = self._format(switches).plan(messages, tools, hint_message, remembers=remembers)
         if plan.size < _ASIDE:
             return plan.encode()
-        # Texts are looked up again there, behind the requests that came before.
+        # The thread looks texts up again, after the requests that came before.
         return await asyncio.get_running_loop().run_in_executor(self._thread, plan.encode)
 
     def extend(
@@ -208,7 +208,7 @@ class Renderer:
         """Return the text, or only its two ends where it has more than `most` tokens."""
         half = most // 2
         widest = half * _LETTERS
-        if len(text) > 2 * widest:  # what is long beyond measure is not even encoded
+        if len(text) > 2 * widest:  # a very long text is cut before it is encoded
             text = f"{text[:widest]}{_GAP}{text[-widest:]}"
         ids = self._encode(self._guard.text(text))
         if len(ids) <= most:
@@ -257,8 +257,8 @@ class Renderer:
         return stream.finish()[1]
 
     def begin_call(self, names: Sequence[str], switches: Switches = ()) -> tuple[int, ...] | None:
-        """Return ids with which a reply begins that must call one of these tools; None: this chat
-        format is not known to have calls.
+        """Return the first ids of a reply that must call one of these tools; None: this chat format
+        is not known to have calls.
 
         Args:
             names: at least one.
@@ -267,8 +267,8 @@ class Renderer:
         return self._begin(ends, switches) if max(map(len, ends)) <= _LONGEST_NAME else None
 
     def begin_text(self, switches: Switches = ()) -> tuple[int, ...] | None:
-        """Return ids with which a reply begins that is text at once, () where there are none; None:
-        this chat format is not known to have such replies."""
+        """Return the first ids of a reply that is text at once, () where there are none; None: this
+        chat format is not known to have such replies."""
         return self._begin((), switches)
 
     def _beginning(self, names: tuple[str, ...], switches: Switches) -> tuple[int, ...] | None:

@@ -1,4 +1,4 @@
-"""Sampled tokens to a reply (text, thinking and tool calls), as they arrive or all at once.
+"""Parse sampled tokens to a reply (text, thinking, tool calls), as they arrive or all at once.
 
 Rules: a piece that was handed out never changes, and `finish` gives exactly the reply whose pieces
 were streamed; parsing at once is streaming in one piece. Structure is found by token ids, so text
@@ -25,7 +25,7 @@ from renderers import ParsedToolCall, ToolCallParseStatus
 
 from tinker_claw.types import Delta, Reply, Tokens, ToolCall
 
-# Whether a tool exists and whether an argument has the declared type is for the agent to say.
+# The agent checks whether a tool exists and whether an argument has the declared type.
 _EXECUTABLE = frozenset(
     {
         ToolCallParseStatus.OK,
@@ -144,8 +144,8 @@ Decode = Callable[[Sequence[int]], str]
 
 _UNFINISHED = "\ufffd"
 _GARBAGE = 32
-"""Feeds without a boundary between characters after which the bytes are no text and are shown
-anyway."""
+"""Feeds without a boundary between characters after which the bytes are shown although they are no
+text."""
 
 
 class Channel:
@@ -208,7 +208,7 @@ class ReplyStream(Protocol):
     @property
     def text_at(self) -> Sequence[int]:
         """Indices, among all tokens fed, of those of the reply's text and of blanks around it; ()
-        where the format does not tell."""
+        where the format does not show them."""
         ...
 
     def feed(self, tokens: Tokens) -> list[Delta]:

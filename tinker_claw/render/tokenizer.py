@@ -1,8 +1,8 @@
 """A model's tokenizer and chat template, read from its folder.
 
 Rule: torch is not imported for it, nor is transformers, which imports torch wherever it is
-installed: seconds and half a gigabyte for a gateway whose model is elsewhere. What `tokenizer.json`
-says is what the model was trained with; a folder without one is left to transformers.
+installed: seconds and half a gigabyte for a gateway whose model is elsewhere. The model was trained
+with its `tokenizer.json`; a folder without one is left to transformers.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class FileTokenizer:
 def _backend(file: Path, config: Mapping[str, Any]) -> Tokenizer:
     try:
         backend = Tokenizer.from_file(str(file))
-    except Exception as error:  # it raises nothing more special
+    except Exception as error:  # it raises nothing more specific
         raise ValueError(f"{file} cannot be read: {error}") from error
     backend.no_truncation()
     backend.no_padding()
@@ -113,7 +113,7 @@ def _backend(file: Path, config: Mapping[str, Any]) -> Tokenizer:
     known = backend.get_added_tokens_decoder().values()
     if backend.normalizer is None or not any(token.normalized for token in known):
         return backend
-    # Found in normalised text, a token could be spelled in ways that are no copy of it.
+    # If found in normalised text, a token could have other spellings than its own.
     told = json.loads(backend.to_str())
     told["added_tokens"] = [token | {"normalized": False} for token in told["added_tokens"]]
     return Tokenizer.from_str(json.dumps(told))

@@ -34,7 +34,7 @@ class Opened:
         else:
             made = self._client.create_run(experiment, run_name=run.name, tags={_RUN: run.id})
             self._id = made.info.run_id
-        for key, value in run.config.items():  # said again, it is the same
+        for key, value in run.config.items():  # idempotent
             self._client.log_param(self._id, key, value)
 
     def write(self, report: Report) -> None:

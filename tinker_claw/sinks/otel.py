@@ -1,7 +1,7 @@
 """OpenTelemetry over HTTP (OTLP), by its conventions for generative AI on the server side: a span
 of every request and of every step. Histograms are for Prometheus, at /metrics.
 
-Rule: no content, and nothing that a client wrote except the model's name. Nobody waits for an
+Rule: no content, and nothing that a client wrote except the model's name. No request waits for an
 export: spans wait in a bounded queue for a thread of the SDK, and the rest is dropped. The names
 follow the conventions of version 1.42 (`gen_ai.*`), or begin with `tinker_claw`.
 """
@@ -37,7 +37,7 @@ class Traces:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        # Of every attempt that fails it has a line; that nothing was sent is an error.
+        # It warns of every failed attempt; that nothing was sent is an error.
         logging.getLogger("opentelemetry.exporter").setLevel(logging.ERROR)
         place = urlsplit(url)
         self._where = {"server.address": place.hostname or "", "server.port": place.port or 80}

@@ -39,7 +39,7 @@ class Opened:
 
     def write(self, report: Report) -> None:
         self._run.log(dict(report.figures), step=report.step)
-        # A thread of trackio's writes it, and says nothing where it cannot.
+        # A thread of trackio's writes it, and does not report failures.
         while self._here and self._kept() < report.step:
             time.sleep(_LOOK_S)
 

@@ -117,7 +117,7 @@ def _served(found: sdk.GetServerCapabilitiesResponse) -> list[ServedModel]:
 
 
 def choose(model: str, served: Sequence[ServedModel], base_url: str) -> ServedModel:
-    """The entry of `model`. A server that lists nothing is taken at its word later.
+    """Return the entry of `model`. With a server that lists nothing, any model is accepted here.
 
     Raises:
         ConfigError: it is not there, or cannot be trained; with those that can.
@@ -142,7 +142,7 @@ def source_of_key() -> str | None:
     stored; None: nowhere.
 
     Raises:
-        ConfigError: what is stored cannot be read. The SDK would repeat what it holds.
+        ConfigError: what is stored cannot be read. The SDK's own error would quote it.
     """
     for name in (KEY_VARIABLE, _COMMAND_VARIABLE):
         if os.environ.get(name):
@@ -158,7 +158,8 @@ def source_of_key() -> str | None:
 
 
 def keep(key: str) -> Path:
-    """Store a key where the SDK itself looks for one; returns the file, which is its owner's alone.
+    """Store a key where the SDK itself looks for one; return the file, which only its owner can
+    read.
 
     Raises:
         ConfigError: it cannot be written, or what is there is no such file.
@@ -171,6 +172,6 @@ def keep(key: str) -> Path:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or type(error).__name__
         raise ConfigError(
-            f"{path} cannot be written ({reason}): mend that, or export {KEY_VARIABLE}=tml-..."
+            f"{path} cannot be written ({reason}): fix that, or export {KEY_VARIABLE}=tml-..."
         ) from error
     return path

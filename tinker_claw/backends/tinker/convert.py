@@ -1,4 +1,4 @@
-"""Our compact datums as the SDK's shifted arrays, and its answers as our rows.
+"""Convert our compact datums to the SDK's shifted arrays, and its answers to our rows.
 
 A datum of ours has tokens [L] and loss rows for `tokens[start:]`, M = L - start. Tinker's has the
 model's input `tokens[:-1]` and arrays over the N = L - 1 predictions, of which the last M are ours;
@@ -209,7 +209,7 @@ def named(found: sdk.TensorData | None, rows: int, k: int) -> Any:
         raise SamplerError("Tinker did not score the ids that were asked for.")
     scores = values.reshape(-1, k)[-rows:]
     if bool(np.isnan(scores).any()):
-        raise SamplerError("Tinker left a score of the ids that were asked for out.")
+        raise SamplerError("Tinker left out a score of the ids that were asked for.")
     return scores
 
 
@@ -219,5 +219,5 @@ def tail(values: Any, length: int, rows: int, what: str) -> Any:
         raise SamplerError(f"Tinker gave no {what} for {length} tokens.")
     tail = values[length - rows :]
     if bool(np.isnan(tail).any()):
-        raise SamplerError(f"Tinker left {what} out.")
+        raise SamplerError(f"Tinker left out {what}.")
     return tail

@@ -1,9 +1,9 @@
 """Explain a failure of the service in one sentence, and say whether waiting helps.
 
 Rule: an error that says nothing about the request itself (no answer, no credit, too many requests,
-a session that is gone) is an `OutageError`; whoever asked waits. Everything else is about what was
-asked, and keeps the service's own words. The SDK tries for minutes before it says why not, so the
-service is asked one plain question beside it, which costs nothing and is answered within seconds.
+a session that is gone) is an `OutageError`; the caller waits. Everything else is about the request,
+and keeps the service's own words. The SDK retries for minutes before it reports a cause, so the
+service gets one plain request beside it, which costs nothing and is answered within seconds.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PATIENCE_S: Final = 10.0
 
 
 class Fault(Enum):
-    """Party that has to act on a failure."""
+    """Kind of a failure, which decides what to do."""
 
     AWAY = "away"
     """The service does not answer, or refuses for a time."""
@@ -46,7 +46,7 @@ class Fault(Enum):
     BROKE = "broke"
     """The service failed on what was asked, and does not say that the request was wrong.
 
-    Whoever sent a batch cannot tell a passing failure from a batch that breaks the service; for
+    The sender of a batch cannot tell a passing failure from a batch that breaks the service; for
     a request without a batch (save, publish, load) it can only be the former.
     """
 
@@ -67,7 +67,7 @@ def fault_of(error: BaseException) -> Fault:
             return Fault.ASKED if user else Fault.BROKE
         if isinstance(cause, tinker.APIError):  # an answer that the SDK cannot read
             return Fault.BROKE
-        if isinstance(cause, tinker.TinkerError):  # of its credentials: expired, or not to be had
+        if isinstance(cause, tinker.TinkerError):  # of its credentials: expired or missing
             return Fault.AWAY
     if isinstance(error, ValueError | TypeError | AssertionError):
         return Fault.ASKED
@@ -151,11 +151,11 @@ async def ask_what_it_has(base_url: str, key: str | None) -> httpx.Response:
 
 
 async def unwell(base_url: str, key: str | None, *, late: bool) -> str | None:
-    """Why the service answers nobody at the moment, as a part of a sentence; None: it does.
+    """Why the service answers no requests at the moment, as a part of a sentence; None: it does.
 
-    `late`: our own deadline has passed, so a refusal counts as well. Before, it does not say that
-    nothing will come: the SDK may hold another key than this plain question shows, and who is
-    told to slow down is being served.
+    `late`: our own deadline has passed, so a refusal counts as well. Before, it does not mean that
+    nothing will come: the SDK may have another key than this plain request, and a client that is
+    rate-limited is being served.
     """
     try:
         answer = await ask_what_it_has(base_url, key)
@@ -179,7 +179,7 @@ def lost_at_the_service(error: BaseException) -> bool:
 
 
 def outage(what: str, why: str) -> OutageError:
-    return OutageError(f"Tinker: {what} came to nothing, because {why}.")
+    return OutageError(f"Tinker: {what} failed, because {why}.")
 
 
 @contextmanager
@@ -204,9 +204,9 @@ def failing(what: str, *, lost: bool = False) -> Generator[None]:
 
 
 class Notices(logging.Handler):
-    """Listens to the SDK's log for the one thing that it does not raise: a pause for billing.
+    """Handler that finds in the SDK's log what it does not raise: a pause for billing.
 
-    On HTTP 402 the SDK sleeps and asks again for up to an hour, and says so in its log only.
+    On HTTP 402 the SDK sleeps and retries for up to an hour, and reports it in its log only.
     """
 
     def __init__(self) -> None:
@@ -220,9 +220,9 @@ class Notices(logging.Handler):
 
 
 def _abandoned(record: logging.LogRecord) -> bool:
-    """Keep everything but the cry of a poll whose session was closed under it.
+    """Filter out the error of a poll whose session was closed.
 
-    The SDK's polls survive being cancelled, and die, unheard, with the session that we give up.
+    The SDK's polls survive being cancelled, and fail when we close their session.
     """
     error = record.exc_info[1] if record.exc_info else None
     return not (isinstance(error, RuntimeError) and "client holder is closed" in str(error))

@@ -1,11 +1,11 @@
 """Probe what a server supports with one tiny request per feature.
 
 Servers that speak Tinker's API differ: some have no [N, K] targets, or flatten them, no scores at
-given ids, no candidates. A few requests over four tokens tell; `methods.require` compares the
+given ids, no candidates. A few requests over four tokens show it; `methods.require` compares the
 answer with what the method needs.
 
-Rule: a refusal is an answer, and so is one whose shape is not that of the question; an outage is
-none, and is raised.
+Rule: a refusal, or an answer of another shape, means that the feature is missing; an outage does
+not, and is raised.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ async def probe(
     """Ask for a forward pass per loss and for a sample per option.
 
     Args:
-        images: the model may see, so ask with an image, too.
+        images: the model may take images, so ask with one, too.
 
     Raises:
         OutageError: the service does not answer.
@@ -107,7 +107,7 @@ async def probe(
         asked["scored image"] = sample(shown, include_prompt_logprobs=True)
 
     async def trains(answer: sdk.SampleResponse | None) -> bool:
-        # As many tokens as the image takes here, which nobody has said before.
+        # How many tokens the image takes here is known only from this answer.
         count = len(answer.prompt_logprobs or ()) - len(_TOKENS) if answer else 0
         if count < 1:
             return False

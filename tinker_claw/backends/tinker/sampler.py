@@ -1,7 +1,7 @@
 """One version's weights at the service: sampling and scoring.
 
-Rule: weights never change under a sampler. A session that the service has lost is made anew, once
-per request, without anyone noticing; the ids and logprobs that come back are handed on as they are.
+Rule: weights never change under a sampler. A session that the service has lost is renewed once per
+request, transparently; the ids and logprobs that come back are passed on unchanged.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ BASE_REF = "base"
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """How this server scores given tokens, as the probe found out."""
+    """How this server scores given tokens, as found by the probe."""
 
     last_n: bool = True
     """It can score the end of a prompt only, and take the rest from its cache."""
@@ -128,7 +128,7 @@ class TinkerSampler:
         )
         if len(response.sequences) != n:
             raise SamplerError(f"Tinker gave {len(response.sequences)} completions, not {n}.")
-        # The service has no salt: its cache is that of the account, whoever has asked.
+        # The service has no salt: all users of the account share one cache.
         cached = 0 if params.cache_salt else response.prompt_cache_hit_tokens
         return [completion(sequence, params, cached) for sequence in response.sequences]
 
@@ -205,7 +205,7 @@ class TinkerSampler:
     ) -> sdk.SampleResponse:
         """One request, in a new session if the service has lost the old one; billed.
 
-        Who stops waiting stops nothing at the service, so the answer is waited for and billed.
+        A caller that is cancelled stops nothing at the service, so the answer is still billed.
         """
         asking = asyncio.create_task(self._billed(prompt, n, params, options))
         self._asking.add(asking)
@@ -223,7 +223,7 @@ class TinkerSampler:
         try:
             response = await self._answered(prompt, n, params, options)
         except OutageError:
-            bill(Usage(prefill=-tokens))  # nobody computed it
+            bill(Usage(prefill=-tokens))  # it was not computed
             raise
         hits = response.prompt_cache_hit_tokens
         # All but the first of n completions find the prompt in the cache, at the cache's price.
@@ -289,7 +289,7 @@ class TinkerSampler:
         )
 
     async def _connected(self) -> tinker.SamplingClient:
-        """The client in the present session; many requests at once make one only."""
+        """The client in the present session; concurrent requests share one."""
         async with self._opening:
             if self._client is None or self._client_of is not self._session.service:
                 service = self._session.service

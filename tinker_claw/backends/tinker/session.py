@@ -1,6 +1,6 @@
 """A session with the service, opened on demand and opened again when it is lost.
 
-Rule: whoever waits here waits with a deadline. Making a session blocks inside the SDK, for minutes
+Rule: every wait here has a deadline. Making a session blocks inside the SDK, for minutes
 where the network is down, so that happens in a daemon thread that holds up neither the event loop
 nor the end of the process.
 """
@@ -24,9 +24,9 @@ T = TypeVar("T")
 CLOSE_S: Final = 5.0
 """Longest wait for closing a session; Ctrl-C waits for it where the service hangs."""
 QUESTION_S: Final = 15.0
-"""How often the service is asked whether it is there, while something takes long."""
+"""Interval at which the service's health is checked while a request takes long."""
 _LOOK_S: Final = 1.0
-"""How often a wait looks at the clock and for a notice."""
+"""Interval at which a wait checks the deadline and the notices."""
 Ending = Literal["success", "errored", "interrupted"]
 
 
@@ -48,7 +48,7 @@ class ServiceSession:
         self.service = self._new()
         """The present session; compare it to see whether it was renewed meanwhile."""
         self._doubtful = False
-        """The last wait ended without an answer, so the next one asks at once what is wrong."""
+        """The last wait ended without an answer, so the next one checks the service at once."""
 
     async def ask(
         self, make: Callable[[tinker.ServiceClient], APIFuture[T]], deadline_s: float
@@ -79,17 +79,17 @@ class ServiceSession:
     async def wait_all(
         self, futures: Mapping[str, APIFuture[Any]], deadline_s: float
     ) -> dict[str, Any]:
-        """The results of all requests; what failed stands there as its exception."""
+        """The results of all requests; that of a failed one is its exception."""
         tasks = [_awaiting(future) for future in futures.values()]
         return dict(zip(futures, await self.settle(tasks, deadline_s), strict=True))
 
     async def settle(
         self, tasks: Sequence[asyncio.Task[T]], deadline_s: float
     ) -> list[T | BaseException]:
-        """Wait for all tasks, or until the deadline, or until the service is seen to be away.
+        """Wait for all tasks, or until the deadline, or until the service is found to be away.
 
-        The SDK asks a service that is gone for minutes before it says so. Two plain questions in a
-        row that get no answer are enough.
+        The SDK retries for minutes before it reports that a service is gone. Here two plain
+        requests in a row without an answer are enough.
         """
         clock = asyncio.get_running_loop().time
         until, billing, unwell_before = clock() + deadline_s, NOTICES.billing, self._doubtful
@@ -118,7 +118,7 @@ class ServiceSession:
         return [_outcome(task, late) for task in tasks]
 
     async def renew(self, broken: tinker.ServiceClient, ending: Ending = "errored") -> None:
-        """Begin a new session, unless somebody has done so since `broken` was looked up."""
+        """Begin a new session, unless that was done since `broken` was looked up."""
         if self.service is broken:
             self.service = self._new()
             await _close(broken, ending)
@@ -161,7 +161,7 @@ async def in_daemon_thread(call: Callable[[], T]) -> T:
     future: Future[T] = Future()
 
     def run() -> None:
-        future.set_running_or_notify_cancel()  # from here on it cannot be cancelled under our hands
+        future.set_running_or_notify_cancel()  # from here on it cannot be cancelled
         try:
             result = call()
         except BaseException as error:

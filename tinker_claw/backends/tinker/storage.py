@@ -1,7 +1,7 @@
 """Checkpoints stored at the service: name them, download them, and delete the oldest.
 
-Rule: a path is the service's own word for a checkpoint, of whatever shape, and nothing is read out
-of it. Nothing that serves, or that training would go back to, is ever deleted.
+Rule: a path is the service's opaque name for a checkpoint and is never parsed. Nothing that serves,
+or that training would go back to, is ever deleted.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class Shelf:
         """path: the training run that wrote it, oldest first."""
 
     async def add(self, run: str, path: str) -> None:
-        """Put a new checkpoint there, and delete the oldest of too many.
+        """Add a new checkpoint, and delete the oldest if there are too many.
 
         Raises:
-            BackendError: there is one of that path, which now has other weights.
+            BackendError: there is one with that path, which now has other weights.
         """
         if path in self._runs:
             raise BackendError(
@@ -65,7 +65,7 @@ class Shelf:
                 await self._delete(old)
 
     async def clear(self) -> list[str]:
-        """Delete all of them, whoever uses them; those that could not be deleted."""
+        """Delete all, even those in use; return those that could not be deleted."""
         return [path for path in list(self._runs) if not await self._delete(path)]
 
     async def _delete(self, path: str) -> bool:
@@ -75,8 +75,8 @@ class Shelf:
             async with asyncio.timeout(_DELETE_S):
                 client = await _rest(self._address)
                 listed = (await client.list_checkpoints(run).result_async()).checkpoints
-                # The service says what it calls it: an id that we made out of a path could be
-                # another one's.
+                # Take the id from the service: one that we made out of a path could be another
+                # checkpoint's.
                 ids = [found.checkpoint_id for found in listed if found.tinker_path == path]
                 if len(ids) != 1:
                     log.warning("checkpoint.kept", path=path, error=f"listed {len(ids)} times")
@@ -93,14 +93,14 @@ def _in_url(name: str) -> str:
     """Raises ValueError for a name that would lead elsewhere in an address."""
     if {".", "..", ""} & set(name.split("/")):
         raise ValueError("a name of dots")
-    return quote(name, safe="/:=+")  # the SDK puts it into the address as it is
+    return quote(name, safe="/:=+")  # the SDK does not quote it
 
 
 async def download(address: Address, path: str, folder: Path) -> None:
     """Fetch the files of an exported checkpoint into a folder, which is the caller's draft.
 
     Raises:
-        BackendError: the service names no files, or one of them cannot be had.
+        BackendError: the service names no files, or one of them cannot be downloaded.
     """
     async with asyncio.timeout(_REST_S):
         client = await _rest(address)

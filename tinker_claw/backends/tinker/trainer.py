@@ -2,8 +2,8 @@
 
 Rule: a step is whole or void. All of its requests are submitted before any is awaited, so that the
 service can take them together; if one of them fails or comes late, the optimizer may have applied
-half of the gradients. Those weights are suspect: nothing is done with them any more, and the caller
-loads a committed state, which begins a new session.
+half of the gradients. Those weights are suspect: they are not used any more, and the caller loads a
+committed state, which begins a new session.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _NORM: Final = "unclipped_grad_l2:mean"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceLimits:
-    """How long the service is waited for, in seconds, and how many checkpoints are kept there."""
+    """Timeouts of the service, in seconds, and how many checkpoints are kept there."""
 
     sample_timeout_s: float = 300.0
     step_timeout_s: float = 900.0
@@ -299,7 +299,7 @@ class TinkerTrainer:
 
 
 def raise_failures(results: Mapping[str, Any]) -> None:
-    """Raise what failed, by name; an outage only where nothing speaks against the batch."""
+    """Raise what failed, by name; an outage only where no failure may be due to the batch."""
     failed = {name: value for name, value in results.items() if isinstance(value, Exception)}
     if not failed:
         return
