@@ -4,7 +4,7 @@ A system prompt of 25 to 46 kB and 10 to 105 kB of tools, the same in every sess
 first user message that ends in the Runtime line; at the end of every request a message that is
 dropped from the next one. What is new in a further turn is small.
 
-Rule: what a user or a tool says is new in every session, because a text met twice would flatter a
+Rule: what a user or a tool says is new in every session, because repeated text would flatter a
 cache; the rest of a request was serialised once, so that the client's core keeps up.
 """
 
@@ -108,7 +108,7 @@ def unseen(count: int, name: str = "unseen") -> list[Surface]:
 
 @dataclass
 class Conversation:
-    """One session, as the client tells it."""
+    """One session, as the client sends it."""
 
     surface: Surface
     key: str
@@ -134,7 +134,7 @@ class Conversation:
         self.messages.append(_dumps({"role": "user", "content": said + runtime}))
 
     def answer(self, reply: Reply) -> None:
-        """Append a reply to the history, and a new message behind it."""
+        """Append a reply to the history, and a new message after it."""
         message: dict[str, Any] = {"role": "assistant", "content": reply.text}
         turn = next(self._count) + 1
         if reply.calls:

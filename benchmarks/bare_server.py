@@ -1,6 +1,7 @@
 """`python -m benchmarks.bare_server`: a FastAPI route that answers a canned stream.
 
-Rule: it reads the JSON and does nothing else. It is what HTTP costs, on the product's server.
+Rule: it reads the JSON and does nothing else. Its times are what HTTP costs on the product's
+server.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ def with_peft(module: Any, rank: int, alpha: int) -> Any:
     """Add peft's own LoRA to every linear layer, as its documentation shows."""
     shape = LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear", task_type="CAUSAL_LM")
     with warnings.catch_warnings():
-        # It asks transformers by a name that is going to be removed there.
+        # peft uses a name that transformers is going to remove.
         warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*")
         return get_peft_model(module, shape)
 
@@ -65,7 +65,7 @@ def padded_loss(model: Any, datums: Sequence[Datum], device: torch.device) -> Te
     logits = model(input_ids=tokens, attention_mask=mask.to(device), use_cache=False).logits
     logprobs = logits[:, :-1].float().log_softmax(-1)
     chosen = logprobs.gather(2, tokens[:, 1:, None])[..., 0]
-    # Where nothing is to be learned the ratio may be anything.
+    # Where the advantage is 0 the ratio is arbitrary.
     learns = advantages[:, 1:] != 0
     picked = chosen[learns.to(device)]
     return ppo(picked, behaviour[:, 1:][learns].to(device), advantages[:, 1:][learns].to(device))

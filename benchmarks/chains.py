@@ -1,8 +1,8 @@
 """`python -m benchmarks.chains`: steps over an agent's turns, which extend one another, and over
 captured requests of OpenClaw, whose volatile end forks each turn from the next.
 
-Beside the tree as it is stand one whose segments also end where a sample ends, though nothing
-forks there, and no tree at all.
+The tree is compared with one whose segments also end where a sample ends, though nothing
+forks there, and with no tree at all.
 
 Rule: as in `benchmarks.training`, whose sides these are: on the same samples, in turn, a figure is
 the median. The gradients are compared with those of samples one by one.
@@ -54,7 +54,7 @@ class Sizes:
 
     turns: int = 16
     first: int = 2000
-    """An agent's first prompt: what it is told, its tools, the task."""
+    """An agent's first prompt: instructions, tools and task."""
     reply: int = 120
     result: int = 480
     """Output of the tool that the agent called."""
@@ -137,7 +137,7 @@ class Row:
     """Rows of keys that the kernel for unequal lengths copies in a layer."""
     seconds: float
     gradient_error: float
-    """Relative error beside samples one by one."""
+    """Relative error compared with samples one by one."""
 
 
 def measure(

@@ -1,13 +1,13 @@
 """`python -m benchmarks.cost`: what learning from an agent's turns is billed, beside a naive loop.
 
 Both run over the wire: the Tinker adapter and SDK against `python -m local_gpu.tinker` with a
-random two-layer model, which bills tokens as Tinker does. Turns OpenClaw's size (prompts of 11,000
-tokens). Ours is method combine as shipped: m votes as one request, a hint asked of rejected turns
-only, the teacher on hinted turns only, and one pass over each sample. A run's first batch is
+random two-layer model, which bills tokens as Tinker does. Turns have OpenClaw's size (prompts of
+11,000 tokens). Ours is method combine as shipped: m votes as one request, a hint asked of rejected
+turns only, the teacher on hinted turns only, and one pass over each sample. A run's first batch is
 measured in every way and costs more than a later one. Naive: both questions of every turn, every
 vote a request of its own, and three hints scored on every turn; it trains on the same, hinted turns
 in two passes (one for rewards, one for hints), and measures nothing. Serving costs the same in both
-and stands apart.
+and is listed apart.
 
 Rule: tokens are counted where they are billed; dollars are those counts times configs/prices.toml.
 No prompt cache helps either side, except that further votes of one request find their prompt.

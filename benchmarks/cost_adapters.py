@@ -1,7 +1,7 @@
 """Adapters between the loop and the wire while costs are counted.
 
-Rule: every request goes through and is billed; only what it begins with, or what the judge is taken
-to have said, is changed here.
+Rule: every request goes through and is billed; only its first token, or the judge's answer, is
+changed here.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ HINTS = tuple(
 class Fresh(Sampler):
     """A sampler whose requests share no prefix, so that no cache helps: ours and naive pay in full.
 
-    Nothing ends early either: a random model would stop where it likes.
+    Stop tokens are left out, too: a random model would stop at random.
     """
 
     _numbers = itertools.count()

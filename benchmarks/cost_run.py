@@ -1,8 +1,8 @@
 """Run turns of an agent's size through the real loop, over the wire, and count what is billed.
 
 Rule: every token that is counted went through the Tinker adapter, the SDK and our wire server.
-Scripted are the judge's words only, because the model behind it is a tiny random one: its votes are
-sampled as always, billed, and then replaced.
+Only the judge's answers are scripted, because its model is a tiny random one: its votes are sampled
+as always, billed, and then replaced.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Bench:
         run = Run(model_name=NAME, base_url=self.url)
         settings = Settings(run=run, training=Training(lora_rank=8))
         trainer = await TinkerTrainer.start(settings, key="tml-benchmark")
-        await trainer.capabilities()  # probes the server; billed to nobody
+        await trainer.capabilities()  # probes the server; not billed
         return trainer
 
 
@@ -139,9 +139,8 @@ async def ours(
 
     In each of them the first `hinted` turns get a hint.
 
-    Of the first it is measured whether hints teach, and how far the step moves the policy. Of the
-    later one it is known that they teach, so every fourth turn is measured, and its step is none of
-    the measured ones.
+    In the first it is measured whether hints teach, and how far the step moves the policy. In the
+    later one they are known to teach, so every fourth turn is measured, and its step is not.
     """
     trainer = await bench.trainer()
     ledger = Ledger(bench.folder / f"ours-{hinted}")

@@ -5,8 +5,9 @@ size, the ledger in SQLite. The server has one core, the client another. Request
 shape and size. Beside it: a FastAPI route that only reads the JSON, and, with --litellm, LiteLLM's
 proxy. Afterwards the prompt of every request is compared with a full render.
 
-Rule: every server is measured in the same run, by the same client, with the same requests; what is
-a multiple of the bare route's was measured in turn with it. The log is written as the product does.
+Rule: every server is measured in the same run, by the same client, with the same requests;
+multiples of the bare route's times were measured in turn with it. The log is written as in the
+product.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ Say = Callable[[str], None]
 BUSY = 0.9
 """Least share of its core that a busy server should get."""
 SILENCE_MS = 50.0
-"""Longest silence in milliseconds that nobody notices, even if the bare route's is shorter."""
+"""Longest silence in milliseconds that users do not notice, even if the bare route's is shorter."""
 FLAT = 1.1
 """Largest accepted growth of memory, as a factor."""
 

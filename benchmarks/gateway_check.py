@@ -1,7 +1,7 @@
 """Check that sampled prompts have the ids of a plain, full render.
 
 Rule: the other side of the comparison is the `renderers` package alone, over the tokenizer as it
-comes, on the very body that was sent; nothing of ours takes part in it.
+comes, on the very body that was sent; none of our code is used for it.
 """
 
 from __future__ import annotations

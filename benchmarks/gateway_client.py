@@ -1,7 +1,7 @@
 """Client side of the measurements: connections, server processes, and their use of resources.
 
-Rule: the client does as little as it can between the first byte out and the last byte in; what came
-back is read afterwards.
+Rule: the client does as little as it can between the first byte out and the last byte in; answers
+are parsed afterwards.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Measured:
 
     def cpu_s(self) -> float:
         """Seconds of processor time of its threads, including those that have ended."""
-        # Linux makes the number of a process' clock so; the libraries' way is for one's own only.
+        # The id of another process's clock on Linux; the standard library has only our own.
         return time.clock_gettime(~self.pid << 3 | 2)
 
     def rss_mb(self) -> float:

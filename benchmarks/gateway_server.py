@@ -1,5 +1,5 @@
-"""`python -m benchmarks.gateway_server`: the gateway over a sampler that answers at once, with the
-learner beside it, whose trainer is taken to be elsewhere.
+"""`python -m benchmarks.gateway_server`: the gateway over a sampler that answers at once, with a
+learner whose trainer stands for one on another machine.
 
 Rule: renderer, ledger, learner, HTTP server and all between are the product's; only sampler and
 trainer are not.
@@ -291,7 +291,7 @@ def main() -> None:
     redactor = Redactor([SECRETS])
     redactor.load()  # as the product does before it serves
     with Path(os.devnull).open("w") as nowhere:
-        configure(nowhere, redactor.redact)  # written, and read by nobody
+        configure(nowhere, redactor.redact)  # written, and discarded
         app = gateway_app(arguments.directory, arguments.vocabulary)
         spare_collector()
         serve_app(app)

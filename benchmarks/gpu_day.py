@@ -1,11 +1,11 @@
 """`python -m benchmarks.gpu_day`: the first day on a GPU, in stages of a few minutes each.
 
-What would stop a user first comes first, and the first twenty minutes are complete in themselves:
-what is there, every attention kernel, gradients, steps of 8B, memory beside the plan, shared
-prefixes beside peft. Then a life (publishing, kill -9, a device that fails), other families, and
-vLLM. A stage's rows stand in `--folder` as JSON, one line after each; a run that is started again
-goes on behind them, and failed ones are tried again. `--rehearse` runs all of it on a CPU with a
-tiny model. `docs/owed.md` says why each matters.
+What would stop a user comes first, and the first twenty minutes are complete in themselves: the
+machine, every attention kernel, gradients, steps of 8B, memory beside the plan, shared prefixes
+beside peft. Then a life (publishing, kill -9, a device that fails), other families, and vLLM. A
+stage's rows are written to `--folder` as JSON, one line each; a run that is started again continues
+after them, and tries failed ones again. `--rehearse` runs all of it on a CPU with a tiny model.
+`docs/owed.md` says why each matters.
 
 Rule: a stage is commands that can also be typed, in processes of their own, so that one that breaks
 the device's context or hangs does not end the day. Goals are judged from the rows; nothing is
@@ -35,7 +35,7 @@ _ENDS_S: Final = 20.0
 _TAIL: Final = 4000
 """Last characters of a command's output that the report shows."""
 _BROKEN: Final = 3
-"""Exit status of `gpu_rows` whose device failed: the next process goes on behind that row."""
+"""Exit status of `gpu_rows` whose device failed: the next process continues after that row."""
 _BREAKS: Final = 8
 """Most restarts of a stage after its device failed."""
 ROOT: Final = Path(__file__).parents[1]

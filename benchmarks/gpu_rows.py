@@ -1,10 +1,10 @@
 """`python -m benchmarks.gpu_rows STAGE`: the rows of one stage of the day on a GPU.
 
-Every row is measured, and stands in the file as a line of JSON before the next one begins. A run
-that is started again goes on behind the rows that are there. What fails is a row that says how.
+Every row is written to the file as a line of JSON before the next one begins. A run that is started
+again continues after the rows that are there. A failure is a row with its reason.
 
 Rule: after a failure of the device nothing more is computed in this process. It ends with status 3,
-and whoever started it starts the next one, which goes on behind the row that failed.
+and its parent starts the next one, which continues after the failed row.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Rows:
         self._there.add(name)
         print(json.dumps(row), flush=True)
         if broken is not None:
-            os._exit(BROKEN)  # whatever else is asked of it would fail or hang
+            os._exit(BROKEN)  # any further call would fail or hang
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -129,7 +129,7 @@ def read(path: Path) -> list[Figures]:
     return rows
 
 
-# What is there
+# The machine
 
 
 def probe(rows: Rows) -> None:
@@ -205,7 +205,7 @@ def kernels(rows: Rows, name: str) -> None:
 
 
 def _star(tokens: int) -> list[torch.Tensor]:
-    """Sixteen samples behind one prompt that has half of all tokens."""
+    """Sixteen samples after one prompt that has half of all tokens."""
     stem, own = torch.arange(tokens // 2), tokens // 32
     return [torch.cat([stem, tokens * (i + 1) + torch.arange(own)]) for i in range(16)]
 
@@ -437,7 +437,7 @@ def _planned(rows: Rows, bench: Bench, model: ModelSize, tokens: int) -> Figures
 
 
 def shared(rows: Rows) -> None:
-    """Time samples behind one long prompt, beside peft with the logits of the loss alone."""
+    """Time samples after one long prompt, beside peft with the logits of the loss alone."""
     sizes = Batches(rows.size(8, 4), rows.size(20_000, 256), rows.size(3000, 32), (64, 64), 0)
     bench = Bench(rows, sizes, "shared")
     settings = bench.settings(tokens=rows.size(65_536, 2048))
@@ -446,7 +446,7 @@ def shared(rows: Rows) -> None:
     rows.take("peft", lambda: bench.timed(lambda: LossRows("peft", settings=settings), rank))
 
 
-# A life: a process that learns, a sampler, and what befalls them
+# A life: a training process, a sampler, and their failures
 
 
 def life(rows: Rows) -> None:
@@ -561,7 +561,7 @@ def _ranks() -> list[int]:
 def _squeezed(rows: Rows, model: Path, folder: Path) -> Figures:
     """Train with a tenth of the memory that a pass wants (CUDA): passes are split until they fit.
 
-    On a CPU, whose memory nobody bounds, an allocation that cannot be is recognised.
+    On a CPU, whose memory has no such limit, an impossible allocation is recognised.
     """
     if rows.device.type != "cuda":
         try:

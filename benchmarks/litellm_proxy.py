@@ -1,7 +1,7 @@
 """Run LiteLLM's proxy in an environment of its own, in front of a canned OpenAI-compatible server.
 
 It reads a request, looks up a model, sends it on and re-reads the stream. It tokenises nothing and
-keeps nothing: what stands beside ours is the price of a popular way to stand in the middle.
+stores nothing: beside ours it shows what a popular proxy costs.
 
 Rule: it never touches this project's environment, has a set time to be installed in, and is
 exactly the files that `litellm.txt` names by hash: releases of it have carried malware.

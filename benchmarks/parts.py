@@ -1,7 +1,7 @@
-"""`python -m benchmarks.parts`: what single parts cost that requests and looks pass through.
+"""`python -m benchmarks.parts`: the cost of single parts of requests and of `status`.
 
-Where a prompt is sent; what a history that was seen before holds; the sums that `status` tells; the
-transactions in which old turns are dropped, between which the gateway writes.
+Routing a prompt; searching a history that was seen before for secrets; the sums of `status`; the
+transactions that drop old turns, between which the gateway writes.
 
 Rule: processor time of the thread, so that whatever else runs on the machine is not counted.
 """

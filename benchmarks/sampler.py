@@ -1,8 +1,8 @@
 """`python -m benchmarks.sampler`: the embedded sampler beside `generate` of transformers.
 
 Both draw the same number of tokens for the same prompts at once: ours with an adapter beside the
-weights, theirs with the adapter added to them. They take turns, so that a busy machine is busy for
-both; seconds of the processor say what waiting does not.
+weights, theirs with the adapter added to them. They take turns, so that other load on the machine
+hits both; processor seconds leave out waiting.
 """
 
 from __future__ import annotations

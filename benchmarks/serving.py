@@ -1,11 +1,11 @@
 """`python -m benchmarks.serving`: how replies feel while the model learns.
 
 Streams ask without a pause: alone, during training steps, and during publications. Every second
-step is beside streams that are no persons, for which nobody makes room. Time to the first token,
-time per token, and how long a publication takes to answer. Failed requests must be none.
+step is beside streams that are not people's, which get no priority. Time to the first token, time
+per token, and how long a publication takes to answer. Failed requests must be none.
 
-Rule: one process trains, as in the gateway; who samples is the embedded sampler, or the servers of
-`--sampler-urls`, which run already.
+Rule: one process trains, as in the gateway; sampling is by the embedded sampler, or by the servers
+of `--sampler-urls`, which run already.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`python -m benchmarks.tracks_gateway`: the product as `run.py` starts it, over the stub.
 
-Its sampler is the local backend's connection to a vLLM server. Its trainer is taken to be
-elsewhere: it takes its time, and nothing here. Everything else is the product's.
+Its sampler is the local backend's connection to a vLLM server. Its trainer stands for one on
+another machine: it takes time, but no processor time here. Everything else is the product's.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """`python -m benchmarks.tracks_stub`: a model server that takes a fixed time for every reply.
 
-It speaks three ways of the same model: chat completions, whole, for agents that ask it directly;
-vLLM's completions of token ids, in events spread over that time, for a gateway in between; and
-the judge's. It knows sums: it calls the calculator, and then answers with what that said, every
-third time wrongly, so that the tries at a task differ.
+It serves the same model by three APIs: chat completions, whole, for agents that ask it directly;
+vLLM's completions of token ids, in events spread over that time, for a gateway in between; and the
+judge's. It does sums: it calls the calculator, and then answers with the result, every third time
+wrongly, so that the tries at a task differ.
 
-Rule: whoever asks waits equally long, and as many are answered at once as ask.
+Rule: every request takes equally long, and any number of them are answered at once.
 """
 
 from __future__ import annotations

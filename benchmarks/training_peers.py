@@ -168,7 +168,7 @@ class TrlTree(Peer):
         try:
             importlib.import_module("kernels")
             self._packing._flash_attn()
-        except Exception as error:  # from a hub, a loader or a driver: whatever it is, it is said
+        except Exception as error:  # any error of a hub, a loader or a driver is reported
             raise LeftOut(f"its FlashAttention 3 did not load: {_first_line(error)}") from error
         super().__init__(name, settings, self._packing.TREE_ATTENTION)
 

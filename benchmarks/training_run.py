@@ -1,6 +1,6 @@
 """Measure the sides in turn on the same samples, after a warm-up, against reference gradients.
 
-Rule: a side that is fast and wrong must show, and one that fails is a row that says how.
+Rule: a side that is fast and wrong must show, and one that fails is a row with the reason.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Measurement:
                 side = self._sides[side_name].side
                 if side is not None and row.failed is None:
                     self._measure(row, side, datums)
-                    # Said at once: a run that is ended from outside has given this much.
+                    # Reported at once: a run that is ended from outside has shown this much.
                     taken = row.failed or f"{row.seconds[-1]:.2f} s"
                     self._say(f"{name}: {side_name}, {repetition + 1} of {self._repeat}: {taken}")
         for side_name, row in rows.items():

@@ -25,7 +25,7 @@ FIRST_ID: Final = 10
 CONTEXT: Final = 40_960
 """Positions of a model that is written to disk."""
 LOSS_SHARE: Final = 0.1
-"""Share of a sample's tokens that carry the loss: the last ones, as an agent's reply behind its
+"""Share of a sample's tokens that carry the loss: the last ones, as an agent's reply after its
 prompt."""
 
 

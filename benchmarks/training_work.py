@@ -1,8 +1,8 @@
 """Floating-point operations that a step executed, and the most that the device can do in a second.
 
-Counted are matrix products, two operations per multiply-add, from what was computed, recomputation
-included; `tests/benchmarks/test_bench_training.py` compares with what PyTorch counts. With T
-tokens in the body, P pairs of a query and a key that it sees, R rows in the head:
+Matrix products are counted, two operations per multiply-add, as computed, recomputation included;
+`tests/benchmarks/test_bench_training.py` compares with what PyTorch counts. With T tokens in the
+body, P pairs of a query and a key that it sees, R rows in the head:
 
     body forward    T (base + lora) per layer, base = sum 2 in out, lora = sum 2 r (in + out)
     body backward   T (base + 2 lora): the base is frozen and gets no gradient of its own; the

@@ -1,8 +1,8 @@
 """Make a vocabulary of Qwen3's size, for machines where Qwen3's own cannot be fetched.
 
 Byte-level BPE with Qwen3's splitting rule, its added tokens and its number of ids, trained on the
-Python sources and documents that are on this machine. What encoding costs goes by the size of the
-tables and the length of the tokens, which are like Qwen3's; the ids are other ids.
+Python sources and documents that are on this machine. The cost of encoding depends on the size of
+the tables and the length of the tokens, which are like Qwen3's; the ids differ.
 
 Rule: made once per recipe and kept in the user's cache folder, never in the repository.
 """

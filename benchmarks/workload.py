@@ -1,4 +1,4 @@
-"""Workloads of the comparison: streams, and a further turn behind a long prompt."""
+"""Workloads of the comparison: streams, and a further turn after a long prompt."""
 
 from __future__ import annotations
 

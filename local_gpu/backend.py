@@ -1,8 +1,8 @@
 """The local backend: training and sampling, started from one configuration and joined.
 
-Rule: all that learns runs on one executor thread, in the order it was asked for, so the event loop
-never waits and no two operations meet in one module. A version that is opened is read from its
-files beside it: who asks for one waits for no step.
+Rule: all training calls run on one executor thread, in order, so the event loop is never blocked
+and no two operations use one module at once. A version is opened from its files in another thread,
+so opening one never waits for a step.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _FULL = frozenset({ENOSPC, EDQUOT, EFBIG})
 
 
 def unheard(sentence: str) -> None:
-    """Ignore a progress sentence, for callers that do not want to hear them."""
+    """Ignore a progress message: the default of `say`."""
 
 
 class LocalBackend:
@@ -83,14 +83,14 @@ class LocalBackend:
         say: Say = unheard,
         away: Callable[[Sequence[str]], object] = len,
     ) -> LocalBackend:
-        """Load the base model, here or on ranks, and join it with the samplers.
+        """Load the base model, here or on ranks, and connect it to the samplers.
 
-        Servers that are named must run already: they take their memory first.
+        Servers in `sampler_urls` must run already: they take their memory first.
 
         Args:
-            adapter: the folder of a ref that serves.
-            say: hears, in sentences, what is waited for, what was chosen, and what goes wrong.
-            away: hears which servers are out of the rotation, and why, whenever that changes.
+            adapter: returns the folder of a published ref.
+            say: called with sentences on what is waited for, what was chosen, what goes wrong.
+            away: called with the servers out of rotation, and why, whenever that changes.
 
         Raises:
             ConfigError: a setting, the installed transformers or a server does not fit.
@@ -107,7 +107,7 @@ class LocalBackend:
         try:
             try:
                 base, learning = await loop.run_in_executor(executor, _learning, config, say)
-            except RuntimeError as error:  # no memory, say, because somebody else has taken it
+            except RuntimeError as error:  # e.g. another process has taken the memory
                 raise BackendError(
                     f"{config.model} cannot be loaded on device {config.device!r}: {error}"
                 ) from error
@@ -141,7 +141,7 @@ class LocalBackend:
             return await future
 
     async def step(self, call: Callable[[], T]) -> T:
-        """Run a training call as `run` does. No version is examined behind it, as it takes long."""
+        """Run a training call as `run` does. A version opened meanwhile is not examined."""
         self._steps += 1
         try:
             return await self.run(call)
@@ -159,7 +159,7 @@ class LocalBackend:
         """Close every sampler that is still open, then the trainer."""
         self._closed = True
         await self.serving.aclose()
-        # Not in the executor's turn: a step on ranks that runs is ended, not waited for.
+        # Outside the executor: a running step on ranks is ended, not waited for.
         await asyncio.to_thread(self.learning.close)
         await asyncio.to_thread(self._executor.shutdown)
         await asyncio.to_thread(shutil.rmtree, self._probes, ignore_errors=True)
@@ -200,7 +200,7 @@ class LocalBackend:
 
     async def _score_all(self, ref: str, asks: Sequence[ScoreAsk]) -> list[TokenLogprobs]:
         def score() -> list[TokenLogprobs]:
-            # Asked in its turn: what is closed may go from memory until then.
+            # Looked up when the call runs, not while it is queued.
             return self.learning.score(None if ref == BASE_REF else self._folder(ref), asks)
 
         return await self.run(score)

@@ -10,7 +10,7 @@ from typing import Literal
 from tinker_claw.errors import ConfigError
 
 Say = Callable[[str], None]
-"""Hears, in a sentence for the user, what is waited for, what was chosen, and what goes wrong."""
+"""Called with a sentence for the user: what is waited for, what was chosen, what goes wrong."""
 Dtype = Literal["auto", "float32", "bfloat16"]
 
 

@@ -1,6 +1,6 @@
 """Tell torch's errors apart: out of memory, device fault, or invalid input.
 
-Rule: decided here alone, by class where torch has one and by the words of its libraries elsewhere.
+Rule: decided here alone, by class where torch has one and else by the library's message.
 """
 
 from __future__ import annotations

@@ -3,12 +3,12 @@
     LocalBackend ── Learning   in this process, or in one or more of its own (`ranks/`)
                  └─ Serving    the embedded sampler, or vLLM and SGLang servers over HTTP
 
-The gateway's trainer and Tinker's HTTP API (`tinker/`) stand on the same two.
+The gateway's trainer and Tinker's HTTP API (`tinker/`) both use these two.
 
-Weights pass as folders in PEFT's format, prompts and logprobs as numbers. Nothing else does, so
-every way to learn goes with every way to serve.
+They exchange only weights, as folders in PEFT's format, and prompts and logprobs, as numbers, so
+every kind of training works with every kind of serving.
 
-Rule: a folder that is named here appeared whole, under a name that was never used before.
+Rule: a folder passed here is complete, and its name was never used before.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tinker_claw.types import (
     Tokens,
 )
 
-if TYPE_CHECKING:  # both need torch, and who samples over HTTP does not
+if TYPE_CHECKING:  # both need torch, which sampling over HTTP does not
     from local_gpu.learn.losses import RecordPass, Scored
     from local_gpu.model.lora import LoraShape
     from local_gpu.model.vision import Vision
@@ -63,7 +63,7 @@ class Facts:
     image_token: int | None = None
     """Id of the token that stands for a part of an image; None: the model reads text only."""
     trains_images: bool = False
-    """Whether it trains and scores behind images."""
+    """Whether it trains on and scores sequences with images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def check_request(
     prompt: Tokens, params: SamplingParams, *, context_tokens: int, vocabulary: int
 ) -> None:
     """Raise RequestError, ContextLengthError or SamplerError for what no sampler can serve. Servers
-    would cut the reply short and say nothing, or die of it."""
+    would cut the reply short without an error, or crash."""
     p = params
     rules = (
         ("messages", len(prompt) >= 1, "The prompt is empty; it needs at least one token."),
@@ -167,16 +167,16 @@ class Learning(Protocol):
 
     A model is LoRA weights with Adam's moments and the gradients added up since its last step. The
     policy is there from the start if the settings say so; others are made by `create` or from
-    files, and go by `drop`.
+    files, and removed by `drop`.
 
-    A failure is a ClawError; after one of `step`, weights and moments are as before or suspect, and
-    `read_state` makes them whole again.
+    Every failure is a ClawError; after one in `step`, weights and moments are unchanged or suspect,
+    and `read_state` restores them.
     """
 
     facts: Facts
 
     def create(self, model: str, shape: LoraShape, seed: int) -> None:
-        """Make a model with an adapter that changes nothing yet, in place of one of that name.
+        """Make a model with an adapter that changes nothing yet, replacing one of that name.
 
         Raises:
             RequestError: there is no room for it, with figures.
@@ -224,10 +224,10 @@ class Learning(Protocol):
         ...
 
     def write_probe(self, folder: Path, size: float) -> None:
-        """Write an adapter that was never trained, of the policy's rank, as a new folder.
+        """Write an adapter with random weights, of the policy's rank, as a new folder.
 
-        Its weights are drawn. `size` is, to a first order, by how much of its own output each layer
-        changes; servers show by it that they apply adapters.
+        `size` is, to first order, the share of its own output by which each layer changes. With it
+        servers are tested for applying adapters.
         """
         ...
 
@@ -269,7 +269,7 @@ class Serving(Protocol):
     sees: bool
     """Whether samplers take images."""
     vision: Vision | None
-    """The half of the model that sees; None: it is not in this process."""
+    """The vision half of the model; None: it is not in this process."""
 
     async def open(self, ref: str, folder: Path) -> Sampler:
         """Open a sampler of a published adapter, which is loaded only when needed.

@@ -1,7 +1,7 @@
-"""People who wait for a reply in this process, and how other computations make room for them.
+"""Priority for people who wait for a reply in this process over all other computation.
 
-Rule: what is computed never changes, only when. Whoever makes room goes on in a time that is known
-beforehand, however many persons come.
+Rule: this changes when something is computed, never what. Other computation is delayed by a bounded
+time, however many people come.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PERSONS: Final = 2.0
 
 
 class Room:
-    """Queue of those who wait for the GPU. Used from several threads."""
+    """Replies and samplers that wait for the GPU. Used from several threads."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -63,8 +63,8 @@ class Room:
     def take_turn(self, whose: object) -> None:
         """Wait until no other pass is computed, and no sampler with precedence waits.
 
-        Who computes for no person also waits until persons have had `PERSONS` times as long as the
-        last pass that was not theirs took.
+        A sampler that computes for no person also waits until people have had `PERSONS` times as
+        long as the last pass for others took.
         """
         with self._changed:
             self._queue.append(whose)
@@ -99,8 +99,8 @@ class Room:
 class Breaks(TorchDispatchMode):
     """Pauses this thread between two of torch's operations while somebody waits for a first token.
 
-    Fine enough for models of any size, and nothing is cut otherwise than without: the numbers are
-    the same, bit for bit.
+    This is fine-grained enough for models of any size, and no batch is split differently: the
+    numbers are the same, bit for bit.
     """
 
     def __init__(self, room: Room) -> None:

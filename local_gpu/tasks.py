@@ -1,6 +1,6 @@
-"""Several awaitables at once, with the error of the first that fails instead of a group.
+"""Run several awaitables at once; raise the first error instead of a group.
 
-Rule: none goes on when the call is over.
+Rule: none still runs when the call returns.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results, in order."""
+    """Run all; return the results, in order."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(one) for one in work]

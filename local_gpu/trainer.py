@@ -3,9 +3,9 @@
     root/states/<ref>      the newest, float32, with the optimizer's moments
     root/adapters/<ref>    versions that serve or have served, in PEFT's format and the base's type
 
-Rule: what is open, being opened or loaded stays, however old. The rest is counted, and the oldest
-go; but a version that nobody was answered by goes first, or servers that are away for long would
-push out every version that there is to go back to.
+Rule: what is open, being opened or loaded stays, however old. Beyond a count the oldest of the rest
+are removed; but a version that answered no request is removed first, or a long outage of the
+servers would push out every version to go back to.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class LocalTrainer:
         say: Say = unheard,
         away: Callable[[Sequence[str]], object] = len,
     ) -> LocalTrainer:
-        """See `LocalBackend.start`, which says what is raised and what is heard."""
+        """Start the trainer. For arguments and errors see `LocalBackend.start`."""
         trainer = cls(config)
         trainer._backend = await LocalBackend.start(config, trainer._keeping.adapter, say, away)
         return trainer
@@ -106,18 +106,18 @@ class LocalTrainer:
         await self._backend.run(lambda: self._backend.learning.export_adapter(directory))
 
     async def aclose(self) -> None:
-        """Close every sampler that is still open, then the half that learns."""
+        """Close every sampler that is still open, then the training half."""
         await self._backend.aclose()
 
 
 class KeptFiles:
     """The folders of a trainer's versions and states, and which of them stay.
 
-    The trainer says what becomes of its weights. Whatever changes them blocks.
+    The trainer reports what happens to its weights. Methods that change folders block.
     """
 
     def __init__(self, config: LocalConfig, live: Callable[[], frozenset[str]]) -> None:
-        """`live`: refs of open samplers, asked in any thread."""
+        """`live`: refs of open samplers, called in any thread."""
         self._config = config
         self._live = live
         self._adapters = config.root / "adapters"
@@ -170,8 +170,8 @@ class KeptFiles:
     def loaded(self, ref: str) -> None:
         """Record that the weights come from the saved state `ref`.
 
-        If no version of the weights before is open by now, they have answered nobody: the versions
-        that serve, and that learning continues from, are open.
+        If no version of the weights before is open by now, they have answered no request and are
+        removed: versions that serve, and that training continues from, are open.
         """
         if self._versions and not {*self._opening, *self._live()}.intersection(self._versions):
             remove(map(self.adapter, self._versions))
@@ -184,16 +184,16 @@ class KeptFiles:
 
 
 def _prune(folder: Path, keep: int, spare: Callable[[str], bool]) -> None:
-    """Remove the oldest entries but `keep`, and those that `spare` names, never.
+    """Remove all but the newest `keep` entries, except those for which `spare` is true.
 
-    Each is asked about when its turn comes: it may be opened meanwhile.
+    `spare` is called right before each removal: an entry may be opened meanwhile.
     """
     names = sorted(entries(folder))
     remove(folder / n for n in names[: max(0, len(names) - keep)] if not spare(n))
 
 
 def _inside(folder: Path, ref: str) -> Path:
-    """The entry of that name; a ref is never a path."""
+    """Return the entry of that name; a ref that is a path is refused."""
     if Path(ref).name != ref or ref in ("", ".."):
         raise BackendError(f"{ref!r} is not the name of anything in {folder}.")
     return folder / ref

@@ -1,11 +1,11 @@
 """The demo: a simulated user talks to the real product, which learns the replies that they want.
 
     recipe/    how the tiny model was made: its texts, its tokenizer, its training
-    model/     what came of it, with a list of hashes
+    model/     the model that it made, with a list of hashes
     judge.py   the rules that judge its replies
 
-Rule: the product is a child process that is reached over HTTP only. Its user speaks, and scores, by
-the grammar and the skills of the recipe, which are the tiny model's world.
+Rule: the product is a child process that is reached over HTTP only. Its user's messages and scores
+follow the grammar and the skills of the recipe, which are all that the tiny model knows.
 """
 
 

@@ -2,7 +2,7 @@
 
 Exit status: 0 done, 1 the product failed (the end of its log is shown), 2 wrong flags, 130 Ctrl-C.
 On a terminal its page stays open at the end, until Ctrl-C.
-Rule: whatever happens, the child has ended and what was reached is written before this returns.
+Rule: before this returns the child has ended and the results so far are written, in any case.
 """
 
 from __future__ import annotations

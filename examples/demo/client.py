@@ -1,7 +1,7 @@
 """Client of the gateway for the demo: chat requests, /healthz and /metrics.
 
-Rule: what comes back is checked here, once; whatever is wrong with it is a `DemoError`. Nothing is
-tried again, because the gateway retries inside.
+Rule: answers are checked here, once; any fault in them is a `DemoError`. Nothing is retried,
+because the gateway does that.
 """
 
 from __future__ import annotations
@@ -147,8 +147,8 @@ class Client:
         return await (self._streamed(request) if request.stream else self._whole(request))
 
     async def tell(self, session: str, liked: Sequence[bool]) -> None:
-        """Report what the user made of each reply of a session that is over. Most users have said
-        in it what they have to say."""
+        """Report which replies of a finished session the user liked. Does nothing here: most users
+        have said so in the session."""
 
     async def press(self, reply: str, score: float) -> None:
         """Rate a reply by its id."""

@@ -112,7 +112,7 @@ async def _observe(cast: Cast, progress: Progress, scorer: Scorer) -> None:
     """Keep `progress` up to date, and score every fourth version as it appears.
 
     Raises:
-        DemoError: learning has stopped or is not well for too long.
+        DemoError: learning has stopped, or has been failing for too long.
     """
     client, clock = cast.client, asyncio.get_running_loop().time
     well_at = clock()

@@ -69,7 +69,7 @@ _GOOD = re.compile(
     r"\b(thanks|thank|great|perfect|nice|good|ok|okay|fine|love|yes|cool|done|works)\b", re.I
 )
 _SAID = "The user wants this:"
-"""How a hint begins that only repeats what the user said."""
+"""Beginning of a hint that only repeats what the user said."""
 _FAILED = re.compile(r"\b(error|failed|not found|traceback|denied|invalid)\b", re.I)
 
 

@@ -17,8 +17,8 @@ from examples.demo.scoring import Score
 from examples.demo.user import Outcome
 
 IDLE_SESSIONS = 200
-"""Sessions without a step after which none is waited for: learning is held, or there is nothing to
-learn. A step takes longest from hints alone, with a user who is pleased: above 100 sessions."""
+"""Sessions without a step after which the run waits for none: learning is held, or there is nothing
+to learn. A step takes longest from hints alone, with a user who is pleased: above 100 sessions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Time, in sessions and seconds, at which a version was met."""
+    """Time, in sessions and seconds, at which a version was first seen."""
 
     version: int
     sessions: int
@@ -94,7 +94,7 @@ class Progress:
     def behind(self) -> bool:
         """Whether a step has all its samples and is running.
 
-        A learner that waits although it has enough waits for other users: they have to talk.
+        A learner that is `waiting` with a full batch needs other users' samples, so sessions go on.
         """
         return (
             self.health is not None
@@ -109,7 +109,7 @@ class Progress:
 
     @property
     def idle(self) -> int:
-        """Number of sessions that ended since the newest version was met."""
+        """Number of sessions that ended since the newest version was first seen."""
         newest = self.births.get(self.version)
         return self.sessions - (newest.sessions if newest else 0)
 
@@ -138,7 +138,7 @@ class Progress:
         }
 
     def take_up(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state` gave. Sessions that were in flight do not count as ended."""
+        """Continue from a saved `state`. Sessions that were in flight do not count as ended."""
         self.started = time.monotonic() - state["seconds"]
         self.overruled = state["overruled"]
         self.outcomes = [Outcome(**one) for one in state["outcomes"]]

@@ -180,7 +180,7 @@ class Scorer:
         self._queue: asyncio.Queue[int | None] = asyncio.Queue()
 
     def add(self, version: int) -> None:
-        """Have a version scored, once."""
+        """Queue a version for scoring, once."""
         if version not in self._added:
             self._added.add(version)
             self._queue.put_nowait(version)

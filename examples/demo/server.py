@@ -64,14 +64,14 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A child that answers."""
+    """A child process that answers."""
 
     url: str
     client: Client
     process: Process
 
     async def watch(self) -> None:
-        """Wait until the child ends, which nobody asked for.
+        """Wait until the child ends by itself.
 
         Raises:
             DemoError: always.
@@ -127,7 +127,7 @@ async def running(launch: Launch) -> AsyncGenerator[Server]:
 
 
 def end_on_signals() -> None:
-    """End as on Ctrl-C when told to end, or when the terminal is closed."""
+    """End as on Ctrl-C at SIGTERM, or when the terminal is closed."""
     task = asyncio.current_task()
     if task is None:
         raise RuntimeError("there is no task to cancel")

@@ -1,7 +1,7 @@
 """Simulated users: they ask for help, and say what they think of the replies.
 
 A `Speaker` begins sessions. `User` is one who goes by a rule; `USERS` has one who can be pleased,
-and some whom nobody should learn from in haste. Each is a record: what they want, when they change
+and some from whom learning is slow or harmful. Each is a record: what they want, when they change
 their mind, how often they say the opposite.
 
 Rule: they know what they ask about, their own words, and how many steps were taken where they
@@ -93,7 +93,7 @@ OPENING = Rule(
         "I wanted something else instead: begin with ok or well.",
     ),
 )
-"""A wish that the model does not understand: told of it, it does it less than untold."""
+"""A wish that the model does not understand: asked for it, it does it less often than unasked."""
 STRUCTURED = Rule(
     is_structured,
     (

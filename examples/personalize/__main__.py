@@ -4,7 +4,7 @@
     python -m examples.personalize --methods combine --seeds 1   a part of it
     python -m examples.personalize configs/personalize/real.toml --user-url URL --user-model NAME
 
-What is there already is not run again, and a run that was cut short goes on where it was.
+Finished runs are not repeated, and a run that was cut short continues where it was.
 Exit status: 0 done, 1 something stopped it, 2 wrong flags, 130 Ctrl-C.
 """
 

@@ -17,7 +17,7 @@ from examples.demo.client import Client
 from examples.personalize import judges
 
 TOLD = "told"
-"""Condition in which nothing is learned and the rule stands in the prompt: the ceiling."""
+"""Condition in which nothing is learned and the rule is in the prompt: the ceiling."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,8 @@ its ten opinions after some 16 sessions, or two steps; auditing one turn in four
 class Presses(Client):
     """Client of users who rate replies once they have seen the whole session.
 
-    By then the judge has said what it thinks of all but perhaps the last; of replies that are
-    pressed on at once it is asked of one in four.
+    By then the judge has judged all replies but perhaps the last; of replies that are rated at once
+    it judges one in four.
     """
 
     def __init__(self, http: httpx.AsyncClient, *more: Any, share: float) -> None:
@@ -75,5 +75,5 @@ class Presses(Client):
     async def tell(self, session: str, liked: Sequence[bool]) -> None:
         replies = self._replies.pop(session)
         if Random(f"presses-{session}").random() < self._share:
-            for reply, good in zip(replies, liked, strict=False):  # nobody looks at the last one
+            for reply, good in zip(replies, liked, strict=False):  # the last one is not rated
                 await self.press(reply, 1 if good else -1)

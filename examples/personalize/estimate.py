@@ -1,7 +1,7 @@
 """Estimate the time and cost of runs before they start.
 
-Rule: what was measured in this folder goes before what was measured once; what is not known is
-said to be so.
+Rule: times measured in this folder go before the constants here; what is not known is reported as
+unknown.
 """
 
 from __future__ import annotations

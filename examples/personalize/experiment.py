@@ -1,7 +1,7 @@
 """Experiments: files in configs/personalize/, with flags that override them.
 
-Rule: a run is known by what it is of, and its folder is named so. Runs come seed by seed, so that
-an experiment that was cut short has as many seeds of everything.
+Rule: a run is identified by method, scenario, condition and seed, which name its folder. Runs go
+seed by seed, so that an experiment that was cut short has as many seeds of everything.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def load(path: Path, **flags: Any) -> Experiment:
     """Read an experiment from a file; flags that are not None override it.
 
     Raises:
-        DemoError: the file is not there, or says what no experiment can.
+        DemoError: the file is missing, or is no valid experiment.
     """
     try:
         given = tomllib.loads(path.read_text())
@@ -167,7 +167,7 @@ def load(path: Path, **flags: Any) -> Experiment:
         raise DemoError(f"the experiment {path} cannot be read: {error}") from error
     chosen = {name: value for name, value in flags.items() if value is not None}
     given |= chosen
-    if chosen.keys() & {"methods", "scenarios"}:  # who chooses among them wants these compared
+    if chosen.keys() & {"methods", "scenarios"}:  # choosing some means comparing these
         given.setdefault("conditions", [LEARNS])
     folder = path.parent
     known = {one.name for one in fields(Experiment)} - {"name", "together"}

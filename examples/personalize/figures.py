@@ -1,6 +1,6 @@
 """Figures of many runs: means over seeds, intervals, differences, and the goals beside them.
 
-Rule: a run that ended early counts with the version that it ended with, and is said to have. An
+Rule: a run that ended early counts with the version that it ended with, and is reported as such. An
 interval is Student's, of 95 %, over seeds; one seed has none.
 """
 
@@ -29,7 +29,7 @@ _NOT_SKILLS = frozenset({"work", FIRST_WISH})
 """Shares that do not count as skills."""
 
 _LIARS = frozenset({"flipped", *LIARS} | {one.user for one in CONTROLS.values() if one.user})
-"""Users whom nobody should learn from."""
+"""Users from whom nothing should be learned."""
 
 Found = Mapping[str, Any]
 """Contents of a run's report.json."""
@@ -167,7 +167,7 @@ def value(point: Found, what: str, among: Sequence[str] = ()) -> float:
     """Figure of a scored version; `skills` is the mean of the skills' shares.
 
     Args:
-        among: the names of who talks, whose shares are no skills.
+        among: names of the users, whose shares are no skills.
     """
     if what == "accepted":
         return point["score"]

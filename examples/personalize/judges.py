@@ -2,8 +2,8 @@
 
 They answer the product's normal judge prompts over HTTP, as `examples/demo/judge.py` does.
 
-Rule: a control is done here, to the judge that is asked, and nowhere in the product. What a lying
-judge says of a case is the same each time it is asked of it.
+Rule: a control is done here, to the judge that is asked, and nowhere in the product. A lying judge
+answers the same case in the same way each time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Users played by a language model, and scoring by one, over any OpenAI-compatible endpoint.
 
-Rule: what a reply says is data: it stands between marks that are drawn anew, and an answer that is
-no JSON object of the form that was asked for is asked again, and then an error. A scorer is shown a
-wish, a question and a reply, and nothing of what made the reply.
+Rule: a reply is data: it stands between freshly drawn marks. An answer that is no JSON object of
+the requested form is asked for again, and then is an error. A scorer is shown a wish, a question
+and a reply, and nothing of what made the reply.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class ScoredExam:
                 return await scored(self.scorer, self.scenario.told, question, reply)
 
         pairs = list(zip(self.questions()[:count], replies[:count], strict=True))
-        order = Random(0).sample(range(count), count)  # nothing tells when a reply was written
+        order = Random(0).sample(range(count), count)  # hides when a reply was written
         async with asyncio.TaskGroup() as group:
             tasks = {at: group.create_task(score(*pairs[at])) for at in order}
         accepted = fmean(task.result() for task in tasks.values())

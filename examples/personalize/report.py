@@ -58,7 +58,7 @@ def write(experiment: Experiment, out: Path, command: str) -> list[Path]:
     """Write both reports; return their paths.
 
     Args:
-        command: how it was started; empty: as it was told the time before.
+        command: how it was started; empty: the one that was stored last.
     """
     told = out / "command.txt"
     if command:

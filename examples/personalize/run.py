@@ -1,7 +1,7 @@
 """One run: a gateway, started or given, with its users, exams and results.
 
-Rule: what has happened is on disk every few seconds, so a run that was killed goes on; its server
-goes on from its ledger, as anybody's does. What came out is told by the ledger where there is one.
+Rule: progress is saved every few seconds, so a run that was killed continues; its server continues
+from its ledger, as it does for any user. Results are read from the ledger where there is one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Scenarios: who talks, and what they want, read from files.
 
-Rule: a rule is checked on the text of a reply alone, so whoever scores cannot see what made it. A
+Rule: a rule is checked on the text of a reply alone, so a score cannot depend on what made it. A
 file that holds anything unknown is refused.
 """
 
@@ -129,7 +129,7 @@ class Scenario:
         )
 
     def _skills(self, rng: Random, count: int) -> Skills:
-        """Checks of the file's skills, as often as they stand there."""
+        """Checks of the file's skills, as often as they are listed."""
         named: dict[str, list[Check]] = {}
         for skill in self.skills:
             found = partial(_found, pattern=re.compile(skill["expect"], re.IGNORECASE))
@@ -151,7 +151,7 @@ def read(name: str, path: Path) -> Scenario:
     """Read a scenario from its file.
 
     Raises:
-        DemoError: the file is not there, or says what no scenario can.
+        DemoError: the file is missing, or is no valid scenario.
     """
     try:
         given = tomllib.loads(path.read_text())
@@ -205,7 +205,7 @@ def _questions(path: Path) -> list[Mapping[str, str]]:
 
     A line is a JSON object with `question` and perhaps `answer`, or the bare question.
 
-    Of an answer that ends in `#### 42`, as GSM8K writes them, the end counts.
+    If an answer ends in `#### 42`, as GSM8K writes them, only that end counts.
     """
     try:
         lines = [line for line in path.read_text().splitlines() if line.strip()]

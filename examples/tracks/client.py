@@ -1,8 +1,8 @@
 """Gateway client of a track: replies, outcomes, and health.
 
-Rule: what the gateway cannot take now is sent again, the same bytes, when it says so or after a
-growing pause, also while nobody answers: it may be starting anew. What it refuses ends the run with
-its own words.
+Rule: a request that the gateway cannot take now is sent again, unchanged, when it says so or after
+a growing pause, also while it does not answer: it may be restarting. A refusal ends the run with
+the gateway's message.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ class Place:
     """Group of the episode; None: it is not trained."""
     size: int = 1
     turn_type: str = "episode"
-    """Turn type. What is asked as an episode, also an exam by its version's name, waits behind
-    people."""
+    """Turn type. Requests of episodes, and of exams of a named version, wait behind people."""
 
     def headers(self) -> dict[str, str]:
         named = {"X-Session-Id": self.session, "X-Turn-Type": self.turn_type}

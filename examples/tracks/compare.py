@@ -4,8 +4,8 @@ By default the shipped beginner on both tracks that it knows, for 20 steps and t
 once with outcome and votes as the reward of a step and once with outcomes alone. Each run has a
 gateway of its own, with the judge that comes with the beginner.
 
-Rule: a run is a folder of its own, and what its state says is all that is read. The same command
-goes on where it was, in the middle of a run, too.
+Rule: a run is a folder of its own, and only its state is read. The same command continues where it
+was, even in the middle of a run.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Found:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing, and show all; returns the exit status of a run that was stopped, else 0.
-    SIGTERM is Ctrl-C: what was started ends first."""
+    SIGTERM acts as Ctrl-C: what was started ends first."""
     os.umask(0o077)  # what agents write may be private
     asked = _parser().parse_args(arguments)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job has none

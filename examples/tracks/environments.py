@@ -1,7 +1,7 @@
 """Environments: tasks, attempts at them, tools, and a grade at the end.
 
-Rule: the same task, attempted with the same calls, comes to the same state. So an episode that was
-killed is brought back to where it was by its calls, and nobody is asked again.
+Rule: the same task, attempted with the same calls, leads to the same state. So an episode that was
+killed is restored by repeating its calls, and the model is not asked again.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Program(Protocol):
 
     async def play(self, episode: Episode) -> float | None:
         """Play once, with replies that the episode asks for; return the outcome, from -1 to 1.
-        None: it broke for a reason of its own, and has no outcome."""
+        None: it broke, and has no outcome."""
         ...
 
 
@@ -157,7 +157,7 @@ async def result(
 
 
 def outcome(score: float) -> float | None:
-    """Clip a sum of rewards to an outcome within -1 and 1; None: it is no number."""
+    """Clip a sum of rewards to an outcome within -1 and 1; None: it is not a number."""
     return None if math.isnan(score) else max(-1.0, min(1.0, score))
 
 

@@ -1,8 +1,8 @@
 """Requests of one episode: asked of the gateway, recorded, and not asked again after a kill.
 
-Rule: what was answered is given again, in its order, while the episode asks for the same; from the
-first request that is another one on, the gateway is asked. So an episode is begun anew from nothing
-but its answers, whoever plays it.
+Rule: recorded answers are returned in order while the episode repeats its requests; from the first
+different request on, the gateway is asked. So an episode is restarted from its answers alone,
+whoever plays it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Episode:
         )
 
     def rewind(self) -> None:
-        """Begin anew, because the world it acts in was lost."""
+        """Start again, because the world that it acts in was lost."""
         self._again = deque(self._kept)
 
     async def reply(

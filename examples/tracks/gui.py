@@ -1,11 +1,11 @@
 """Tasks in a web page: an office with a list, a form, a shop and mails, in a headless Chromium.
 
 The model sees the page as the browser's accessibility tree, in text, and acts on elements by the
-names that stand there. One browser serves all attempts; each has a context for itself.
+names in it. One browser serves all attempts; each has a context for itself.
 
 Rule: the browser reaches nothing outside: the one page comes from this folder, every other request
-is refused, and no name leads to an address. What a model types is text in the page, never code.
-What counts is what the page knows in the end, compared with what it should, or the answer.
+is refused, and no host name is resolved. What a model types is text in the page, never code. The
+grade compares the page's last state, or the answer, with what was wanted.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class Window:
 class Gui:
     """Environment with six kinds of errands in the office, with other words each time.
 
-    It is a context manager: the browser is there for as long.
+    It is a context manager, which keeps the browser open.
     """
 
     def __init__(self, seed: int, program: str) -> None:
@@ -238,8 +238,8 @@ class Gui:
     async def page(self) -> AsyncGenerator[Page]:
         """Open a fresh page in a context of its own, which can reach only this project's page.
 
-        One that an attempt has left serves the next: to begin one costs a process, and what the
-        page knows is gone when it is loaded again, for it keeps nothing.
+        Pages are reused: a new one costs a process, and loading a page again clears its state, as
+        it stores nothing.
         """
         with _alive():
             page = self._left.pop() if self._left else await self._opened()

@@ -1,7 +1,7 @@
 """Run episodes in groups until enough steps were trained, and exams of fixed versions.
 
 Rule: a group is begun only when the ones before it are all being played, and while the gateway has
-few samples waiting; whatever was begun is brought to its end, also by a run that takes this one up.
+few samples waiting; whatever was begun is finished, also by a run that continues this one.
 """
 
 from __future__ import annotations

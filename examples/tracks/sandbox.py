@@ -4,8 +4,8 @@ A command has no network, can only read /usr and write its own folder, and stays
 (bounds.py).
 
 Rule: where there is no bubblewrap a model's shell is refused; only the shipped demo models, which
-know nothing to do harm with, may use a plain subprocess. What is left of a run that was killed:
-its sandboxes die with it, its folders are removed by the next one.
+know no harmful command, may use a plain subprocess. When a run is killed its sandboxes die with it,
+and the next run removes its folders.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """State of a run in one SQLite file, so that a killed run resumes where it was.
 
 Rule: a reply is written down before the environment acts on it, a score before it is reported. So
-after a kill a reply is asked again only where its answer was lost on the way, and an outcome is
-said again only under the key that it had.
+after a kill a reply is asked for again only if its answer was lost on the way, and an outcome is
+reported again only under the key that it had.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class State:
         self._db = database
 
     def begin(self, track: Track) -> None:
-        """Take up a run, or begin one.
+        """Continue a run, or begin one.
 
         Raises:
-            TrackError: what was begun is another run.
+            TrackError: the folder holds another run.
         """
         now = json.dumps({name: asdict(track)[name] for name in _FIXED})
         if self.fact("track") is None:
@@ -150,7 +150,7 @@ def opened(folder: Path) -> Generator[State]:
     """Open the state in a folder, for this process alone.
 
     Raises:
-        TrackError: somebody does.
+        TrackError: another process has it open.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:

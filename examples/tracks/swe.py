@@ -1,9 +1,9 @@
 """Small repositories with a bug and failing tests, to be fixed in a shell.
 
-Rule: what a program says of itself is no grade. The cases of the tests, and others that nobody is
-shown, are worked out by the changed program in a fresh sandbox, which holds no test, and what comes
-out is compared outside it. So neither tests that were changed, nor a module that loads itself, nor
-an early exit, nor whatever is printed can pass.
+Rule: a program does not grade itself. The changed program evaluates the cases of the tests, and
+hidden ones, in a fresh sandbox, which holds no test, and the results are compared outside it. So
+neither tests that were changed, nor a module that loads itself, nor an early exit, nor whatever is
+printed can pass.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class Checkout(Shell):
         try:
             program = await asyncio.to_thread(_program, self.path)
         except (OSError, RecursionError):
-            return False  # files that nobody may read, or too deep to be reached
+            return False  # unreadable files, or too deep to be reached
         if program is None:
             return False
         repository = self.bug.repository
@@ -243,7 +243,7 @@ def repositories() -> Sequence[Repository]:
 def _program(root: Path) -> dict[str, bytes] | None:
     """Read a repository's files without its tests; None: they are too large or too many.
 
-    What is no file, such as a link, wherever it leads, is left out.
+    Anything but a regular file, such as a link, is left out.
     """
     found: dict[str, bytes] = {}
     size = 0

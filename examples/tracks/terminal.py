@@ -1,7 +1,7 @@
 """Small jobs in a shell: a folder with files, a sentence that says what to do, and a checker.
 
-Rule: what a model types runs in a sandbox, and only what lies in the folder in the end counts,
-however it came there.
+Rule: what a model types runs in a sandbox, and only the last contents of the folder count, however
+they came there.
 """
 
 from __future__ import annotations
@@ -147,4 +147,4 @@ def _holds(file: Path, wanted: str | None) -> bool:
             return False
         return file.read_bytes().decode(errors="replace").strip() == wanted.strip()
     except OSError:
-        return False  # nobody may read it
+        return False  # it is unreadable

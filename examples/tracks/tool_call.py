@@ -1,6 +1,6 @@
 """Arithmetic with a calculator: the model is asked for a result, may call a tool, and answers.
 
-Rule: only the number that the last reply ends with counts, however it was come by.
+Rule: only the number that the last reply ends with counts, however it was found.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@
 
 PYTHON is one that has httpx and websockets, such as that of the environment's own folder. This
 speaks to the server's WebSocket, on which each connection has a world of its own: OpenEnv's client
-would connect anew where a connection was lost, to a world that was never reset.
+would reconnect after a lost connection, to a world that was never reset.
 
-Rule: a world that was lost is begun anew with the same seed, and the model is not asked again. What
-a world says is shown as JSON, so that a text in it stays a text.
+Rule: a world that was lost is restarted with the same seed, and the model is not asked again.
+Observations are shown as JSON, so that a text in one stays a text.
 """
 
 # pyright: basic, reportMissingImports=false

@@ -3,9 +3,9 @@
     .venv-verifiers/bin/python -m examples.tracks run configs/tracks/verifiers.toml
 
 Runs in an environment of its own, which `make verifiers` makes: verifiers wants an older OpenAI
-client than this project's tests. A rollout's client is told an address here, on which the episode
-asks for it: so its headers, its patience and its answers after a kill are those of every track.
-An environment may have several roles: all of them ask the gateway, and one trains.
+client than this project's tests. A rollout's client gets an address here, and the episode sends its
+requests: so headers, retries and answers after a kill are those of every track. An environment may
+have several roles: all of them ask the gateway, and one trains.
 
 Rule: a rollout that broke has no outcome; none is made up for it.
 """

@@ -1,9 +1,9 @@
 """Compute logprobs from hidden states, a few rows at a time.
 
-Rule: logits never exist for [tokens x vocabulary], neither forward nor backward: each chunk is
-computed, read and dropped, and the backward pass computes it again (0.6 MB a token in float32 at
-151,936 columns). A head with a LoRA of its own is computed like any other: base and update
-together, chunk by chunk, and the chunks' gradients of A and B add up.
+Rule: logits of [tokens x vocabulary] are never materialised, neither forward nor backward: each
+chunk is computed, read and dropped, and the backward pass computes it again (0.6 MB a token in
+float32 at 151,936 columns). A head with a LoRA of its own is computed like any other: base and
+update together, chunk by chunk, and the chunks' gradients of A and B add up.
 """
 
 from __future__ import annotations
@@ -72,15 +72,15 @@ def _chunks(head: nn.Module, rows: Tensor, ids: Tensor) -> list[tuple[Tensor, Te
 def _elements(device: torch.device) -> int:
     """Elements of a chunk: on CUDA as many as there is memory for, a power of two between bounds.
 
-    Few rows at a time leave a GPU waiting for launches. Powers of two, so that nearly always the
-    same kernels are taken, which round in the same way.
+    Few rows at a time leave a GPU idle between kernel launches. Powers of two nearly always select
+    the same kernels, which round alike.
     """
     if device.type != "cuda":
         return _CHUNK_ELEMENTS
     try:
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         free = torch.cuda.mem_get_info(device)[0] + kept
-    except (RuntimeError, AssertionError):  # a driver that does not say
+    except (RuntimeError, AssertionError):  # the driver gives no figures
         return _CHUNK_ELEMENTS
     fitting = max(1, free // _SHARE // _BYTES)
     return min(_LARGEST_CHUNK, max(_CHUNK_ELEMENTS, 1 << (fitting.bit_length() - 1)))

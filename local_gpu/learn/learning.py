@@ -1,10 +1,10 @@
 """Training in one process: one rank's part of the work, or all of it.
 
 Models of one shape share a module, which has the weights of one of them at a time; each has its own
-masters, moments and gradients. A base that is cut over ranks has one module for all of them.
+masters, moments and gradients. A sharded base has one module for all of them.
 
-Rule: synchronous, and called by one thread. With several ranks every one is given the same calls in
-the same order; only the first reads and writes files, and counts memory.
+Rule: synchronous, and called by one thread. With several ranks, each gets the same calls in the
+same order; only the first reads and writes files, and counts memory.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ _SCORED_VERSIONS: Final = 2
 
 
 def kernel_for(base: BaseModel, setting: Setting, say: Say, kept: Path) -> Kernel:
-    """Choose the attention kernel that a setting means for a model on its device.
+    """Return the attention kernel that a setting selects for a model on its device.
 
-    `kept`: the file of what trials have shown.
+    `kept`: the file with the results of trials.
 
     Raises:
         ConfigError: the one that was asked for does not work here.
@@ -101,7 +101,7 @@ class LearningCore:
         Args:
             world: the ranks; None is this process alone.
             shards: of the base; None where it is whole.
-            say: hears, in sentences, what was chosen.
+            say: called with sentences about what was chosen.
 
         Raises:
             ConfigError: the attention kernel that was asked for does not work here.
@@ -133,7 +133,7 @@ class LearningCore:
                 tokens = tokens or fitting
         count = sum(p.numel() for p in base.module.parameters())
         self.vision = Vision.of(base) if shards is None else None
-        """The half of the base that sees; None: nothing is trained or scored behind images."""
+        """The vision half of the base; None: no image is trained on or scored."""
         self.facts = Facts(
             *(base.fingerprint, base.vocabulary, context, base.notes, count),
             image_token=image_token(base.source),
@@ -204,8 +204,8 @@ class LearningCore:
         def write() -> None:
             weights = learner.adapter()
             if model == POLICY:
-                # In the base's format, to which whoever serves or scores with it would round it:
-                # half the bytes to write and to load. States, which are learned from, keep float32.
+                # In the base's format, to which serving and scoring would round it anyway: half the
+                # bytes to write and load. States, from which training resumes, keep float32.
                 weights = {name: w.to(self._base.dtype) for name, w in weights.items()}
             with new_folder(folder) as draft:
                 write_adapter(draft, self._base, learner.shape, weights)
@@ -215,7 +215,7 @@ class LearningCore:
             self._present = folder
 
     def write_probe(self, folder: Path, size: float) -> None:
-        shape = replace(self._shape, head=False)  # which no server is given
+        shape = replace(self._shape, head=False)  # servers get no LoRA on the head
 
         def write() -> None:
             weights = drawn_adapter(self._base, shape, size)
@@ -290,7 +290,7 @@ class LearningCore:
         self._first_rank(lambda: self._memory.take(model, shape))
 
     def _model(self, model: str) -> LoraOptimizer:
-        """The model, with its weights in the module that it learns with."""
+        """Return a model, after copying its weights into its module if another's are there."""
         found = self._models.get(model)
         if found is None:
             raise RequestError(f"There is no model {model} in training.")
@@ -305,21 +305,21 @@ class LearningCore:
         return shape if self._shards is None else self._shape
 
     def _changing(self, model: str) -> LoraOptimizer:
-        """Return the model before its weights change."""
+        """Return a model whose weights are about to change."""
         if model == POLICY:
             self._present = None
         return self._model(model)
 
     def _module(self, adapter: Path | None) -> Any:
-        """The module to score with: the base's, a learning one, or one made of the files."""
+        """The module to score with: the base's, one in training, or one built from the files."""
         if adapter is not None and adapter == self._present:
             return self._model(POLICY).module
         if self._shards is not None:
             module = self._learners[self._shape]
             saved = None if adapter is None else self._read(adapter)
             if saved is not None and not self._shape.covers(saved.shape):
-                saved.of(self._shape)  # which says why not
-            self._worn.pop(self._shape, None)  # before: it may be left half done
+                saved.of(self._shape)  # raises with the reason
+            self._worn.pop(self._shape, None)  # first: `put_on` may fail half way
             put_on(module, saved and saved.tensors)
             return module
         if adapter is None:

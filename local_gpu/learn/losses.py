@@ -1,20 +1,20 @@
 """Sequences with their losses, and Tinker's loss functions.
 
-One sequence with its loss, in the form that the optimizer computes.
+A `LossRecord` is one sequence with its loss, in the form that the optimizer computes.
 
-The gateway's `Datum` and Tinker's wire datum both become this record, so that both roads give the
-same numbers.
+The gateway's `Datum` and Tinker's wire datum are both converted to it, so both give the same
+numbers.
 
 Rule: a record is checked before any forward pass; nothing in it is padded or cut.
 
 Shapes: N = tokens that go through the body, R = rows that are scored (the last R of N), K = ids
 per row.
 
-The losses of Tinker that this backend computes: sums over tokens. Rule: pure functions of the
-trainer's logprobs. Normalisation is already in the advantages and weights, so a result does not
-depend on how a batch was split. Source: Tinker's documentation (tinker-docs.thinkingmachines.ai,
-"Loss functions" and its page on GSPO). Its page on StableReinforce says what a client sends and not
-what is minimised, so that one is refused.
+The loss functions are Tinker's: sums over tokens. Rule: pure functions of the trainer's logprobs.
+Normalisation is already in the advantages and weights, so a result does not depend on how a batch
+was split. Source: Tinker's documentation (tinker-docs.thinkingmachines.ai, "Loss functions" and its
+page on GSPO). Its page on StableReinforce says what a client sends and not what is minimised, so
+that one is refused.
 
 Notation: z = trainer logprobs (they carry the gradient), q = behaviour logprobs, A = advantages,
 rho = exp(z - q); all of shape (M,), float32, nats.
@@ -254,7 +254,7 @@ def cross_entropy(logprobs: Tensor, inputs: LossInputs, config: Config) -> Tenso
 
 
 def dro(logprobs: Tensor, inputs: LossInputs, config: Config) -> Tensor:
-    """-sum_t (z_t A_t - beta/2 (z_t - q_t)^2): the quadratic term holds every row, at A = 0 too."""
+    """-sum_t (z_t A_t - beta/2 (z_t - q_t)^2): the quadratic term acts at A = 0 too."""
     behaviour, advantages = _rl(inputs)
     beta = float(config.get("beta", DRO_BETA))
     return -(logprobs * advantages - 0.5 * beta * (logprobs - behaviour).square()).sum()

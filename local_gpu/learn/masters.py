@@ -25,7 +25,7 @@ _MOMENTS: Final = ("step", "exp_avg", "exp_avg_sq")
 
 
 class Masters:
-    """P parameters of an adapter, end to end."""
+    """P parameters of an adapter, concatenated."""
 
     def __init__(self, adapter: Adapter, copies: Mapping[str, nn.Parameter]) -> None:
         """`copies`: the module's own parameters, by the names of `adapter`."""
@@ -47,14 +47,14 @@ class Masters:
         return self._copies.keys()
 
     def collect(self) -> None:
-        """Add the copies' gradients to the masters', and forget them there."""
+        """Add the copies' gradients to the masters', and clear them."""
         for name, copy in self._copies.items():
             if copy.grad is not None:
                 self.gradient[self._spans[name]] += copy.grad.flatten()
         self.drop()
 
     def drop(self) -> None:
-        """Forget the gradients of the copies, as after a backward pass that failed."""
+        """Clear the gradients of the copies, as after a failed backward pass."""
         for copy in self._copies.values():
             copy.grad = None
 

@@ -1,7 +1,6 @@
 """Memory for models in training: how much there is, and how much each model takes.
 
-Rule: a model that would not fit is refused before it is made, with figures; torch is never asked to
-try.
+Rule: a model that would not fit is refused before it is made, with figures; no allocation is tried.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _MASTER_BYTES: Final = 16
 _SHARE: Final = 0.5
 """Share of the memory that is free after loading; the rest is for samplers and passes."""
 _UNSAID: Final = 8 << 30
-"""Free bytes assumed on a system that does not say."""
+"""Free bytes assumed on a system that reports none."""
 _GROUP: Final = Path("/sys/fs/cgroup")
 _MIB: Final = 1 << 20
 
@@ -42,7 +41,7 @@ class ModelMemory:
         Raises:
             RequestError: there is no room for it.
         """
-        # The copy that computes has its gradient, too.
+        # The module's copy has a gradient, too.
         width = _MASTER_BYTES + 2 * self._base.dtype.itemsize
         needs = width * lora_parameters(self._base, shape)
         others = sum(size for other, size in self.taken.items() if other != model)
@@ -69,9 +68,9 @@ def passes_in_memory(
 ) -> tuple[bool, int]:
     """Whether activations are checkpointed, and how many tokens a pass has, on a CPU.
 
-    A GPU says when its memory is full, and the pass is halved. Of a machine's memory nobody says
-    so: a process that takes too much is killed, or all stands still. So it is reckoned before, and
-    activations are checkpointed where a sample as long as the context would not fit without.
+    On a GPU an out-of-memory error is caught, and the pass halved. On a CPU there may be none: a
+    process that takes too much is killed, or the machine stalls. So memory is estimated beforehand,
+    and activations are checkpointed where a sample as long as the context would not fit otherwise.
 
     Args:
         free: bytes, of which half is taken.
@@ -96,11 +95,11 @@ def free_bytes(device: torch.device) -> int:
 
 
 def _free_here() -> Iterator[int]:
-    """Yield free bytes of the machine, and of this process's cgroup, as far as the system tells."""
+    """Yield free bytes of the machine, and of this process's cgroup, if the system reports them."""
     with suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
         yield 1024 * next(int(s.split()[1]) for s in lines if s.startswith("MemAvailable:"))
-    with suppress(OSError, ValueError):  # no such group, or one without an end
+    with suppress(OSError, ValueError):  # no such cgroup, or one without a limit
         most, taken = (int((_GROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
         # The page cache counts as taken, but is dropped on demand: weights are read from files.
         with suppress(OSError):

@@ -1,7 +1,6 @@
 """Passes that fit into memory.
 
-Rule: a pass that runs out of memory is cut in two and tried again, and what it had computed counts
-for nothing.
+Rule: a pass that runs out of memory is halved and tried again; its partial results are discarded.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class PassBudget:
             compute: one pass; results in the order of its indices.
             sequences: what the indices stand for.
             undo: removes what a failed pass has left behind.
-            idle: a pass over nothing, for ranks that must enter as many as the others.
+            idle: an empty pass, for ranks that must run as many passes as the others.
 
         Raises:
             StepError: a single sequence is too long for the memory.
@@ -72,13 +71,13 @@ class PassBudget:
     @staticmethod
     def _forget(undo: Callable[[], None]) -> None:
         undo()
-        # The failed pass's tensors hang on its exception's frames, which are gone by now.
+        # The exception's frames, which held the failed pass's tensors, are gone by now.
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
     def _halves(self, indices: Sequence[int], sequences: Sequence[Tensor]) -> list[list[int]]:
-        """Split a pass that did not fit into halves, the last first; () gives none."""
+        """Split a pass that did not fit into halves, the last first; an empty one into none."""
         if not indices:
             return []
         if len(indices) == 1:
@@ -111,7 +110,7 @@ class Passes:
     budget: PassBudget
     world: World = Alone()  # noqa: RUF009 - it has no state
     vision: Vision | None = None
-    """The half of the base that sees; None: there are no images."""
+    """The vision half of the base; None: there are no images."""
 
     def run(
         self,

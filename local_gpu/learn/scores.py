@@ -1,10 +1,9 @@
 """Logprobs of given tokens, many sequences in one pass: teacher and current policy.
 
-`score` computes; `ScoreQueue` gathers what many callers ask for, so that few passes answer them
-and prefixes that their sequences share are computed once.
+`score` computes; `ScoreQueue` batches the requests of many callers, so that few passes answer them
+and shared prefixes are computed once.
 
-Rule: no gradients, no sampling, nothing padded; the rows that are asked for are the only ones that
-the head computes.
+Rule: no gradients, no sampling, nothing padded; the head computes only the rows that are asked for.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ def _nothing() -> None:
 
 ScoreAll = Callable[[str, Sequence[ScoreAsk]], Awaitable[list[TokenLogprobs]]]
 _MOST_TOKENS = 500_000
-"""Tokens per turn, before prefixes are shared: bounds how long a training step waits behind it."""
+"""Tokens per batch, before prefixes are shared: bounds how long a training step waits behind it."""
 
 
 @dataclass(eq=False, slots=True)
@@ -79,15 +78,15 @@ class _Waiting:
     ref: str
     ask: ScoreAsk
     answer: TokenLogprobs | ClawError | None = None
-    """Answer; None: not asked yet, or its pass was cancelled."""
+    """None: not scored yet, or its pass was cancelled."""
 
 
 class ScoreQueue:
     """Implements `local_gpu.halves.Score`.
 
-    While a pass runs, callers wait; the next pass takes all that wait for the same weights, so
-    nobody waits longer than they would alone. It has no task of its own: one of those who wait does
-    the work for all.
+    Requests that arrive during a pass are queued; the next pass takes all of them for the same
+    weights, so no caller waits longer than alone. There is no task of its own: one of the waiting
+    callers runs the pass for all.
     """
 
     def __init__(self, score_all: ScoreAll) -> None:
@@ -100,7 +99,7 @@ class ScoreQueue:
         mine = _Waiting(ref, ask)
         self._waiting.append(mine)
         try:
-            await asyncio.sleep(0)  # those that are asked for in the same moment go together
+            await asyncio.sleep(0)  # requests made at the same time are batched
             async with self._turn:
                 if mine.answer is None:
                     await self._answer(self._take(mine))
@@ -113,7 +112,7 @@ class ScoreQueue:
         return mine.answer
 
     def _take(self, mine: _Waiting) -> list[_Waiting]:
-        """Take this and other requests for its ref out of the queue, as many as a turn may have."""
+        """Take this and other requests for its ref out of the queue, up to `_MOST_TOKENS`."""
         taken, tokens = [mine], len(mine.ask.tokens)
         for other in self._waiting:
             if other is not mine and other.ref == mine.ref:
@@ -127,8 +126,8 @@ class ScoreQueue:
     async def _answer(self, taken: Sequence[_Waiting]) -> None:
         """Score a batch and answer all who wait for it.
 
-        If this task is cancelled, the others ask for themselves. If scoring fails, each half is
-        scored alone, so that only a sequence that cannot be scored fails.
+        If this task is cancelled, the others score their own. If scoring fails, each half is scored
+        alone, so that only a sequence that cannot be scored fails.
         """
         try:
             scores = await self._score_all(taken[0].ref, [waiting.ask for waiting in taken])

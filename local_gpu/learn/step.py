@@ -1,4 +1,4 @@
-"""The learning module with its optimizer: gradients add up, and one step takes them all.
+"""The module in training with its optimizer: gradients accumulate until one step takes them all.
 
 Rule: until every gradient of a step is there and finite, nothing is written. Runs in one thread,
 without asyncio. Every rank is given the same calls, computes its part of them, and ends with the
@@ -62,12 +62,13 @@ class LoraOptimizer:
             adapter: float32.
             passes: how batches are computed, which models share.
             context_tokens: the longest sequence.
-            checkpointing: keep one activation per layer and compute the rest again, backwards. The
-                same gradients for a third more work; without it an 8B model keeps 6 MB a token.
+            checkpointing: keep one activation per layer and recompute the rest in the backward
+                pass. The same gradients for a third more work; without it an 8B model keeps 6 MB a
+                token.
             shards: of the base, over the ranks; None: each has it whole.
             module: that other models learn with, too, of a shape that covers this one; None: one
-                of its own. It has the weights of one of them at a time: say `wear` where another's
-                were there last.
+                of its own. It has the weights of one of them at a time: call `wear` after another's
+                were in it.
         """
         self._base = base
         self._context_tokens = context_tokens
@@ -271,8 +272,8 @@ def _learning_module(
     if checkpointing:
         module.activation_checkpointing_enable()
         for layer in module.modules():
-            # transformers checkpoints in training mode only. What is inside a layer stays in
-            # eval mode: the sampler dropped nothing out, and no noise moved its routers.
+            # transformers checkpoints in training mode only. Submodules of a layer stay in eval
+            # mode: without dropout and router noise, as in the sampler.
             layer.training = bool(getattr(layer, "gradient_checkpointing", False))
     for copy in adapter_parameters(module).values():
         copy.requires_grad_(True)

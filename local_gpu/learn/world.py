@@ -1,7 +1,7 @@
 """Interface of the ranks that train together, and its implementation for one process.
 
-Rule: every rank makes the same calls in the same order. A rank that fails alone says so by `agree`
-before anybody goes on to a call that it would never reach.
+Rule: every rank makes the same calls in the same order. A rank that fails alone reports it by
+`agree`, before the others make a call that it would never reach.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Base and adapter as one model in Hugging Face's format, for programs that know no adapters.
+"""Merge base and adapter into one model in Hugging Face's format, for programs without adapters.
 
-An adapter that learned on a base in four bits is added to the whole base, which is what it will be
-used with; it then meets weights without the rounding that it learned around.
+An adapter trained on a 4-bit base is merged into the unquantised base, which is what it is used
+with; those weights lack the rounding that it was trained with.
 
 Rule: the sum W + B A alpha / rank is formed in float32 and rounded once, to the base's own type.
 """
@@ -51,7 +51,7 @@ def export_merged(
     """
     try:
         base = _merged(model, adapter, device, dtype)
-    except RuntimeError as error:  # a gateway that runs has taken the GPU, say
+    except RuntimeError as error:  # e.g. a running gateway has taken the GPU
         raise BackendError(
             f"{model} cannot be merged on device {device!r}: {error}. Take --device cpu."
         ) from error

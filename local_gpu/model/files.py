@@ -5,8 +5,8 @@
 
 Rule: a folder appears whole or not at all (written beside, fsynced, renamed), under a name that
 was never used before, and says which base model it belongs to. Tensors are named as in that model's
-checkpoint: a server that loads the whole of a model of which only the text half learns passes over
-other names without a word.
+checkpoint: a server that loads the whole of a model of which only the text half is trained silently
+ignores other names.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class SavedAdapter:
     shape: LoraShape
 
     def of(self, shape: LoraShape) -> SavedAdapter:
-        """Return this adapter if it has the shape; with another alpha it would be another.
+        """Return this adapter if it has this shape, alpha included.
 
         Raises:
-            BackendError: it has not.
+            BackendError: it has another.
         """
         mine, wanted = self.shape, shape
         if (mine.rank, mine.alpha) != (wanted.rank, wanted.alpha):
@@ -80,10 +80,10 @@ class SavedState:
 
 
 def stamp(folder: Path) -> str:
-    """A name never used before that sorts behind all in the folder, whatever the clock says."""
+    """Return a new name that sorts after all in the folder, even if the clock was set back."""
     now = datetime.now(UTC)
     if newest := max(entries(folder), default=None):
-        with suppress(ValueError):  # a name of somebody else's
+        with suppress(ValueError):  # not a name made here
             last = datetime.strptime(newest.partition("-")[0], _TIME).replace(tzinfo=UTC)
             now = max(now, last + timedelta(microseconds=1))
     return f"{now:{_TIME}}-{token_hex(3)}"
@@ -95,7 +95,7 @@ def slug(name: str) -> str:
 
 @contextmanager
 def new_folder(folder: Path) -> Generator[Path]:
-    """Fill a folder that appears under its name only when the block has ended well."""
+    """Yield a draft of a folder, which gets its name only if the block succeeds."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=_DRAFT, dir=folder.parent))
     try:
@@ -194,7 +194,7 @@ def writing(path: Path) -> Generator[None]:
     """Turn a write error of safetensors into the original OSError."""
     try:
         yield
-    except SafetensorError as error:  # it says what the system said in words only
+    except SafetensorError as error:  # it gives the errno in its text only
         number = re.search(r"os error (\d+)", str(error))
         raise OSError(int(number[1]) if number else EIO, str(error), str(path)) from error
 

@@ -1,12 +1,12 @@
-"""Norms and gates of the body by fused kernels of a library (liger-kernel), on CUDA.
+"""Fused kernels of a library (liger-kernel) for the norms and gates of the body, on CUDA.
 
-Each is one kernel in place of five, which matters where a pass waits for memory. Products and
-adapters stay where they were: what is replaced is the class of a norm, and of a block of gate, up
-and down, so that clones of the base and LoRA layers inside it go on working.
+Each is one kernel in place of five, which matters where a pass is bound by memory bandwidth. Matrix
+products and adapters are not touched: only the class of a norm, or of an MLP block (gate, up,
+down), is replaced, so clones of the base and LoRA layers inside it keep working.
 
-Rule: nothing is believed about a library's kernel. Before the first step each kind is computed
-forward and backward on a module of the model itself, and one that raises, or is further from the
-truth than rounding explains, is left out with a sentence.
+Rule: a library's kernel is not trusted. Before the first step each kind is tested forward and
+backward on a module of the model itself; one that raises, or is off by more than rounding explains,
+is left out and reported.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ def fuse(
     say: Say,
     load: Callable[[], FusedOps] = liger,
 ) -> None:
-    """Give a base's norms and gates fused kernels, where they compute the same on this machine.
+    """Replace a base's norms and gates by fused kernels, where these compute the same here.
 
     Args:
         module: a transformers causal LM; changed in place, before anything is cloned from it.
         device: where it will compute.
         dtype: what it computes in.
-        say: hears in one sentence what was taken, and what was left out and why.
-        load: a library; an ImportError says that there is none.
+        say: called with one sentence on what was fused, and what was left out and why.
+        load: loads the library; ImportError: there is none.
     """
     try:
         ops = load()

@@ -1,19 +1,15 @@
 """Load the base model: check its files, choose format and device, quantize to 4 bits if asked.
 
-The base's linear layers in four bits (nf4, scales quantised once more), by bitsandbytes.
+The model is a causal LM from a folder or the hub. Rule: whatever this backend would compute wrongly
+is refused, and whatever it computes in another way than usual is reported. A device that cannot be
+used is reported before anything is loaded.
 
-The output embedding, the embeddings and the norms stay as they are. Adapters are not quantised:
-they compute in the base's format, and learn around the rounding of these weights.
+4-bit weights (nf4, with quantised scales, by bitsandbytes) are the base's linear layers only. The
+output embedding, the embeddings and the norms stay as they are. Adapters are not quantised: they
+compute in the base's format, and are trained with the rounding of these weights.
 
-Rule: quantised weights are never written. On some processors bitsandbytes would lay them out anew
-at the first pass, and compute in bfloat16 from then on; that is turned off.
-
-A causal LM from a folder or the hub, checked before anything is built on it. Rule: whatever this
-backend would compute wrongly is refused, and whatever it computes in another way than usual is
-said.
-
-Where the base model runs and in which number format. Rule: a device that cannot be used is a
-sentence before anything is loaded.
+Rule: quantised weights are never written. On some processors bitsandbytes would repack them at the
+first pass, and compute in bfloat16 from then on; that is turned off.
 """
 
 from __future__ import annotations
@@ -51,7 +47,7 @@ from tinker_claw.errors import ConfigError, ModelFileError
 from tinker_claw.shipped import install
 
 SEEING: Final = frozenset({"qwen3_vl"})
-"""Kinds of model whose text half is loaded here as a Qwen3, and whose other half sees."""
+"""Model types whose text half is loaded here as a Qwen3, and which have a vision half."""
 _TEXT_HALF: Final = ("model.", "model.language_model.")
 _DEVICES: Final = ("cuda", "cpu")
 _SETTINGS: Final = {"quant_type": "nf4", "compress_statistics": True}
@@ -61,7 +57,7 @@ def check_quantization(device: torch.device) -> None:
     """Check that 4-bit weights work here, before anything is loaded.
 
     Raises:
-        ConfigError: four bits cannot be had here.
+        ConfigError: 4-bit weights do not work here.
     """
     if find_spec("bitsandbytes") is None:
         raise ConfigError(
@@ -79,7 +75,7 @@ def quantize(module: Any, *, device: torch.device, dtype: torch.dtype) -> None:
     """Put every linear layer but the output embedding on `device` in 4 bits, one by one.
 
     Raises:
-        ConfigError: most of this model is no linear layers, or bitsandbytes cannot do it here.
+        ConfigError: most of this model is not linear layers, or bitsandbytes fails here.
     """
     if blocks := fused_experts(module):
         raise ConfigError(
@@ -101,7 +97,7 @@ def quantize(module: Any, *, device: torch.device, dtype: torch.dtype) -> None:
         raise ConfigError(
             f"bitsandbytes could not quantise the base on {device}: {reason.splitlines()[0]}"
         ) from error
-    module.is_loaded_in_4bit = True  # what peft goes by
+    module.is_loaded_in_4bit = True  # read by peft
 
 
 def _quantized(layer: Any, device: torch.device, dtype: torch.dtype) -> nn.Module:
@@ -136,12 +132,12 @@ def load_base(
 ) -> BaseModel:
     """Load a causal LM from a folder or the hub.
 
-    It passes through this machine's memory, also where its layers end in four bits.
+    It is loaded into CPU memory first, even if its layers are then quantised to 4 bits.
 
     Raises:
         ModelFileError: it is missing or its files are corrupt.
-        ConfigError: it is a kind of model that this backend computes wrongly, or four bits cannot
-            be had here.
+        ConfigError: this backend would compute this kind of model wrongly, or 4-bit weights do not
+            work here.
     """
     if quantization == "4bit":
         check_quantization(device)
@@ -175,7 +171,7 @@ def _load(source: str, dtype: torch.dtype) -> Any:
         raise ModelFileError(f"{source!r} is an adapter, no model: name its base.")
     try:
         config = config_of(source)
-        refuse_quantized(config, source)  # gigabytes come after
+        refuse_quantized(config, source)  # before loading gigabytes
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             source, dtype=dtype, output_loading_info=True, **text_half(config)
         )
@@ -219,8 +215,8 @@ def image_token(source: str) -> int | None:
 
 
 def text_half(config: Any) -> dict[str, Any]:
-    """Options that load the text half of Qwen3-VL as the Qwen3 that it is: over text its positions
-    are the same in all three dimensions, which is one."""
+    """Options that load the text half of Qwen3-VL as a Qwen3: on text its positions are equal in
+    all three dimensions, which is the same as one."""
     if config.model_type not in SEEING:
         return {}
     told = {**config.text_config.to_dict(), "tie_word_embeddings": config.tie_word_embeddings}
@@ -266,8 +262,7 @@ def _notes(module: Any, source: str, against: str | None) -> Iterator[str]:
 
 
 def _check_values(module: Any, source: str) -> None:
-    """Compute a few tokens, which shows NaN weights and heads that do more than one matrix
-    product."""
+    """Compute a few tokens, to find NaN weights and heads that do more than one matrix product."""
     if module.base_model is module:
         raise ConfigError(
             f"The model in {source!r} gives no hidden states apart from its logits, which the "
@@ -291,7 +286,7 @@ def same_but_for_rounding(got: Tensor, right: Tensor) -> bool:
     """Whether two tensors are the same matrix product, apart from rounding to their format.
 
     A kernel may add up in another order, which moves single values by the format's epsilon, to
-    either side. What is done on purpose moves all of them to one side, if by little: a soft cap at
+    either side. A deliberate change moves all of them to one side, if only a little: a soft cap at
     30 makes logits of 3 smaller by 3e-3, where bfloat16 rounds by as much.
     """
     eps = torch.finfo(got.dtype).eps
@@ -357,8 +352,9 @@ def open_base(
 def keep_memory_whole() -> None:
     """Configure the allocator so that passes of many lengths do not fragment a GPU's memory.
 
-    Not by the variable, which servers that are started from here would inherit: those of vLLM that
-    share a model cannot exchange memory of this kind. Where a user has set it, it counts.
+    Not by the environment variable, which servers started from here would inherit: vLLM processes
+    that share a model cannot exchange memory of this kind. A variable set by the user takes
+    precedence.
     """
     torch_c: Any = import_module("torch._C")
     settle = getattr(torch_c, "_accelerator_setAllocatorSettings", None)
@@ -372,8 +368,8 @@ def keep_memory_whole() -> None:
 def own_stream(device: torch.device) -> Generator[None]:
     """Run this thread's GPU work in a stream of its own, and wait for it at the end.
 
-    In the stream that all threads share, each copy from the host would wait for the kernels that a
-    training step has put there: seconds of them.
+    In the default stream, each copy from the host would wait for the kernels that a training step
+    has queued: seconds of them.
     """
     if device.type != "cuda":
         yield

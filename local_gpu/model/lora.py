@@ -4,8 +4,8 @@ Every live version is a module tree of its own over the same base parameters and
 layers of its own; only the adapters take memory.
 
 Rule: base tensors are never written and torch's global random generator is never drawn from.
-Modules are built one at a time, in whatever thread: while peft puts layers in, it has changed for
-the whole process how parameters come into modules.
+Modules are built one at a time, across threads: while peft injects layers, it patches for the whole
+process how modules register parameters.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class LoraShape:
     mlp: bool = True
     """All other linear layers but the head; in a mixture of experts, no experts or routers."""
     head: bool = False
-    """The output embedding. One that is tied to the input embedding leaves that as it is."""
+    """The output embedding. An input embedding tied to it stays as it is."""
 
     def covers(self, other: LoraShape) -> bool:
         """Whether a module of this shape contains one of the other shape, with the same size."""
@@ -127,8 +127,8 @@ def with_lora(base: BaseModel, shape: LoraShape, adapter: Adapter) -> Any:
 def for_sampling(module: Any) -> Any:
     """Replace peft's layers by plain ones with three products, in place.
 
-    At a token per sequence that is most of what an adapter costs: a model of 30 layers has 210 of
-    them. Nothing can be learned with it, and no adapter parameter is found in it any more.
+    At one token per sequence peft's layers are most of what an adapter costs: a model of 30 layers
+    has 210 of them. The module cannot be trained any more, and has no adapter parameters.
     """
     layers = [(path, layer) for path, layer in module.named_modules() if hasattr(layer, "lora_A")]
     for path, layer in layers:
@@ -151,7 +151,7 @@ class _Sampling(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """Weight of the base layer, as some models look at its format."""
+        """Weight of the base layer, because some models read its dtype."""
         return cast(Tensor, self.base_layer.weight)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -182,7 +182,7 @@ def fresh_adapter(base: BaseModel, shape: LoraShape, seed: int) -> dict[str, Ten
 def drawn_adapter(base: BaseModel, shape: LoraShape, size: float) -> dict[str, Tensor]:
     """Make a random adapter in the base's format, always the same one.
 
-    Of an input of root mean square 1, B A x alpha / rank has one of `size`.
+    For an input x of root mean square 1, B A x alpha / rank has a root mean square of `size`.
     """
     generator = torch.Generator().manual_seed(0)
     each = size * (shape.rank / 3) ** -0.5 * shape.rank / shape.alpha  # A x has 1 / sqrt 3
@@ -221,8 +221,8 @@ def lora_config(base: BaseModel, shape: LoraShape) -> LoraConfig:
 def lora_targets(module: Any, shape: LoraShape | None = None) -> list[str]:
     """Suffixes of the paths of the layers that LoRA is on: last names where those are unambiguous.
 
-    Not peft's "all-linear": that would be read anew, perhaps differently, by another peft, and in a
-    mixture of experts it means experts and routers, too, which servers load in other formats.
+    Not peft's "all-linear": another release of peft may resolve that differently, and in a mixture
+    of experts it includes experts and routers, which servers load in other formats.
     """
     shape = shape or LoraShape(1, 1)
     layers = _targets(module, LoraShape(1, 1, head=True))
@@ -295,7 +295,7 @@ _WHOLE: Final = (
 def refuse_quantized(config: Any, source: str) -> None:
     """Raise ConfigError if the weights are quantised, as they cannot be trained.
 
-    Some of their kernels know no gradients, and what peft puts on them nobody has compared.
+    Some of their kernels have no gradients, and peft's layers over them are not tested here.
     """
     for one in (config, config.get_text_config()):
         if how := getattr(one, "quantization_config", None):

@@ -1,12 +1,12 @@
-"""The half of a model that sees, over its text half.
+"""The vision half of a model, over its text half.
 
 The text half of Qwen3-VL is a Qwen3 and is loaded, trained and sampled as one (`load.py`). For
-images the other half is loaded once, and computes over the layers of the version that is asked:
-image features, positions in three dimensions, features for the first layers. It is never trained.
+images the vision half is loaded once, and runs over the layers of the requested version: image
+features, positions in three dimensions, features for the first layers. It is never trained.
 
-In a batch each image is looked at once. Its tokens get ids of their own, beyond the vocabulary:
-equal for the same image, different for any other. So sequences share a prefix (`tree/`) if and only
-if they show the same images there.
+In a batch each image is encoded once. Its tokens get ids of their own, beyond the vocabulary: equal
+for the same image, different for any other. So sequences share a prefix (`tree/`) if and only if
+they have the same images there.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PARTS = ("embed_tokens", "layers", "norm")
 
 
 class Vision:
-    """The half of a model that sees. Its weights are loaded with the first image."""
+    """The vision half of a model. Its weights are loaded with the first image."""
 
     def __init__(self, base: BaseModel, placeholder: int, processor: Any) -> None:
         """Made by `of`."""
@@ -52,7 +52,7 @@ class Vision:
         config = config_of(base.source)
         if config.model_type not in SEEING or not base.packs:
             return None
-        # transformers' usual one needs torchvision; most models here have no eyes at all.
+        # Not transformers' default processor, which needs torchvision.
         module = import_module("transformers.models.qwen2_vl.image_processing_pil_qwen2_vl")
         try:
             processor = module.Qwen2VLImageProcessorPil.from_pretrained(base.source)
@@ -67,12 +67,12 @@ class Vision:
             RequestError: it is too large or damaged, or no image that the processor takes.
         """
         image = Image(data, "The prompt's image")
-        image.clean()  # pixels that are damaged are found here, and not within a reply
+        image.clean()  # finds damaged pixels here, not during a reply
         try:
             with _opened(data):  # PNG or JPEG
                 sides = image.height, image.width
             patches = self._processor.get_number_of_image_patches(*sides)
-        except Exception as error:  # Pillow raises of many kinds
+        except Exception as error:  # Pillow raises many kinds
             raise RequestError(f"The prompt has an image that cannot be read: {error}.") from error
         return patches // self._processor.merge_size**2
 
@@ -82,7 +82,7 @@ class Vision:
         return self._processor(images=files, return_tensors="pt").to(self.device)
 
     def over(self, module: Any) -> Any:
-        """Return the whole model's body over the layers of a text half, and the same tensors."""
+        """Return the whole model's body over the layers of a text half, sharing its tensors."""
         with self._lock:
             if self._whole is None:
                 self._whole = self._load()
@@ -107,12 +107,12 @@ def _opened(data: bytes) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What the whole model makes of one image of n tokens."""
+    """The vision encoder's output for one image of n tokens."""
 
     grid: Tensor
     """(1, 3) patches in time, height and width."""
     features: tuple[Tensor, ...]
-    """(n, hidden) each: in place of the embeddings, and to be added behind the first layers."""
+    """(n, hidden) each: in place of the embeddings, and to be added after the first layers."""
 
 
 class Pictures:

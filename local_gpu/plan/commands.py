@@ -1,7 +1,7 @@
 """Command lines and environments of the vLLM servers of a layout.
 
-Rule: pure but for the choice of ports. What vLLM would take from a model's folder or from its own
-defaults, and what matters to learning, is spelled out.
+Rule: pure but for the choice of ports. Every setting that matters to training is passed explicitly,
+not left to vLLM's defaults or to a model's folder.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Servings:
     """Most top-k logprobs per token that are asked for."""
     logs: Path
     sees: bool = False
-    """Whether images are sampled on."""
+    """Whether prompts may have images."""
 
 
 def samplers(groups: Sequence[Sequence[int]], gpus: Sequence[Gpu], what: Servings) -> list[Launch]:
@@ -64,7 +64,7 @@ def samplers(groups: Sequence[Sequence[int]], gpus: Sequence[Gpu], what: Serving
         *("--logprobs-mode", "processed_logprobs"),
         *("--max-logprobs", str(max(_LOGPROBS, what.logprobs + what.sees))),
         "--enable-prompt-tokens-details",
-        *("--scheduling-policy", "priority"),  # persons go first
+        *("--scheduling-policy", "priority"),  # people first
         *(_IMAGES if what.sees else ()),
         *(("--quantization", what.quantization) if what.quantization else ()),
         *(("--kv-cache-memory-bytes", str(what.cache)) if what.cache is not None else ()),

@@ -1,11 +1,10 @@
 """Whether a layout fits into the memory of its GPUs, and the settings that follow.
 
-Rule: arithmetic before anything is loaded. What the user has set stands; the tokens of a pass, the
-split of the base and the samplers' share of memory are chosen so that it fits, and where nothing
-does, the sentences of `advice` say what would.
+Rule: arithmetic before anything is loaded. The user's settings stand; the tokens of a pass, the
+sharding of the base and the samplers' share of memory are chosen so that it fits. Where nothing
+fits, `advice` lists flags that would.
 
-What to change where a layout does not fit. Rule: nothing is advised that was not reckoned and found
-to fit.
+Rule: `advice` names only flags that were computed to fit.
 """
 
 from __future__ import annotations
@@ -111,7 +110,7 @@ class Fit:
     sampler_cache: int | None
     """Bytes of KV cache on a GPU that learns, too; None: what is left of its share."""
     learner_memory: float | None
-    """Share of a shared GPU for training; None: nobody else needs it."""
+    """Share of a shared GPU for training; None: it is not shared."""
     streams: int
     """Sequences that each sampler server computes at once."""
     judge_memory: float | None
@@ -236,7 +235,7 @@ def _cache(tokens: int, each: float) -> MemoryPart:
 
 
 def _alone(side: _Side, demand: Demand, each: float) -> tuple[int, int]:
-    """Tokens of a pass where nobody else needs the GPU, and the most that would fit."""
+    """Tokens of a pass on a GPU that is not shared, and the most that would fit."""
     most = floor(side.room / each)
     tokens = _round(max(0, min(most, _most_tokens(demand))))
     if tokens < demand.context_tokens:
@@ -262,8 +261,8 @@ def _samples(side: _Side, demand: Demand, size: int) -> tuple[float, int]:
 def streams(cached: int) -> int:
     """Number of sequences that a server with this many tokens of KV cache computes at once.
 
-    More than fit are started, evicted and computed anew by vLLM; fewer leave the GPU idle. As a
-    multiple of 8, which CUDA graphs are made for.
+    vLLM would preempt and recompute any that do not fit; fewer leave the GPU idle. A multiple of 8,
+    which CUDA graphs are captured for.
     """
     fitting = cached // _STREAM_TOKENS // 8 * 8
     return max(_FEWEST_STREAMS, min(SAMPLER_BATCH.sequences, fitting))

@@ -1,12 +1,12 @@
 """The GPUs of this machine, and which of them learns, samples or judges.
 
-Which GPUs there are, and how much memory they have.
+`visible` lists GPUs and their memory; `plan` assigns them.
 
-Rule: nvidia-smi is asked, never torch: a CUDA context in this process would take memory from
-whoever is to run there. GPUs are named in the order of their bus, as nvidia-smi does.
+Rule: GPUs are listed by nvidia-smi, never by torch: a CUDA context in this process would take
+memory from the processes that run there. GPUs are numbered in bus order, as nvidia-smi does.
 
-Which GPU learns, which samples, which judges. Rule: pure. GPUs are counted from 0 among those that
-the user lets us see; what their CUDA_VISIBLE_DEVICES calls them is `gpus.Visible`'s affair.
+Rule: `plan` is pure. It counts GPUs from 0 among the visible ones; their names in
+CUDA_VISIBLE_DEVICES are in `Gpu.device`.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def visible(
 
     Args:
         environment: where the variable stands; None: this process's.
-        gib: the memory of each that may be used: the rest counts as other programs', and where
-            nvidia-smi knows of none, or of less, it is believed.
+        gib: the memory of each that may be used: the rest counts as other programs'. Where
+            nvidia-smi reports none, or less, this is the total.
 
     Raises:
         ConfigError: nvidia-smi fails, or does not know what the variable names.
@@ -80,7 +80,7 @@ def _named(name: str, every: Sequence[tuple[Gpu, str]]) -> Gpu:
     for gpu, uuid in every:
         if gpu.device == name:
             return gpu
-        # CUDA takes the first letters of a UUID, vLLM whole ones at most: both know the number.
+        # CUDA takes a prefix of a UUID, vLLM at most a whole one; both take the index.
         if name.startswith("GPU-") and uuid.startswith(name):
             return gpu
     raise ConfigError(
@@ -114,7 +114,7 @@ def _ask(memory: int | None) -> list[tuple[Gpu, str]]:
         return [_parse(line, memory) for line in done.stdout.splitlines() if line.strip()]
     except ValueError as error:
         raise ConfigError(
-            f"nvidia-smi says what cannot be read ({error}); give --gpu-memory-gb"
+            f"the output of nvidia-smi cannot be read ({error}); give --gpu-memory-gb"
         ) from error
 
 

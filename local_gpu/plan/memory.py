@@ -1,13 +1,10 @@
-"""Size of a model, and the GPU memory that each job takes.
-
-How big a model is, from its config.json alone.
+"""Size of a model, from its config.json alone, and the GPU memory that each job takes.
 
 Rule: no weights are read. The model is built on torch's meta device, where tensors have shapes and
-no memory, so every architecture that transformers knows counts itself.
+no memory, so the parameters of every architecture in transformers can be counted.
 
-What each job takes of a GPU's memory, in bytes. Rule: pure arithmetic over a `ModelSize`. Figures
-that stand for what cannot be derived (reserves, the share of gradients under way) are constants
-with a name, and are estimates.
+Rule: memory is pure arithmetic over a `ModelSize`, in bytes. What cannot be derived (reserves, the
+share of gradients in flight) is estimated by named constants.
 """
 
 from __future__ import annotations
@@ -62,7 +59,7 @@ def model_size(source: str, *, learns: bool = True) -> ModelSize:
         ModelFileError: there is no config.json that transformers can build.
         ConfigError: it is to learn, and its weights are quantised.
     """
-    import torch  # what only reckons with a ModelSize needs neither
+    import torch  # not needed to compute with a ModelSize
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from local_gpu.model.load import text_half
@@ -73,7 +70,7 @@ def model_size(source: str, *, learns: bool = True) -> ModelSize:
         if learns:
             refuse_quantized(config, source)
         with torch.device("meta"):
-            config = text_half(config).get("config", config)  # what sees is small beside it
+            config = text_half(config).get("config", config)  # the vision half is small beside it
             module: Any = AutoModelForCausalLM.from_config(config)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         first = (str(error) or type(error).__name__).splitlines()[0]
@@ -88,7 +85,7 @@ def counted(module: Any) -> ModelSize:
     """Size up a transformers causal LM.
 
     Raises:
-        ModelFileError: its config.json does not say how wide its layers are, or of each another
+        ModelFileError: its config.json does not give the width of its layers, or they differ in
             width.
     """
     try:
@@ -96,7 +93,7 @@ def counted(module: Any) -> ModelSize:
     except (AttributeError, TypeError, ValueError, RuntimeError, ZeroDivisionError) as error:
         kind = module.config.model_type
         raise ModelFileError(
-            f"What a model of the kind {kind} takes of memory cannot be told from its config.json. "
+            f"The memory of a model of the kind {kind} cannot be computed from its config.json. "
             f"({(str(error) or type(error).__name__).splitlines()[0]})"
         ) from error
 
@@ -148,8 +145,8 @@ FOUR_BITS: Final = 0.5 + 1 / 64 + 4 / (64 * 256)
 _UNDER_WAY: Final = 1.5
 """Factor on a layer's activations in the backward pass, for the gradients beside them."""
 _ADAPTER: Final = 16 + 4 + 2 * 2
-"""Bytes per adapter parameter: float32 weight, gradient and two moments; the copy that computes and
-its gradient, and the copies of two published versions for scoring, in bfloat16."""
+"""Bytes per adapter parameter: float32 weight, gradient and two moments; the module's copy and its
+gradient, and the copies of two published versions for scoring, in bfloat16."""
 _HEAD: Final = 4 * 4 * (1 << 24)
 """A chunk of logits, with what its backward pass keeps."""
 _TRAINER_RESERVE: Final = 1.5 * GIB
@@ -159,7 +156,7 @@ _SPARE: Final = 0.04
 _SAMPLER_RESERVE: Final = 2.5 * GIB
 """A vLLM server's context and its CUDA graphs."""
 _LOGITS: Final = 16
-"""Bytes of a logit while a server draws: as computed, in float32, as logprobs, and a copy."""
+"""Bytes of a logit while a server samples: as computed, in float32, as logprobs, and a copy."""
 SAMPLER_MOST: Final = 0.9
 """Share of a GPU that a sampler takes where it is alone."""
 _RANKS: Final = (8, 16, 32, 64, 128, 256, 320, 512)
@@ -185,7 +182,7 @@ SAMPLER_BATCH: Final = Batch(2048, 128)
 """Batch of a server that agents wait for. With vLLM's defaults a prompt of 8k tokens is computed at
 once and stalls every stream meanwhile. For the number of sequences see `fits.streams`."""
 JUDGE_BATCH: Final = Batch(8192, 64)
-"""Batch of a judge server, for throughput: nobody reads along while a judge writes."""
+"""Batch of a judge server, for throughput: no user waits for its tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +200,7 @@ def checkpoint_bytes(model: ModelSize, width: int = 2) -> int:
 
 
 def layer_bytes(model: ModelSize, width: int = 2) -> int:
-    """Bytes per token in one layer, while it is recomputed and goes backwards.
+    """Bytes per token in one layer, while it is recomputed and in its backward pass.
 
     5 h (two norms' inputs and outputs, the residual) + 3 q (before and after rotation, attended) +
     4 k (keys likewise, values) + 4 f (gate, its activation, up, their product). In a mixture, for
@@ -262,8 +259,8 @@ def room_for(rank: int) -> int:
 def batch_bytes(model: ModelSize, batch: Batch) -> int:
     """Bytes that one step of a server's engine takes while it runs.
 
-    Of a token 2 h (residual and norm), 2 q and 2 k (projected, attended) and 3 f (gate, up, their
-    product) in bfloat16; of a sequence its logits.
+    Per token 2 h (residual and norm), 2 q and 2 k (projected, attended) and 3 f (gate, up, their
+    product) in bfloat16; per sequence its logits.
     """
     h, q, k, f = model.hidden, model.queries, model.keys, model.feed_forward
     token = 2 * (2 * h + 2 * q + 2 * k + 3 * f)

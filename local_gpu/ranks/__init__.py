@@ -1,4 +1,4 @@
-"""Training processes: one, or several with replicas of the adapter and one sum of gradients a step.
+"""Training processes: one, or several with adapter replicas and one gradient all-reduce per step.
 
     control process                     torchrun, unless rank 0 is alone
     RankedLearning ── socket pair ── rank 0 ── NCCL or gloo ── rank 1 ... on this or other machines

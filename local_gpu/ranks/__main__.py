@@ -1,8 +1,8 @@
 """Run one rank, alone or under torchrun: `torchrun ... -m local_gpu.ranks`.
 
-On the machine of the control process that is done for the user. On further machines it is done by
-hand, and the settings come from rank 0: only the model must be there under the same name. There
-they end with the ranks of the first machine, so let the shell start them again.
+The control process starts the ranks of its own machine. Those of further machines are started by
+hand and get their settings from rank 0: only the model must be there under the same name. They end
+with the ranks of the first machine, so let the shell restart them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def build(config: LocalConfig, world: World) -> LearningCore:
     if cuda:
         keep_memory_whole()
     dtype = "bfloat16" if config.dtype == "auto" and cuda else config.dtype
-    # It does not fit on one GPU: it comes through this machine's memory, once for every rank.
+    # It does not fit on one GPU: every rank loads it into CPU memory first.
     base = open_base(config.model, device="cpu", dtype=dtype, threads=config.threads)
     base = replace(base, device=world.device)
     return LearningCore(config, base, world, Shards(base, world))

@@ -1,7 +1,7 @@
 """The processes that torchrun started, as a `World`.
 
-Rule: what is no tensor goes as plain bytes: who reaches the ports of other machines' ranks can send
-bytes, too, and torch's own calls for objects would unpickle them.
+Rule: all but tensors is sent as plain bytes: anyone who reaches the ports of other machines' ranks
+can send data, and torch's own object collectives would unpickle it.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Distributed:
 
         Args:
             device: this rank's.
-            store: torch's, where they find one another.
+            store: torch's store, for the rendezvous.
             rank: from 0.
             size: how many there are.
-            timeout_s: a call that another rank has not reached by then fails; longer than ranks may
-                differ by in one command.
+            timeout_s: a collective that another rank has not reached by then fails; longer than
+                ranks may differ by in one command.
         """
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
@@ -49,7 +49,7 @@ class Distributed:
         self.device = device
         self.rank = rank
         self.size = size
-        self.sum(torch.ones(1, device=device))  # what keeps GPUs apart shows here
+        self.sum(torch.ones(1, device=device))  # fails at once if GPUs cannot communicate
 
     def sum(self, flat: Tensor) -> None:
         with _together():

@@ -1,6 +1,6 @@
 """Messages between the control process and the ranks, and their encoding as bytes.
 
-What the control process and rank 0 say to one another, over a pair of sockets.
+The control process and rank 0 exchange them over a pair of sockets:
 
     control ─ Start ─▶ rank 0        once
     control ◀ RankAnswer ─ rank 0    once: facts of the base, which is loaded on every rank
@@ -9,17 +9,16 @@ What the control process and rank 0 say to one another, over a pair of sockets.
     control ◀ RankLost ─ rank 0      at any time: a rank is about to end
 
 The pair is the standard input of torchrun and of every rank that it starts. Rank 0 alone reads and
-writes; for the others, and for torchrun's end, it is a leash: when the control process is gone, it
-hangs up.
+writes; for the others and torchrun it is a leash: it hangs up when the control process is gone, and
+they end.
 
-Rule: what is raised on the far side is raised here, as the same class with the same sentence and
-the same cause.
+Rule: an error on the far side is raised here, with the same class, message and cause.
 
-What ranks say to one another and to the control process, as bytes: safetensors, with JSON as one of
-the tensors, and beside it the tensors and long rows of numbers that it names.
+Messages are encoded as safetensors: one tensor holds JSON, the others hold the tensors and long
+rows of numbers that it names.
 
-Rule: reading makes numbers, words, tensors and the records of one table, whoever wrote the bytes:
-some of them come over the network. Nothing that is read names code.
+Rule: decoding yields only numbers, strings, tensors and the records of one table, whoever wrote the
+bytes: some come over the network. No message can name code to run.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class RankLost:
-    """A rank cannot go on, and so none can."""
+    """A rank has failed, so all ranks end."""
 
     rank: int
     sentence: str
@@ -141,7 +140,7 @@ def decode(raw: bytes) -> Any:
         *(SafetensorError, ValueError, TypeError, LookupError),
         *(RuntimeError, RecursionError, AttributeError),
     ) as error:
-        raise BackendError(f"What was said to this rank cannot be read: {error}") from error
+        raise BackendError(f"A message to this rank cannot be read: {error}") from error
 
 
 def _bytes(raw: bytes) -> Tensor:
@@ -156,7 +155,7 @@ def _add(tensor: Tensor, tensors: Tensors) -> str:
 
 
 def _flat(value: Any, tensors: Tensors) -> Any:
-    """Flatten a value: words and numbers as they are; everything else as a list that begins with
+    """Flatten a value: strings and numbers as they are; everything else as a list that begins with
     its kind."""
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
@@ -181,7 +180,7 @@ def _flat(value: Any, tensors: Tensors) -> Any:
         return ["path", str(value)]
     if isinstance(value, HTTPStatus):
         return ["status", int(value)]
-    raise TypeError(f"Ranks have no words for a {kind.__name__}.")
+    raise TypeError(f"A {kind.__name__} cannot be sent to ranks.")
 
 
 def _flat_error(error: Exception, tensors: Tensors) -> list[Any]:

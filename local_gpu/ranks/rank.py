@@ -1,7 +1,7 @@
-"""The life of one rank: meet the others, load the base, carry out commands until told to end.
+"""Run one rank: join the others, load the base, carry out commands until told to close.
 
-Rule: a rank that cannot go on tells why and ends, and takes the others with it. None is mended
-while it runs: the control process starts all of them anew.
+Rule: a rank that fails reports why and ends, and the others end with it. No rank is repaired while
+it runs: the control process restarts all of them.
 """
 
 from __future__ import annotations
@@ -47,9 +47,10 @@ Build = Callable[[LocalConfig, World], Learning]
 _TROUBLE = "tinker-claw-trouble"
 _LOOK_S = 0.1
 _GOODBYE_S = 1.0
-"""Delay before a failed rank ends: torchrun then ends rank 0, which must have told why before."""
+"""Delay before a failed rank ends: torchrun then ends rank 0, which must have reported why
+before."""
 _TICK_S = 30.0
-"""Seconds between signs of life while there is nothing to do; at most a quarter of the timeout."""
+"""Seconds between heartbeats while there is nothing to do; at most a quarter of the timeout."""
 _JOIN_S = 900.0
 """Seconds for all machines to join: they may be started one after the other, by hand."""
 
@@ -59,7 +60,7 @@ def live(build: Build) -> int:
     rank = int(os.environ["RANK"])
     leashed = LEASH in os.environ
     if leashed:
-        # Whatever this process is doing: what it writes appears whole or not at all.
+        # Safe at any time: files appear whole or not at all.
         when_let_go(lambda: os._exit(1))
     elif rank == 0:
         print(
@@ -130,7 +131,7 @@ class _Voice:
     0."""
 
     def __init__(self, rank: int, link: Connection | None, store: Any | None) -> None:
-        """`link`: rank 0's; `store`: torch's, where ranks find one another; None: it is alone."""
+        """`link`: rank 0's; `store`: torch's, of the rendezvous; None: this rank is alone."""
         self._rank = rank
         self._link = link
         self._store = store and store.clone()
@@ -164,7 +165,7 @@ class _Voice:
         return start
 
     def next(self, world: World) -> Command:
-        """Return the next command. While there is none, the other ranks hear that rank 0 lives."""
+        """Return the next command. While there is none, rank 0 sends heartbeats to the others."""
         if self._link is None:
             command: Command | None = None
             while command is None:
@@ -178,7 +179,7 @@ class _Voice:
             os._exit(1)  # the control process is gone
 
     def _lose(self, error: BaseException) -> None:
-        """Tell why this rank ends, unless another rank told before: the first reason is the
+        """Report why this rank ends, unless another rank did before: the first reason is the
         cause."""
         plain = isinstance(error, (ClawError, OutOfStep))
         sentence = str(error) if plain else f"{type(error).__name__}: {error}"
@@ -194,7 +195,7 @@ class _Voice:
         time.sleep(_GOODBYE_S)
 
     def _pass_on(self, store: Any) -> None:
-        """On rank 0: tell the control process of the first rank that cannot go on."""
+        """On rank 0: report the first rank that failed to the control process."""
         with suppress(RuntimeError):
             while not store.check([_TROUBLE]):
                 time.sleep(_LOOK_S)

@@ -1,10 +1,10 @@
-"""Learning on ranks: the side of the control process.
+"""Training on ranks: the control process's side.
 
-Rule: a rank that dies or hangs is a BackendError, and all are ended; if its device failed, it is an
-OutageError. The next command starts them anew, with a fresh policy and no other model; what it is
-about may be no model that went with the old ones, until its state is read. After a step that
-failed, for whatever reason, the state before it is read by new processes: what the failure has left
-in the old ones is not trusted. Ranks that say nothing for an hour hang (`_HANGS_S`).
+Rule: if a rank dies or hangs, all are ended and a BackendError is raised; if its device failed, an
+OutageError. The next command restarts them, with a fresh policy and no other model; it fails for a
+model that was lost with the old ones, until its state is read. After a step that failed, for
+whatever reason, the state before it is read by new processes: the old ones are not trusted. Ranks
+that do not answer for `_HANGS_S` count as hung.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _LAST_WORDS_S = 5.0
 _POLITE_S = 10.0
 _NOT_OURS: Final = (
     *("--rdzv", "--standalone", "--node-rank", "--nproc-per-node"),
-    "--max-restarts",  # new ranks would wait for what was said to the old ones
+    "--max-restarts",  # restarted ranks would wait for messages sent to the old ones
 )
 _APART_S: Final = 3600.0
 """Seconds that a rank waits for others at most. Ranks differ by less within one command; only those
@@ -72,11 +72,11 @@ class RankedLearning:
         """Start the ranks, and wait until each has loaded the base model.
 
         Args:
-            config: what every rank is told; `ranks`, `train_gpus` and `torchrun` say which.
-            hangs_s: what a command may take; None: by the device.
-            start_s: longer than starting them, on every machine, and loading the model may take.
+            config: of every rank; `ranks`, `train_gpus` and `torchrun` say where they run.
+            hangs_s: timeout of a command; None: by the device.
+            start_s: timeout for starting them, on every machine, and loading the model.
             module: what each rank runs.
-            told: hears what is being waited for.
+            told: called with what is being waited for.
 
         Raises:
             ConfigError: a setting does not fit.
@@ -90,10 +90,10 @@ class RankedLearning:
         self._module = module
         self._told = told
         self._ranks: Ranks | None = None
-        self._models = set[str]()  # that new ranks do not start with, or not as they are
+        self._models = set[str]()  # models that new ranks would lack, or have in another state
         self._lost = set[str]()  # those that died with the ranks
         self._cause = ""  # why they died, until these are loaded again
-        self._failed = False  # a step, in these processes
+        self._failed = False  # a step failed in these processes
         self._closed = False
         self._begun = False  # they have been ready once
         self._calling = threading.Lock()
@@ -303,7 +303,7 @@ def _environment(config: LocalConfig) -> dict[str, str]:
     env = {
         "OMP_NUM_THREADS": str(threads),
         "PYTHONPATH": os.pathsep.join(paths),
-        "PYTHONUNBUFFERED": "1",  # what they say is in the log before they end, whatever ends them
+        "PYTHONUNBUFFERED": "1",  # their output is in the log, whatever ends them
     }
     if config.train_gpus:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")

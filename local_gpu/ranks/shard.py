@@ -2,11 +2,11 @@
 
 Only the decoder layers are cut. Embedding, final norm and head stay whole on every rank: the head
 runs apart from the body. Adapters stay whole, too, so their gradients are summed as always, and
-nothing is ever scattered or divided. There is one module, and it wears one adapter at a time.
+nothing is ever scattered or divided. There is one module, and it holds one adapter at a time.
 
 Rule: ranks enter the same passes in the same order, because each layer is gathered from all of
-them. A rank whose memory is full gives the others what is left of the pass, and computes it again
-in halves; one that leaves a pass for another reason ends, and all of them with it.
+them. A rank that runs out of memory joins the remaining gathers of the pass, then computes it again
+in halves; one that leaves a pass for another reason ends, and all ranks with it.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Shards:
     def cut(self, module: Any) -> None:
         """Shard the layers of a module over the base, in place, and empty the base's own module.
 
-        Layer by layer, so that the base never stands whole on a GPU: a layer is moved there to be
-        cut, and the base's own module has the same tensors, so it must let go of each at once.
+        Layer by layer, so that no GPU ever holds the whole base: a layer is moved there to be
+        sharded, and the base's own module, which shares its tensors, must release it at once.
         """
         body, kept = module.base_model, set(adapter_parameters(module).values())
         for layer, whole in zip(body.layers, self._base.module.base_model.layers, strict=True):
@@ -69,9 +69,9 @@ class Shards:
         uncut = kept | {p for p in module.parameters() if id(p) not in cut}
         for tensor in chain(uncut, module.buffers()):
             tensor.data = tensor.data.to(self._base.device)
-        # The root has nothing of its own; it lets a layer be gathered while another computes.
+        # The root has no parameters; it lets a layer be gathered while another computes.
         self._body: Any = fully_shard(body, mesh=self._mesh, ignored_params=uncut)
-        self._base.module.to("meta")  # nobody computes with it any more
+        self._base.module.to("meta")  # no longer used
 
     def budget(self, tokens: int | None) -> Lockstep:
         return Lockstep(tokens, self)
@@ -122,7 +122,7 @@ class Lockstep(PassBudget):
                     self._shards.finish(gathers.count - before, idle)
                 undo()
                 waiting += self._halves(indices, sequences)
-            except ClawError as error:  # told after all passes were through
+            except ClawError as error:  # raised after all passes
                 failure = failure or error
             except (RuntimeError, ValueError, TypeError, IndexError) as error:
                 raise OutOfStep(f"{type(error).__name__}: {error}") from error

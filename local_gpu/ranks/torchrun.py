@@ -1,13 +1,13 @@
 """Start the ranks of this machine, alone or by torchrun, and end them with their parent.
 
-torchrun on a leash, on the machine of the control process.
+As a program it is torchrun on a leash, on the machine of the control process:
 
     python -m local_gpu.ranks.torchrun TORCHRUN'S ARGUMENTS      standard input: a pair of sockets
 
-Rule: when the control process lets go, or is gone, torchrun ends with all of its ranks, at once and
-whatever they are doing: also while it waits for other machines, and a rank that does not run.
+Rule: when the control process lets go, or is gone, torchrun ends with all of its ranks at once,
+whatever they are doing: even while it waits for other machines, and even a stopped rank.
 
-The ranks of this machine: one as a child of this process, or torchrun with those that it starts.
+`Ranks` are those of this machine: one as a child of this process, or torchrun with its children.
 Rule: they live no longer than this object. All of them hold the other end of its pair of sockets:
 when that hangs up, by `stop` or by the end of this process, every one of them ends at once.
 """
@@ -58,7 +58,7 @@ def _end_all() -> None:
 
 
 def _children() -> list[int]:
-    """Ids of the child processes of torchrun; [] where the system does not say."""
+    """Ids of the child processes of torchrun; [] where the system does not list them."""
     lists = Path("/proc/self/task").glob("*/children")
     return [int(number) for file in lists for number in file.read_text().split()]
 
@@ -88,10 +88,10 @@ class Ranks:
             ranks: how many on this machine; one without `extra` needs no torchrun.
             extra: further arguments of torchrun; () is this machine alone.
             env: besides this process's own.
-            log: where all of them write, behind what is there.
+            log: file that all of them append to.
         """
         ours, theirs = socket.socketpair()
-        # A rank that hangs does not read, and must not hang who writes to it.
+        # A hung rank does not read, and must not block the writer.
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _WRITE_S, 0))
         log.parent.mkdir(parents=True, exist_ok=True)
         self._log = log
@@ -108,7 +108,7 @@ class Ranks:
                 stdout=out,
                 stderr=out,
                 env={**inherited, **env, LEASH: "stdin"},
-                start_new_session=True,  # a terminal's Ctrl-C is for this process to hear
+                start_new_session=True,  # a terminal's Ctrl-C goes to this process only
             )
             self.link = Connection(os.dup(ours.fileno()))
 
@@ -122,7 +122,7 @@ class Ranks:
 
     def stop(self) -> None:
         """End the ranks that still run. Bounded."""
-        # A reader in another thread holds the link open: hang up the socket itself.
+        # A reader in another thread holds the link open: shut down the socket itself.
         with suppress(OSError), socket.socket(fileno=os.dup(self.link.fileno())) as line:
             line.shutdown(socket.SHUT_RDWR)
         self.wait(_KILLED_S)
@@ -142,8 +142,8 @@ class Ranks:
 def _torchrun(ranks: int, extra: Sequence[str]) -> list[str]:
     """Arguments of torchrun.
 
-    Not --standalone, nor another rendezvous than the static one: those unpickle what they find in a
-    store that listens to the network.
+    Only the static rendezvous, and so not --standalone: all others unpickle what they find in a
+    store that listens on the network.
     """
     if not extra:
         with socket.socket() as probe:
@@ -153,7 +153,7 @@ def _torchrun(ranks: int, extra: Sequence[str]) -> list[str]:
                 "--master-addr=127.0.0.1",
                 f"--master-port={probe.getsockname()[1]}",
             )
-    # Ranks are started anew by us alone; and torchrun would leave an empty folder each time.
+    # Only the control process restarts ranks; and torchrun would leave an empty folder each time.
     return [
         *(f"--nproc-per-node={ranks}", "--max-restarts=0", f"--log-dir={os.devnull}"),
         *("--node-rank=0", *extra),

@@ -1,7 +1,7 @@
 """transformers' continuous batching with our own sampling step: all private API is used here.
 
 transformers schedules requests, owns the paged KV cache and shares prefixes. What it leaves open is
-replaced: sampling (temperature 0 kills its loop, and it has neither seeds nor candidates per
+replaced: sampling (temperature 0 crashes its loop, and it has neither seeds nor candidates per
 request), delivery (it copies a growing list per token), and the order of prefills.
 
 Rule: the feed is called in the engine's thread; everything else here is called from outside it.
@@ -108,7 +108,7 @@ class Batcher(ContinuousBatchingManager):
         status.request_stop(BackgroundThreadStatus.FLUSH_AND_STOP, global_rank=0)
         self._wake_up_loop.set()
         self._generation_thread.join()
-        # It and its events refer to one another; the weights must not wait for the collector.
+        # It and its events form a reference cycle; the weights must not wait for the collector.
         self.model = None
 
     def submit(
@@ -181,8 +181,8 @@ class _Processor(ContinuousBatchProcessor):
 class _SaltedCache(PagedAttentionCache):
     """A cache that reuses a prompt's blocks only under the salt of its request.
 
-    Blocks are known by a hash of their tokens and of the block before, so that another beginning
-    of the first one makes them all others.
+    Blocks are identified by a hash of their tokens and of the block before, so changing the start
+    of the first one changes all of them.
     """
 
     def search_prefix_match(self, request_id: str, prompt_ids: list[int]) -> int:
@@ -253,12 +253,12 @@ class _Failures(OutputRouter):
 
 
 class _PersonsFirst(FIFOScheduler):
-    """A scheduler with people first; of either kind decoding requests, then the shortest prefill.
+    """A scheduler that puts people first, then decoding requests, then the shortest prefill.
 
-    Beside persons, others take part in a pass only when passes of persons alone have taken
+    While people wait, others take part in a pass only when passes for people alone have taken
     `PERSONS` times as long as the others' part in the last one: a reply takes one and a half times
-    as long as alone, and others go on. A request that takes no part keeps its cache, unless a
-    person needs it.
+    as long as alone, and others still progress. A request left out keeps its cache, unless a person
+    needs it.
     """
 
     events: Feed
@@ -309,7 +309,7 @@ class _PersonsFirst(FIFOScheduler):
         return self.events.of_person(state.request_id)
 
     def _make_room(self) -> None:
-        """Take the cache of the newest requests of others, who recompute it. The oldest one keeps
+        """Free the cache of the others' newest requests, which recompute it. The oldest one keeps
         its own, so that every request ends."""
         others = [s for s in self.active_requests.values() if not self._of_person(s)]
         while len(others) > 1 and not self._try_to_meet_safety_margin():

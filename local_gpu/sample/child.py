@@ -1,13 +1,13 @@
-"""A process around one server, which ends the server when the parent has died.
+"""Run one server as a child process, and end it when the parent has died.
 
     python -P child.py GRACE_S COMMAND ...       standard input: a pipe from whoever started it
 
-The pipe ends when the other end closes, whatever the other process died of. Then, or on SIGTERM,
-the server gets SIGTERM, and after the grace SIGKILL goes to all of its processes: those of its
-session, and orphans that left it.
+The pipe closes when the parent ends, for whatever reason. Then, or on SIGTERM, the server gets
+SIGTERM, and after the grace SIGKILL goes to all of its processes: those of its session, and orphans
+that left it.
 
-Rule: standard library only, and no import of this project: it is started by its path. It outlives
-its server by nothing, and leaves none of the server's processes behind.
+Rule: standard library only, and no import of this project: it is started by its path. It ends with
+its server, and leaves none of the server's processes behind.
 """
 
 from __future__ import annotations

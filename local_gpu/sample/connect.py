@@ -1,6 +1,7 @@
 """Connect to a server by its address, in the dialect that it speaks.
 
-Rule: it is asked, not guessed from its address: both kinds name themselves in their list of models.
+Rule: the server is asked, its address is not parsed: both kinds name themselves in their list of
+models.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Common parts of the servers' dialects: names, checks before asking, and completions.
 
-Rule: an answer adds up or is an error. Tokens without as many logprobs, fewer candidates than were
-asked for, an end that nobody asked for: nothing is padded, cut or guessed.
+Rule: an inconsistent answer is an error: fewer logprobs than tokens, fewer candidates than were
+asked for, an unexpected end. Nothing is padded, cut or guessed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from tinker_claw.types import Completion, SamplingParams, StopReason, TokenChunk
 IMPOSSIBLE: Final = -9999.0
 """Number that servers write for a logprob of minus infinity, which JSON cannot express."""
 END_TOKEN: Final = "end token"
-"""Value of `StreamPiece.ended` for a stop at the model's own end token, which nobody asked for."""
+"""Value of `StreamPiece.ended` for a stop at the model's own end token, not one of the
+request's."""
 _IDS: Final = 2**31
 """Upper bound of token ids, whatever the model."""
 _SEEDS: Final = 2**62
@@ -132,7 +133,7 @@ class HttpServer(ABC):
     async def _change(self, path: str, body: Mapping[str, object]) -> HttpAnswer:
         """Ask it to load or unload an adapter."""
         answer = await self._link.ask(path, body, seconds=self._link.deadlines.load_s)
-        # They fail with 500 on some damaged files; whether a server is well, `info` finds out.
+        # Servers answer 500 on some damaged files; `info` finds out whether one is healthy.
         if answer.away and answer.status != HTTPStatus.INTERNAL_SERVER_ERROR:
             raise self._link.outage(answer)
         return answer
@@ -163,7 +164,7 @@ class HttpServer(ABC):
         try:
             async with aclosing(self._pieces(name, prompt, params, n, info)) as pieces:
                 async for piece in pieces:
-                    if type(piece.cached_tokens) is int:  # it is worth no reply
+                    if type(piece.cached_tokens) is int:  # a malformed count is ignored
                         cached = max(0, min(piece.cached_tokens, len(prompt)))
                     if not piece.tokens and piece.ended is None:
                         continue
@@ -204,7 +205,7 @@ class HttpServer(ABC):
     ) -> ClawError:
         told = refusal.answer.told
         if self._means_not_loaded(refusal):
-            self._info = None  # it may have been started anew
+            self._info = None  # it may have been restarted
             what = f"the adapter {name!r}" if name else f"the model {info.model!r}"
             return NotLoaded(f"The server {self.url} does not have {what}: {told}.")
         if "context length" in told or "max_model_len" in told:

@@ -1,20 +1,16 @@
 """Serving inside this process: requests, an engine per version, samplers.
 
-Requests in flight, between the event loop and one generation thread.
+A job is a request in flight, between the event loop and one generation thread. Rule: it gets
+exactly one terminal event, a chunk with a stop reason or an error, so that no consumer waits for
+ever. Jobs are entered, ended and fed in the event loop; the thread reads them and posts what it has
+drawn, once per forward pass.
 
-Rule: a job gets exactly one terminal event, a chunk with a stop reason or an error, so that no
-consumer waits for ever. Jobs are entered, ended and fed in the event loop; the thread reads them
-and posts what it has drawn, once per forward pass.
-
-The sampling engine of one version: starts with its first request, restarts when it has died. Rule:
-immutable weights. An engine never sees another version's tensors, so a request keeps its own
+An engine samples from one version: it starts with its first request, and restarts when it has died.
+Rule: immutable weights. An engine never sees another version's tensors, so a request keeps its own
 version's logprobs whatever is published meanwhile.
 
-One version's sampler: streams from its engine; the half that learns scores for it. Rule: weights
-never change after construction.
-
-The half that serves, inside this process: an engine per version over one set of base tensors. Rule:
-weights come from published folders, as any server's would.
+A sampler streams from its version's engine, and the trainer scores for it. All engines share one
+set of base tensors. Rule: adapters come from published folders, as any server's would.
 """
 
 from __future__ import annotations
@@ -160,7 +156,7 @@ class Feed:
             request_id: str = part.state.request_id
             job = self._jobs.get(request_id)
             if job is None:
-                # Cancelled before the scheduler had heard of it, or while it was in this batch.
+                # Cancelled before it reached the scheduler, or while it was in this batch.
                 self._cancel(request_id)
             elif job.generated == 0:
                 job.prefilled += part.query_length
@@ -255,7 +251,7 @@ class Engine:
 
         Args:
             room: shared by everything that computes in this process.
-            vision: the half of the model that sees; None: it reads text only.
+            vision: the vision half of the model; None: it reads text only.
         """
         self._module = module
         self._vision = vision
@@ -331,8 +327,8 @@ class Engine:
     async def aclose(self) -> None:
         """End the thread when its requests have ended.
 
-        A request that comes later still, from a reader of the holder just before a swap, is served
-        all the same: it starts the thread again, which then ends with it.
+        A later request, by a caller that took this version just before a swap, is still served: it
+        restarts the thread, which then ends with it.
         """
         self._retired = True
         await self._stop()
@@ -393,9 +389,9 @@ class LocalSampler(TrainerScores):
         self._engine = engine
 
     async def warm(self) -> None:
-        """Compute recent prompts before somebody waits for them.
+        """Compute recent prompts before a request needs them.
 
-        Whoever asks hears what fails.
+        Errors are ignored here: a later request raises them.
         """
         with suppress(TimeoutError, SamplerError, RequestError):
             async with asyncio.timeout(_WARM_S):
@@ -443,7 +439,7 @@ class EmbeddedServing:
 
         Args:
             run: runs a call in a thread that no training step blocks, and turns errors into ours.
-            vision: the half of the base that sees.
+            vision: the vision half of the base.
         """
         self._base = base
         self._size = size
@@ -455,7 +451,7 @@ class EmbeddedServing:
         self.vision = vision
         self.sees = vision is not None
         self.context_tokens = size.context_tokens
-        # The cache is filled in other chunks than a trainer's row, which shows in bfloat16.
+        # The cache is filled in other chunks than a trainer's row, and bfloat16 rounds differently.
         self.rounds_otherwise = base.dtype != torch.float32
 
     async def open(self, ref: str, folder: Path) -> Sampler:
@@ -468,7 +464,7 @@ class EmbeddedServing:
         return self._sampler(BASE_REF, self._base.module, RecentPrompts())
 
     def live(self) -> frozenset[str]:
-        # Asked in another thread: the copy is made in one go, while samplers open and close.
+        # Called in another thread: the copy is atomic, while samplers open and close.
         return frozenset([sampler.ref for sampler in tuple(self._open)])
 
     async def aclose(self) -> None:

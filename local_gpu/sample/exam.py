@@ -1,21 +1,21 @@
 """Check that a server answers with the right weights: both sides score a few tokens.
 
-The half that learns scores the ends of a few prompts once, as a table of the likeliest tokens at
-each place. A server is given each of those beginnings and draws a token or a few behind it; the
-logprobs that it reports must be those of the table. So one pass of the trainer serves for all
-servers, and again when one of them comes back.
+The trainer scores the ends of a few prompts once, as a table of the likeliest tokens at each place.
+A server samples a few tokens after each of those prefixes; the logprobs that it reports must be
+those of the table. So one pass of the trainer serves for all servers, and again when one of them
+comes back.
 
 With d the server's logprob of a token minus the trainer's, two things are a fault:
 
 * the mean |d| is beyond a tolerance: another model, other numbers altogether;
-* the wrong weights explain d better than the right ones. Say other weights (the base, the version
-  before) would have moved the logprobs by -u, as the trainer says of both. The share of u that is
-  there, 1 + <d, u> / <u, u>, is 1 if the adapter is applied, 0 if those other weights answer (not
-  applied, or the keys of an old prefix), 1/2 or 2 if alpha is wrong. Its standard error is
-  noise / |u|, so over 64 tokens a change as small as the rounding (0.05 nats in bfloat16) is seen.
-  A smaller one cannot be told from rounding, and no harm is done if it is missing. A server that
-applies no adapters would pass with each of them: so it is examined first on an adapter that was
-drawn, not learned, and is large enough to be told (`Exam.decisive`).
+* the wrong weights explain d better than the right ones. Suppose other weights (the base, the
+  version before) would have moved the logprobs by -u, as computed by the trainer. The share of u
+  that is there, 1 + <d, u> / <u, u>, is 1 if the adapter is applied, 0 if those other weights
+  answer (not applied, or the keys of an old prefix), 1/2 or 2 if alpha is wrong. Its standard error
+  is noise / |u|, so over 64 tokens a change as small as the rounding (0.05 nats in bfloat16) is
+  seen. A smaller one cannot be told from rounding, and does no harm if it is missing. A server that
+  applies no adapters would pass with each of them: so it is first examined on a random adapter that
+  is large enough to be seen (`Exam.decisive`).
 
 Rule: only first tokens are asked for here; what follows them is compared by the learner, on every
 batch.
@@ -58,7 +58,7 @@ Rows = tuple[tuple[Row, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class Exam:
-    """Prompts, and the logprobs that are right after them."""
+    """Prompts, and the right logprobs after them."""
 
     ref: str
     prompts: tuple[tuple[int, ...], ...]
@@ -76,7 +76,7 @@ class Exam:
 
 @dataclass(frozen=True, slots=True)
 class ExamSample:
-    """A token that a server drew behind the beginning of a prompt, and its logprob."""
+    """A token that a server sampled after a prefix of a prompt, and its logprob."""
 
     prompt: int
     place: int
@@ -100,7 +100,7 @@ async def table(score: Score, facts: Facts, ref: str, prompts: Sequence[Tokens])
 
 
 async def sit(server: HttpServer, name: str | None, exam: Exam) -> list[ExamSample]:
-    """Let a server sample the exam. Raises what the server raises."""
+    """Sample the exam's prompts on a server. Raises what the server raises."""
     params = SamplingParams(
         max_tokens=1, temperature=exam.temperature, student_topk=exam.student_topk
     )
@@ -123,7 +123,7 @@ async def sit(server: HttpServer, name: str | None, exam: Exam) -> list[ExamSamp
 async def keeps_apart(server: HttpServer, exam: Exam) -> bool:
     """Whether the server computes a prompt again under another salt.
 
-    One that tells no cached tokens at all has nothing to give away but time, and is believed.
+    A server that reports no cached tokens at all can leak nothing but timing, and passes.
     """
     params = SamplingParams(max_tokens=1, cache_salt=token_hex(16))
     (drawn,) = await server.sample(None, exam.prompts[0], params, 1)
@@ -199,7 +199,7 @@ def _share(
     exam: Exam, other: Rows, drawn: Sequence[ExamSample], d: Sequence[float], noise: float
 ) -> tuple[float, float]:
     """Share of the difference to `other` that the server shows, and its standard error."""
-    # A token drawn twice at one place says nothing more the second time.
+    # A token drawn twice at one place adds no information the second time.
     once = {(one.prompt, one.place, one.token): (one, x) for one, x in zip(drawn, d, strict=True)}
     pairs = [(x, _bounded(_at(exam.right, one) - _at(other, one))) for one, x in once.values()]
     square = math.fsum(u * u for _, u in pairs)

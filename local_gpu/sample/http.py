@@ -1,8 +1,8 @@
 """HTTP to an inference server: deadlines, events of a stream, and errors.
 
-Rule: foreign exceptions become ours here and nowhere else. Whatever says that the server cannot
+Rule: foreign exceptions are mapped here and nowhere else. Whatever means that the server cannot
 serve at present (no answer, too late, broken off, 5xx) is an `OutageError`; everything else is
-handed on as an answer or a `Refusal`, for the dialect to say what it means.
+passed on as an answer or a `Refusal`, for the dialect to interpret.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tinker_claw.errors import ConfigError, OutageError, SamplerError
 
 _KEY: Final = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 _AWAY: Final = (
-    *_KEY,  # nothing is wrong with what was asked
+    *_KEY,  # the request itself may be valid
     HTTPStatus.REQUEST_TIMEOUT,
     HTTPStatus.TOO_MANY_REQUESTS,
 )
@@ -40,8 +40,8 @@ class Deadlines:
 
     connect_s: float = 5.0
     answer_s: float = 30.0
-    """Deadline for a question about itself. SGLang's health check waits for a token that it
-    samples."""
+    """Deadline for a health check or the list of models. SGLang's health check waits for a token
+    that it samples."""
     load_s: float = 120.0
     """Deadline for loading or unloading an adapter."""
     first_token_s: float = 300.0
@@ -131,7 +131,7 @@ class HttpClient:
     async def events(
         self, path: str, body: Mapping[str, object]
     ) -> AsyncGenerator[Mapping[str, Any]]:
-        """Yield the JSON of each event of a stream. Closing the iterator hangs up.
+        """Yield the JSON of each event of a stream. Closing the iterator closes the connection.
 
         Raises:
             Refusal: before the first event, or instead of the next one.

@@ -1,7 +1,7 @@
-"""One server of a pool: what it holds, whether it is asked, and its checks.
+"""One server of a pool: its adapters, whether it is in rotation, and its checks.
 
 Rule: an adapter is `ready` only after the server has answered with it as the trainer does. Loads
-and unloads of a server never cross.
+and unloads of a server never overlap.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class PoolOptions:
     warm_s: float = 20.0
     """Seconds at most for warming up those prefixes, on each server."""
     steps: Callable[[], bool] = bool
-    """Whether a training step runs. A version that is opened meanwhile, by its name, serves without
-    being compared once more: no request waits for a step."""
+    """Whether a training step is running. A version opened by name meanwhile serves without another
+    comparison, so that no request waits for a step."""
     score_s: float = 30.0
     """Seconds at most for the trainer to score what a version is compared on; it may be scoring for
     others."""
     ready_s: float = 120.0
-    """Seconds at most for a server to load a version and answer with it, all told."""
+    """Seconds at most for a server to load a version and answer with it, in total."""
     returns: Backoff = Backoff(first_s=1.0, longest_s=30.0)  # noqa: RUF009 - frozen
     """Delays before a server that failed is asked again."""
     student_topk: int = 0
@@ -57,8 +57,9 @@ class PoolOptions:
     look_s: float = 10.0
     """Seconds between health checks, which ask for one token."""
     still_s: float = 30.0
-    """Seconds without that token after which a server hangs. Engines compute long prompts in pieces
-    and serve others between two of them, but do nothing else while they load an adapter."""
+    """Seconds without that token after which a server counts as hung. Engines compute long prompts
+    in pieces and serve others between two of them, but do nothing else while they load an
+    adapter."""
     say: Say = _log.warning
     """Receives what happens to servers, in sentences."""
     away: Callable[[Sequence[str]], object] = len
@@ -71,7 +72,7 @@ class Disagreement(BackendError):
 
 @dataclass(eq=False, slots=True)
 class Adapter:
-    """A published version that servers hold while somebody uses it."""
+    """A published version that servers hold while it is in use."""
 
     name: str
     folder: Path
@@ -83,7 +84,7 @@ class Adapter:
     _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def exam(self) -> Exam | None:
-        """Exam on this version, written by the trainer when first needed. None: it had no time."""
+        """Exam on this version, made by the trainer when first needed. None: it had no time."""
         async with self._writing:
             if not self._written:
                 self._exam, self._written = await self.examine(), True
@@ -104,7 +105,7 @@ class Probe:
 
 @dataclass(slots=True)
 class Away:
-    """A server that is not asked. Times are on the monotonic clock."""
+    """Why and since when a server is out of the rotation. Times are on the monotonic clock."""
 
     since: float
     error: str
@@ -199,9 +200,9 @@ class Member:
             self.keeps_apart = await keeps_apart(self.server, plain)
             if not self.keeps_apart:
                 self._options.say(
-                    f"The server {self.url} uses what it has computed of one user's prompts for "
-                    "all others, so that how long it takes may tell one what another has asked: "
-                    "take a newer release where not everybody may know. Cached tokens are not told."
+                    f"The server {self.url} shares its prefix cache among all users, so the time "
+                    "of a reply may reveal another user's prompt: take a newer release where users "
+                    "must be separated. Cached tokens are not reported."
                 )
 
     async def _try(self, probe: Probe) -> None:
@@ -236,7 +237,7 @@ class Member:
         async with self._changing:
             if name in self.ready:
                 return
-            self.held.add(name)  # before: nobody knows what a call that is broken off has done
+            self.held.add(name)  # before the call, which may take effect even if broken off
             await self.server.load(name, adapter.folder)
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._options.warm_s):
@@ -246,11 +247,11 @@ class Member:
             self.ready.add(name)
 
     async def _ping(self) -> None:
-        """Ask for one token: a GPU or a process that stands still breaks no connection. Where none
-        comes in time, all that wait for this server are told, too."""
+        """Ask for one token: a hung GPU or process keeps its connections open. If none comes in
+        time, all other calls that wait for this server fail, too."""
         try:
             async with asyncio.timeout(self._options.still_s):
-                # Two of prompt: one ends vLLM's engine on CPU (0.32) under linear attention.
+                # Two prompt tokens: one crashes vLLM's engine on CPU (0.32) under linear attention.
                 await self.server.sample(None, (0, 0), SamplingParams(max_tokens=1), 1)
         except Busy:
             return
@@ -260,7 +261,7 @@ class Member:
             raise OutageError(why) from error
 
     async def tidy(self, wanted: Callable[[str], bool]) -> None:
-        """Unload adapters that nobody wants any more."""
+        """Unload adapters that are no longer wanted."""
         for name in [name for name in self.held if not wanted(name)]:
             async with self._changing:
                 if wanted(name):  # by now

@@ -1,8 +1,8 @@
 """A pool of servers that samples as one: the servers, their health checks, and the choice of one.
 
-Rule: an adapter that is in use is on every server of the rotation, and one that is not in use goes
-from all of them. A server that fails leaves the rotation at once, and comes back by the same way
-that it came in.
+Rule: an adapter in use is loaded on every server in rotation, and one no longer in use is unloaded
+from all of them. A server that fails leaves the rotation at once, and comes back by the checks that
+first let it in.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _AFTER_A_BUG_S: Final = 30.0
 
 
 class Watch:
-    """Calls `tend` when woken, and when it has asked to be, one call at a time."""
+    """Calls `tend` when woken or due, one call at a time."""
 
     def __init__(self, name: str, tend: Callable[[], Awaitable[float | None]]) -> None:
         """`tend` returns the seconds until its next call; None: when woken."""
@@ -174,7 +174,7 @@ class Pool:
             raise self.nobody(without)
         name, keys = (adapter.name if adapter else None), keys_of(prompt, salt)
         if adapter:
-            # A name that was let go is on no server or on some: it is loaded where it is not.
+            # A released name may be on some servers or none: it is loaded where it is missing.
             ready = {n: k for n, k in rotation.items() if name in self._members[n].ready}
             rotation = ready or rotation
         member = self._members[self._routes.choose(name, keys, len(prompt), rotation)]
@@ -231,15 +231,15 @@ class Pool:
         return None
 
     async def _tend(self, member: Member) -> float | None:
-        """Bring a server to the wanted state; return the seconds until the next look."""
+        """Bring a server to the wanted state; return the seconds until the next check."""
         if member.away is None:
             try:
-                await member.look()  # before an unload, which a server that hangs holds up
+                await member.look()  # before an unload, which a hung server blocks
                 await member.tidy(self._wanted.__contains__)
             except OutageError as error:
                 self.sick(member, error)
             except (BackendError, RequestError) as error:
-                self._options.say(f"{member.url} does not do as it is told: {error}")
+                self._options.say(f"{member.url} refuses a command: {error}")
         if member.away is None:
             return self._options.look_s
         wait_s = member.away.next_at - time.monotonic()
@@ -250,7 +250,7 @@ class Pool:
         except (BackendError, RequestError) as error:
             member.failed_again(str(error))
             return max(0.0, member.away.next_at - time.monotonic())
-        return 0.0  # what went out of use meanwhile is still there
+        return 0.0  # to unload what went out of use meanwhile
 
     async def _bring_back(self, member: Member) -> None:
         async with _in_time(member, self._options.ready_s):
@@ -281,7 +281,7 @@ class Pool:
 
 @asynccontextmanager
 async def _in_time(member: Member, seconds: float) -> AsyncGenerator[None]:
-    """Bound the time of work on a server, so that one that hangs delays nobody for long."""
+    """Bound the time of work on a server, so that a hung one delays no other for long."""
     try:
         async with asyncio.timeout(seconds):
             yield

@@ -1,11 +1,11 @@
 """Choose a server: the one with the least to compute, counting the requests it already serves.
 
-A prompt is known by keys, one per whole block of tokens, each of which stands for all tokens up to
-its end. An agent's next prompt extends the one before token for token, so nobody needs to say which
-conversation it belongs to: its first keys are those of the last turn.
+A prompt is identified by keys, one per whole block of tokens, each a hash of all tokens up to its
+end. An agent's next prompt extends the one before token for token, so no request needs to name its
+conversation: its first keys are those of the last turn.
 
-Rule: pure, and fast: a prompt of 20,000 tokens is routed in a fraction of a millisecond. What is
-known here is a guess about somebody else's cache, and a wrong guess costs time only.
+Rule: pure, and fast: a prompt of 20,000 tokens is routed in a fraction of a millisecond. Routes are
+guesses at the servers' prefix caches, and a wrong guess costs time only.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tinker_claw.types import Tokens
 
 BLOCK: Final = 256
 REQUEST_COST: Final = 2048
-"""Tokens of a prompt that a request in flight is worth. Arithmetic for 8B weights at 20,000 tokens:
-a reply of 300 tokens reads its 3 GB of keys once per token, a millisecond each, so it takes from
+"""Cost of a request in flight, in prompt tokens. Arithmetic for 8B weights at 20,000 tokens: a
+reply of 300 tokens reads its 3 GB of keys once per token, a millisecond each, so it takes from
 others about 0.3 s, in which an H100 computes some 6,000 prompt tokens; replies are often shorter
 and already half done. Too low piles conversations up, too high scatters them."""
 _MOST_KEYS: Final = 65_536
@@ -41,7 +41,7 @@ class Prefix:
 def keys_of(prompt: Tokens, salt: str | None = None) -> list[int]:
     """Compute a key per whole block of tokens, different for every salt.
 
-    It names no weights: those are told beside it.
+    Keys do not depend on the weights, whose name is passed beside them.
     """
     tokens = prompt if isinstance(prompt, tuple) else tuple(prompt)
     key, keys = 0 if salt is None else hash(salt), list[int]()
@@ -60,7 +60,8 @@ class Routes:
         self._known: dict[str | None, FIFOCache[int, frozenset[int]]] = {}
         """Servers by adapter name and key; the key that was noted longest ago goes first."""
         self._given = Counter[int]()
-        """Prompt tokens that each server has received: between equals, caches fill evenly."""
+        """Prompt tokens that each server has received: a tie goes to the least, so caches fill
+        evenly."""
 
     def choose(
         self, name: str | None, keys: Sequence[int], tokens: int, in_flight: Mapping[int, int]
@@ -68,8 +69,9 @@ class Routes:
         """Choose the cheapest of the servers in `in_flight`, which maps them to their requests.
 
         A server costs the tokens that it must compute and `REQUEST_COST` for every request that it
-        has. So a conversation stays where it is until that server is busier by what its prompt is
-        worth, and what is known to all, or is short, goes where there is least to do.
+        has. So a conversation stays on its server until the requests there cost more than its
+        cached prompt saves, and a prompt that is short, or cached everywhere, goes to the least
+        busy server.
         """
         cached = self._cached(name, keys, in_flight)
 
@@ -115,15 +117,15 @@ class Routes:
 class RecentPrompts:
     """The newest prompts of recent conversations, each with the server that has computed it.
 
-    A new version's cache is empty. Computed beforehand, these prompts save a conversation that goes
-    on its whole prompt, and any other the system prompt with its tools.
+    A new version's cache is empty. Computing these prompts beforehand saves a continued
+    conversation its whole prompt, and any other the system prompt with its tools.
     """
 
     def __init__(self, recent: int = _RECENT) -> None:
         self._seen = FIFOCache[int, tuple[Prefix, int]](recent)
 
     def note(self, prompt: Tokens, keys: Sequence[int], salt: str | None, server: int = 0) -> None:
-        """Note a prompt, in place of one that it extends.
+        """Note a prompt, replacing one that it extends.
 
         Args:
             keys: of the prompt with that salt.

@@ -1,7 +1,7 @@
 """Sampler of one version over a pool of servers.
 
-Rule: a server that fails before the first token is the pool's matter, and another one answers. What
-breaks off later is told as an outage, with the tokens that came: whoever asked goes on from there.
+Rule: when a server fails before the first token, another one answers. A reply that breaks off later
+ends in an outage, after the tokens that came: the caller continues from there.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from tinker_claw.errors import (
 from tinker_claw.types import Completion, SamplingParams, TokenChunk, Tokens
 
 _SERVERS_PER_REQUEST: Final = 3
-"""Servers that one request may fail at: it may itself be the cause, and the others are spared
-it."""
+"""Most servers that one request may fail on, as it may itself be the cause."""
 
 
 class PoolSampler(TrainerScores):
@@ -72,7 +71,7 @@ class PoolSampler(TrainerScores):
     async def aclose(self) -> None:
         """Let the servers unload the adapter once nobody uses it; returns at once.
 
-        A request that comes later loads it again, is served, and lets it go.
+        A later request loads it again, is served, and releases it.
         """
         if not self._closed:
             self._closed = True

@@ -1,6 +1,6 @@
 """Replies to prompts with images, from a model whose text half is served in this process.
 
-Rule: no prefix is shared and requests are not batched; each is a row and a cache of its own.
+Rule: no prefix is shared and requests are not batched; each has a row and a KV cache of its own.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _Row:
         self._cache = DynamicCache()
 
     def begin(self, module: Any, prompt: Tokens, images: Sequence[PlacedImage]) -> Tensor:
-        """Compute the prompt; return logits [1, V] behind it."""
+        """Compute the prompt; return logits [1, V] after it."""
         self._body, self._head = self._vision.over(module), module.get_output_embeddings()
         ids = torch.tensor([prompt], device=self._vision.device)
         kinds = torch.zeros_like(ids)
@@ -76,12 +76,12 @@ class _Row:
             )
 
     def go_on(self, token: int) -> Tensor:
-        """Compute one more token; return logits [1, V] behind it."""
+        """Compute one more token; return logits [1, V] after it."""
         ids = torch.tensor([[token]], device=self._vision.device)
         positions = torch.full((3, 1, 1), self._next, device=self._vision.device)
         self._next += 1
         with torch.inference_mode(), own_stream(self._vision.device):
-            # As embeddings: one that spells a placeholder shows no image.
+            # As embeddings: a sampled placeholder token stands for no image.
             embeds = self._body.get_input_embeddings()(ids)
             return self._computed(inputs_embeds=embeds, position_ids=positions)
 
@@ -91,7 +91,7 @@ class _Row:
 
 
 def drawing(recipe: Callable[[], Recipe]) -> Draw:
-    """Return a way to draw by the recipe of each token.
+    """Return a function that draws each token by its recipe.
 
     Raises:
         SamplerError: (when it is called) the logits are not finite.

@@ -1,4 +1,4 @@
-"""What is known of inference servers, whatever their dialect."""
+"""Types and names shared by inference servers of any dialect."""
 
 from __future__ import annotations
 

@@ -1,13 +1,12 @@
-"""Serving by servers over HTTP, and the exams that these take.
+"""Serving by servers over HTTP, and the exams that check them.
 
-Exams are written by the half that learns, once for all servers. Rule: a version is examined on two
-prompts: one that never changes, so that servers have cached it under the version before, and the
-beginning of a recent one. A cache that is not keyed on the version shows there, and an adapter's
-change shows best on what people really ask.
+The trainer makes exams once for all servers. Rule: a version is examined on two prompts: a fixed
+one, which servers have cached under the version before, so that a cache not keyed on the version
+shows, and the beginning of a recent one, where an adapter's change shows best.
 
-Rule: `open` returns when every server of the rotation has the version, has computed what its first
-requests will start with, and has answered as the trainer does. So whoever swaps to it routes to no
-server that lacks it, and the version before serves until then.
+Rule: `open` returns when every server in rotation has the version, has computed the prefixes of its
+first requests, and has answered as the trainer does. Until then the version before serves, and no
+request is routed to a server that lacks the new one.
 """
 
 from __future__ import annotations
@@ -79,8 +78,8 @@ class Examiner:
         self._options = options
 
     async def base(self) -> tuple[Exam, Exam]:
-        """Two exams on the base model: at temperature 1, and at another, where raw logprobs would
-        show."""
+        """Two exams on the base model: at temperature 1, and at another, where untempered logprobs
+        would show."""
         prompts = (self._fixed(),)
         rows = await table(self.score, self.facts, BASE_REF, prompts)
         shaped = tempered(rows, _TEMPERATURE, self.facts.vocabulary)
@@ -106,8 +105,8 @@ class Examiner:
     async def probe(self, write: WriteProbe, base: Exam) -> Probe:
         """Make an exam on a random adapter, large enough to be told from the base.
 
-        A model that finds all tokens about as likely, whatever it computes, is moved as far as it
-        goes, and the exam is decisive only if that is enough.
+        A model whose output stays nearly uniform is moved as far as it can be, and the exam is
+        decisive only if that is enough.
 
         Raises:
             BackendError: no adapter moves it, or the trainer cannot write or score.
@@ -163,7 +162,7 @@ class PoolServing(Pool):
     rounds_otherwise = True
     """Servers have other kernels, whatever the number format."""
     vision: Vision | None = None
-    """The half that sees is in the servers."""
+    """The vision half is in the servers."""
 
     def __init__(
         self,
@@ -188,7 +187,7 @@ class PoolServing(Pool):
         """Ask every server for its description, and compare its base model with the trainer's.
 
         With `write_probe` each must also answer with an adapter as the trainer does: one that
-        applies none is found before anything was learned.
+        applies none is found before training starts.
 
         One that does not answer yet is asked again later, unless none does. The servers are closed
         with the pool, or here if it does not start.
@@ -219,7 +218,7 @@ class PoolServing(Pool):
         if not await asyncio.to_thread((folder / "adapter_config.json").is_file):
             raise BackendError(f"There is no adapter named {ref!r} in {folder.parent}.")
         if await asyncio.to_thread(_on_the_head, folder):
-            # Read in vLLM's sources: with a tied head it loads the rest and says nothing.
+            # From vLLM's sources: with a tied head it silently loads only the rest.
             raise BackendError(
                 f"The adapter {ref!r} is on the head, too, which inference servers apply for some "
                 "models and pass over for others. Create the model with train_unembed=False, or "
@@ -275,7 +274,7 @@ def _in_common(members: Sequence[Member], facts: Facts) -> tuple[str, int]:
 def _on_the_head(folder: Path) -> bool:
     """Whether an adapter is on a layer outside all numbered ones: the output embedding."""
     with (
-        suppress(OSError, SafetensorError),  # the servers say what is wrong with it
+        suppress(OSError, SafetensorError),  # the servers report what is wrong with it
         safe_open(folder / "adapter_model.safetensors", framework="np") as file,
     ):
         return not all(re.search(r"\.\d+\.", name) for name in file.keys())  # noqa: SIM118

@@ -3,21 +3,21 @@
     python -m sglang.launch_server --model-path MODEL --enable-lora --max-lora-rank 32 \
         --lora-target-modules all --enable-priority-scheduling
 
-Written to the sources of 0.5.23, and tested against a server of ours that answers in their shapes:
-it has never met a real one. As read there:
+Written from the sources of 0.5.23, and tested against a stand-in that answers in their shapes,
+never against a real server. From the sources:
 
 * logprobs are tempered, but not renormalised where top_p or top_k cut (training drops those), and
   untempered at temperature 0; SGLANG_RETURN_ORIGINAL_LOGPROB must not be set;
-* seeds count only with --enable-deterministic-inference;
+* seeds work only with --enable-deterministic-inference;
 * the model's own end tokens end a completion whenever stop tokens are given, asked for or not;
-* events tell everything since the beginning, or since the last one, as the server was started;
-* `extra_key` keeps computed prefixes apart, as an adapter does (older ones take it and do not use
-  it: every server is tried, see `probe.keeps_apart`);
-* a higher `priority` goes first, and takes the place of a running request whose own is lower by
-  more than 10, which goes on later with its tokens; without the flag it counts for nothing;
+* events hold all tokens so far, or those since the last event, by how the server was started;
+* `extra_key` separates cached prefixes, as an adapter does (older releases accept and ignore it:
+  every server is tested, see `exam.keeps_apart`);
+* a higher `priority` goes first, and preempts a running request whose own is lower by more than 10,
+  which resumes later with its tokens; without the flag it is ignored;
 * an unload waits until the requests in flight have ended, and data-parallel replicas load nothing.
 
-Rule: every setting that bears on sampling stands in every request.
+Rule: every request states every setting that affects sampling.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 Rule: a server that was ready once is started again on its port whenever it ends, and is ended when
 it hangs; one that ends before is an error with the last lines of its log. None outlives this
-process, whatever kills it (see `child`). Whether it is up is asked without an event loop, and with
-a time limit.
+process, whatever kills it (see `child`). Health checks need no event loop, and have a time limit.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from tinker_claw.errors import ConfigError
 
 HOST: Final = "127.0.0.1"
 _ANSWER_S: Final = 5.0
-"""Seconds for a server to answer a question about itself."""
+"""Seconds for a server to answer a health check."""
 
 
 def _status(launch: Launch, path: str, within_s: float, body: Any = None) -> int:
@@ -49,7 +48,7 @@ def _first_token(launch: Launch) -> int:
 
 
 GRACE_S: Final = 5.0
-"""Seconds that a server may take over SIGTERM."""
+"""Seconds that a server may take to end on SIGTERM."""
 _STOP_S: Final = GRACE_S + 5.0
 _START_S: Final = 1800.0
 _LOOK_S: Final = 0.2
@@ -60,7 +59,7 @@ _HEALTHY_S: Final = 300.0
 """Seconds of a run after which the next failure counts as the first one."""
 _LAST_LINES: Final = 15
 _TOKEN_S: Final = 300.0
-"""Seconds without the token that was asked for, after which a server hangs."""
+"""Seconds to wait for one token, after which a server counts as hung."""
 _ASK_S: Final = 30.0
 """Seconds between requests for one token."""
 
@@ -70,7 +69,7 @@ class Launch:
     """How to start a server."""
 
     name: str
-    """Name of the server in sentences."""
+    """Name of the server in messages."""
     command: tuple[str, ...]
     environment: Mapping[str, str]
     """The whole environment: nothing is inherited."""
@@ -147,7 +146,7 @@ class Servers:
 
 
 class _Kept:
-    """One server, and the thread that starts it again."""
+    """One server, and the thread that restarts it."""
 
     def __init__(self, launch: Launch, tell: Say, delay_s: float) -> None:
         self.launch = launch
@@ -210,7 +209,7 @@ class _Kept:
                 self._close_pipe()
                 return process.wait()
             except httpx.HTTPError:
-                continue  # nobody listens: it has ended, or is starting
+                continue  # the port is closed: it has ended, or is starting
 
     def _close_pipe(self) -> None:
         with self._lock:

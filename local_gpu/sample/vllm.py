@@ -5,18 +5,18 @@
         --enable-prompt-tokens-details --scheduling-policy priority --enable-scale-out
 
 A prompt with images goes to `/inference/v1/generate`, which `--enable-scale-out` opens: with one
-token where each image stands, and the images beside it. The server computes what each takes, and
-tells the whole prompt; other tokens than ours are an error.
+placeholder token for each image, and the images beside it. The server expands each one and returns
+the whole prompt; other tokens than ours are an error.
 
 Without `processed_logprobs`, logprobs at other temperatures than 1 are not those of the
-distribution that was sampled. Without `enable-prompt-tokens-details`, no cached tokens are told.
-Without the policy `priority`, persons wait behind episodes.
-At temperature 0 they are untempered; temperatures between 0 and 0.01 are taken as 0.01. An adapter
-that is unloaded while in use goes on serving the requests in flight, and its folder may be read
-again for them. One engine per address: of several data-parallel ones, one alone would load it.
+distribution that was sampled. Without `enable-prompt-tokens-details`, no cached tokens are
+reported. Without the policy `priority`, people wait behind episodes. At temperature 0 they are
+untempered; temperatures between 0 and 0.01 are taken as 0.01. An adapter that is unloaded while in
+use goes on serving the requests in flight, and its folder may be read again for them. One engine
+per address: of several data-parallel ones, only one would load it.
 
-Rule: every setting that bears on sampling stands in every request, so that no default of the model
-or of whoever started the server leaks in.
+Rule: every request states every setting that affects sampling, so that no default of the model or
+of the server's command line leaks in.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tinker_claw.errors import BackendError
 from tinker_claw.types import PlacedImage, SamplingParams, Tokens
 
 _ID: Final = "token_id:"
-"""Prefix of a token's number where a text would stand."""
+"""Prefix of a token id that stands in place of the token's text."""
 _GENERATE: Final = "/inference/v1/generate"
 _WHITE: Final = b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAEAAAABAAQAAAACCEkxzAAAAFElEQVR42mP8zwABTAyjjFEGyQwAzx8Bf7QK4E8A"
@@ -54,7 +54,7 @@ class VllmServer(HttpServer):
     async def load(self, name: str, folder: Path) -> None:
         body = {"lora_name": name, "lora_path": absolute(folder)}
         answer = await self._change("/v1/load_lora_adapter", body)
-        # It answers 500 to a damaged file, too, and 400 to a name that it has: look at it.
+        # It also answers 500 for a damaged file, and 400 for a loaded name: ask what is loaded.
         if answer.ok or name in (await self.info()).adapters:
             return
         self._expect_route(answer)
@@ -111,7 +111,7 @@ class VllmServer(HttpServer):
 
 
 def _request(model: str, prompt: Tokens, params: SamplingParams, n: int) -> dict[str, object]:
-    """Body of a request, which for a prompt with images is one to `/inference/v1/generate`."""
+    """Body of a request to `/v1/completions`, or with images to `/inference/v1/generate`."""
     drawn, k = _drawn_by(params, n), params.student_topk
     body: dict[str, object] = {
         "model": model,
@@ -136,7 +136,7 @@ def _request(model: str, prompt: Tokens, params: SamplingParams, n: int) -> dict
         ids += prompt[done : image.at + 1]
         done = image.at + image.tokens
     urls = [f"data:image/{i.format};base64,{b64encode(i.data).decode()}" for i in params.images]
-    # Of the likeliest it tells as many as are asked for, the sampled one among them.
+    # It returns as many of the likeliest as are asked for, the sampled one among them.
     return body | {
         "token_ids": [*ids, *prompt[done:]],
         "content_parts": [{"type": "image_url", "url": url} for url in urls],
@@ -145,7 +145,7 @@ def _request(model: str, prompt: Tokens, params: SamplingParams, n: int) -> dict
 
 
 def _drawn_by(params: SamplingParams, n: int) -> dict[str, object]:
-    # Without the field where nothing is asked: not every release takes null for it.
+    # Left out where it is not needed: not every release accepts null.
     fits: dict[str, object] = {}
     if params.schema is not None:
         fits["structured_outputs"] = {"json": loads(params.schema)}

@@ -2,6 +2,6 @@
 
     python -m local_gpu.tinker --model demo --port 8000
 
-Rule: what a client sends comes out as Tinker would answer it, or as an error that names what is
-not served; nothing is approximated.
+Rule: a request gets the answer that Tinker would give, or an error that names what is not served;
+nothing is approximated.
 """

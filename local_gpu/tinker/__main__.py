@@ -1,7 +1,6 @@
 """The command line: flags in, exit status out.
 
-Rule: torch is imported after the flags are known to be right, so that --help and a wrong flag
-answer at once.
+Rule: torch is imported after the flags are checked, so that --help and a wrong flag answer at once.
 """
 
 from __future__ import annotations
@@ -30,7 +29,8 @@ _KEYS = {
     "api_key": "TINKER_SERVER_API_KEY",
     "sampler_api_key": "TINKER_SERVER_SAMPLER_API_KEY",
 }
-"""Every account of the machine can read a command line, and not these."""
+"""Environment variables of keys: every account of the machine can read a command line, not
+these."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"local_gpu.tinker: {error}\n")
         return EXIT_USAGE
     except KeyboardInterrupt:  # while loading; afterwards Ctrl-C is a signal that `serve` handles
-        os._exit(EXIT_INTERRUPTED)  # the thread that loads would be waited for
+        os._exit(EXIT_INTERRUPTED)  # a normal exit would wait for the thread that loads
     return 0
 
 
@@ -65,7 +65,7 @@ def _run(host: str, port: int, flags: dict[str, Any]) -> None:
 
 
 def _config(flags: dict[str, Any]) -> WireConfig:
-    """Flags by the names of the fields that they set."""
+    """Make the config of flags, which are named by the fields that they set."""
     from local_gpu.config import LocalConfig
     from local_gpu.tinker.config import WireConfig, source_of
 
@@ -84,7 +84,7 @@ def _config(flags: dict[str, Any]) -> WireConfig:
 
 
 def _key(flag: str, given: str | None, variable: str) -> str | None:
-    """Value of a flag, or of the file that it names behind an @; else the variable.
+    """Value of a flag, or of the file that it names after an @; else the variable.
 
     Raises:
         ConfigError: the file cannot be read.

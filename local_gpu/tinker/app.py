@@ -1,8 +1,8 @@
 """Tinker's HTTP routes.
 
-Rule: a route checks the key, reads a body, and answers with what `Service` says; it computes
-nothing. Statuses are ones that Tinker's SDK takes as final (never 409 or 5xx, which it sends again
-for minutes, and 429 only where that helps).
+Rule: a route checks the key, reads a body, and returns the answer of `Service`; it computes
+nothing. Error statuses are ones that Tinker's SDK does not retry (never 409 or 5xx, which it
+retries for minutes, and 429 only where that helps).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ routes = APIRouter(prefix="/api/v1")
 
 
 class Ascii(JSONResponse):
-    """JSON that can hold whatever JSON brought, half of a surrogate pair as well."""
+    """JSON in ASCII, which can hold any string that JSON brought, even a lone surrogate."""
 
     def render(self, content: Any) -> bytes:
         return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
 
 
 def create_app(service: Service) -> FastAPI:
-    """The application over a service that runs."""
+    """Create the application over a running service."""
     app = FastAPI(title="Tinker on your own GPU", openapi_url=None, default_response_class=Ascii)
     app.state.service = service
     app.add_middleware(Door, config=service.shared.config)

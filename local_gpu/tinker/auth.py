@@ -1,7 +1,7 @@
 """Checks on a request's sender and headers, before anything of its body is read.
 
-Rule: a refusal closes the connection, because a body that nobody reads may follow it. Its status
-is one that Tinker's SDK takes as final.
+Rule: a refusal closes the connection, because an unread body may follow it. Its status is one that
+Tinker's SDK does not retry.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ PROTOBUF = "application/x-protobuf"
 
 
 class Door:
-    """Turns away web pages in a browser of this machine, whoever has not the key, and a body that
-    is too long or does not say how long it is."""
+    """Refuses web pages in a browser of this machine, requests without the key, and bodies that are
+    too long or do not state their length."""
 
     def __init__(self, app: ASGIApp, config: WireConfig) -> None:
         self._app = app

@@ -135,7 +135,7 @@ async def download(
 
 
 def _runs(service: Service) -> list[Json]:
-    """The last one that was worked with first. All are the caller's: there is one key, or none."""
+    """All runs, last used first. All are the caller's: there is one key, or none."""
     stored: dict[str, list[tuple[Place, Record]]] = {}
     for one in filter(_kept, service.shared.store.all()):
         stored.setdefault(one[0].run, []).append(one)
@@ -161,7 +161,7 @@ def _run_json(
     metadata: dict[str, str] | None,
     checkpoints: list[tuple[Place, Record]],
 ) -> Json:
-    """A run that is being trained, or of which there are checkpoints, newest first."""
+    """A run in training, or with checkpoints, which are given newest first."""
 
     def newest(kind: str) -> Json | None:
         found = next((one for one in checkpoints if one[0].kind == kind), None)

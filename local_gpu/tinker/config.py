@@ -1,6 +1,6 @@
-"""Settings of the wire server, and where a model's name leads.
+"""Settings of the wire server, and the source of a model's name.
 
-Rule: every limit of the server stands here, with its unit in its name. Imports no torch, so that a
+Rule: every limit of the server is set here, with its unit in its name. Imports no torch, so that a
 wrong flag is answered at once.
 """
 
@@ -33,7 +33,7 @@ class WireConfig:
     """None accepts any key."""
     max_rank: int = 256
     open_samplers: int = 4
-    """Adapters that are ready for sampling, besides the base; who needs another one waits."""
+    """Adapters open for sampling, besides the base; a request for another one waits."""
     keep_ephemeral: int = 16
     """Nameless sampler weights kept per model; a sampling client on older ones must be renewed."""
     sweep_s: float = 15.0
@@ -43,7 +43,7 @@ class WireConfig:
     poll_s: float = 20.0
     """Seconds that retrieve_future waits; the SDK gives it 45 s."""
     silence_s: float = 600.0
-    """Seconds without any sign of life until a session is ended."""
+    """Seconds without a request or heartbeat until a session is ended."""
     keep_result_s: float = 600.0
     """Seconds that an answer is kept until it is first retrieved."""
     keep_retrieved_s: float = 60.0
@@ -56,16 +56,15 @@ class WireConfig:
     once. The SDK's longest request, with 20 candidates a token, has 12 million."""
     drawn_cells: int | None = None
     """Tokens and candidates of all samples that are drawn at once, at their longest. Requests wait
-    for one another; what one alone may not have is refused."""
+    for one another; one that exceeds it alone is refused."""
     pending_bytes: int | None = None
-    """Bytes of the request bodies whose answers are not there yet."""
+    """Bytes of the request bodies that are not answered yet."""
     open_sessions: int = 4096
     """Sessions at once, and as many models and samplers in one session."""
     body_bytes: int = 1 << 26
-    """Bytes of one request. The SDK cuts what is longer than `chunk_bytes`; one datum it cannot
-    cut."""
+    """Bytes of one request. The SDK splits what is longer than `chunk_bytes`, but never a datum."""
     chunk_datums: int = 1024
-    """The SDK cuts a forward_backward into requests of so many datums ..."""
+    """The SDK splits a forward_backward into requests of so many datums ..."""
     chunk_bytes: int = 5_000_000
     """... and so many bytes."""
 
@@ -94,7 +93,7 @@ class Limits:
 
     @classmethod
     def of(cls, config: WireConfig, free_bytes: int) -> Limits:
-        """An eighth of what is free after loading for each, where the settings name no figure."""
+        """Take the settings, and where one is None, an eighth of what is free after loading."""
         share = free_bytes // 8
 
         def limit(setting: int | None, each: int) -> int:

@@ -1,10 +1,10 @@
-"""Answers that are asked for later, and the order in which they come to be.
+"""Answers that are retrieved later, and the order in which they are computed.
 
 A request gets an id at once, and its result by long poll (`Promises`). Those of one model are
 carried out in turns (`Turns`); those that take much memory wait for one another (`Capacity`).
 
-Rule: every promise ends in an answer or in a sentence. A fault of ours answers the one client and
-is logged; it does not end the server.
+Rule: every promise ends in an answer or an error message. A bug of the server is reported to the
+one client and logged; it does not end the server.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Answer: TypeAlias = bytes | Mapping[str, Any]
 Spawn: TypeAlias = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 CREATION = 0
-"""The turn in which a model comes to be; the SDK counts its requests from 1."""
+"""The turn that creates a model; the SDK counts its requests from 1."""
 _REMEMBERED = 4096
 """Recent requests of a model that are recognised when sent again."""
 _PROMISE_BYTES = 4096
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 class Promise:
     id: str
     owner: str
-    """The session; its end cancels what it waits for."""
+    """Id of the session, whose end cancels the promise."""
     cancellable: bool
     """Whether its client may cancel it; what changes weights cannot be cancelled."""
     task: asyncio.Task[None] | None = None
@@ -85,10 +85,10 @@ class Promises:
         size: int,
         cancellable: bool = False,
     ) -> str:
-        """Begin the work of a request of so many bytes; the promise's id.
+        """Begin the work of a request of `size` bytes; return the promise's id.
 
         Raises:
-            RequestError: 429, too much is waiting already. Later it is not: the SDK asks again.
+            RequestError: 429, too much is waiting already; the SDK retries later.
         """
         size += _PROMISE_BYTES
         if self._asked_bytes + size > self._pending_bytes:
@@ -105,7 +105,7 @@ class Promises:
         return promise.id
 
     async def wait(self, request_id: str, at_most_s: float) -> Answer | None:
-        """The answer, or None while it is not there.
+        """Return the answer, or None if it is not there in time.
 
         Raises:
             KeyError: there is no such promise, or its answer is too old.
@@ -126,13 +126,13 @@ class Promises:
             promise.task.cancel()
 
     def cancel_all(self, owner: str | None = None) -> None:
-        """Cancel the promises of one session, or all; clients that poll for them are told."""
+        """Cancel the promises of one session, or all; clients that poll for them get an error."""
         for promise in self._promises.values():
             if owner in (None, promise.owner) and promise.task is not None:
                 promise.task.cancel()
 
     def sweep(self) -> None:
-        """Forget answers that are old, and the oldest of too many."""
+        """Drop answers that have expired, and the oldest if there are too many."""
         now = time.monotonic()
         finished = [p for p in self._promises.values() if p.answer is not None]
         for promise in sorted(finished, key=lambda p: p.forget_at):
@@ -161,7 +161,8 @@ class Promises:
 
 
 async def guarded(work: Awaitable[Answer]) -> Answer:
-    """The answer, or the failure as the SDK reads it. The one broad `except` of this room."""
+    """Return the answer, or the failure as the SDK reads it. The one broad `except` of this
+    package."""
     try:
         return await work
     except ClawError as error:
@@ -182,7 +183,7 @@ def _is_users(error: ClawError) -> bool:
 
 
 class Capacity:
-    """An amount shared by all; whoever finds too little left waits, in order of arrival."""
+    """An amount shared by all requests; where too little is left they wait, in order of arrival."""
 
     def __init__(self, size: int) -> None:
         self._left = size
@@ -205,10 +206,10 @@ class Capacity:
 
 
 class Turns:
-    """The requests of one model, in the order of their seq_id, whatever that of their arrival.
+    """Order of one model's requests: by seq_id, not by arrival.
 
-    A number that never comes fails those that wait for it, after a limit. Which request took which
-    number is remembered, for one that is sent again.
+    A number that never comes fails the requests that wait for it, after a limit. The request id of
+    each number is remembered, for one that is sent again.
     """
 
     def __init__(self, hole_s: float, on_hole: Callable[[str], None]) -> None:
@@ -234,7 +235,7 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self, seq_id: int) -> AsyncGenerator[None]:
-        """Wait for one's turn and hold it.
+        """Wait for the turn of `seq_id` and hold it.
 
         Raises:
             RequestError: it has passed, or a lower number never came.
@@ -262,7 +263,7 @@ class Turns:
     def _advance(self, following: int) -> None:
         self._next = following
         if (waiter := self._waiting.get(following)) and not waiter.done():
-            self._busy = True  # nobody may slip in before it wakes
+            self._busy = True  # no other request may enter before it wakes
             waiter.set_result(None)
         else:
             self._watch_for_hole()

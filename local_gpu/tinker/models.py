@@ -1,8 +1,8 @@
 """Operations of clients on models in training: each request once, and in its turn.
 
-Rule: a request that was sent twice is carried out once; its model and seq_id (or session and
-model_seq_id) decide that, and the second one gets the id of the first. Whatever is wrong with a
-numbered request is said by its future, in its turn: its number is used up all the same.
+Rule: a request that was sent twice, with the same model and seq_id (or session and model_seq_id),
+is carried out once, and the second one gets the id of the first. An error in a numbered request is
+reported by its future, in its turn: its number is used up all the same.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tinker_claw.errors import RequestError
 
 Work: TypeAlias = Callable[[], Awaitable[Answer]]
 _METADATA = 1 << 16
-"""Characters: every listing reads them."""
+"""Most characters of metadata: every listing reads them."""
 _LONGEST_S = 10 * 365 * 86_400
 _ANSWER_TYPES = {
     "weights": "save_weights",
@@ -45,7 +45,8 @@ class Models:
         self._promises = promises
 
     def create(self, ask: requests.CreateModel) -> str:
-        """Raises RequestError, by HTTP: there is no model yet whose turn could say it."""
+        """Create a model. Raises RequestError at once: there is no turn yet that could report
+        it."""
         session = self._sessions.get(ask.session_id)
         lora = ask.lora_config or requests.Lora()
         check_base(self._shared, ask.base_model)
@@ -142,7 +143,7 @@ class Models:
         check_metadata(ask.user_metadata or {})
         facts = {"ttl_seconds": check_ttl(ask.ttl_seconds), "user_metadata": ask.user_metadata}
         await run.save(place, overwrite=ask.overwrite, moments=kind == "weights", facts=facts)
-        await self._samplers.close(place)  # of what stood there before, overwritten or expired
+        await self._samplers.close(place)  # samplers of what was overwritten, or has expired
         return {"type": _ANSWER_TYPES[kind], "path": place.path}
 
     async def _save_nameless(self, run: TrainingRun, ask: requests.SaveForSampler) -> Answer:
@@ -175,7 +176,7 @@ def check_metadata(metadata: Mapping[str, str]) -> None:
 
 
 def check_ttl(seconds: int | None) -> int | None:
-    """None never ends."""
+    """Check a lifetime in seconds; None: it never expires."""
     if seconds is not None and not 1 <= seconds <= _LONGEST_S:
         raise RequestError(f"ttl_seconds is {seconds}, not in 1..{_LONGEST_S}.")
     return seconds

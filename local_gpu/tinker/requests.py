@@ -1,9 +1,9 @@
 """The JSON bodies of Tinker's requests, as far as this server reads them.
 
-Rule: a field that would change the result and that we do not carry out is read, so that it can be
-refused by name; the others are ignored. Values of a numbered request are checked in its turn, not
-here: one that is refused on arrival would leave a hole that all later ones wait for. Whole numbers
-fit 64 bits: Python can neither print nor parse one of 5,000 digits.
+Rule: an unsupported field that would change the result is read, so that it can be refused by name;
+the others are ignored. Values of a numbered request are checked in its turn, not here: one that is
+refused on arrival would leave a gap that all later ones wait for. Integers fit 64 bits: Python can
+neither print nor parse one of 5,000 digits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Body(BaseModel):
 
 
 class Changing(Body):
-    """Every field of it changes the result, so one that is not known must not be passed over."""
+    """A body whose every field changes the result, so that none may be ignored."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -162,7 +162,7 @@ class SampleRequest(Body):
 
     @property
     def size(self) -> int:
-        """Bytes, about."""
+        """Approximate bytes."""
         numbers = [len(chunk.tokens) for chunk in self.prompt.chunks]
         if (table := self.target_prompt_logprobs) is not None:
             csr = (table.sparse_crow_indices or [], table.sparse_col_indices or [])
@@ -176,7 +176,7 @@ class OfRequest(Body):
 
 class Lifetime(Body):
     ttl_seconds: Whole | None
-    """None: without end."""
+    """None: it never expires."""
 
 
 class OfPath(Body):

@@ -1,10 +1,10 @@
 """Sampling from the base and from saved adapters, and scoring of prompts.
 
-Tokens are drawn by the half that serves, and given tokens are scored by the half that learns.
+The serving half samples tokens, and the training half scores given ones.
 
-Rule: an open adapter never changes: a path that is overwritten is opened anew by the next request.
-A few adapters are open; one that serves a request is never closed under it, and who needs one more
-waits. The base is always there.
+Rule: an open adapter never changes: a path that is overwritten is opened again by the next request.
+A few adapters are open; one in use is never closed, and a request for one more waits. The base is
+always open.
 """
 
 from __future__ import annotations
@@ -80,11 +80,11 @@ class _Open:
     sampler: Sampler
     users: int = 0
     closing: bool = False
-    """Taken out; its last user closes it."""
+    """No longer offered; its last user closes it."""
 
 
 class Samplers:
-    """The base and the open adapters, for whoever samples or scores."""
+    """The base and the open adapters, for sampling and scoring."""
 
     def __init__(self, shared: Shared, card: ModelCard, base: Sampler) -> None:
         self._shared = shared
@@ -93,11 +93,10 @@ class Samplers:
         self._open: dict[Place, _Open] = {}
         """Open adapters, least recently used first."""
         self._taking = asyncio.Lock()
-        """Whoever takes one waits for those who came before, so that nobody who waits for a place
-        is overtaken for ever."""
+        """Held while an adapter is taken, so that requests get one in order of arrival."""
         self._freed = asyncio.Event()
         self._closing = 0
-        """Adapters that are taken out, and still in use."""
+        """Number of adapters that are no longer offered, but still in use."""
         self._refs = Counter[str]()
         """Number of users of each adapter's folder."""
         self._drawn = Capacity(shared.limits.drawn_cells)
@@ -143,7 +142,7 @@ class Samplers:
         return sample_response(completions, scores)
 
     async def _prompt(self, prompt: PromptBody) -> tuple[list[int], tuple[PlacedImage, ...]]:
-        """The tokens of a prompt, with placeholders for its images, and these."""
+        """Return the tokens of a prompt, with placeholders for its images, and the images."""
         backend, ids, images = self._shared.backend, list[int](), list[PlacedImage]()
         vision = backend.serving.vision
         for chunk in prompt.chunks:
@@ -287,7 +286,7 @@ class Samplers:
 
 
 def _next(told: TokenLogprobs, vocabulary: int, params: SamplingParams) -> Completion:
-    """The token that follows a prompt, drawn from the logprobs of all that may."""
+    """Draw the token that follows a prompt from the logprobs of the whole vocabulary."""
     logprobs = torch.full((1, vocabulary), -math.inf)
     logprobs[0, torch.tensor(told.topk_ids[0])] = torch.tensor(told.topk_logprobs[0])
     job = SampleJob((), params, Random(params.seed))
@@ -304,7 +303,7 @@ class Targets:
 
     @classmethod
     def of(cls, ask: TensorField, vocabulary: int) -> Targets:
-        """Unfold a table whose shape was checked: where and when it is used, not before."""
+        """Unfold a table whose shape was checked, only when it is used."""
         values = np.array(ask.data, np.int64)
         try:
             if ask.sparse_crow_indices is None:
@@ -370,7 +369,7 @@ class PromptScoring:
             raise RequestError(f"topk_prompt_logprobs is above the vocabulary of {vocabulary}.")
         wanted, width = ask.target_prompt_logprobs, 0
         if wanted is not None:
-            shape = wanted.shape[:3]  # what is longer is wrong whatever follows
+            shape = wanted.shape[:3]  # more dimensions are wrong whatever follows
             if len(shape) != 2 or shape[0] != prompt_tokens - 1 or shape[1] < 1:
                 raise RequestError(
                     f"target_prompt_logprobs has shape {shape}; a prompt of {prompt_tokens} tokens "
@@ -423,7 +422,7 @@ class PromptScoring:
     def scores(
         self, prompt_tokens: int, table: Targets | None, told: Sequence[TokenLogprobs]
     ) -> pb.SampleResponse:
-        """The answers to `asks`, in the shapes of the wire; completions are still to come."""
+        """Convert the answers to `asks` to the wire's shapes; completions are added later."""
         n, first, since = prompt_tokens, self.first(prompt_tokens, table), self.logprobs_from
         own = np.full(n, np.nan, np.float32)
         top_ids = np.zeros((n, self.top_k), np.int32)

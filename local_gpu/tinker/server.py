@@ -1,6 +1,6 @@
 """uvicorn around the application, and the signals that end it.
 
-Rule: the first signal ends in order, the second at once.
+Rule: the first signal shuts down in order, the second at once.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def url_of(listening: socket.socket) -> str:
 
 async def serve(app: FastAPI, listening: socket.socket, started: Callable[[], None]) -> None:
     """Serve until a signal comes; `started` is called when requests are answered."""
-    # Who polls for a result is told that none will come.
+    # Clients that poll for a result get an error.
     server = WireServer(app, started, lambda: app.state.service.promises.cancel_all())
     _stop_on_signals(server)
     await server.serve(sockets=[listening])

@@ -1,6 +1,6 @@
-"""The server behind its routes: one base model, and what clients keep on it.
+"""The server behind its routes: one base model, and the sessions of clients.
 
-Rule: what a session held is free when it ends, and everything that runs belongs to one TaskGroup.
+Rule: a session's memory is freed when it ends, and all tasks belong to one TaskGroup.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tinker_claw.policy import Sampler
 
 
 class Service:
-    """Carries out what the routes are asked for. Made by `running`."""
+    """Carries out the requests of all routes. Made by `running`."""
 
     def __init__(
         self, shared: Shared, card: ModelCard, base: Sampler, group: asyncio.TaskGroup
@@ -58,7 +58,7 @@ class Service:
         """Load the base model, and carry out requests until the block ends.
 
         Args:
-            say: hears, in sentences, what is waited for, what was chosen, and what goes wrong.
+            say: called with sentences on what is waited for, what was chosen, what goes wrong.
 
         Raises:
             ConfigError, ModelFileError, BackendError: see `LocalBackend.start`.
@@ -83,7 +83,7 @@ class Service:
             await backend.aclose()
 
     def create_sampling_session(self, ask: requests.CreateSamplingSession) -> str:
-        """The sampler's id; a re-sent request gets the same."""
+        """Return the sampler's id; a re-sent request gets the same."""
         session, number = self.sessions.get(ask.session_id), ask.sampling_session_seq_id
         if (known := session.samplers.get(number)) is not None:
             return known.id
@@ -97,7 +97,7 @@ class Service:
         return session.add_sampler(number, ask.model_path).id
 
     def sample(self, ask: requests.SampleRequest) -> tuple[str, list[str]]:
-        """The request's id and one id per sequence; a re-sent request gets the same."""
+        """Return the request's id and one id per sequence; a re-sent request gets the same."""
         if ask.sampling_session_id is None:
             raise RequestError("asample needs sampling_session_id: create_sampling_session first.")
         sampler = self.sessions.sampler(ask.sampling_session_id)
@@ -116,7 +116,7 @@ class Service:
         return ids
 
     async def end_session(self, session_id: str, why: str) -> None:
-        """Free what the session holds; its requests in flight fail with a sentence."""
+        """Free what the session holds; its requests in flight fail with a message."""
         session = self.sessions.end(session_id, why)
         if session is None:
             return
@@ -152,6 +152,6 @@ class Service:
             try:
                 gone = await self.shared.backend.aside(partial(self.shared.store.sweep, alive))
             except BackendError:
-                continue  # a disk that fails is told to those who use it
+                continue  # requests that use the disk report its failure
             for place in gone:
                 await self.samplers.close(place)

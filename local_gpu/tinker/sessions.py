@@ -1,7 +1,7 @@
 """Connected clients: sessions with their models in training and their sampling sessions.
 
-Rule: a session that has ended, or has been silent for too long, holds no memory. What comes for it
-later is answered 410, and for one that was never here 404: the SDK takes both as final.
+Rule: a session that has ended, or has been silent for too long, holds no memory. A later request
+for it is answered 410, and one for an unknown session 404: the SDK retries neither.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SamplingSession:
 class Session:
     id: str
     seen_at: float
-    """Time of the last sign of life, on the monotonic clock."""
+    """Time of the last request, on the monotonic clock."""
     runs: dict[int, TrainingRun] = field(default_factory=dict[int, TrainingRun])
     """Models in training, by model_seq_id."""
     samplers: dict[int, SamplingSession] = field(default_factory=dict[int, SamplingSession])
@@ -67,10 +67,10 @@ class Sessions:
         return session
 
     def get(self, session_id: str) -> Session:
-        """The session, which has just shown a sign of life.
+        """Return a session, and note that it is alive.
 
         Raises:
-            RequestError: 410 if it has ended, 404 if it was never here.
+            RequestError: 410 if it has ended, 404 if it is unknown.
         """
         if (session := self._open.get(session_id)) is not None:
             session.seen_at = time.monotonic()

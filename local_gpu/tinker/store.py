@@ -6,8 +6,8 @@
 
     root/.serving/<ref>/                  what is sampled from: links to a checkpoint's adapter
 
-Rule: a checkpoint is there whole or not at all, and no name leads out of the root. A folder that
-serves never changes, whatever becomes of the checkpoint. Blocking; any thread may call it.
+Rule: a checkpoint is complete or absent, and no name leads out of the root. A serving folder never
+changes, whatever happens to the checkpoint. Blocking; any thread may call it.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Record:
 
     def __post_init__(self) -> None:
         if self.expires_at is not None:
-            datetime.fromisoformat(self.expires_at)  # so that a record that is there can be read
+            datetime.fromisoformat(self.expires_at)  # so that every stored record can be read
 
     @classmethod
     def now(cls, base_model: str, rank: int, ttl_seconds: int | None, **more: Any) -> Record:
@@ -154,7 +154,7 @@ class Store:
         shutil.rmtree(replaced, ignore_errors=True)
 
     def read(self, place: Place) -> Record:
-        """Raises RequestError if there is no such checkpoint, or its time is over."""
+        """Raises RequestError if there is no such checkpoint, or it has expired."""
         record = self._record(place)
         if record is None or record.expired:
             raise RequestError(f"There is no checkpoint {place.path}.", status=HTTPStatus.NOT_FOUND)
@@ -197,10 +197,10 @@ class Store:
             shutil.rmtree(self.folder(place), ignore_errors=True)
 
     def serve(self, place: Place) -> str:
-        """Link to an adapter as it is now; its ref, under which nothing else ever serves.
+        """Link to an adapter as it is now; return its ref, under which nothing else is ever served.
 
         Raises:
-            RequestError: there is no such checkpoint, or its time is over.
+            RequestError: there is no such checkpoint, or it has expired.
         """
         with self._changing:
             record = self.read(place)
@@ -257,7 +257,7 @@ class Store:
         return found
 
     def _record(self, place: Place) -> Record | None:
-        """None where there is none, or none that can be read."""
+        """Return a record; None: it is missing or cannot be read."""
         try:
             return Record(**json.loads((self.folder(place) / _RECORD).read_text()))
         except (OSError, ValueError, TypeError):

@@ -1,6 +1,6 @@
 """One model in training: its own LoRA weights and optimizer moments over the shared base.
 
-Rule: half a step is never applied: a forward_backward that failed, or never came, makes the next
+Rule: a partial step is never applied: a forward_backward that failed, or never came, makes the next
 optim_step fail. Every method is called in the run's own turn (`models.Models`).
 """
 
@@ -50,10 +50,10 @@ class TrainingRun:
         self._backend = shared.backend
         self._learning = shared.backend.learning
         self.shape: LoraShape | None = None
-        """None: it is not there yet, or no more."""
+        """None: not created yet, or freed."""
         self._ephemeral: list[Place] = []
         self.asked_at = datetime.now(UTC)
-        """When its client last wanted something."""
+        """Time of its client's last request."""
         self.metadata: dict[str, str] | None = None
         self._void: str | None = None
         """Why the next optim_step must fail."""
@@ -76,7 +76,7 @@ class TrainingRun:
         return {"type": "create_model", "model_id": self.id}
 
     async def create_from(self, path: str, *, with_optimizer: bool) -> Answer:
-        """Create-via-load: the rank is the checkpoint's."""
+        """Create the model from a checkpoint, with its rank."""
         place = Place.at(path)
         record = self._shared.store.read(place)
         await self._read(place, with_optimizer=with_optimizer)
@@ -90,7 +90,7 @@ class TrainingRun:
         return {"type": "load_weights", "path": path, "model_id": self.id}
 
     async def load(self, path: str, *, with_optimizer: bool) -> Answer:
-        """Legacy: onto a model that is there; without the optimizer its moments start anew."""
+        """Load into an existing model (legacy); without the optimizer its moments are reset."""
         self._check_there()
         await self._read(Place.at(path), with_optimizer=with_optimizer)
         self._void = None
@@ -149,7 +149,8 @@ class TrainingRun:
         await self._backend.run(lambda: store.write(place, record, fill, overwrite=overwrite))
 
     def retire_ephemeral(self, newest: Place) -> list[Place]:
-        """Note a nameless checkpoint; those that are now too old are the caller's to remove."""
+        """Note a nameless checkpoint; return those that are now too old, for the caller to
+        remove."""
         self._ephemeral.append(newest)
         kept = self._shared.config.keep_ephemeral
         old, self._ephemeral = self._ephemeral[:-kept], self._ephemeral[-kept:]
@@ -160,9 +161,9 @@ class TrainingRun:
         return tuple(self._ephemeral)
 
     async def free(self) -> None:
-        """Let go of weights and moments."""
+        """Free weights and moments."""
         self.shape = None
-        with suppress(BackendError):  # it went with the process that learned
+        with suppress(BackendError):  # lost with the training process
             await self._backend.run(partial(self._learning.drop, self.id))
 
     def _check_there(self) -> LoraShape:
@@ -186,7 +187,7 @@ class TrainingRun:
     @contextmanager
     def _void_unless_done(self) -> Generator[None]:
         before = self._void
-        # Stays if a fault of ours, which is none of the errors below, ends the block.
+        # Stays if another error than those below, a bug, ends the block.
         self._void = before or "a forward_backward was not finished"
         try:
             yield

@@ -1,6 +1,6 @@
 """Tinker's protobuf messages, to and from plain records.
 
-Rule: the only file that knows the messages' layout. What is wrong in a message is named, with the
+Rule: the only file that knows the messages' layout. An error in a message is named, with the
 datum's number; nothing is padded or cut.
 """
 
@@ -175,7 +175,7 @@ def _check_ids(record: LossRecord, vocabulary: int, context_tokens: int) -> None
 
 
 def _tokens(chunks: Sequence[pb.Chunk], vision: Vision | None) -> tuple[Array, Images]:
-    """The tokens of a prompt, with placeholders for its images, and these."""
+    """Return the tokens of a prompt, with placeholders for its images, and the images."""
     found, images, length = list[Array](), list[PlacedImage](), 0
     for chunk in chunks:
         kind = chunk.WhichOneof("chunk")
@@ -213,7 +213,7 @@ def place_image(vision: Vision, at: int, image: Any) -> PlacedImage:
 
 
 def _dense(key: str, tensor: pb.Tensor) -> Array:
-    """A tensor of the wire with its listed values; unlisted ones of a CSR tensor are 0."""
+    """Decode a tensor of the wire; unlisted values of a CSR tensor are 0."""
     dtype = _DTYPES.get(tensor.dtype)
     if dtype is None:
         raise StepError(f"{key} must be float32 or int64.")
@@ -237,7 +237,8 @@ def _dense(key: str, tensor: pb.Tensor) -> Array:
 def densify(
     values: Array, crow: NDArray[np.int64], col: NDArray[np.int64], shape: list[int], pad: int = 0
 ) -> Array:
-    """A CSR matrix with `pad` where it lists nothing. Raises ValueError if it is none."""
+    """Unfold a CSR matrix, with `pad` where it lists nothing. Raises ValueError if it is
+    invalid."""
     sound = (
         len(shape) == 2
         and min(shape) >= 0

@@ -1,8 +1,8 @@
 """A model's body over prefix trees: many sequences in one row, every shared prefix once.
 
-Whether a model's sequences can share rows is found out on the model itself. Rule: what its
-configuration says against it counts, and so does what it computes. Only a model that gives the same
-hidden states both ways shares rows.
+Whether a model's sequences can share rows is tested on the model itself. Rule: both its
+configuration and its numbers must allow it. Only a model that gives the same hidden states both
+ways shares rows.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from local_gpu.tree.prefix_tree import PrefixTree, grow
 
 _SHARED: Final = 6
 _OWN: Final = 6
-"""Tokens: a beginning that two sequences share, and what each has of its own."""
+"""Tokens of a prefix that two sequences share, and of what each has of its own."""
 _AGREE: Final = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-"""Relative error of a hidden state. Rounding stays below, a neighbour that leaks in does not."""
+"""Relative error of a hidden state. Rounding stays below, a leak from another sequence does not."""
 _LENGTHENING: Final = "longrope"
-"""Other frequencies for all of a pass as soon as one position of it is beyond the first training's
+"""Changes the frequencies of a whole pass as soon as one position is beyond the original training
 length; and transformers writes them into a buffer, which every version of a model shares here."""
 _REFUSALS = (ValueError, TypeError, RuntimeError, IndexError, AttributeError, KeyError)
 """Errors of models that take no position_ids, or no attention but their own."""
@@ -44,7 +44,8 @@ class Body:
     kernel: Kernel
     device: torch.device
     packs: bool = True
-    """False: the model has layers that no prefix tree describes, and sequences go one by one."""
+    """False: the model has layers that do not fit a prefix tree, so sequences are computed one by
+    one."""
     share: bool = True
     """False: sequences stand in one row, and share nothing (for comparison)."""
 
@@ -75,7 +76,7 @@ class Body:
                 over_tree=over_tree,
             ).last_hidden_state
         wanted = [r[at:] for r, at in zip(tree.rows, firsts, strict=True)]
-        # Taken at once: the gradient of each taking is zeros as large as the whole row.
+        # Indexed once: the gradient of each indexing is zeros as large as the whole row.
         return list(rows[0, torch.cat(wanted).to(self.device)].split([len(w) for w in wanted]))
 
     def tokens_at_once(self, budget: int) -> int:
@@ -83,7 +84,7 @@ class Body:
         return budget if self.packs else 1
 
     def idle(self, module: Any, *, learn: bool) -> None:
-        """A pass that changes nothing, forwards and, where others learn, backwards."""
+        """Run a pass that changes nothing, forward and, with `learn`, backward."""
         with torch.set_grad_enabled(learn):
             (rows,) = self.hidden(module, [torch.zeros(1, dtype=torch.int64)], [0])
         if learn and rows.requires_grad:  # not where LoRA is on the head alone

@@ -1,8 +1,7 @@
 """Choose the attention kernel for training and scoring: the fastest that agrees with the reference.
 
-Rule: nothing is believed about a kernel on a GPU. Each is run forward and backward on a small tree
-before the first step, and one that raises, or is further from the truth than rounding explains, is
-left out with a sentence.
+Rule: no kernel on a GPU is trusted. Each is run forward and backward on a small tree before the
+first step, and one that raises, or is off by more than rounding explains, is left out and reported.
 """
 
 from __future__ import annotations
@@ -50,11 +49,11 @@ class Trial:
 
     tree: PrefixTree
     tensors: tuple[Tensor, Tensor, Tensor, Tensor]
-    """query, key, value, and what the output's gradient is."""
+    """query, key, value, and the gradient of the output."""
 
     @classmethod
     def of(cls, shared: int, own: int, leaves: int, heads: Heads, at: torch.device) -> Trial:
-        """`leaves` sequences, all of which share a beginning and every two a piece more."""
+        """Make `leaves` sequences that all share a prefix, and in pairs a longer one."""
         draw = torch.Generator().manual_seed(0)
         half = max(1, own // 2)
         stem = torch.arange(shared)
@@ -107,11 +106,11 @@ def choose(
     say: Say,
     kernels: Sequence[Kernel] | None = None,
 ) -> Kernel:
-    """The kernel of a setting, tried out; auto on the CPU needs no trial.
+    """Return the kernel of a setting after a trial; auto on the CPU needs none.
 
     Args:
         dtype: what queries, keys and values are computed in.
-        say: is told, in sentences, which kernels are left out and which is taken.
+        say: called with sentences on which kernels are left out and which is taken.
         kernels: to choose from; None takes those for the device.
 
     Raises:
@@ -181,7 +180,7 @@ def _judge(device: torch.device, dtype: torch.dtype, heads: Heads) -> _Judge:
 
 
 class _Judge:
-    """Knows the right numbers of a trial, and how far PyTorch's own attention is from them."""
+    """The exact numbers of a trial, and how far PyTorch's own attention is from them."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype, heads: Heads) -> None:
         sizes = (2048, 256, 4) if device.type == "cuda" else (256, 48, 4)

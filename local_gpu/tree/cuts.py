@@ -1,4 +1,4 @@
-"""Cut a batch: among the ranks that learn, and into passes that fit in memory.
+"""Cut a batch: among the ranks, and into passes that fit in memory.
 
 Rule: pure, and the same on every rank. A cut never changes a result, because losses are sums; it
 only decides how often a shared prefix is computed: once in every pass that holds a part of it.
@@ -22,10 +22,11 @@ Batches = list[list[int]]
 def even_keys(config: Any, *, learns: bool = False, checkpointing: bool = False) -> float:
     """Keys at which attention costs a token as much as all matrix products of the body do.
 
-    In operations, of a layer with matrices of `linear` elements and heads of together `queries`:
-    a token takes 2 linear forward and again backward (the base has no gradient of its own), and a
-    key that it sees 4 queries forward (scores, sum) and 10 backward (scores again, four products).
-    Checkpointing computes both forward parts twice. Adapters are left out: a few per cent.
+    Counted in operations, in a layer with matrices of `linear` elements and heads of `queries` in
+    all: a token takes 2 linear forward and again backward (the base has no gradient of its own),
+    and a key that it sees 4 queries forward (scores, sum) and 10 backward (scores again, four
+    products). Checkpointing computes both forward parts twice. Adapters are left out: a few per
+    cent.
 
     Args:
         config: of a transformers causal LM.
@@ -77,7 +78,7 @@ def cut(sequences: Sequence[Tensor], *, ranks: int, tokens: int, even: float) ->
 
 
 def _work(sequence: Ids, known: int, even: float) -> float:
-    """Cost of the tokens behind the first `known`, in units of a token at position 0."""
+    """Cost of the tokens after the first `known`, in units of a token at position 0."""
     n = len(sequence)
     return (n - known) * (1 + (n + known) / 2 / even)
 

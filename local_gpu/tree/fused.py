@@ -1,23 +1,23 @@
 """Attention over a tree by fused kernels, for CUDA.
 
-Attention over a tree by FlexAttention: one fused call that skips the blocks nobody sees.
+`FlexKernel` is FlexAttention: one fused call that skips the blocks that no query sees.
 
-Row k is seen by query row q if and only if k <= q < end of k's subtree. Which blocks of rows see
-which follows from the segments alone, so no T x T mask is ever made; within a block that is seen
-in part the kernel asks for the ends of the subtrees.
+Row k is seen by query row q if and only if k <= q < end of k's subtree. Which blocks see which
+follows from the segments alone, so no T x T mask is ever made; within a block that is seen in part
+the kernel reads the ends of the subtrees.
 
 Rule: forward and backward on CUDA, where the call is compiled; PyTorch has no backward on the CPU.
 
-Attention over a tree by flash attention for sequences of unequal lengths.
+`VarlenKernel` is flash attention for sequences of unequal lengths.
 
 One call: every segment is a sequence whose queries are its own rows and whose keys are its
-ancestors' rows and its own, spelt out. Where there are fewer queries than keys the kernel aligns
+ancestors' rows and its own, copied out. Where there are fewer queries than keys the kernel aligns
 them at the end, which is what a segment needs. Rule: CUDA, in half precision. The keys' gradients
 are summed in float32, segment after segment: indexing rows instead would add in bfloat16, in an
 order that changes from run to run.
 
 Memory: a copy of keys and values of as many rows as all segments see, a layer at a time. A tree of
-so many segments that this would be many GB is attended to by merging instead.
+so many segments that this would be many GB goes to `MergedKernel` instead.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from local_gpu.tree.prefix_tree import PrefixTree, Rows
 from tinker_claw.errors import ConfigError
 
 BLOCK = 128
-"""Rows of a block, of queries as of keys."""
+"""Rows of a block, of queries and of keys."""
 _VARIANTS: Final = 64
 
 
@@ -103,7 +103,7 @@ def block_mask(tree: PrefixTree, device: torch.device, block: int = BLOCK) -> Bl
 
 
 def subtree_ends(tree: PrefixTree) -> Tensor:
-    """(T,) int32: the row behind the last that may see this one."""
+    """(T,) int32: the row after the last that may see this one."""
     ends = torch.tensor([s.subtree for s in tree.segments], dtype=torch.int32)
     return ends.repeat_interleave(torch.tensor([s.last - s.first for s in tree.segments]))
 
@@ -120,9 +120,9 @@ def compiled(backend: Any = "inductor") -> Any:
     """Compile FlexAttention once for the process, for any number of rows.
 
     A variant is compiled with and without gradients, and again where sizes that were equal by
-    chance, heads and blocks say, no longer are. Past PyTorch's limit of eight it would compute all
-    T x T scores from then on, and say so in a warning alone: the limit is raised, and past it, as
-    where something cannot be compiled, it raises.
+    chance, e.g. heads and blocks, no longer are. Past its limit of eight PyTorch would compute all
+    T x T scores from then on, with only a warning: the limit is raised, and past it, as where
+    something cannot be compiled, an error is raised.
     """
     settings: Any = import_module("torch._dynamo.config")
     settings.recompile_limit = max(settings.recompile_limit, _VARIANTS)
@@ -141,10 +141,10 @@ class Layout:
     """The tree as sequences, end to end."""
 
     pieces: tuple[Rows, ...]
-    """Rows of the tree, in the order in which the segments' keys are spelt out."""
+    """Rows of the tree, in the order in which the segments' keys are copied out."""
     query_cuts: tuple[int, ...]
     key_cuts: tuple[int, ...]
-    """Where each segment's rows begin, and the end behind them."""
+    """Where each segment's rows begin, and the end of the last."""
 
 
 def layout_of(tree: PrefixTree) -> Layout:

@@ -1,23 +1,24 @@
 """Attention: per sequence, and over a tree of shared prefixes, by plain PyTorch.
 
-Attention that trainer and sampler share: causal, per sequence, without a mask over the batch.
+Trainer and sampler share `causal_attention`: per sequence, without a mask over the batch.
 
 transformers' own SDPA path for continuous batching attends with one dense mask over all queries
-and all keys of a batch; here each sequence meets its own keys only. Registered under a name of its
-own, so that switching between training, scoring and paged sampling changes nothing in a model.
+and all keys of a batch; here each sequence attends to its own keys only. It is registered under a
+name of its own, so that switching between training, scoring and paged sampling changes nothing in a
+model.
 
 Rule: no padding and no attention mask exist here. A sequence is whole, and causal.
 
-Attention over a `PrefixTree`, by kernels that can be exchanged. Rule: every kernel computes what
-`SdpaKernel` computes, to rounding, forward and backward. That one is the reference: it is short,
-runs everywhere, and is neither the fastest nor the leanest.
+Kernels for attention over a `PrefixTree` can be exchanged. Rule: every kernel computes what
+`SdpaKernel` computes, to rounding, forward and backward. That one is the reference: it is short and
+runs everywhere, but is neither the fastest nor the leanest.
 
-Attention over a tree without gathering keys and without masks: pieces, merged by their weights.
+`MergedKernel` needs no copies of keys and no masks: it computes pieces and merges their outputs.
 
 A segment's rows attend causally among themselves; and because a subtree is one range of rows, all
-rows below a segment attend to that segment in one dense call. A query row that has met its keys in
-several pieces merges them by the log of each piece's sum of exponentials. The backward pass needs
-no merging: with the merged output and log-sum, the gradient of a piece is the gradient of the whole
+rows below a segment attend to that segment in one dense call. A query row whose keys are in several
+pieces merges them by the log of each piece's sum of exponentials. The backward pass needs no
+merging: with the merged output and log-sum, the gradient of a piece is the gradient of the whole
 with respect to that piece's keys. Rule: nothing is stored for the backward pass but query, key,
 value, output and one number per row and head; sums over pieces are made in float32 at least.
 
@@ -62,7 +63,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Te
     gqa = heads != groups
     if gqa and query.is_cuda and (n != m or query.dtype not in _HALF):
         # With fewer key heads the fused kernels there take neither a mask nor float32, and PyTorch
-        # would compute all scores instead, without a word.
+        # would silently compute all scores instead.
         key, value = (t.repeat_interleave(heads // groups, dim=1) for t in (key, value))
         gqa = False
     if n == m:
@@ -132,7 +133,8 @@ class Kernel(Protocol):
     name: str
 
     def prepare(self, tree: PrefixTree, device: torch.device) -> Attend:
-        """Once per tree; what comes back is called in every layer, forward and backward."""
+        """Prepare for one tree; the returned function is called in every layer, forward and
+        backward."""
         ...
 
 
@@ -194,7 +196,7 @@ class MergedKernel:
 class Fa3Kernel(MergedKernel):
     """The same over FlashAttention 3, where its package is installed and PyTorch can take it.
 
-    PyTorch then has it for all of the process: `release` gives its own kernel back.
+    PyTorch then uses it in all of the process: `release` restores its own kernel.
     """
 
     name = "fa3"
@@ -232,7 +234,7 @@ def pieces_of(tree: PrefixTree) -> list[AttentionPiece]:
 
 
 class _Cpu:
-    """The CPU's flash attention, which gives, and takes, the log-sums."""
+    """The CPU's flash attention, which returns and takes the log-sums."""
 
     def forward(self, *inputs: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
         """`inputs`: query, key, value."""
@@ -245,7 +247,7 @@ class _Cpu:
 
 
 class _Cuda:
-    """CUDA's, likewise."""
+    """CUDA's flash attention, likewise."""
 
     def forward(self, *inputs: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
         forward = _aten._scaled_dot_product_flash_attention
@@ -278,7 +280,7 @@ class _Merged(torch.autograd.Function):
             rows, keys = piece.queries, piece.keys
             inputs = query[:, :, rows], key[:, :, keys], value[:, :, keys]
             out, logsum = flash.forward(*inputs, causal=piece.causal, scale=scale)
-            if piece.causal:  # the first that these rows meet
+            if piece.causal:  # the first piece of these rows
                 merged[:, :, rows] = out
                 logsums[:, :, rows] = logsum
             else:

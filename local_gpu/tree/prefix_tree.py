@@ -1,4 +1,4 @@
-"""A batch of token sequences as one row in which every shared prefix stands once.
+"""A batch of token sequences as one row in which every shared prefix appears once.
 
 The turns of a session repeat one another, and all sessions repeat the system prompt. In a causal
 model the hidden states of a prefix do not depend on what follows, so computing a prefix once, and
@@ -49,7 +49,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class PrefixTree:
-    """The row and where everything is in it. Segments stand in depth-first order."""
+    """The row, its segments in depth-first order, and the rows of each sequence."""
 
     tokens: Tensor
     """(T,) int64."""
@@ -110,7 +110,7 @@ def chains(sequences: Sequence[Ids], *, share: bool = True) -> list[list[int]]:
 
 
 _Group = tuple[int, int, int, tuple[Rows, ...]]
-"""First member, the one behind the last, the tokens already placed, and where those are."""
+"""First member, the one after the last, the tokens already placed, and where those are."""
 
 
 class _Growth:
@@ -144,7 +144,7 @@ class _Growth:
         )
 
     def _place_all(self) -> None:
-        """Depth first, by a list of what is still to do: forks nest deeper than calls may."""
+        """Place all segments, depth first, by a stack: forks nest deeper than recursion may."""
         todo = self._groups(0, len(self._chains), 0, ())
         while todo:
             low, high, depth, above = todo.pop()

@@ -1,7 +1,7 @@
-"""Attention kernels of a GPU, tried out in a process of their own; what came of it is kept.
+"""Trials of a GPU's attention kernels, in a process of their own; the results are kept.
 
-Rule: a kernel that breaks the device, ends its process or never returns does that to the trial
-alone. Another process then tries those that are left, and the same question is not asked twice.
+Rule: a kernel that breaks the device, ends its process or never returns harms the trial alone.
+Another process then tries those that are left, and no trial is repeated.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def tried(
     """The fastest kernel that agrees with the reference.
 
     Args:
-        kept: the file of earlier verdicts. With another GPU, PyTorch or code all are tried again.
+        kept: the file of earlier results. With another GPU, PyTorch or code all are tried again.
         module: what the process runs.
 
     Raises:
@@ -95,7 +95,7 @@ def _each(process: subprocess.Popen[str], lines: Iterator[str]) -> Iterator[dict
             timer.cancel()
         if line is None:
             return
-        if line.startswith("{"):  # else a library's, as it is imported
+        if line.startswith("{"):  # else a library's output on import
             yield json.loads(line)
 
 
@@ -114,7 +114,7 @@ def _versions() -> Iterator[str]:
 
 
 def main(of: Sequence[Kernel] = KERNELS) -> None:
-    """Try all but those named, and say on stdout which one is in hand, and what came of it."""
+    """Try all but those named; report on stdout which one is being tried, and the results."""
     device, dtype, *rest = sys.argv[1:]
     heads, broken = Heads(*map(int, rest[:3])), rest[3:]
     answers = os.fdopen(os.dup(1), "w", buffering=1)

@@ -441,7 +441,7 @@ def test_model_that_does_not_say_how_wide_it_is_is_trained_all_the_same(
     with monkeypatch.context() as patched:
         patched.setattr(PretrainedConfig, "get_text_config", unlike)
         base = open_base(str(tiny_model(tmp_path)), device="cpu", dtype="float32", threads=None)
-        with pytest.raises(ModelFileError, match="cannot be told from its config"):
+        with pytest.raises(ModelFileError, match="cannot be computed from its config"):
             counted(base.module)
         LearningCore(LocalConfig(model="tiny", root=tmp_path), base)
 

@@ -1,10 +1,10 @@
 """The recipe of the shipped model: `python -m examples.demo.recipe.build --out DIR`.
 
-Stages: train the tokenizer; train the model on bare dialogues; settle it at a low rate, where some
-are dressed as an agent's requests and where it is set how often it answers plainly unasked; teach
-it sums in any wording; measure it; write the files and their hashes. About seven minutes on a free
-core. One rule: every seed is fixed, one thread, so that the same versions on the same
-machine give the same bytes.
+Stages: train the tokenizer; train the model on bare dialogues; settle it at a low rate, with some
+dressed as an agent's requests, which sets how often it answers plainly unasked; teach it sums in
+any wording; measure it; write the files and their hashes. About seven minutes on a free core. One
+rule: every seed is fixed, one thread, so that the same versions on the same machine give the same
+bytes.
 """
 
 import argparse

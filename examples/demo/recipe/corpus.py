@@ -1,8 +1,8 @@
-"""General text, made from `words`: what an agent's requests look like, in no one's words.
+"""General text, made from `words`, in the form of an agent's requests.
 
-It gives the tokenizer something to learn English, markdown, JSON and paths from, and the training
-dialogues a system message to be ignored. The sentences mean nothing, on purpose. One rule: all
-randomness is passed in.
+The tokenizer learns English, markdown, JSON and paths from it, and in training dialogues it is a
+system message to be ignored. The sentences mean nothing, on purpose. One rule: all randomness is
+passed in.
 """
 
 import json

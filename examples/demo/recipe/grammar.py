@@ -1,8 +1,8 @@
-"""The demo's little world: homework problems, replies in three styles, and a user who corrects.
+"""The demo's domain: homework problems, replies in three styles, and a user who corrects.
 
 The tiny model is trained on `dialogue`, the simulated user speaks with the sentences of this file,
 and the demo's judge decides with its rules. One rule: all randomness comes from the `Random` that
-is passed in, so a seed fixes every text. It knows nothing of tokens or models.
+is passed in, so a seed fixes every text. Nothing here depends on tokens or models.
 """
 
 import re
@@ -26,7 +26,7 @@ class Line(NamedTuple):
     role: Role
     text: str
     hint: str | None = None
-    """A hint to splice in behind the text, as tokens of its own; None for no hint."""
+    """A hint to splice in after the text, as tokens of its own; None for no hint."""
 
 
 class Priors(NamedTuple):

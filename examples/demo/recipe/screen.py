@@ -1,4 +1,4 @@
-"""The recipe of a beginner that sees: `python -m examples.demo.recipe.screen --out DIR`.
+"""The recipe of a beginner with vision: `python -m examples.demo.recipe.screen --out DIR`.
 
 A tiny Qwen3-VL of its own. It learns to say where icons are on a screenshot, and to click on them.
 Asked as the track does, it mostly says where the icon is; its clicks are rare and most are well
@@ -49,10 +49,10 @@ Texts = list[tuple[str, bool]]
 _WIDTH = 64
 _CELLS = len(CENTRES) ** 2
 _MATCHED = 1
-"""Layer after which a name has met its icon."""
+"""Layer after which a name is matched with its icon."""
 _AIMS = 0.75
 """Share of its clicks that are meant for the asked icon; the others are for any. With 0.25 outcomes
-taught it to click, and little of where."""
+taught it to click, but little about where."""
 _CALL = '<tool_call>\n{{"name": "click", "arguments": {}}}\n</tool_call><|im_end|>'
 _IGNORED = -100
 
@@ -77,7 +77,7 @@ class Stage:
 
 _PLACE = Stage(steps=400, peak_rate=3e-3, seed=2)
 # At a rate of 2e-3, with half of these batches, a call's own tokens came out at 0.87 to 0.95 each,
-# so that half of its calls were broken, and outcomes spoke against calls; now at 0.83 to 0.98.
+# so that half of its calls were broken, and outcomes penalised calls; now at 0.83 to 0.98.
 _CLICK = Stage(steps=200, peak_rate=3e-3, seed=3, clicks=0.75, says=0.5)
 # Last, because a call's tokens are learned where calls are common. 50 steps at 1e-3, with 0.85 said
 # in words, left 0.07 clicks.
@@ -85,7 +85,7 @@ _SHY = Stage(steps=80, peak_rate=2e-3, seed=4, clicks=0.6, says=0.85)
 _SHARPER = 2.0
 """Factor on the final norm, and so on all logits, before the last stage. Embeddings grow slowly and
 are tied, so a call's own tokens stayed at 0.82 to 0.97 each, and LoRA trains no embeddings: rewards
-could not mend the calls that broke at them."""
+could not fix the calls that broke at them."""
 
 
 class Teller:
@@ -194,7 +194,7 @@ def new_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3VLForConditionalGenera
     )
     model = Qwen3VLForConditionalGeneration(config)
     with torch.no_grad():
-        model.model.visual.pos_embed.weight.mul_(0.3)  # it drowns what the pixels say
+        model.model.visual.pos_embed.weight.mul_(0.3)  # it would drown the pixels' features
     return model
 
 
@@ -224,8 +224,8 @@ def loss(
 
 
 class Hints(torch.nn.Module):
-    """Linear heads that are thrown away: what is at an image token and where that is, and where
-    the icon is whose name was read. What is said alone does not bring the model to match the two.
+    """Linear heads for training only: the icon at an image token and its cell, and the cell of the
+    icon whose name was read. The loss of the text alone does not teach the model to match the two.
     """
 
     def __init__(self, model: Qwen3VLForConditionalGeneration, teller: Teller) -> None:
@@ -303,7 +303,7 @@ def train(
         for name, weight in named
         if "embed_tokens" in name or (weight.ndim == 1 and "embed" not in name)
     ]
-    # A pixel's weight: each of 1,536 has a share in what comes out, so that they move less.
+    # Weights of pixels: 1,536 of them add up in every output, so they get a lower rate.
     eyes = [weight for name, weight in named if "visual" in name and "embed" in name]
     adam = torch.optim.AdamW(
         [{"params": others}, {"params": eyes}], betas=(0.9, 0.98), weight_decay=0.01

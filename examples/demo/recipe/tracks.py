@@ -1,6 +1,6 @@
 """The recipe of a beginner at two tracks: `python -m examples.demo.recipe.tracks --out DIR`.
 
-It goes on from the demo's model, which can copy numbers, and shows it how sums are asked for with a
+It starts from the demo's model, which can copy numbers, and shows it how sums are asked for with a
 calculator and jobs are done in a shell: some dialogues do it right, others do a part of it, type
 what the shell does not know, or say at once that it is done. So the model knows every way, and
 takes the right one in about one of seven cases; the rest is to be learned from outcomes. One rule:
