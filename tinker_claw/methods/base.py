@@ -81,6 +81,7 @@ class Method:
     advantages otherwise is a subclass with its own `rewards` or `advantages`."""
 
     name: str
+    """What `--method` is given; a plug-in's entry point has the same name."""
     learns_from: str
     """Few words for the table of methods."""
     needs: frozenset[Signal]
