@@ -59,7 +59,8 @@ class Program(Protocol):
 
 
 class Environment(Protocol):
-    """An endless set of tasks, and tasks held out from training."""
+    """An endless set of tasks, and tasks held out from training. Its class method `of` makes it
+    from a `Track`."""
 
     @property
     def tools(self) -> Sequence[Mapping[str, Any]]:
@@ -105,8 +106,9 @@ def environment(track: Track) -> Environment:
         made = getattr(import_module(module), name)
     except ModuleNotFoundError as error:
         raise TrackError(
-            f"The environment {track.environment} needs {error.name}, which is not installed here. "
-            "Run the same command with the Python of an environment that has it (docs/agents.md)."
+            f"The environment {track.environment} ({place}) needs {error.name}, which is not "
+            "installed here. Run the same command with the Python of an environment that has it "
+            "(docs/agents.md)."
         ) from error
     return made.of(track)
 

@@ -265,7 +265,10 @@ def test_the_table_of_methods_is_the_registry() -> None:
     assert [code(row[0])[0] for row in table] == list(METHODS)
     for row, method in zip(table, METHODS.values(), strict=True):
         name, learns, *losses, words, needs, costs = told_of(method)
-        assert [row[1], *row[3:]] == [learns, words, needs, costs], name
+        told = [learns, words, needs, costs]
+        assert [row[1], *row[3:]] == told, (
+            f"{name}'s columns are {' | '.join(told)}, beside its losses"
+        )
         assert all(loss in row[2] for loss in losses), name
         has = ("distillation" in row[2], "PPO" in row[2])
         assert has == (method.distill > 0, method.reward > 0), name

@@ -81,6 +81,7 @@ class Method:
     advantages is a subclass that overrides `rewards` or `advantages`."""
 
     name: str
+    """What `--method` is given; a plug-in's entry point has the same name."""
     learns_from: str
     """Short text for the table of methods."""
     needs: frozenset[Signal]

@@ -32,7 +32,8 @@ SINKS: Final = {
     "mlflow": "mlflow-skinny",  # a part of mlflow, and enough for a server elsewhere
     "otel": "opentelemetry-exporter-otlp-proto-http",
 }
-"""Built-in sinks, each the class `Opened` of the module of its name, with the package it needs."""
+"""Built-in sinks, each the class `Opened` of the module of its name, with the package it needs: the
+one that an extra of its name installs. A sink that needs none is a plug-in."""
 PAGE: Final = 100
 """Steps that are read at once."""
 
