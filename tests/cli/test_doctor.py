@@ -260,3 +260,22 @@ def test_a_reader_who_leaves_early_is_no_traceback(tmp_path: Path) -> None:
     assert done.stdout.startswith("ok   settings")
     assert len(done.stdout.splitlines()) == 1
     assert done.stderr == ""
+
+
+def test_plug_ins_are_named_and_one_that_keeps_it_from_starting_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "tests" / "plugins" / "installed")
+    assert doctor(tmp_path / "data", "--report-to", "csv", "--method", "nudge") == 0
+    told = line_of(capsys.readouterr().out, "plugins")
+    assert told.startswith("ok   plugins")
+    assert "method nudge" in told
+    assert "sink csv" in told
+    package = tmp_path / "claw_broken-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Name: claw-broken\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text("[tinker_claw.formats]\nbroken = claw_broken:No\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert doctor(tmp_path / "data") == 1
+    told = line_of(capsys.readouterr().out, "plugins")
+    assert told.startswith("FAIL plugins    the plug-in broken (claw_broken:No) cannot be loaded")

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.agents import SYSTEM, retried, runtime, stamped
 from tests.channels import BLOCKS, CASES, info, message
 from tinker_claw.conversation.attribution import attribute, read_text, words_of
+from tinker_claw.conversation.harnesses import Block, read
 from tinker_claw.conversation.machinery import looks_like_machinery
 from tinker_claw.conversation.openclaw import LABELS, Runtime, Sender, Surface, surface
 from tinker_claw.formats.base import Joined
@@ -255,3 +256,10 @@ def test_whatever_stands_wherever_the_pieces_are_the_text(parts: list[str]) -> N
     text = Joined.of(parts)
     for place in (DIRECT, GROUP, Surface("hook"), Surface()):
         written(text, place)
+
+
+def test_a_table_may_name_one_text_or_several_or_none() -> None:
+    assert read({"name": "none"}).blocks == []
+    blocks = [{"what": "note", "opens": "<acme"}, {"what": "more", "opens": ["<a>", "<b>"]}]
+    found = read({"name": "acme", "blocks": blocks}).blocks
+    assert found == [Block("note", "<acme"), Block("more", "<a>"), Block("more", "<b>")]

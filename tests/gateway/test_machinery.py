@@ -318,14 +318,14 @@ def edits(agent: Any) -> None:
     agent.talk(HELLO, CHANGE, CORRECTED, PRAISED, files=["notes.txt"], max_chat_history_tokens=20)
 
 
-_, CLAUDE_CODE, CODEX, OPENCODE, CLINE, QWEN_CODE, AIDER = HARNESSES
+NAMED = {harness.name: harness for harness in HARNESSES}
 STRANGERS = [
-    (CLAUDE_CODE, ClaudeCode, compacts),
-    (CODEX, Codex, compacts),
-    (OPENCODE, OpenCode, compacts),
-    (CLINE, Cline, works),
-    (QWEN_CODE, QwenCode, compacts),
-    (AIDER, Aider, edits),
+    (NAMED["Claude Code"], ClaudeCode, compacts),
+    (NAMED["Codex"], Codex, compacts),
+    (NAMED["opencode"], OpenCode, compacts),
+    (NAMED["cline"], Cline, works),
+    (NAMED["qwen-code"], QwenCode, compacts),
+    (NAMED["aider"], Aider, edits),
 ]
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from tinker_claw import plugins
 from tinker_claw.app.server import listen
 from tinker_claw.backends import local
 from tinker_claw.backends.model_files import Source, source
@@ -32,6 +33,7 @@ from tinker_claw.cli import common, openclaw
 from tinker_claw.cli.common import Command, write
 from tinker_claw.config.settings import JudgeSettings, Settings
 from tinker_claw.errors import ClawError, ConfigError, RequestError
+from tinker_claw.formats import spoken
 from tinker_claw.judge.endpoints import HttpEndpoint
 from tinker_claw.judge.prompts import Prompts
 from tinker_claw.ledger.database import FILE
@@ -84,11 +86,12 @@ class Finding:
 
 _LOW_DISK_GB = 2.0
 _CHECKS = {
+    "plugins": (),
     "backend": (),
     "memory": (),
     "samplers": ("memory",),
     "tokenizer": (),
-    "method": ("backend", "tokenizer"),
+    "method": ("plugins", "backend", "tokenizer"),
     "price": (),
     "judge": (),
     "data": (),
@@ -135,8 +138,15 @@ class Checks:
 
     # What the gateway itself needs
 
-    async def backend(self) -> Finding:
+    async def plugins(self) -> Finding:
         check_installed(self.settings.run.sinks)
+        build(self.settings.run.method)
+        spoken()
+        added = {kind: ", ".join(plugins.added(kind)) for kind in ("method", "format", "sink")}
+        told = "; ".join(f"{kind} {names}" for kind, names in added.items() if names)
+        return Finding(told) if told else Finding("none is installed", "-")
+
+    async def backend(self) -> Finding:
         await check_backend(self.settings)
         if self.remote:
             from tinker_claw.backends.tinker.access import address  # imports the SDK

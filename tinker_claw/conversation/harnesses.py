@@ -76,17 +76,20 @@ class Harness:
     """How the system prompt of its main requests begins."""
 
 
-def _read(table: dict[str, Any]) -> Harness:
+def read(table: dict[str, Any]) -> Harness:
+    """Make a harness from its table, which is consumed."""
     blocks: list[Block] = []
-    for one in table.pop("blocks"):
+    for one in table.pop("blocks", ()):
         blocks += [Block(tag, f"<{tag}", f"</{tag}>") for tag in one.pop("tags", ())]
-        blocks += [Block(opens=opens, **one) for opens in one.pop("opens", ())]
+        opens = one.pop("opens", ())
+        texts = [opens] if isinstance(opens, str) else opens
+        blocks += [Block(opens=text, **one) for text in texts]
     calls = [Call(**one) for one in table.pop("calls", ())]
     return Harness(blocks=blocks, calls=calls, **table)
 
 
 _TEXT = files("tinker_claw.conversation").joinpath("harnesses.toml").read_text(encoding="utf-8")
 _TABLES = tomllib.loads(_TEXT)
-HARNESSES: Final = tuple(map(_read, _TABLES["harness"]))
+HARNESSES: Final = tuple(map(read, _TABLES["harness"]))
 MACHINERY: Final[dict[str, Any]] = _TABLES["machinery"]
 """Regular expressions for texts of harnesses that no table lists."""
