@@ -109,5 +109,5 @@ def test_scores_of_named_ids_that_are_not_whole_are_refused(values: list[float] 
 
 def test_scores_of_named_ids_that_are_no_numbers_are_refused() -> None:
     found = sdk.TensorData([1.0, 2.0, float("nan"), 4.0], "float32", [2, 2])
-    with pytest.raises(SamplerError, match="left a score of the ids"):
+    with pytest.raises(SamplerError, match="left out a score of the ids"):
         named(found, rows=2, k=2)

@@ -193,7 +193,7 @@ async def test_a_server_that_shares_what_it_has_computed_tells_none_of_it(tmp_pa
     said: list[str] = []
     options = PoolOptions(say=said.append, look_s=600)
     async with site(tmp_path, options=options, ignores_salts=True) as place:
-        assert any("one user's prompts for all others" in line for line in said)
+        assert any("shares its prefix cache among all users" in line for line in said)
         sampler, tokens = await place.publish("v1"), prompt(300, salt=5)
         for salt in ("anna", "ben"):
             drawn = await one(sampler, tokens, max_tokens=2, cache_salt=salt)
