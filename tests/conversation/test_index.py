@@ -204,7 +204,7 @@ def test_ten_thousand_of_them_weigh_less_than_200_megabytes_and_no_more_than_a_t
         [sys.executable, "-c", _GROWTH, str(tmp_path), what],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=1200,
         check=True,
     )
     seen = json.loads(done.stdout)
