@@ -271,6 +271,17 @@ async def test_a_batch_is_trusted_by_its_contrast_or_by_its_hints(tmp_path: Path
         for weight in (0.25, 0.6, 1.0):
             known = replace(hinted, teacher=replace(hinted.teacher, weight=weight))
             assert trust([*rejected[:2], hinted, known]) == weight
+            hint_only = replace(known, reward=None)
+            assert trust([*rejected[:2], hint_only]) == weight, "no verdict is no contrast"
+
+
+async def test_a_method_that_learns_from_hints_alone_takes_the_whole_rate(tmp_path: Path) -> None:
+    async with world(tmp_path, method="opd", trainer=FarTrainer(0.0)) as w:
+        assert isinstance(w.trainer, FarTrainer)
+        for _ in range(4):
+            w.turn("NO, HOW it should be")
+        await w.version(1)
+        assert w.trainer.rates == [1.0]
 
 
 # What becomes of replies

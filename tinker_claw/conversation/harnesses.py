@@ -14,8 +14,8 @@ Asks = Literal["compaction", "memory flush", "nudge", "title"]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A text in a user message that the harness wrote. In the table `opens` is a list, and each of
-    its texts a block; `tags` is a list of XML tags, which needs neither `what` nor `closes`."""
+    """A text in a user message that the harness wrote. In the table `opens` is a text or a list of
+    texts, each a block; `tags` is a list of XML tags, which needs neither `what` nor `closes`."""
 
     what: str
     """Name of the text, for people."""

@@ -94,7 +94,7 @@ def trust(batch: Sequence[Sample]) -> float:
     Where they agree, only hints say what would be better, and the share is the largest probability
     that one helps. As a weight alone it would do nothing: Adam divides scale out.
     """
-    if any(s.bucket is not None for s in batch) or len({s.reward for s in batch}) > 1:
+    if len({s.reward for s in batch} - {None}) > 1 or any(s.bucket is not None for s in batch):
         return 1.0
     return max((s.teacher.weight for s in batch if s.teacher), default=0.0) or _UNTAUGHT
 
