@@ -102,15 +102,19 @@ def environment(track: Track) -> Environment:
             raise TrackError(f"There is no environment {track.environment!r}; there are {known}.")
         place = added[track.environment]
     module, _, name = place.partition(":")
+    wrong = f"The environment {track.environment} ({place})"
     try:
-        made = getattr(import_module(module), name)
+        make = getattr(import_module(module), name).of
     except ModuleNotFoundError as error:
+        if f"{module}.".startswith(f"{error.name}."):
+            raise TrackError(f"{wrong} cannot be loaded: {error}.") from error
         raise TrackError(
-            f"The environment {track.environment} ({place}) needs {error.name}, which is not "
-            "installed here. Run the same command with the Python of an environment that has it "
-            "(docs/agents.md)."
+            f"{wrong} needs {error.name}, which is not installed here. Run the same command with "
+            "the Python of an environment that has it (docs/agents.md)."
         ) from error
-    return made.of(track)
+    except AttributeError as error:
+        raise TrackError(f"{wrong} cannot be loaded: {error}.") from error
+    return make(track)
 
 
 ENVIRONMENTS = {

@@ -60,6 +60,16 @@ def test_a_plug_in_that_cannot_be_loaded_is_an_error_that_names_it() -> None:
         plugins.load(broken)
 
 
+@pytest.mark.parametrize("value", ["tinker_claw.methods:OPD", "tinker_claw.methods:build"])
+def test_a_plug_in_that_is_not_the_method_of_its_name_is_refused(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    entry = plugins.EntryPoint("mine", value, "tinker_claw.methods")
+    monkeypatch.setattr(plugins, "added", lambda kind: {"mine": entry})
+    with pytest.raises(ConfigError, match=r"the plug-in mine is not a Method of that name"):
+        build("mine")
+
+
 def figures(data: Path) -> dict[tuple[int, str], float]:
     """Figures in the CSV sink, each once."""
     with (data / "sinks" / "steps.csv").open(newline="") as file:

@@ -87,6 +87,23 @@ def test_an_environment_that_is_not_there_is_named() -> None:
         environments.environment(Track(environment="verifiers"))
 
 
+@pytest.mark.parametrize(
+    ("place", "why"),
+    [
+        ("examples.tracks.chess:Chess", r"No module named 'examples\.tracks\.chess'"),
+        ("chess:Chess", "No module named 'chess'"),
+        ("examples.tracks.terminal:Chess", "no attribute 'Chess'"),
+        ("examples.tracks.terminal:Job", "no attribute 'of'"),
+    ],
+)
+def test_an_environment_that_is_not_at_its_place_cannot_be_loaded(
+    monkeypatch: pytest.MonkeyPatch, place: str, why: str
+) -> None:
+    monkeypatch.setitem(environments.ENVIRONMENTS, "chess", place)
+    with pytest.raises(TrackError, match=rf"chess \({place}\) cannot be loaded: .*{why}"):
+        environments.environment(Track(environment="chess"))
+
+
 def test_options_that_are_none_or_are_missing_are_named() -> None:
     track = Track(environment="openenv", options=(("url", "http://x"), ("reset", {})))
     assert environments.options(track, url=..., reset={}, low=0.0)["low"] == 0.0

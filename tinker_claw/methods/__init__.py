@@ -53,4 +53,7 @@ def known(name: str) -> Method | None:
 
 @cache
 def _added(name: str) -> Method:
-    return plugins.load(plugins.find("method", name, METHODS))
+    made = plugins.load(plugins.find("method", name, METHODS))
+    if not isinstance(made, Method) or made.name != name:
+        raise ConfigError(f"the plug-in {name} is not a Method of that name: {made!r:.100}")
+    return made
