@@ -29,6 +29,7 @@ from tinker_claw.formats import chat, messages, responses
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.methods import METHODS
 from tinker_claw.methods.base import Method, Signal
+from tinker_claw.sinks.base import SINKS
 from tinker_claw.telemetry import Telemetry
 
 ROOT = Path(__file__).parents[2]
@@ -273,6 +274,12 @@ def test_the_table_of_methods_is_the_registry() -> None:
         has = ("distillation" in row[2], "PPO" in row[2])
         assert has == (method.distill > 0, method.reward > 0), name
         assert re.search(rf"`(--method )?{name}`", README), name
+
+
+def test_the_table_of_sinks_is_the_registry() -> None:
+    table = rows(PAGES["docs/sinks.md"])
+    assert [code(row[0]) for row in table] == [[name] for name in SINKS]
+    assert all(f".[{name}]" in row[1] for name, row in zip(SINKS, table, strict=True))
 
 
 @pytest.mark.parametrize(
