@@ -21,7 +21,7 @@ from cachetools import LRUCache
 from local_gpu.config import LocalConfig, Say
 from local_gpu.halves import POLICY, Facts, ScoreAsk
 from local_gpu.learn.losses import RecordPass, Scored
-from local_gpu.learn.memory import ModelMemory, free_bytes, passes_in_memory
+from local_gpu.learn.memory import ModelMemory, free_bytes, passes_in_memory, release_free
 from local_gpu.learn.passes import PassBudget, Passes
 from local_gpu.learn.scores import score
 from local_gpu.learn.step import LoraOptimizer, put_on
@@ -180,8 +180,14 @@ class LearningCore:
         try:
             return self._changing(model).step(passes, adam)
         finally:
-            if self._shares:  # what a server on the same GPU may need meanwhile
-                torch.cuda.empty_cache()
+            self._release_free()
+
+    def _release_free(self) -> None:
+        """Return what others on the machine may need until the next step."""
+        if self._shares:
+            torch.cuda.empty_cache()
+        elif self._base.device.type == "cpu":
+            release_free()
 
     def forward_backward(self, wanted: RecordPass, model: str) -> list[Scored]:
         return self._model(model).forward_backward(wanted)
@@ -190,7 +196,10 @@ class LearningCore:
         return self._model(model).forward(wanted)
 
     def optim_step(self, adam: Adam, model: str) -> float:
-        return self._changing(model).optim_step(adam)
+        try:
+            return self._changing(model).optim_step(adam)
+        finally:
+            self._release_free()
 
     def discard(self, model: str) -> None:
         self._model(model).discard()

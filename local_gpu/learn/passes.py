@@ -6,9 +6,10 @@ Rule: a pass that runs out of memory is halved and tried again; its partial resu
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,6 +28,8 @@ T = TypeVar("T")
 
 FAILURES = (ClawError, RuntimeError, ValueError, TypeError, IndexError)
 """Errors of a computation that leave this process as it was."""
+_BUSY: Final = 1024
+"""Tokens that keep a CPU busy: more at once are no faster, and take more memory."""
 
 
 class PassBudget:
@@ -136,7 +139,8 @@ class Passes:
         sequences, pictures = paint(self.vision, module, shown)
         tokens = self.body.tokens_at_once(self.budget.tokens)
         even = even_keys(module.config, learns=learns, checkpointing=checkpointing)
-        parts = cut(sequences, ranks=self.world.size, tokens=tokens, even=even)
+        enough = _BUSY if self.body.device.type == "cpu" else math.inf
+        parts = cut(sequences, ranks=self.world.size, tokens=tokens, even=even, enough=enough)
         failure: Exception | None = None
         mine: dict[int, T] = {}
         try:

@@ -6,9 +6,10 @@ only decides how often a shared prefix is computed: once in every pass that hold
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from torch import Tensor
@@ -17,6 +18,8 @@ from local_gpu.tree.prefix_tree import Ids, chains, shared
 
 Batches = list[list[int]]
 """Passes of one rank: indices of sequences, neighbours in prefix order."""
+_LITTLE: Final = 1 / 16
+"""Share of a pass's tokens that may be computed once more to keep the pass small."""
 
 
 def even_keys(config: Any, *, learns: bool = False, checkpointing: bool = False) -> float:
@@ -49,7 +52,14 @@ def even_keys(config: Any, *, learns: bool = False, checkpointing: bool = False)
     return of_token / of_key / max(attending, 1e-9)
 
 
-def cut(sequences: Sequence[Tensor], *, ranks: int, tokens: int, even: float) -> list[Batches]:
+def cut(
+    sequences: Sequence[Tensor],
+    *,
+    ranks: int,
+    tokens: int,
+    even: float,
+    enough: float = math.inf,
+) -> list[Batches]:
     """Cut sequences into passes, per rank.
 
     Neighbours in lexicographic order share the longest prefixes, so every rank and every pass gets
@@ -62,6 +72,7 @@ def cut(sequences: Sequence[Tensor], *, ranks: int, tokens: int, even: float) ->
         tokens: most distinct tokens of one pass; or as many as the longest sequence has, since that
             needs the room in any case. 1: every sequence is a pass of its own.
         even: see `even_keys`.
+        enough: tokens from which on a pass ends where the next sequence shares little with it.
     """
     ids = [s.numpy().astype(np.int32) for s in sequences]
     together = chains(ids, share=tokens > 1)
@@ -73,7 +84,10 @@ def cut(sequences: Sequence[Tensor], *, ranks: int, tokens: int, even: float) ->
     runs = _balanced(alone, further, ranks)
     if tokens > 1:
         tokens = max(tokens, *map(len, ids))
-    parts = [_passes(together, longest, common, first, last, tokens) for first, last in runs]
+    parts = [
+        _passes(together, longest, common, range(first, last), tokens, enough)
+        for first, last in runs
+    ]
     return parts + [[] for _ in range(ranks - len(parts))]
 
 
@@ -116,15 +130,16 @@ def _passes(
     together: Sequence[Sequence[int]],
     longest: Sequence[Ids],
     common: Sequence[int],
-    first: int,
-    last: int,
+    run: range,
     tokens: int,
+    enough: float,
 ) -> Batches:
     passes: Batches = []
     used = 0
-    for i in range(first, last):
+    for i in run:
         new = len(longest[i]) - common[i]
-        if passes and used + new <= tokens:
+        ends = used >= enough and common[i] <= _LITTLE * used
+        if passes and used + new <= tokens and not ends:
             passes[-1] += together[i]
             used += new
         else:

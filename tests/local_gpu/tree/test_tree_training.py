@@ -6,6 +6,7 @@ The reference is peft's own model with full logits, one sequence at a time (`loc
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import subprocess
 import sys
@@ -182,6 +183,23 @@ def test_a_cut_gives_every_sequence_to_one_pass_of_one_rank(
     for one in (one for part in parts for one in part):
         assert len(grow([sequences[i] for i in one], least=1).tokens) <= most
         assert tokens > 1 or len(one) == 1
+
+
+def test_a_pass_that_is_large_enough_ends_where_little_is_shared() -> None:
+    draw = torch.Generator().manual_seed(0)
+
+    def passes(stem: int, enough: float) -> list[int]:
+        begins = torch.randint(0, 99, (stem,), generator=draw)
+        ends = [torch.randint(0, 99, (100,), generator=draw) for _ in range(10)]
+        sequences = [torch.cat([begins, end]) for end in ends]
+        (run,) = cut(sequences, ranks=1, tokens=10**9, even=16_000, enough=enough)
+        return [len(one) for one in run]
+
+    assert passes(0, 300) == [3, 3, 3, 1]
+    assert passes(15, 300) == [3, 3, 3, 1], "computing a sixteenth twice costs little"
+    assert passes(25, 300) == [4, 4, 2], "so a pass may be larger"
+    assert passes(1000, 300) == [10]
+    assert passes(0, math.inf) == [10]
 
 
 def test_ranks_get_about_equal_work() -> None:
