@@ -25,7 +25,7 @@ MOST = {
     "tinker_claw/judge": 5_500,
     "tinker_claw/learner": 20_120,
     "tinker_claw/ledger": 23_410,
-    "tinker_claw/methods": 4_950,
+    "tinker_claw/methods": 4_970,
     "tinker_claw/page": 5_700,
     "tinker_claw/privacy": 4_030,
     "tinker_claw/render": 14_380,
