@@ -9,10 +9,14 @@ from pathlib import Path
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
 from tests.lives import Fate, Life, life, until
 from tests.talkers import Talkers, talking
 from tests.truths import check, one, read
+from tinker_claw.errors import LedgerError
+from tinker_claw.learner.health import Health
+from tinker_claw.ledger.ledger import Ledger
 
 FLAGS = ("--batch-size", "2", "--learning-rate", "1e-3")
 SMALL = (*FLAGS, "--lora-rank", "4")
@@ -69,6 +73,23 @@ def test_health_tells_what_the_ledger_refused_until_it_takes_a_write(tmp_path: P
         assert ask() == 200
         until(lambda: running.health()["status"] == "ok")
         assert running.stop() == 0
+
+
+def test_log_says_once_that_writes_are_refused_and_that_they_are_taken_again(
+    tmp_path: Path,
+) -> None:
+    ledger = Ledger(tmp_path)
+    ledger.watch(Health().records_are)
+    with capture_logs() as logs:
+        ledger._db.rows("PRAGMA query_only = ON")
+        for name in "ab":
+            with pytest.raises(LedgerError):
+                ledger.turns.session("me", name)
+        ledger._db.rows("PRAGMA query_only = OFF")
+        ledger.turns.session("me", "c")
+    ledger.close()
+    assert [one["event"] for one in logs] == ["ledger.failing", "ledger.back"]
+    assert "ledger.sqlite3 cannot be written" in logs[0]["error"]
 
 
 @pytest.mark.slow

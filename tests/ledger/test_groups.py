@@ -21,7 +21,7 @@ from tinker_claw.config.settings import Training
 from tinker_claw.ledger import groups, prune
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.groups import LIMIT_S
-from tinker_claw.ledger.judgements import Ballot
+from tinker_claw.ledger.judgements import TRIES, Ballot
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.outcome import outcome, read_run
 from tinker_claw.ledger.turns import OVER
@@ -328,6 +328,35 @@ def test_group_grows_old_as_one(told: Told) -> None:
     told.begin("c", in_group())
     told.turn("c")
     assert OVER in told.words()
+
+
+def test_group_that_grew_old_while_an_episode_ran_is_over_and_says_so(told: Told) -> None:
+    told.begin("a", in_group())
+    told.judge(told.turn("a"), (1,))
+    step = told.ledger.steps.begin(told.version.id, [])
+    told.version = told.ledger.steps.commit(
+        step, told.version, state_ref="s", sampler_ref="p", metrics={}
+    )
+    told.begin("b", in_group())
+    told.judge(told.turn("b"), (-1,))
+    assert told.ledger.samples.expire(1, 0) == 2
+    assert told.look().look_at is None, "it waits for nobody"
+    told.turn("b")
+    assert told.words() == {"its sample expired", groups.MATE_TOO_OLD, OVER}
+
+
+def test_turn_that_is_judged_anew_after_its_episode_is_not_trained(told: Told) -> None:
+    told.begin("a", in_group(size=1))
+    turn = told.turn("a")
+    told.ledger.turns.add_next_state(turn, NextState("tool", "ok"))
+    for _ in range(TRIES):
+        told.ledger.judgements.add_in_vain(turn, "no answer that can be read")
+    told.end("a", 1.0)
+    told.look()
+    assert told.ledger.judgements.take_up(None) == [turn]
+    told.judge(turn, (1,))
+    assert told.words() == {OVER}
+    assert told.queued() == {}
 
 
 def test_session_is_of_one_group_for_good(told: Told) -> None:

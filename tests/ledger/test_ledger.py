@@ -374,6 +374,12 @@ def test_failed_transaction_leaves_nothing_behind(ledger: Ledger) -> None:
     )
 
 
+def test_turn_of_a_version_that_there_never_was_is_refused(ledger: Ledger) -> None:
+    with pytest.raises(LedgerError, match="FOREIGN KEY"):
+        ledger.turns.add(new_turn(ledger, policy_version=9))
+    assert ledger.turns.add(new_turn(ledger)) == 1
+
+
 def write_turns_for_ever(directory: Path) -> None:
     """Write turns for ever, in a process of its own; print a dot for every turn that is durable."""
     ledger = Ledger(directory)
