@@ -80,6 +80,10 @@ def test_none_fills_more_than_its_share_while_others_are_there(greedy: list[Wait
 def test_look_again_when_the_next_one_has_waited_long_enough() -> None:
     some = [waits(n, age=FILL_S - 10 * n) for n in range(1, 16)] + [waits(50, user="eve")]
     assert chosen(some) == Choice((), NOW + 10)
+    taken = waits(50, user="eve", age=FILL_S)
+    assert chosen([*(waits(n) for n in range(15)), taken]) == Choice((), NOW + FILL_S), (
+        "not at once"
+    )
 
 
 def test_group_is_taken_whole_and_makes_a_batch_as_large_as_it_is() -> None:

@@ -124,6 +124,12 @@ class TestRewards:
         assert sum(found) == pytest.approx(0.0)
         assert reward_advantages([1, 1], [0.5, 1.0]) == [0.125, 0.25]
 
+    def test_only_success_of_a_tool_counts_half(self) -> None:
+        tools = [replace(sample(n, reward=reward), tool=True) for n, reward in enumerate((1, 0))]
+        # mean = (0.5 - 1) / 2.5 = -0.2; an outcome of 0 counts in full
+        found = reward_parts([*tools, sample(2, reward=-1)], CFG)
+        assert found == pytest.approx([0.6, 0.2, -0.8])
+
     def test_any_real_number_is_a_reward_and_zero_is_one(self) -> None:
         assert reward_advantages([1.5, 0.0, -0.5, None]) == pytest.approx(
             [7 / 6, -1 / 3, -5 / 6, 0.0]
