@@ -171,6 +171,7 @@ async def test_an_error_is_a_span_and_what_is_private_is_none(
     assert SECRET not in caplog.text, "the SDK repeats what it cannot read"
     assert failed.status.code == Status.STATUS_CODE_ERROR
     assert values(failed)["error.type"] == "SamplerError"
+    assert values(failed)["gen_ai.usage.output_tokens"] == 0
     assert well.status.code == Status.STATUS_CODE_UNSET
     assert len(well.trace_id) == 16
     assert SECRET.encode() not in b"".join(collector.raw)
