@@ -54,6 +54,18 @@ async def test_headers_say_what_a_session_is_an_attempt_at(
         assert set(world.column("untrained_because")[:4]) == {None}
 
 
+async def test_step_is_kept_whatever_its_environment_says_next(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    wrong = "Your previous response was not valid. You must respond with exactly one tool call."
+    async with gateway(tmp_path, renderer) as world:
+        await world.ask("hi", headers=of("a") | EPISODE)
+        await world.ask("hi", "fine", wrong, headers=of("a") | EPISODE)
+        outcome = {"session": "a", "score": 1, "final": True}
+        assert (await world.http.post("/feedback", json=outcome)).json()["counts"]
+        assert world.ledger.turns.judgeable() == [1, 2]
+
+
 @pytest.mark.parametrize(
     ("headers", "body", "param"),
     [

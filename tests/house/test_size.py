@@ -12,14 +12,14 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 MOST = {
-    "tinker_claw": 182_660,
+    "tinker_claw": 182_690,
     "tinker_claw/*": 11_060,
     "tinker_claw/app": 6_490,
     "tinker_claw/backends": 14_710,
     "tinker_claw/billing": 2_520,
     "tinker_claw/cli": 15_560,
     "tinker_claw/config": 5_880,
-    "tinker_claw/conversation": 14_080,
+    "tinker_claw/conversation": 14_110,
     "tinker_claw/formats": 14_640,
     "tinker_claw/gateway": 16_700,
     "tinker_claw/judge": 5_500,

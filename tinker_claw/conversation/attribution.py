@@ -90,13 +90,18 @@ def _asks(message: Message) -> bool:
 
 
 def attribute(
-    message: Message, surface: Surface, is_owner: Callable[[Sender], bool]
+    message: Message,
+    surface: Surface,
+    is_owner: Callable[[Sender], bool],
+    *,
+    vouched: bool = False,
 ) -> tuple[Piece, ...]:
     """Give every piece of a message its writer.
 
     Args:
         surface: where the conversation takes place.
         is_owner: whether the sender of a channel's message is an owner of this gateway.
+        vouched: the client says that its messages are no machinery.
     """
     role = message["role"]
     if role == "assistant":
@@ -107,11 +112,9 @@ def attribute(
         return (Piece(Writer.HARNESS, message["content"], "instructions"),)
     found = read(message)
     writer = _person(found, surface, is_owner)
-    if writer is Writer.OWNER:
-        return found.pieces
+    theirs = (Writer.OWNER, Writer.UNKNOWN) if vouched else (Writer.OWNER,)
     return tuple(
-        replace(piece, writer=writer) if piece.writer is Writer.OWNER else piece
-        for piece in found.pieces
+        replace(piece, writer=writer) if piece.writer in theirs else piece for piece in found.pieces
     )
 
 

@@ -130,6 +130,8 @@ class Identity:
     """Where the conversation takes place."""
     client: str = ""
     """The agent's program: its name, or how its User-Agent begins."""
+    vouched: bool = False
+    """The client says that the turn is main, whatever its messages look like."""
 
     @property
     def named(self) -> bool:
@@ -167,6 +169,7 @@ def identify(request: GenerationRequest, headers: Mapping[str, str]) -> Identity
         attempt=_attempt(headers) if kind is Kind.MAIN else None,
         surface=surface(seen.line, seen.system),
         client=_client_name(seen),
+        vouched=explicit is Kind.MAIN,
     )
     if found.attempt is not None and found.attempt.episode and not found.named:
         raise RequestError(

@@ -237,7 +237,9 @@ async def admit(
             version, sampler = answers.version.id, answers.sampler
         # What was said in private is not known, and might be taken for something else.
         known, is_owner = privacy is Privacy.OPEN, partial(deps.owners.has, user)
-        named = partial(attribute, surface=identity.surface, is_owner=is_owner)
+        named = partial(
+            attribute, surface=identity.surface, is_owner=is_owner, vouched=identity.vouched
+        )
         said = await _place(deps, request, identity, named, session_id, parent, known=known)
         said = replace(said, holds=holds, pictured=_pictured(deps, request, named))
         if known and deps.lessons is not None and identity.kind is Kind.MAIN:
