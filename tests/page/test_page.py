@@ -226,6 +226,17 @@ async def test_reply_is_coloured_by_the_advantage_of_its_tokens(tmp_path: Path) 
         assert "title=" not in untrained.split("It replied")[1]
 
 
+@pytest.mark.parametrize(
+    ("role", "named"), [("user", "The user"), ("tool", "A tool"), ("other", "Others")]
+)
+async def test_turn_names_who_came_next(tmp_path: Path, role: Any, named: str) -> None:
+    async with page(tmp_path) as opened:
+        turn = opened.ledger.turns.add(new_turn(opened.ledger))
+        opened.ledger.turns.add_next_state(turn, NextState(role, "No."))
+        shown = (await opened.get(f"/turns/{turn}")).text
+        assert f"<p>{named}" in shown.split("What came next")[1].split("Verdict")[0]
+
+
 async def test_user_sees_their_own_turns_and_nothing_else(tmp_path: Path) -> None:
     async with page(tmp_path, *USERS) as opened:
         for path in ("", "/turns", "/turns/1", "/steps", "/versions"):
