@@ -252,6 +252,16 @@ def test_session_of_two_users_is_asked_for_by_user(talk: Talk) -> None:
         talk.ledger.look(from_turn(77))
 
 
+def test_session_named_like_the_number_of_another_is_forgotten_from_its_first_turn(
+    talk: Talk,
+) -> None:
+    for name in ("0", "1"):
+        talk.turn(name)
+    with pytest.raises(UndoError, match="forget the first turn of the one that is meant"):
+        talk.ledger.look(in_session("1", "me"))
+    assert talk.ledger.forget(from_turn(2)).turns == (2,)
+
+
 async def test_reply_that_is_being_written_is_not_kept_when_its_session_is_forgotten(
     tmp_path: Path, renderer: Renderer
 ) -> None:

@@ -13,7 +13,8 @@ from tinker_claw.types import Wish
 
 def test_lessons_are_added_edited_kept_dropped_and_taken_home(tmp_path: Path) -> None:
     Ledger(tmp_path).close()
-    assert "Lesson 1" in run("lessons", "add", "Be brief.", directory=tmp_path).stdout
+    told = run("lessons", "add", "Be brief.", directory=tmp_path).stdout
+    assert told.startswith("Lesson 1: added, with --lessons tell or distill it is told"), "else not"
     run("lessons", "add", "Answer", "in French.", "--user=ann", directory=tmp_path)
     run("lessons", "edit", "1", "Be very brief.", directory=tmp_path)
     shown = run("lessons", "--json", directory=tmp_path).stdout.splitlines()

@@ -85,5 +85,5 @@ _DONE = {
     "keep": "kept, it is always told",
     "edit": "changed, it is always told",
     "drop": "dropped, it is told no more",
-    "add": "added, it is told from the next session on",
+    "add": "added, with --lessons tell or distill it is told from the next session on",
 }

@@ -283,7 +283,10 @@ def in_session(which: str, user: str | None) -> Callable[[Rows], Forgetting]:
             )
         if len(found) > 1:
             several = ", ".join(f"{row['id']} (of {row['user']})" for row in found)
-            raise UndoError(f"{which!r} may be session {several}; give the number, or --user")
+            raise UndoError(
+                f"{which!r} may be session {several}; give the number, or --user, or forget the "
+                "first turn of the one that is meant (`tinker-claw log turns`)"
+            )
         return _forgetting(rows, found[0]["id"], first=0)
 
     return find
