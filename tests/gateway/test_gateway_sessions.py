@@ -571,3 +571,16 @@ async def test_a_session_made_private_leaves_nothing_through_compactions_and_res
             assert [turn.request_text for turn in world.turns()] == ["hi"]
             assert world.next_states() == {1: None}
             assert {s["kind"] for s in world.observer.seen} <= {"main", "private"}
+
+
+async def test_compaction_of_a_private_session_in_the_control_ui_leaves_nothing(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    """Its calls name the session by a hash of its key, and a compaction has no Runtime line."""
+    surface = TRACE | {"session_id": "openclaw-webchat-0c1f"}
+    async with gateway(tmp_path, renderer) as world:
+        await world.reply(openclaw("/private"), **surface)
+        summed = utility("You are a context summarization assistant", f"<conversation> {MARK}")
+        await world.reply(summed, **surface | {"traceparent": f"00-{'c' * 32}-{'d' * 16}-01"})
+        assert nothing_of(MARK, world)
+        assert world.turns() == []

@@ -363,8 +363,8 @@ def _session(seen: SessionEvidence, call: RequestKind, kind: Kind) -> tuple[str,
         return key, "X-Session-Id", False
     session_id = seen.line.session_id if seen.line else None
     value = seen.affinity
-    if value is not None and session_id is not None and value.startswith(_CONTROL_UI):
-        value = None  # the id is the same on every surface of the session
+    if value is not None and value.startswith(_CONTROL_UI):
+        value = None  # turns have an id, the same on every surface; a compaction has its trace
     if value is not None:
         ours = seen.agent or call is RequestKind.COMPACTION
         return (_without_boundary(value, session_id) if ours else value), seen.source, False
