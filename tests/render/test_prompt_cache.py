@@ -376,19 +376,34 @@ def test_everything_remembered_can_be_forgotten(renderer: Renderer) -> None:
     assert renderer._cache._known.currsize == 0
 
 
+ONE_SYSTEM = ("minimax-m2", "nemotron-3", "qwen3-vl", "qwen3.5", "qwen3.6", "qwen3.8")
+"""Formats that refuse a second system message, or leave it out."""
+
+
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_system_message_between_others_is_moved_only_where_it_is_refused(family: str) -> None:
+def test_a_system_message_between_others_is_moved_only_where_it_is_not_shown(family: str) -> None:
     tokenizer = tokenizer_for(family)
     config = renderers.config_from_name(family)
     late = {"role": "system", "content": "Be brief."}
     said = [user("hi"), assistant("yo"), late, user("so?")]
     found = format_of(tokenizer, config).plan(said, None, 3).encode()
-    try:
-        plain = full_render(tokenizer, config, said, (), 3)
-    except ValueError:
+    text = tokenizer.decode(list(found.tokens))
+    assert text.count("Be brief.") == 1
+    if family in ONE_SYSTEM:
         said[2] = {"role": "user", "content": "[System message]\n\nBe brief."}
-        plain = full_render(tokenizer, config, said, (), 3)
-        text = tokenizer.decode(list(found.tokens))
         assert text.index("yo") < text.index("Be brief.") < text.index("so?")
-    assert found == plain
-    assert (late not in said) == (family in ("nemotron-3", "qwen3.5", "qwen3.6", "qwen3.8"))
+    assert found == full_render(tokenizer, config, said, (), 3)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_two_system_messages_at_the_beginning_are_one_only_where_it_must_be(family: str) -> None:
+    tokenizer = tokenizer_for(family)
+    config = renderers.config_from_name(family)
+    first, second = ({"role": "system", "content": said} for said in ("Be brief.", "Be kind."))
+    said, at = [first, second, user("Hello!"), assistant("yo"), user("so?")], 4
+    found = format_of(tokenizer, config).plan(said, None, at).encode()
+    if family in ONE_SYSTEM:
+        said[:2], at = [{"role": "system", "content": "Be brief.\n\nBe kind."}], 3
+    assert found == full_render(tokenizer, config, said, (), at)
+    text = tokenizer.decode(list(found.tokens))
+    assert text.index("Be brief.") < text.index("Be kind.") < text.index("Hello!")

@@ -202,8 +202,10 @@ class Format:
             if not self._tried_out():
                 self._of_texts = None
         self._moves_system = False
-        fits = self._fits(_ASKED, _SAID, _THANKED)
-        self._moves_system = fits and not self._fits(_ASKED, _SAID, _SYSTEM, _THANKED)
+        without = self._tried(_ASKED, _SAID, _THANKED)
+        late = self._tried(_ASKED, _SAID, _SYSTEM, _THANKED)
+        # Some formats refuse a system message after the first, and some leave it out.
+        self._moves_system = without is not None and late in (None, without)
 
     def plan(
         self,
@@ -222,7 +224,12 @@ class Format:
         Raises:
             RequestError: the format refuses these messages; the plan's `encode` raises it, too.
         """
-        messages = self._placed(messages, _head(messages))
+        head = _head(messages)
+        if self._moves_system and head > 1:
+            said = "\n\n".join(message["content"] for message in messages[:head])
+            messages = [{"role": "system", "content": said}, *messages[head:]]
+            hint, head = None if hint is None else hint - head + 1, 1
+        messages = self._placed(messages, head)
         # After an image in the same message it is not known where a hint would go.
         if hint is not None and placed(messages[hint]["content"]):
             hint = None
@@ -276,7 +283,7 @@ class Format:
         return self._eyes.spread(prompt, images) if images and self._eyes else prompt
 
     def _placed(self, messages: Sequence[Message], head: int) -> Sequence[Message]:
-        """Return the messages as the format takes them: where it allows no system message after the
+        """Return the messages as the format takes them: where it shows no system message after the
         first `head` ones, a user message in the same place holds its words."""
         if not self._moves_system:
             return messages
@@ -287,13 +294,12 @@ class Format:
             for at, said in enumerate(messages)
         ]
 
-    def _fits(self, *messages: Message) -> bool:
-        """Return whether the format takes these messages."""
+    def _tried(self, *messages: Message) -> Tokens | None:
+        """Return the prompt of these messages; None: the format does not take them."""
         try:
-            self.plan(messages, None, None, remembers=False).encode()
+            return self.plan(messages, None, None, remembers=False).encode().tokens
         except RequestError:
-            return False
-        return True
+            return None
 
     def _guarded(
         self, messages: Sequence[Message], tools: Tools | None
