@@ -130,13 +130,16 @@ class Identity:
     """Where the conversation takes place."""
     client: str = ""
     """The agent's program: its name, or how its User-Agent begins."""
-    vouched: bool = False
-    """The client says that the turn is main, whatever its messages look like."""
 
     @property
     def named(self) -> bool:
         """The key is the client's name for the session; no other session has it."""
         return self.key != _SIDE_KEY and not self.key.startswith(_OPENING)
+
+    @property
+    def episode(self) -> bool:
+        """The session is an agent's with its environment."""
+        return self.attempt is not None and self.attempt.episode
 
 
 def identify(request: GenerationRequest, headers: Mapping[str, str]) -> Identity:
@@ -169,9 +172,8 @@ def identify(request: GenerationRequest, headers: Mapping[str, str]) -> Identity
         attempt=_attempt(headers) if kind is Kind.MAIN else None,
         surface=surface(seen.line, seen.system),
         client=_client_name(seen),
-        vouched=explicit is Kind.MAIN,
     )
-    if found.attempt is not None and found.attempt.episode and not found.named:
+    if found.episode and not found.named:
         raise RequestError(
             "An episode needs a name of its own: send X-Session-Id with each of its requests. "
             "Tries at one task begin alike, and could not be told apart.",

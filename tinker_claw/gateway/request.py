@@ -187,8 +187,7 @@ class Job:
             return f"side turn: {self.identity.reason}"
         if self.identity.call is RequestKind.VERDICT:
             return UNASKED
-        episode = self.identity.attempt is not None and self.identity.attempt.episode
-        if self.identity.done and not episode:  # which is trained on its outcome
+        if self.identity.done and not self.identity.episode:  # which is trained on its outcome
             return ENDED
         if self.privacy is Privacy.AFTER:
             return AFTERWARDS
@@ -238,7 +237,7 @@ async def admit(
         # What was said in private is not known, and might be taken for something else.
         known, is_owner = privacy is Privacy.OPEN, partial(deps.owners.has, user)
         named = partial(
-            attribute, surface=identity.surface, is_owner=is_owner, vouched=identity.vouched
+            attribute, surface=identity.surface, is_owner=is_owner, episode=identity.episode
         )
         said = await _place(deps, request, identity, named, session_id, parent, known=known)
         said = replace(said, holds=holds, pictured=_pictured(deps, request, named))
@@ -280,7 +279,7 @@ def _pictured(deps: GatewayDeps, request: GenerationRequest, named: Attribute) -
 def _is_owners(identity: Identity, said: Said) -> bool:
     """Whether an owner of the gateway opens a conversation of their own with this request."""
     attempt, chat = identity.attempt, identity.surface
-    tried = attempt is not None and (attempt.episode or attempt.group is not None)
+    tried = identity.episode or (attempt is not None and attempt.group is not None)
     return said.asked_by is Writer.OWNER and not (tried or chat.group)
 
 
