@@ -118,4 +118,4 @@ dist: $(READY)
 	  --output-reproducible --output-file dist/tinker-claw.cdx.json $(SBOM)
 
 clean:
-	rm -rf .venv $(VLLM) $(COOKBOOK) $(VERIFIERS) $(TRACKERS) $(BITS) $(SBOM) dist runs
+	rm -rf .venv $(VLLM) $(COOKBOOK) $(VERIFIERS) $(TRACKERS) $(BITS) $(SBOM) dist

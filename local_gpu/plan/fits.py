@@ -369,18 +369,29 @@ def _changes(layout: Layout, demand: Demand) -> Iterator[Case]:
     if layout.serve and demand.sampler_quantization is None:
         yield sampler, layout, replace(demand, sampler_quantization=_QUANTIZED)
         yield f"{base} {sampler}", layout, replace(learns, sampler_quantization=_QUANTIZED)
+    size, learn = _size(layout), len(layout.train)
     if layout.shared:
-        yield "--gpus 2", _arranged(1, 1, len(layout.judge)), demand
-    else:
-        yield from _more_gpus(layout, demand)
-
-
-def _more_gpus(layout: Layout, demand: Demand) -> Iterator[Case]:
-    size, judges = _size(layout), len(layout.judge)
-    for count in (n for n in _COUNTS if n > len(layout.train)):
-        yield f"--actor-gpus {count}", _arranged(count, size, judges), demand
+        yield _spread(layout, demand, 1, 1)
+        return
+    for count in (n for n in _COUNTS if n > learn):
+        yield _spread(layout, demand, count, size)
     for group in (n for n in _COUNTS if 0 < size < n):
-        yield f"--rollout-tp {group}", _arranged(len(layout.train), group, judges), demand
+        yield _spread(layout, demand, learn, group)
+
+
+def _spread(layout: Layout, demand: Demand, learn: int, size: int) -> Case:
+    """That many GPUs that learn, and servers of that size on the rest; on more GPUs than there are
+    if need be. All counts are named, as one that was given before would not go with the others."""
+    judges = len(layout.judge)
+    sample = max(size, (layout.count - judges - learn) // size * size) if size else 0
+    needed = learn + sample + judges
+    flags = (
+        *((f"--gpus {needed}",) if needed > layout.count else ()),
+        f"--actor-gpus {learn}",
+        *((f"--rollout-gpus {sample}",) if size else ()),
+        *((f"--rollout-tp {size}",) if size != _size(layout) else ()),
+    )
+    return " ".join(flags), _arranged(learn, size, judges), demand
 
 
 def _size(layout: Layout) -> int:

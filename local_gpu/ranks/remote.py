@@ -145,9 +145,6 @@ class RankedLearning:
         self._call("write_state", folder, model, model=model)
 
     def read_state(self, folder: Path, model: str = POLICY) -> None:
-        if self._failed:
-            with self._calling:
-                self._end()
         self._call("read_state", folder, model, model=model)
 
     def read_adapter(self, folder: Path, model: str) -> None:
@@ -174,6 +171,8 @@ class RankedLearning:
                 raise BackendError("The trainer is closed.")
             if model in self._lost and name not in _MAKES:
                 raise OutageError(f"{self._cause} The weights went with them: load a state first.")
+            if self._failed and name in _MAKES:
+                self._end()
             if self._ranks is None:
                 self._start_anew()
                 if self._closed:  # meanwhile

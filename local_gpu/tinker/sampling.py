@@ -94,6 +94,8 @@ class Samplers:
         """Open adapters, least recently used first."""
         self._taking = asyncio.Lock()
         """Held while an adapter is taken, so that requests get one in order of arrival."""
+        self._loading: Place | None = None
+        """The adapter that is being opened; None: it was closed before it was open."""
         self._freed = asyncio.Event()
         self._closing = 0
         """Number of adapters that are no longer offered, but still in use."""
@@ -160,6 +162,8 @@ class Samplers:
 
     async def close(self, place: Place) -> None:
         """Unload an adapter; replies in progress finish."""
+        if self._loading == place:
+            self._loading = None
         held = self._open.pop(place, None)
         if held is not None:
             held.closing = True
@@ -196,8 +200,12 @@ class Samplers:
             held = self._open.pop(place, None)
             if held is None:
                 await self._make_room()
+                self._loading = place
                 held = await self._load(place)
-            self._open[place] = held  # the most recently used is last
+                held.closing = self._loading != place  # the path has other weights by now, or none
+                self._closing += held.closing
+            if not held.closing:
+                self._open[place] = held  # the most recently used is last
             held.users += 1
         return held
 

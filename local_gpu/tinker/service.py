@@ -61,26 +61,27 @@ class Service:
             say: called with sentences on what is waited for, what was chosen, what goes wrong.
 
         Raises:
-            ConfigError, ModelFileError, BackendError: see `LocalBackend.start`.
+            ConfigError, ModelFileError, BackendError: see `Store.locked`, `LocalBackend.start`.
         """
         store = Store(config.local.root)
-        store.recover()
-        backend = await LocalBackend.start(config.local, store.serving, say)
-        try:
-            card = await backend.aside(partial(ModelCard.read, config.local.model))
-            limits = Limits.of(config, free_bytes(torch.device("cpu")))
-            shared = Shared(config=config, limits=limits, backend=backend, store=store)
-            async with asyncio.TaskGroup() as group:
-                service = cls(shared, card, await backend.serving.base(), group)
-                service._spawn(service._sweep_regularly())
-                try:
-                    yield service
-                finally:
-                    for task in list(service._tasks):
-                        task.cancel()
-            await service.samplers.aclose()
-        finally:
-            await backend.aclose()
+        with store.locked():
+            store.recover()
+            backend = await LocalBackend.start(config.local, store.serving, say)
+            try:
+                card = await backend.aside(partial(ModelCard.read, config.local.model))
+                limits = Limits.of(config, free_bytes(torch.device("cpu")))
+                shared = Shared(config=config, limits=limits, backend=backend, store=store)
+                async with asyncio.TaskGroup() as group:
+                    service = cls(shared, card, await backend.serving.base(), group)
+                    service._spawn(service._sweep_regularly())
+                    try:
+                        yield service
+                    finally:
+                        for task in list(service._tasks):
+                            task.cancel()
+                await service.samplers.aclose()
+            finally:
+                await backend.aclose()
 
     def create_sampling_session(self, ask: requests.CreateSamplingSession) -> str:
         """Return the sampler's id; a re-sent request gets the same."""

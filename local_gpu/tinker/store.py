@@ -12,6 +12,7 @@ changes, whatever happens to the checkpoint. Blocking; any thread may call it.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import hmac
 import json
@@ -20,8 +21,8 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
@@ -31,7 +32,7 @@ from typing import Any, Final
 from urllib.parse import quote, unquote, urlencode
 
 from local_gpu.model.files import new_folder, sweep
-from tinker_claw.errors import RequestError
+from tinker_claw.errors import ConfigError, RequestError
 
 KINDS: Final[Mapping[str, str]] = {
     "weights": "training",
@@ -42,6 +43,7 @@ _SCHEME: Final = "tinker://"
 _RECORD: Final = "checkpoint.json"
 _REPLACED: Final = ".replaced-"
 _SERVING: Final = ".serving"
+_LOCK: Final = ".lock"
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=+-]{0,199}")
 _RUN: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:-]{0,199}")
 
@@ -127,6 +129,25 @@ class Store:
         self.root = root
         self._changing = Lock()
         """Held while a checkpoint's folder changes, or is linked to."""
+
+    @contextmanager
+    def locked(self) -> Generator[None]:
+        """Keep the root for this process, however that ends: `recover` would take what another one
+        serves and writes for what a killed one has left.
+
+        Raises:
+            ConfigError: another server has it, or it cannot be written.
+        """
+        with ExitStack() as until_the_end:
+            try:
+                self.root.mkdir(parents=True, exist_ok=True)
+                lock = until_the_end.enter_context((self.root / _LOCK).open("w"))
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                taken = isinstance(error, BlockingIOError)
+                why = "in use by another server" if taken else f"not writable ({error.strerror})"
+                raise ConfigError(f"--root {self.root} is {why}; choose another folder") from error
+            yield
 
     def folder(self, place: Place) -> Path:
         return self.root / quote(place.run, safe="") / place.kind / place.name

@@ -212,6 +212,15 @@ def test_what_is_installed_alone_completes_words_and_knows_where_it_is(box: Box)
     assert starts in done.stdout, done.stderr
 
 
+def test_cleaning_keeps_what_was_said_and_learned() -> None:
+    """Data directories are in `runs` unless --data-dir says otherwise."""
+    told = subprocess.run(
+        ["make", "--dry-run", "clean"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert ".venv" in told
+    assert "runs" not in told
+
+
 @pytest.mark.slow
 @needs_walls
 def test_the_list_of_packages_is_what_is_installed_as_it_is_pinned(

@@ -30,7 +30,7 @@ MOST = {
     "tinker_claw/privacy": 4_030,
     "tinker_claw/render": 14_460,
     "tinker_claw/sinks": 2_980,
-    "local_gpu": 88_570,
+    "local_gpu": 88_820,
 }
 _NOT_CODE = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENCODING, tokenize.ENDMARKER),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from transformers import Qwen3Config
 
-from local_gpu.plan.fits import Demand, Fit, advice, reckon, streams
+from local_gpu.plan.fits import Demand, Fit, _changes, advice, reckon, streams
 from local_gpu.plan.layout import Gpu, Layout, Wanted, plan
 from local_gpu.plan.memory import (
     GIB,
@@ -294,7 +294,36 @@ def test_advice_fits(sizes: dict[str, ModelSize]) -> None:
             changed = replace(changed, sampler_quantization="bitsandbytes")
         fitted(changed, gpus(1, 24))
     big = advice(plan(Wanted(gpus=8, tensor_parallel=2)), gpus(8, 80), demand(sizes["32B"]))
-    assert "--actor-gpus 4" in big
+    assert "--actor-gpus 4 --rollout-gpus 4" in big
+
+
+@pytest.mark.parametrize(
+    ("wanted", "told"),
+    [
+        (Wanted(gpus=1), "--gpus 2 --actor-gpus 1 --rollout-gpus 1"),
+        (Wanted(gpus=2, judge=1), "--gpus 3 --actor-gpus 1 --rollout-gpus 1"),
+        (Wanted(gpus=8, rollout=6, tensor_parallel=2), "--actor-gpus 4 --rollout-gpus 4"),
+        (
+            Wanted(gpus=8, actor=2, rollout=6, tensor_parallel=1),
+            "--actor-gpus 2 --rollout-gpus 6 --rollout-tp 2",
+        ),
+        (Wanted(gpus=2, actor=2, samples=False), "--gpus 4 --actor-gpus 4"),
+    ],
+)
+def test_advice_on_gpus_goes_with_the_counts_that_were_given(
+    sizes: dict[str, ModelSize], wanted: Wanted, told: str
+) -> None:
+    layout = plan(wanted)
+    asked = demand(sizes["32B"], judge=sizes["8B"] if layout.judge else None)
+    named = {flags: where for flags, where, _ in _changes(layout, asked) if where is not layout}
+    assert told in named
+    names = {"gpus": "gpus", "actor": "actor-gpus", "rollout": "rollout-gpus"}
+    names["tensor_parallel"] = "rollout-tp"
+    for flags, where in named.items():
+        found = {n: re.search(rf"--{flag} (\d+)", flags) for n, flag in names.items()}
+        arranged = plan(replace(wanted, **{n: int(m[1]) for n, m in found.items() if m}))
+        assert len(arranged.train) == len(where.train)
+        assert arranged.serve[:1] == where.serve
 
 
 def test_memory_that_others_have_is_not_counted_on(sizes: dict[str, ModelSize]) -> None:

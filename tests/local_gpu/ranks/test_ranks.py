@@ -29,6 +29,7 @@ from rank_checks import (
 from rank_runs import HERE, PATIENCE_S, config, echoes, gone, kill, listens, rank_pids
 from safetensors.torch import load_file
 
+from local_gpu.halves import POLICY
 from local_gpu.learn.learning import LearningCore
 from local_gpu.learn.world import Alone
 from local_gpu.ranks.remote import RankedLearning
@@ -218,6 +219,19 @@ def test_errors_arrive_as_they_were_raised_and_lost_weights_are_not_used(
         with pytest.raises(BackendError, match="closed"):
             echo.step((), Adam(1.0))
     assert not [*tmp_path.glob("torchelastic_*")], "torchrun leaves nothing behind"
+
+
+def test_weights_without_moments_too_are_loaded_by_new_processes_after_a_failed_step(
+    tmp_path: Path,
+) -> None:
+    with echoes(tmp_path) as echo:
+        pids = echo.score(None, ())
+        echo.read_adapter(tmp_path, POLICY)
+        assert echo.score(None, ()) == pids
+        with pytest.raises(StepError):
+            echo.step((), Adam(7.0))
+        echo.read_adapter(tmp_path, POLICY)
+        assert not {*pids} & {*echo.score(None, ())}
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +20,7 @@ from safetensors.torch import load_file
 from wire_servers import KEY, NAME, TinkerServer, wire_server
 
 from local_gpu.tinker.store import Place
+from tinker_claw.errors import ConfigError
 
 WAIT_S = 180
 ADAM = tinker.AdamParams(learning_rate=0.01, beta2=0.98, eps=1e-8)
@@ -141,6 +144,53 @@ def test_a_name_that_is_overwritten_gives_its_new_weights_to_who_samples_next(cl
     assert after != before
     fresh = training.save_weights_and_get_sampling_client().result(WAIT_S)
     assert after == fresh.compute_logprobs(prompt).result(WAIT_S)
+
+
+def test_weights_that_are_overwritten_while_they_are_opened_answer_no_later_request(
+    server: TinkerServer, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = lora(client)
+    prompt = tinker.ModelInput.from_ints(TOKENS)
+    path = training.save_state("opening").result(WAIT_S).path
+    sampler = client.create_sampling_client(model_path=path).result(WAIT_S)
+    serving: Any = server.service.shared.backend.serving
+    opening, opened, go_on = serving.open, threading.Event(), threading.Event()
+
+    async def slowly(*arguments: Any) -> Any:
+        found = await opening(*arguments)
+        opened.set()
+        await asyncio.to_thread(go_on.wait, WAIT_S)
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(serving, "open", slowly)
+        first = sampler.compute_logprobs(prompt)
+        assert opened.wait(WAIT_S)
+        step(training)
+        training.save_state("opening", overwrite=True).result(WAIT_S)
+        go_on.set()
+        before = first.result(WAIT_S)
+    after = sampler.compute_logprobs(prompt).result(WAIT_S)
+    assert after != before
+    fresh = training.save_weights_and_get_sampling_client().result(WAIT_S)
+    assert after == fresh.compute_logprobs(prompt).result(WAIT_S)
+    assert server.service.samplers.open_count == len(serving.live()) - 1
+
+
+def test_a_root_belongs_to_one_server(tmp_path: Path) -> None:
+    prompt = tinker.ModelInput.from_ints(TOKENS)
+    with wire_server(tmp_path) as first, connected(first) as client:
+        sampler = lora(client).save_weights_and_get_sampling_client().result(WAIT_S)
+        scored = sampler.compute_logprobs(prompt).result(WAIT_S)
+        with pytest.raises(ConfigError, match="in use by another server"), wire_server(tmp_path):
+            pass
+        assert sampler.compute_logprobs(prompt).result(WAIT_S) == scored
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(ConfigError, match=r"not writable \(Not a directory"),
+        wire_server(tmp_path, root=tmp_path / "file" / "wire"),
+    ):
+        pass
 
 
 def test_checkpoints_are_listed_described_and_deleted(client: Any, rest: Any) -> None:
