@@ -174,7 +174,7 @@ class HintScorer:
 
     async def _under(self, turn: Turn, hint: str) -> HintScores:
         hinted, done = self._hinted(turn, hint), turn.completion
-        topk = self._cfg.opd_mode == "topk"
+        topk = self._cfg.opd_mode == "topk" and len(done.topk_ids) > 0
         own_candidates = topk and self._cfg.recipe != "paper"
         scores = await _scores(
             self._parts.base,

@@ -221,12 +221,14 @@ def _sample(row: sqlite3.Row, prompt: tuple[int, ...], images: Images) -> Sample
 def _teacher(row: sqlite3.Row) -> HintScores | None:
     if row["teacher_logprobs"] is None:  # there was no hint, or it was dropped for its age
         return None
+    logprobs, ids = unpack_floats(row["teacher_logprobs"]), unpack_ids(row["teacher_ids"])
+    own = len(ids) // len(logprobs)  # --opd-topk may have changed since the reply was sampled
     return HintScores(
         hint=row["hint"],
-        logprobs=unpack_floats(row["teacher_logprobs"]),
+        logprobs=logprobs,
         targets=rows_of(unpack_floats(row["teacher_targets"]), row["topk"]),
         overlap=row["overlap"],
         weight=row["weight"],
-        topk_ids=rows_of(unpack_ids(row["teacher_ids"]), row["topk"]),
-        topk_logprobs=rows_of(unpack_floats(row["teacher_own"]), row["topk"]),
+        topk_ids=rows_of(ids, own),
+        topk_logprobs=rows_of(unpack_floats(row["teacher_own"]), own),
     )
