@@ -66,15 +66,14 @@ _NOTHING = "x'00'"
 _ASKED = (
     f"settled = 1, blanked = ?1, request_text = '', reply_text = '', reply_digest = '', "
     "history = '[]', params = json_set(params, '$.stop', json_array()), hint_at = NULL, "
-    "told = NULL, "
     f"blocks = x'', prompt = {_NOTHING}, tokens = {_NOTHING}, logprobs = {_NOTHING}, topk = 0, "
     f"topk_ids = {_NOTHING}, topk_logprobs = {_NOTHING}"
 )
 _NAMES = (
     "kind_reason = '', call = '', trace = NULL, response_id = NULL, fallback = NULL, "
-    "client = '', voices = '[]'"
+    "client = '', voices = '[]', told = NULL"
 )
-"""Columns that may quote or name a client."""
+"""Columns that may quote or name a client, or name its lessons."""
 
 
 def _blank(tx: sqlite3.Connection, turn: int, why: Literal["forgotten", "dropped"]) -> None:
@@ -481,14 +480,14 @@ def _untrain(tx: sqlite3.Connection, turn: int, why: str) -> None:
 
 
 def _untell(database: Writer, tx: sqlite3.Connection, turn: int) -> None:
-    """Remove the lessons from a turn's prompt."""
+    """Remove the lessons from a turn's prompt; it still counts as one that was told some."""
     row = tx.execute("SELECT * FROM turns WHERE id = ?", (turn,)).fetchone()
     if row is None or (told := told_of(row)) is None:
         return
     blocks, rest = store(tx, raw_ids(told.without(load(database, row))))
     move(tx, turn, told.at, -told.tokens)
     tx.execute(
-        "UPDATE turns SET told = NULL, hint_at = NULL, blocks = ?, prompt = ? WHERE id = ?",
+        "UPDATE turns SET told = '[[], 0, 0]', hint_at = NULL, blocks = ?, prompt = ? WHERE id = ?",
         (blocks, rest, turn),
     )
     _close_up(tx, "turns", "id", turn)
