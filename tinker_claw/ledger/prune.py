@@ -473,8 +473,8 @@ def _untrain(tx: sqlite3.Connection, turn: int, why: str) -> None:
     """Remove a turn's sample and refuse the turn, unless it was trained."""
     if not _withdraw(tx, turn):
         tx.execute(
-            "UPDATE turns SET settled = 1, untrained_because = COALESCE(untrained_because, ?) "
-            "WHERE id = ?",
+            # Also where there was a reason, which may end.
+            "UPDATE turns SET settled = 1, untrained_because = ? WHERE id = ?",
             (why, turn),
         )
 
