@@ -122,7 +122,8 @@ def test_no_order_takes_a_reason_from_what_can_never_be_trained(tmp_path: Path) 
 def test_nothing_trains_a_reply_whose_lesson_was_taken_out_of_its_prompt(
     tmp_path: Path,
 ) -> None:
-    ledger = Told(tmp_path).ledger
+    story = Told(tmp_path)
+    ledger, start = story.ledger, story.version
     source = ledger.turns.add(new_turn(ledger, "source"))
     wish = Wish("Be brief.", "always brief", "always")
     none: dict[str, Any] = {"verdict_ballots": [], "hint_ballots": [], "hints": []}
@@ -137,7 +138,11 @@ def test_nothing_trains_a_reply_whose_lesson_was_taken_out_of_its_prompt(
     ledger.turns.add_next_state(aside, NextState("user", "thanks"))
     for _ in range(TRIES):
         ledger.judgements.add_in_vain(aside, "?")
+    trained = story.judged("other", 1, told=told)
+    story.step(ledger.samples.add(trained, 1, None), saved=False)
     ledger.forget(in_session("source", "me"))
+    ledger.steps.restart_from(start)  # which puts its sample back
+    assert ledger.samples.expire(0, 4) == 1
     assert ledger.judgements.take_up(None) == []
     for turn in (queued, neutral, aside):
         answer = ledger.feedback.give("me", About("turn", turn), Feedback(1.0))

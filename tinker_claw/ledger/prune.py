@@ -25,7 +25,7 @@ from tinker_claw.errors import LedgerError, UndoError
 from tinker_claw.ledger.codec import load, raw_ids, store, unraw_ids
 from tinker_claw.ledger.database import Rows, Writer, set_meta
 from tinker_claw.ledger.images import let_go, move
-from tinker_claw.ledger.lessons import FORGOTTEN_LESSON, orphans, taught_by
+from tinker_claw.ledger.lessons import FORGOTTEN_LESSON, UNTOLD, orphans, taught_by
 from tinker_claw.ledger.turns import BEGUN, mark_private, remove_sample, told_of
 from tinker_claw.ledger.versions import read_line, withdraw_from_step
 
@@ -487,8 +487,8 @@ def _untell(database: Writer, tx: sqlite3.Connection, turn: int) -> None:
     blocks, rest = store(tx, raw_ids(told.without(load(database, row))))
     move(tx, turn, told.at, -told.tokens)
     tx.execute(
-        "UPDATE turns SET told = '[[], 0, 0]', hint_at = NULL, blocks = ?, prompt = ? WHERE id = ?",
-        (blocks, rest, turn),
+        "UPDATE turns SET told = ?, hint_at = NULL, blocks = ?, prompt = ? WHERE id = ?",
+        (UNTOLD, blocks, rest, turn),
     )
     _close_up(tx, "turns", "id", turn)
 

@@ -25,6 +25,7 @@ from tinker_claw.ledger.codec import (
 from tinker_claw.ledger.database import LedgerTable, insert
 from tinker_claw.ledger.groups import COMPARED, expire_mates
 from tinker_claw.ledger.images import kept
+from tinker_claw.ledger.lessons import FORGOTTEN_LESSON, UNTOLD
 from tinker_claw.ledger.turns import OVER, STEP, completion_of, remove_sample, told_of
 from tinker_claw.ledger.versions import expire_left_behind, read_line
 from tinker_claw.types import HintScores, Images, Sample
@@ -142,11 +143,12 @@ class SampleTable(LedgerTable):
         with self._db.transaction() as tx:
             cursor = tx.execute(
                 "UPDATE samples SET state = 'expired', expired_because = (SELECT "
-                "CASE blanked WHEN 'forgotten' THEN blanked END FROM turns WHERE id = turn_id) "
+                "CASE WHEN blanked = 'forgotten' THEN blanked WHEN told = ?1 THEN ?2 END "
+                "FROM turns WHERE id = turn_id) "
                 "WHERE state IN ('queued', 'held') AND turn_id IN "
                 "(SELECT turns.id FROM turns JOIN versions ON versions.id = turns.policy_version "
-                "WHERE ? - versions.step > ? OR turns.blanked = 'forgotten')",
-                (current_step, max_staleness),
+                "WHERE ?3 - versions.step > ?4 OR turns.blanked = 'forgotten' OR told = ?1)",
+                (UNTOLD, FORGOTTEN_LESSON, current_step, max_staleness),
             )
             expired = cursor.rowcount + expire_left_behind(tx, read_line(self._db))
             return expired + expire_mates(tx)
