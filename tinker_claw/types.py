@@ -527,7 +527,7 @@ class Told:
     """Lessons in a prompt: what its user said in earlier sessions."""
 
     lessons: tuple[int, ...]
-    """Their ids."""
+    """Their ids; (): they were forgotten, and taken out."""
     at: int
     """Index of their first token."""
     tokens: int

@@ -194,7 +194,7 @@ async def test_forgetting_the_source_takes_the_lesson_and_its_words(
         await world.ledger.finish_forgetting()
         assert world.ledger.lessons.of_user() == []
         now = world.ledger.turns.get(told.id)
-        assert (now.told, now.hint_at) == (None, None)
+        assert (now.told, now.hint_at) == (Told((), 0, 0), None)
         assert now.prompt == told.told.without(told.prompt)
         assert world.column("untrained_because")[-1] == FORGOTTEN_LESSON
         await world.ask("New?", "fine", "More?", **named("later"))

@@ -393,6 +393,19 @@ async def test_check_of_the_judge_holds_nothing_up(
         assert not w.ledger.judgements.opinions(10, 0)
 
 
+async def test_check_of_the_judge_that_finds_the_service_away_leaves_no_outage_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing asks again for it, so nothing would end one."""
+    monkeypatch.setattr(judging_module, "CHECKED", 1.0)
+    async with world(tmp_path) as w:
+        w.says.away = 1
+        await pressed(w, "YES", 1.0)
+        await w.settled()
+        assert (w.says.asked, w.says.away) == (1, 0)
+        assert w.health.snapshot(version=0, waiting=1, batch_size=4)["status"] == "ok"
+
+
 @pytest.mark.parametrize("trouble", [None, "it is down"])
 async def test_check_of_the_judge_teaches_nothing_twice_and_asks_no_judge_that_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str | None

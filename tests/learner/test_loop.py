@@ -133,16 +133,16 @@ class World:
         user: str = "me",
         prompt: tuple[int, ...] = PROMPT,
         images: Images = (),
+        k: int = 4,
     ) -> int:
         """Add a captured main turn whose next state is `said`, of a session of its own unless
         named."""
         self.sessions += 1
-        k = 4
         done = Completion(
             tokens=tuple(tokens),
             logprobs=(LOGPROB,) * len(tokens),
-            topk_ids=tuple(tuple(range(t, t + k)) for t in tokens),
-            topk_logprobs=((LOGPROB,) * k,) * len(tokens),
+            topk_ids=tuple(tuple(range(t, t + k)) for t in tokens if k),
+            topk_logprobs=((LOGPROB,) * k,) * len(tokens) if k else (),
             stop_reason=StopReason.LENGTH if cut else StopReason.STOP,
             params=SamplingParams(max_tokens=8),
         )

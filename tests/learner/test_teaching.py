@@ -11,6 +11,7 @@ import pytest
 
 from tests.fakes import LOGPROB, FakeSampler, FakeTrainer
 from tests.learner.test_loop import BETTER, HINT, Says, World, world
+from tests.tallies import sample_counts
 from tinker_claw.errors import SamplerError
 from tinker_claw.ledger.samples import TEACHES_NOTHING
 from tinker_claw.methods.teachability import EVERY, teachability
@@ -173,6 +174,27 @@ async def test_an_accepted_reply_is_measured_behind_the_prompt_that_its_matter_b
         assert (1, 2, 3, 4, *GOOD) in w.base.scored, "another version than the base's said it there"
         found = [gain for accepted, gain in w.ledger.gains.of("me") if accepted]
         assert found == pytest.approx([0.3])
+
+
+@pytest.mark.parametrize(("then", "now"), [(4, 0), (4, 2), (4, 3), (4, 8), (0, 4)])
+@pytest.mark.parametrize("score_fresh", [False, True])
+async def test_replies_are_taught_though_opd_topk_has_changed_since_they_were_sampled(
+    tmp_path: Path, then: int, now: int, score_fresh: bool
+) -> None:
+    taught = Taught()
+    async with world(
+        tmp_path, trainer=taught, opd_topk=now, batch_size=2, score_fresh=score_fresh
+    ) as w:
+        w.turn("YES", tokens=(9, 9, 9), k=then)
+        w.turn("NO, HOW it should be", tokens=(7, 8, 7), k=then)
+        await w.version(1)
+        assert sample_counts(w.ledger)["trained"] == 2
+        passes = {one.loss: one.datums for one in w.trainer.steps[0]}
+        if then and now:
+            (datum,) = passes["cross_entropy"]
+            assert [len(row) for row in datum.targets] == [then + now + 1] * 3
+        else:
+            assert [*map(len, passes.values())] == [2], "the sampled tokens alone"
 
 
 async def test_once_it_is_known_measuring_is_rare(tmp_path: Path) -> None:

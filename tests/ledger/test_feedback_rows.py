@@ -13,7 +13,11 @@ from tests.ledger.test_ledger import new_turn
 from tests.stories import Told
 from tests.tallies import sample_counts
 from tinker_claw.ledger.feedback import About, Feedback
-from tinker_claw.types import Vote
+from tinker_claw.ledger.judgements import TRIES
+from tinker_claw.ledger.lessons import FORGOTTEN_LESSON
+from tinker_claw.ledger.prune import in_session
+from tinker_claw.types import NextState, Vote, Wish
+from tinker_claw.types import Told as Lessons
 
 Deed = tuple[Literal["say"], float] | tuple[Literal["judge", "queue", "begin", "commit", "void"]]
 SCORES = st.sampled_from([-1.0, -0.25, 0.0, 0.5, 1.0])
@@ -111,5 +115,38 @@ def test_no_order_takes_a_reason_from_what_can_never_be_trained(tmp_path: Path) 
         answer = ledger.feedback.give("me", About("turn", turn), Feedback(score))
         assert answer is not None
         assert answer.unused == "the client hung up"
+    assert ledger.turns.judgeable() == []
+    ledger.close()
+
+
+def test_nothing_trains_a_reply_whose_lesson_was_taken_out_of_its_prompt(
+    tmp_path: Path,
+) -> None:
+    story = Told(tmp_path)
+    ledger, start = story.ledger, story.version
+    source = ledger.turns.add(new_turn(ledger, "source"))
+    wish = Wish("Be brief.", "always brief", "always")
+    none: dict[str, Any] = {"verdict_ballots": [], "hint_ballots": [], "hints": []}
+    ledger.judgements.add(source, value=-1, wish=wish, **none)
+    (lesson,) = ledger.lessons.of_user("me")
+    told = Lessons((lesson.id,), 1, 2)
+    queued, neutral, aside = (ledger.turns.add(new_turn(ledger, "s", told=told)) for _ in range(3))
+    ledger.judgements.add(queued, value=1, **none)
+    ledger.samples.add(queued, 1, None)
+    ledger.judgements.add(neutral, value=0, **none)
+    ledger.turns.refuse(neutral, "neutral verdict")
+    ledger.turns.add_next_state(aside, NextState("user", "thanks"))
+    for _ in range(TRIES):
+        ledger.judgements.add_in_vain(aside, "?")
+    trained = story.judged("other", 1, told=told)
+    story.step(ledger.samples.add(trained, 1, None), saved=False)
+    ledger.forget(in_session("source", "me"))
+    ledger.steps.restart_from(start)  # which puts its sample back
+    assert ledger.samples.expire(0, 4) == 1
+    assert ledger.judgements.take_up(None) == []
+    for turn in (queued, neutral, aside):
+        answer = ledger.feedback.give("me", About("turn", turn), Feedback(1.0))
+        assert answer is not None
+        assert answer.unused == FORGOTTEN_LESSON
     assert ledger.turns.judgeable() == []
     ledger.close()

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from time import time
 from typing import Any
 
 import pytest
 
 from tests.ledger.test_ledger import new_turn
 from tests.stories import Told as Story
+from tinker_claw.ledger.database import Writer
 from tinker_claw.ledger.figures import (
     _headline,
     by_version,
@@ -19,7 +21,8 @@ from tinker_claw.ledger.figures import (
     read_helps,
 )
 from tinker_claw.ledger.lessons import State
-from tinker_claw.types import Told, Vote
+from tinker_claw.ledger.prune import in_session, trim
+from tinker_claw.types import Told, Vote, Wish
 
 
 @pytest.fixture
@@ -114,6 +117,27 @@ def test_every_comparison_is_of_replies_that_were_told_nothing(story: Story) -> 
     for measure in read_helps(rows, by_version(rows)).values():
         assert sum(one["of"] for one in measure["by_versions"]) == 10
         assert (measure["told"]["good"], measure["told"]["of"]) == (9, 9)
+
+
+def test_told_replies_stay_apart_without_their_words_and_without_their_lesson(
+    story: Story,
+) -> None:
+    ledger, rows = story.ledger, story.ledger._db
+    source = story.followed("source")
+    wish = Wish("Be brief.", "always brief", "always")
+    ledger.judgements.add(
+        source, value=-1, verdict_ballots=[], hint_ballots=[], hints=["Be brief."], wish=wish
+    )
+    (lesson,) = ledger.lessons.of_user("me")
+    told = Told((lesson.id,), 1, 2)
+    rated(story, 9, 9, told=told, untrained_because="held out")
+    before = by_version(rows)
+    assert [(one["told"], one["firsts"]) for one in before] == [(0, 1), (1, 9)]
+    assert sum(trim(Writer(ledger.path), time() + 1, None)) == 9
+    assert by_version(rows) == before
+    rated(story, 4, 4, told=told, call="later")
+    ledger.forget(in_session("source", "me"))
+    assert [(one["told"], one["firsts"]) for one in by_version(rows)] == [(1, 13)]
 
 
 def claimed(rates: list[float], seed: int, sessions: int) -> bool:

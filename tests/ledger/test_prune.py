@@ -144,6 +144,15 @@ def test_emptied_turns_are_still_counted_and_told(ledger: Ledger) -> None:
     assert "It was trained in step 1" in text
 
 
+def test_later_replies_are_compared_with_the_same_first_ones(ledger: Ledger) -> None:
+    for n in range(4):
+        follow(ledger, add(ledger, f"s{n}", untrained_because="held out"))
+    before = ledger.judgements.first_replies(16, 256, 0)
+    assert len(before) == 4
+    assert trim(ledger, before=time.time() + 1) == 4
+    assert ledger.judgements.first_replies(16, 256, 0) == before
+
+
 def test_nothing_follows_a_turn_whose_words_are_gone(ledger: Ledger) -> None:
     trained = sampled(ledger, "a")
     step = ledger.steps.begin(0, [sample.id for sample in ledger.samples.oldest(1)])

@@ -412,7 +412,8 @@ class Judging:
         await self._parts.spending.room()
         if (said := self._parts.ledger.judgements.verdict(turn.id)) is not None:
             return said  # by feedback, while waiting for budget
-        judgement = await self._answered(turn, state)
+        with self._parts.health.backend.watching("judging"):
+            judgement = await self._answered(turn, state)
         if judgement.unread is not None:
             self._accept(turn, judgement, judgement.unread)
         self._record(turn.id, judgement)
@@ -432,10 +433,7 @@ class Judging:
     async def _answered(self, turn: Turn, state: NextState, *, hints: bool = True) -> Judgement:
         self._check(turn.id)  # forgotten while waiting for budget?
         redact = self._redact
-        with (
-            self._parts.health.backend.watching("judging"),
-            self._parts.spending.paying("judge", turn_id=turn.id),
-        ):
+        with self._parts.spending.paying("judge", turn_id=turn.id):
             return await self._judge.judge(
                 redact(turn.request_text),
                 redact(turn.reply_text),

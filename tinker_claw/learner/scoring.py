@@ -174,7 +174,7 @@ class HintScorer:
 
     async def _under(self, turn: Turn, hint: str) -> HintScores:
         hinted, done = self._hinted(turn, hint), turn.completion
-        topk = self._cfg.opd_mode == "topk"
+        topk = self._cfg.opd_mode == "topk" and len(done.topk_ids) > 0
         own_candidates = topk and self._cfg.recipe != "paper"
         scores = await _scores(
             self._parts.base,
@@ -254,7 +254,8 @@ def _measured(samples: Sequence[Sample], common: frozenset[int], cfg: Training) 
     told = (
         s.id
         for s in samples
-        if s.told and common.issuperset(s.told.lessons) and (s.reward or 0) > 0 and not s.cut
+        if s.told and s.told.lessons and common.issuperset(s.told.lessons)
+        if (s.reward or 0) > 0 and not s.cut
     )
     return frozenset(sorted(told, reverse=True)[: math.ceil(UNTOLD_SHARE * cfg.batch_size)])
 

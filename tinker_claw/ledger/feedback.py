@@ -16,6 +16,7 @@ from typing import Literal
 from tinker_claw.errors import ClawError
 from tinker_claw.ledger.database import LedgerTable, insert
 from tinker_claw.ledger.judgements import SET_ASIDE
+from tinker_claw.ledger.lessons import FORGOTTEN_LESSON
 from tinker_claw.ledger.turns import IS_BEING_FORGOTTEN, reopen
 from tinker_claw.types import Source
 
@@ -146,10 +147,11 @@ def _unused(turn: sqlite3.Row) -> str | None:
     if turn["state"] is not None:
         states = {"trained": "was trained already", "expired": "has grown too old to be trained"}
         return f"the reply {states.get(turn['state'], 'was set aside: steps with it failed')}"
-    taken_up = turn["judged"] or turn["untrained_because"] in (SET_ASIDE, ENDED)
+    because = turn["untrained_because"]
+    taken_up = because in (SET_ASIDE, ENDED) or (turn["judged"] and because != FORGOTTEN_LESSON)
     if turn["kind"] == "main" and turn["kept"] and (not turn["settled"] or taken_up):
         return None
-    return turn["untrained_because"] or "what was sampled is not kept any more"
+    return because or "what was sampled is not kept any more"
 
 
 def _insert(

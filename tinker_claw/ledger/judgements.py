@@ -244,7 +244,8 @@ class JudgementTable(LedgerTable):
             "AND kind = 'main' AND idx = 0 LEFT JOIN verdicts ON turn_id = turns.id "
             # sessions from the first one on that has a turn after it
             "WHERE sessions.id >= (SELECT session_id FROM turns WHERE id > ?1 ORDER BY id LIMIT 1) "
-            f"AND turns.id > ?1 AND {_WHOLE} AND verdict IS NOT NULL {which} "
+            "AND turns.id > ?1 AND (blanked = 'dropped' OR LENGTH(tokens) > 1) "
+            f"AND verdict IS NOT NULL {which} "
             f"ORDER BY sessions.id {order} LIMIT ?2",
             after,
             most,

@@ -24,6 +24,8 @@ MOST_WORDS = 40
 """Most words of a lesson."""
 FORGOTTEN_LESSON = "its prompt held a lesson whose source was forgotten"
 """Reason why such a turn is not trained."""
+UNTOLD = "[[], 0, 0]"
+"""`turns.told` of such a turn: the lesson is not in its prompt any more."""
 _MARKS = re.compile(r"\W+")
 _LATELY = 256
 """Newest first replies, and told sessions, that are compared."""

@@ -25,7 +25,7 @@ from tinker_claw.errors import LedgerError, UndoError
 from tinker_claw.ledger.codec import load, raw_ids, store, unraw_ids
 from tinker_claw.ledger.database import Rows, Writer, set_meta
 from tinker_claw.ledger.images import let_go, move
-from tinker_claw.ledger.lessons import FORGOTTEN_LESSON, orphans, taught_by
+from tinker_claw.ledger.lessons import FORGOTTEN_LESSON, UNTOLD, orphans, taught_by
 from tinker_claw.ledger.turns import BEGUN, mark_private, remove_sample, told_of
 from tinker_claw.ledger.versions import read_line, withdraw_from_step
 
@@ -66,15 +66,14 @@ _NOTHING = "x'00'"
 _ASKED = (
     f"settled = 1, blanked = ?1, request_text = '', reply_text = '', reply_digest = '', "
     "history = '[]', params = json_set(params, '$.stop', json_array()), hint_at = NULL, "
-    "told = NULL, "
     f"blocks = x'', prompt = {_NOTHING}, tokens = {_NOTHING}, logprobs = {_NOTHING}, topk = 0, "
     f"topk_ids = {_NOTHING}, topk_logprobs = {_NOTHING}"
 )
 _NAMES = (
     "kind_reason = '', call = '', trace = NULL, response_id = NULL, fallback = NULL, "
-    "client = '', voices = '[]'"
+    "client = '', voices = '[]', told = NULL"
 )
-"""Columns that may quote or name a client."""
+"""Columns that may quote or name a client, or name its lessons."""
 
 
 def _blank(tx: sqlite3.Connection, turn: int, why: Literal["forgotten", "dropped"]) -> None:
@@ -477,22 +476,22 @@ def _untrain(tx: sqlite3.Connection, turn: int, why: str) -> None:
     """Remove a turn's sample and refuse the turn, unless it was trained."""
     if not _withdraw(tx, turn):
         tx.execute(
-            "UPDATE turns SET settled = 1, untrained_because = COALESCE(untrained_because, ?) "
-            "WHERE id = ?",
+            # Also where there was a reason, which may end.
+            "UPDATE turns SET settled = 1, untrained_because = ? WHERE id = ?",
             (why, turn),
         )
 
 
 def _untell(database: Writer, tx: sqlite3.Connection, turn: int) -> None:
-    """Remove the lessons from a turn's prompt."""
+    """Remove the lessons from a turn's prompt; it still counts as one that was told some."""
     row = tx.execute("SELECT * FROM turns WHERE id = ?", (turn,)).fetchone()
     if row is None or (told := told_of(row)) is None:
         return
     blocks, rest = store(tx, raw_ids(told.without(load(database, row))))
     move(tx, turn, told.at, -told.tokens)
     tx.execute(
-        "UPDATE turns SET told = NULL, hint_at = NULL, blocks = ?, prompt = ? WHERE id = ?",
-        (blocks, rest, turn),
+        "UPDATE turns SET told = ?, hint_at = NULL, blocks = ?, prompt = ? WHERE id = ?",
+        (UNTOLD, blocks, rest, turn),
     )
     _close_up(tx, "turns", "id", turn)
 

@@ -25,6 +25,7 @@ from tinker_claw.ledger.codec import (
 from tinker_claw.ledger.database import LedgerTable, insert
 from tinker_claw.ledger.groups import COMPARED, expire_mates
 from tinker_claw.ledger.images import kept
+from tinker_claw.ledger.lessons import FORGOTTEN_LESSON, UNTOLD
 from tinker_claw.ledger.turns import OVER, STEP, completion_of, remove_sample, told_of
 from tinker_claw.ledger.versions import expire_left_behind, read_line
 from tinker_claw.types import HintScores, Images, Sample
@@ -142,11 +143,12 @@ class SampleTable(LedgerTable):
         with self._db.transaction() as tx:
             cursor = tx.execute(
                 "UPDATE samples SET state = 'expired', expired_because = (SELECT "
-                "CASE blanked WHEN 'forgotten' THEN blanked END FROM turns WHERE id = turn_id) "
+                "CASE WHEN blanked = 'forgotten' THEN blanked WHEN told = ?1 THEN ?2 END "
+                "FROM turns WHERE id = turn_id) "
                 "WHERE state IN ('queued', 'held') AND turn_id IN "
                 "(SELECT turns.id FROM turns JOIN versions ON versions.id = turns.policy_version "
-                "WHERE ? - versions.step > ? OR turns.blanked = 'forgotten')",
-                (current_step, max_staleness),
+                "WHERE ?3 - versions.step > ?4 OR turns.blanked = 'forgotten' OR told = ?1)",
+                (UNTOLD, FORGOTTEN_LESSON, current_step, max_staleness),
             )
             expired = cursor.rowcount + expire_left_behind(tx, read_line(self._db))
             return expired + expire_mates(tx)
@@ -221,12 +223,14 @@ def _sample(row: sqlite3.Row, prompt: tuple[int, ...], images: Images) -> Sample
 def _teacher(row: sqlite3.Row) -> HintScores | None:
     if row["teacher_logprobs"] is None:  # there was no hint, or it was dropped for its age
         return None
+    logprobs, ids = unpack_floats(row["teacher_logprobs"]), unpack_ids(row["teacher_ids"])
+    own = len(ids) // len(logprobs)  # --opd-topk may have changed since the reply was sampled
     return HintScores(
         hint=row["hint"],
-        logprobs=unpack_floats(row["teacher_logprobs"]),
+        logprobs=logprobs,
         targets=rows_of(unpack_floats(row["teacher_targets"]), row["topk"]),
         overlap=row["overlap"],
         weight=row["weight"],
-        topk_ids=rows_of(unpack_ids(row["teacher_ids"]), row["topk"]),
-        topk_logprobs=rows_of(unpack_floats(row["teacher_own"]), row["topk"]),
+        topk_ids=rows_of(ids, own),
+        topk_logprobs=rows_of(unpack_floats(row["teacher_own"]), own),
     )

@@ -126,7 +126,7 @@ def spread(sample: Sample, reward: float, distill: float, cfg: Training) -> Adva
     weight = distill * teacher.weight if teacher else 0.0
     if not weight or teacher is None:
         return Advantages(reward, tokens)
-    if cfg.opd_mode == "token":
+    if cfg.opd_mode == "token" or not teacher.targets:  # it was sampled with --opd-topk 0
         hinted = token_advantages(teacher.logprobs, done.logprobs, cfg.opd_clip)
         return Advantages(reward, [a + weight * h for a, h in zip(tokens, hinted, strict=True)])
     if len(teacher.targets) != len(done.topk_logprobs):
