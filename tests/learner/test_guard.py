@@ -40,7 +40,7 @@ from tinker_claw.ledger.database import FILE
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.judgements import FirstReply, JudgedReply
 from tinker_claw.policy import Sampler
-from tinker_claw.types import Adam, Attempt, LossPass, StepReport, Usage
+from tinker_claw.types import Adam, Attempt, LossPass, StepReport, StopReason, Usage
 
 # How far a step moves the policy
 
@@ -265,7 +265,11 @@ async def test_a_batch_is_trusted_by_its_contrast_or_by_its_hints(tmp_path: Path
         batch = w.ledger.samples.oldest(4)
         rejected = [s for s in batch if s.reward == -1]
         assert trust(batch) == 1.0
-        assert trust([s for s in rejected if s.teacher is None]) == 0.25
+        untaught = [s for s in rejected if s.teacher is None]
+        assert trust(untaught) == 0.25
+        done = replace(untaught[0].completion, stop_reason=StopReason.LENGTH)
+        cut = replace(untaught[0], completion=done)
+        assert trust([*untaught, cut]) == 1.0, "it is known what would be better"
         (hinted,) = [s for s in rejected if s.teacher]
         assert hinted.teacher
         for weight in (0.25, 0.6, 1.0):

@@ -92,6 +92,12 @@ class TestRewards:
         assert reward_advantages([-1, -1, None]) == [0.0, 0.0, 0.0]
         assert reward_advantages([-0.7] * 3, [0.1, 1.0, 0.3]) == [0.0] * 3, "to the last bit"
 
+    def test_where_all_are_rejected_only_those_that_were_cut_are_pushed_down(self) -> None:
+        assert reward_advantages([-1, -1, None], cut=[False, True, True]) == [0.0, -0.25, 0.0]
+        assert reward_advantages([-1, 1], cut=[True, False]) == [-1.0, 1.0]
+        rejected = [sample(n, reward=-1, cut=n == 1) for n in range(3)]
+        assert reward_parts(rejected, CFG) == [0.0, -0.25, 0.0]
+
     def test_a_batch_of_rejections_alone_takes_no_step(self) -> None:
         rejected = [BatchItem(sample(n, reward=-1)) for n in range(3)]
         assert build("combine").prepare(rejected, CFG).passes == []

@@ -26,27 +26,30 @@ bound it for A < 0."""
 
 
 def reward_advantages(
-    rewards: Sequence[float | None], weights: Sequence[float] = ()
+    rewards: Sequence[float | None], weights: Sequence[float] = (), cut: Sequence[bool] = ()
 ) -> list[float]:
     """Return one advantage per sample from its reward r and weight w: A = w (r - mean), the mean
-    weighted over the batch; if all rewards agree 0.25 w r where r > 0, else 0. A sample without a
-    reward (None) has A = 0 and does not count in the mean.
+    weighted over the batch; if all rewards agree 0.25 w r where r > 0 or the reply was cut, else 0.
+    A sample without a reward (None) has A = 0 and does not count in the mean.
 
     A rejection does not say what would be better: without better replies to compare with, a batch
-    of rejections pushes towards anything, and above all towards replies that do not end.
+    of rejections pushes towards anything, and above all towards replies that do not end. Of a reply
+    cut by its limit it does: to end sooner, and there is no end token to push down.
 
     Args:
         rewards: (B,)
         weights: (B,) above 0; 1 each unless given.
+        cut: (B,) whether the reply was cut by its token limit; none unless given.
     Returns:
         (B,) advantages.
     """
-    weights = weights or [1.0] * len(rewards)
-    same_length("rewards", rewards=rewards, weights=weights)
+    weights, cut = weights or [1.0] * len(rewards), cut or [False] * len(rewards)
+    same_length("rewards", rewards=rewards, weights=weights, cut=cut)
     given = [(r, w) for r, w in zip(rewards, weights, strict=True) if r is not None]
     if len({r for r, _ in given}) <= 1:
         return [
-            UNANIMOUS_SCALE * w * max(r or 0.0, 0.0) for r, w in zip(rewards, weights, strict=True)
+            UNANIMOUS_SCALE * w * r if r is not None and (r > 0 or was_cut) else 0.0
+            for r, w, was_cut in zip(rewards, weights, cut, strict=True)
         ]
     # Summed exactly, so that the order of the samples makes no difference at all.
     mean = math.fsum(w * r for r, w in given) / math.fsum(w for _, w in given)

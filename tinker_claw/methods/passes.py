@@ -106,7 +106,7 @@ def reward_parts(samples: Sequence[Sample], cfg: Training) -> list[float]:
     else:
         succeeded = (samples[at].tool and (samples[at].reward or 0) > 0 for at in alone)
         tools = [TOOL_SUCCESS if one else 1.0 for one in succeeded]
-        of_alone = reward_advantages(rewards, tools)
+        of_alone = reward_advantages(rewards, tools, [samples[at].cut for at in alone])
     of_grouped = group_advantages(
         [samples[at].reward for at in grouped], [samples[at].bucket for at in grouped]
     )
