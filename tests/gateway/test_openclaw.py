@@ -64,6 +64,10 @@ def test_three_turns_land_in_the_ledger_of_the_running_product(tmp_path: Path) -
     ledger.close()
 
 
+MACHINERY = "BEGIN_OPENCLAW_INTERNAL_CONTEXT", "[System message]"
+"""Marks of messages that the prompt shows as the user's, and no user has written."""
+
+
 class Listener(FakeSampler):
     """A model that answers by the first saying found in the last message. Each saying has its
     scripts, the last of which is for ever."""
@@ -79,7 +83,7 @@ class Listener(FakeSampler):
         said = [
             part
             for part in self._renderer.decode(prompt).split("<|im_start|>")
-            if part.startswith("user\n") and "BEGIN_OPENCLAW_INTERNAL_CONTEXT" not in part
+            if part.startswith("user\n") and not any(mark in part for mark in MACHINERY)
         ][-1]
         self.heard.append(said)
         self.prompts.append(tuple(prompt))
