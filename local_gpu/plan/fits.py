@@ -380,8 +380,9 @@ def _changes(layout: Layout, demand: Demand) -> Iterator[Case]:
 
 
 def _spread(layout: Layout, demand: Demand, learn: int, size: int) -> Case:
-    """That many GPUs that learn, and servers of that size on the rest; on more GPUs than there are
-    if need be. All counts are named, as one that was given before would not go with the others."""
+    """Return the case of `learn` GPUs that learn and samplers of `size` GPUs each on the rest, on
+    more GPUs than there are if need be. All counts are named: a flag that was given before might
+    contradict the one that changes."""
     judges = len(layout.judge)
     sample = max(size, (layout.count - judges - learn) // size * size) if size else 0
     needed = learn + sample + judges
