@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from tests.ledger.test_ledger import new_turn
-from tinker_claw.conversation.lessons import TRIAL, Lessons, chance_higher, is_probe, settle
+from tinker_claw.conversation.lessons import MOST, TRIAL, Lessons, chance_higher, is_probe, settle
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.lessons import Evidence, Lesson, State, read_lessons
 from tinker_claw.types import Attempt, Vote, Wish
@@ -221,6 +221,23 @@ def test_what_was_learned_is_told_again_on_another_line(ledger: Ledger) -> None:
     assert told == {first.id: [known.id], second.id: []}
     back = ledger.steps.roll_back(first)
     assert [one.id for one in lessons.told(ledger.turns.session("me", "b"), "me", back.id)] == [1]
+
+
+def test_what_was_learned_takes_no_place_from_what_is_told(ledger: Ledger) -> None:
+    ledger.lessons.rule("add", "me", None, PLAIN)
+    kept = ledger.lessons.of_user("me")
+    base = ledger.steps.newest_version()
+    assert base is not None
+    for number in range(MOST):
+        source = ledger.turns.session("me", f"source {number}")
+        turn(ledger, source, -1, Wish(f"Wish {number}.", f"wish {number}", "always"))
+        ledger.lessons.change(ledger.lessons.of_user("me")[0], State.LEARNED, "so", base.id)
+    session = ledger.turns.session("me", "new")
+    lessons = Lessons(ledger.lessons, lambda text: text.split())
+    assert lessons.told(session, "me", base.id) == kept
+    drawn = dict(ledger._db.pairs("SELECT lesson_id, told FROM drawn"))
+    assert sum(drawn.values()) == 1, "the others are compared"
+    assert len(drawn) == MOST + 1
 
 
 def test_what_the_user_keeps_is_always_told(ledger: Ledger) -> None:

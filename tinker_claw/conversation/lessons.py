@@ -91,12 +91,15 @@ class Lessons:
         found, texts = list[tuple[int, bool]](), list[Lesson]()
         for lesson in self._table.of_user(user):
             state = self._settled(lesson, version)
-            if state is State.DROPPED or len(texts) == MOST:
-                continue
-            if len(self._tokens(told_text([*texts, lesson]))) > MOST_TOKENS:
-                continue
-            texts.append(lesson)
-            found.append((lesson.id, self._is_told(lesson, state, version)))
+            if state is State.LEARNED and not self._is_told(lesson, state, version):
+                found.append((lesson.id, False))  # takes the place of no other
+            elif (
+                state is not State.DROPPED
+                and len(texts) < MOST
+                and len(self._tokens(told_text([*texts, lesson]))) <= MOST_TOKENS
+            ):
+                texts.append(lesson)
+                found.append((lesson.id, self._is_told(lesson, state, version)))
         return found
 
     def _settled(self, lesson: Lesson, version: int) -> State:
@@ -124,8 +127,8 @@ def is_probe(lesson_id: int, number: int, state: State) -> bool:
     """Return whether the session with this number, counted from 0, is not told a lesson: one of
     each row of sessions, chosen by a hash, the same after a restart."""
     later = next((one_in for most, one_in in PROBES if number < most), RAREST)
-    row, place = divmod(number, TRIAL if state is State.TRIED else later)
     one_in = TRIAL if state is State.TRIED else later
+    row, place = divmod(number, one_in)
     return sha256(f"untold {lesson_id} {row}".encode()).digest()[0] % one_in == place
 
 
