@@ -19,6 +19,7 @@ import msgspec
 from cachetools import LRUCache
 
 from tinker_claw.errors import RequestError
+from tinker_claw.images import images_in
 
 INT64 = 2**63
 _Made = TypeVar("_Made")
@@ -246,7 +247,9 @@ class Known:
         """Cache the new parts that a reader found."""
         with self._lock:
             for key, value in made.items():
-                size = _ENTRY + 4 * len(key[-1])
+                # Not in the body: files of images that were given by their addresses.
+                images = images_in([value]) if isinstance(value, dict) else ()
+                size = _ENTRY + 4 * len(key[-1]) + sum(len(image.clean()) for image in images)
                 if size <= self._made.maxsize:
                     self._made[key] = (size, value)
 
