@@ -361,12 +361,16 @@ def finish(spoken: Responses, user: str = "ann", *, open: bool = True, **fields:
     return writer.id
 
 
-def test_a_reply_that_was_asked_for_before_all_was_forgotten_is_not_gone_on_from() -> None:
+@pytest.mark.parametrize("admitted", [True, False], ids=["admitted", "only read"])
+def test_a_reply_that_was_asked_for_before_all_was_forgotten_is_not_gone_on_from(
+    admitted: bool,
+) -> None:
     spoken = Responses()
     request = parse(spoken)
-    spoken.remember(request, "anna")
+    steps = [lambda: spoken.remember(request, "ann"), spoken.forget]
+    for step in steps if admitted else reversed(steps):
+        step()
     writer = reply(request, spoken)
-    spoken.forget()
     writer.whole(finished("calls", text="So"))
     with pytest.raises(RequestError, match="Send the whole conversation"):
         parse(spoken, previous_response_id=writer.id)

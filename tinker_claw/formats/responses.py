@@ -142,7 +142,7 @@ class Responses(Format):
         return path.startswith("/v1/responses")
 
     def parse(self, body: bytes, route: Route, user: str) -> GenerationRequest:
-        fields = FIELDS.check(load_body(body))
+        fields, since = FIELDS.check(load_body(body)), self._forgotten
         names: Names = {}
         said = self._history(fields, user)
         head = [fields.string("instructions")] if fields.get("instructions") else []
@@ -166,6 +166,7 @@ class Responses(Format):
                 "said": said,
                 "kept": fields.flag("store", True),
                 "user": user,
+                "since": since,
             },
         )
 
@@ -187,7 +188,7 @@ class Responses(Format):
         return (*before, *_conversation(fields))
 
     def remember(self, request: GenerationRequest, user: str) -> None:
-        cast("dict[str, Any]", request.own)["open"] = self._forgotten
+        cast("dict[str, Any]", request.own)["open"] = True
 
     def forget(self) -> None:
         with self._lock:
@@ -201,7 +202,7 @@ class Responses(Format):
         def keep(id: str, reply: Reply) -> None:
             with self._lock:
                 said = (*own["said"], as_message(reply))
-                if own["open"] == self._forgotten and _size(said) <= _ROOM:
+                if own["since"] == self._forgotten and _size(said) <= _ROOM:
                     self._said[own["user"], id] = said
 
         return ResponsesReply(own["fields"], own["names"], head, keep if keeps else None)
