@@ -130,6 +130,7 @@ def test_a_session_stays_one_when_it_is_compacted_or_affinity_is_switched_on() -
 def test_what_another_program_calls_a_session_is_taken_as_it_is() -> None:
     assert told(PLAIN | {"prompt_cache_key": "user:1"}).key == "user:1"
     assert told(PLAIN, session_id="a:2").key == "a:2"
+    assert told(PLAIN | {"prompt_cache_key": ""}).key == told(PLAIN).key, "none is named"
 
 
 def test_the_runtime_line_is_found_wherever_it_stands() -> None:
@@ -273,6 +274,24 @@ CALLS: list[tuple[RequestKind, str, dict[str, Any], dict[str, str]]] = [
         {},
     ),
     (RequestKind.VERDICT, "thumb", openclaw("hi", assistant("yo"), user("\N{THUMBS UP SIGN}")), {}),
+    (
+        RequestKind.VERDICT,
+        "thumb behind a note",
+        {
+            "messages": [
+                *(*PLAIN["messages"], assistant("yo")),
+                {"role": "user", "content": "<environment_context>x</environment_context>"},
+                {"role": "user", "content": "\N{THUMBS UP SIGN}"},
+            ]
+        },
+        {},
+    ),
+    (
+        RequestKind.CLIENT,
+        "thumb behind another message",
+        {"messages": [*PLAIN["messages"], {"role": "user", "content": "\N{THUMBS UP SIGN}"}]},
+        {},
+    ),
 ]
 TYPED: list[tuple[str, dict[str, Any]]] = [
     ("memory flush", openclaw("hi", assistant("yo"), user(FLUSH))),

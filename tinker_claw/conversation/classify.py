@@ -337,15 +337,15 @@ def _by_prompt(seen: SessionEvidence) -> Sign | None:
 def _turn(seen: SessionEvidence) -> Sign:
     """Recognise a turn of an agent's conversation, or of a client that does not identify itself."""
     request, messages = seen.request, seen.request.messages
-    kept, at = without_volatile(messages), last_asked(messages)
-    found = Reading() if at is None else read(messages[at])
+    kept, readings = without_volatile(messages), asking(messages)
+    found = readings[0] if readings else Reading()
     who = "OpenClaw's agent"
     if seen.agent and not request.tools and not (found.typed and seen.trace):
         return Sign(
             RequestKind.UTILITY, f"{who}, but neither tools nor a user's message in a trace"
         )
-    said, before = outright(found.words), messages[at - 1]["role"] if at else None
-    if said is not None and not said.asks and before != "user":
+    said = outright(found.words)
+    if said is not None and not said.asks and len(readings) == 1:
         return Sign(RequestKind.VERDICT, "the user's words are a verdict and nothing else")
     if seen.agent and nudged(messages):
         return Sign(RequestKind.REASK, f"{who} asks again after an empty reply")

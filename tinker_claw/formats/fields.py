@@ -53,7 +53,7 @@ def openai(fields: Object, tools: tuple[Tool, ...], *lengths: str, nested: bool)
         **common(fields, 2, *lengths),
         **_openai_calls(fields, tools, nested=nested),
         "one_call": not fields.flag("parallel_tool_calls", True),
-        "session": None if key is None else (key, "prompt_cache_key"),
+        "session": (key, "prompt_cache_key") if key else None,
     }
 
 
