@@ -57,15 +57,10 @@ _MEMORY = re.compile(
 _INTERNAL = re.compile(rf"{_VOLATILE_BEGIN}.*?{_VOLATILE_END}", re.DOTALL)
 _JOB = re.compile(r"(?:Job ID: [^\n]*|Received: [^\n]*)\n\n(?=SECURITY NOTICE: )")
 _NOTICE = re.compile(r"SECURITY NOTICE: .*?\n\n+(?=<<<EXTERNAL_UNTRUSTED_CONTENT )", re.DOTALL)
-_EXTERNAL = re.compile(
-    r"<<<EXTERNAL_UNTRUSTED_CONTENT id=\"(?P<id>[^\"\n]{1,80})\">>>.*?"
-    r"<<<END_EXTERNAL_UNTRUSTED_CONTENT id=\"(?P=id)\">>>\n*",
-    re.DOTALL,
-)
 _FOREIGN: Final = "<<<EXTERNAL_UNTRUSTED_CONTENT "
 _SEPARATOR: Final = "---\nQueued #"
 # (Long texts are searched for these first, in a tenth of the time of a pattern.)
-_FENCES = re.compile(r"<<<(?:END_)?EXTERNAL_UNTRUSTED_CONTENT id=\"[^\"\n]*\">>>")
+_FENCES = re.compile(r"<<<(?P<ends>END_)?EXTERNAL_UNTRUSTED_CONTENT id=\"(?P<id>[^\"\n]*)\">>>")
 _CONTEXT_LINE = re.compile(rf"^Context: {MARKER}[ \t]*$", re.MULTILINE)
 _HISTORY_LINE = re.compile(r"^(?:#\S+ )?(?:\S+ ){0,6}?[^:\n]{1,80}: ")
 # The clock at the end of prompts that nobody typed.
@@ -315,12 +310,28 @@ def _matched(pattern: re.Pattern[str], text: str, at: int) -> int:
 
 def _foreign_end(body: str, at: int) -> int:
     """Index of the end of notices and external content that begin at `at`."""
+    contents = _contents(body)
     while True:
         start = _matched(_BLANKS, body, at)
-        end = _matched(_EXTERNAL, body, _matched(_NOTICE, body, start))
+        noticed = _matched(_NOTICE, body, start)
+        end = contents.get(noticed, noticed)
         if end == start:
             return at
         at = end
+
+
+def _contents(text: str) -> dict[int, int]:
+    """Where external contents begin and end, in order.
+
+    Read once, from the end: a page that holds a thousand beginnings takes no longer than others.
+    """
+    ends, found = dict[str, int](), dict[int, int]()
+    for fence in reversed([*_FENCES.finditer(text)] if _FOREIGN in text else ()):
+        if fence["ends"]:
+            ends[fence["id"]] = _matched(_BLANK_LINES, text, fence.end())
+        elif fence["id"] in ends:
+            found[fence.start()] = ends[fence["id"]]
+    return dict(reversed(found.items()))
 
 
 def _sender(info: Any) -> Sender:
@@ -411,12 +422,14 @@ def _said(words: str) -> Iterator[Piece]:
 def external(text: str, writer: Writer) -> Iterator[Piece]:
     """A text by this writer, and the external content that is wrapped in it."""
     at = 0
-    for found in _EXTERNAL.finditer(text) if _FOREIGN in text else ():
-        if before := text[at : found.start()]:
+    for start, end in _contents(text).items():
+        if start < at:
+            continue
+        if before := text[at:start]:
             yield Piece(writer, before)
-        inner = _FENCES.sub("", found[0]).strip()
-        yield Piece(Writer.EXTERNAL, found[0], "external content", inner)
-        at = found.end()
+        inner = _FENCES.sub("", text[start:end]).strip()
+        yield Piece(Writer.EXTERNAL, text[start:end], "external content", inner)
+        at = end
     if at < len(text):
         yield Piece(writer, text[at:])
 
