@@ -96,7 +96,6 @@ class Talk:
             reply_digest=f"{rng.getrandbits(128):032x}",
             call="user turn",
             trace=f"{rng.getrandbits(128):032x}",
-            packed_prompt=array("i", prompt).tobytes(),
         )
         self._prompt += [*reply, *self._ids(rng.randint(20, 400))]
         self._history += [turn.reply_digest, f"{rng.getrandbits(128):032x}"]

@@ -231,7 +231,6 @@ class Generation:
                 trace=job.identity.trace,
                 response_id=job.response_id,
                 fallback=self.sampling.fallback,
-                packed_prompt=job.prompt.packed,
                 keeps_tokens=keeps,
                 lost=said.lost,
                 client=job.identity.client,

@@ -12,7 +12,7 @@ import secrets
 import sqlite3
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, astuple, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
 from tinker_claw.ledger.codec import (
@@ -72,8 +72,6 @@ class NewTurn:
     """The reply's id in the API response."""
     fallback: str | None = None
     """Why a version other than the current one answered; None: the current one did."""
-    packed_prompt: bytes | None = field(default=None, repr=False)
-    """The prompt as little-endian int32, where available."""
     keeps_tokens: bool = True
     """Whether tokens and text digests are kept; False only counts tokens."""
     lost: Lost | None = None
@@ -312,7 +310,7 @@ class TurnTable(LedgerTable):
         """Write a turn and the bill for serving it; return its id. Durable when this returns."""
         done, keeps = turn.completion, turn.keeps_tokens
         full = done if keeps else replace(done, **_NO_TOKENS)
-        raw = raw_ids(turn.prompt) if turn.packed_prompt is None else turn.packed_prompt
+        raw = raw_ids(turn.prompt)
         values: dict[str, Any] = {name: getattr(turn, name) for name in _AS_IT_IS} | {
             "created_at": time.time(),
             "voices": json.dumps(turn.voices, ensure_ascii=False),

@@ -104,9 +104,7 @@ class Eyes:
             if prompt.hint_at is not None and hint_at is not None and at < prompt.hint_at:
                 hint_at += count - 1
         ids += prompt.tokens[done:]
-        return replace(
-            prompt, tokens=tuple(ids), hint_at=hint_at, packed=None, images=tuple(places)
-        )
+        return replace(prompt, tokens=tuple(ids), hint_at=hint_at, images=tuple(places))
 
 
 def _read(folder: str, name: str) -> dict[str, Any] | None:

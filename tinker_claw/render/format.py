@@ -12,7 +12,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
 from itertools import count
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -25,7 +24,7 @@ from tinker_claw.render.begun import Beginnings
 from tinker_claw.render.eyes import Eyes
 from tinker_claw.render.outside_text import CutTokenizer, Guard
 from tinker_claw.render.own_template import UNFIT, OwnTemplate
-from tinker_claw.render.prompt_cache import Ids, Prompt, PromptCache
+from tinker_claw.render.prompt_cache import Ids, Prompt, PromptCache, interned
 from tinker_claw.types import Message, Tokens
 
 Switches: TypeAlias = tuple[tuple[str, Any], ...]
@@ -341,18 +340,13 @@ class Format:
 
     def _joined(self, laid: _LaidOut, *, remembers: bool) -> Prompt:
         """Encode the texts that are not known, and join the ids of all."""
-        encode, cache = self._tokenizer.encode, self._cache
-        parts = [
-            entry
-            if isinstance(entry, Ids)
-            else _single(entry)
-            if isinstance(entry, int)
-            else cache.encoded(entry, encode, remembers=remembers)
-            for entry in laid.entries
-        ]
-        whole, hint = Ids.joined(parts), laid.hint
-        hint_at = None if hint is None else sum(len(part.tokens) for part in parts[:hint])
-        return Prompt(whole.tokens, hint_at, whole.packed)
+        tokens, ends = list[int](), [0]
+        for entry in laid.entries:
+            if isinstance(entry, str):
+                entry = self._cache.encoded(entry, self._tokenizer.encode, remembers=remembers)
+            tokens += (entry,) if isinstance(entry, int) else entry
+            ends.append(len(tokens))
+        return Prompt(tuple(tokens), None if laid.hint is None else ends[laid.hint])
 
     def _tried_out(self) -> bool:
         """Test whether encoding text by text equals a plain render, wherever the format takes it.
@@ -376,7 +370,7 @@ class Format:
             if hinted is not None:
                 told.append(self._joined(hinted, remembers=False).hint_at == expected.hint_at)
             texts = (text for text in found.entries if isinstance(text, str))
-            self._frames |= {text: Ids.of(self._tokenizer.encode(text)) for text in texts}
+            self._frames |= {text: interned(self._tokenizer.encode(text)) for text in texts}
         self._ends_texts = bool(told) and all(told)
         return True
 
@@ -420,11 +414,6 @@ class _LaidOut(NamedTuple):
     """Number of entries before the place for a hint."""
 
 
-@cache
-def _single(token: int) -> Ids:
-    return Ids.of((token,))
-
-
 @contextmanager
 def _refused() -> Generator[None]:
     """Raise RequestError where a format refuses the messages."""
@@ -441,8 +430,7 @@ def _plainly(
     chat: renderers.Renderer, said: Sequence[Message], tools: Tools | None, hint: int | None
 ) -> Prompt:
     found = _render(chat, said, tools)
-    ids = Ids.of(found.token_ids)
-    return Prompt(ids.tokens, _content_end(found, hint), ids.packed)
+    return Prompt(interned(found.token_ids), _content_end(found, hint))
 
 
 def _render(

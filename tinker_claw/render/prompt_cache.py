@@ -7,14 +7,12 @@ are kept, never text, under a salted digest of the text.
 from __future__ import annotations
 
 import os
-import sys
-from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from threading import Lock
-from typing import NamedTuple
+from typing import TypeAlias
 
 from cachetools import LRUCache
 
@@ -28,30 +26,12 @@ _NUMBERS: dict[int, int] = {}
 """Interned ids: each is one shared int object, however often it is kept."""
 
 
-class Ids(NamedTuple):
-    """Ids both packed for the ledger and as a tuple for samplers. Converting them for every prompt
-    would cost more than rendering its new part."""
+Ids: TypeAlias = tuple[int, ...]
 
-    packed: bytes
-    """Ids as little-endian int32."""
-    tokens: tuple[int, ...]
 
-    @classmethod
-    def of(cls, ids: Sequence[int]) -> Ids:
-        """Pack a list of ids."""
-        packed = array("i", ids)
-        if sys.byteorder == "big":
-            packed.byteswap()
-        return cls(packed.tobytes(), tuple(map(_NUMBERS.setdefault, ids, ids)))
-
-    @classmethod
-    def joined(cls, parts: Iterable[Ids]) -> Ids:
-        """Concatenate ids."""
-        packed, tokens = list[bytes](), list[int]()
-        for part in parts:
-            packed.append(part.packed)
-            tokens.extend(part.tokens)
-        return cls(b"".join(packed), tuple(tokens))
+def interned(ids: Sequence[int]) -> Ids:
+    """Return the ids as shared int objects."""
+    return tuple(map(_NUMBERS.setdefault, ids, ids))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +41,6 @@ class Prompt:
     tokens: tuple[int, ...]
     hint_at: int | None
     """Index after the content of the message that a hint belongs to; None: not known."""
-    packed: bytes | None = field(default=None, repr=False, compare=False)
-    """The tokens as little-endian int32, where available."""
     begun: int = 0
     """Number of last tokens that begin the reply and are given to the model."""
     told: Told | None = None
@@ -72,17 +50,15 @@ class Prompt:
 
     def followed_by(self, begun: Sequence[int]) -> Prompt:
         """Return this prompt followed by the beginning of a reply."""
-        packed = None if self.packed is None else self.packed + Ids.of(begun).packed
-        return replace(self, tokens=(*self.tokens, *begun), packed=packed, begun=len(begun))
+        return replace(self, tokens=(*self.tokens, *begun), begun=len(begun))
 
     def telling(self, ids: tuple[int, ...], at: int, lessons: Sequence[int]) -> Prompt:
         """Return this prompt with lessons, whose tokens are `ids`, inserted at index `at`."""
-        hint_at, packed = self.hint_at, self.packed
+        hint_at = self.hint_at
         return replace(
             self,
             tokens=(*self.tokens[:at], *ids, *self.tokens[at:]),
             hint_at=hint_at + len(ids) if hint_at is not None and hint_at >= at else hint_at,
-            packed=packed and packed[: 4 * at] + Ids.of(ids).packed + packed[4 * at :],
             told=Told(tuple(lessons), at, len(ids)),
             images=tuple((i + len(ids) * (i >= at), n) for i, n in self.images),
         )
@@ -106,7 +82,7 @@ class PromptCache:
         """Return the ids of a text; `encode` is called on a cache miss."""
         found = self.get(text)
         if found is None:
-            found = Ids.of(encode(text))
+            found = interned(encode(text))
             if remembers:
                 with self._lock, suppress(ValueError):  # larger than the cache
                     self._known[self._name(text)] = found
@@ -124,5 +100,5 @@ class PromptCache:
 
 
 def _held(ids: Ids) -> int:
-    """Return the bytes of an entry: four per packed id, and eight for its place in the tuple."""
-    return _ENTRY + 12 * len(ids.tokens)
+    """Return the bytes of an entry: eight for each place in the tuple."""
+    return _ENTRY + 8 * len(ids)
