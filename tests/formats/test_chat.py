@@ -498,6 +498,10 @@ def test_what_one_user_has_said_is_not_known_of_another_nor_once_it_is_forgotten
     assert read_as(chat, written(USER)).messages[0] is first.messages[0]
     chat.forget()
     assert read_as(chat, written(USER)).messages[0] is not first.messages[0]
+    late = chat.parse(written(SYSTEM), chat.routes[0], "ann")
+    chat.forget()
+    chat.remember(late, "ann")
+    assert read_as(chat, written(SYSTEM)).messages[0] is not late.messages[0]
 
 
 def test_what_is_remembered_is_bounded() -> None:

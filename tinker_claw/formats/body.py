@@ -253,11 +253,6 @@ class Known:
                 if size <= self._made.maxsize:
                     self._made[key] = (size, value)
 
-    def clear(self) -> None:
-        """Forget all parts."""
-        with self._lock:
-            self._made.clear()
-
 
 def shown(name: str) -> str:
     """Shorten a client's own name for something, to be sent back."""

@@ -116,14 +116,14 @@ class Chat(Format):
         self._known = Known()
 
     def parse(self, body: bytes, route: Route, user: str) -> GenerationRequest:
-        new: dict[Any, Any] = {}
-        return parse_chat(body, self._known.reader(user, new), new)
+        known, new = self._known, dict[Any, Any]()
+        return parse_chat(body, known.reader(user, new), {"known": known, "new": new})
 
     def remember(self, request: GenerationRequest, user: str) -> None:
-        self._known.learn(request.own)
+        request.own["known"].learn(request.own["new"])
 
     def forget(self) -> None:
-        self._known.clear()
+        self._known = Known()  # another: requests that were read before know the old one
 
     def reply(self, request: GenerationRequest, head: ReplyHead) -> ReplyWriter:
         return ChatReply(request, head)

@@ -8,6 +8,7 @@ user, in memory only; for everyone else, and after a restart, it does not exist.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from threading import Lock
 from typing import Any, cast
 
@@ -119,6 +120,10 @@ _ROOM = 64_000_000
 them: some six hundred of long sessions, which share their messages."""
 
 
+_Said = LRUCache[tuple[str, str], tuple[Message, ...]]
+"""Conversation up to and including each reply, by user and id, without instructions."""
+
+
 class Responses(Format):
     """OpenAI's Responses, which its newer clients use, Codex among them."""
 
@@ -132,19 +137,16 @@ class Responses(Format):
     )
 
     def __init__(self) -> None:
-        self._said = LRUCache[tuple[str, str], tuple[Message, ...]](_ROOM, getsizeof=_size)
-        """Conversation up to and including each reply, by user and id, without instructions."""
-        self._forgotten = 0
-        """Number of calls of `forget`; replies to requests from before one are not remembered."""
+        self._said = _Said(_ROOM, getsizeof=_size)
         self._lock = Lock()  # large bodies are read in a thread
 
     def claims(self, path: str, headers: Mapping[str, str]) -> bool:
         return path.startswith("/v1/responses")
 
     def parse(self, body: bytes, route: Route, user: str) -> GenerationRequest:
-        fields, since = FIELDS.check(load_body(body)), self._forgotten
-        names: Names = {}
-        said = self._history(fields, user)
+        fields, names = FIELDS.check(load_body(body)), Names()
+        known = self._said  # what is forgotten meanwhile is not remembered in another
+        said = self._history(fields, user, known)
         head = [fields.string("instructions")] if fields.get("instructions") else []
         effort = effort_level(fields.object("reasoning", _REASONING), "effort")
         fields.object("stream_options", _STREAM)
@@ -166,16 +168,16 @@ class Responses(Format):
                 "said": said,
                 "kept": fields.flag("store", True),
                 "user": user,
-                "since": since,
+                "known": known,
             },
         )
 
-    def _history(self, fields: Object, user: str) -> tuple[Message, ...]:
+    def _history(self, fields: Object, user: str, known: _Said) -> tuple[Message, ...]:
         """Return the conversation so far, without instructions."""
         where, before = "previous_response_id", ()
         if (name := fields.optional(where)) is not None:
             with self._lock:
-                found = self._said.get((user, name))
+                found = known.get((user, name))
             if found is None:
                 raise RequestError(
                     f"{where}: there is no such reply any more; they are kept in memory, a few "
@@ -191,19 +193,15 @@ class Responses(Format):
         cast("dict[str, Any]", request.own)["open"] = True
 
     def forget(self) -> None:
-        with self._lock:
-            self._said.clear()
-            self._forgotten += 1
+        self._said = _Said(_ROOM, getsizeof=_size)
 
     def reply(self, request: GenerationRequest, head: ReplyHead) -> ReplyWriter:
         own = request.own
         keeps = own["kept"] and "open" in own
 
         def keep(id: str, reply: Reply) -> None:
-            with self._lock:
-                said = (*own["said"], as_message(reply))
-                if own["since"] == self._forgotten and _size(said) <= _ROOM:
-                    self._said[own["user"], id] = said
+            with self._lock, suppress(ValueError):  # larger than the cache
+                own["known"][own["user"], id] = (*own["said"], as_message(reply))
 
         return ResponsesReply(own["fields"], own["names"], head, keep if keeps else None)
 
