@@ -26,6 +26,7 @@ from tinker_claw.conversation.attribution import (
 from tinker_claw.conversation.harnesses import HARNESSES, Harness
 from tinker_claw.conversation.openclaw import (
     FLUSH,
+    NOBODYS,
     ON_ITS_OWN,
     SYSTEM_OPENING,
     Runtime,
@@ -83,13 +84,6 @@ _MAIN = frozenset(
         *(RequestKind.CLIENT, RequestKind.VERDICT),
     }
 )
-_AREAS = {
-    "subagent": RequestKind.SUBAGENT,
-    "cron": RequestKind.ALONE,
-    "hook": RequestKind.AUTOMATED,
-    "internal-session-effects": RequestKind.FLUSH,
-}
-"""Areas of OpenClaw's sessions that are not the user's."""
 _FLUSH_TOOLS = frozenset({"read", "write"})
 LARGEST_GROUP = 1000
 """Most sessions of one group."""
@@ -302,8 +296,8 @@ def _by_session(seen: SessionEvidence) -> Sign | None:
     """Recognise sessions that are not the user's, by their keys."""
     key = seen.line.session_key if seen.line else ""
     area = "".join(key.split(":")[2:3])
-    if (call := _AREAS.get(area)) is not None:
-        return Sign(call, f"its session {'is a hook' if area == 'hook' else key}")
+    if (what := NOBODYS.get(area)) is not None:
+        return Sign(RequestKind(what), f"its session {'is a hook' if area == 'hook' else key}")
     value = seen.affinity or (seen.line and seen.line.session_id) or ""
     for form, what in ON_ITS_OWN:
         if form.fullmatch(value):

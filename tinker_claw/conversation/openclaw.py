@@ -100,8 +100,13 @@ ON_ITS_OWN = (
     (re.compile(r"slug-generator-[-0-9a-f]+(?::\d+)?"), "utility"),
 )
 """Names of sessions without a conversation."""
-NOBODYS: Final = frozenset({"hook", "cron", "subagent", "internal-session-effects"})
-"""Areas of sessions in which no person writes."""
+NOBODYS: Final = {
+    "hook": "automated",
+    "cron": "isolated cron",
+    "subagent": "subagent",
+    "internal-session-effects": "memory flush",
+}
+"""Areas of sessions in which no person writes, and the kinds of their requests."""
 _GROUPS: Final = frozenset({"group", "channel", "room", "thread"})
 _KINDS: Final = _GROUPS | {"direct"}
 """Kinds of conversation; in a session's key the id of a person or group follows."""
@@ -407,9 +412,8 @@ def person(words: str, *, framed: bool) -> Iterator[Piece]:
 def _said(words: str) -> Iterator[Piece]:
     """A person's words, without numbers of a queue and without what others wrote."""
     cut = _CONTEXT_LINE.search(words) if MARKER in words else None
-    rest = "" if cut is None else words[cut.start() :]
-    words = words if cut is None else words[: cut.start()]
-    at = 0
+    end = cut.start() if cut else len(words)
+    words, rest, at = words[:end], words[end:], 0
     for found in _QUEUED.finditer(words) if _SEPARATOR in words else ():
         yield from external(words[at : found.start()], Writer.OWNER)
         yield Piece(Writer.HARNESS, found[0], "queue")

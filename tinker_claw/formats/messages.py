@@ -241,7 +241,7 @@ def _system(fields: Object) -> list[Message]:
     raw = fields.get("system", "")
     if isinstance(raw, str):
         return [{"role": "system", "content": raw}] if raw else []
-    texts = [_text(block) for block in fields.objects("system")]
+    texts = [_text_in(_checked(block, "system")) for block in fields.objects("system")]
     return [{"role": "system", "content": parted(texts)}] if texts else []
 
 
@@ -267,9 +267,7 @@ def _messages(given: Object) -> list[Message]:
     content = _MESSAGE.check(given).get("content")
     if isinstance(content, str):
         return [{"role": role, "content": content}]
-    blocks = given.objects("content", required=True)
-    for block in blocks:
-        _check_block(block, role)
+    blocks = [_checked(block, role) for block in given.objects("content", required=True)]
     kinds = [block["type"] for block in blocks]
 
     def read(kind: str, make: Callable[[Object], Any]) -> list[Any]:
@@ -288,13 +286,13 @@ def _messages(given: Object) -> list[Message]:
     return [*results, *([{"role": role, "content": joined(texts)}] if texts else [])]
 
 
-def _check_block(block: Object, role: str) -> None:
+def _checked(block: Object, role: str) -> Object:
     kind = block.get("type")
     if not isinstance(kind, str) or kind not in _BLOCKS:
         raise unreadable(block)
     if kind not in _BY[role]:
         raise block.wrong(f"is of type {kind}, which is not the {role}'s")
-    _BLOCKS[kind].check(block)  # redacted thinking, another server's, is not read
+    return _BLOCKS[kind].check(block)  # redacted thinking, another server's, is not read
 
 
 def _text_in(block: Object) -> str:
@@ -303,18 +301,11 @@ def _text_in(block: Object) -> str:
     return block.string("text", empty=True)
 
 
-def _text(block: Object) -> str:
-    """The text of a block that must be text."""
-    _check_block(block, "system")
-    return _text_in(block)
-
-
 def _resulting(block: Object) -> str:
     """A block in the result of a tool."""
     if block.get("type") == "tool_result":
         raise unreadable(block)
-    _check_block(block, "user")
-    return _text_in(block)
+    return _text_in(_checked(block, "user"))
 
 
 def _call(block: Object) -> dict[str, Any]:

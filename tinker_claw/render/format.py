@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import count
+from itertools import count, takewhile
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import renderers
@@ -223,7 +223,8 @@ class Format:
         Raises:
             RequestError: the format refuses these messages; the plan's `encode` raises it, too.
         """
-        head = _head(messages)
+        systems = (message["role"] == "system" for message in messages)
+        head = sum(takewhile(bool, systems))
         if self._moves_system and head > 1:
             said = "\n\n".join(message["content"] for message in messages[:head])
             messages = [{"role": "system", "content": said}, *messages[head:]]
@@ -305,7 +306,9 @@ class Format:
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
         if self._eyes is None and (images := images_in(messages)):
             raise images[0].wrong("is an image, and this model reads text only")
-        said = [{**m, "content": _parted(m["content"])} if _sees(m) else m for m in messages]
+        said = [
+            {**m, "content": _parted(m["content"])} if placed(m["content"]) else m for m in messages
+        ]
         return self._guard.messages(said), self._guard.tools(tools) if tools else None
 
     def _laid_out(
@@ -442,22 +445,12 @@ def _render(
     return cast("Any", chat).render(said, tools=tools, add_generation_prompt=True, **options)
 
 
-def _sees(message: Message) -> bool:
-    return bool(placed(message.get("content") or ""))
-
-
 def _parted(content: str) -> list[dict[str, str]]:
     """Return content with images as the package takes it."""
     return [
         {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"}
         for part in split(content)
     ]
-
-
-def _head(messages: Sequence[Message]) -> int:
-    """Return the number of system messages that a conversation begins with."""
-    behind = (i for i, message in enumerate(messages) if message["role"] != "system")
-    return next(behind, len(messages))
 
 
 def _content_end(rendered: renderers.RenderedTokens, message: int | None) -> int | None:

@@ -57,7 +57,7 @@ def tool_call(attempt: ParsedToolCall) -> ToolCall | None:
 
 
 class CutStream:
-    """A ReplyStream that may end early; one that cannot is passed through unchanged."""
+    """A ReplyStream that may end early."""
 
     def __init__(
         self, inner: ReplyStream, stop: Sequence[str] = (), *, one_call: bool = False
@@ -65,7 +65,6 @@ class CutStream:
         self._inner = inner
         self.text_at = inner.text_at
         """See `ReplyStream`."""
-        self._may_end_early = bool(stop) or one_call
         self._search = StopSearch(stop)
         self._one_call = one_call
         self._shown: list[Delta] = []
@@ -94,8 +93,6 @@ class CutStream:
 
     def _pass(self, deltas: list[Delta]) -> list[Delta]:
         """Return the deltas that are shown, up to a cut."""
-        if not self._may_end_early:
-            return deltas
         begin = len(self._shown)
         for delta in deltas:
             if delta.kind == "text":

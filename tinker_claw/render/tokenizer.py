@@ -167,19 +167,13 @@ def _now(form: str) -> str:
     return datetime.now().strftime(form)
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    """Return the environment that chat templates are written for."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-    )
-    # Without jinja2's escapes for web pages.
-    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
-    functions = {"raise_exception": _raise, "strftime_now": _now}
-    environment.globals.update(cast("Any", functions))
-    return environment
-
-
-_ENVIRONMENT = _environment()
+_ENVIRONMENT = ImmutableSandboxedEnvironment(
+    trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+)
+"""What chat templates are written for."""
+# Without jinja2's escapes for web pages.
+_ENVIRONMENT.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
+_ENVIRONMENT.globals.update(cast("Any", {"raise_exception": _raise, "strftime_now": _now}))
 
 
 @lru_cache(maxsize=8)
