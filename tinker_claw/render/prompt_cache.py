@@ -18,7 +18,7 @@ from cachetools import LRUCache
 
 from tinker_claw.types import Told
 
-CAPACITY = 72_000_000
+CAPACITY = 52_000_000
 """Capacity in bytes: texts of some five million ids."""
 _ENTRY = 400
 """Bytes of an entry besides its ids."""
