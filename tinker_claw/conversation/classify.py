@@ -321,10 +321,10 @@ def _by_prompt(seen: SessionEvidence) -> Sign | None:
         return None
     call = RequestKind(found.what)
     if call is not RequestKind.ANNOUNCEMENT:
-        return Sign(call, f"{found.by}, and no timestamp of a user's message")
+        return Sign(call, "the clock at its end, and no timestamp of a user's message")
     # While it is being answered, OpenClaw's last message mentions it, too.
     if at + 1 < len(without_volatile(messages)) or reports_event(messages):
-        return Sign(call, found.by)
+        return Sign(call, "a message from another session")
     return None
 
 

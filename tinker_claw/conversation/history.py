@@ -102,7 +102,7 @@ class Conversation:
                 if found.note:
                     answered = found.answered
                     continue
-                if prompted is not None and _unseen(kept[prompted:]):
+                if prompted is not None and (len(kept) <= prompted + 1 or is_silent(kept[-1])):
                     del kept[prompted:]
                 prompted = len(kept) if found.automation is not None else None
             before, ours, answered = message, answered, False
@@ -216,12 +216,6 @@ def _name(call_id: str) -> str:
     """A digest of a call's id, which a client may fill with anything."""
     name = _NO_NAME.sub("", call_id)[:_LONGEST_NAME]
     return hashlib.blake2b(name.encode(), digest_size=6).hexdigest()
-
-
-def _unseen(exchange: Sequence[Message]) -> bool:
-    """Whether a user gets to see nothing of an automatic prompt's exchange."""
-    last = exchange[-1]
-    return len(exchange) == 1 or (last["role"] == "assistant" and is_silent(last))
 
 
 def _meaning(message: Message) -> str:

@@ -91,7 +91,8 @@ class Lessons:
         found, texts = list[tuple[int, bool]](), list[Lesson]()
         for lesson in self._table.of_user(user):
             state = self._settled(lesson, version)
-            if state is State.LEARNED and not self._is_told(lesson, state, version):
+            told = self._is_told(lesson, state, version)
+            if state is State.LEARNED and not told:
                 found.append((lesson.id, False))  # takes the place of no other
             elif (
                 state is not State.DROPPED
@@ -99,7 +100,7 @@ class Lessons:
                 and len(self._tokens(told_text([*texts, lesson]))) <= MOST_TOKENS
             ):
                 texts.append(lesson)
-                found.append((lesson.id, self._is_told(lesson, state, version)))
+                found.append((lesson.id, told))
         return found
 
     def _settled(self, lesson: Lesson, version: int) -> State:

@@ -171,8 +171,6 @@ class Automation:
     """A user message that no user wrote."""
 
     what: str
-    by: str
-    """Evidence by which it was recognised."""
     short: bool = False
     """Whether it is the short form used in later histories."""
 
@@ -445,18 +443,19 @@ def automation(text: str) -> Automation | None:
         clock = text.rfind("\nReference UTC: ")
         if clock >= 0 and _CLOCK.fullmatch(text, clock):
             what = next((what for mark, what in _PROMPTS if text.startswith(mark)), "automated")
-            return Automation(what, "the clock at its end")
+            return Automation(what)
     elif what := _SHORT.get(_STAMP.sub("", text, count=1).strip()):
-        return Automation(what, "the words that stand for it", short=True)
+        return Automation(what, short=True)
     at = text.rfind(_INTER_SESSION)
     if at >= 0 and _NOT_USER in text[at:].split("\n", 2)[1]:
-        return Automation("announcement", "a message from another session")
+        return Automation("announcement")
     return None
 
 
-def is_silent(reply: Message) -> bool:
-    """Whether a reply is hidden from every user."""
-    return not reply.get("tool_calls") and reply["content"].strip() in _SILENCE
+def is_silent(message: Message) -> bool:
+    """Whether a message is a reply that is hidden from every user."""
+    said = message["content"].strip()
+    return message["role"] == "assistant" and said in _SILENCE and not message.get("tool_calls")
 
 
 def queued(framed: str) -> list[tuple[str, str]]:

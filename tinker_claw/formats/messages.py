@@ -279,10 +279,9 @@ def _messages(given: Object) -> list[Message]:
         return [assistant(texts, thought, read("tool_use", _call))]
     if not blocks:
         raise given.wrong("must be a string or a list of blocks", "content")
-    said = next((i for i, kind in enumerate(kinds) if kind != "tool_result"), len(kinds))
-    if "tool_result" in kinds[said:]:
-        raise given.wrong("has results of tools behind text; they must come before it", "content")
     results = read("tool_result", _result)
+    if "tool_result" in kinds[len(results) :]:
+        raise given.wrong("has results of tools behind text; they must come before it", "content")
     return [*results, *([{"role": role, "content": joined(texts)}] if texts else [])]
 
 
