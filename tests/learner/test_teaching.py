@@ -3,9 +3,11 @@ reward."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -174,6 +176,24 @@ async def test_an_accepted_reply_is_measured_behind_the_prompt_that_its_matter_b
         assert (1, 2, 3, 4, *GOOD) in w.base.scored, "another version than the base's said it there"
         found = [gain for accepted, gain in w.ledger.gains.of("me") if accepted]
         assert found == pytest.approx([0.3])
+
+
+class Slow(Teacher):
+    async def logprobs(self, *asked: Any, **more: Any) -> TokenLogprobs:
+        await asyncio.sleep(0.05)
+        return await super().logprobs(*asked, **more)
+
+
+async def test_an_accepted_reply_is_measured_once_by_turns_that_are_taught_together(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path, trainer=Taught(teacher=Slow(0.3)), batch_size=ENOUGH) as w:
+        w.turn("YES", tokens=GOOD)
+        await w.settled()
+        for _ in range(3):
+            w.turn("NO, HOW it should be", tokens=BAD)
+        await w.settled()
+        assert w.base.scored.count((1, 2, 3, *HINT, 4, *GOOD)) == 1
 
 
 @pytest.mark.parametrize(("then", "now"), [(4, 0), (4, 2), (4, 3), (4, 8), (0, 4)])

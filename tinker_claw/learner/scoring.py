@@ -154,7 +154,8 @@ class HintScorer:
         if plan.own:
             untold = await self._untold(plan.turn, plan)
             own = [reply_gain(scores.logprobs, untold, clip) for scores in scored]
-        if (reply := plan.accepted) is not None:
+        reply = plan.accepted
+        if reply is not None and reply.id not in self._in_hand:  # others may have planned it, too
             self._in_hand.add(reply.id)
             try:
                 untold = await self._untold(reply, plan)
