@@ -213,6 +213,18 @@ async def test_sdpo_is_told_the_reason_where_nothing_has_followed(tmp_path: Path
         assert teacher.hint == "two sentences"
 
 
+async def test_sdpo_is_told_the_reason_whatever_has_followed(tmp_path: Path) -> None:
+    async with world(tmp_path, method="sdpo", batch_size=MANY) as w:
+        turn = w.turn("and what of Rome?")
+        await w.settled()
+        assert w.why_refused(turn) == "no correction"
+        say(w, turn, -1, "two sentences")
+        await w.until(lambda: rewards(w) == {turn: -1})
+        teacher = w.ledger.samples.oldest(1)[0].teacher
+        assert teacher is not None
+        assert teacher.hint == "two sentences"
+
+
 async def test_sdft_takes_a_reply_that_was_praised_outright_for_its_example(
     tmp_path: Path,
 ) -> None:

@@ -471,8 +471,8 @@ class Judging:
         state, shown = parts.ledger.turns.next_state(turn.id), None
         if Signal.DEMONSTRATION in parts.method.needs:
             shown = parts.ledger.judgements.demonstration(turn.id)
-        if state is None and hints:
-            state = NextState("user", hints[0])  # explicit feedback, before anything followed
+        if hints and verdict.source != "judge":  # an explicit reason says more than what followed
+            state = NextState("user", hints[0])
         known = Evidence(verdict, hints, state, shown)
         return tuple(self._redact(text) for text in parts.method.tells(known))
 
