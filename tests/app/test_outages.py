@@ -99,6 +99,18 @@ async def test_outage_while_going_back_over_unsaved_steps_loses_neither(tmp_path
         ]
 
 
+async def test_going_back_publishes_anew_where_the_sampler_is_gone(tmp_path: Path) -> None:
+    async with world(tmp_path, save_interval=2) as w:
+        batch(w)
+        await w.version(1)
+        del w.trainer.samplers[w.ledger.steps.newest_saved_version().sampler_ref]
+        w.trainer.fail["train_step"] = 1
+        batch(w)
+        await w.until(lambda: sample_counts(w.ledger)["trained"] == 8)
+        version = w.policy.current.version
+        assert (version.id, version.step, w.trainer.weights) == (4, 2, 2)
+
+
 async def test_batch_whose_unsaved_step_went_void_is_under_no_suspicion(tmp_path: Path) -> None:
     async with world(tmp_path, save_interval=2) as w:
         batch(w)

@@ -621,7 +621,7 @@ async def test_restart_publishes_anew_where_the_sampler_is_gone(tmp_path: Path) 
             w.turn("YES" if number % 2 else "NO")
         await w.version(1)
         gone = w.policy.current.version
-    del trainer.samplers[gone.sampler_ref]
+    trainer.fail["open"] = 1
     async with world(tmp_path, trainer=trainer) as w:
         now = w.policy.current.version
         assert (now.id, now.parent, now.step, now.state_ref) == (2, 1, 1, gone.state_ref)

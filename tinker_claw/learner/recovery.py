@@ -32,7 +32,7 @@ from tinker_claw.errors import (
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.versions import REFUSED
-from tinker_claw.policy import Policy, Trainer
+from tinker_claw.policy import Policy, Sampler, Trainer
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import log
 from tinker_claw.types import (
@@ -94,21 +94,31 @@ async def restore(ledger: Ledger, trainer: Trainer) -> Policy:
         version = ledger.steps.add_first_version(state_ref=state_ref, sampler_ref=sampler.ref)
         return Policy(version, sampler)
     await load(ledger, trainer, saved.state_ref)
-    lost, published_anew = ledger.steps.unsaved(saved), False
+    sampler = await _reopened(trainer, saved)
+    if ledger.steps.unsaved(saved) or sampler.ref != saved.sampler_ref:
+        saved = _restarted(ledger, saved, sampler)  # written only once all of it is loaded
+    log.info("resumed", version=saved.id, step=saved.step, waiting=ledger.samples.waiting())
+    return Policy(saved, sampler)
+
+
+async def _reopened(trainer: Trainer, loaded: PolicyVersion) -> Sampler:
+    """Open the sampler of the version whose state is loaded, or publish its weights anew."""
     try:
-        sampler = await trainer.open(saved.sampler_ref)
+        return await trainer.open(loaded.sampler_ref)
     except OutageError:
         raise
     except BackendError as error:
-        # The state is there, and the same weights can be published again.
-        log.warning("sampler.gone", version=saved.id, error=str(error))
-        sampler, published_anew = await trainer.publish(), True
-    if lost or published_anew:  # written only once all of it is loaded
-        restored, saved = saved.id, ledger.steps.restart_from(saved, sampler_ref=sampler.ref)
-        if lost:
-            log.warning("steps.void", step_ids=lost, reason="not saved", restored_version=restored)
-    log.info("resumed", version=saved.id, step=saved.step, waiting=ledger.samples.waiting())
-    return Policy(saved, sampler)
+        log.warning("sampler.gone", version=loaded.id, error=str(error))
+        return await trainer.publish()
+
+
+def _restarted(ledger: Ledger, saved: PolicyVersion, sampler: Sampler) -> PolicyVersion:
+    """Add a version that goes on from a saved one; later steps, which were not saved, are void."""
+    lost = ledger.steps.unsaved(saved)
+    version = ledger.steps.restart_from(saved, sampler_ref=sampler.ref)
+    if lost:
+        log.warning("steps.void", step_ids=lost, reason="not saved", restored_version=saved.id)
+    return version
 
 
 async def restore_pin(ledger: Ledger, trainer: Trainer) -> Policy | None:
@@ -282,21 +292,14 @@ class Recovery:
         if saved is None or saved.state_ref is None:
             raise StepError("there is no committed state to go back to")
         await load(self._ledger, self._parts.trainer, saved.state_ref)
-        if saved.id != self._parts.policy.newest.version.id:
-            await self._go_back_to(saved)
-
-    async def _go_back_to(self, saved: PolicyVersion) -> None:
-        """Go back to a saved version; the steps since then, where not every one is saved, are
-        void."""
-        # Before anything is written, since it may fail.
-        sampler = await self._parts.trainer.open(saved.sampler_ref)
+        if saved.id == self._parts.policy.newest.version.id:
+            return
+        sampler = await _reopened(self._parts.trainer, saved)
         try:
-            lost = self._ledger.steps.unsaved(saved)
-            version = self._ledger.steps.restart_from(saved)
+            version = _restarted(self._ledger, saved, sampler)
         except LedgerError:  # the next attempt opens it anew
             await sampler.aclose()
             raise
-        log.warning("steps.void", step_ids=lost, reason="not saved", restored_version=saved.id)
         self._retire(self._parts.policy.swap(Policy(version, sampler)))
 
 
