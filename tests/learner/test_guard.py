@@ -207,6 +207,16 @@ async def test_refusals_hold_for_an_hour(tmp_path: Path, monkeypatch: pytest.Mon
         assert w.health.learner.state != "held"
 
 
+async def test_the_hour_ends_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "AGAIN_S", 2.0)
+    async with world(tmp_path, trainer=FarTrainer(4.0, until=6), max_step_kl=0.05) as w:
+        for _ in range(3):
+            whole_batch(w)
+        await w.until(lambda: w.health.learner.state == "held")
+        assert sample_counts(w.ledger)["queued"] == 4, "no new sample comes"
+        await w.version(1)
+
+
 async def test_bound_of_zero_is_none(tmp_path: Path) -> None:
     async with world(tmp_path, trainer=FarTrainer(9.0), max_step_kl=0) as w:
         whole_batch(w)

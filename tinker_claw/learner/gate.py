@@ -30,7 +30,7 @@ from typing import Any
 from tinker_claw.billing.estimate import GATE_TOKENS, GATE_TURNS
 from tinker_claw.config.canaries import Canary
 from tinker_claw.errors import BackendError, ConfigError, OutageError, RefusedError, same_length
-from tinker_claw.learner.guard import Finding, is_recent
+from tinker_claw.learner.guard import AGAIN_S, Finding, is_recent
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.scoring import outcomes, side_by_side
 from tinker_claw.ledger.versions import REFUSED, Answer, Answers
@@ -348,7 +348,7 @@ class Gate:
             because = refused[-1][0].removeprefix(f"{REFUSED}: ")
             clean = len(refused) - (newest.step > 0)  # the first began with earlier moments
             told = f"{REFUSED} after v{newest.id} because {because}; its batch is set aside"
-            return [Finding("gate", told, holds=clean >= REFUSALS)]
+            return [Finding("gate", told, clean >= REFUSALS, until=refused[-1][1] + AGAIN_S)]
         found = next((one for one in steps.gated(newest.id, 1) if one.version == newest.id), None)
         return [Finding("lost", found.warning)] if found and found.warning else []
 

@@ -49,6 +49,8 @@ class Finding:
     """Reason as a sentence without its full stop."""
     holds: bool = False
     """Whether it stops further steps while it lasts."""
+    until: float | None = None
+    """When it ends by itself, in seconds since 1970; None: not before new replies end it."""
 
 
 # How far a step moves the policy
@@ -286,7 +288,7 @@ class Guard:
         far = ledger.steps.void_lately(TOO_FAR)
         if len(far) >= _FAR_IN_VAIN and is_recent(far[-1][1]):
             told = "two batches in a row moved the policy too far, even at a quarter of the rate"
-            yield Finding("change", told, holds=True)
+            yield Finding("change", told, holds=True, until=far[-1][1] + AGAIN_S)
 
     def _claims(
         self, lately: Sequence[JudgedReply], after: int

@@ -220,15 +220,17 @@ class Learner:
         Raises:
             LedgerError, OutageError: it cannot be done now.
         """
-        hold, health = self._parts.ledger.hold, self._parts.health
+        hold = self._parts.ledger.hold
         try:
             await self.save()
         except OutageError:
             raise
         except BackendError as error:  # it is held all the same
             log.warning("state.unsaved", error=str(error))
-        if any(one.alarm == hold.alarm for one in self._findings()):
-            health.backend.over("learning")  # while held it calls no service
+        lasting = next((one for one in self._findings() if one.alarm == hold.alarm), None)
+        if lasting is not None:
+            self._parts.health.backend.over("learning")  # while held it calls no service
+            self._look_at = lasting.until
             return True
         log.info("learning.goes_on", alarm=hold.alarm)
         hold.end()
