@@ -147,6 +147,17 @@ async def test_while_the_service_is_away_nothing_is_lost_and_health_says_what_it
         assert seen["learner_next_try_s"] is None
 
 
+async def test_a_refusal_of_the_ledger_is_over_though_there_is_no_step(tmp_path: Path) -> None:
+    async with world(tmp_path) as w:
+        w.ledger._db.rows("PRAGMA query_only = ON")
+        w.learner.wake()
+        await w.until(lambda: w.health.learner.state == "stalled")
+        w.ledger._db.rows("PRAGMA query_only = OFF")
+        await w.until(lambda: w.health.learner.state == "waiting")
+        seen = w.health.snapshot(version=0, waiting=0, batch_size=4)
+        assert (seen["status"], seen["backend"]) == ("ok", "ok")
+
+
 async def test_waiting_learner_says_when_it_tries_again_and_ends_at_once(tmp_path: Path) -> None:
     async with asyncio.timeout(240), world(tmp_path, waits=Backoff(600, 3000)) as w:
         w.trainer.away["publish"] = 1

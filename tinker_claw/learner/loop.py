@@ -177,6 +177,7 @@ class Learner:
 
     def _show_idle(self) -> None:
         health, newest = self._parts.health, self._parts.policy.newest.version.id
+        health.backend.over("learning")  # it asks for nothing now
         if reason := self._parts.ledger.hold.reason:
             health.learner_is(
                 "held",
@@ -229,7 +230,6 @@ class Learner:
             log.warning("state.unsaved", error=str(error))
         lasting = next((one for one in self._findings() if one.alarm == hold.alarm), None)
         if lasting is not None:
-            self._parts.health.backend.over("learning")  # while held it calls no service
             self._look_at = lasting.until
             return True
         log.info("learning.goes_on", alarm=hold.alarm)
