@@ -265,12 +265,12 @@ async def test_an_auditor_is_asked_about_a_share_and_decides_nothing() -> None:
         draw=lambda: next(draws),
     )
     judged = [await judge.judge("a", "b", STATE) for _ in range(3)]
-    assert [one.audit and one.audit.value for one in judged] == [-1, None, -1]
+    assert [one.audit.value for one in judged] == [-1, None, -1]
     assert {one.verdict.value for one in judged} == {1}
     assert auditor.asked == 2, "and of hints, it is not asked"
     auditor.fails = JudgeError("away")
     unaudited = await judge.judge("a", "b", STATE)
-    assert (unaudited.verdict.value, unaudited.audit) == (1, None)
+    assert (unaudited.verdict.value, unaudited.audit.votes) == (1, ())
 
 
 async def test_the_ledger_keeps_who_judged_by_which_prompt_and_what_the_auditor_said(

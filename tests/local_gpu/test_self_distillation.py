@@ -60,7 +60,8 @@ class Taught(NamedTuple):
 
 def words_of(method: Method) -> tuple[int, ...]:
     """What the method tells the teacher of a rejected reply, as tokens of the tiny model."""
-    (text,) = method.tells(REJECTED)
+    assert method.teaching is not None
+    (text,) = method.teaching.tells(REJECTED)
     assert method.teaching is not None
     return tuple(ord(sign) % VOCABULARY for sign in method.teaching.words.format(hint=text))
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import httpx
 
@@ -29,10 +29,11 @@ from tinker_claw.errors import (
 from tinker_claw.judge.prompts import CUT
 from tinker_claw.judge.styles import (
     REFUSALS,
+    TEMPERATURE,
     Dialect,
-    Question,
     address_of,
     body_of,
+    has_images,
     refused,
     texts_of,
 )
@@ -42,8 +43,6 @@ from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import log
 from tinker_claw.types import Completion, Message, SamplingParams, StopReason, Tokens
 
-TEMPERATURE: Final = 0.6
-"""Temperature of the votes, as in OpenClaw-RL."""
 ANSWER_S: Final = 120.0
 """Seconds for one answer of an endpoint: room for thousands of thinking tokens and for queueing."""
 RETRIES = Backoff(first_s=0.5, longest_s=10.0, jitter=0.5, attempts=6, within_s=120.0)
@@ -132,46 +131,43 @@ class HttpEndpoint(AbstractAsyncContextManager["HttpEndpoint"]):
         self._retries = retries
 
     async def answers(self, messages: Sequence[Message], n: int) -> list[str]:
-        judge = self._settings
-        question = Question(judge.asked_model, messages, TEMPERATURE, judge.prm_max_tokens)
         answers: list[str] = []
         while (left := n - len(answers)) > 0:  # a server may honour n in part, or not at all
             sizes = [left] if self._dialect.many else [1] * left
             try:
                 async with asyncio.TaskGroup() as group:
-                    asked = [group.create_task(self._insist(question, size)) for size in sizes]
+                    asked = [group.create_task(self._insist(messages, size)) for size in sizes]
             except ExceptionGroup as failed:
                 raise first_cause(failed) from failed
             answers += [text for one in asked for text in one.result()]
         return answers[:n]
 
-    async def _insist(self, question: Question, n: int) -> list[str]:
+    async def _insist(self, messages: Sequence[Message], n: int) -> list[str]:
         try:
-            return await self._retries.call(lambda: self._ask(question, n), _Again)
+            return await self._retries.call(lambda: self._ask(messages, n), _Again)
         except _Again as error:
             raise SilentJudgeError(f"the judge at {self._url} does not answer: {error}") from error
 
-    async def _ask(self, question: Question, n: int) -> list[str]:
-        """Ask once and return at most n answers. Drop each field that the endpoint refuses; keep it
-        dropped where that made the request succeed."""
+    async def _ask(self, messages: Sequence[Message], n: int) -> list[str]:
+        """Ask once for n answers. Drop each field that the endpoint refuses; keep it dropped where
+        that made the request succeed."""
         asked = self._dialect
         while True:
-            status, content = await self._post(question, n, asked)
+            status, content = await self._post(body_of(self._settings, messages, n, asked), n)
             if 200 <= status < 300:
                 texts = self._read(content)
                 if asked != self._dialect:
                     self._dialect = asked
                     log.info("judge.adapted", url=self._url, **asdict(asked))
                 return texts
-            refuses = status in REFUSALS
-            rest = asked.without(content, images=question.images) if refuses else None
+            images, refuses = has_images(messages), status in REFUSALS
+            rest = asked.without(content, images=images) if refuses else None
             if rest is None:
                 raise JudgeError(refused(status, content, self._url))
             asked = rest
 
-    async def _post(self, question: Question, n: int, asked: Dialect) -> tuple[int, bytes]:
-        most = _ENVELOPE_BYTES + n * question.max_tokens * _TOKEN_BYTES
-        body = body_of(question, n, asked)
+    async def _post(self, body: dict[str, Any], n: int) -> tuple[int, bytes]:
+        most = _ENVELOPE_BYTES + n * self._settings.prm_max_tokens * _TOKEN_BYTES
         try:
             # httpx's own timeouts restart with every chunk of an answer.
             async with (

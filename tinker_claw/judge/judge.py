@@ -49,11 +49,11 @@ class Judgement:
     """The lasting wish among the hints; None: there is none."""
     prompt: str
     """Version of the judge prompts."""
-    by_second: bool = False
+    by_second: bool
     """Whether the fallback gave this judgement."""
-    audit: Verdict | None = None
-    """The auditor's verdict; None when it was not asked or did not answer."""
-    audit_answers: tuple[str, ...] = ()
+    audit: Verdict
+    """The auditor's verdict; without votes when it was not asked or did not answer."""
+    audit_answers: tuple[str, ...]
 
     @property
     def hint_votes(self) -> tuple[Vote | None, ...]:
@@ -166,7 +166,7 @@ class Judge:
             wish=choose_wish([parse_wish(answer, state.text) for answer in hint_answers], read),
             prompt=self._asked,
             by_second=by_second,
-            audit=_verdict(audited) if audited else None,
+            audit=_verdict(audited),
             audit_answers=tuple(audited),
         )
 

@@ -302,7 +302,7 @@ def _boxed(said: str) -> Vote | None:
     box = _BOX.match(said, at) if at >= 0 else None
     if box is None or not _BEHIND.fullmatch(said, box.end()):
         return None
-    return _vote(box["digit"] == "1", negative=box["sign"] not in ("", "+"))
+    return cast("Vote", int(box["digit"]) * (1 if box["sign"] in ("", "+") else -1))
 
 
 def _object(said: str) -> Mapping[str, Any]:
@@ -319,13 +319,7 @@ def _rating(given: Mapping[str, Any]) -> Vote | None:
     rating = given.get("rating")
     if isinstance(rating, bool) or not isinstance(rating, int | float) or abs(rating) not in (0, 1):
         return None
-    return _vote(rating != 0, negative=rating < 0)
-
-
-def _vote(one: bool, *, negative: bool) -> Vote:
-    if not one:
-        return 0
-    return -1 if negative else 1
+    return cast("Vote", int(rating))
 
 
 def majority(votes: Sequence[Vote | None]) -> Verdict:

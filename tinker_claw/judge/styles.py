@@ -12,9 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
+from tinker_claw.config.settings import JudgeSettings
 from tinker_claw.judge.prompts import CUT, SCHEMA
 from tinker_claw.types import Message
 
+TEMPERATURE: Final = 0.6
+"""Temperature of the votes, as in OpenClaw-RL."""
 _PATH: Final = "/chat/completions"
 REFUSALS: Final = (400, 422)
 """HTTP statuses that refuse a field."""
@@ -76,30 +79,6 @@ def _param(refusal: str) -> str | None:
     return f"'{param}'" if isinstance(param, str) and param else None
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """One question: the model, the messages and the limits."""
-
-    model: str
-    messages: Sequence[Message]
-    temperature: float
-    max_tokens: int
-
-    @property
-    def images(self) -> bool:
-        """Whether it has images."""
-        return any(isinstance(message["content"], list) for message in self.messages)
-
-    def read(self, dialect: Dialect) -> list[dict[str, Any]]:
-        """Return the messages, with images if the dialect allows them."""
-        return [
-            {**message, "content": parts[0]["text"]}
-            if isinstance(parts := message["content"], list) and not dialect.images
-            else {**message}
-            for message in self.messages
-        ]
-
-
 def address_of(url: str) -> str:
     """Return the full URL for a base URL (…/v1) or a full one."""
     base, mark, query = url.partition("?")
@@ -107,22 +86,35 @@ def address_of(url: str) -> str:
     return base + _PATH + mark + query
 
 
-def body_of(question: Question, n: int, dialect: Dialect) -> dict[str, Any]:
+def has_images(messages: Sequence[Message]) -> bool:
+    return any(isinstance(message["content"], list) for message in messages)
+
+
+def body_of(
+    judge: JudgeSettings, messages: Sequence[Message], n: int, dialect: Dialect
+) -> dict[str, Any]:
     """Build the request body for n answers, where the dialect takes more than one."""
     limit = "max_tokens" if dialect.max_tokens else "max_completion_tokens"
+    if not dialect.images and has_images(messages):
+        messages = [*map(_without_images, messages)]
     body: dict[str, Any] = {
-        "model": question.model,
-        "messages": question.read(dialect),
-        limit: question.max_tokens,
+        "model": judge.asked_model,
+        "messages": messages,
+        limit: judge.prm_max_tokens,
     }
     if dialect.many:
         body["n"] = n
     if dialect.temperature:
-        body["temperature"] = question.temperature
+        body["temperature"] = TEMPERATURE
     if dialect.schema:
         schema = {"name": "rating", "strict": True, "schema": SCHEMA}
         body["response_format"] = {"type": "json_schema", "json_schema": schema}
     return body
+
+
+def _without_images(message: Message) -> Message:
+    parts = message["content"]
+    return {**message, "content": parts[0]["text"]} if isinstance(parts, list) else message
 
 
 def texts_of(answer: Any) -> list[str]:

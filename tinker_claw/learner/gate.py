@@ -226,7 +226,10 @@ def lost(after: Answers, before: Answers, figure: Figure) -> str | None:
     """Return the loss of a version as a sentence without its full stop; None: it has lost nothing
     that matters."""
     losses = _losses(figure, after, before)
-    if len(losses) < FEWEST or not figure.bound < fmean(losses) > _chance(losses):
+    if len(losses) < FEWEST:
+        return None
+    chance = _ERRORS * stdev(losses) / math.sqrt(len(losses))  # of paired differences
+    if fmean(losses) <= max(figure.bound, chance):
         return None
     return figure.told.format(lost=fmean(losses)) + f" ({len(losses)} questions)"
 
@@ -234,11 +237,6 @@ def lost(after: Answers, before: Answers, figure: Figure) -> str | None:
 def _losses(figure: Figure, after: Answers, before: Answers) -> list[float]:
     known = sorted(key for key in after if key in before and key.startswith(figure.of))
     return [figure.loss(before[key], after[key]) for key in known]
-
-
-def _chance(losses: Sequence[float]) -> float:
-    """Return what chance alone may add to the mean of paired differences."""
-    return _ERRORS * stdev(losses) / math.sqrt(len(losses))
 
 
 # In a run

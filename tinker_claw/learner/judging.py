@@ -30,7 +30,7 @@ from tinker_claw.errors import (
 )
 from tinker_claw.judge.judge import Judge, Judgement
 from tinker_claw.learner.parts import LoopParts
-from tinker_claw.learner.scoring import HintScorer, Plan
+from tinker_claw.learner.scoring import HintScorer
 from tinker_claw.ledger.held_out import HELD_OUT
 from tinker_claw.ledger.judgements import TRIES, Ballot
 from tinker_claw.ledger.samples import TEACHES_NOTHING
@@ -297,8 +297,8 @@ class Judging:
         self._parts.health.judge_is("failing" if trouble else "ok", trouble)
 
     def _done(self, turn_id: int) -> None:
-        for known in (self._failures, self._due):
-            known.pop(turn_id, None)
+        self._failures.pop(turn_id, None)
+        self._due.pop(turn_id, None)
         self._heard.forget(turn_id)
 
     def _wait_for(self, turn_id: int, error: OutageError | LedgerError) -> None:
@@ -357,7 +357,7 @@ class Judging:
         verdict = judgements.verdict(turn_id)
         if verdict is None:
             verdict = await self._ask(turn)
-        elif self._is_checked(turn):
+        else:
             await self._check_judge(turn)
             verdict = judgements.verdict(turn_id) or verdict  # with the judge's votes
         hints = judgements.hints(turn_id)
@@ -385,17 +385,14 @@ class Judging:
         self._parts.telemetry.sample("held" if turn.episode else "queued", turn=turn_id)
         self._on_sample()
 
-    def _is_checked(self, turn: Turn) -> bool:
-        """Return whether the judge also rates a reply that somebody rated explicitly: the guard
-        warns if the two often differ."""
-        ledger = self._parts.ledger
-        drawn = Random(turn.id).random() < CHECKED and not turn.episode
-        return drawn and not ledger.judgements.asked(turn.id)
-
     async def _check_judge(self, turn: Turn) -> None:
-        """Record the judge's rating beside the explicit one. It trains nothing, and a judge that
-        does not answer in time is not waited for."""
-        if (state := self._parts.ledger.turns.next_state(turn.id)) is None:
+        """Let the judge also rate some of the replies that somebody rated explicitly: the guard
+        warns if the two often differ. It trains nothing, and a judge that does not answer in time
+        is not waited for."""
+        ledger = self._parts.ledger
+        if turn.episode or Random(turn.id).random() >= CHECKED or ledger.judgements.asked(turn.id):
+            return
+        if (state := ledger.turns.next_state(turn.id)) is None:
             return  # rated before anything followed
         if self._heard.trouble or self._parts.spending.paused():
             return  # left to turns that need an answer
@@ -405,9 +402,7 @@ class Judging:
 
     async def _ask(self, turn: Turn) -> Verdict:
         state = self._parts.ledger.turns.next_state(turn.id)
-        if state is None:  # the end of an episode: its outcome is enough
-            return _NONE
-        if turn.episode and self._by_outcome:
+        if state is None or (turn.episode and self._by_outcome):  # the outcome is enough
             return _NONE
         await self._parts.spending.room()
         if (said := self._parts.ledger.judgements.verdict(turn.id)) is not None:
@@ -474,7 +469,7 @@ class Judging:
         if hints and verdict.source != "judge":  # an explicit reason says more than what followed
             state = NextState("user", hints[0])
         known = Evidence(verdict, hints, state, shown)
-        return tuple(self._redact(text) for text in parts.method.tells(known))
+        return tuple(self._redact(text) for text in parts.method.teaching.tells(known))
 
     def _show_to_corrected(self, turn_id: int) -> None:
         """Take up turns that were refused because they lacked this reply as their example."""
@@ -487,7 +482,7 @@ class Judging:
 
     def _record(self, turn_id: int, judgement: Judgement) -> None:
         self._check(turn_id)
-        verdict, redact = judgement.verdict, self._redact
+        verdict, audit, redact = judgement.verdict, judgement.audit, self._redact
         self._parts.ledger.judgements.add(
             turn_id,
             value=verdict.value,
@@ -496,10 +491,8 @@ class Judging:
             hints=[redact(hint) for hint in judgement.hints],
             prompt=judgement.prompt,
             by_second=judgement.by_second,
-            audit=judgement.audit and judgement.audit.value,
-            audit_ballots=_ballots(
-                judgement.audit_answers, judgement.audit.votes if judgement.audit else (), redact
-            ),
+            audit=audit.value,
+            audit_ballots=_ballots(judgement.audit_answers, audit.votes, redact),
             wish=self._to_be_told(turn_id, judgement.wish),
         )
 
@@ -524,22 +517,19 @@ class Judging:
         plan = self._scorer.plan(turn, told, rejected=rejected)
         if isinstance(plan, str):
             return None, plan
+        spending = self._parts.spending
+        await spending.room()
         try:
-            teacher = await self._score(plan)
+            with (
+                self._parts.health.backend.watching("teaching"),
+                spending.paying("teacher", turn_id=turn.id),
+            ):
+                teacher = await self._scorer.teach(plan)
         except OutageError:
             raise
         except (AlignmentError, BackendError, RequestError) as error:
             return None, f"the teacher could not score it: {error}"
         return teacher, None if teacher else TEACHES_NOTHING
-
-    async def _score(self, plan: Plan) -> HintScores | None:
-        spending = self._parts.spending
-        await spending.room()
-        with (
-            self._parts.health.backend.watching("teaching"),
-            spending.paying("teacher", turn_id=plan.turn.id),
-        ):
-            return await self._scorer.teach(plan)
 
     def _check(self, turn_id: int) -> None:
         """Raise where the turn was forgotten meanwhile."""

@@ -248,8 +248,10 @@ class Learner:
         self._look_at = released.look_at
         waiting = ledger.samples.waiting()
         parts.telemetry.waiting(waiting, cfg.batch_size)
-        if cfg.observe:
-            self._observe(waiting, waiting // cfg.batch_size)
+        if cfg.observe:  # a later run may train on all of it while it is fresh
+            if (steps := waiting // cfg.batch_size) > self._observed:
+                log.info("observed", samples=waiting, steps=steps)
+            self._observed = steps
         if cfg.observe or waiting < cfg.batch_size:
             return None
         choice = choose(
@@ -262,13 +264,6 @@ class Learner:
             return ledger.samples.oldest(len(choice.ids), among=choice.ids)
         self._look_at = min(filter(None, (self._look_at, choice.look_at)), default=None)
         return None
-
-    def _observe(self, waiting: int, steps: int) -> None:
-        """Report the steps that the queue would make. Nothing leaves it: a later run may train on
-        all of it while it is fresh, since samples age by steps."""
-        if steps > self._observed:
-            log.info("observed", samples=waiting, steps=steps)
-        self._observed = steps
 
     async def _take(self, batch: Sequence[Sample]) -> None:
         """Take a step, unless the batch has changed while waiting for room in the budget.

@@ -73,26 +73,24 @@ class Rollback:
             UndoError: there is no such version, or its weights or state cannot be loaded.
         """
         async with self._one:
-            return await self._roll_back(self._version(version_id))
-
-    async def _roll_back(self, version: PolicyVersion) -> PolicyVersion:
-        if version.state_ref is None:
-            raise UndoError(f"the state of v{version.id} was not saved (--save-interval)")
-        sampler = await self._opened(version)
-        half = self.ledger.pin.half
-        before = self._policy.pin(Policy(version, sampler))
-        try:
-            async with self._learner.between_steps():
-                new = await self._load(version, version.state_ref)
-                self._learner.retire(self._policy.swap(Policy(new, sampler)))
-                self._policy.pin(None)
-        except BaseException:
-            self._answer_with(before, half=half)
-            raise
-        if before is not None:
-            self._learner.retire(before)
-        log.info("rolled_back", to=version.id, version=new.id, step=new.step)
-        return new
+            version = self._version(version_id)
+            if version.state_ref is None:
+                raise UndoError(f"the state of v{version.id} was not saved (--save-interval)")
+            sampler = await self._opened(version)
+            half = self.ledger.pin.half
+            before = self._policy.pin(Policy(version, sampler))
+            try:
+                async with self._learner.between_steps():
+                    new = await self._load(version, version.state_ref)
+                    self._learner.retire(self._policy.swap(Policy(new, sampler)))
+                    self._policy.pin(None)
+            except BaseException:
+                self._answer_with(before, half=half)
+                raise
+            if before is not None:
+                self._learner.retire(before)
+            log.info("rolled_back", to=version.id, version=new.id, step=new.step)
+            return new
 
     async def forget(self, found: Callable[[Rows], Forgetting]) -> Forgetting:
         """Forget turns, in the ledger and in the gateway's memory.

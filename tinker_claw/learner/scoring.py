@@ -202,7 +202,8 @@ class HintScorer:
 
     def _has_room(self, turn: Turn, text: str) -> bool:
         told = self._renderer.hint_tokens(text, self._teaching.words)
-        return _length(turn) + len(told) <= self._context_tokens
+        parts = turn.prompt, told, turn.completion.tokens
+        return sum(map(len, parts)) <= self._context_tokens
 
     def _sampled_by_base(self, *turns: Turn) -> frozenset[int]:
         """Return the turns that the teacher, the frozen base, sampled, under whatever version."""
@@ -210,10 +211,6 @@ class HintScorer:
         return frozenset(
             turn.id for turn in turns if (by := version(turn.policy_version)) and by.step == 0
         )
-
-
-def _length(turn: Turn) -> int:
-    return len(turn.prompt) + len(turn.completion.tokens)
 
 
 async def batch_items(
@@ -237,7 +234,8 @@ async def batch_items(
     measured = _measured(samples, common, cfg)
 
     async def item(sample: Sample) -> BatchItem:
-        newest, targets = policy.sampler, _targets(sample, cfg)
+        newest = policy.sampler
+        targets = candidates(sample) if cfg.opd_mode == "topk" and sample.teacher else ()
         wanted = score_fresh or sample.policy_version != policy.version.id
         untold = sample.untold if sample.id in measured else None
         return BatchItem(
@@ -263,17 +261,17 @@ def _measured(samples: Sequence[Sample], common: frozenset[int], cfg: Training) 
 
 async def score_all(samples: Sequence[Sample], sampler: Sampler) -> list[TokenLogprobs]:
     """Score the sampled tokens of each sample under this sampler."""
-
     return await side_by_side([_scores(sampler, sample) for sample in samples])
 
 
 async def side_by_side(work: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
     """Return all results in order, or raise the first failure, once all have ended."""
-    found = await outcomes(work)
-    for result in found:
+    done = list[_T]()
+    for result in await outcomes(work):
         if isinstance(result, ClawError):
             raise result
-    return [result for result in found if not isinstance(result, ClawError)]
+        done.append(result)
+    return done
 
 
 async def outcomes(work: Sequence[Coroutine[Any, Any, _T]]) -> list[_T | ClawError]:
@@ -288,10 +286,6 @@ async def outcomes(work: Sequence[Coroutine[Any, Any, _T]]) -> list[_T | ClawErr
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(one(doing)) for doing in work]
     return [task.result() for task in tasks]
-
-
-def _targets(sample: Sample, cfg: Training) -> tuple[tuple[int, ...], ...]:
-    return candidates(sample) if cfg.opd_mode == "topk" and sample.teacher else ()
 
 
 async def _scores(

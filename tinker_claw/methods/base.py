@@ -99,10 +99,6 @@ class Method:
         if (self.distill > 0) != (self.teaching is not None):
             raise ValueError(f"method {self.name}: distillation and its teaching go together")
 
-    def tells(self, evidence: Evidence) -> tuple[str, ...]:
-        """Return the texts of which the teacher is told one; () leaves the teacher out."""
-        return self.teaching.tells(evidence) if self.teaching else ()
-
     def refuses(
         self, verdict: Verdict, told: Sequence[str], *, cut: bool = False, episode: bool = False
     ) -> str | None:
@@ -119,7 +115,9 @@ class Method:
             return CUT
         if told or (self.reward and reward_of(verdict)):
             return None
-        reasons = [_no_reward(verdict)] if self.reward else []
+        reasons = list[str]()
+        if self.reward:
+            reasons.append("no valid vote" if verdict.value is None else "neutral verdict")
         if self.teaching:
             reasons.append(f"no {self.teaching.what}")
         return ", ".join(reasons)
@@ -178,10 +176,6 @@ def step_reward(verdict: Verdict) -> float | None:
         return verdict.score
     valid = [vote for vote in verdict.votes if vote is not None]
     return sum(valid) / len(valid) if valid else None
-
-
-def _no_reward(verdict: Verdict) -> str:
-    return "no valid vote" if verdict.value is None else "neutral verdict"
 
 
 def student_topk(method: Method, cfg: Training) -> int:

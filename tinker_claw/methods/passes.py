@@ -98,20 +98,17 @@ def sampled_advantages(sample: Sample, found: Advantages) -> Sequence[float]:
 def reward_parts(samples: Sequence[Sample], cfg: Training) -> list[float]:
     """Return the (B,) reward advantages of a batch: grouped samples compared within their groups,
     the others with one another."""
-    alone = [at for at, sample in enumerate(samples) if sample.bucket is None]
-    grouped = [at for at, sample in enumerate(samples) if sample.bucket is not None]
-    rewards = [samples[at].reward for at in alone]
+    alone = [one for one in samples if one.bucket is None]
+    grouped = [one for one in samples if one.bucket is not None]
     if cfg.recipe == "paper":
-        of_alone = [reward or 0.0 for reward in rewards]
+        of_alone = [one.reward or 0.0 for one in alone]
     else:
-        succeeded = (samples[at].tool and (samples[at].reward or 0) > 0 for at in alone)
-        tools = [TOOL_SUCCESS if one else 1.0 for one in succeeded]
-        of_alone = reward_advantages(rewards, tools, [samples[at].cut for at in alone])
-    of_grouped = group_advantages(
-        [samples[at].reward for at in grouped], [samples[at].bucket for at in grouped]
-    )
-    found = dict(zip((*alone, *grouped), (*of_alone, *of_grouped), strict=True))
-    return [found[at] for at in range(len(samples))]
+        weights = [TOOL_SUCCESS if one.tool and (one.reward or 0) > 0 else 1.0 for one in alone]
+        cut = [one.cut for one in alone]
+        of_alone = reward_advantages([one.reward for one in alone], weights, cut)
+    of_grouped = group_advantages([s.reward for s in grouped], [s.bucket for s in grouped])
+    others, mates = iter(of_alone), iter(of_grouped)
+    return [next(others if one.bucket is None else mates) for one in samples]
 
 
 def spread(sample: Sample, reward: float, distill: float, cfg: Training) -> Advantages:
