@@ -106,6 +106,23 @@ async def test_turns_that_rest_because_of_the_judge_go_on_at_once(
         assert rewards(w) == dict.fromkeys(turns, 1)
 
 
+async def test_a_rating_right_after_a_failed_try_ends_the_rest_that_it_would_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    says = Moody()
+    says.mood = "down"
+    async with world(tmp_path, endpoint=says, judge_waits=NEVER, rests=NEVER, batch_size=MANY) as w:
+        turn, look = w.turn("YES"), w.ledger.turns.judgeable
+
+        def rated_before() -> list[int]:
+            if turn in w.judging._due and not w.ledger.judgements.judged([turn]):
+                say(w, turn, 1)
+            return look()
+
+        monkeypatch.setattr(w.ledger.turns, "judgeable", rated_before)
+        await w.until(lambda: rewards(w) == {turn: 1})
+
+
 class Slow(Says):
     """A judge's endpoint that answers when told to."""
 

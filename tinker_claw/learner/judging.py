@@ -172,8 +172,9 @@ class Judging:
         self._slots = asyncio.Semaphore(concurrency)
         self._in_hand: set[int] = set()
         self._failures: Counter[int] = Counter()
-        self._due: dict[int, tuple[float, Callable[[float], Awaitable[None]]]] = {}
-        """Loop time until which a turn rests, and the function it rests with, by turn id."""
+        self._due: dict[int, tuple[float, Callable[[float], Awaitable[None]], bool]] = {}
+        """Loop time until which a turn rests, the function it rests with, and whether it had a
+        verdict when the rest began, by turn id."""
         self._unasked: dict[int, asyncio.Timeout] = {}
         """Timeouts of turns that wait for the judge; an explicit rating ends the wait."""
         self._heard = _Heard()
@@ -255,8 +256,9 @@ class Judging:
 
     async def _turn_of(self, turn_id: int, held: AsyncExitStack) -> None:
         """Wait until the turn's rest is over, then for a slot, which `held` keeps."""
-        until, rest = self._due.get(turn_id, (0.0, asyncio.sleep))
-        if (left_s := until - asyncio.get_running_loop().time()) > 0:
+        until, rest, judged = self._due.get(turn_id, (0.0, asyncio.sleep, False))
+        left_s = until - asyncio.get_running_loop().time()
+        if left_s > 0 and judged == self._is_judged(turn_id):  # else it has been rated since
             await rest(left_s)
         await held.enter_async_context(self._place(turn_id))
 
@@ -345,8 +347,8 @@ class Judging:
         self, turn_id: int, backoff: Backoff, rest: Callable[[float], Awaitable[None]]
     ) -> None:
         self._failures[turn_id] += 1
-        wait_s = backoff.after(self._failures[turn_id])
-        self._due[turn_id] = (asyncio.get_running_loop().time() + wait_s, rest)
+        until = asyncio.get_running_loop().time() + backoff.after(self._failures[turn_id])
+        self._due[turn_id] = (until, rest, self._is_judged(turn_id))
         self._wake.set()
 
     async def _advance(self, turn_id: int) -> None:
