@@ -196,13 +196,10 @@ def praised(replies: Iterable[JudgedReply]) -> Iterable[TwoRates]:
     return found.values()
 
 
-Opinion = tuple[float, float]
-"""The judge's verdict on a reply and another's, each from -1 to 1."""
-
-
-def contradicted(opinions: Sequence[Opinion]) -> tuple[float, Rate]:
+def contradicted(opinions: Sequence[tuple[float, float]]) -> tuple[float, Rate]:
     """Return the evidence that more of the judge's verdicts are contradicted than mistakes explain,
-    and the share that is. `opinions`: newest first."""
+    and the share that is. `opinions`: newest first, the judge's and another's, each from -1 to 1.
+    """
     rise, share = Rise(_AGAINST), Rate()
     for own, other in reversed(opinions):
         if own * other:
