@@ -262,13 +262,16 @@ async def test_private_off_ends_it_and_the_past_is_not_trained(world: World) -> 
     assert rows(world)[-1]["untrained_because"] is None
 
 
+@pytest.mark.parametrize(
+    "body", [{}, {"model": "demo@v0"}, {"headers": {"X-Session-Id": "s", "X-Turn-Type": "side"}}]
+)
 async def test_session_stays_private_through_compaction_and_restart(
-    tmp_path: Path, renderer: Renderer
+    tmp_path: Path, renderer: Renderer, body: dict[str, Any]
 ) -> None:
     named = {"X-Session-Id": "s"}
     async with gateway(tmp_path, renderer) as world:
-        await world.ask(f"/private\nI am {MARK}", headers=named)
-        await world.ask(f"summary: {MARK}", headers=named)
+        await world.ask(f"/private\nI am {MARK}", **{"headers": named} | body)
+        await world.ask(f"summary: {MARK}", **{"headers": named} | body)
         assert rows(world) == []
     async with gateway(tmp_path, renderer) as world:
         await world.ask(f"summary: {MARK}", headers=named)

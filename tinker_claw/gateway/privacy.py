@@ -66,6 +66,9 @@ class SessionPrivacy:
             if found is Privacy.PRIVATE and not told.exact and known is not found:
                 self.near_misses += 1
                 log.warning("private.near_miss", user=user, meaning=NEAR_MISS)
+        # What a recognised side call shows of a session does not say whether it is still private.
+        if found is not Privacy.OPEN and identity.call.kind is Kind.MAIN:
+            self._remember(user, identity, found)
         if identity.kind is Kind.SIDE and (
             found
             or any(noted(_mentions, message) for message in messages)
@@ -76,10 +79,7 @@ class SessionPrivacy:
                 and any(user == of for of, _ in self._sessions)
             )
         ):
-            # It does not say whether the session itself is still private.
             return Privacy.PRIVATE
-        if found is not Privacy.OPEN:
-            self._remember(user, identity, found, known)
         return found
 
     async def look_at(self, request: GenerationRequest) -> None:
@@ -142,7 +142,7 @@ class SessionPrivacy:
             return self._traces.get((user, identity.trace), Privacy.OPEN)
         return by_key
 
-    def _remember(self, user: str, identity: Identity, found: Privacy, known: Privacy) -> None:
+    def _remember(self, user: str, identity: Identity, found: Privacy) -> None:
         if identity.trace is not None:
             self._traces[user, identity.trace] = found
         name = (user, hidden(user, identity.key))
