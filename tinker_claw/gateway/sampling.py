@@ -2,7 +2,8 @@
 
 Rule: agents rewrite the user's message when they retry themselves, so failures are retried here. A
 reply that breaks off is continued from the prompt and all that was sampled, so no token is drawn
-twice and the client sees one reply. The versions that sampled are recorded.
+twice and the client sees one reply; one that is constrained to JSON cannot be, and is an error. The
+versions that sampled are recorded.
 """
 
 from __future__ import annotations
@@ -17,13 +18,7 @@ from tinker_claw.gateway.fallback import PATIENCE_S, Retries, StandIn
 from tinker_claw.gateway.request import GatewayDeps, Job
 from tinker_claw.policy import Sampler
 from tinker_claw.telemetry import log
-from tinker_claw.types import (
-    Completion,
-    SamplingParams,
-    StopReason,
-    TokenChunk,
-    Tokens,
-)
+from tinker_claw.types import Completion, SamplingParams, StopReason, TokenChunk, Tokens
 
 Take = Callable[[TokenChunk], Awaitable[bool]]
 """Takes a chunk, and returns whether to sample on."""
@@ -53,6 +48,12 @@ class Sampling:
     def begun(self) -> bool:
         """Whether a token has been sampled."""
         return bool(self._tokens)
+
+    @property
+    def _stuck(self) -> bool:
+        """Whether nothing can go on with what there is: JSON would be begun again, behind half of
+        it."""
+        return self.begun and self._job.params.schema is not None
 
     def unfit_because(self) -> str | None:
         """Why the tokens are not those of one version of the policy; None: they are."""
@@ -89,7 +90,7 @@ class Sampling:
                     retries = Retries(began, PATIENCE_S, serving.waits, serving.retries)
                 if self._token_at > began:
                     retries.went_well(self._token_at - began)
-                wait_s = retries.wait_s(error)
+                wait_s = None if self._stuck else retries.wait_s(error)
                 if wait_s is not None and await self._waited(error, wait_s):
                     continue
                 if serving.outages.closing or not await self._replaced(error, take):
@@ -115,6 +116,8 @@ class Sampling:
         if job.request.model != self._served_name:
             return False  # a version by name: another one's answer would be a wrong answer
         for stand_in in self._serving.stand_ins(job.version):
+            if self._stuck:
+                return False
             self._asked, self.version = stand_in, stand_in.version
             self.fallback = f"v{job.version} failed: {error}"
             limit_s = self._serving.stand_in_s if isinstance(error, OutageError) else None
