@@ -89,7 +89,8 @@ def _without_words(record: logging.LogRecord) -> bool:
     """Remove the message of an error that a library logs: it may quote a user's words."""
     error = record.exc_info[1] if record.exc_info else None
     if error is not None:
-        record.msg, record.args = f"{record.getMessage().strip()}\n{_place(error)}", ()
+        what = record.getMessage().strip().partition("\n")[0]  # asyncio goes on with the error
+        record.msg, record.args = f"{what}\n{_place(error)}", ()
         record.exc_info = record.exc_text = None
     return True
 

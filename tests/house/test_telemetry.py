@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import io
 import json
 import logging
@@ -143,6 +145,22 @@ def test_what_libraries_log_of_an_error_has_its_place_and_not_its_words() -> Non
     assert told.count("it broke") == 3
     assert words not in told
     assert all(kind in told for kind in ("KeyError", "ValueError", "ExceptionGroup", "in fail"))
+
+
+async def test_error_of_a_task_that_nobody_awaits_has_its_place_and_not_its_words() -> None:
+    stream = io.StringIO()
+    configure(stream)
+
+    async def fail(words: str) -> None:
+        raise KeyError(words)
+
+    task = asyncio.create_task(fail("my secret plan"))
+    await asyncio.wait([task])
+    del task
+    gc.collect()
+    told = stream.getvalue()
+    assert all(part in told for part in ("never retrieved", "KeyError", "in fail")), told
+    assert "my secret plan" not in told, "asyncio's own text has the error, too"
 
 
 def test_errors_that_come_from_one_another_are_told_once() -> None:
