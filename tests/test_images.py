@@ -60,6 +60,13 @@ def test_transparent_parts_are_white() -> None:
     assert opened(Image(out.getvalue(), AT)).getpixel((3, 3)) == (255, 255, 255)
 
 
+def test_sixteen_bits_of_grey_stay_grey() -> None:
+    scan = Pillow.new("I;16", (8, 8), 0x8000)
+    out = BytesIO()
+    scan.save(out, "PNG")
+    assert opened(Image(out.getvalue(), AT)).getpixel((3, 3)) == (128, 128, 128)
+
+
 def test_of_an_animation_the_first_frame_is_shown() -> None:
     for format, options in ANIMATIONS.items():
         file = animated(format, 2, **options)

@@ -111,6 +111,8 @@ class Image:
             try:
                 with self._opened() as opened:
                     upright = ImageOps.exif_transpose(opened)
+                    if upright.mode.startswith("I"):  # 16 bits of grey, which `convert` clips
+                        upright = upright.point(lambda grey: grey / 256)
                     if upright.has_transparency_data:
                         upright = upright.convert("RGBA")
                         white = Pillow.new("RGBA", upright.size, "white")
