@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-import time
 from asyncio.subprocess import PIPE, Process
 from contextlib import suppress
 from pathlib import Path
@@ -20,8 +19,6 @@ from tinker_claw.sinks.base import FOLDER
 from tinker_claw.telemetry import log
 
 RESTARTS: Final = Backoff(first_s=5.0, longest_s=300.0)
-RAN_WELL_S: Final = 600.0
-"""Run time after which the next failure counts as the first."""
 END_S: Final = 5.0
 """How long a sink may take to exit when the gateway stops, before it is killed."""
 
@@ -30,14 +27,13 @@ async def report(name: str, directory: Path) -> None:
     """Keep the program of one sink running until cancelled."""
     output, failures = directory / FOLDER / f"{name}.log", 0
     while True:
-        began = time.monotonic()
         try:
             output.parent.mkdir(exist_ok=True)
             status = await _follow(name, directory, output)
             error = f"it ended with status {status}, and the log beside this says why"
         except OSError as failure:
             error = str(failure)
-        failures = 1 if time.monotonic() - began > RAN_WELL_S else failures + 1
+        failures += 1
         wait_s = RESTARTS.after(failures)
         log.warning("sink.failed", sink=name, error=error, again_in_s=wait_s, log=str(output))
         await asyncio.sleep(wait_s)
