@@ -24,7 +24,7 @@ from tinker_claw.conversation.lessons import Lessons
 from tinker_claw.formats import spoken
 from tinker_claw.formats.base import Format
 from tinker_claw.gateway.app import create_app
-from tinker_claw.gateway.fallback import Serving, lineage, nobody
+from tinker_claw.gateway.fallback import Serving, lineage
 from tinker_claw.gateway.limits import ComputeRounds
 from tinker_claw.gateway.owners import Owners
 from tinker_claw.gateway.privacy import SessionPrivacy
@@ -217,7 +217,7 @@ async def gateway(
                 serving=Serving(
                     open_version,
                     parts.backend,
-                    lineage(ledger.steps.version, open_version, base) if base else nobody,
+                    lineage(ledger.steps.version, open_version, base) if base else lambda _: (),
                     waits=Backoff(first_s=0.05, longest_s=0.2),
                     retries=Backoff(first_s=0.02, longest_s=0.1, attempts=3),
                     stand_in_s=stand_in_s,

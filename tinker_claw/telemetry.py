@@ -334,7 +334,6 @@ class Telemetry:
             log.error("step.void", step_id=step_id, error=error)
 
     def publish(self, *, version: int, step: int, seconds: float) -> None:
-        self._figures["policy_version"].set(version)
         log.info("publish", version=version, step=step, seconds=round(seconds, 3))
 
     def _write(self, record: Mapping[str, Any]) -> None:

@@ -56,6 +56,7 @@ def put_back() -> Iterator[None]:
 
 
 def everything(telemetry: Telemetry) -> None:
+    telemetry.serves(lambda: 1)
     telemetry.served(TURN)
     telemetry.verdict(turn=2, value=-1, votes=(-1, None, -1), hints=1)
     telemetry.sample("queued", turn=2)

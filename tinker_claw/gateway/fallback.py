@@ -32,37 +32,32 @@ BASE_VERSION = 0
 """Version whose adapter changes nothing, so that it samples as the base model does."""
 
 
+@dataclass(slots=True)
 class Retries:
     """The attempts of one request."""
 
-    def __init__(
-        self,
-        started: float,
-        patience_s: float,
-        waits: Backoff,
-        retries: Backoff = RETRIES,
-    ) -> None:
-        """`started`: time.monotonic() of the first attempt; `waits`: while the service is away."""
-        self._until = started + patience_s
-        self._waits = waits
-        self._retries = retries
-        self._outages = 0
-        self._failures = 0
+    until: float
+    """time.monotonic() of the last attempt in an outage."""
+    waits: Backoff
+    """Delays while the service is away."""
+    retries: Backoff = RETRIES
+    outages: int = 0
+    failures: int = 0
 
     def went_well(self, seconds: float) -> None:
         """Extend the deadline by the seconds for which tokens came."""
-        self._until += seconds
-        self._outages = 0
+        self.until += seconds
+        self.outages = 0
 
     def wait_s(self, error: SamplerError | OutageError) -> float | None:
         """Seconds until the next attempt; None: there is none. The last is at the deadline."""
         if isinstance(error, OutageError):
-            self._outages += 1
-            left = self._until - time.monotonic()
-            return min(self._waits.after(self._outages), left) if left > 0 else None
-        self._failures += 1
-        ends = self._retries.ends_after(self._failures)
-        return None if ends else self._retries.after(self._failures)
+            self.outages += 1
+            left = self.until - time.monotonic()
+            return min(self.waits.after(self.outages), left) if left > 0 else None
+        self.failures += 1
+        ends = self.retries.ends_after(self.failures)
+        return None if ends else self.retries.after(self.failures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +79,6 @@ StandIns = Callable[[int], Sequence[StandIn]]
 """Returns the stand-ins for a version, in the order in which they are tried."""
 
 
-def nobody(version: int) -> Sequence[StandIn]:
-    """Return no stand-ins, for any version."""
-    return ()
-
-
 @dataclass(frozen=True, slots=True)
 class Serving:
     """How requests are answered: versions, stand-ins, and retries."""
@@ -97,7 +87,7 @@ class Serving:
     """Sampler of an earlier version. Raises LookupError when there is none of that number."""
     outages: Outages
     """Records whether the service answers."""
-    stand_ins: StandIns = nobody
+    stand_ins: StandIns
     """Returns what answers in place of a version that cannot."""
     waits: Backoff = WAITS
     """Delays between the attempts of one request while the service is away."""

@@ -15,7 +15,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final, TypeVar
@@ -185,7 +185,7 @@ class Limits:
         """Wait for a slot, and hold it while a reply is sampled."""
         line = self._line(episode)
         behind = episode and self._persons.anybody
-        if behind or line.waiting[user] or not self._may_start(line, user):
+        if behind or user in line.first or not self._may_start(line, user):
             await self._wait(line, user)
         else:
             self._start(line, user)
@@ -205,10 +205,7 @@ class Limits:
         try:
             await called
         except asyncio.CancelledError:
-            if called.cancelled():
-                with suppress(ValueError):  # it may have been passed over already
-                    line.waiting[user].remove(called)
-            else:
+            if not called.cancelled():
                 self._end(line, user)
             raise
 

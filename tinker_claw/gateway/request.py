@@ -170,9 +170,7 @@ class Job:
         """Return one job per requested reply."""
         seed = self.params.seed
         return [
-            self
-            if not n
-            else replace(
+            replace(
                 self,
                 choice=n,
                 params=replace(self.params, seed=None if seed is None else seed + n),
@@ -372,7 +370,6 @@ async def parse(
     Raises:
         RequestError: it is malformed, or the chat template has no place for something in it.
     """
-
     request, files = None, dict[str, bytes]()
 
     def parsed() -> GenerationRequest:
@@ -500,14 +497,11 @@ def _check_names(renderer: Renderer, messages: Sequence[Message]) -> None:
 @lru_cache(maxsize=64)
 def _shows_names(renderer: Renderer, role: str) -> bool:
     """Whether a message's name changes the prompt, found by rendering both."""
-
-    def tokens(said: dict[str, str]) -> tuple[int, ...]:
-        asked = {"role": "user", "content": "So?"}
-        return renderer.prompt([said, asked] if said["role"] != "user" else [said]).tokens
-
-    said = {"role": role, "content": "Well."}
+    said, asked = {"role": role, "content": "Well."}, {"role": "user", "content": "So?"}
+    asks = [] if role == "user" else [asked]
     try:
-        return tokens(said) != tokens({**said, "name": "Zoe"})
+        named = renderer.prompt([{**said, "name": "Zoe"}, *asks])
+        return named.tokens != renderer.prompt([said, *asks]).tokens
     except RequestError:
         return False
 

@@ -10,7 +10,7 @@ import asyncio
 import time
 from abc import abstractmethod
 from collections.abc import Awaitable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 
 from fastapi.responses import JSONResponse, Response
@@ -36,7 +36,7 @@ class Answer(Response):
         super().__init__()
         self._wire = wire
         self._writer = job.writer
-        self._generation, *self._others = [Generation(deps, one) for one in job.choices()]
+        self._generations = [Generation(deps, one) for one in job.choices()]
         self._held = held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -61,7 +61,7 @@ class WholeAnswer(Answer):
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         # If one fails, the others are still sampled and recorded.
-        asked = (one.run() for one in (self._generation, *self._others))
+        asked = (one.run() for one in self._generations)
         drawn = await asyncio.gather(*asked, return_exceptions=True)
         replies = [one for one in drawn if not isinstance(one, BaseException)]
         failures = [one for one in drawn if isinstance(one, BaseException)]
@@ -95,18 +95,17 @@ class StreamedAnswer(Answer):
         self._open = True
         await self._write(send, self._writer.begin())
 
-        writer, sampling = self._writer, self._generation.sampling
+        writer, (generation,) = self._writer, self._generations
 
         def show(deltas: list[Delta]) -> Awaitable[None]:
-            return self._write(send, writer.deltas(deltas, sampling.version))
+            return self._write(send, writer.deltas(deltas, generation.sampling.version))
 
         try:
-            done = await self._generation.run(show)
+            done = await generation.run(show)
         except ClawError as error:
-            last = self._writer.error(told(error))
+            last = writer.error(told(error))
         else:
-            rest = self._writer.deltas(self._generation.rest, done.version)
-            last = rest + self._writer.end(done)
+            last = writer.deltas(generation.rest, done.version) + writer.end(done)
         self._open = False
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
@@ -118,17 +117,15 @@ class StreamedAnswer(Answer):
         """Also send a keep-alive when nothing else was sent for a while."""
         self._sent_at = time.monotonic()
         while True:
-            quiet_s = time.monotonic() - self._sent_at
-            try:
-                async with asyncio.timeout(max(0.0, KEEPALIVE_S - quiet_s)):
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(self._sent_at + KEEPALIVE_S):
                     return await _until_over(receive)
-            except TimeoutError:
-                if time.monotonic() - self._sent_at < KEEPALIVE_S:
-                    continue
-                if self._open:
-                    await self._write(send, self._writer.keep_alive())
-                else:
-                    self._sent_at = time.monotonic()
+            if time.monotonic() - self._sent_at < KEEPALIVE_S:
+                continue
+            if self._open:
+                await self._write(send, self._writer.keep_alive())
+            else:
+                self._sent_at = time.monotonic()
 
 
 async def _until_over(receive: Receive) -> None:

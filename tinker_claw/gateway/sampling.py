@@ -87,7 +87,7 @@ class Sampling:
                 if self._over():
                     return
                 if retries is None:
-                    retries = Retries(began, PATIENCE_S, serving.waits, serving.retries)
+                    retries = Retries(began + PATIENCE_S, serving.waits, serving.retries)
                 if self._token_at > began:
                     retries.went_well(self._token_at - began)
                 wait_s = None if self._stuck else retries.wait_s(error)
