@@ -62,6 +62,7 @@ ASSIGNED = [
     ('API_KEY = "', "9f8e7d6c5b4a39281706"),
     ("aws_secret_access_key = ", "wJalrXUtnF3MI/K7MDENG/bPxRfi9"),
     ("my password is ", "hunter2"),
+    ("- **Password:** ", "hunter2"),
     ("Authorization: Bearer ", "abcdef1234567890abcdef"),
     ("postgres://me:", "s3cr3tS4uce"),
 ]

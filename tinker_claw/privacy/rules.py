@@ -214,7 +214,7 @@ _ASSIGNMENT = Rule(
         rf"(?P<word>{_PASSWORD.pattern}|pin|puk|secret(?:_key_base)?|key(?:-data)?|token)"
         r"[\"'`*\\]{0,4}"
         r"(?: (?:for|of|to|für|vom|zum) [^\n:=\"']{1,40}?(?= is\b| ist\b|:))?"
-        r"(?P<sign>[ \t]{0,3}(?::=|=>|[:=：]|is\b:?|ist\b:?|lautet:?|>)[ \t]{0,3}"
+        r"(?P<sign>[ \t]{0,3}(?::=|=>|[:=：]|is\b:?|ist\b:?|lautet:?|>)(?:\*\*)?[ \t]{0,3}"
         r"|[ \t]value=|[ \t]{1,3})"
         r"(?P<quote>\\?[\"'`])?"
         r"(?P<cut>(?(quote)[^\"'`\n\\]{6,4000}|[^\s\"'`,;()<>\[\]{}$|\\&]{6,4000}))",
