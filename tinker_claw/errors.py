@@ -9,6 +9,7 @@
     ├── LedgerError               the ledger cannot be opened, or holds another run
     ├── UndoError                 it cannot be undone or exported as asked
     ├── JudgeError                the judge's endpoint failed for good
+    ├── EmptyStepError            a batch carries no gradient
     └── BackendError              a trainer or sampler failed
         ├── SamplerError          one generation failed; the request may be tried again
         ├── StepError             an optimizer step failed: it is void
