@@ -401,6 +401,12 @@ async def test_side_calls_about_a_private_session_are_forgotten(world: World) ->
     assert nothing_of(MARK, world)
     await world.ask("a title for bees", headers={"X-Turn-Type": "side"})
     assert len(rows(world)) == 1
+    trace = {"traceparent": f"00-{'c' * 32}-{'b' * 16}-01"}
+    await world.ask(
+        f"a title for {MARK}", headers=trace | {"X-Turn-Type": "side", "X-Private": "1"}
+    )
+    await world.ask("hello", headers=trace | {"X-Session-Id": "s"})
+    assert len(rows(world)) == 2, "of that one request it was said, and of no session"
 
 
 async def test_private_reply_that_is_hung_up_on_leaves_nothing(

@@ -66,8 +66,10 @@ class SessionPrivacy:
             if found is Privacy.PRIVATE and not told.exact and known is not found:
                 self.near_misses += 1
                 log.warning("private.near_miss", user=user, meaning=NEAR_MISS)
-        # What a recognised side call shows of a session does not say whether it is still private.
-        if found is not Privacy.OPEN and identity.call.kind is Kind.MAIN:
+        # What a side call shows of a session does not say whether that is still private. A turn of
+        # a named conversation does, also where its client calls it side or asks for a version.
+        own = identity.named and identity.call.kind is Kind.MAIN
+        if found and (own or identity.kind is Kind.MAIN):
             self._remember(user, identity, found)
         if identity.kind is Kind.SIDE and (
             found
