@@ -49,6 +49,9 @@ async def test_an_earlier_version_answers_as_a_side_turn(
         assert world.column("kind") == ["side", "main", "side"]
         assert world.column("policy_version") == [0, 1, 1]
         assert world.column("untrained_because")[0].startswith("side turn: asked for version 0")
+        for name, status in (("v0", 200), ("v1", 200), ("v7", 404)):
+            told = await world.http.get(f"/models/{MODEL}@{name}")
+            assert told.status_code == status, "it is there as a request may name it"
 
 
 async def test_a_prompt_goes_on_from_the_sampled_tokens_where_it_can(

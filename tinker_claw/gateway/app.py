@@ -27,7 +27,7 @@ from tinker_claw.formats.base import Format, Route, bearer
 from tinker_claw.gateway import errors, feedback
 from tinker_claw.gateway.auth import Keys, Principal
 from tinker_claw.gateway.limits import MAX_QUEUE, Limits, read_body, read_request
-from tinker_claw.gateway.request import GatewayDeps, admit, blind_because, count, not_served
+from tinker_claw.gateway.request import GatewayDeps, admit, blind_because, choose, count
 from tinker_claw.gateway.respond import StreamedAnswer, WholeAnswer
 from tinker_claw.origin import is_loopback, refuse_forms, refuse_pages
 
@@ -91,8 +91,7 @@ class _Endpoints:
         if route.purpose == "models":
             return JSONResponse(wire.models([served], self._since))
         name = request.path_params["name"]
-        if name != served:
-            raise not_served(self._deps, name)
+        await choose(self._deps, name)
         return JSONResponse(wire.model(name, self._since))
 
     async def _feedback(self, request: Request) -> Response:

@@ -216,7 +216,7 @@ async def admit(
     """
     started, user = time.monotonic(), caller.user
     request = await parse(deps, wire, route, body, caller)
-    version, sampler, pinned = await _choose(deps, request.model)
+    version, sampler, pinned = await choose(deps, request.model)
     identity, parent = _identify(deps, request, headers, user, version if pinned else None)
     privacy = deps.privacy.privacy(user, identity, headers, request)
     said, told = Said(), list[Lesson]()
@@ -358,7 +358,7 @@ async def count(deps: GatewayDeps, wire: Format, route: Route, body: bytes, call
         RequestError: it could not be served as asked.
     """
     request = await parse(deps, wire, route, body, caller)
-    await _choose(deps, request.model)
+    await choose(deps, request.model)
     return len((await build_prompt(deps, request, None, (), forget=True)).tokens)
 
 
@@ -506,8 +506,13 @@ def _shows_names(renderer: Renderer, role: str) -> bool:
         return False
 
 
-async def _choose(deps: GatewayDeps, model: str) -> tuple[int, Sampler, bool]:
-    """Version, sampler, and whether the request pinned the version by name."""
+async def choose(deps: GatewayDeps, model: str) -> tuple[int, Sampler, bool]:
+    """Version, sampler, and whether the request pinned the version by name.
+
+    Raises:
+        RequestError: the model is not served here.
+        BackendError: the version cannot be opened.
+    """
     current = deps.policy.current
     if model == deps.served_name:
         return current.version.id, current.sampler, False
@@ -525,15 +530,10 @@ async def _choose(deps: GatewayDeps, model: str) -> tuple[int, Sampler, bool]:
             raise
         except LookupError:
             pass
-    raise not_served(deps, model)
-
-
-def not_served(deps: GatewayDeps, model: str) -> RequestError:
-    """Return the error for a request that names another model."""
-    served, newest = deps.served_name, deps.policy.newest.version.id
-    return RequestError(
-        f"The model {shown(model)!r} is not served here; ask for {served!r}, or for a version of "
-        f"it, of which {served}@v{newest} is the newest.",
+    newest = deps.policy.newest.version.id
+    raise RequestError(
+        f"The model {shown(model)!r} is not served here; ask for {deps.served_name!r}, or for a "
+        f"version of it, of which {deps.served_name}@v{newest} is the newest.",
         status=HTTPStatus.NOT_FOUND,
         code="model_not_found",
         param="model",
