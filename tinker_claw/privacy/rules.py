@@ -105,6 +105,13 @@ class Rule:
         return f"a secret ({self.name})" if self.kind == SECRETS else f"personal data ({self.name})"
 
 
+def _secret(
+    name: str, pattern: str, *begins: str, valid: Callable[[Match], bool] | None = None
+) -> Rule:
+    """Return a rule of a secret; see `Rule`."""
+    return Rule(SECRETS, name, re.compile(pattern), begins, valid)
+
+
 def _mixed(text: str) -> bool:
     """Return whether a text mixes digits and letters, as keys do and words do not."""
     digits = sum(map(str.isdigit, text))
@@ -207,28 +214,23 @@ def _assigned(found: Match) -> bool:
     return long and (digits > 2 or not _IDENTIFIER.fullmatch(value))
 
 
-_ASSIGNMENT = Rule(
-    SECRETS,
+_ASSIGNMENT = _secret(
     "password or key",
-    re.compile(
-        rf"(?P<word>{_PASSWORD.pattern}|pin|puk|secret(?:_key_base)?|key(?:-data)?|token)"
-        r"[\"'`*\\]{0,4}"
-        r"(?: (?:for|of|to|für|vom|zum) [^\n:=\"']{1,40}?(?= is\b| ist\b|:))?"
-        r"(?P<sign>[ \t]{0,3}(?::=|=>|[:=：]|is\b:?|ist\b:?|lautet:?|>)(?:\*\*)?[ \t]{0,3}"
-        r"|[ \t]value=|[ \t]{1,3})"
-        r"(?P<quote>\\?[\"'`])?"
-        r"(?P<cut>(?(quote)[^\"'`\n\\]{6,4000}|[^\s\"'`,;()<>\[\]{}$|\\&]{6,4000}))",
-        re.IGNORECASE,
-    ),
-    _BEGINS,
-    _assigned,
+    rf"(?i)(?P<word>{_PASSWORD.pattern}|pin|puk|secret(?:_key_base)?|key(?:-data)?|token)"
+    r"[\"'`*\\]{0,4}"
+    r"(?: (?:for|of|to|für|vom|zum) [^\n:=\"']{1,40}?(?= is\b| ist\b|:))?"
+    r"(?P<sign>[ \t]{0,3}(?::=|=>|[:=：]|is\b:?|ist\b:?|lautet:?|>)(?:\*\*)?[ \t]{0,3}"
+    r"|[ \t]value=|[ \t]{1,3})"
+    r"(?P<quote>\\?[\"'`])?"
+    r"(?P<cut>(?(quote)[^\"'`\n\\]{6,4000}|[^\s\"'`,;()<>\[\]{}$|\\&]{6,4000}))",
+    *_BEGINS,
+    valid=_assigned,
 )
-_IDENTIFIED = Rule(
-    SECRETS,
+_IDENTIFIED = _secret(
     "password or key",
-    re.compile(r"identified by (?P<quote>[\"'])(?P<cut>[^\s\"'<>{}$]{6,200})(?P=quote)", re.I),
-    ("identified by ",),
-    lambda found: _looks_made_up(found["cut"], password=True),
+    r"(?i)identified by (?P<quote>[\"'])(?P<cut>[^\s\"'<>{}$]{6,200})(?P=quote)",
+    "identified by ",
+    valid=lambda found: _looks_made_up(found["cut"], password=True),
 )
 _GIVEN_TO: Final = {
     "-u": re.compile(r"\b(?:curl|http|smb\w*|rpcclient)\b"),
@@ -250,17 +252,18 @@ def _given(found: Match) -> bool:
     return _GIVEN_TO[option].search(text[begin:start].lower()) is not None
 
 
-_COMMAND = Rule(
-    SECRETS,
+_COMMAND = _secret(
     "password in a command",
-    re.compile(
-        r" (?:(?P<option>-u|--user|-b)[ =]?[\"']?[^\s:%=\"']{1,100}[:%=]"
-        r"|(?P<flag>-p|-a) ?|(?P<share>/user:)\S{1,100} )"
-        r"[\"']?(?P<cut>[^\s\"'`;|&<>]{4,400})",
-        re.IGNORECASE,
-    ),
-    (" -u", " --user", " -p", " -a", " -b", " /user:"),
-    _given,
+    r"(?i) (?:(?P<option>-u|--user|-b)[ =]?[\"']?[^\s:%=\"']{1,100}[:%=]"
+    r"|(?P<flag>-p|-a) ?|(?P<share>/user:)\S{1,100} )"
+    r"[\"']?(?P<cut>[^\s\"'`;|&<>]{4,400})",
+    " -u",
+    " --user",
+    " -p",
+    " -a",
+    " -b",
+    " /user:",
+    valid=_given,
 )
 
 
@@ -346,92 +349,70 @@ _SECRETS = (
         valid=lambda found: _mixed(found[0]),
         heads=frozenset("MNO"),
     ),
-    Rule(
-        SECRETS,
-        "Telegram token",
-        re.compile(r"(?<=\d{8}):AA[A-Za-z0-9_-]{33}(?![\w-])"),
-        (":aa",),
-    ),
-    Rule(
-        SECRETS,
+    _secret("Telegram token", r"(?<=\d{8}):AA[A-Za-z0-9_-]{33}(?![\w-])", ":aa"),
+    _secret(
         "webhook",
-        re.compile(
-            r"(?:hooks\.slack\.com/services|discord(?:app)?\.com/api/webhooks"
-            r"|webhook\.office\.com/webhookb2)/(?P<cut>[A-Za-z0-9/@_-]{20,300}(?:/[\w/-]{20,200})?)"
-        ),
-        ("hooks.slack.com/", "discord.com/", "discordapp.com/", "webhook.office.com/"),
+        r"(?:hooks\.slack\.com/services|discord(?:app)?\.com/api/webhooks"
+        r"|webhook\.office\.com/webhookb2)/(?P<cut>[A-Za-z0-9/@_-]{20,300}(?:/[\w/-]{20,200})?)",
+        "hooks.slack.com/",
+        "discord.com/",
+        "discordapp.com/",
+        "webhook.office.com/",
     ),
-    Rule(
-        SECRETS,
+    _secret(
         "private key",
-        re.compile(
-            r"-----BEGIN [A-Z0-9 ]{0,30}PRIVATE KEY(?: BLOCK)?-----"
-            r"(?P<cut>(?:(?!-----)[\s\S]){0,20000})(?:-----END [A-Z0-9 ]{0,40}-----)?"
-        ),
-        ("-----begin ",),
-        _key_block,
+        r"-----BEGIN [A-Z0-9 ]{0,30}PRIVATE KEY(?: BLOCK)?-----"
+        r"(?P<cut>(?:(?!-----)[\s\S]){0,20000})(?:-----END [A-Z0-9 ]{0,40}-----)?",
+        "-----begin ",
+        valid=_key_block,
     ),
-    Rule(
-        SECRETS,
+    _secret(
         "JSON Web Token",
-        re.compile(
-            r"(?<![A-Za-z0-9_+/=.-])eyJ[A-Za-z0-9_-]{8,4000}\.[A-Za-z0-9_-]{8,8000}\."
-            r"[A-Za-z0-9_-]{16,1000}"
-        ),
-        ("eyj",),
+        r"(?<![A-Za-z0-9_+/=.-])eyJ[A-Za-z0-9_-]{8,4000}\.[A-Za-z0-9_-]{8,8000}\."
+        r"[A-Za-z0-9_-]{16,1000}",
+        "eyj",
     ),
-    Rule(
-        SECRETS,
+    _secret(
         "authorization header",
-        re.compile(
-            r"\b(?:bearer|authorization[\"']{0,2}:[ \t]{0,3}[\"']?(?:basic|token))[ \t]{1,3}"
-            r"(?P<cut>[A-Za-z0-9._~+/=-]{16,4000})",
-            re.IGNORECASE,
-        ),
-        ("bearer", "authorization"),
-        lambda found: _mixed(found["cut"]) and not _PLACEHOLDER.search(found["cut"]),
+        r"(?i)\b(?:bearer|authorization[\"']{0,2}:[ \t]{0,3}[\"']?(?:basic|token))[ \t]{1,3}"
+        r"(?P<cut>[A-Za-z0-9._~+/=-]{16,4000})",
+        "bearer",
+        "authorization",
+        valid=lambda found: _mixed(found["cut"]) and not _PLACEHOLDER.search(found["cut"]),
     ),
-    Rule(
-        SECRETS,
+    _secret(
         "cookie",
-        re.compile(r"cookie[\"']?[ \t]{0,3}:[ \t]{0,3}[\"']?(?P<cut>[^\n\r\"'\\]{18,8000})", re.I),
-        ("cookie",),
-        _cookies,
+        r"(?i)cookie[\"']?[ \t]{0,3}:[ \t]{0,3}[\"']?(?P<cut>[^\n\r\"'\\]{18,8000})",
+        "cookie",
+        valid=_cookies,
     ),
-    Rule(
-        SECRETS,
+    _secret(
         "signature",
-        re.compile(r"(?<=[?&; ])sig=(?P<cut>[A-Za-z0-9%+/_-]{20,200}=?)", re.I),
-        ("sig=",),
-        lambda found: _mixed(found["cut"]),
+        r"(?i)(?<=[?&; ])sig=(?P<cut>[A-Za-z0-9%+/_-]{20,200}=?)",
+        "sig=",
+        valid=lambda found: _mixed(found["cut"]),
     ),
-    Rule(
-        SECRETS,
+    _secret(
         "registry login",
-        re.compile(
-            r"(?:\"auth\"[ \t]{0,3}:[ \t]{0,3}\"|\b_auth[ \t]{0,3}=[ \t]{0,3}\"?)"
-            r"(?P<cut>[A-Za-z0-9+/]{16,2000}={0,2})"
-        ),
-        ('"auth"', "_auth"),
-        lambda found: _mixed(found["cut"]),
+        r"(?:\"auth\"[ \t]{0,3}:[ \t]{0,3}\"|\b_auth[ \t]{0,3}=[ \t]{0,3}\"?)"
+        r"(?P<cut>[A-Za-z0-9+/]{16,2000}={0,2})",
+        '"auth"',
+        "_auth",
+        valid=lambda found: _mixed(found["cut"]),
     ),
-    Rule(
-        SECRETS,
+    _secret(
         "password in a list",
-        re.compile(
-            r"(?:credentials?[ \t]{0,3}[:=][ \t]{0,3}[\w.@-]{1,60}[ \t]{0,2}[/|:][ \t]{0,2}"
-            r"|:5432:[^\s:]{1,60}:[^\s:]{1,60}:)(?P<cut>[^\s\"'`,;()<>\[\]{}|\\]{6,200})",
-            re.I,
-        ),
-        ("credential", ":5432:"),
-        lambda found: _looks_made_up(found["cut"], password=True),
+        r"(?i)(?:credentials?[ \t]{0,3}[:=][ \t]{0,3}[\w.@-]{1,60}[ \t]{0,2}[/|:][ \t]{0,2}"
+        r"|:5432:[^\s:]{1,60}:[^\s:]{1,60}:)(?P<cut>[^\s\"'`,;()<>\[\]{}|\\]{6,200})",
+        "credential",
+        ":5432:",
+        valid=lambda found: _looks_made_up(found["cut"], password=True),
     ),
-    Rule(
-        SECRETS,
+    _secret(
         "password in an address",
-        re.compile(r"://[^\s/:@\"'<>]{0,100}:(?P<cut>[^\s/:@\"'<>]{3,200})@(?=[\w\[])"),
-        ("://",),
-        _url_password,
+        r"://[^\s/:@\"'<>]{0,100}:(?P<cut>[^\s/:@\"'<>]{3,200})@(?=[\w\[])",
+        "://",
+        valid=_url_password,
     ),
     _IDENTIFIED,
     _COMMAND,
