@@ -7,12 +7,18 @@ counts them, and calls `after`.
 
 from __future__ import annotations
 
-import asyncio
 import random
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
+
+from tenacity import (
+    AsyncRetrying,
+    retry_if_exception_type,
+    stop_after_attempt,
+    stop_after_delay,
+    stop_never,
+)
 
 T = TypeVar("T")
 
@@ -45,13 +51,19 @@ class Backoff:
         Raises:
             again: the last one, when attempts or time are used up.
         """
-        began, failures = time.monotonic(), 0
-        while True:
-            try:
-                return await ask()
-            except again:
-                failures += 1
-                late = self.within_s is not None and time.monotonic() - began >= self.within_s
-                if late or self.ends_after(failures):
-                    raise
-            await asyncio.sleep(self.after(failures))
+        stop = stop_never
+        if self.attempts is not None:
+            stop |= stop_after_attempt(self.attempts)
+        if self.within_s is not None:
+            stop |= stop_after_delay(self.within_s)
+        retrying = AsyncRetrying(
+            retry=retry_if_exception_type(again),
+            wait=lambda state: self.after(state.attempt_number),
+            stop=stop,
+            reraise=True,
+        )
+
+        async def attempt() -> T:  # tenacity awaits coroutine functions, not lambdas
+            return await ask()
+
+        return await retrying(attempt)

@@ -87,6 +87,7 @@ FENCES = {
         "benchmarks",
     ),
     "tinker": ("tinker_claw.backends", "local_gpu.tinker"),
+    "tenacity": ("tinker_claw.retry",),
     "click": ("tinker_claw.cli", "tinker_claw.config"),
     "rich": ("tinker_claw.cli", "examples", "benchmarks"),
     "PIL": ("tinker_claw.images", "local_gpu", "examples.tracks.screen"),
