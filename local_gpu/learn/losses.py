@@ -23,7 +23,7 @@ rho = exp(z - q); all of shape (M,), float32, nats.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
@@ -65,6 +65,7 @@ class RecordPass:
     """A key of `LOSSES`."""
     records: tuple[LossRecord, ...]
     config: Mapping[str, float]
+    """Checked and complete, by `Loss.config`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +87,15 @@ def records_of(
     """
     if not any(loss_pass.datums for loss_pass in passes):
         raise StepError("The step has no datums.")
-    for loss_pass in passes:
-        check_loss(loss_pass.loss)
-        for datum in loss_pass.datums:
-            LOSSES[loss_pass.loss].check(loss_pass.loss, datum, loss_pass.config)
+    found: list[RecordPass] = []
+    for name, datums, given in ((p.loss, p.datums, p.config) for p in passes):
+        check_loss(name)
+        config = LOSSES[name].config(name, given)
+        for datum in datums:
+            LOSSES[name].check(name, datum)
             _check_ids(datum, vocabulary, context_tokens)
-    return [
-        RecordPass(p.loss, tuple(_record(p.loss, datum) for datum in p.datums), p.config)
-        for p in passes
-    ]
+        found.append(RecordPass(name, tuple(_record(name, datum) for datum in datums), config))
+    return found
 
 
 def check_loss(name: str) -> None:
@@ -135,17 +136,10 @@ def _record(loss: str, datum: Datum) -> LossRecord:
     )
 
 
-CLIP_LOW: Final = 0.8
-CLIP_HIGH: Final = 1.28
-"""Absolute bounds on the ratio."""
-
-GSPO_LOW: Final = 1 - 3e-4
-GSPO_HIGH: Final = 1 + 4e-4
-"""Bounds on a sequence's ratio: those of the paper (arXiv 2507.18071, section 5.1)."""
-
-DRO_BETA: Final = 0.05
-
 Config = Mapping[str, float]
+_LOW: Final = "clip_low_threshold"
+_HIGH: Final = "clip_high_threshold"
+"""Absolute bounds on a ratio."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,19 +175,30 @@ class Loss:
     """(M,) logprobs, or (M, K) at the targets for cross_entropy -> scalar sum."""
     arrays: tuple[str, ...]
     """Datum arrays that must be there."""
-    keys: frozenset[str] = frozenset()
-    """Keys that the config may have."""
+    defaults: Config = field(default_factory=dict[str, float])
+    """Keys that the config may have, with their values unless it has others."""
     silent_at_zero: bool = True
     """A row whose weights or advantage are zero adds neither loss nor gradient."""
 
-    def check_config(self, name: str, config: Config) -> None:
-        if unknown := sorted(set(config) - self.keys):
-            known = ", ".join(sorted(self.keys)) or "no settings"
-            raise StepError(f"loss {name}: unknown config key {unknown[0]!r}; it takes {known}.")
+    def config(self, name: str, given: Config) -> Config:
+        """Return a config with the defaults of what it lacks.
 
-    def check(self, name: str, datum: Datum, config: Config) -> None:
-        """Raise StepError naming a missing array or an unknown key."""
-        self.check_config(name, config)
+        Raises:
+            StepError: naming an unknown key, or bounds that cross.
+        """
+        if unknown := sorted(set(given) - set(self.defaults)):
+            known = ", ".join(sorted(self.defaults)) or "no settings"
+            raise StepError(f"loss {name}: unknown config key {unknown[0]!r}; it takes {known}.")
+        config = {**self.defaults, **given}
+        if _LOW in config and not 0.0 <= config[_LOW] <= config[_HIGH]:
+            raise StepError(
+                f"{_LOW} {config[_LOW]:g} and {_HIGH} {config[_HIGH]:g} are absolute ratios, "
+                "low at most high."
+            )
+        return config
+
+    def check(self, name: str, datum: Datum) -> None:
+        """Raise StepError naming a missing array."""
         if missing := [a for a in self.arrays if not getattr(datum, a, ())]:
             raise StepError(f"loss {name}: the datum has no {missing[0]}.")
         if "weights" in self.arrays:
@@ -211,7 +216,7 @@ def ppo(logprobs: Tensor, inputs: LossInputs, config: Config) -> Tensor:
     """
     behaviour, advantages = _rl(inputs)
     ratio = (logprobs - behaviour).exp()
-    clipped = ratio.clamp(*_bounds(config))
+    clipped = ratio.clamp(config[_LOW], config[_HIGH])
     return -torch.minimum(ratio * advantages, clipped * advantages).sum()
 
 
@@ -224,7 +229,7 @@ def importance_sampling(logprobs: Tensor, inputs: LossInputs, config: Config) ->
 def cispo(logprobs: Tensor, inputs: LossInputs, config: Config) -> Tensor:
     """-sum_t stop_gradient(clamp(rho_t, low, high)) A_t z_t: every token keeps a gradient."""
     behaviour, advantages = _rl(inputs)
-    ratio = (logprobs - behaviour).exp().clamp(*_bounds(config))
+    ratio = (logprobs - behaviour).exp().clamp(config[_LOW], config[_HIGH])
     return -(ratio.detach() * advantages * logprobs).sum()
 
 
@@ -234,60 +239,48 @@ def gspo(logprobs: Tensor, inputs: LossInputs, config: Config) -> Tensor:
     s = exp(mean of z_t - q_t over the tokens that the mask marks), without gradient: one ratio for
     the sequence, a gradient for each token. The bounds are absolute and 1 - 3e-4, 1 + 4e-4 unless
     set. Source: Tinker's page on GSPO; GSPO-token of arXiv 2507.18071, equations 13 and 14. The
-    bounds unless set are the paper's, because what of that page could be read gives none.
+    bounds unless set are the paper's (section 5.1), because what of that page could be read gives
+    none.
     """
     behaviour, advantages = _rl(inputs)
-    if inputs.ratio_mask is None:
-        raise StepError("loss gspo: the datum has no sequence_ratio_mask.")
+    assert inputs.ratio_mask is not None
     marked = inputs.ratio_mask != 0
     drift = torch.where(marked, logprobs.detach() - behaviour, 0.0).sum() / marked.sum().clamp(1)
     ratio = (drift + logprobs - logprobs.detach()).exp()
-    clipped = ratio.clamp(*_bounds(config, GSPO_LOW, GSPO_HIGH))
+    clipped = ratio.clamp(config[_LOW], config[_HIGH])
     return -torch.minimum(ratio * advantages, clipped * advantages).sum()
 
 
 def cross_entropy(logprobs: Tensor, inputs: LossInputs, config: Config) -> Tensor:
     """-sum_{t,v} w_tv z_tv over (M, K) targets; weights are signed and need not sum to one."""
-    if inputs.weights is None:
-        raise StepError("loss cross_entropy: the datum has no weights.")
+    assert inputs.weights is not None
     return -(logprobs * inputs.weights).sum()
 
 
 def dro(logprobs: Tensor, inputs: LossInputs, config: Config) -> Tensor:
     """-sum_t (z_t A_t - beta/2 (z_t - q_t)^2): the quadratic term acts at A = 0 too."""
     behaviour, advantages = _rl(inputs)
-    beta = float(config.get("beta", DRO_BETA))
-    return -(logprobs * advantages - 0.5 * beta * (logprobs - behaviour).square()).sum()
+    drift = (logprobs - behaviour).square()
+    return -(logprobs * advantages - 0.5 * config["beta"] * drift).sum()
 
 
 def _rl(inputs: LossInputs) -> tuple[Tensor, Tensor]:
-    if inputs.behaviour is None or inputs.advantages is None:
-        raise StepError("a reinforcement loss needs the datum's logprobs and advantages.")
+    """Both arrays of a reinforcement loss, which were checked to be there."""
+    assert inputs.behaviour is not None
+    assert inputs.advantages is not None
     return inputs.behaviour, inputs.advantages
 
 
-def _bounds(config: Config, low: float = CLIP_LOW, high: float = CLIP_HIGH) -> tuple[float, float]:
-    """Clip thresholds (low, high) of the config, or else the given defaults."""
-    low = float(config.get("clip_low_threshold", low))
-    high = float(config.get("clip_high_threshold", high))
-    if not 0.0 <= low <= high:
-        raise StepError(
-            f"clip_low_threshold {low:g} and clip_high_threshold {high:g} are absolute ratios, "
-            "low at most high."
-        )
-    return low, high
-
-
-_CLIP_KEYS: Final = frozenset({"clip_low_threshold", "clip_high_threshold"})
+_CLIPPED: Final = {_LOW: 0.8, _HIGH: 1.28}
 _RL_ARRAYS: Final = ("logprobs", "advantages")
 
 LOSSES: Final[Mapping[str, Loss]] = MappingProxyType(
     {
-        "ppo": Loss(ppo, _RL_ARRAYS, _CLIP_KEYS),
+        "ppo": Loss(ppo, _RL_ARRAYS, _CLIPPED),
         "importance_sampling": Loss(importance_sampling, _RL_ARRAYS),
-        "cispo": Loss(cispo, _RL_ARRAYS, _CLIP_KEYS),
-        "gspo": Loss(gspo, (*_RL_ARRAYS, "sequence_ratio_mask"), _CLIP_KEYS),
+        "cispo": Loss(cispo, _RL_ARRAYS, _CLIPPED),
+        "gspo": Loss(gspo, (*_RL_ARRAYS, "sequence_ratio_mask"), {_LOW: 1 - 3e-4, _HIGH: 1 + 4e-4}),
         "cross_entropy": Loss(cross_entropy, ("weights",)),
-        "dro": Loss(dro, _RL_ARRAYS, frozenset({"beta"}), silent_at_zero=False),
+        "dro": Loss(dro, _RL_ARRAYS, {"beta": 0.05}, silent_at_zero=False),
     }
 )

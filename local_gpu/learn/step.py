@@ -34,10 +34,6 @@ class _Job(NamedTuple):
     config: Mapping[str, float]
     record: LossRecord
 
-    @property
-    def learns(self) -> bool:
-        return self.record.learns_from < len(self.record.ids)
-
 
 class LoraOptimizer:
     """LoRA weights, Adam's moments and a step counter."""
@@ -203,16 +199,16 @@ class LoraOptimizer:
         *,
         learn: bool,
     ) -> list[Scored]:
-        """Run one forward pass over some records, and one backward pass from the rows that
-        learn."""
-        learn = learn and any(job.learns for job in jobs)
+        """Run one forward pass over some records, and with `learn` one backward pass.
+
+        Also where no row learns: over a sharded base the other ranks are in it, too.
+        """
         with torch.set_grad_enabled(learn):
             hidden = self.passes.body.hidden(
                 self.module, sequences, [job.record.scored_from for job in jobs], pictures
             )
             scored = [
-                self._score(job, rows, learn=learn and job.learns)
-                for job, rows in zip(jobs, hidden, strict=True)
+                self._score(job, rows, learn=learn) for job, rows in zip(jobs, hidden, strict=True)
             ]
             losses = torch.stack([loss for loss, _ in scored])
         if learn:

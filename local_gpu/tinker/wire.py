@@ -61,8 +61,8 @@ def record_pass(
     """
     check_loss(message.loss_fn)
     name = message.loss_fn
-    config = _config(message)
-    LOSSES[name].check_config(name, config)
+    defaults = _CLIP if name in ("ppo", "cispo") else {}
+    config = LOSSES[name].config(name, {**defaults, **_config(message)})
     if not message.data:
         raise StepError("The request has no datums.")
     _check_tables(message.data, vocabulary, most_cells)
@@ -74,8 +74,7 @@ def record_pass(
         except (StepError, AlignmentError, RequestError) as error:
             raise type(error)(f"datum {number}: {error}") from error
         records.append(record)
-    defaults = _CLIP if name in ("ppo", "cispo") else {}
-    return RecordPass(name, tuple(records), {**defaults, **config})
+    return RecordPass(name, tuple(records), config)
 
 
 def _check_tables(data: Sequence[pb.Datum], vocabulary: int, most_cells: int) -> None:

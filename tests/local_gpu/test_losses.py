@@ -8,16 +8,16 @@ from typing import Literal
 import pytest
 import torch
 
-from local_gpu.learn.losses import LOSSES, LossInputs, check_loss
+from local_gpu.learn.losses import LOSSES, LossInputs, check_loss, records_of
 from tinker_claw.errors import AlignmentError, StepError
-from tinker_claw.types import Datum, LossName
+from tinker_claw.types import Datum, LossName, LossPass
 
 
 def value_and_gradient(
     name: LossName | Literal["gspo"], logprobs: torch.Tensor, inputs: LossInputs, **config: float
 ) -> tuple[float, torch.Tensor]:
     leaf = logprobs.clone().requires_grad_(True)
-    loss = LOSSES[name].compute(leaf, inputs, config)
+    loss = LOSSES[name].compute(leaf, inputs, LOSSES[name].config(name, config))
     loss.backward()
     assert leaf.grad is not None
     return loss.item(), leaf.grad
@@ -162,16 +162,24 @@ RL = Datum((1, 2, 3), 1, logprobs=(-1.0, -1.0), advantages=(1.0, 1.0))
 
 def test_an_unknown_setting_is_named() -> None:
     with pytest.raises(StepError, match=r"ppo.*'clip_range'.*clip_high_threshold"):
-        LOSSES["ppo"].check("ppo", RL, {"clip_range": 0.2})
+        LOSSES["ppo"].config("ppo", {"clip_range": 0.2})
     with pytest.raises(StepError, match=r"importance_sampling.*'clip_low_threshold'"):
-        LOSSES["importance_sampling"].check("importance_sampling", RL, {"clip_low_threshold": 0.8})
+        LOSSES["importance_sampling"].config("importance_sampling", {"clip_low_threshold": 0.8})
 
 
-def test_bounds_that_cross_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("name", "bounds"),
+    [
+        ("ppo", {"clip_low_threshold": 0.2, "clip_high_threshold": 0.1}),
+        ("cispo", {"clip_low_threshold": 1.3}),
+    ],
+)
+def test_bounds_that_cross_are_refused_before_anything_is_computed(
+    name: LossName, bounds: dict[str, float]
+) -> None:
+    """Between a forward and a backward pass, ranks that share layers would wait for one another."""
     with pytest.raises(StepError, match="absolute ratios"):
-        value_and_gradient(
-            "ppo", *at_ratio(1.0, 1.0), clip_low_threshold=0.2, clip_high_threshold=0.1
-        )
+        records_of([LossPass(name, (RL,), bounds)], vocabulary=9, context_tokens=9)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +193,7 @@ def test_bounds_that_cross_are_refused() -> None:
 )
 def test_a_missing_array_is_named(name: LossName, datum: Datum, missing: str) -> None:
     with pytest.raises(StepError, match=missing):
-        LOSSES[name].check(name, datum, {})
+        LOSSES[name].check(name, datum)
 
 
 @pytest.mark.parametrize(
@@ -198,4 +206,4 @@ def test_a_missing_array_is_named(name: LossName, datum: Datum, missing: str) ->
 )
 def test_weights_are_as_wide_as_targets(datum: Datum) -> None:
     with pytest.raises(AlignmentError, match="wide"):
-        LOSSES["cross_entropy"].check("cross_entropy", datum, {})
+        LOSSES["cross_entropy"].check("cross_entropy", datum)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from backends import tiny_model
-from local_reference import rl_datum
+from local_reference import rl_datum, sequence
 from rank_checks import (
     ADAM,
     PASSES,
@@ -27,11 +27,13 @@ from rank_checks import (
     weights,
     write_warm,
 )
-from rank_runs import HERE, config, rank_pids
+from rank_runs import HERE, PATIENCE_S, config, rank_pids
 from safetensors.torch import load_file
 from torch.distributed.fsdp import FSDPModule
 
+from local_gpu.halves import POLICY
 from local_gpu.learn.learning import LearningCore
+from local_gpu.learn.losses import LossInputs, LossRecord, RecordPass
 from local_gpu.model.load import open_base
 from local_gpu.model.lora import LoraShape, fresh_adapter, with_lora
 from local_gpu.ranks.distributed import Distributed
@@ -59,7 +61,7 @@ def ranks(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran
         shard="on",
         checkpointing="on",
     )
-    learning = RankedLearning(wanted)
+    learning = RankedLearning(wanted, hangs_s=PATIENCE_S)
     yield learning
     learning.close()
 
@@ -101,6 +103,22 @@ def test_a_rank_without_work_enters_the_passes_of_the_others(
     single = (LossPass("ppo", (rl_datum(40, 9, 3),)),)
     same_report(many.step(single, ADAM), one.step(single, ADAM))
     assert apart(weights(many, tmp_path / "a"), weights(one, tmp_path / "b")) < 1e-5
+
+
+@pytest.mark.slow
+def test_a_rank_whose_rows_learn_nothing_enters_the_backward_pass_of_the_others(
+    one: LearningCore, many: RankedLearning
+) -> None:
+    def record(seed: int, learns_from: int) -> LossRecord:
+        ids = torch.tensor(sequence(41, seed))
+        weights = torch.ones(40 - learns_from, 1)
+        inputs = LossInputs(None, None, weights)
+        return LossRecord(ids[:-1], ids[1:, None], learns_from, inputs)
+
+    wanted = RecordPass("cross_entropy", (record(1, 40), record(2, 0)), {})
+    losses = [[s.loss for s in r.forward_backward(wanted, POLICY)] for r in (many, one)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert many.optim_step(ADAM, POLICY) == pytest.approx(one.optim_step(ADAM, POLICY), rel=1e-6)
 
 
 @pytest.mark.slow
