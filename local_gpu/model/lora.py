@@ -33,7 +33,8 @@ Quantization = Literal["none", "4bit"]
 """Quantization of the base's linear layers."""
 
 _ADAPTER: Final = "default"
-_BUILDING: Final = Lock()
+BUILDING: Final = Lock()
+"""Held while modules are built (see above)."""
 _ATTENTION: Final = ("attn", "attention")
 _EXPERTS: Final = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
 """Linear layer names that peft takes for experts and routers in a mixture of experts."""
@@ -114,7 +115,7 @@ def with_lora(base: BaseModel, shape: LoraShape, adapter: Adapter) -> Any:
     Raises:
         ConfigError: the adapter does not fit this base model or this rank.
     """
-    with _BUILDING:
+    with BUILDING:
         module = _injected(base, shape)
         layers = dict(_lora_layers(module))
         _check_fit(base, shape, layers, adapter)
@@ -166,7 +167,7 @@ def fresh_adapter(base: BaseModel, shape: LoraShape, seed: int) -> dict[str, Ten
     own. A is (rank, in), B is (out, rank).
     """
     generator = torch.Generator().manual_seed(seed)
-    with _BUILDING:
+    with BUILDING:
         module = _injected(base, shape)
     adapter: dict[str, Tensor] = {}
     for name, layer in _lora_layers(module):

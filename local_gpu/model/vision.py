@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from io import BytesIO
-from threading import Lock
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForImageTextToText
 
 from local_gpu.model.load import SEEING, config_of
-from local_gpu.model.lora import BaseModel, clone
+from local_gpu.model.lora import BUILDING, BaseModel, clone
 from local_gpu.tree.prefix_tree import PrefixTree
 from tinker_claw.errors import AlignmentError, RequestError
 from tinker_claw.images import Image
@@ -44,7 +43,6 @@ class Vision:
         self._base = base
         self._processor = processor
         self._whole: Any = None
-        self._lock = Lock()
 
     @classmethod
     def of(cls, base: BaseModel) -> Vision | None:
@@ -83,7 +81,7 @@ class Vision:
 
     def over(self, module: Any) -> Any:
         """Return the whole model's body over the layers of a text half, sharing its tensors."""
-        with self._lock:
+        with BUILDING:
             if self._whole is None:
                 self._whole = self._load()
             body = clone(self._whole)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from local_gpu.learn.scores import score
 from local_gpu.learn.step import LoraOptimizer
 from local_gpu.model.files import write_adapter
 from local_gpu.model.load import open_base
-from local_gpu.model.lora import BaseModel, LoraShape, fresh_adapter
+from local_gpu.model.lora import BaseModel, LoraShape, fresh_adapter, with_lora
 from local_gpu.model.vision import Vision, paint
 from local_gpu.tree.body import Body
 from local_gpu.tree.kernels import MergedKernel
@@ -72,6 +73,26 @@ def optimizer(
 
 def text(length: int, salt: int) -> tuple[int, ...]:
     return tuple((salt * 17 + i * i * 5 + i * salt) % 500 for i in range(length))
+
+
+def test_the_vision_half_is_loaded_while_adapters_are_put_on_the_other(base: BaseModel) -> None:
+    """As when a version is published during the first request with an image."""
+    adapter, loaded = drawn_adapter(base), Event()
+
+    def build() -> None:
+        while not loaded.is_set():
+            with_lora(base, SHAPE, adapter)
+
+    building = Thread(target=build)
+    building.start()
+    try:
+        for _ in range(3):
+            vision = Vision.of(base)
+            assert vision is not None
+            assert not any(p.is_meta for p in vision.over(base.module).parameters())
+    finally:
+        loaded.set()
+        building.join()
 
 
 def behind(vision: Vision, *parts: tuple[int, ...] | bytes, rows: int, salt: int = 1) -> Datum:
