@@ -142,7 +142,9 @@ def reckon(layout: Layout, gpus: Sequence[Gpu], demand: Demand) -> Fit:
             sampling = [gpu for group in layout.serve for gpu in group]
             samples = _Side(sampling, "sample", gpus)
             sides.append(samples)
-            memory, cached = _samples(samples, demand, len(layout.serve[0]))
+            size, context = len(layout.serve[0]), demand.context_tokens
+            kept = demand.model.kv_bytes / size
+            memory, cached = _serves(samples, _sampler(demand, size), kept, context, "the sampler")
             longest = min(longest, cached)
     judge_memory = None
     if layout.judge and demand.judge is not None:
@@ -244,16 +246,16 @@ def _alone(side: _Side, demand: Demand, each: float) -> tuple[int, int]:
     return tokens, most
 
 
-def _samples(side: _Side, demand: Demand, size: int) -> tuple[float, int]:
-    """A server's share of each of its GPUs, and the tokens that it can keep."""
+def _serves(
+    side: _Side, parts: Sequence[MemoryPart], each: float, context: int, who: str, cure: str = ""
+) -> tuple[float, int]:
+    """A server's share of each of its GPUs, and the tokens of `each` bytes that it can keep."""
     gpu = side.gpu
-    most = min(SAMPLER_MOST, (gpu.total - gpu.used) / gpu.total - _UNUSED)
-    memory = _hundredths(most)
-    side.parts += _sampler(demand, size)
-    each = demand.model.kv_bytes / size
+    memory = _hundredths(min(SAMPLER_MOST, (gpu.total - gpu.used) / gpu.total - _UNUSED))
+    side.parts += parts
     tokens = floor((memory * gpu.total - total_of(side.parts)) / each)
-    if tokens < demand.context_tokens:
-        side.lacks(_too_few("the sampler's cache", tokens, demand.context_tokens))
+    if tokens < context:
+        side.lacks(_too_few(f"{who}'s cache", tokens, context) + cure)
     side.parts.append(_cache(max(0, tokens), each))
     return memory, tokens
 
@@ -294,17 +296,12 @@ def _together(side: _Side, demand: Demand, each: float) -> tuple[int, float, int
 
 
 def _judges(side: _Side, judge: ModelSize, size: int) -> float:
-    side.parts += sampler_parts(
+    parts = sampler_parts(
         judge, JUDGE_BATCH, tensor_parallel=size, quantization=None, rank=0, adapters=0
     )
-    gpu = side.gpu
-    memory = _hundredths(min(SAMPLER_MOST, (gpu.total - gpu.used) / gpu.total - _UNUSED))
-    each = judge.kv_bytes / size
-    tokens = floor((memory * gpu.total - total_of(side.parts)) / each)
-    if tokens < min(JUDGE_CONTEXT, judge.context_tokens):
-        side.lacks(_too_few("the judge's cache", tokens, JUDGE_CONTEXT) + "; give --prm-gpus more")
-    side.parts.append(_cache(max(0, tokens), each))
-    return memory
+    context = min(JUDGE_CONTEXT, judge.context_tokens)
+    cure = "; give --prm-gpus more"
+    return _serves(side, parts, judge.kv_bytes / size, context, "the judge", cure)[0]
 
 
 def _sampler(demand: Demand, size: int) -> list[MemoryPart]:

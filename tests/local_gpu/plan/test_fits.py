@@ -326,6 +326,13 @@ def test_advice_on_gpus_goes_with_the_counts_that_were_given(
         assert arranged.serve[:1] == where.serve
 
 
+def test_what_a_judge_lacks_is_told_by_its_own_context(sizes: dict[str, ModelSize]) -> None:
+    short = replace(sizes["8B"], context_tokens=8192)
+    layout, judged = plan(Wanted(gpus=3, judge=1)), demand(sizes["1.7B"], judge=short)
+    fit = reckon(layout, gpus(3, 21.4), judged)
+    assert "of the judge's cache, and the context is 8,192; give --prm" in " ".join(fit.short)
+
+
 def test_memory_that_others_have_is_not_counted_on(sizes: dict[str, ModelSize]) -> None:
     free = fitted(demand(sizes["8B"]), gpus(1, 80))
     layout = Layout((0,), ((1,),))
