@@ -28,9 +28,6 @@ _BROKEN: Final = (
     *("NCCL error", "NCCL Error", "ncclUnhandledCudaError", "ncclSystemError", "ncclInternalError"),
 )
 """Messages of a device fault in a RuntimeError: not every library has an error class of its own."""
-_ACCELERATOR_ERROR: Final = getattr(torch, "AcceleratorError", ())
-"""torch's own error class of accelerators; before 2.8 there is none, and it raises a
-RuntimeError."""
 
 
 def out_of_memory(error: RuntimeError) -> bool:
@@ -55,8 +52,13 @@ def device_fault(error: BaseException) -> str | None:
     return None
 
 
+def first_line(error: Exception) -> str:
+    """First line of an error's message, or its class where it has none."""
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
 def _is_the_devices(error: RuntimeError) -> bool:
     words = str(error)
     if out_of_memory(error) or any(sign in words for sign in _REFUSED):
         return False
-    return isinstance(error, _ACCELERATOR_ERROR) or any(sign in words for sign in _BROKEN)
+    return isinstance(error, torch.AcceleratorError) or any(sign in words for sign in _BROKEN)

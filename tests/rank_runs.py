@@ -48,8 +48,8 @@ class Echo:
         flat = torch.full((3,), float(self._world.rank + 1))
         self._world.sum(flat)
         refuses = adam.learning_rate == 7 and self._world.rank == 1
-        if told := self._world.agree("rank 1 says no" if refuses else None):
-            raise StepError(told)
+        if any(self._world.gather(refuses)):
+            raise StepError("rank 1 says no")
         most = float(self._world.most(self._world.rank))
         return StepReport((float(flat[0]),), (), most, self._tokens or 0)
 

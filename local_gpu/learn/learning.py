@@ -162,7 +162,8 @@ class LearningCore:
 
     def create(self, model: str, shape: LoraShape, seed: int) -> None:
         self.drop(model)
-        self._take_room(model, shape)
+        # The first rank decides for all, as their own figures may differ.
+        self._first_rank(lambda: self._memory.take(model, shape))
         try:
             self._make(model, shape, seed)
         except BaseException:
@@ -292,11 +293,6 @@ class LearningCore:
         )
         self._models[model], self._learners[home] = made, made.module
         self._worn.pop(home, None)
-
-    def _take_room(self, model: str, shape: LoraShape) -> None:
-        """Reserve memory for a model. The first rank decides for all, as their own figures may
-        differ."""
-        self._first_rank(lambda: self._memory.take(model, shape))
 
     def _model(self, model: str) -> LoraOptimizer:
         """Return a model, after copying its weights into its module if another's are there."""

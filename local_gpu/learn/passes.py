@@ -123,7 +123,6 @@ class Passes:
         *,
         undo: Callable[[], None],
         learns: bool = False,
-        checkpointing: bool = False,
     ) -> list[T]:
         """Compute this rank's part of a batch; return the results of all ranks, in order.
 
@@ -137,8 +136,8 @@ class Passes:
             StepError: it failed on some rank.
         """
         sequences, pictures = paint(self.vision, module, shown)
-        tokens = self.body.tokens_at_once(self.budget.tokens)
-        even = even_keys(module.config, learns=learns, checkpointing=checkpointing)
+        tokens = self.budget.tokens if self.body.packs else 1  # 1: every sequence by itself
+        even = even_keys(module.config)
         enough = _BUSY if self.body.device.type == "cpu" else math.inf
         parts = cut(sequences, ranks=self.world.size, tokens=tokens, even=even, enough=enough)
         failure: Exception | None = None
@@ -153,7 +152,8 @@ class Passes:
             )
         except FAILURES as error:
             failure = error
-        if told := self.world.agree(failure and (str(failure) or type(failure).__name__)):
+        every = self.world.gather((failure and (str(failure) or type(failure).__name__), mine))
+        if told := next((told for told, _ in every if told), None):
             raise StepError(told) from failure
-        done = {i: one for part in self.world.gather(mine) for i, one in part.items()}
+        done = {i: one for _, part in every for i, one in part.items()}
         return [done[i] for i in range(len(shown))]

@@ -41,7 +41,7 @@ def score(passes: Passes, module: Any, asks: Sequence[ScoreAsk]) -> list[TokenLo
 
     shown = [(torch.tensor(ask.tokens[:-1]), ask.images) for ask in asks]
     try:
-        return passes.run(module, shown, compute, undo=_nothing)
+        return passes.run(module, shown, compute, undo=lambda: None)
     except StepError as error:
         raise SamplerError(f"Scoring failed: {error}") from error
 
@@ -62,10 +62,6 @@ def _read(head: Any, rows: torch.Tensor, ask: ScoreAsk) -> TokenLogprobs:
         topk_ids=tuple(map(tuple, read.top_ids.tolist())) if ask.top_k else (),
         topk_logprobs=tuple(map(tuple, read.top.tolist())) if ask.top_k else (),
     )
-
-
-def _nothing() -> None:
-    """Do nothing: a pass without gradients leaves nothing to undo."""
 
 
 ScoreAll = Callable[[str, Sequence[ScoreAsk]], Awaitable[list[TokenLogprobs]]]

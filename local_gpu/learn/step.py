@@ -8,9 +8,9 @@ same weights.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,13 +26,8 @@ from local_gpu.model.vision import Pictures
 from tinker_claw.errors import StepError
 from tinker_claw.types import Adam, LossPass, StepReport
 
-
-class _Job(NamedTuple):
-    """One record with its loss."""
-
-    loss: str
-    config: Mapping[str, float]
-    record: LossRecord
+_Job = tuple[RecordPass, LossRecord]
+"""One record, and the pass that has its loss."""
 
 
 class LoraOptimizer:
@@ -68,7 +63,6 @@ class LoraOptimizer:
         """
         self._base = base
         self._context_tokens = context_tokens
-        self._checkpointing = checkpointing
         self.passes = passes
         self.shape = shape
         if module is None:
@@ -184,11 +178,10 @@ class LoraOptimizer:
 
         return self.passes.run(
             self.module,
-            [(job.record.inputs, job.record.images) for job in jobs],
+            [(record.inputs, record.images) for _, record in jobs],
             compute,
             undo=self._masters.drop,
             learns=learn,
-            checkpointing=self._checkpointing,
         )
 
     def _pass(
@@ -205,7 +198,7 @@ class LoraOptimizer:
         """
         with torch.set_grad_enabled(learn):
             hidden = self.passes.body.hidden(
-                self.module, sequences, [job.record.scored_from for job in jobs], pictures
+                self.module, sequences, [record.scored_from for _, record in jobs], pictures
             )
             scored = [
                 self._score(job, rows, learn=learn) for job, rows in zip(jobs, hidden, strict=True)
@@ -216,14 +209,15 @@ class LoraOptimizer:
             self._masters.collect()
         values: list[float] = losses.tolist()
         # Not before the backward pass: other ranks may be in it, waiting for this one.
-        for job, value in zip(jobs, values, strict=True):
+        for (wanted, _), value in zip(jobs, values, strict=True):
             if not math.isfinite(value):
-                raise StepError(f"The {job.loss} loss is {value}; nothing was changed.")
+                raise StepError(f"The {wanted.loss} loss is {value}; nothing was changed.")
         return [Scored(v, read.cpu()) for v, (_, read) in zip(values, scored, strict=True)]
 
     def _score(self, job: _Job, rows: Tensor, *, learn: bool) -> tuple[Tensor, Tensor]:
         """Compute a record's loss, with gradients where it learns, and its logprobs (R, K)."""
-        record, head = job.record, self._head()
+        wanted, record = job
+        head = self.module.get_output_embeddings()
         ids = record.ids.to(self._base.device)
         split = record.learns_from if learn else len(ids)
         with torch.no_grad():
@@ -234,15 +228,12 @@ class LoraOptimizer:
         else:
             tail = read[record.learns_from :]
         chosen = tail[:, record.loss_column :]
-        loss = LOSSES[job.loss].compute(
-            chosen if job.loss == "cross_entropy" else chosen[:, 0],
+        loss = LOSSES[wanted.loss].compute(
+            chosen if wanted.loss == "cross_entropy" else chosen[:, 0],
             record.inputs_of_loss.to(self._base.device),
-            job.config,
+            wanted.config,
         )
         return loss, read
-
-    def _head(self) -> Any:
-        return self.module.get_output_embeddings()
 
 
 def put_on(module: Any, adapter: Adapter | None) -> None:
@@ -277,7 +268,7 @@ def _learning_module(
 
 
 def _jobs(wanted: RecordPass) -> list[_Job]:
-    return [_Job(wanted.loss, wanted.config, record) for record in wanted.records]
+    return [(wanted, record) for record in wanted.records]
 
 
 @contextmanager

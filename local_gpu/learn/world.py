@@ -1,7 +1,7 @@
 """Interface of the ranks that train together, and its implementation for one process.
 
 Rule: every rank makes the same calls in the same order. A rank that fails alone reports it by
-`agree`, before the others make a call that it would never reach.
+`gather`, before the others make a call that it would never reach.
 """
 
 from __future__ import annotations
@@ -34,10 +34,6 @@ class World(Protocol):
         """The largest of all ranks' counts."""
         ...
 
-    def agree(self, failure: str | None) -> str | None:
-        """Return the first rank's failure on every rank; None if there was none."""
-        ...
-
     def gather(self, mine: T) -> list[T]:
         """Small objects of all ranks, in rank order, on every rank."""
         ...
@@ -45,8 +41,6 @@ class World(Protocol):
     def share(self, value: T) -> T:
         """Rank 0's object, on every rank."""
         ...
-
-    def leave(self) -> None: ...
 
 
 class Alone:
@@ -61,17 +55,11 @@ class Alone:
     def most(self, count: int) -> int:
         return count
 
-    def agree(self, failure: str | None) -> str | None:
-        return failure
-
     def gather(self, mine: T) -> list[T]:
         return [mine]
 
     def share(self, value: T) -> T:
         return value
-
-    def leave(self) -> None:
-        pass
 
 
 class Sharding(Protocol):

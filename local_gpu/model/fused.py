@@ -21,11 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from local_gpu.config import Say
-from local_gpu.tree.choice import distance, kernel_failures, sentence_of
+from local_gpu.tree.choice import disagreement, kernel_failures, sentence_of
 
 _ROWS: Final = 64
-_SLACK: Final = 4.0
-"""Largest accepted error of a kernel, as a multiple of the plain module's own rounding error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +81,15 @@ def fuse(
         for kind in dict.fromkeys(map(type, found)):
             same = [one for one in found if type(one) is kind]
             try:
-                off = _problem(*trial(same[0], ops), device, dtype)
+                problem = _problem(*trial(same[0], ops), device, dtype)
             except kernel_failures() as error:
-                off = sentence_of(error)
-            if off is None:
+                problem = sentence_of(error)
+            if problem is None:
                 fused = dressed(kind, ops)
                 for one in same:
                     one.__class__ = fused
             name = f"{len(same)} {what} ({kind.__name__})"
-            told.append(f"{name} are fused." if off is None else f"{name} are not: {off}")
+            told.append(f"{name} are fused." if problem is None else f"{name} are not: {problem}")
     if told:
         say(f"By {ops.name}: {' '.join(told)}")
 
@@ -197,14 +195,9 @@ def _problem(
             out = call(*given)
         return out.detach().clone(), *torch.autograd.grad(out, given, grad.to(kind))
 
-    truth, own, got = run(plain, wide), run(plain, dtype), run(fused, dtype)
-    floor = 64 * torch.finfo(torch.float32).eps
+    found = run(fused, dtype)
     names = ["output", *(f"gradient of input {i}" for i, _ in enumerate(widths, 1))]
-    for name, right, usual, found in zip(names, truth, own, got, strict=True):
-        limit = _SLACK * distance(usual, right) + floor
-        if found.dtype != dtype:
-            return f"their {name} is {found.dtype}, where it should be {dtype}."
-        far = distance(found, right)
-        if not far <= limit:
-            return f"their {name} is off by {far:.1e}, where rounding explains {limit:.1e}."
-    return None
+    for name, got in zip(names, found, strict=True):
+        if got.dtype != dtype:
+            return f"its {name} is {got.dtype}, where it should be {dtype}."
+    return disagreement(names, found, run(plain, dtype), run(plain, wide))

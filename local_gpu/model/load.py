@@ -35,6 +35,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config
 from transformers.core_model_loading import PrefixChange
 
 from local_gpu.config import Dtype
+from local_gpu.device import first_line
 from local_gpu.model.lora import (
     BaseModel,
     Quantization,
@@ -93,9 +94,8 @@ def quantize(module: Any, *, device: torch.device, dtype: torch.dtype) -> None:
             parent, _, last = name.rpartition(".")
             setattr(module.get_submodule(parent), last, _quantized(layer, device, dtype))
     except (RuntimeError, NotImplementedError) as error:
-        reason = str(error) or type(error).__name__
         raise ConfigError(
-            f"bitsandbytes could not quantise the base on {device}: {reason.splitlines()[0]}"
+            f"bitsandbytes could not quantise the base on {device}: {first_line(error)}"
         ) from error
     module.is_loaded_in_4bit = True  # read by peft
 
@@ -178,11 +178,11 @@ def _load(source: str, dtype: torch.dtype) -> Any:
     except (OSError, HFValidationError, HfHubHTTPError) as error:
         raise ModelFileError(
             f"No model could be loaded from {source!r}: give a folder with config.json and "
-            f"model.safetensors, or a Hugging Face id. ({_first_line(error)})"
+            f"model.safetensors, or a Hugging Face id. ({first_line(error)})"
         ) from error
     except ImportError as error:
         raise ConfigError(
-            f"The model in {source!r} needs more than is installed ({_first_line(error)})."
+            f"The model in {source!r} needs more than is installed ({first_line(error)})."
         ) from error
     except (SafetensorError, StrictDataclassError, RuntimeError, ValueError, KeyError) as error:
         if _UNKNOWN in str(error):
@@ -192,7 +192,7 @@ def _load(source: str, dtype: torch.dtype) -> Any:
             ) from error
         raise ModelFileError(
             f"The model files in {source!r} are corrupt or incomplete; download or build them "
-            f"again. ({_first_line(error)})"
+            f"again. ({first_line(error)})"
         ) from error
     module, told = loaded
     if missing := sorted(told["missing_keys"]):
@@ -304,10 +304,6 @@ def _fingerprint(module: nn.Module) -> str:
         digest.update(f"{name}{tuple(parameter.shape)}".encode())
         digest.update(picked.numpy().tobytes())
     return digest.hexdigest()[:16]
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 _ALLOCATOR_VARIABLES: Final = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -41,13 +41,10 @@ class Gpu:
     """Bytes that other processes have taken."""
 
 
-def visible(
-    environment: Mapping[str, str] | None = None, *, gib: float | None = None
-) -> tuple[Gpu, ...]:
+def visible(*, gib: float | None = None) -> tuple[Gpu, ...]:
     """The GPUs that CUDA_VISIBLE_DEVICES allows, in its order; () where there is no nvidia-smi.
 
     Args:
-        environment: where the variable stands; None: this process's.
         gib: the memory of each that may be used: the rest counts as other programs'. Where
             nvidia-smi reports none, or less, this is the total.
 
@@ -55,7 +52,7 @@ def visible(
         ConfigError: nvidia-smi fails, or does not know what the variable names.
     """
     every = _ask(None if gib is None else int(gib * _GIB))
-    named = (os.environ if environment is None else environment).get(VISIBLE)
+    named = os.environ.get(VISIBLE)
     if named is None or not every:
         return tuple(gpu for gpu, _ in every)
     found: list[Gpu] = []

@@ -62,6 +62,7 @@ def model_size(source: str, *, learns: bool = True) -> ModelSize:
     import torch  # not needed to compute with a ModelSize
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from local_gpu.device import first_line
     from local_gpu.model.load import text_half
     from local_gpu.model.lora import refuse_quantized
 
@@ -73,10 +74,9 @@ def model_size(source: str, *, learns: bool = True) -> ModelSize:
             config = text_half(config).get("config", config)  # the vision half is small beside it
             module: Any = AutoModelForCausalLM.from_config(config)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
-        first = (str(error) or type(error).__name__).splitlines()[0]
         raise ModelFileError(
             f"The config.json of {source!r} is missing, or of a kind that this release of "
-            f"transformers cannot build. ({first})"
+            f"transformers cannot build. ({first_line(error)})"
         ) from error
     return counted(module)
 
@@ -88,13 +88,15 @@ def counted(module: Any) -> ModelSize:
         ModelFileError: its config.json does not give the width of its layers, or they differ in
             width.
     """
+    from local_gpu.device import first_line
+
     try:
         return _counted(module)
     except (AttributeError, TypeError, ValueError, RuntimeError, ZeroDivisionError) as error:
         kind = module.config.model_type
         raise ModelFileError(
             f"The memory of a model of the kind {kind} cannot be computed from its config.json. "
-            f"({(str(error) or type(error).__name__).splitlines()[0]})"
+            f"({first_line(error)})"
         ) from error
 
 

@@ -14,11 +14,10 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.functional import pad
 
 from local_gpu.learn.world import OutOfStep
-from local_gpu.ranks.messages import decode, encode
+from local_gpu.ranks.messages import as_tensor, decode, encode
 
 T = TypeVar("T")
 
@@ -61,44 +60,27 @@ class Distributed:
             dist.all_reduce(largest, dist.ReduceOp.MAX)
         return int(largest)
 
-    def agree(self, failure: str | None) -> str | None:
-        if not self.most(failure is not None):
-            return None
-        return next(told for told in self.gather(failure) if told is not None)
-
     def gather(self, mine: T) -> list[T]:
-        own = _as_tensor(encode(mine))
+        own = as_tensor(encode(mine))
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
         with _together():
             dist.all_gather(sizes, torch.tensor([len(own)]))
             longest = max(map(int, sizes))
             told = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
             dist.all_gather(told, pad(own, (0, longest - len(own))))
-        return [decode(_as_bytes(t[: int(n)])) for t, n in zip(told, sizes, strict=True)]
+        return [decode(t[: int(n)].numpy().tobytes()) for t, n in zip(told, sizes, strict=True)]
 
     def share(self, value: T) -> T:
-        told = _as_tensor(encode(value)) if self.rank == 0 else torch.empty(0, dtype=torch.uint8)
+        told = as_tensor(encode(value) if self.rank == 0 else b"")
         size = torch.tensor([len(told)])
         with _together():
             dist.broadcast(size, src=0)
-            told = told if self.rank == 0 else torch.empty(int(size), dtype=torch.uint8)
+            told = told if self.rank == 0 else told.new_empty(int(size))
             dist.broadcast(told, src=0)
-        return value if self.rank == 0 else decode(_as_bytes(told))
-
-    def mesh(self) -> DeviceMesh:
-        """All ranks in one dimension, for FSDP2."""
-        return init_device_mesh(self.device.type, (self.size,))
+        return value if self.rank == 0 else decode(told.numpy().tobytes())
 
     def leave(self) -> None:
         dist.destroy_process_group()
-
-
-def _as_tensor(raw: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(raw), dtype=torch.uint8)
-
-
-def _as_bytes(tensor: Tensor) -> bytes:
-    return tensor.numpy().tobytes()
 
 
 @contextmanager

@@ -37,7 +37,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from local_gpu.config import LocalConfig
-from local_gpu.halves import Facts, ScoreAsk
+from local_gpu.halves import Facts, Learning, ScoreAsk
 from local_gpu.learn.losses import LossInputs, LossRecord, RecordPass, Scored
 from local_gpu.model.files import SavedAdapter, SavedState
 from local_gpu.model.lora import LoraShape
@@ -85,14 +85,8 @@ class RankLost:
 CLOSE: Final = "close"
 """The last command."""
 
-COMMANDS: Final = frozenset(
-    {
-        *("create", "drop", "step", "forward_backward", "forward", "optim_step", "discard"),
-        *("score", "write_adapter", "write_probe", "export_adapter", "write_state"),
-        *("read_state", "read_adapter"),
-        CLOSE,
-    }
-)
+COMMANDS: Final = frozenset(name for name in vars(Learning) if not name.startswith("_"))
+"""Names that a command may have: the methods of `Learning`."""
 
 EXPECTED: Final = (ClawError, OSError)
 """Errors that a command may raise without ending the ranks; anything else ends them."""
@@ -124,7 +118,7 @@ def encode(value: object) -> bytes:
     """Encode a message. Raises TypeError for an unknown type: a programming error."""
     tensors: Tensors = {}
     head = json.dumps(_flat(value, tensors), separators=(",", ":")).encode()
-    return save(tensors | {_HEAD: _bytes(head)})
+    return save(tensors | {_HEAD: as_tensor(head)})
 
 
 def decode(raw: bytes) -> Any:
@@ -143,7 +137,7 @@ def decode(raw: bytes) -> Any:
         raise BackendError(f"A message to this rank cannot be read: {error}") from error
 
 
-def _bytes(raw: bytes) -> Tensor:
+def as_tensor(raw: bytes) -> Tensor:
     return torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0).byte()
 
 
@@ -161,7 +155,7 @@ def _flat(value: Any, tensors: Tensors) -> Any:
     if value is None or kind in (bool, int, float, str):
         return value
     if kind is bytes:
-        return ["bytes", _add(_bytes(value), tensors)]
+        return ["bytes", _add(as_tensor(value), tensors)]
     if kind is tuple or kind is list:
         numbers = _numbers(value)
         if numbers is None:

@@ -75,11 +75,14 @@ def live(build: Build) -> int:
     link = Connection(os.dup(0)) if leashed and rank == 0 else None
     with _Voice(rank, link, store) as voice:
         start = voice.start()
-        device, world = _device(start.config), Alone()
-        if size > 1:
+        device = _device(start.config)
+        config = replace(start.config, device=str(device))
+        if size == 1:
+            _carry_out(voice, Alone(), build, config)
+        else:
             world = Distributed(device, store, rank=rank, size=size, timeout_s=start.timeout_s)
-        _carry_out(voice, world, build, replace(start.config, device=str(device)))
-        world.leave()
+            _carry_out(voice, world, build, config)
+            world.leave()
     return 0
 
 

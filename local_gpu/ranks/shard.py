@@ -16,6 +16,7 @@ from itertools import chain
 from typing import Any, TypeVar
 
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather
 
@@ -50,7 +51,7 @@ class Shards:
     def __init__(self, base: BaseModel, world: Distributed) -> None:
         """`base.device` is where it computes; its tensors may be elsewhere, and are consumed."""
         self._base = base
-        self._mesh = world.mesh()
+        self._mesh = init_device_mesh(world.device.type, (world.size,))
         self.world = world
         self.gathers = _Gathers()
 

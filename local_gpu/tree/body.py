@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 import torch
 from torch import Tensor
 
+from local_gpu.device import first_line
 from local_gpu.tree.kernels import ATTENTION, Attend, Kernel, SdpaKernel
 from local_gpu.tree.prefix_tree import PrefixTree, grow
 
@@ -79,10 +80,6 @@ class Body:
         # Indexed once: the gradient of each indexing is zeros as large as the whole row.
         return list(rows[0, torch.cat(wanted).to(self.device)].split([len(w) for w in wanted]))
 
-    def tokens_at_once(self, budget: int) -> int:
-        """Tokens of one pass; 1 makes every sequence a pass of its own."""
-        return budget if self.packs else 1
-
     def idle(self, module: Any, *, learn: bool) -> None:
         """Run a pass that changes nothing, forward and, with `learn`, backward."""
         with torch.set_grad_enabled(learn):
@@ -111,7 +108,7 @@ def obstacle(module: Any) -> str | None:
         packed = Body(SdpaKernel(), module.device).hidden(module, sequences, whole)
     except _REFUSALS as error:
         module.set_attn_implementation(own)
-        return f"takes no prefix tree ({(str(error) or type(error).__name__).splitlines()[0]})"
+        return f"takes no prefix tree ({first_line(error)})"
     if all(map(_agree, alone, packed)):
         return None
     module.set_attn_implementation(own)

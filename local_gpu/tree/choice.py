@@ -28,7 +28,7 @@ Setting = Literal["auto", "sdpa", "merged", "flex", "varlen", "fa3"]
 KERNELS: Final = (MergedKernel(), FlexKernel(), VarlenKernel(), SdpaKernel(), Fa3Kernel())
 """Kernels to try on a GPU. The last takes the place of PyTorch's own in all the others."""
 _SLACK = 4.0
-"""Largest accepted error of a kernel, as a multiple of PyTorch's own rounding in the same
+"""Largest accepted error of a kernel, as a multiple of PyTorch's own rounding error in the same
 format."""
 _TIMES = 3
 """Timed runs, after those that warm up; the shortest counts."""
@@ -104,25 +104,23 @@ def choose(
     dtype: torch.dtype,
     heads: Heads,
     say: Say,
-    kernels: Sequence[Kernel] | None = None,
 ) -> Kernel:
     """Return the kernel of a setting after a trial; auto on the CPU needs none.
 
     Args:
         dtype: what queries, keys and values are computed in.
         say: called with sentences on which kernels are left out and which is taken.
-        kernels: to choose from; None takes those for the device.
 
     Raises:
         ConfigError: the kernel that was asked for does not work here.
     """
-    if setting == "auto" and kernels is None and device.type == "cpu":
+    if setting == "auto" and device.type == "cpu":
         return MergedKernel()
     if setting == "sdpa":
         return SdpaKernel()
     try:
         if setting == "auto":
-            return fastest(kernels or KERNELS, device, dtype, heads, say)
+            return fastest(KERNELS, device, dtype, heads, say)
         kernel = next(k for k in KERNELS if k.name == setting)
         if problem := _judge(device, dtype, heads).problem(kernel):
             raise ConfigError(f"attention = {setting} does not work here: {problem} Use auto.")
@@ -192,11 +190,7 @@ class _Judge:
         query, key, value, grad = (t.to(wide) for t in rounded)
         exact = Trial(self._trial.tree, (query, key, value, grad))
         self._truth = exact.run(SdpaKernel(), wide)
-        own = self._trial.run(SdpaKernel(), dtype)
-        floor = 64 * torch.finfo(torch.float32).eps
-        self._limits = [
-            _SLACK * distance(a, b) + floor for a, b in zip(own, self._truth, strict=True)
-        ]
+        self._own = self._trial.run(SdpaKernel(), dtype)
 
     def problem(self, kernel: Kernel) -> str | None:
         """Why a kernel cannot be used, as a sentence; None: it can."""
@@ -205,10 +199,24 @@ class _Judge:
         except kernel_failures() as error:
             return _left_out(error)
         names = ("output", "gradient of the queries", "gradient of the keys", "gradient of values")
-        for name, got, right, limit in zip(names, found, self._truth, self._limits, strict=True):
-            if not (far := distance(got, right)) <= limit:
-                return f"its {name} is off by {far:.1e}, where rounding explains {limit:.1e}."
-        return None
+        return disagreement(names, found, self._own, self._truth)
+
+
+def disagreement(
+    names: Sequence[str], found: Sequence[Tensor], own: Sequence[Tensor], truth: Sequence[Tensor]
+) -> str | None:
+    """Name the first result of a kernel that is wrong, as a sentence; None: none is.
+
+    Args:
+        found: the kernel's.
+        own: PyTorch's in the same format, whose rounding is accepted.
+        truth: PyTorch's in a wider one.
+    """
+    for name, got, usual, right in zip(names, found, own, truth, strict=True):
+        limit = _SLACK * distance(usual, right) + 64 * torch.finfo(torch.float32).eps
+        if not (far := distance(got, right)) <= limit:
+            return f"its {name} is off by {far:.1e}, where rounding explains {limit:.1e}."
+    return None
 
 
 def distance(got: Tensor, right: Tensor) -> float:

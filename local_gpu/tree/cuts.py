@@ -22,18 +22,18 @@ _LITTLE: Final = 1 / 16
 """Share of a pass's tokens that may be computed once more to keep the pass small."""
 
 
-def even_keys(config: Any, *, learns: bool = False, checkpointing: bool = False) -> float:
+def even_keys(config: Any) -> float:
     """Keys at which attention costs a token as much as all matrix products of the body do.
 
     Counted in operations, in a layer with matrices of `linear` elements and heads of `queries` in
     all: a token takes 2 linear forward and again backward (the base has no gradient of its own),
     and a key that it sees 4 queries forward (scores, sum) and 10 backward (scores again, four
-    products). Checkpointing computes both forward parts twice. Adapters are left out: a few per
-    cent.
+    products). Checkpointing computes both forward parts twice. Without it, or a backward pass,
+    there are up to half as many more: runs of about equal work need no better. Adapters are left
+    out: a few per cent.
 
     Args:
         config: of a transformers causal LM.
-        learns: with a backward pass.
     """
     text = config.get_text_config()
     hidden, heads = int(text.hidden_size), int(text.num_attention_heads)
@@ -44,12 +44,7 @@ def even_keys(config: Any, *, learns: bool = False, checkpointing: bool = False)
     moe = getattr(text, "moe_intermediate_size", None)
     inner = experts * int(moe) if moe else int(getattr(text, "intermediate_size", 4 * hidden))
     linear = hidden * (2 * queries + 2 * keys + 3 * inner)
-    kinds: Sequence[str] = getattr(text, "layer_types", None) or ["full_attention"]
-    attending = sum(kind != "linear_attention" for kind in kinds) / len(kinds)
-    times = (2 if checkpointing else 1) if learns else 1
-    of_token = 2 * linear * (times + learns)
-    of_key = queries * (4 * times + 10 * learns)
-    return of_token / of_key / max(attending, 1e-9)
+    return (2 * 2 + 2) * linear / ((2 * 4 + 10) * queries)
 
 
 def cut(

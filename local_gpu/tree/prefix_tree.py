@@ -59,14 +59,6 @@ class PrefixTree:
     rows: tuple[Tensor, ...]
     """Per sequence, in the order given: (n_i,) int64, the row of each of its tokens."""
 
-    @property
-    def attended(self) -> int:
-        """Pairs of a query and a key that it sees: attention's share of the work."""
-        return sum(
-            (s.last - s.first) * s.position + (s.last - s.first) * (s.last - s.first + 1) // 2
-            for s in self.segments
-        )
-
 
 def grow(sequences: Sequence[Tensor], *, share: bool = True, least: int = MIN_SHARED) -> PrefixTree:
     """Build the tree of some sequences.

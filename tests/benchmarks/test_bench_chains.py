@@ -10,6 +10,7 @@ from hypothesis import given
 from benchmarks import chains
 from benchmarks.chains import NONE, SPLIT, TREE, Sizes, agent, openclaw, split
 from benchmarks.training_shapes import Shape
+from benchmarks.training_sides import attended
 from local_gpu.tree.kernels import MergedKernel
 from local_gpu.tree.prefix_tree import grow
 from tests.local_gpu.tree.test_attention import random_rows
@@ -43,7 +44,7 @@ def test_a_tree_that_is_split_where_samples_end_is_the_same_attention(
     tree = grow(tensors(sequences), least=1)
     parts = split(tree)
     assert seen_by_row(parts) == seen_by_row(tree)
-    assert parts.attended == tree.attended
+    assert attended(parts) == attended(tree) == sum(map(len, seen_by_row(tree)))
     ends = {int(rows[-1]) + 1 for rows in tree.rows}
     assert ends <= {segment.last for segment in parts.segments}
     rows = random_rows(tree, (4, 2), torch.float64)

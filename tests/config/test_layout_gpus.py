@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from local_gpu.model.load import load_base
-from local_gpu.plan.layout import Layout, Wanted, names, plan, visible
+from local_gpu.plan.layout import Gpu, Layout, Wanted, names, plan, visible
 from tests.backends import tiny_model
 from tests.inference_servers import inference_servers
 from tests.local_gpu.sample.test_supervisor import VLLM, gone, lives, starts
@@ -229,34 +229,41 @@ def test_a_layout_in_words() -> None:
 # The machine
 
 
-def test_gpus_are_asked_of_nvidia_smi(tmp_path: Path, box: Callable[..., None]) -> None:
-    assert visible({}) == (), "no nvidia-smi, no GPU"
+def test_gpus_are_asked_of_nvidia_smi(
+    tmp_path: Path, box: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def named(value: str) -> tuple[Gpu, ...]:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+        return visible()
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert visible() == (), "no nvidia-smi, no GPU"
     box()
-    both = visible({})
+    both = visible()
     assert [(gpu.device, gpu.name) for gpu in both] == [
         ("0", "NVIDIA H100 80GB HBM3"),
         ("1", "NVIDIA H100 80GB HBM3"),
     ]
     assert (both[0].total, both[0].used) == (81_559 << 20, 7 << 20)
     assert "memory.total" in (tmp_path / "asked").read_text()
-    assert [gpu.device for gpu in visible({"CUDA_VISIBLE_DEVICES": "1,0"})] == ["1", "0"]
-    assert visible({"CUDA_VISIBLE_DEVICES": ""}) == ()
-    assert [gpu.device for gpu in visible({"CUDA_VISIBLE_DEVICES": "0,-1,1"})] == ["0"]
-    chosen = visible({"CUDA_VISIBLE_DEVICES": "GPU-bb, GPU-aaaa"})
+    assert [gpu.device for gpu in named("1,0")] == ["1", "0"]
+    assert named("") == ()
+    assert [gpu.device for gpu in named("0,-1,1")] == ["0"]
+    chosen = named("GPU-bb, GPU-aaaa")
     assert names(chosen, (0,))["CUDA_VISIBLE_DEVICES"] == "1", "vLLM knows no part of a UUID"
     assert names(both, (0, 1))["CUDA_VISIBLE_DEVICES"] == "0,1"
     for unknown in ("2", "MIG-1", "GPU-cc"):
         with pytest.raises(ConfigError, match=f"names {unknown!r}, which nvidia-smi does not list"):
-            visible({"CUDA_VISIBLE_DEVICES": unknown})
+            named(unknown)
 
 
 def test_an_nvidia_smi_that_fails_is_a_sentence(box: Callable[..., None]) -> None:
     box("NVIDIA-SMI has failed because it couldn't communicate with the driver\n", 9)
     with pytest.raises(ConfigError, match=r"communicate with the driver.: mend the driver"):
-        visible({})
+        visible()
     box("0, NVIDIA GB10, [N/A], [N/A], GPU-a\n")
     with pytest.raises(ConfigError, match="give --gpu-memory-gb"):
-        visible({})
+        visible()
 
 
 def test_memory_that_is_told_bounds_what_is_used_or_stands_for_what_nvidia_smi_says(

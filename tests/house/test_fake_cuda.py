@@ -32,7 +32,7 @@ from local_gpu.model.load import keep_memory_whole, load_base
 from local_gpu.model.lora import BaseModel
 from local_gpu.sample.drawing import Recipe, draw
 from local_gpu.tree.body import obstacle
-from local_gpu.tree.choice import Heads, Trial, choose
+from local_gpu.tree.choice import Heads, Trial, choose, fastest
 from local_gpu.tree.fused import FlexKernel, VarlenKernel, block_mask
 from local_gpu.tree.kernels import Fa3Kernel, Kernel, MergedKernel, SdpaKernel, attend
 from local_gpu.tree.prefix_tree import grow
@@ -215,10 +215,10 @@ def test_flash_attention_3_is_tried_out_where_it_is_installed(
     assert (flash.now, flash.taken) == ("FA3", 1)
     kernels, seconds = (MergedKernel(), Fa3Kernel()), {"merged": 2.0, "fa3": 1.0}
     monkeypatch.setattr(Trial, "seconds", lambda _, kernel, __: seconds[kernel.name])
-    assert choose("auto", say=said.append, kernels=kernels, **settings).name == "fa3"
+    assert fastest(kernels, say=said.append, **settings).name == "fa3"
     assert flash.now == "FA3"
     seconds["merged"] = 0.5
-    assert choose("auto", say=said.append, kernels=kernels, **settings).name == "merged"
+    assert fastest(kernels, say=said.append, **settings).name == "merged"
     assert flash.now is None, "the others have PyTorch's own"
 
 

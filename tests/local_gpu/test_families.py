@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from families import FAMILIES, REFUSED, Family, tiny_of
 from local_reference import full_logprobs, reference, reference_loss, rl_datum, sequence, warmed
 from safetensors import safe_open
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3Config
 
 from local_gpu.config import LocalConfig
 from local_gpu.halves import ScoreAsk
@@ -32,7 +33,6 @@ from local_gpu.model.lora import BaseModel, LoraShape, fresh_adapter
 from local_gpu.plan.memory import model_size
 from local_gpu.trainer import LocalTrainer
 from local_gpu.tree.body import Body
-from local_gpu.tree.cuts import cut
 from local_gpu.tree.kernels import SdpaKernel
 from tinker_claw.errors import ConfigError
 from tinker_claw.types import Adam, Datum, LossPass, SamplingParams
@@ -204,8 +204,16 @@ def test_what_does_not_pack_has_passes_of_one_sequence() -> None:
     """It shares nothing, so that two would take twice the memory."""
     body = Body(SdpaKernel(), torch.device("cpu"), packs=False)
     sequences = [torch.tensor(datum.tokens) for datum in datums()]
-    (passes,) = cut(sequences, ranks=1, tokens=body.tokens_at_once(65_536), even=16_000)
-    assert sorted(passes) == [[0], [1], [2], [3]]
+    seen: list[list[int]] = []
+
+    def compute(part: Sequence[int], *_: object) -> Sequence[int]:
+        seen.append(list(part))
+        return part
+
+    passes = Passes(body, PassBudget(65_536))
+    module = SimpleNamespace(config=Qwen3Config())
+    passes.run(module, [(one, ()) for one in sequences], compute, undo=lambda: None)
+    assert sorted(seen) == [[0], [1], [2], [3]]
 
 
 @pytest.mark.parametrize("name", ["Qwen2.5", "Mistral", "Qwen3-MoE"])

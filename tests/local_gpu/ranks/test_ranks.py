@@ -335,6 +335,5 @@ def test_settings_that_ranks_cannot_follow_are_refused(
 
 def test_a_rank_alone_needs_nobody() -> None:
     alone = Alone()
-    assert alone.agree("no") == "no"
     assert alone.gather(3) == [3]
     assert (alone.share(4), alone.most(5)) == (4, 5)

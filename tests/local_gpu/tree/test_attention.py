@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from local_gpu.tree.choice import Heads, Setting, choose
+from local_gpu.tree.choice import Heads, Setting, choose, fastest
 from local_gpu.tree.fused import FlexKernel, VarlenKernel, block_mask, compiled, layout_of, spelt
 from local_gpu.tree.kernels import Attend, Kernel, MergedKernel, SdpaKernel, attend
 from local_gpu.tree.prefix_tree import PrefixTree, grow
@@ -276,9 +276,7 @@ def test_the_fastest_kernel_that_agrees_is_taken(dtype: torch.dtype) -> None:
     wrong = [Raising("a"), WrongBackward("b"), WrongInOneRow("c"), NotANumber("d")]
     right = [Slow("slow"), SdpaKernel()]
     said: list[str] = []
-    taken = choose(
-        "auto", device=CPU, dtype=dtype, heads=TINY, say=said.append, kernels=[*wrong, *right]
-    )
+    taken = fastest([*wrong, *right], CPU, dtype, TINY, said.append)
     assert taken is right[1]
     assert said[0] == ("Attention by a is left out: RuntimeError: no kernel image is available.")
     assert said[1].startswith("Attention by b is left out: its gradient of the keys is off by")
@@ -317,9 +315,7 @@ def test_a_kernel_that_was_asked_for_and_does_not_work_is_an_error(
 def test_no_kernel_that_works_is_an_error_with_all_reasons() -> None:
     wrong = [Raising("a"), NotANumber("b")]
     with pytest.raises(ConfigError, match=r"No attention kernel works on cpu.* by a .* by b "):
-        choose(
-            "auto", device=CPU, dtype=torch.float32, heads=TINY, say=lambda _: None, kernels=wrong
-        )
+        fastest(wrong, CPU, torch.float32, TINY, lambda _: None)
 
 
 # On a GPU
@@ -332,9 +328,7 @@ def test_kernels_of_a_gpu_agree_with_the_reference_in_bfloat16(
     kernel: Kernel, heads: Heads
 ) -> None:
     device = torch.device("cuda")
-    taken = choose(
-        "auto", device=device, dtype=torch.bfloat16, heads=heads, say=print, kernels=[kernel]
-    )
+    taken = fastest([kernel], device, torch.bfloat16, heads, print)
     assert taken is kernel
     # Rows of other numbers, with forks on no round place, and less than one block of them.
     for stretch in (1, 37):
