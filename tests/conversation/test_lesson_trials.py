@@ -107,9 +107,12 @@ def test_what_was_learned_is_told_again_by_versions_that_have_not_learned_it(
 
 
 def test_evidence_is_of_first_replies_with_the_lesson_drawn(ledger: Ledger) -> None:
-    """And not of turns that were told anything, or of later replies."""
+    """And not of turns that were told anything, of later replies, or of episodes."""
     old = ledger.turns.session("me", "old")
     turn(ledger, old, -1, None)
+    episode = ledger.turns.session("me", "episode")
+    ledger.turns.enrol(episode, "me", Attempt(task="t", episode=True))
+    turn(ledger, episode, 1, None)
     turn(ledger, ledger.turns.session("me", "source"), -1, Wish(PLAIN, "plain", "always"))
     (known,) = ledger.lessons.of_user("me")
     for number, told in enumerate((True, False, None)):

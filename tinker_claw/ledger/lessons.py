@@ -37,16 +37,15 @@ _SHOWN_BEFORE = 64
 """First replies from before a lesson that are shown beside those since."""
 _FIRSTS = (
     "sessions CROSS JOIN turns ON turns.session_id = sessions.id AND kind = 'main' AND idx = 0 "
-    "CROSS JOIN verdicts ON turn_id = turns.id"
+    "AND episode = 0 CROSS JOIN verdicts ON turn_id = turns.id"
 )
-"""SQL of sessions with the verdict on their first reply."""
+"""SQL of sessions with the verdict on their first reply; episodes are told no lessons."""
 _UNTOLD = (
     "NOT EXISTS (SELECT 1 FROM drawn AS other WHERE other.session_id = sessions.id AND other.told)"
 )
 _RATES = f"""
 WITH firsts AS MATERIALIZED (SELECT user, sessions.id AS session_id, value >= 0 AS good,
-  {_UNTOLD} AS untold FROM {_FIRSTS} WHERE user = COALESCE(?, user) AND episode = 0
-  AND value IS NOT NULL)
+  {_UNTOLD} AS untold FROM {_FIRSTS} WHERE user = COALESCE(?, user) AND value IS NOT NULL)
 SELECT lesson_id, IIF(told, 'told', 'untold') AS name, SUM(good) AS good, COUNT(*) AS number
 FROM drawn JOIN firsts USING (session_id) GROUP BY 1, 2
 UNION ALL SELECT id, 'before', SUM(good), COUNT(*) FROM (
