@@ -13,6 +13,7 @@ from tests.learner.test_judging import NEVER, Moody, judge_others_until
 from tests.learner.test_loop import SHORT, Says, World, world
 from tests.tallies import sample_counts
 from tinker_claw.ledger.feedback import About, Feedback
+from tinker_claw.ledger.prune import from_turn
 from tinker_claw.types import Images, Message, TokenLogprobs, Tokens, Vote
 
 MANY = 10_000
@@ -240,6 +241,19 @@ async def test_sdpo_is_told_the_reason_whatever_has_followed(tmp_path: Path) -> 
         teacher = w.ledger.samples.oldest(1)[0].teacher
         assert teacher is not None
         assert teacher.hint == "two sentences"
+
+
+@pytest.mark.parametrize(("method", "left"), [("opd", "no hint"), ("sdpo", "no correction")])
+async def test_a_rating_after_forgetting_teaches_no_empty_text(
+    tmp_path: Path, method: str, left: str
+) -> None:
+    async with world(tmp_path, method=method, batch_size=MANY) as w:
+        rated, forgotten = w.turn("NO, HOW", session="s"), w.turn("NO, HOW", session="s")
+        await w.until(lambda: {rated, forgotten} <= rewards(w).keys())
+        w.ledger.forget(from_turn(forgotten))
+        say(w, rated, -1)
+        await w.until(lambda: not w.ledger.turns.judgeable())
+        assert w.why_refused(rated) == left
 
 
 async def test_sdft_takes_a_reply_that_was_praised_outright_for_its_example(

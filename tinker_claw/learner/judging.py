@@ -471,7 +471,9 @@ class Judging:
         if hints and verdict.source != "judge":  # an explicit reason says more than what followed
             state = NextState("user", hints[0])
         known = Evidence(verdict, hints, state, shown)
-        return tuple(self._redact(text) for text in parts.method.teaching.tells(known))
+        # A text may be empty: a tool's result, or one that was forgotten.
+        told = parts.method.teaching.tells(known)
+        return tuple(self._redact(text) for text in told if text)
 
     def _show_to_corrected(self, turn_id: int) -> None:
         """Take up turns that were refused because they lacked this reply as their example."""
