@@ -38,7 +38,7 @@ _LOCK: Final = "lock"
 
 
 class Rows:
-    """Queries over a connection."""
+    """Queries over a connection. A refusal by SQLite is a LedgerError."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         self.path = path
@@ -46,10 +46,12 @@ class Rows:
         self._connection.row_factory = sqlite3.Row
 
     def rows(self, query: str, *values: Any) -> list[sqlite3.Row]:
-        return self._connection.execute(query, values).fetchall()
+        with self._refusing():
+            return self._connection.execute(query, values).fetchall()
 
     def row(self, query: str, *values: Any) -> sqlite3.Row | None:
-        return self._connection.execute(query, values).fetchone()
+        with self._refusing():
+            return self._connection.execute(query, values).fetchone()
 
     def one(self, query: str, *values: Any) -> Any:
         """Return the first column of the only row; None where there is none."""
@@ -67,6 +69,16 @@ class Rows:
     def meta(self, key: str) -> str | None:
         """Return a value of the table `meta`; None where there is none."""
         return self.one("SELECT value FROM meta WHERE key = ?", key)
+
+    @contextmanager
+    def _refusing(self, what: str = "read as a ledger") -> Generator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise self._refused(f"{self.path} cannot be {what}: {error}") from error
+
+    def _refused(self, why: str) -> LedgerError:
+        return LedgerError(why)
 
 
 class Outside(Rows):
@@ -93,14 +105,15 @@ def reading(path: Path) -> Generator[Outside]:
         raise LedgerError(f"{path} does not exist")
     address = f"file:{quote(str(path.absolute()))}?mode=ro"
     try:
-        with closing(
-            sqlite3.connect(address, uri=True, timeout=_BUSY_MS / 1e3, isolation_level=None)
-        ) as connection:
-            outside = Outside(path, connection)
-            _check_version(path, outside.one("PRAGMA user_version"))
-            yield outside
+        connection = sqlite3.connect(
+            address, uri=True, timeout=_BUSY_MS / 1e3, isolation_level=None
+        )
     except sqlite3.Error as error:
-        raise LedgerError(f"{path} cannot be read as a ledger ({error})") from error
+        raise LedgerError(f"{path} cannot be read as a ledger: {error}") from error
+    with closing(connection):
+        outside = Outside(path, connection)
+        _check_version(path, outside.one("PRAGMA user_version"))
+        yield outside
 
 
 def _check_version(path: Path, version: int) -> None:
@@ -136,7 +149,7 @@ class Writer(Rows):
         Raises:
             LedgerError: the database refused (disk full, for example); nothing was written.
         """
-        try:
+        with self._refusing("written"):
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield self._connection
@@ -146,8 +159,6 @@ class Writer(Rows):
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 raise
-        except sqlite3.Error as error:
-            raise self._refused(f"{self.path} cannot be written: {error}") from error
         self.on_write(None)
 
     def write(self, query: str, *values: Any) -> int:
@@ -163,14 +174,6 @@ class Writer(Rows):
         """Run a statement with RETURNING as `write` does; return its value."""
         with self.transaction() as tx:
             return tx.execute(query, values).fetchone()[0]
-
-    def rows(self, query: str, *values: Any) -> list[sqlite3.Row]:
-        with self._refusing():
-            return super().rows(query, *values)
-
-    def row(self, query: str, *values: Any) -> sqlite3.Row | None:
-        with self._refusing():
-            return super().row(query, *values)
 
     def pragma(self, name: str) -> int:
         return int(self.one(f"PRAGMA {name}"))
@@ -195,16 +198,9 @@ class Writer(Rows):
         finally:
             self.rows(f"PRAGMA busy_timeout = {_BUSY_MS}")
 
-    @contextmanager
-    def _refusing(self, what: str = "read") -> Generator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            raise self._refused(f"{self.path} cannot be {what}: {error}") from error
-
     def _refused(self, why: str) -> LedgerError:
         self.on_write(why)
-        return LedgerError(why)
+        return super()._refused(why)
 
     def close(self) -> None:
         self._connection.close()
