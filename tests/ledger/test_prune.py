@@ -6,7 +6,7 @@ import asyncio
 import random
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -334,3 +334,25 @@ async def test_gateway_answers_while_old_turns_go(tmp_path: Path, renderer: Rend
         assert (await world.ask("hello")).status_code == 200
         assert await trimming >= 100
         assert replace(world.turns()[-1].completion).tokens
+
+
+async def test_dropping_and_forgetting_take_turns(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt without its lesson may take up a block that a sweep has found unused."""
+    done = list[str]()
+
+    def work(name: str) -> Callable[..., Iterator[int]]:
+        def steps(*_: Any) -> Iterator[int]:
+            for _ in range(3):
+                done.append(name)
+                yield 0
+
+        return steps
+
+    for name in ("trim", "finish"):
+        monkeypatch.setattr(f"tinker_claw.ledger.ledger.{name}", work(name))
+    add(ledger, "s")
+    ledger.begin_to_forget(prune.in_session("s", None))
+    await asyncio.gather(ledger.trim(None, None), ledger.finish_forgetting())
+    assert done == ["trim"] * 3 + ["finish"] * 3

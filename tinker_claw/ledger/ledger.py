@@ -39,7 +39,8 @@ class Ledger:
     def __init__(self, directory: Path) -> None:
         self._db = Database(directory)
         self.path = self._db.path
-        self._forgetting = asyncio.Lock()
+        self._erasing = asyncio.Lock()
+        """Held by long work: blocks that it finds unused, other long work might use again."""
         if is_begun(self._db):
             self._take_up()
         self.turns = TurnTable(self._db)
@@ -118,13 +119,14 @@ class Ledger:
 
     async def finish_forgetting(self) -> None:
         """Erase the data to be forgotten, without blocking the loop."""
-        async with self._forgetting:
+        async with self._erasing:
             if is_begun(self._db):
                 await beside(self.path, finish)
 
     async def trim(self, before: float | None, most_bytes: int | None) -> int:
         """Run one round of retention in a thread; return the number of turns dropped."""
-        return await beside(self.path, lambda writer: trim(writer, before, most_bytes))
+        async with self._erasing:
+            return await beside(self.path, lambda writer: trim(writer, before, most_bytes))
 
     def live_bytes(self) -> int:
         """Return the bytes in use in the file, without its free pages."""
