@@ -23,8 +23,7 @@ SENTENCES = {
     "trained": "It was trained in step 1, with 1 other sample, which made v1 at ",
     "trained on its verdict": "Advantage: -1.000; on its tokens ",
     "expired": "its sample expired, because too many steps had been taken since v0 answered",
-    "quarantined": "set aside, because steps with it failed. Step 2 with it came to nothing: it "
-    "makes no sense.",
+    "quarantined": "set aside. Step 2 with it came to nothing: it makes no sense.",
     "side": "It is never trained: it is a side turn.",
     "refused when captured": "It is not trained: the client hung up.",
     "passed over": "It waits for a next state, and may wait for ever: its session has gone on with "

@@ -16,7 +16,6 @@ from tinker_claw.ledger.database import Rows
 from tinker_claw.ledger.groups import LIMIT_S
 from tinker_claw.ledger.judgements import TRIES
 from tinker_claw.ledger.turns import OUTCOME
-from tinker_claw.ledger.versions import REFUSED, TOO_FAR
 from tinker_claw.ledger.views import Record, SampleView, TurnView
 from tinker_claw.types import Kind, Lost
 
@@ -128,9 +127,7 @@ def _sampled(turn: TurnView, sample: SampleView, run: RunView) -> str:
         told = _running(turn)
     elif sample.state == "queued":
         told = _queued(turn, sample, run)
-    elif sample.state == "quarantined":
-        told = f"It is not trained: {turn.outcome}, {_why_aside(sample)}."
-    elif turn.outcome != words.EXPIRED:
+    elif turn.outcome != words.EXPIRED:  # set aside, or expired for a reason of its own
         told = f"It is not trained: {turn.outcome}."
     elif turn.left_behind:
         told = (
@@ -169,25 +166,13 @@ def _queued(turn: TurnView, sample: SampleView, run: RunView) -> str:
     return f"It {turn.outcome}; {queued}. {rest}"
 
 
-def _why_aside(sample: SampleView) -> str:
-    last = _newest_error(sample)
-    batch, blame = "with its whole batch, because", "it need not be to blame"
-    if last.startswith(REFUSED):
-        return f"{batch} the gate refused the version that a step with them had made; {blame}"
-    if last.startswith(TOO_FAR):
-        return f"{batch} even the smallest step with them moved the policy too far; {blame}"
-    return "because steps with it failed"
-
-
 def _failed(sample: SampleView) -> str:
     if not sample.void:
         return ""
-    numbers, why = ", ".join(sample.void), _newest_error(sample).rstrip(".")
-    return f" Step{'s' if len(sample.void) > 1 else ''} {numbers} with it came to nothing: {why}."
-
-
-def _newest_error(sample: SampleView) -> str:
-    return next(filter(None, [*sample.void.values()][::-1]), "no reason is known")
+    whys = filter(None, [*sample.void.values()][::-1])
+    why = next(whys, "no reason is known").rstrip(".")
+    steps = f"Step{'s' if len(sample.void) > 1 else ''} {', '.join(sample.void)}"
+    return f" {steps} with it came to nothing: {why}."
 
 
 def moment(at: float, now: float | None = None) -> str:
