@@ -102,8 +102,8 @@ class Rollback:
             UndoError: there is no such session or turn.
             LedgerError: it could not be written.
         """
-        self._forget_session(self.ledger.look(found).session)
         forgotten = self.ledger.begin_to_forget(found)
+        self._forget_session(forgotten.session)
         await self.ledger.finish_forgetting()
         async with self._learner.between_steps():
             log.info("forgotten", session=forgotten.session, turns=len(forgotten.turns))

@@ -133,11 +133,12 @@ def expire_mates(tx: sqlite3.Connection) -> int:
     ).fetchall()
     expired = 0
     for (group,) in broken:
-        found = tx.execute("SELECT id FROM sessions WHERE group_id = ?", (group,)).fetchall()
-        for (session,) in found:
+        found = tx.execute("SELECT id FROM sessions WHERE group_id = ?", (group,))
+        sessions = [session for (session,) in found]
+        for session in sessions:
             expired += _expire(tx, session, MATE_TOO_OLD)
             _refuse(tx, session, MATE_TOO_OLD)
-        _close(tx, [session for (session,) in found], group)
+        _close(tx, sessions, group)
     return expired
 
 

@@ -91,10 +91,6 @@ class Ledger:
                 tx.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", list(run.items()))
         return held
 
-    def look(self, found: Callable[[Rows], Forgetting]) -> Forgetting:
-        """Preview the data to forget, without changing anything."""
-        return found(self._db)
-
     def forget(self, found: Callable[[Rows], Forgetting]) -> Forgetting:
         """Forget data at once and erase it from the file; return a description of it.
 

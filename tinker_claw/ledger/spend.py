@@ -42,9 +42,9 @@ class Spent:
     """Tokens of the bills without a price."""
 
     def plus(self, bill: Bill) -> Spent:
-        if bill.usd is None:
-            return Spent(self.usage + bill.usage, self.usd, self.unpriced + bill.usage)
-        return Spent(self.usage + bill.usage, self.usd + bill.usd, self.unpriced)
+        unpriced = bill.usage if bill.usd is None else NOTHING
+        usd = self.usd + (bill.usd or 0.0)
+        return Spent(self.usage + bill.usage, usd, self.unpriced + unpriced)
 
 
 def write(

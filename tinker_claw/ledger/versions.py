@@ -33,7 +33,6 @@ _GUARDED_FROM = "guarded from turn"
 """Keys in `meta`."""
 LEFT_OPEN = "it could not be closed when it ended"
 """Why a step of this process is void."""
-_VERSION = "SELECT id, parent, step, state_ref, sampler_ref FROM versions"
 _WITHDRAWN = "what it trained on was forgotten meanwhile"
 
 
@@ -55,6 +54,14 @@ class Line:
         while at in self.lost:
             at = self.parents[at]
         return at in self.live
+
+
+_LINE = """
+WITH RECURSIVE line (id, n) AS (
+  SELECT id, 1 FROM versions WHERE id = COALESCE(?1, (SELECT MAX(id) FROM versions))
+  UNION ALL SELECT parent, n + 1 FROM versions JOIN line USING (id) WHERE parent IS NOT NULL)
+"""
+"""SQL of a version, or the newest for NULL, as number 1 and its ancestors as 2, 3 ..."""
 
 
 class Answer(NamedTuple):
@@ -122,13 +129,10 @@ def gate_of(step: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def read_line(rows: Rows) -> Line:
     """Return the current lineage."""
-    parents = rows.pairs("SELECT id, parent FROM versions")
     void = rows.column("SELECT version FROM steps WHERE status = 'void' AND version IS NOT NULL")
-    live, at = set[int](), max(parents, default=None)
-    while at is not None:
-        live.add(at)
-        at = parents[at]
-    return Line(parents, frozenset(live), frozenset(void) - live)
+    live = frozenset(rows.column(f"{_LINE} SELECT id FROM line", None))
+    parents = rows.pairs("SELECT id, parent FROM versions")
+    return Line(parents, live, frozenset(void) - live)
 
 
 def expire_left_behind(tx: sqlite3.Connection, line: Line) -> int:
@@ -180,7 +184,13 @@ def read_versions(rows: Rows) -> list[dict[str, Any]]:
 
 def read_version(rows: Rows, version_id: int) -> PolicyVersion | None:
     """Return a version; None: there is none of that number."""
-    row = rows.row(f"{_VERSION} WHERE id = ?", version_id)
+    return _version(rows, "WHERE id = ?", version_id)
+
+
+def _version(rows: Rows, which: str, *values: Any) -> PolicyVersion | None:
+    row = rows.row(
+        f"SELECT id, parent, step, state_ref, sampler_ref FROM versions {which}", *values
+    )
     return PolicyVersion(**row) if row else None
 
 
@@ -292,18 +302,14 @@ class StepTable(LedgerTable):
     """Table of steps and the versions they made."""
 
     def newest_version(self) -> PolicyVersion | None:
-        return self._one("ORDER BY id DESC LIMIT 1")
+        return _version(self._db, "ORDER BY id DESC LIMIT 1")
 
     def newest_saved_version(self) -> PolicyVersion | None:
         """Return the newest version whose trainer state was saved: where a restart begins."""
-        return self._one("WHERE state_ref IS NOT NULL ORDER BY id DESC LIMIT 1")
+        return _version(self._db, "WHERE state_ref IS NOT NULL ORDER BY id DESC LIMIT 1")
 
     def version(self, version_id: int) -> PolicyVersion | None:
         return read_version(self._db, version_id)
-
-    def _one(self, which: str) -> PolicyVersion | None:
-        row = self._db.row(f"{_VERSION} {which}")
-        return PolicyVersion(**row) if row else None
 
     def add_first_version(self, *, state_ref: str, sampler_ref: str) -> PolicyVersion:
         """Add version 0: the base with an adapter that changes nothing yet."""
@@ -349,10 +355,8 @@ class StepTable(LedgerTable):
         """Return the method's state after the newest step in the lineage of `version`; None: there
         is none."""
         found = self._db.one(
-            "WITH RECURSIVE line (id) AS (VALUES (?) UNION ALL SELECT parent FROM versions "
-            "JOIN line USING (id) WHERE parent IS NOT NULL) SELECT method_state FROM line "
-            "JOIN steps ON steps.version = line.id WHERE status = 'committed' "
-            "ORDER BY line.id DESC LIMIT 1",
+            f"{_LINE} SELECT method_state FROM line JOIN steps ON steps.version = line.id "
+            "WHERE status = 'committed' ORDER BY n LIMIT 1",
             version,
         )
         return None if found is None else json.loads(found)
@@ -474,32 +478,31 @@ class StepTable(LedgerTable):
         """Return the gate's results for this version and its ancestors, newest first, where there
         are any."""
         rows = self._db.rows(
-            "WITH RECURSIVE line (id, n) AS (VALUES (?1, 1) UNION ALL "
-            "SELECT parent, n + 1 FROM versions JOIN line USING (id) WHERE parent IS NOT NULL "
-            "AND n < ?2) SELECT version, json_extract(metrics, '$.gate') AS said, "
-            "json_extract(metrics, '$.answers') AS answers FROM line "
-            "JOIN steps ON steps.version = line.id WHERE status = 'committed' "
+            f"{_LINE} SELECT version, json_extract(metrics, '$.gate') AS said, "
+            "COALESCE(json_extract(metrics, '$.answers'), '{}') AS answers FROM line "
+            "JOIN steps ON steps.version = line.id WHERE n <= ?2 AND status = 'committed' "
             "AND json_extract(metrics, '$.gate') IS NOT NULL ORDER BY n",
             version,
             most,
         )
-        found = list[Gated]()
-        for row in rows:
-            answers = json.loads(row["answers"] or "{}")
-            answers = {key: Answer(*each) for key, each in answers.items()}
-            found.append(Gated(row["version"], json.loads(row["said"]), answers))
-        return found
+        return [
+            Gated(
+                row["version"],
+                json.loads(row["said"]),
+                {key: Answer(*each) for key, each in json.loads(row["answers"]).items()},
+            )
+            for row in rows
+        ]
 
     def void_lately(self, because: str) -> list[tuple[str, float]]:
         """Return the steps from the newest version that are void for a reason that begins with
         `because`, oldest first: the reason, and when they began, in seconds since 1970."""
         found = self._db.rows(
-            "SELECT error, created_at FROM steps WHERE status = 'void' AND substr(error, 1, ?) = ? "
+            "SELECT error, created_at FROM steps WHERE status = 'void' AND INSTR(error, ?) = 1 "
             "AND parent = (SELECT MAX(id) FROM versions) ORDER BY id",
-            len(because),
             because,
         )
-        return [(row["error"], row["created_at"]) for row in found]
+        return [(error, at) for error, at in found]
 
     def failures(self, sample_ids: Sequence[int]) -> int:
         """Return how many steps with exactly these samples failed, outages left out."""
