@@ -36,19 +36,18 @@ def read_overview(directory: Path, batch_size: int) -> Record:
 
 def overview(rows: Rows, batch_size: int) -> Record:
     """Return the figures of a ledger. `batch_size`: samples of a step."""
-    figures, gains = (
-        read_figures(rows, read_run(rows, batch_size), LAST_STEPS),
-        read_gains(rows),
-    )
+    figures = read_figures(rows, read_run(rows, batch_size), LAST_STEPS)
     method = methods.known(figures["run"].get("method", ""))
     rewards = method is None or method.reward > 0
     taught = dict[str, Record]()
-    for user, found in gains.items():
+    for user, found in read_gains(rows).items():
         known = teachability(found)
         said = {"teaches": known.teaches, "weight": known.weight(rewards=rewards)}
         taught[user] = {**asdict(known), **said, "meaning": str(known)}
     return {
-        **{"data_dir": str(rows.path.parent), "batch_size": batch_size, **figures},
+        "data_dir": str(rows.path.parent),
+        "batch_size": batch_size,
+        **figures,
         # By user, whether the hints for their turns teach.
         "teachability": taught,
     }
@@ -110,7 +109,10 @@ def facts(seen: Record) -> Iterator[tuple[str, str]]:
     for user, known in seen["teachability"].items():
         yield "hints", f"of {user}: {known['meaning']}: weight {known['weight']:.2f}"
     if seen["lost_next_states"]:
-        yield "lost", lost(seen["lost_next_states"])
+        causes = seen["lost_next_states"]
+        told = ", ".join(f"{n} {cause}" for cause, n in sorted(causes.items()))
+        count = plural(sum(causes.values()), "answer")
+        yield "lost", f"{count} that could not be tied to a reply: {told}"
     for client, n in sorted(seen["not_understood"].items()):
         of = client or "a client without a name"
         yield "unknown", f"{plural(n, 'message')} of {of} that are not understood: none teaches"
@@ -135,12 +137,6 @@ def _strangers(seen: Mapping[str, Sequence[str]]) -> str | None:
         f"{', '.join(who)}; their words teach nothing, and in groups nobody's do. Say whose count: "
         f'owners = ["{name}:YOUR-ID"] in [gateway.chats]'
     )
-
-
-def lost(causes: Mapping[str, int]) -> str:
-    """Describe how many user messages could not be tied to a reply, by cause."""
-    told = ", ".join(f"{n} {cause}" for cause, n in sorted(causes.items()))
-    return f"{plural(sum(causes.values()), 'answer')} that could not be tied to a reply: {told}"
 
 
 # Versions

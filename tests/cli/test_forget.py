@@ -244,12 +244,12 @@ def test_session_of_two_users_is_asked_for_by_user(talk: Talk) -> None:
     talk.turn("a")
     mine = talk.turn("a", user="you")
     with pytest.raises(UndoError, match=r"may be session 1 \(of me\), 2 \(of you\)"):
-        talk.ledger.look(in_session("a", None))
-    assert talk.ledger.look(in_session("a", "you")).turns == (mine,)
+        in_session("a", None)(talk.ledger._db)
+    assert in_session("a", "you")(talk.ledger._db).turns == (mine,)
     with pytest.raises(UndoError, match="has no session 'zz'"):
-        talk.ledger.look(in_session("zz", None))
+        in_session("zz", None)(talk.ledger._db)
     with pytest.raises(UndoError, match="has no turn 77"):
-        talk.ledger.look(from_turn(77))
+        from_turn(77)(talk.ledger._db)
 
 
 def test_session_named_like_the_number_of_another_is_forgotten_from_its_first_turn(
@@ -258,7 +258,7 @@ def test_session_named_like_the_number_of_another_is_forgotten_from_its_first_tu
     for name in ("0", "1"):
         talk.turn(name)
     with pytest.raises(UndoError, match="forget the first turn of the one that is meant"):
-        talk.ledger.look(in_session("1", "me"))
+        in_session("1", "me")(talk.ledger._db)
     assert talk.ledger.forget(from_turn(2)).turns == (2,)
 
 

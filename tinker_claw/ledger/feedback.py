@@ -111,29 +111,30 @@ class FeedbackTable(LedgerTable):
             ).fetchone()
             if turn is None:
                 return None
+            values = asdict(said) | {
+                "user": user,
+                "turn_id": turn["id"],
+                "session_id": turn["session_id"],
+            }
+            values["task_group"] = values.pop("group")
             known = "SELECT * FROM feedback WHERE user = ? AND key = ?"  # a NULL key matches no row
             if (earlier := tx.execute(known, (user, said.key)).fetchone()) is not None:
-                return _repeated(earlier, about, turn, said)
+                # A session may have new turns since.
+                now = {k: v for k, v in values.items() if (about.what, k) != ("session", "turn_id")}
+                if any(earlier[name] != value for name, value in now.items()):
+                    raise KeyReusedError(
+                        "This key was used for different feedback before; send a new key with new "
+                        "feedback."
+                    )
+                return Given(earlier["id"], earlier["turn_id"], True, earlier["unused"])
             unused = _OUTCOMES[turn["episode"]] if said.final else _unused(turn)
-            feedback_id = _insert(tx, user, turn, said, unused)
+            values |= {"unused": unused, "created_at": time.time()}
+            feedback_id = insert(tx, "feedback", values)
             if not said.final and (unused is None or turn["state"] is not None):
                 _judge(tx, turn["id"], said)
             if unused is None and not said.final:
                 reopen(tx, turn["id"])
         return Given(feedback_id, turn["id"], repeated=False, unused=unused)
-
-
-def _repeated(earlier: sqlite3.Row, about: About, turn: sqlite3.Row, said: Feedback) -> Given:
-    # The session may have new turns since.
-    same_place = "session_id" if about.what == "session" else "turn_id"
-    place = turn["session_id"] if about.what == "session" else turn["id"]
-    names = (same_place, "score", "text", "source", "final", "task", "task_group")
-    now = (place, said.score, said.text, said.source, said.final, said.task, said.group)
-    if tuple(earlier[name] for name in names) != now:
-        raise KeyReusedError(
-            "This key was used for different feedback before; send a new key with new feedback."
-        )
-    return Given(earlier["id"], earlier["turn_id"], repeated=True, unused=earlier["unused"])
 
 
 def _unused(turn: sqlite3.Row) -> str | None:
@@ -152,20 +153,6 @@ def _unused(turn: sqlite3.Row) -> str | None:
     if turn["kind"] == "main" and turn["kept"] and (not turn["settled"] or taken_up):
         return None
     return because or "what was sampled is not kept any more"
-
-
-def _insert(
-    tx: sqlite3.Connection, user: str, turn: sqlite3.Row, said: Feedback, unused: str | None
-) -> int:
-    values = asdict(said) | {
-        "user": user,
-        "turn_id": turn["id"],
-        "session_id": turn["session_id"],
-        "unused": unused,
-        "created_at": time.time(),
-    }
-    values["task_group"] = values.pop("group")
-    return insert(tx, "feedback", values)
 
 
 def _judge(tx: sqlite3.Connection, turn_id: int, said: Feedback) -> None:

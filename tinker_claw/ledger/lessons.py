@@ -324,11 +324,8 @@ def orphans(rows: Rows) -> list[int]:
 def _insert(
     tx: sqlite3.Connection, user: str, wish: Wish, turn_id: int | None, now: float, *, kept: bool
 ) -> int:
-    values = {
+    values = asdict(wish) | {
         "user": user,
-        "text": wish.text,
-        "words": wish.words,
-        "scope": wish.scope,
         "turn_id": turn_id,
         "state": State.TOLD if kept else State.TRIED,
         "kept": kept,

@@ -303,32 +303,31 @@ def from_turn(turn_id: int) -> Callable[[Rows], Forgetting]:
     return find
 
 
+_BEFORE = """
+-- The turn before the first forgotten one. Turns whose client hung up have no next state.
+SELECT id FROM (SELECT turns.id, next_states.turn_id AS said FROM turns
+    LEFT JOIN next_states ON next_states.turn_id = turns.id
+  WHERE session_id = ?1 AND turns.id < ?2 AND kind = 'main'
+    AND (next_states.turn_id IS NOT NULL OR settled = 0) ORDER BY turns.id DESC LIMIT 1)
+WHERE said IS NOT NULL
+UNION
+-- Turns whose teacher may have been shown a forgotten one instead of a hint: it was asked after
+-- that one came, or is being asked.
+SELECT turns.id FROM turns JOIN verdicts ON verdicts.turn_id = turns.id
+  LEFT JOIN samples ON samples.turn_id = turns.id
+WHERE session_id = ?1 AND turns.id < ?2 AND value = -1
+  AND NOT EXISTS (SELECT 1 FROM hints WHERE hints.turn_id = turns.id)
+  AND (settled = 0 OR (hint IS NOT NULL
+    AND samples.created_at >= (SELECT created_at FROM turns WHERE id = ?2)))
+ORDER BY 1
+"""
+"""SQL of earlier turns of a session that were told something of turn `?2` or a later one."""
+
+
 def _forgetting(rows: Rows, session: int, *, first: int) -> Forgetting:
     turns = _between(rows, session, first, _ANY)
-    unsaid = rows.rows(
-        # The turn before the first of them. Turns whose client hung up have no next state.
-        "SELECT turns.id, next_states.turn_id AS said FROM turns LEFT JOIN next_states "
-        "ON next_states.turn_id = turns.id WHERE session_id = ? AND turns.id < ? AND kind = 'main' "
-        "AND (next_states.turn_id IS NOT NULL OR settled = 0) ORDER BY turns.id DESC LIMIT 1",
-        session,
-        first,
-    )
-    shown = rows.column(
-        # Turns whose teacher may have been shown one of them instead of a hint: it was asked after
-        # that one came, or is being asked.
-        "SELECT turns.id FROM turns JOIN verdicts ON verdicts.turn_id = turns.id "
-        "LEFT JOIN samples ON samples.turn_id = turns.id WHERE session_id = ? AND turns.id < ? "
-        "AND NOT EXISTS (SELECT 1 FROM hints WHERE hints.turn_id = turns.id) AND value = -1 "
-        "AND (settled = 0 OR (hint IS NOT NULL AND samples.created_at >= "
-        "(SELECT created_at FROM turns WHERE id = ?)))",
-        session,
-        first,
-        first,
-    )
-    followed = {row["id"] for row in unsaid if row["said"] is not None}
-    before = tuple(sorted(followed | {*shown}))
-    told = taught_by(rows, json.dumps([*turns, *before]))
-    told = [turn for turn in told if turn not in turns]
+    before = tuple(rows.column(_BEFORE, session, first))
+    told = [turn for turn in taught_by(rows, json.dumps([*turns, *before])) if turn not in turns]
     touched = json.dumps([*turns, *before, *told])
     return Forgetting(
         session=session,

@@ -18,7 +18,15 @@ from tinker_claw.types import Usage
 Purpose = Literal["serve", "judge", "teacher", "train"]
 NOTHING = Usage()
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
-_KINDS = ("prefill", "cached", "sampled", "trained")
+_SUMS = """
+SELECT TOTAL(usd), COALESCE(SUM(prefill), 0), COALESCE(SUM(cached), 0), COALESCE(SUM(sampled), 0),
+  COALESCE(SUM(trained), 0), COALESCE(SUM(prefill) FILTER (WHERE usd IS NULL), 0),
+  COALESCE(SUM(cached) FILTER (WHERE usd IS NULL), 0),
+  COALESCE(SUM(sampled) FILTER (WHERE usd IS NULL), 0),
+  COALESCE(SUM(trained) FILTER (WHERE usd IS NULL), 0)
+FROM spend WHERE created_at >= ?1 AND created_at < ?2 AND (?3 IS NULL OR purpose = ?3)
+"""
+"""SQL of the columns of `Spent`: dollars, all tokens, and those without a price."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,23 +77,8 @@ class SpendTable(LedgerTable):
         self, since: float = 0.0, until: float = math.inf, purpose: Purpose | None = None
     ) -> Spent:
         """Return everything billed in a time (seconds since 1970), or for one purpose."""
-        sums = (
-            f"COALESCE(SUM({name}), 0) AS {name}, "
-            f"COALESCE(SUM({name} * (usd IS NULL)), 0) AS unpriced_{name}"
-            for name in _KINDS
-        )
-        (row,) = self._db.rows(
-            f"SELECT TOTAL(usd) AS usd, {', '.join(sums)} FROM spend "
-            "WHERE created_at >= ?1 AND created_at < ?2 AND (?3 IS NULL OR purpose = ?3)",
-            since,
-            until,
-            purpose,
-        )
-        return Spent(
-            usage=Usage(**{name: row[name] for name in _KINDS}),
-            usd=row["usd"],
-            unpriced=Usage(**{name: row[f"unpriced_{name}"] for name in _KINDS}),
-        )
+        ((usd, *sums),) = self._db.rows(_SUMS, since, until, purpose)
+        return Spent(Usage(*sums[:4]), usd, Usage(*sums[4:]))
 
     def of_newest_steps(self, most: int) -> tuple[int, Usage, Usage]:
         """Return the number of samples of the newest committed steps, and the tokens billed for

@@ -152,6 +152,7 @@ _AS_IT_IS = (
     "lost",
     "request_text",
     "reply_text",
+    "reply_digest",
     "asked_by",
     "client",
     "hint_at",
@@ -308,35 +309,38 @@ class TurnTable(LedgerTable):
 
     def add(self, turn: NewTurn, bill: Bill | None = None) -> int:
         """Write a turn and the bill for serving it; return its id. Durable when this returns."""
-        done, keeps = turn.completion, turn.keeps_tokens
-        full = done if keeps else replace(done, **_NO_TOKENS)
-        raw = raw_ids(turn.prompt)
+        tokens, raw = len(turn.completion.tokens), raw_ids(turn.prompt)
+        if not turn.keeps_tokens:
+            done, raw = turn.completion, b""
+            done = replace(done, params=replace(done.params, stop=()), **_NO_TOKENS)
+            none = {"history": (), "reply_digest": "", "told": None}
+            turn = replace(turn, completion=done, **none)
+        done = turn.completion
         values: dict[str, Any] = {name: getattr(turn, name) for name in _AS_IT_IS} | {
             "created_at": time.time(),
             "voices": json.dumps(turn.voices, ensure_ascii=False),
             "told": None,
             "prompt_tokens": len(turn.prompt),
-            "completion_tokens": len(done.tokens),
+            "completion_tokens": tokens,
             "cached_tokens": done.cached_tokens,
             "stop_reason": done.stop_reason,
-            "params": _params_json(done.params if keeps else replace(done.params, stop=())),
-            "history": json.dumps(turn.history if keeps else ()),
-            "reply_digest": turn.reply_digest if keeps else "",
-            "tokens": pack_ids(full.tokens),
-            "logprobs": pack_floats(full.logprobs),
-            "topk": len(full.topk_ids[0]) if full.topk_ids else 0,
-            "topk_ids": pack_ids(flat(full.topk_ids)),
-            "topk_logprobs": pack_floats(flat(full.topk_logprobs)),
+            "params": _params_json(done.params),
+            "history": json.dumps(turn.history),
+            "tokens": pack_ids(done.tokens),
+            "logprobs": pack_floats(done.logprobs),
+            "topk": len(done.topk_ids[0]) if done.topk_ids else 0,
+            "topk_ids": pack_ids(flat(done.topk_ids)),
+            "topk_logprobs": pack_floats(flat(done.topk_logprobs)),
         }
         with self._db.transaction() as tx:
             because = turn.untrained_because or _over(tx, turn)
             if turn.told and _lacks_lesson(tx, turn.told):  # it was forgotten meanwhile
                 raw, because = raw_ids(turn.told.without(turn.prompt)), FORGOTTEN_LESSON
                 values["hint_at"] = None
-            elif turn.told and keeps:
+            elif turn.told:
                 values["told"] = json.dumps(astuple(turn.told))
             values |= {"untrained_because": because, "settled": because is not None}
-            values["blocks"], values["prompt"] = store(tx, raw if keeps else b"")
+            values["blocks"], values["prompt"] = store(tx, raw)
             values["idx"] = tx.execute(_NEXT_INDEX, (turn.session_id, turn.kind)).fetchone()[0]
             turn_id = insert(tx, "turns", values)
             if because is None:
@@ -354,23 +358,15 @@ class TurnTable(LedgerTable):
         may share a session.
         """
         rows = self._db.rows(
-            "SELECT id, history, reply_digest, settled, turn_id IS NOT NULL AS followed "
+            "SELECT id AS turn_id, history, reply_digest, settled, "
+            "next_states.turn_id IS NOT NULL AS followed "
             "FROM turns LEFT JOIN next_states ON next_states.turn_id = id "
             "WHERE session_id = ? AND kind = ? ORDER BY idx DESC LIMIT ?",
             session_id,
             kind,
             most,
         )
-        return [
-            LastTurn(
-                turn_id=row["id"],
-                history=tuple(json.loads(row["history"])),
-                reply_digest=row["reply_digest"],
-                settled=bool(row["settled"]),
-                followed=bool(row["followed"]),
-            )
-            for row in rows
-        ]
+        return [replace(LastTurn(**row), history=tuple(json.loads(row["history"]))) for row in rows]
 
     def add_next_state(self, turn_id: int, state: NextState) -> bool:
         """Attach a turn's next state. False: it already had one, which stays; or its text is gone,

@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from operator import itemgetter
 from typing import Any, Final
 
 from tinker_claw.config.settings import Training
@@ -35,7 +34,6 @@ from tinker_claw.ledger.views import (
     Contents,
     Filter,
     Record,
-    TurnView,
     read,
     read_contents,
     read_turn,
@@ -166,24 +164,15 @@ def read_one(
         "episode": list(of_episode(turn)),
         "forgotten": turn.blanked == "forgotten",
         "pieces": list(_pieces(known, decode)) if trained else [],
-        "given": max(
-            (n for n in known.feedback if not n["final"]),
-            key=itemgetter("created_at"),
-            default=None,
+        "given": next((said for said in known.feedback[::-1] if not said["final"]), None),
+        # The turns of the session before and after it.
+        "neighbours": rows.row(
+            "SELECT MAX(id) FILTER (WHERE id < ?2), MIN(id) FILTER (WHERE id > ?2) FROM turns "
+            "WHERE session_id = ?1",
+            turn.session_id,
+            turn_id,
         ),
-        "neighbours": _neighbours(rows, turn),
     }
-
-
-def _neighbours(rows: Rows, turn: TurnView) -> tuple[int | None, int | None]:
-    """Return the turns of the session before and after it."""
-    (found,) = rows.rows(
-        "SELECT MAX(id) FILTER (WHERE id < ?2), MIN(id) FILTER (WHERE id > ?2) FROM turns "
-        "WHERE session_id = ?1",
-        turn.session_id,
-        turn.id,
-    )
-    return found[0], found[1]
 
 
 def _pieces(known: Contents, decode: Decode) -> Iterator[Piece]:
