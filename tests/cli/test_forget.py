@@ -306,7 +306,7 @@ def test_command_clears_what_sqlite_left_between_other_rows(talk: Talk, tmp_path
     assert f"{MARK}{max(set(range(sessions)) - set(gone))}-".encode() in left
     talk.ledger = Ledger(tmp_path)
     assert talk.ledger._db.one("PRAGMA integrity_check") == "ok"
-    assert talk.ledger._db.pragma("auto_vacuum") == 2, "incremental"
+    assert talk.ledger._db.one("PRAGMA auto_vacuum") == 2, "incremental"
 
 
 def test_forgetting_that_was_cut_short_is_finished_at_the_next_start(

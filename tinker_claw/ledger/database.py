@@ -175,9 +175,6 @@ class Writer(Rows):
         with self.transaction() as tx:
             return tx.execute(query, values).fetchone()[0]
 
-    def pragma(self, name: str) -> int:
-        return int(self.one(f"PRAGMA {name}"))
-
     def give_back(self, pages: int) -> None:
         """Release free pages to the file system, if the file was created with auto_vacuum."""
         with self._refusing():
@@ -247,7 +244,7 @@ class Database(Writer):
             raise
 
     def _prepare(self) -> None:
-        version = self.pragma("user_version")
+        version = self.one("PRAGMA user_version")
         if version != 0:
             _check_version(self.path, version)
         else:

@@ -180,8 +180,8 @@ def _drop_turn(tx: sqlite3.Connection, turn: int) -> bool:
 
 def live_bytes(database: Writer) -> int:
     """Return the bytes in use in the ledger's file, without its free pages."""
-    pages = database.pragma("page_count") - database.pragma("freelist_count")
-    return database.pragma("page_size") * pages
+    pages = database.one("PRAGMA page_count") - database.one("PRAGMA freelist_count")
+    return database.one("PRAGMA page_size") * pages
 
 
 def sweep(database: Writer) -> Iterator[int]:
@@ -213,7 +213,7 @@ def sweep(database: Writer) -> Iterator[int]:
 
 def give_back(database: Writer) -> Iterator[int]:
     """Release free pages, which makes the file smaller."""
-    while database.pragma("freelist_count") > _SPARE:
+    while database.one("PRAGMA freelist_count") > _SPARE:
         database.give_back(_PAGES)
         yield 0
     database.rows("PRAGMA wal_checkpoint(PASSIVE)")

@@ -1,4 +1,4 @@
-"""Geometry of curves: positions of lines, points and labels. The template `macros.html` draws them
+"""Geometry of curves: positions of lines, points and labels. The template `curve.html` draws them
 as SVG, so that they need no script and no style of their own."""
 
 from __future__ import annotations

@@ -34,13 +34,11 @@ class Opened:
         )
         self._here = not any(map(os.environ.get, _ELSEWHERE))
 
-    def _kept(self) -> int:
-        return self._database.get_max_step_for_run(PROJECT, self._name) or 0
-
     def write(self, report: Report) -> None:
         self._run.log(dict(report.figures), step=report.step)
         # A thread of trackio's writes it, and does not report failures.
-        while self._here and self._kept() < report.step:
+        kept = self._database.get_max_step_for_run
+        while self._here and (kept(PROJECT, self._name) or 0) < report.step:
             time.sleep(_LOOK_S)
 
     def close(self) -> None:
