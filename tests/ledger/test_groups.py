@@ -184,6 +184,17 @@ def test_episode_of_no_group_goes_by_its_own_outcome_of_which_zero_is_one(told: 
     assert sample.bucket is None
 
 
+def test_place_in_the_queue_begins_with_the_outcome(told: Told) -> None:
+    """However long the episode took: what it has over its share waits for others from then on."""
+    told.begin("a", Attempt(episode=True))
+    for _ in range(2):
+        told.judge(told.turn("a"), (1,))
+    told.end("a", 1.0)
+    now = time.time() + LIMIT_S / 2
+    assert told.ledger.groups.release(now, 128).queued == 2
+    assert {one.queued_at for one in told.ledger.samples.queue()} == {now}
+
+
 @pytest.mark.parametrize("size", [1, 2], ids=["announced", "what came in time"])
 def test_group_of_one_is_measured_as_an_episode_of_none(told: Told, size: int) -> None:
     for name, score in (("a", 1.0), ("b", 0.0)):

@@ -87,13 +87,13 @@ class GroupTable(LedgerTable):
             limit = max(session["heard"] for session in sessions) + LIMIT_S
             judging = any(session["judging"] for session in sessions)
             if not judging and (whole or now >= limit):
-                some, others = self._end(sessions, most)
+                some, others = self._end(sessions, now, most)
                 queued, expired = queued + some, expired + others
             elif now < limit:
                 limits.append(limit)
         return Released(queued, expired, min(limits, default=None))
 
-    def _end(self, sessions: Sequence[sqlite3.Row], most: int) -> tuple[int, int]:
+    def _end(self, sessions: Sequence[sqlite3.Row], now: float, most: int) -> tuple[int, int]:
         """End a group, or a single episode; return the number of samples queued and expired."""
         group = sessions[0]["group_id"]
         ids = [session["id"] for session in sessions]
@@ -105,9 +105,9 @@ class GroupTable(LedgerTable):
                     _refuse(tx, session["id"], NO_OUTCOME)
                     continue
                 queued += tx.execute(
-                    "UPDATE samples SET state = 'queued', reward = ? + COALESCE(reward, 0) "
-                    f"WHERE state = 'held' AND {_OF}",
-                    (session["outcome"], session["id"]),
+                    "UPDATE samples SET state = 'queued', created_at = ?, "
+                    f"reward = ? + COALESCE(reward, 0) WHERE state = 'held' AND {_OF}",
+                    (now, session["outcome"], session["id"]),
                 ).rowcount
                 _refuse(tx, session["id"], PASSED)
             if group is not None:

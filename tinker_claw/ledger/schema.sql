@@ -238,7 +238,7 @@ CREATE TABLE samples (
   state            TEXT NOT NULL,        -- held (for an outcome), queued, trained, expired, quarantined
   expired_because  TEXT,                 -- NULL: too old, or not expired
   step_id          INTEGER REFERENCES steps (id),
-  created_at       REAL NOT NULL
+  created_at       REAL NOT NULL         -- when it was held or, later, queued
 ) STRICT;
 CREATE INDEX samples_by_state ON samples (state, id);
 CREATE INDEX samples_by_turn ON samples (state, turn_id);
