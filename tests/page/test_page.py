@@ -382,6 +382,7 @@ async def test_a_user_keeps_edits_drops_and_adds_their_own_lessons(tmp_path: Pat
         assert html.escape(XSS[0]) in shown
         assert XSS[0] not in shown
         assert "Praise Ben." not in shown
+        assert "/ui/versions" not in shown, "which is for admins"
         await browser.post("/lessons/edit", lesson="2", text="Be brief.")
         await browser.post("/lessons/drop", lesson="2", text="Be long.")
         (mine,) = lessons.of_user("anna")
