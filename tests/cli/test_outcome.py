@@ -14,6 +14,7 @@ from tests.stories import TEACHER, Told, every_state
 from tinker_claw.cli import main
 from tinker_claw.ledger import prune
 from tinker_claw.ledger.judgements import SET_ASIDE, TRIES
+from tinker_claw.ledger.versions import LEFT_BEHIND
 from tinker_claw.privacy.marker import Privacy
 
 WORDS = {
@@ -48,7 +49,7 @@ AFTER_A_ROLLBACK = {
     "dropped": "nothing followed it before it was dropped for its age or the ledger's size",
     "trained, left behind": "trained in step 1",
     "trained, forgotten": "trained in step 1",
-    "expired, left behind": "its sample expired",
+    "expired, left behind": LEFT_BEHIND,
     "followed by what was forgotten": "what followed it was forgotten",
     "queued again after a crash": "waits for its step",
 }
@@ -56,7 +57,7 @@ SENTENCES = {
     "tried in vain": f"and is tried again, at most {TRIES} times; 1 came to nothing.",
     "without a score": "It is not trained: the teacher could not score it: no adapter.",
     "private": "its session is private now, and nothing of it is kept.",
-    "expired, left behind": "because a rollback has left v1, which answered, behind.",
+    "expired, left behind": f"It is not trained: {LEFT_BEHIND}.",
     "trained, left behind": "A rollback has left that version behind.",
     "queued again after a crash": "Step 2 with it came to nothing: its state was not saved.",
 }

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from tinker_claw.ledger.database import LedgerTable
 from tinker_claw.ledger.turns import JUDGEABLE, OUTCOME, STEP
+from tinker_claw.ledger.versions import LEFT_BEHIND
 
 LIMIT_S = 3600.0
 """Seconds after the last activity in any session of a group until it ends: few steps of an agent
@@ -120,7 +121,7 @@ class GroupTable(LedgerTable):
 
 
 def expire_mates(tx: sqlite3.Connection) -> int:
-    """Expire the rest of groups that lost a sample to age; return the number of samples."""
+    """Expire the rest of groups that lost a sample to age or a rollback; return how many."""
     broken = tx.execute(
         "SELECT DISTINCT group_id FROM samples CROSS JOIN turns ON turns.id = turn_id "
         "JOIN sessions ON sessions.id = session_id WHERE EXISTS (SELECT 1 FROM groups) "
@@ -129,7 +130,8 @@ def expire_mates(tx: sqlite3.Connection) -> int:
         "CROSS JOIN turns AS old ON old.session_id = mate.id "
         "CROSS JOIN samples AS gone ON gone.turn_id = old.id "
         "WHERE mate.group_id = sessions.group_id AND gone.state = 'expired' "
-        "AND gone.expired_because IS NULL)"
+        "AND COALESCE(gone.expired_because, ?1) = ?1)",
+        (LEFT_BEHIND,),
     ).fetchall()
     expired = 0
     for (group,) in broken:

@@ -129,11 +129,6 @@ def _sampled(turn: TurnView, sample: SampleView, run: RunView) -> str:
         told = _queued(turn, sample, run)
     elif turn.outcome != words.EXPIRED:  # set aside, or expired for a reason of its own
         told = f"It is not trained: {turn.outcome}."
-    elif turn.left_behind:
-        told = (
-            f"It is not trained: {turn.outcome}, because a rollback has left "
-            f"v{turn.policy_version}, which answered, behind."
-        )
     else:
         told = (
             f"It is not trained: {turn.outcome}, because too many steps had been taken since "

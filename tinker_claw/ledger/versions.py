@@ -31,6 +31,8 @@ _PINNED, _HALF = "pinned", "half of the sessions from turn"
 _HELD, _ALARM = "held", "alarm"
 _GUARDED_FROM = "guarded from turn"
 """Keys in `meta`."""
+LEFT_BEHIND = "a rollback has left the version that answered behind"
+"""Why a sample has expired."""
 LEFT_OPEN = "it could not be closed when it ended"
 """Why a step of this process is void."""
 _WITHDRAWN = "what it trained on was forgotten meanwhile"
@@ -143,9 +145,10 @@ def expire_left_behind(tx: sqlite3.Connection, line: Line) -> int:
     ).fetchall()
     return sum(
         tx.execute(
-            "UPDATE samples SET state = 'expired' WHERE state IN ('queued', 'held') AND EXISTS "
+            "UPDATE samples SET state = 'expired', expired_because = ? "
+            "WHERE state IN ('queued', 'held') AND EXISTS "
             "(SELECT 1 FROM turns WHERE turns.id = turn_id AND policy_version = ?)",
-            (version,),
+            (LEFT_BEHIND, version),
         ).rowcount
         for (version,) in sampled_by
         if not line.leads_on(version)

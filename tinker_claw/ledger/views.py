@@ -143,8 +143,6 @@ class TurnView:
     sample: SampleView | None
     outcome: str
     """Word for its outcome; `outcome.py` has the sentence."""
-    left_behind: bool
-    """Whether a rollback left the version that answered behind."""
 
     @property
     def trained_in_step(self) -> int | None:
@@ -177,7 +175,7 @@ def _turn(row: Record, line: Line) -> TurnView:
         behind = version is not None and not line.leads_on(version)
         sample = SampleView(**sample, left_behind=behind)
     row["sample"] = sample
-    return TurnView(**row, left_behind=not line.leads_on(row["policy_version"]))
+    return TurnView(**row)
 
 
 # Contents of a turn
