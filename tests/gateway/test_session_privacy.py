@@ -297,7 +297,7 @@ async def test_name_of_a_private_session_is_not_kept(tmp_path: Path, renderer: R
         await world.ask("and still", headers=named)
         assert len(rows(world)) == 1, "private again, after a restart, too"
         find = in_session(f"about {MARK}", None)
-        world.index.forget(world.ledger.look(find).session)
+        world.index.forget(find(world.ledger._db).session)
         world.ledger.forget(find)
         assert rows(world) == []
         assert nothing_of(MARK, world)
@@ -314,7 +314,7 @@ async def test_forgetting_a_private_session_does_not_end_its_privacy(
         await world.ask("hello", headers=named)
         await world.ask("hello", "fine", f"/private\nI am {MARK}", headers=named)
         find = in_session("s", None)
-        world.index.forget(world.ledger.look(find).session)
+        world.index.forget(find(world.ledger._db).session)
         world.ledger.forget(find)
         assert rows(world) == []
     async with gateway(tmp_path, renderer) as world:
@@ -368,7 +368,7 @@ async def test_words_that_come_while_their_session_is_forgotten_are_not_kept(
 
         def forget() -> None:
             searcher.meanwhile = lambda: None
-            world.index.forget(world.ledger.look(find).session)
+            world.index.forget(find(world.ledger._db).session)
             world.ledger.forget(find)
 
         searcher.meanwhile = lambda: None
