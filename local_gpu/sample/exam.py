@@ -102,7 +102,10 @@ async def table(score: Score, facts: Facts, ref: str, prompts: Sequence[Tokens])
 async def sit(server: HttpServer, name: str | None, exam: Exam) -> list[ExamSample]:
     """Sample the exam's prompts on a server. Raises what the server raises."""
     params = SamplingParams(
-        max_tokens=1, temperature=exam.temperature, student_topk=exam.student_topk
+        max_tokens=1,
+        temperature=exam.temperature,
+        student_topk=exam.student_topk,
+        person=True,  # people wait for a new version, and for a server that comes back
     )
 
     async def draw(prompt: int, place: int) -> list[ExamSample]:
@@ -125,7 +128,7 @@ async def keeps_apart(server: HttpServer, exam: Exam) -> bool:
 
     A server that reports no cached tokens at all can leak nothing but timing, and passes.
     """
-    params = SamplingParams(max_tokens=1, cache_salt=token_hex(16))
+    params = SamplingParams(max_tokens=1, cache_salt=token_hex(16), person=True)
     (drawn,) = await server.sample(None, exam.prompts[0], params, 1)
     return drawn.cached_tokens == 0
 

@@ -252,7 +252,8 @@ class Member:
         try:
             async with asyncio.timeout(self._options.still_s):
                 # Two prompt tokens: one crashes vLLM's engine on CPU (0.32) under linear attention.
-                await self.server.sample(None, (0, 0), SamplingParams(max_tokens=1), 1)
+                # For a person: behind a queue of episodes a server that is well would seem to hang.
+                await self.server.sample(None, (0, 0), SamplingParams(max_tokens=1, person=True), 1)
         except Busy:
             return
         except TimeoutError as error:

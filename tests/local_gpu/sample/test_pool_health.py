@@ -186,6 +186,20 @@ async def test_a_server_that_was_restarted_unnoticed_is_noticed_by_what_it_lacks
         await eventually(lambda: "v1" in restarted.adapters)
 
 
+async def test_a_server_full_of_episodes_is_well_and_takes_a_new_version(tmp_path: Path) -> None:
+    options = PoolOptions(look_s=0.1, still_s=1, warm_s=0.2, ready_s=30)
+    async with site(tmp_path, 1, options=options) as place:
+        sampler, (server,) = await place.publish("v1"), place.servers
+        server.faults.full = True
+        async with asyncio.TaskGroup() as group:
+            episode = group.create_task(one(sampler, prompt(520)))
+            await asyncio.sleep(3)
+            assert place.pool.away() == ()
+            await place.publish("v2")
+            server.faults.full = False
+        assert len(episode.result().tokens) == 12
+
+
 async def test_an_outage_of_all_names_them_and_ends_by_itself(tmp_path: Path) -> None:
     async with site(tmp_path) as place:
         sampler, tokens = await place.publish("v1"), prompt(40)
