@@ -85,12 +85,16 @@ class Trainer:
         self._built: dict[str, Any] = {BASE_REF: base.module}
         self.busy: asyncio.Event | None = None
         """Event after which scores come, as behind a training step; None: they come at once."""
+        self.fault: Exception | None = None
+        """What scoring raises; None: it succeeds."""
         self.scored: list[str] = []
         self._lock = threading.Lock()
 
     async def score(self, ref: str, ask: ScoreAsk) -> TokenLogprobs:
         if self.busy is not None:
             await self.busy.wait()
+        if self.fault is not None:
+            raise self.fault
         self.scored.append(ref)
         return await asyncio.to_thread(self.scores, ref, ask)
 

@@ -129,7 +129,7 @@ class Examiner:
     async def adapter(self, ref: str, hot: Sequence[Tokens], before: str | None) -> Exam | None:
         """Make an exam on a version, against the base and, if there is one, the version before.
 
-        None: the trainer has had no time. Serving does not wait for a step that runs.
+        None: the trainer has had no time, or is away. Serving waits for no step and no trainer.
 
         Raises:
             BackendError: the trainer cannot score under it.
@@ -144,8 +144,9 @@ class Examiner:
                 if before is not None:
                     with suppress(BackendError):  # its files may be gone
                         wrong[before] = await table(self.score, self.facts, before, prompts)
-        except TimeoutError:
-            self._options.say(f"{ref} serves without being compared: the trainer is busy.")
+        except (TimeoutError, OutageError) as error:  # which is the trainer's, not a server's
+            why = str(error) or "the trainer is busy."
+            self._options.say(f"{ref} serves without being compared: {why}")
             return None
         return Exam(ref, prompts, right, wrong, advice=_NOT_APPLIED)
 

@@ -22,8 +22,15 @@ from local_gpu.model.lora import fresh_adapter
 from local_gpu.sample.member import PoolOptions
 from local_gpu.sample.sampler import PoolSampler
 from local_gpu.trainer import LocalTrainer
-from tinker_claw.errors import BackendError, ContextLengthError, RequestError, SamplerError
+from tinker_claw.errors import (
+    BackendError,
+    ContextLengthError,
+    OutageError,
+    RequestError,
+    SamplerError,
+)
 from tinker_claw.policy import Sampler
+from tinker_claw.retry import Backoff
 from tinker_claw.types import Adam, Completion, Datum, LossPass, SamplingParams
 
 
@@ -357,3 +364,15 @@ async def test_serving_does_not_wait_for_a_trainer_that_is_busy(tmp_path: Path) 
         old = await place.publish("v0")
         assert len((await one(old, prompt(20))).tokens) == 12
         place.trainer.busy.set()
+
+
+async def test_a_trainer_that_is_away_takes_no_server_with_it(tmp_path: Path) -> None:
+    said: list[str] = []
+    options = PoolOptions(returns=Backoff(600, 600), look_s=600, say=said.append)
+    async with site(tmp_path, options=options) as place:
+        await place.publish("v1")
+        place.trainer.fault = OutageError("The device failed: CUDA error.")
+        old = await place.publish("v0")
+        assert place.pool.away() == ()
+        assert said == ["v0 serves without being compared: The device failed: CUDA error."]
+        assert len((await one(old, prompt(20))).tokens) == 12
