@@ -457,7 +457,11 @@ class EmbeddedServing:
     async def open(self, ref: str, folder: Path) -> Sampler:
         module = await self._run(lambda: self._read(folder))
         sampler = self._sampler(ref, module, self._recent)
-        await sampler.warm()
+        try:
+            await sampler.warm()
+        except BaseException:
+            await sampler.aclose()
+            raise
         return sampler
 
     async def base(self) -> Sampler:

@@ -101,6 +101,29 @@ async def test_a_version_that_is_being_opened_is_not_removed(
     await trainer.aclose()
 
 
+async def test_a_version_that_is_no_longer_wanted_while_it_is_opened_keeps_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, warming = await start_local(tmp_path), asyncio.Event()
+    ref = (await trainer.publish()).ref
+
+    async def warm(self: embedded.LocalSampler) -> None:
+        await self.sample(PROMPT, SamplingParams(max_tokens=1))
+        warming.set()
+        await asyncio.Event().wait()
+
+    serving: Any = trainer._backend.serving
+    before = len(serving._open)
+    monkeypatch.setattr(embedded.LocalSampler, "warm", warm)
+    opening = asyncio.create_task(trainer.open(ref))
+    async with asyncio.timeout(AT_MOST_S):
+        await warming.wait()
+    opening.cancel()
+    await asyncio.wait([opening])
+    assert len(serving._open) == before
+    await trainer.aclose()
+
+
 async def test_versions_that_no_server_takes_leave_those_to_go_back_to(tmp_path: Path) -> None:
     trainer = await start_local(tmp_path, keep_states=4, keep_adapters=4)
     kept: list[tuple[str, str]] = []
