@@ -13,8 +13,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Base64Encoder, BaseModel, ConfigDict, EncodedBytes, Field
 
 Whole = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
-Number = Annotated[int, Field(ge=0, lt=1 << 53)]
-"""Sequence number of a request, a model or a sampler."""
+Number = Annotated[int, Field(ge=0, lt=1 << 63)]
+"""Sequence number of a request, a model or a sampler. A sampler that was sent to another process
+counts from a random one below 10^18."""
 _NUMBER_BYTES = 40
 """Bytes of a Python integer in a list."""
 

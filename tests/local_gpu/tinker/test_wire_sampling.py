@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -158,6 +159,11 @@ def test_a_saved_sampler_never_changes(client: Any, training: Any) -> None:
         assert (again == scored) == same
     with pytest.raises(tinker.RequestFailedError, match="exists already"):
         training.save_weights_for_sampler("fixed").result(WAIT_S)
+
+
+def test_a_sampler_goes_on_in_another_process(base: Any) -> None:
+    there = pickle.loads(pickle.dumps(base))
+    assert sample(there).sequences[0].tokens == sample(base).sequences[0].tokens
 
 
 def test_few_samplers_stay_open_and_one_in_use_is_never_closed(
