@@ -39,7 +39,8 @@ class WireConfig:
     sweep_s: float = 15.0
     """Seconds between sweeps for silent sessions, old answers and expired checkpoints."""
     hole_s: float = 60.0
-    """Seconds that requests wait for a missing one with a lower seq_id."""
+    """Seconds without another request of a model until those that wait for a missing one with a
+    lower seq_id fail."""
     poll_s: float = 20.0
     """Seconds that retrieve_future waits; the SDK gives it 45 s."""
     silence_s: float = 600.0

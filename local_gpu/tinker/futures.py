@@ -254,6 +254,7 @@ class Turns:
 
     async def _wait(self, seq_id: int) -> None:
         self._waiting[seq_id] = asyncio.get_running_loop().create_future()
+        self._stop_timer()  # its client still sends; the SDK sends a batch's first part last
         self._watch_for_hole()
         try:
             await self._waiting[seq_id]

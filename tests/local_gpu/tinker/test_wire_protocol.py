@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,6 +66,17 @@ def test_a_number_that_never_comes_fails_those_that_wait_and_voids_the_step(raw:
     assert "seq_id 2 did not come" in raw.result(raw.optim_step(model, 4)).json()["error"]
     raw.loss(raw.forward_backward(model, 5))
     assert "metrics" in raw.result(raw.optim_step(model, 6)).json()
+
+
+def test_the_first_part_of_a_batch_may_come_last_over_a_slow_line(raw: Raw) -> None:
+    """The SDK sends it so."""
+    model = raw.model()
+    parts = []
+    for number in (2, 3, 4, 1):
+        parts.append(raw.forward_backward(model, number))
+        time.sleep(0.3)
+    assert all(raw.loss(part) for part in parts)
+    assert "metrics" in raw.result(raw.optim_step(model, 5)).json()
 
 
 def test_a_numbered_request_that_is_refused_uses_up_its_number(raw: Raw) -> None:
