@@ -105,17 +105,13 @@ async def create_session(ask: requests.CreateSession, service: Served) -> Json:
 
 @routes.post("/session_heartbeat")
 async def session_heartbeat(ask: requests.OfSession, service: Served) -> Json:
-    try:
-        service.sessions.get(ask.session_id)
-    except RequestError as error:
-        # 410 ends the SDK's heartbeats; a restarted server does not know the session either.
-        raise RequestError(str(error), status=HTTPStatus.GONE) from error
+    service.sessions.get(ask.session_id)
     return {"type": "session_heartbeat"}
 
 
 @routes.post("/sessions/{session_id}/finish")
 async def finish(session_id: str, service: Served) -> Response:
-    await service.end_session(session_id, "has finished")
+    await service.end_session(session_id)
     return Response(status_code=HTTPStatus.NO_CONTENT)
 
 
@@ -194,19 +190,14 @@ async def get_sampler(sampler_id: str, service: Served) -> Json:
 
 @routes.post("/asample")
 async def asample(ask: requests.SampleRequest, service: Served) -> Json:
-    request_id, sequence_ids = service.sample(ask)
+    request_id = service.sample(ask)
+    sequence_ids = [f"{request_id}-{i}" for i in range(ask.num_samples)]
     return {"request_id": request_id, "sample_sequence_ids": sequence_ids}
 
 
 @routes.post("/retrieve_future")
 async def retrieve_future(ask: requests.OfRequest, service: Served) -> Response:
-    try:
-        answer = await service.promises.wait(ask.request_id, service.shared.config.poll_s)
-    except KeyError as error:
-        raise RequestError(
-            f"There is no request {ask.request_id}, or its answer is no longer kept.",
-            status=HTTPStatus.GONE,
-        ) from error
+    answer = await service.promises.wait(ask.request_id, service.shared.config.poll_s)
     if answer is None:
         pending = {"type": "try_again", "request_id": ask.request_id, "queue_state": "active"}
         return Ascii(pending)

@@ -25,7 +25,6 @@ without_key = APIRouter(prefix="/api/v1")
 OPEN_PATHS = ("/api/v1/healthz", "/api/v1/downloads/")
 """Paths that need no key."""
 _EXTERNAL = "external_weights"
-_OWNER = "local"
 Limit = Annotated[int, Query(ge=0, le=1000)]
 Offset = Annotated[int, Query(ge=0, lt=1 << 53)]
 Json: TypeAlias = dict[str, Any]
@@ -77,7 +76,7 @@ async def training_run(run_id: str, service: Served) -> Json:
 
 @routes.get("/training_runs/{run}/checkpoints")
 async def list_checkpoints(run: str, service: Served) -> Json:
-    found = await service.shared.backend.aside(partial(service.shared.store.of_run, run))
+    found = await service.shared.backend.aside(partial(service.shared.store.all, run))
     return {"checkpoints": [_json(service, *one) for one in found if _kept(one)]}
 
 
@@ -139,46 +138,35 @@ def _runs(service: Service) -> list[Json]:
     stored: dict[str, list[tuple[Place, Record]]] = {}
     for one in filter(_kept, service.shared.store.all()):
         stored.setdefault(one[0].run, []).append(one)
-    runs: dict[str, Json] = {}
-    for run_id, found in stored.items():
-        _, newest = found[0]
-        facts = newest.base_model, newest.rank, newest.time, newest.run_metadata
-        runs[run_id] = _run_json(service, run_id, *facts, found)
+    facts = {
+        run_id: (newest.base_model, newest.rank, newest.time, newest.run_metadata)
+        for run_id, ((_, newest), *_) in stored.items()
+    }
     offered = service.shared.config.offered
-    for run in [run for session in service.sessions for run in session.runs.values()]:
+    for run in [run for session in service.sessions for run in tuple(session.runs.values())]:
         if run.rank is not None:
-            facts = offered, run.rank, run.asked_at.isoformat(), run.metadata
-            runs[run.id] = _run_json(service, run.id, *facts, stored.get(run.id, []))
-    return sorted(runs.values(), key=lambda run: run["last_request_time"], reverse=True)
+            facts[run.id] = offered, run.rank, run.asked_at.isoformat(), run.metadata
 
-
-def _run_json(
-    service: Service,
-    run_id: str,
-    base_model: str,
-    rank: int,
-    asked_at: str,
-    metadata: dict[str, str] | None,
-    checkpoints: list[tuple[Place, Record]],
-) -> Json:
-    """A run in training, or with checkpoints, which are given newest first."""
-
-    def newest(kind: str) -> Json | None:
-        found = next((one for one in checkpoints if one[0].kind == kind), None)
+    def newest(run_id: str, kind: str) -> Json | None:
+        found = next((one for one in stored.get(run_id, []) if one[0].kind == kind), None)
         return found and _json(service, *found)
 
-    return {
-        "training_run_id": run_id,
-        "base_model": base_model,
-        "model_owner": _OWNER,
-        "is_lora": True,
-        "corrupted": False,
-        "lora_rank": rank,
-        "last_request_time": asked_at,
-        "last_checkpoint": newest("weights"),
-        "last_sampler_checkpoint": newest("sampler_weights"),
-        "user_metadata": metadata,
-    }
+    runs: list[Json] = [
+        {
+            "training_run_id": run_id,
+            "base_model": base_model,
+            "model_owner": "local",
+            "is_lora": True,
+            "corrupted": False,
+            "lora_rank": rank,
+            "last_request_time": asked_at,
+            "last_checkpoint": newest(run_id, "weights"),
+            "last_sampler_checkpoint": newest(run_id, "sampler_weights"),
+            "user_metadata": metadata,
+        }
+        for run_id, (base_model, rank, asked_at, metadata) in facts.items()
+    ]
+    return sorted(runs, key=lambda run: run["last_request_time"], reverse=True)
 
 
 def _json(service: Service, place: Place, record: Record) -> Json:

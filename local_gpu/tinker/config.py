@@ -17,8 +17,6 @@ from tinker_claw.origin import is_loopback
 
 KEY_PREFIX: Final = "tml-"
 """Tinker's SDK refuses a key that starts with anything else."""
-_CELL_BYTES: Final = 100
-"""Bytes of a logprob, or of a top-k logprob with its id, as Python numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,19 +47,10 @@ class WireConfig:
     """Seconds that an answer is kept until it is first retrieved."""
     keep_retrieved_s: float = 60.0
     """Seconds that an answer is kept after it was retrieved."""
-    keep_result_bytes: int | None = None
-    """Bytes of all answers kept together; the oldest go first. None here and below: see
-    `Limits`."""
-    table_cells: int | None = None
-    """Cells of the [N, K] tables that one training request unfolds, or that samples ask for at
-    once. The SDK's longest request, with 20 candidates a token, has 12 million."""
-    drawn_cells: int | None = None
-    """Tokens and candidates of all samples that are drawn at once, at their longest. Requests wait
-    for one another; one that exceeds it alone is refused."""
-    pending_bytes: int | None = None
-    """Bytes of the request bodies that are not answered yet."""
-    open_sessions: int = 4096
-    """Sessions at once, and as many models and samplers in one session."""
+    request_bytes: int | None = None
+    """Bytes that may be taken by the bodies of requests that wait, by the tables of one training
+    request or of the samples that are scored at once, and by the samples that are drawn at once, at
+    their longest: each so many. None: an eighth of what is free after loading."""
     body_bytes: int = 1 << 26
     """Bytes of one request. The SDK splits what is longer than `chunk_bytes`, but never a datum."""
     chunk_datums: int = 1024
@@ -81,31 +70,6 @@ class WireConfig:
     def offered(self) -> str:
         """The base model's name on the wire."""
         return self.local.name or self.local.model
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounds on the memory that requests take; models in training are counted by the trainer."""
-
-    table_cells: int
-    drawn_cells: int
-    pending_bytes: int
-    answer_bytes: int
-
-    @classmethod
-    def of(cls, config: WireConfig, free_bytes: int) -> Limits:
-        """Take the settings, and where one is None, an eighth of what is free after loading."""
-        share = free_bytes // 8
-
-        def limit(setting: int | None, each: int) -> int:
-            return max(1, share // each) if setting is None else setting
-
-        return cls(
-            table_cells=limit(config.table_cells, _CELL_BYTES),
-            drawn_cells=limit(config.drawn_cells, _CELL_BYTES),
-            pending_bytes=limit(config.pending_bytes, 1),
-            answer_bytes=limit(config.keep_result_bytes, 1),
-        )
 
 
 def source_of(model: str) -> str:

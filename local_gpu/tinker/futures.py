@@ -51,10 +51,6 @@ class Promise:
     asked: int = 0
     """Bytes of the request, until its answer is there."""
 
-    @property
-    def size(self) -> int:
-        return len(self.answer) if isinstance(self.answer, bytes) else 200
-
 
 class Promises:
     """Requests in flight, and answers that may still be retrieved."""
@@ -65,15 +61,12 @@ class Promises:
         *,
         keep_s: float,
         keep_retrieved_s: float,
-        keep_bytes: int,
         pending_bytes: int,
     ) -> None:
         self._spawn = spawn
         self._keep_s = keep_s
         self._keep_retrieved_s = keep_retrieved_s
-        self._keep_bytes = keep_bytes
         self._promises: dict[str, Promise] = {}
-        self._held_bytes = 0
         self._pending_bytes = pending_bytes
         self._asked_bytes = 0
 
@@ -108,9 +101,13 @@ class Promises:
         """Return the answer, or None if it is not there in time.
 
         Raises:
-            KeyError: there is no such promise, or its answer is too old.
+            RequestError: 410, there is no such promise, or its answer is too old.
         """
-        promise = self._promises[request_id]
+        if (promise := self._promises.get(request_id)) is None:
+            raise RequestError(
+                f"There is no request {request_id}, or its answer is no longer kept.",
+                status=HTTPStatus.GONE,
+            )
         try:
             async with asyncio.timeout(at_most_s):
                 await promise.ready.wait()
@@ -132,13 +129,9 @@ class Promises:
                 promise.task.cancel()
 
     def sweep(self) -> None:
-        """Drop answers that have expired, and the oldest if there are too many."""
+        """Drop answers that have expired."""
         now = time.monotonic()
-        finished = [p for p in self._promises.values() if p.answer is not None]
-        for promise in sorted(finished, key=lambda p: p.forget_at):
-            if promise.forget_at <= now or self._held_bytes > self._keep_bytes:
-                self._held_bytes -= promise.size
-                del self._promises[promise.id]
+        self._promises = {p.id: p for p in self._promises.values() if p.forget_at > now}
 
     def __len__(self) -> int:
         return len(self._promises)
@@ -155,9 +148,6 @@ class Promises:
         self._asked_bytes -= promise.asked
         promise.forget_at = time.monotonic() + self._keep_s
         promise.ready.set()
-        self._held_bytes += promise.size
-        if self._held_bytes > self._keep_bytes:
-            self.sweep()
 
 
 async def guarded(work: Awaitable[Answer]) -> Answer:

@@ -7,7 +7,7 @@ reported by its future, in its turn: its number is used up all the same.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from functools import partial
 from http import HTTPStatus
@@ -23,8 +23,6 @@ from local_gpu.tinker.wire import parse_forward_backward
 from tinker_claw.errors import RequestError
 
 Work: TypeAlias = Callable[[], Awaitable[Answer]]
-_METADATA = 1 << 16
-"""Most characters of metadata: every listing reads them."""
 _LONGEST_S = 10 * 365 * 86_400
 _ANSWER_TYPES = {
     "weights": "save_weights",
@@ -128,19 +126,14 @@ class Models:
         return run.turns.remember(number, self._promises.start(run.session_id, numbered, size=size))
 
     def _run(self, session: Session, number: int, metadata: dict[str, Any] | None) -> TrainingRun:
-        if number not in session.runs:
-            self._sessions.check_room(len(session.runs), "models in this session")
-            told = {key: str(value) for key, value in (metadata or {}).items()}
-            check_metadata(told)
-            session.runs[number] = TrainingRun(session.id, number, self._shared)
-            session.runs[number].metadata = told or None
-        return session.runs[number]
+        told = {key: str(value) for key, value in (metadata or {}).items()}
+        run = TrainingRun(session.id, number, told or None, self._shared)
+        return session.runs.setdefault(run.id, run)
 
     async def _save(self, run: TrainingRun, kind: str, ask: requests.SaveWeights) -> Answer:
         if ask.path is None:
             raise RequestError("A checkpoint needs a name.")
         place = Place.of(run.id, kind, ask.path)
-        check_metadata(ask.user_metadata or {})
         facts = {"ttl_seconds": check_ttl(ask.ttl_seconds), "user_metadata": ask.user_metadata}
         await run.save(place, overwrite=ask.overwrite, moments=kind == "weights", facts=facts)
         await self._samplers.close(place)  # samplers of what was overwritten, or has expired
@@ -151,7 +144,7 @@ class Models:
         session = self._sessions.get(run.session_id)
         number = ask.sampling_session_seq_id
         if number is None:
-            number = max(session.samplers, default=-1) + 1
+            raise RequestError("save_weights_for_sampler needs path or sampling_session_seq_id.")
         place = Place.of(run.id, "sampler_weights", f"_ephemeral-{number:06d}")
         facts = {"ttl_seconds": check_ttl(ask.ttl_seconds), "ephemeral": True}
         await run.save(place, overwrite=True, moments=False, facts=facts)
@@ -168,11 +161,6 @@ def check_base(shared: Shared, name: str) -> None:
             f"base_model {name!r} is not served here; this server serves {shared.config.offered}.",
             status=HTTPStatus.NOT_FOUND,
         )
-
-
-def check_metadata(metadata: Mapping[str, str]) -> None:
-    if sum(len(key) + len(value) for key, value in metadata.items()) > _METADATA:
-        raise RequestError(f"user_metadata has more than {_METADATA} characters.")
 
 
 def check_ttl(seconds: int | None) -> int | None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -75,12 +74,10 @@ class ModelCard:
         return cls(config.model_type, stops)
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class _Open:
     sampler: Sampler
     users: int = 0
-    closing: bool = False
-    """No longer offered; its last user closes it."""
 
 
 class Samplers:
@@ -89,20 +86,18 @@ class Samplers:
     def __init__(self, shared: Shared, card: ModelCard, base: Sampler) -> None:
         self._shared = shared
         self._stop_tokens = card.stop_tokens
-        self._base = _Open(base)
-        self._open: dict[Place, _Open] = {}
-        """Open adapters, least recently used first."""
+        self._base = base
+        self._open: set[_Open] = set()
+        """Adapters that hold memory."""
+        self._offered: dict[Place, _Open] = {}
+        """Those of them that requests get, least recently used first; the last user closes any
+        other."""
         self._taking = asyncio.Lock()
         """Held while an adapter is taken, so that requests get one in order of arrival."""
         self._loading: Place | None = None
         """The adapter that is being opened; None: it was closed before it was open."""
         self._freed = asyncio.Event()
-        self._closing = 0
-        """Number of adapters that are no longer offered, but still in use."""
-        self._refs = Counter[str]()
-        """Number of users of each adapter's folder."""
-        self._drawn = Capacity(shared.limits.drawn_cells)
-        self._scored = Capacity(shared.limits.table_cells)
+        self._drawn, self._scored = Capacity(shared.cells), Capacity(shared.cells)
 
     async def sample(self, ask: SampleRequest, place: Place | None) -> Answer:
         """Score the prompt as asked, and draw `num_samples` completions.
@@ -111,22 +106,22 @@ class Samplers:
             RequestError: naming what cannot be served.
         """
         prompt, images = await self._prompt(ask.prompt)
-        limits = self._shared.limits
-        asked = PromptScoring.of(ask, len(prompt), self._vocabulary, limits.table_cells)
+        most = self._shared.cells
+        asked = PromptScoring.of(ask, len(prompt), self._vocabulary, most)
         params = replace(self._params(ask, len(prompt)), images=images)
         # The one token that compute_logprobs must ask for comes out of the scoring pass.
         at_once = asked.anything and params.max_tokens == 1 and ask.num_samples == 1
         self._check(prompt, params, at_once=at_once)
         cells = ask.num_samples * params.max_tokens * (1 + params.student_topk)
-        if cells > limits.drawn_cells:
+        if cells > most:
             raise RequestError(
                 f"{ask.num_samples} samples of {params.max_tokens} tokens with "
                 f"{params.student_topk} candidates each are {cells} logprobs; this server draws "
-                f"{limits.drawn_cells} at once: ask for fewer samples, tokens or candidates."
+                f"{most} at once: ask for fewer samples, tokens or candidates."
             )
-        read = asked.cells(len(prompt)) + self._vocabulary * at_once
+        read = asked.cells + self._vocabulary * at_once
         async with (
-            self._scored.take(min(read, limits.table_cells)),
+            self._scored.take(min(read, most)),
             self._drawn.take(cells),
             self._lease(place) as sampler,
         ):
@@ -137,7 +132,7 @@ class Samplers:
             after = [last] * at_once
             score = self._shared.backend.score
             told = await together(score(sampler.ref, one) for one in (*asks, *after))
-            scores = asked.scores(len(prompt), table, told[: len(asks)])
+            scores = asked.scores(table, told[: len(asks)])
             if at_once:
                 return sample_response([_next(told[-1], self._vocabulary, params)], scores)
             completions = await sampler.sample(tuple(prompt), params, ask.num_samples)
@@ -164,48 +159,43 @@ class Samplers:
         """Unload an adapter; replies in progress finish."""
         if self._loading == place:
             self._loading = None
-        held = self._open.pop(place, None)
-        if held is not None:
-            held.closing = True
-            if held.users == 0:
-                await self._close(held)
-            else:
-                self._closing += 1
+        held = self._offered.pop(place, None)
+        if held is not None and not held.users:
+            await self._close(held)
 
     async def aclose(self) -> None:
-        for held in (self._base, *self._open.values()):
+        await self._base.aclose()
+        for held in tuple(self._open):
             await self._close(held)
 
     @property
     def open_count(self) -> int:
         """Adapters that hold memory, without the base."""
-        return len(self._open) + self._closing
+        return len(self._open)
 
     @asynccontextmanager
     async def _lease(self, place: Place | None) -> AsyncGenerator[Sampler]:
-        held = self._base if place is None else await self._take(place)
+        if place is None:
+            yield self._base
+            return
+        held = await self._take(place)
         try:
             yield held.sampler
         finally:
-            held.users -= place is not None
-            if held.closing and held.users == 0:
-                try:
-                    await self._close(held)
-                finally:
-                    self._closing -= 1
+            held.users -= 1
+            if not held.users and self._offered.get(place) is not held:
+                await self._close(held)
             self._freed.set()
 
     async def _take(self, place: Place) -> _Open:
         async with self._taking:
-            held = self._open.pop(place, None)
+            held = self._offered.pop(place, None)
             if held is None:
                 await self._make_room()
-                self._loading = place
-                held = await self._load(place)
-                held.closing = self._loading != place  # the path has other weights by now, or none
-                self._closing += held.closing
-            if not held.closing:
-                self._open[place] = held  # the most recently used is last
+            self._loading = place
+            held = held or await self._load(place)
+            if self._loading == place:  # otherwise the path has other weights by now, or none
+                self._offered[place] = held  # the most recently used is last
             held.users += 1
         return held
 
@@ -213,7 +203,7 @@ class Samplers:
         """Make room for one more adapter: close the least recently used, or wait until one is
         idle."""
         while self.open_count >= self._shared.config.open_samplers:
-            idle = next((place for place, held in self._open.items() if not held.users), None)
+            idle = next((place for place, held in self._offered.items() if not held.users), None)
             if idle is not None:
                 await self.close(idle)
             else:
@@ -223,23 +213,19 @@ class Samplers:
     async def _load(self, place: Place) -> _Open:
         backend, store = self._shared.backend, self._shared.store
         ref = await backend.aside(partial(store.serve, place))
-        self._refs[ref] += 1
         try:
-            return _Open(await backend.serving.open(ref, store.serving(ref)))
+            held = _Open(await backend.serving.open(ref, store.serving(ref)))
         except BaseException:
-            await self._let_go(ref)
+            await backend.aside(partial(store.serve_no_more, ref))
             raise
+        self._open.add(held)
+        return held
 
     async def _close(self, held: _Open) -> None:
+        self._open.discard(held)
         await held.sampler.aclose()
-        if held is not self._base:
-            await self._let_go(held.sampler.ref)
-
-    async def _let_go(self, ref: str) -> None:
-        self._refs[ref] -= 1
-        if not self._refs[ref]:
-            del self._refs[ref]
-            await self._shared.backend.aside(partial(self._shared.store.serve_no_more, ref))
+        no_more = partial(self._shared.store.serve_no_more, held.sampler.ref)
+        await self._shared.backend.aside(no_more)
 
     @property
     def _vocabulary(self) -> int:
@@ -351,8 +337,10 @@ class Targets:
 
 @dataclass(frozen=True, slots=True)
 class PromptScoring:
-    """Scores asked for of a prompt of N tokens."""
+    """Scores asked for of a prompt."""
 
+    tokens: int
+    """Length of the prompt."""
     logprobs: bool
     logprobs_from: int
     """Positions before it get no logprobs and no candidates."""
@@ -388,16 +376,18 @@ class PromptScoring:
                     f"target_prompt_logprobs has K = {width}, and the vocabulary is {vocabulary}."
                 )
         asked = cls(
+            tokens=prompt_tokens,
             logprobs=bool(ask.prompt_logprobs),
             logprobs_from=1 if last_n is None else prompt_tokens - last_n,
             top_k=ask.topk_prompt_logprobs,
             targets=wanted,
             vocabulary=vocabulary,
         )
-        if (cells := asked.cells(prompt_tokens)) > most_cells:
+        if asked.cells > most_cells:
             raise RequestError(
-                f"{prompt_tokens} prompt tokens with {cells // prompt_tokens} logprobs each are "
-                f"{cells}; this server gives {most_cells} at once: ask for fewer candidates."
+                f"{prompt_tokens} prompt tokens with {asked.cells // prompt_tokens} logprobs each "
+                f"are {asked.cells}; this server gives {most_cells} at once: ask for fewer "
+                "candidates."
             )
         return asked
 
@@ -405,33 +395,31 @@ class PromptScoring:
     def anything(self) -> bool:
         return self.logprobs or self.top_k > 0 or self.targets is not None
 
-    def cells(self, prompt_tokens: int) -> int:
+    @property
+    def cells(self) -> int:
         """Logprobs that the answer holds, at most."""
         width = self.targets.shape[1] if self.targets else 0
-        return prompt_tokens * (1 + self.top_k + width) if self.anything else 0
+        return self.tokens * (1 + self.top_k + width) if self.anything else 0
 
     def table(self) -> Targets | None:
         """Raises RequestError for a table that does not fill its shape."""
         return None if self.targets is None else Targets.of(self.targets, self.vocabulary)
 
-    def first(self, prompt_tokens: int, table: Targets | None) -> int:
+    def first(self, table: Targets | None) -> int:
         """The first position that must be scored; the prompt's length where none is."""
-        plain = self.logprobs_from if self.logprobs or self.top_k else prompt_tokens
-        return min(plain, table.first() if table else prompt_tokens)
+        plain = self.logprobs_from if self.logprobs or self.top_k else self.tokens
+        return min(plain, table.first() if table else self.tokens)
 
     def asks(self, prompt: list[int], table: Targets | None, images: Images) -> list[ScoreAsk]:
         """Requests to the trainer for these scores: one pass, or none."""
-        first = self.first(len(prompt), table)
-        if first == len(prompt):
+        if (first := self.first(table)) == self.tokens:
             return []
         ids = table and tuple(map(tuple, table.ids[first - 1 :].clip(min=0).tolist()))
         return [ScoreAsk(tuple(prompt), first, ids, self.top_k, images)]
 
-    def scores(
-        self, prompt_tokens: int, table: Targets | None, told: Sequence[TokenLogprobs]
-    ) -> pb.SampleResponse:
+    def scores(self, table: Targets | None, told: Sequence[TokenLogprobs]) -> pb.SampleResponse:
         """Convert the answers to `asks` to the wire's shapes; completions are added later."""
-        n, first, since = prompt_tokens, self.first(prompt_tokens, table), self.logprobs_from
+        n, first, since = self.tokens, self.first(table), self.logprobs_from
         own = np.full(n, np.nan, np.float32)
         top_ids = np.zeros((n, self.top_k), np.int32)
         top = np.full((n, self.top_k), NOT_SCORED, np.float32)

@@ -10,7 +10,6 @@ from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
-from uuid import uuid4
 
 import torch
 
@@ -18,7 +17,7 @@ from local_gpu.backend import LocalBackend, unheard
 from local_gpu.config import Say
 from local_gpu.learn.memory import free_bytes
 from local_gpu.tinker import requests
-from local_gpu.tinker.config import Limits, WireConfig
+from local_gpu.tinker.config import WireConfig
 from local_gpu.tinker.futures import Promises
 from local_gpu.tinker.models import Models, check_base
 from local_gpu.tinker.sampling import ModelCard, Samplers
@@ -35,11 +34,11 @@ class Service:
     def __init__(
         self, shared: Shared, card: ModelCard, base: Sampler, group: asyncio.TaskGroup
     ) -> None:
-        config, limits = shared.config, shared.limits
+        config = shared.config
         self.shared = shared
         self.card = card
         self.links = Links()
-        self.sessions = Sessions(config.silence_s, config.open_sessions)
+        self.sessions = Sessions(config.silence_s)
         self.samplers = Samplers(shared, card, base)
         self._group = group
         self._tasks: set[asyncio.Task[None]] = set()
@@ -47,8 +46,7 @@ class Service:
             self._spawn,
             keep_s=config.keep_result_s,
             keep_retrieved_s=config.keep_retrieved_s,
-            keep_bytes=limits.answer_bytes,
-            pending_bytes=limits.pending_bytes,
+            pending_bytes=shared.request_bytes,
         )
         self.models = Models(shared, self.sessions, self.samplers, self.promises)
 
@@ -69,8 +67,8 @@ class Service:
             backend = await LocalBackend.start(config.local, store.serving, say)
             try:
                 card = await backend.aside(partial(ModelCard.read, config.local.model))
-                limits = Limits.of(config, free_bytes(torch.device("cpu")))
-                shared = Shared(config=config, limits=limits, backend=backend, store=store)
+                room = config.request_bytes or free_bytes(torch.device("cpu")) // 8
+                shared = Shared(config=config, request_bytes=room, backend=backend, store=store)
                 async with asyncio.TaskGroup() as group:
                     service = cls(shared, card, await backend.serving.base(), group)
                     service._spawn(service._sweep_regularly())
@@ -85,20 +83,17 @@ class Service:
 
     def create_sampling_session(self, ask: requests.CreateSamplingSession) -> str:
         """Return the sampler's id; a re-sent request gets the same."""
-        session, number = self.sessions.get(ask.session_id), ask.sampling_session_seq_id
-        if (known := session.samplers.get(number)) is not None:
-            return known.id
+        session = self.sessions.get(ask.session_id)
         if ask.model_path is not None:
             self.shared.store.read(Place.at(ask.model_path))
         elif ask.base_model is None:
             raise RequestError("create_sampling_session needs base_model or model_path.")
         if ask.base_model is not None:
             check_base(self.shared, ask.base_model)
-        self.sessions.check_room(len(session.samplers), "samplers in this session")
-        return session.add_sampler(number, ask.model_path).id
+        return session.add_sampler(ask.sampling_session_seq_id, ask.model_path).id
 
-    def sample(self, ask: requests.SampleRequest) -> tuple[str, list[str]]:
-        """Return the request's id and one id per sequence; a re-sent request gets the same."""
+    def sample(self, ask: requests.SampleRequest) -> str:
+        """Return the request's id; a re-sent request gets the same."""
         if ask.sampling_session_id is None:
             raise RequestError("asample needs sampling_session_id: create_sampling_session first.")
         sampler = self.sessions.sampler(ask.sampling_session_id)
@@ -111,14 +106,13 @@ class Service:
             size=ask.size,
             cancellable=True,
         )
-        ids = request_id, [uuid4().hex for _ in range(ask.num_samples)]
         if ask.seq_id is not None:
-            sampler.requests[ask.seq_id] = ids
-        return ids
+            sampler.requests[ask.seq_id] = request_id
+        return request_id
 
-    async def end_session(self, session_id: str, why: str) -> None:
+    async def end_session(self, session_id: str) -> None:
         """Free what the session holds; its requests in flight fail with a message."""
-        session = self.sessions.end(session_id, why)
+        session = self.sessions.end(session_id)
         if session is None:
             return
         self.promises.cancel_all(session_id)
@@ -149,7 +143,7 @@ class Service:
             await asyncio.sleep(self.shared.config.sweep_s)
             self.promises.sweep()
             for session_id in self.sessions.silent():
-                await self.end_session(session_id, "was silent for too long")
+                await self.end_session(session_id)
             try:
                 gone = await self.shared.backend.aside(partial(self.shared.store.sweep, alive))
             except BackendError:

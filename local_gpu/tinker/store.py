@@ -13,7 +13,6 @@ changes, whatever happens to the checkpoint. Blocking; any thread may call it.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import hmac
 import json
 import os
@@ -195,18 +194,12 @@ class Store:
         found = sorted(self.folder(place).iterdir())
         return {file.name: file for file in found if not file.name.startswith(_RECORD)}
 
-    def of_run(self, run: str) -> list[tuple[Place, Record]]:
-        """The checkpoints of a run that have not expired, by kind and name."""
-        folder = self.folder(Place.of(run, "weights", "x")).parent.parent
-        return [(place, record) for place, record in self._all(folder) if not record.expired]
-
-    def all(self) -> list[tuple[Place, Record]]:
-        """Every checkpoint that has not expired, newest first."""
+    def all(self, run: str | None = None) -> list[tuple[Place, Record]]:
+        """Every checkpoint, or those of a run, that have not expired, newest first."""
         found = [
             (place, record)
-            for folder in self.root.glob("*")
-            for place, record in self._all(folder)
-            if not record.expired
+            for place, record in self._all()
+            if run in (None, place.run) and not record.expired
         ]
         return sorted(found, key=lambda one: one[1].time, reverse=True)
 
@@ -223,14 +216,11 @@ class Store:
         Raises:
             RequestError: there is no such checkpoint, or it has expired.
         """
-        with self._changing:
-            record = self.read(place)
-            written = hashlib.sha256(f"{place.path} {record.time}".encode()).hexdigest()
-            ref = f"{place.name}-{written[:16]}"
-            if not self.serving(ref).exists():
-                with new_folder(self.serving(ref)) as draft:
-                    for file in self.folder(place).glob("adapter_*"):
-                        os.link(file, draft / file.name)
+        ref = f"{place.name}-{secrets.token_hex(8)}"
+        with self._changing, new_folder(self.serving(ref)) as draft:
+            self.read(place)
+            for file in self.folder(place).glob("adapter_*"):
+                os.link(file, draft / file.name)
         return ref
 
     def serving(self, ref: str) -> Path:
@@ -245,8 +235,7 @@ class Store:
         places."""
         gone = [
             place
-            for folder in self.root.glob("*")
-            for place, record in self._all(folder)
+            for place, record in self._all()
             if record.expired or (record.ephemeral and not alive(place.run))
         ]
         for place in gone:
@@ -267,12 +256,12 @@ class Store:
                     replaced.rename(folder)
         self.sweep(lambda run: False)
 
-    def _all(self, run_folder: Path) -> list[tuple[Place, Record]]:
+    def _all(self) -> list[tuple[Place, Record]]:
         found: list[tuple[Place, Record]] = []
-        for file in sorted(run_folder.glob(f"*/*/{_RECORD}")):
-            kind, name = file.parent.parts[-2:]
+        for file in sorted(self.root.glob(f"*/*/*/{_RECORD}")):
+            run, kind, name = file.parent.parts[-3:]
             if kind in KINDS and _NAME.fullmatch(name):
-                place = Place(unquote(run_folder.name), kind, name)
+                place = Place(unquote(run), kind, name)
                 if (record := self._record(place)) is not None:
                     found.append((place, record))
         return found

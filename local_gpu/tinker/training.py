@@ -19,7 +19,7 @@ from tinker.proto import tinker_public_pb2 as pb
 
 from local_gpu.backend import LocalBackend
 from local_gpu.model.lora import LoraShape
-from local_gpu.tinker.config import Limits, WireConfig
+from local_gpu.tinker.config import WireConfig
 from local_gpu.tinker.futures import Answer, Turns
 from local_gpu.tinker.requests import Lora, OptimStep
 from local_gpu.tinker.store import Place, Record, Store
@@ -27,21 +27,32 @@ from local_gpu.tinker.wire import forward_backward_output, record_pass
 from tinker_claw.errors import BackendError, ClawError, RequestError, StepError
 from tinker_claw.types import Adam
 
+_CELL_BYTES = 100
+"""Bytes of a logprob, or of a top-k logprob with its id, as Python numbers."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
     """Objects shared by all clients' models and samplers."""
 
     config: WireConfig
-    limits: Limits
+    request_bytes: int
+    """See `WireConfig`; models in training are counted by the trainer."""
     backend: LocalBackend
     store: Store
+
+    @property
+    def cells(self) -> int:
+        """Logprobs that `request_bytes` hold."""
+        return self.request_bytes // _CELL_BYTES
 
 
 class TrainingRun:
     """A model that a client trains."""
 
-    def __init__(self, session_id: str, number: int, shared: Shared) -> None:
+    def __init__(
+        self, session_id: str, number: int, metadata: dict[str, str] | None, shared: Shared
+    ) -> None:
         # The SDK builds the same id by itself when it creates a model by loading one.
         self.id = f"{session_id}:train:{number}"
         self.session_id = session_id
@@ -54,7 +65,7 @@ class TrainingRun:
         self._ephemeral: list[Place] = []
         self.asked_at = datetime.now(UTC)
         """Time of its client's last request."""
-        self.metadata: dict[str, str] | None = None
+        self.metadata = metadata
         self._void: str | None = None
         """Why the next optim_step must fail."""
 
@@ -77,9 +88,7 @@ class TrainingRun:
 
     async def create_from(self, path: str, *, with_optimizer: bool) -> Answer:
         """Create the model from a checkpoint, with its rank."""
-        place = Place.at(path)
-        record = self._shared.store.read(place)
-        await self._read(place, with_optimizer=with_optimizer)
+        record = await self._read(Place.at(path), with_optimizer=with_optimizer)
         self.shape = LoraShape(
             record.rank,
             self._shared.config.local.alpha,
@@ -108,7 +117,7 @@ class TrainingRun:
                     message,
                     vocabulary=facts.vocabulary,
                     context_tokens=facts.context_tokens,
-                    most_cells=self._shared.limits.table_cells,
+                    most_cells=self._shared.cells,
                     vision=vision,
                 )
             )
@@ -171,8 +180,8 @@ class TrainingRun:
             raise RequestError(f"The model {self.id} was not created, or its session has ended.")
         return self.shape
 
-    async def _read(self, place: Place, *, with_optimizer: bool) -> None:
-        self._shared.store.read(place)
+    async def _read(self, place: Place, *, with_optimizer: bool) -> Record:
+        record = self._shared.store.read(place)
         if with_optimizer and place.kind != "weights":
             raise RequestError(
                 f"{place.path} has no optimizer state; load a path of save_state, or without it."
@@ -180,6 +189,7 @@ class TrainingRun:
         read = self._learning.read_state if with_optimizer else self._learning.read_adapter
         folder = self._shared.store.folder(place)
         await self._backend.run(lambda: read(folder, self.id))
+        return record
 
     def _on_hole(self, sentence: str) -> None:
         self._void = self._void or sentence

@@ -114,14 +114,17 @@ def test_models_take_turns(raw: Raw) -> None:
 def test_what_is_unknown_is_answered_with_a_final_status(raw: Raw) -> None:
     assert raw.status("retrieve_future", request_id="nothing") == 410
     assert raw.status("session_heartbeat", session_id="nobody") == 410
-    for path, body in (
-        ("get_info", {"model_id": "nobody:train:0"}),
-        ("optim_step", {"model_id": "nobody", "seq_id": 1}),
-        ("create_model", {"session_id": "nobody", "model_seq_id": 0, "base_model": NAME}),
-        ("create_custom_loss", {}),
+    session = raw.session()
+    for path, body, status in (
+        ("get_info", {"model_id": "nobody:train:0"}, 410),
+        ("get_info", {"model_id": f"{session}:train:0"}, 404),
+        ("optim_step", {"model_id": "nobody", "seq_id": 1}, 410),
+        ("create_model", {"session_id": "nobody", "model_seq_id": 0, "base_model": NAME}, 410),
+        ("create_custom_loss", {}, 404),
     ):
-        assert raw.status(path, **body) == 404
-    assert raw.http.get("samplers/nobody:sample:0").status_code == 404
+        assert raw.status(path, **body) == status
+    assert raw.http.get("samplers/nobody:sample:0").status_code == 410
+    assert raw.http.get(f"samplers/{session}:sample:0").status_code == 404
     assert raw.status("create_session", tags="none") == 422
     assert raw.http.post("forward_backward", content=b"\xff").status_code == 400
     assert raw.status("cancel_future", request_id="nothing") == 204

@@ -81,17 +81,6 @@ def test_a_silent_session_ends_and_old_answers_are_forgotten(tmp_path: Path) -> 
         raw.http.close()
 
 
-def test_answers_together_stay_within_their_bytes(tmp_path: Path) -> None:
-    with wire_server(tmp_path, keep_result_bytes=1000) as server:
-        raw = Raw(server.url)
-        model = raw.model()
-        ids = [raw.forward_backward(model, seq_id) for seq_id in range(1, 20)]
-        raw.loss(ids[-1])
-        assert raw.result(ids[0]).status_code == 410
-        assert len(server.service.promises) < 10
-        raw.http.close()
-
-
 def test_a_wrong_key_is_turned_away(tmp_path: Path) -> None:
     with wire_server(tmp_path, api_key="tml-secret") as server:
         assert httpx.get(f"{server.url}/api/v1/healthz").json() == {"status": "ok"}
