@@ -233,13 +233,13 @@ class Store:
     def sweep(self, alive: Callable[[str], bool]) -> list[Place]:
         """Remove expired checkpoints, and ephemeral ones of runs that are not `alive`; return their
         places."""
-        gone = [
-            place
-            for place, record in self._all()
-            if record.expired or (record.ephemeral and not alive(place.run))
-        ]
-        for place in gone:
-            self.remove(place)
+        gone: list[Place] = []
+        for place, record in self._all():
+            if record.expired or (record.ephemeral and not alive(place.run)):
+                with self._changing:
+                    if self._record(place) == record:  # otherwise it was written again meanwhile
+                        shutil.rmtree(self.folder(place), ignore_errors=True)
+                gone.append(place)
         return gone
 
     def recover(self) -> None:

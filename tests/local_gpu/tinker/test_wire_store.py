@@ -19,7 +19,7 @@ from backends import tiny_model
 from safetensors.torch import load_file
 from wire_servers import KEY, NAME, TinkerServer, wire_server
 
-from local_gpu.tinker.store import Place
+from local_gpu.tinker.store import Place, Record, Store
 from tinker_claw.errors import ConfigError
 
 WAIT_S = 180
@@ -259,6 +259,22 @@ def test_what_has_expired_is_gone(server: TinkerServer, client: Any) -> None:
         time.sleep(0.05)
     assert raw.post("weights_info", json={"tinker_path": path}).status_code == 404
     raw.close()
+
+
+def test_what_is_written_again_while_the_old_one_expires_stays(tmp_path: Path) -> None:
+    store, place = Store(tmp_path), Place.of("run", "weights", "latest")
+
+    def write() -> None:
+        store.write(place, Record.now(NAME, 4, None, ephemeral=True), lambda _: None)
+
+    def alive(_: str) -> bool:
+        store.remove(place)
+        write()
+        return False
+
+    write()
+    store.sweep(alive)
+    assert store.read(place).rank == 4
 
 
 def test_a_corrupt_record_is_no_checkpoint(server: TinkerServer, client: Any, rest: Any) -> None:
