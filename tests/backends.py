@@ -66,6 +66,16 @@ async def start_local(folder: Path, **settings: Any) -> LocalTrainer:
     return await LocalTrainer.start(config)
 
 
+def held_requests(sampler: Any) -> int:
+    """Number of requests of an embedded sampler that hold cache or wait for it."""
+    running = sampler._engine._running
+    processor = running and running.batch_processor
+    if processor is None:
+        return 0
+    scheduler = processor.scheduler
+    return len(scheduler.active_requests) + len(scheduler.waiting_requests)
+
+
 async def start_fake(folder: Path) -> TableTrainer:
     return TableTrainer(folder / "table", vocabulary=VOCABULARY, context_tokens=CONTEXT)
 

@@ -65,8 +65,10 @@ class TinkerServer:
     @property
     def held_requests(self) -> int:
         """Number of requests of samplers in this process that hold cache or wait for it."""
+        from backends import held_requests
+
         serving: Any = self.service.shared.backend.serving
-        return sum(sampler.held_requests for sampler in serving._open)
+        return sum(map(held_requests, tuple(serving._open)))
 
     def call(self, work: Any) -> Any:
         """Run a coroutine in the server's loop."""

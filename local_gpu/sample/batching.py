@@ -65,7 +65,7 @@ class Scheduled(Protocol):
 class Batcher(ContinuousBatchingManager):
     """One generation thread with its KV cache over one module."""
 
-    _events: Feed
+    events: Feed
 
     def __init__(self, module: Any, *, kv_cache_tokens: int, max_batch_tokens: int) -> None:
         check_version()
@@ -90,7 +90,7 @@ class Batcher(ContinuousBatchingManager):
 
     def start_with(self, events: Feed) -> None:
         """Start the generation thread, which reports to `events`."""
-        self._events = events
+        self.events = events
         self.output_router = _Failures(events)
         self.background_thread_status.clear()
         # A daemon, so that a process which ends in an error does not wait for it forever.
@@ -125,24 +125,15 @@ class Batcher(ContinuousBatchingManager):
     def accepts(self) -> bool:
         return self.is_running() and self.background_thread_status.can_accept_new_requests() is None
 
-    @property
-    def held_requests(self) -> int:
-        """Number of requests that the scheduler holds, running or waiting."""
-        processor = self.batch_processor
-        if processor is None:
-            return 0
-        scheduler = processor.scheduler
-        return len(scheduler.active_requests) + len(scheduler.waiting_requests)
-
     def _create_batch_processor(self) -> ContinuousBatchProcessor:
         processor = super()._create_batch_processor()
         if self._device.type == "cuda":
             # It writes a pass's inputs in the thread's stream and computes in one of its own, which
             # does not wait for the first: a busy GPU would compute with those of the pass before.
             processor.inputs_and_outputs.compute_stream = torch.cuda.current_stream(self._device)
-        processor.model_runner = _Runner(processor, self._events)
+        processor.model_runner = _Runner(processor, self.events)
         processor.__class__ = _Processor
-        cast(_PersonsFirst, processor.scheduler).events = self._events
+        cast(_PersonsFirst, processor.scheduler).events = self.events
         processor.cache.__class__ = _SaltedCache
         return processor
 
@@ -153,7 +144,7 @@ class Batcher(ContinuousBatchingManager):
         finally:
             self.batch_processor = None
             error = self.background_thread_status.fatal_error
-            self._events.on_exit(f"the sampler's loop failed: {error}" if error else "it closed")
+            self.events.on_exit(f"the sampler's loop failed: {error}" if error else "it closed")
 
 
 class _Processor(ContinuousBatchProcessor):

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from local_gpu.sample.http import Deadlines, HttpAnswer, HttpClient, Refusal
-from local_gpu.sample.server import NotLoaded, ServerInfo
+from local_gpu.sample.server import ServerInfo
 from tinker_claw.errors import (
+    BackendError,
     ClawError,
     ContextLengthError,
     OutageError,
@@ -61,14 +62,17 @@ class HttpServer(ABC):
     key their prefix caches on the name, and would answer from the cache of the old ones.
 
     Raises (all calls):
-        OutageError: it does not answer, too late, or with 5xx: another server may do it.
-        NotLoaded: such an outage, of one adapter only.
+        OutageError: it does not answer, too late, or with 5xx, or lacks the adapter, as it was
+            restarted: another server may do it.
         SamplerError, RequestError: it refuses what was asked, or its answer does not add up.
         ContextLengthError: prompt and reply do not fit.
     """
 
     constrains = False
     """Whether sampling can be constrained to a JSON schema."""
+    loads: str
+    unloads: str
+    """Paths of its routes for adapters."""
 
     def __init__(
         self, url: str, *, deadlines: Deadlines | None = None, api_key: str | None = None
@@ -95,19 +99,28 @@ class HttpServer(ABC):
         """Try whether the server takes an image, and keeps this token for it."""
         return False
 
-    @abstractmethod
     async def load(self, name: str, folder: Path) -> None:
         """Load an adapter; loading a loaded name again changes nothing.
 
         Raises:
             BackendError: it cannot be loaded; the server goes on as before.
         """
-        ...
+        # Absolute: the server runs in a working directory of its own.
+        body = {"lora_name": name, "lora_path": str(Path.cwd() / folder)}
+        answer = await self._change(self.loads, body)
+        if answer.ok or name in (await self.info()).adapters:
+            return
+        missing = answer.status == HTTPStatus.NOT_FOUND
+        unseen = " Does it see that folder by the same path, and may it read it?" if missing else ""
+        raise BackendError(
+            f"The server {self.url} cannot load the adapter in {folder}: {answer.told}.{unseen}"
+        )
 
-    @abstractmethod
     async def unload(self, name: str) -> None:
         """Unload an adapter; a missing one is no error."""
-        ...
+        answer = await self._change(self.unloads, {"lora_name": name})
+        if not answer.ok and name in (await self.info()).adapters:
+            raise BackendError(f"The server {self.url} cannot unload {name!r}: {answer.told}.")
 
     async def stream(
         self, name: str | None, prompt: Tokens, params: SamplingParams
@@ -131,11 +144,19 @@ class HttpServer(ABC):
         return completions if drawn == n else completions * n
 
     async def _change(self, path: str, body: Mapping[str, object]) -> HttpAnswer:
-        """Ask it to load or unload an adapter."""
+        """Ask it to load or unload an adapter.
+
+        The answer's status says little: vLLM answers 400 for a loaded name, and 500 for some
+        damaged files. `info` tells what is loaded, and whether the server is healthy.
+        """
         answer = await self._link.ask(path, body, seconds=self._link.deadlines.load_s)
-        # Servers answer 500 on some damaged files; `info` finds out whether one is healthy.
         if answer.away and answer.status != HTTPStatus.INTERNAL_SERVER_ERROR:
             raise self._link.outage(answer)
+        if answer.status == HTTPStatus.NOT_FOUND and answer.told == HTTPStatus.NOT_FOUND.phrase:
+            raise BackendError(
+                f"The server {self.url} loads no adapters: start vLLM with --enable-lora and "
+                "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1."
+            )
         return answer
 
     def cut(self, why: str) -> None:
@@ -207,7 +228,7 @@ class HttpServer(ABC):
         if self._means_not_loaded(refusal):
             self._info = None  # it may have been restarted
             what = f"the adapter {name!r}" if name else f"the model {info.model!r}"
-            return NotLoaded(f"The server {self.url} does not have {what}: {told}.")
+            return OutageError(f"The server {self.url} does not have {what}: {told}.")
         if "context length" in told or "max_model_len" in told:
             return ContextLengthError(len(prompt), params.max_tokens, info.context_tokens)
         if "logprobs" in told and "max allowed" in told:
@@ -265,11 +286,6 @@ class _Reader:
         if ended == "abort":
             raise OutageError(f"The server {self._url} gave up a completion.")
         raise _Odd(f"ends ({ended}) after {self._count} tokens, where nobody asked it to")
-
-
-def absolute(folder: Path) -> str:
-    """Absolute path of a folder: the server runs in a working directory of its own."""
-    return str(folder.absolute())
 
 
 def seed_of(params: SamplingParams) -> int | None:

@@ -37,7 +37,7 @@ from local_gpu.room import Room
 from local_gpu.sample.batching import Batcher, Scheduled, salted_id
 from local_gpu.sample.drawing import Drawn, Recipe, draw
 from local_gpu.sample.routing import Prefix, RecentPrompts, keys_of
-from local_gpu.sample.seeing import drawing, stream
+from local_gpu.sample.seeing import stream
 from local_gpu.tasks import together
 from tinker_claw.errors import (
     BackendError,
@@ -57,6 +57,7 @@ from tinker_claw.types import (
 _WARM_PREFIXES: Final = 4
 _WARM_S: Final = 20.0
 """Seconds for warming up a new version before it serves."""
+_NOT_FINITE: Final = "The model's logits are not finite."
 _ABANDONED: Final = Recipe(temperature=0, top_p=1, top_k=None, uniform=0, student_topk=0)
 """Recipe for a row whose request was cancelled while it was in the batch."""
 
@@ -87,6 +88,17 @@ class SampleJob:
     def recipe(self) -> Recipe:
         p = self.params
         return Recipe(p.temperature, p.top_p, p.top_k, self.random.random(), p.student_topk)
+
+    def draw(self, logits: Tensor) -> Drawn:
+        """Draw the next token from logits [1, V], outside of a batch.
+
+        Raises:
+            SamplerError: the logits are not finite.
+        """
+        (drawn,) = draw(logits, [self.recipe()])
+        if drawn is None:
+            raise SamplerError(_NOT_FINITE)
+        return drawn
 
     def chunk(self, drawn: Drawn) -> TokenChunk:
         """In the thread: count a token and wrap it. The scheduler stops by the same rules."""
@@ -174,7 +186,7 @@ class Feed:
                 self._room.begin(job)
             elif job is not None:
                 self._cancel(request_id)
-                events.append((job, SamplerError("The model's logits are not finite.")))
+                events.append((job, SamplerError(_NOT_FINITE)))
         self._post(partial(_put_all, events))
         return [token.token if token else 0 for token in drawn]
 
@@ -235,12 +247,6 @@ class EngineSize:
         return cls(base.vocabulary, min(context, cache), cache, max_batch_tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class _Running:
-    batcher: Batcher
-    feed: Feed
-
-
 class Engine:
     """Samples from one module."""
 
@@ -258,7 +264,7 @@ class Engine:
         self._size = size
         self._room = room
         self._ids = count()
-        self._running: _Running | None = None
+        self._running: Batcher | None = None
         self._retired = False
 
     async def stream(self, prompt: Tokens, params: SamplingParams) -> AsyncGenerator[TokenChunk]:
@@ -278,25 +284,24 @@ class Engine:
         request_id = salted_id(next(self._ids), params.cache_salt)
         job = SampleJob(prompt, params, Random(params.seed))
         # Entered before it is submitted: if the thread dies in between, `on_exit` still fails it.
-        running.feed.enter(request_id, job)
+        running.events.enter(request_id, job)
         try:
-            running.batcher.submit(request_id, prompt, params.max_tokens, params.stop_tokens)
+            running.submit(request_id, prompt, params.max_tokens, params.stop_tokens)
             while not (job.done and job.events.empty()):
                 event = await job.events.get()
                 if isinstance(event, SamplerError):
                     raise event
                 yield event
         finally:
-            running.feed.leave(request_id)
-            if self._retired and running is self._running and len(running.feed) == 0:
+            running.events.leave(request_id)
+            if self._retired and running is self._running and len(running.events) == 0:
                 await self._stop()
 
     async def _seeing(self, prompt: Tokens, params: SamplingParams) -> AsyncGenerator[TokenChunk]:
         if self._vision is None:
             raise RequestError("The prompt has an image, and this model reads text only.")
         job = SampleJob(prompt, params, Random(params.seed), prefilled=len(prompt))
-        draws = drawing(job.recipe)
-        replies = stream(self._vision, self._module, prompt, params.images, draws)
+        replies = stream(self._vision, self._module, prompt, params.images, job.draw)
         async with aclosing(replies) as drawn:
             async for token in drawn:
                 yield (chunk := job.chunk(token))
@@ -308,8 +313,6 @@ class Engine:
 
         The others start when the first has its first token, and share its prompt's blocks.
         """
-        if n < 1:
-            raise RequestError(f"n is {n}, not at least 1.", param="n")
         first = self.stream(prompt, params)
         others = [
             params if params.seed is None else replace(params, seed=params.seed + i)
@@ -333,35 +336,27 @@ class Engine:
         self._retired = True
         await self._stop()
 
-    @property
-    def held_requests(self) -> int:
-        """Requests that hold any of the cache or wait for it."""
-        return self._running.batcher.held_requests if self._running else 0
-
-    def _start(self) -> _Running:
-        if self._running is None or not self._running.batcher.accepts:
-            self._running = _run(self._module, self._size, self._room)
+    def _start(self) -> Batcher:
+        if self._running is None or not self._running.accepts:
+            size = self._size
+            self._running = Batcher(
+                self._module,
+                kv_cache_tokens=size.kv_cache_tokens,
+                max_batch_tokens=size.max_batch_tokens,
+            )
+            self._running.start_with(Feed(self._running.cancel_request, self._room))
         return self._running
 
     async def _stop(self) -> None:
         running, self._running = self._running, None
         if running is not None:
-            await asyncio.to_thread(running.batcher.drain)
+            await asyncio.to_thread(running.drain)
 
     def _check(self, prompt: Tokens, params: SamplingParams) -> None:
         size = self._size
         check_request(
             prompt, params, context_tokens=size.context_tokens, vocabulary=size.vocabulary
         )
-
-
-def _run(module: Any, size: EngineSize, room: Room) -> _Running:
-    batcher = Batcher(
-        module, kv_cache_tokens=size.kv_cache_tokens, max_batch_tokens=size.max_batch_tokens
-    )
-    feed = Feed(batcher.cancel_request, room)
-    batcher.start_with(feed)
-    return _Running(batcher, feed)
 
 
 async def _collect(
@@ -411,11 +406,6 @@ class LocalSampler(TrainerScores):
     async def aclose(self) -> None:
         self._closed(self)
         await self._engine.aclose()
-
-    @property
-    def held_requests(self) -> int:
-        """Requests that hold cache or wait for it."""
-        return self._engine.held_requests
 
 
 Run = Callable[[Callable[[], object]], Awaitable[object]]

@@ -27,10 +27,6 @@ from tinker_claw.types import SamplingParams
 _log = logging.getLogger(__name__)
 
 
-def _nobody_listens() -> None:
-    """Ignore a change, for a server that is not in a pool yet."""
-
-
 @dataclass(frozen=True, slots=True)
 class PoolOptions:
     """Options of a pool of sampler servers."""
@@ -151,8 +147,6 @@ class Member:
         self._noise = 0.0
         """Standard deviation of its difference to the trainer on the base, in nats."""
         self._changing = asyncio.Lock()
-        self.changed: Callable[[], None] = _nobody_listens
-        """Called when it leaves the rotation or comes back."""
 
     @property
     def url(self) -> str:
@@ -164,7 +158,6 @@ class Member:
             self._options.say(f"The server {self.url} leaves the rotation: {error}")
             now = time.monotonic()
             self.away = Away(now, error, 1, now + self._options.returns.after(1))
-            self.changed()
 
     def failed_again(self, error: str) -> None:
         if away := self.away:
@@ -176,7 +169,6 @@ class Member:
             seconds = time.monotonic() - self.away.since
             self._options.say(f"The server {self.url} is back after {seconds:.0f} s.")
             self.away, self.epoch = None, self.epoch + 1
-            self.changed()
 
     async def check(self) -> None:
         """Check which adapters it holds, and that it answers as the base and as an adapter.

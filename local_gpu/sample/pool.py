@@ -89,7 +89,6 @@ class Pool:
         self.recent = RecentPrompts()
         self._watches = [Watch(m.url, lambda m=m: self._tend(m)) for m in members]
         for member in members:
-            member.changed = self._tell
             self._wake(member)
         self._tell()
 
@@ -151,14 +150,15 @@ class Pool:
             raise BackendError(f"No server serves {adapter.name!r}: {sentences}") from refused[0]
         raise self.nobody()
 
+    @contextmanager
     def lease(
         self,
         adapter: Adapter | None,
         prompt: Tokens,
         salt: str | None,
         without: Mapping[Member, str],
-    ) -> Lease:
-        """Choose the best server for a prompt and count the request there; see `give_back`.
+    ) -> Generator[Lease]:
+        """Choose the best server for a prompt, and count the request there.
 
         Args:
             salt: of the prompt, see `SamplingParams.cache_salt`.
@@ -182,15 +182,16 @@ class Pool:
             self.recent.note(prompt, keys, salt, member.number)
         self._routes.note(name, keys, len(prompt), member.number)
         member.in_flight += 1
-        return Lease(member, member.epoch)
-
-    def give_back(self, lease: Lease) -> None:
-        lease.member.in_flight -= 1
+        try:
+            yield Lease(member, member.epoch)
+        finally:
+            member.in_flight -= 1
 
     def sick(self, member: Member, error: BaseException, epoch: int | None = None) -> None:
         """Stop routing to a server, unless the failure predates its return."""
         if member.away is None and epoch in (None, member.epoch):
             member.leave(str(error))
+            self._tell()
             self._routes.forget_server(member.number)
             self._wake(member)
 
@@ -267,6 +268,7 @@ class Pool:
                 if failure and adapter.users:
                     raise failure
         member.come_back()
+        self._tell()
 
     async def _leave(self, member: Member) -> None:
         with suppress(BackendError, RequestError, TimeoutError):

@@ -15,12 +15,7 @@ from local_gpu.halves import BASE_REF, Facts, Score, TrainerScores, check_reques
 from local_gpu.sample.member import Adapter, Member
 from local_gpu.sample.pool import Lease, Pool
 from local_gpu.sample.server import Busy
-from tinker_claw.errors import (
-    BackendError,
-    OutageError,
-    RequestError,
-    SamplerError,
-)
+from tinker_claw.errors import BackendError, OutageError, SamplerError
 from tinker_claw.types import Completion, SamplingParams, TokenChunk, Tokens
 
 _SERVERS_PER_REQUEST: Final = 3
@@ -32,7 +27,8 @@ class PoolSampler(TrainerScores):
 
     def __init__(self, pool: Pool, adapter: Adapter | None, facts: Facts, score: Score) -> None:
         """`adapter`: in use by this sampler until it is closed. None: the base."""
-        super().__init__(adapter.name if adapter else BASE_REF, facts, score)
+        self._name = adapter.name if adapter else None
+        super().__init__(self._name or BASE_REF, facts, score)
         self._pool = pool
         self._adapter = adapter
         self._closed = False
@@ -59,8 +55,6 @@ class PoolSampler(TrainerScores):
 
     async def sample(self, prompt: Tokens, params: SamplingParams, n: int = 1) -> list[Completion]:
         self._check(prompt, params)
-        if n < 1:
-            raise RequestError(f"n is {n}, not at least 1.", param="n")
         with self._pool.using(self._adapter) as adapter:
             tried = dict[Member, str]()
             while True:
@@ -78,10 +72,6 @@ class PoolSampler(TrainerScores):
             if self._adapter is not None:
                 self._pool.release(self._adapter)
 
-    @property
-    def _name(self) -> str | None:
-        return self._adapter.name if self._adapter else None
-
     @asynccontextmanager
     async def _server(
         self,
@@ -93,17 +83,15 @@ class PoolSampler(TrainerScores):
         """Lease a server for one attempt; its failure is swallowed where another one may be
         tried."""
         text = prompt[: params.images[0].at] if params.images else prompt  # what others may share
-        lease = self._pool.lease(adapter, text, params.cache_salt, tried)
-        try:
-            yield lease
-        except OutageError as error:
-            tried[lease.member] = str(error)
-            if not isinstance(error, Busy):
-                self._pool.sick(lease.member, error, lease.epoch)
-            if lease.begun or len(tried) >= _SERVERS_PER_REQUEST:
-                raise
-        finally:
-            self._pool.give_back(lease)
+        with self._pool.lease(adapter, text, params.cache_salt, tried) as lease:
+            try:
+                yield lease
+            except OutageError as error:
+                tried[lease.member] = str(error)
+                if not isinstance(error, Busy):
+                    self._pool.sick(lease.member, error, lease.epoch)
+                if lease.begun or len(tried) >= _SERVERS_PER_REQUEST:
+                    raise
 
     async def _load(self, member: Member, adapter: Adapter | None) -> None:
         """Load the adapter again for a request that comes after `aclose`; otherwise there is

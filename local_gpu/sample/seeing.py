@@ -15,7 +15,7 @@ from transformers import DynamicCache
 
 from local_gpu.model.load import own_stream
 from local_gpu.model.vision import Vision
-from local_gpu.sample.drawing import Drawn, Recipe, draw
+from local_gpu.sample.drawing import Drawn
 from tinker_claw.errors import SamplerError
 from tinker_claw.types import PlacedImage, Tokens
 
@@ -88,19 +88,3 @@ class _Row:
     def _computed(self, **inputs: Any) -> Tensor:
         hidden = self._body(**inputs, past_key_values=self._cache, use_cache=True).last_hidden_state
         return self._head(hidden[:, -1]).float()
-
-
-def drawing(recipe: Callable[[], Recipe]) -> Draw:
-    """Return a function that draws each token by its recipe.
-
-    Raises:
-        SamplerError: (when it is called) the logits are not finite.
-    """
-
-    def draws(logits: Tensor) -> Drawn:
-        (drawn,) = draw(logits, [recipe()])
-        if drawn is None:
-            raise SamplerError("The model's logits are not finite.")
-        return drawn
-
-    return draws

@@ -15,11 +15,6 @@ class Busy(OutageError):
     """The server is well but at its limit (429): another may answer, or this one later."""
 
 
-class NotLoaded(OutageError):
-    """The server is well but lacks the adapter, as it was restarted. Load it there, or ask
-    another."""
-
-
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
     """Description of a server by itself."""

@@ -25,13 +25,11 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from local_gpu.sample.dialect import END_TOKEN, HttpServer, StreamPiece, absolute, seed_of
+from local_gpu.sample.dialect import END_TOKEN, HttpServer, StreamPiece, seed_of
 from local_gpu.sample.http import HttpAnswer, Refusal
 from local_gpu.sample.server import ServerInfo
-from tinker_claw.errors import BackendError
 from tinker_claw.types import SamplingParams, Tokens
 
 T = TypeVar("T")
@@ -44,18 +42,7 @@ _PERSON: Final = 100
 class SglangServer(HttpServer):
     """Implements `Server` over SGLang's HTTP routes."""
 
-    async def load(self, name: str, folder: Path) -> None:
-        body = {"lora_name": name, "lora_path": absolute(folder)}
-        answer = await self._change("/load_lora_adapter", body)
-        if not answer.ok and name not in (await self.info()).adapters:
-            raise BackendError(
-                f"The server {self.url} cannot load the adapter in {folder}: {answer.told}."
-            )
-
-    async def unload(self, name: str) -> None:
-        answer = await self._change("/unload_lora_adapter", {"lora_name": name})
-        if not answer.ok and name in (await self.info()).adapters:
-            raise BackendError(f"The server {self.url} cannot unload {name!r}: {answer.told}.")
+    loads, unloads = "/load_lora_adapter", "/unload_lora_adapter"
 
     async def _pieces(
         self, name: str | None, prompt: Tokens, params: SamplingParams, n: int, info: ServerInfo

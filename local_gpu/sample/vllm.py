@@ -26,13 +26,11 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from http import HTTPStatus
 from json import loads
-from pathlib import Path
 from typing import Any, Final
 
-from local_gpu.sample.dialect import HttpServer, StreamPiece, absolute, seed_of
-from local_gpu.sample.http import HttpAnswer, Refusal
+from local_gpu.sample.dialect import HttpServer, StreamPiece, seed_of
+from local_gpu.sample.http import Refusal
 from local_gpu.sample.server import ServerInfo
-from tinker_claw.errors import BackendError
 from tinker_claw.types import PlacedImage, SamplingParams, Tokens
 
 _ID: Final = "token_id:"
@@ -50,34 +48,7 @@ class VllmServer(HttpServer):
     """Implements `Server` over vLLM's HTTP routes."""
 
     constrains = True
-
-    async def load(self, name: str, folder: Path) -> None:
-        body = {"lora_name": name, "lora_path": absolute(folder)}
-        answer = await self._change("/v1/load_lora_adapter", body)
-        # It also answers 500 for a damaged file, and 400 for a loaded name: ask what is loaded.
-        if answer.ok or name in (await self.info()).adapters:
-            return
-        self._expect_route(answer)
-        unseen = " Does it see that folder by the same path, and may it read it?"
-        raise BackendError(
-            f"The server {self.url} cannot load the adapter in {folder}: {answer.told}."
-            f"{unseen if answer.status == HTTPStatus.NOT_FOUND else ''}"
-        )
-
-    async def unload(self, name: str) -> None:
-        answer = await self._change("/v1/unload_lora_adapter", {"lora_name": name})
-        if answer.away:
-            raise self._link.outage(answer)
-        self._expect_route(answer)
-        if not answer.ok and answer.status != HTTPStatus.NOT_FOUND:
-            raise BackendError(f"The server {self.url} cannot unload {name!r}: {answer.told}.")
-
-    def _expect_route(self, answer: HttpAnswer) -> None:
-        if answer.status == HTTPStatus.NOT_FOUND and answer.told == HTTPStatus.NOT_FOUND.phrase:
-            raise BackendError(
-                f"The server {self.url} loads no adapters: start it with --enable-lora and "
-                "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1."
-            )
+    loads, unloads = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
     async def _pieces(
         self, name: str | None, prompt: Tokens, params: SamplingParams, n: int, info: ServerInfo

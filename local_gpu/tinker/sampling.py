@@ -26,7 +26,6 @@ from transformers import AutoConfig, GenerationConfig
 
 from local_gpu.halves import ScoreAsk, check_request
 from local_gpu.sample.embedded import SampleJob
-from local_gpu.sample.seeing import drawing
 from local_gpu.tasks import together
 from local_gpu.tinker.futures import Answer, Capacity
 from local_gpu.tinker.requests import Params, PromptBody, SampleRequest, TensorField
@@ -284,7 +283,7 @@ def _next(told: TokenLogprobs, vocabulary: int, params: SamplingParams) -> Compl
     logprobs = torch.full((1, vocabulary), -math.inf)
     logprobs[0, torch.tensor(told.topk_ids[0])] = torch.tensor(told.topk_logprobs[0])
     job = SampleJob((), params, Random(params.seed))
-    return Completion.collect([job.chunk(drawing(job.recipe)(logprobs))], params)
+    return Completion.collect([job.chunk(job.draw(logprobs))], params)
 
 
 @dataclass(frozen=True, slots=True)

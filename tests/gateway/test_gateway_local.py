@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
-from backends import tiny_model
+from backends import held_requests, tiny_model
 from tokenizers import Tokenizer
 
 from local_gpu.config import LocalConfig
@@ -80,7 +80,7 @@ async def test_hanging_up_frees_the_cache_long_before_the_replies_would_end(
                 group.create_task(world.http.post("/chat/completions", json=body)) for _ in range(2)
             ]
             async with asyncio.timeout(60):
-                while sampler.held_requests < 2:  # noqa: ASYNC110 - the thread tells nobody
+                while held_requests(sampler) < 2:  # noqa: ASYNC110 - the thread tells nobody
                     await asyncio.sleep(0.01)
                 begun = passes
                 while passes < begun + 30:  # noqa: ASYNC110 - some tokens of each
@@ -88,7 +88,7 @@ async def test_hanging_up_frees_the_cache_long_before_the_replies_would_end(
             for client in clients:
                 client.cancel()
         async with asyncio.timeout(60):
-            while sampler.held_requests or len(world.observer.seen) < 2:  # noqa: ASYNC110
+            while held_requests(sampler) or len(world.observer.seen) < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         fragments = world.turns()
         assert [t.completion.stop_reason for t in fragments] == [StopReason.ABORT] * 2

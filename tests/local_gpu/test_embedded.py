@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from backends import VOCABULARY, start_local
+from backends import VOCABULARY, held_requests, start_local
 from transformers import AutoModelForCausalLM
 
 from local_gpu.learn.head import head_logprobs, read_logprobs
@@ -246,7 +246,7 @@ async def test_a_short_prompt_passes_a_long_one(tmp_path: Path) -> None:
 
 async def quiet(sampler: LocalSampler) -> None:
     async with asyncio.timeout(60):
-        while sampler.held_requests:  # noqa: ASYNC110 - the thread tells nobody that it is idle
+        while held_requests(sampler):  # noqa: ASYNC110 - the thread tells nobody that it is idle
             await asyncio.sleep(0.01)
 
 
@@ -337,7 +337,7 @@ async def test_closing_frees_the_cache_without_a_garbage_collection(trainer: Loc
     sampler = await trainer.publish()
     await one(sampler, prompt(40))
     running: Any = sampler._engine._running
-    cache = weakref.ref(running.batcher.batch_processor.cache)
+    cache = weakref.ref(running.batch_processor.cache)
     del running
     gc.disable()
     try:

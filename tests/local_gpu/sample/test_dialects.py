@@ -18,7 +18,6 @@ import pytest
 from local_gpu.sample.connect import connect, connect_all
 from local_gpu.sample.dialect import HttpServer
 from local_gpu.sample.http import Deadlines
-from local_gpu.sample.server import NotLoaded
 from local_gpu.sample.sglang import SglangServer
 from local_gpu.sample.vllm import VllmServer
 from tinker_claw.errors import (
@@ -450,7 +449,7 @@ CONTEXT_ERROR = (
 @pytest.mark.parametrize(
     ("status", "message", "ours"),
     [
-        (404, "The model `v1` does not exist. Valid aliases: base.", NotLoaded),
+        (404, "The model `v1` does not exist. Valid aliases: base.", OutageError),
         (400, CONTEXT_ERROR, ContextLengthError),
         (400, "Requested sample logprobs of 30, which is greater than max allowed", RequestError),
     ],
@@ -520,10 +519,11 @@ async def test_a_load_that_fails_on_a_sick_server_is_an_outage(
 
 async def test_an_adapter_that_is_gone_is_unloaded(script: Scripted, vllm: HttpServer) -> None:
     script.replies["/v1/unload_lora_adapter"] = said(
-        error(404, "The lora adapter 'v1' cannot be found."), 404
+        error(404, "The lora adapter 'v2' cannot be found."), 404
     )
-    await vllm.unload("v1")
+    await vllm.unload("v2")
     script.replies["/v1/unload_lora_adapter"] = said(error(500, "EngineCore"), 500)
+    script.replies["/health"] = Reply(503)
     with pytest.raises(OutageError):
         await vllm.unload("v1")
 
@@ -661,8 +661,8 @@ ABORTED = {"type": "abort", "message": "Abort in waiting queue", "status_code": 
         (streamed(told(1, [7], ends=ABORTED)), OutageError),
         (streamed(told(1, [7], ends=ABORTED | {"status_code": 503})), OutageError),
         (streamed(told(0, [], ends=ABORTED | {"status_code": 400})), RequestError),
-        (streamed(error(400, NEVER)), NotLoaded),
-        (said({"error": {"message": NEVER}}, 400), NotLoaded),
+        (streamed(error(400, NEVER)), OutageError),
+        (said({"error": {"message": NEVER}}, 400), OutageError),
         (said({"error": {"message": LONG}}, 400), ContextLengthError),
         (said({"error": "min_p is not a number"}, 400), RequestError),
         (Reply(503), OutageError),

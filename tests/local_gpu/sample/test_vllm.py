@@ -22,10 +22,9 @@ from real_vllm import MAX_LOGPROBS, SEQUENCES, Numbers
 from local_gpu.config import LocalConfig
 from local_gpu.sample.connect import connect
 from local_gpu.sample.dialect import HttpServer
-from local_gpu.sample.server import NotLoaded
 from local_gpu.sample.vllm import VllmServer
 from local_gpu.trainer import LocalTrainer
-from tinker_claw.errors import BackendError, ContextLengthError, RequestError
+from tinker_claw.errors import BackendError, ContextLengthError, OutageError, RequestError
 from tinker_claw.policy import Sampler
 from tinker_claw.types import (
     Adam,
@@ -141,7 +140,7 @@ async def test_requests_in_flight_end_on_their_version_while_others_come_and_it_
         chunks.append(await anext(stream))
         await server.load(ground.two.ref, ground.folder(ground.two))
         await server.unload(ground.one.ref)
-        with pytest.raises(NotLoaded, match=ground.one.ref):
+        with pytest.raises(OutageError, match=ground.one.ref):
             await server.sample(ground.one.ref, prompt, SamplingParams(max_tokens=1), 1)
         [other] = await server.sample(ground.two.ref, prompt, SamplingParams(max_tokens=40), 1)
         chunks += [chunk async for chunk in stream]

@@ -33,7 +33,8 @@ def test_a_session_that_has_ended_frees_its_memory(server: TinkerServer, raw: Ra
     session = raw.session()
     model = raw.model(session)
     raw.loss(raw.forward_backward(model, 1))
-    saved = raw.post("save_weights_for_sampler", model_id=model, seq_id=2)
+    where = {"model_id": model, "sampling_session_seq_id": 0}
+    saved = raw.post("save_weights_for_sampler", **where, seq_id=2)
     sampler = raw.result(saved["request_id"]).json()["sampling_session_id"]
     prompt = {"chunks": [{"type": "encoded_text", "tokens": TOKENS}]}
     params = {"max_tokens": 2000}
