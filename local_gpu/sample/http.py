@@ -29,6 +29,9 @@ _AWAY: Final = (
 _IDLE_S: Final = 2.0
 """Seconds after which idle connections are dropped: these servers close them after 5 seconds, and a
 request on one that is just being closed would look like an outage."""
+_MOST_BYTES: Final = 256 * 2**20
+"""Largest answer, or event of a stream. The largest that was seen, of a long reply, is a tenth of
+it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +158,8 @@ class HttpClient:
                         raise OutageError(f"The server {self.url} broke off a completion.")
                     # Not by `aiter_lines`: it also breaks at characters that JSON may hold.
                     *lines, rest = (rest + piece).split(b"\n")
+                    if len(rest) > _MOST_BYTES:
+                        raise self._unreadable()
                     for line in lines:
                         if line.strip() == b"data: [DONE]":
                             return
@@ -186,12 +191,13 @@ class HttpClient:
             raise OutageError(f"The connections to the server {self.url} are closed.")
 
     def _event(self, line: bytes) -> Mapping[str, Any]:
+        event: object = None
         try:
-            event: object = json.loads(line.removeprefix(b"data:"))
-        except (ValueError, RecursionError):
-            event = None
+            event = json.loads(line.removeprefix(b"data:"))
+        except (ValueError, RecursionError) as error:
+            raise self._unreadable() from error
         if not isinstance(event, dict):
-            raise SamplerError(f"The server {self.url} sent what is not JSON in a completion.")
+            raise self._unreadable()
         told = cast(dict[str, Any], event)
         if error := told.get("error"):
             code: object = error.get("code") if isinstance(error, dict) else None
@@ -200,7 +206,11 @@ class HttpClient:
         return told
 
     async def _answer(self, response: httpx.Response) -> HttpAnswer:
-        content = await response.aread()
+        content = bytearray()
+        async for piece in response.aiter_bytes():
+            content += piece
+            if len(content) > _MOST_BYTES:
+                raise OutageError(f"The server {self.url} sends more than any answer can have.")
         try:
             body: object = json.loads(content)
         except (ValueError, RecursionError):
@@ -209,6 +219,9 @@ class HttpClient:
 
     def _refusal(self, answer: HttpAnswer) -> Exception:
         return self.outage(answer) if answer.away else Refusal(answer)
+
+    def _unreadable(self) -> SamplerError:
+        return SamplerError(f"The server {self.url} sent what is not JSON in a completion.")
 
     @asynccontextmanager
     async def _in_time(self, until: float) -> AsyncGenerator[None]:
