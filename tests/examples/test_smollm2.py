@@ -96,6 +96,9 @@ def test_a_file_of_its_form_becomes_a_folder_that_is_like_any_model(tmp_path: Pa
     assert model.dtype == torch.float32
     made = model.model.layers[0].mlp.down_proj.weight
     assert torch.allclose(made, weights["blk.0.ffn_down.weight"], atol=0.02), "eight bits"
+    assert torch.equal(model.model.norm.weight, 2 * weights["output_norm.weight"]), (
+        "its logits, too"
+    )
     tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path / "made")
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": "hi"}], add_generation_prompt=True, tokenize=False
