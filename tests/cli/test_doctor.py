@@ -279,3 +279,39 @@ def test_plug_ins_are_named_and_one_that_keeps_it_from_starting_fails(
     assert doctor(tmp_path / "data") == 1
     told = line_of(capsys.readouterr().out, "plugins")
     assert told.startswith("FAIL plugins    the plug-in broken (claw_broken:No) cannot be loaded")
+
+
+@pytest.mark.parametrize(
+    ("flags", "check", "why"),
+    [
+        (("--budget-usd", "5"), "price", "--budget-usd is for a service that bills"),
+        (("--prices", "none.toml"), "price", "--prices none.toml cannot be read"),
+        (("--canaries", "none.toml"), "method", "--canaries none.toml cannot be read"),
+        (("--images", "train"), "method", "demo cannot be trained on images here"),
+        (("--lora-rank", "8"), "data", "holds a run with lora_rank '32', not '8'"),
+    ],
+)
+def test_what_a_start_refuses_the_doctor_refuses(
+    tmp_path: Path,
+    ledger: Ledger,
+    flags: tuple[str, ...],
+    check: str,
+    why: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ledger.bind({"model": "demo", "method": "combine", "backend": "local", "lora_rank": "32"})
+    for more, status in (((), 0), (flags, 1)):
+        assert doctor(tmp_path / "data", "--port", "0", *more) == status
+    told = line_of(capsys.readouterr().out.split("settings")[-1], check)
+    assert told.startswith("FAIL")
+    assert why in told
+
+
+def test_a_judge_on_gpus_of_its_own_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, gpus = str(MODEL_DIR), ("--gpus", "3", "--gpu-memory-gb", "80", "--prm-gpus", "1")
+    flags = ("--data-dir", str(tmp_path), "--port", "0", "--judge-model", model, *gpus)
+    main.main(["doctor", "--backend", "local", "--model-name", model, *flags])
+    told = line_of(capsys.readouterr().out, "judge")
+    assert told == f"ok   judge      {model} judges, on GPUs of its own"

@@ -98,14 +98,7 @@ async def _start(settings: Settings, stack: AsyncExitStack) -> tuple[System, soc
         log.warning("key.made", file=str(file), because_of=own_key.others())
     ledger = Ledger(run.directory)
     stack.callback(ledger.close)
-    ledger.bind(
-        {
-            "model": run.model_name,
-            "method": run.method,
-            "backend": run.backend,
-            "lora_rank": str(settings.training.lora_rank),
-        }
-    )
+    ledger.bind(settings.bound)
     if closed := close_to_others(run.directory):
         log.warning("data_dir.closed", files=len(closed), first=str(closed[0]))
     if left := open_to_others(run.directory):

@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute
 
 from tinker_claw.app.server import in_background
 from tinker_claw.backends.local import Arrangement, open_judge
-from tinker_claw.backends.model_files import Source
+from tinker_claw.backends.model_files import Source, check_images
 from tinker_claw.backends.open import learning_rate, open_trainer
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.estimate import measured_every
@@ -26,7 +26,6 @@ from tinker_claw.config.canaries import Canary, in_force
 from tinker_claw.config.settings import JudgeSettings, Settings
 from tinker_claw.conversation.index import IDLE_S, ConversationIndex
 from tinker_claw.conversation.lessons import Lessons
-from tinker_claw.errors import ConfigError
 from tinker_claw.formats import spoken
 from tinker_claw.gateway.app import create_app
 from tinker_claw.gateway.auth import Keys
@@ -114,11 +113,7 @@ async def wire(
     )
     can = await trainer.capabilities()
     require(build(settings.run.method), settings.training, can)
-    if settings.gateway.images == "train" and not (can.trains_images and renderer.eyes):
-        raise ConfigError(
-            f"--images train: {can.model} cannot be trained on images here. docs/images.md says "
-            "which models and backends can; --images serve shows them all the same, if it sees"
-        )
+    check_images(settings, can.model, trains=can.trains_images and renderer.eyes is not None)
     telemetry = Telemetry(settings.run.directory / "metrics.jsonl", traces)
     parts = await _parts(settings, trainer, ledger, price, health, telemetry)
     common = _Common(settings, parts, can, renderer, Redactor(settings.privacy.kinds))

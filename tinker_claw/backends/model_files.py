@@ -81,6 +81,15 @@ def may_see(settings: Settings) -> bool:
     return seeing and settings.gateway.images != "off"
 
 
+def check_images(settings: Settings, model: str, *, trains: bool) -> None:
+    """Raise ConfigError where images are to be trained, and this model cannot be trained on any."""
+    if settings.gateway.images == "train" and not trains:
+        raise ConfigError(
+            f"--images train: {model} cannot be trained on images here. docs/images.md says "
+            "which models and backends can; --images serve shows them all the same, if it sees"
+        )
+
+
 def _named(settings: Settings) -> str:
     """The model's name, without the suffix of a variant at Tinker (`:peft:262144`), whose tokenizer
     is the same."""

@@ -18,7 +18,7 @@ from typing import ClassVar, Literal
 from tinker_claw import plugins
 from tinker_claw.app.server import listen
 from tinker_claw.backends import local
-from tinker_claw.backends.model_files import Source, source
+from tinker_claw.backends.model_files import Source, check_images, source
 from tinker_claw.backends.open import (
     Context,
     check_backend,
@@ -31,12 +31,14 @@ from tinker_claw.billing.estimate import forecast
 from tinker_claw.billing.prices import check_budget, price_in_force, unknown
 from tinker_claw.cli import common, openclaw
 from tinker_claw.cli.common import Command, write
+from tinker_claw.config.canaries import in_force
 from tinker_claw.config.settings import JudgeSettings, Settings
 from tinker_claw.errors import ClawError, ConfigError, RequestError
 from tinker_claw.formats import spoken
 from tinker_claw.judge.endpoints import HttpEndpoint
 from tinker_claw.judge.prompts import Prompts
-from tinker_claw.ledger.database import FILE
+from tinker_claw.ledger.database import FILE, reading
+from tinker_claw.ledger.ledger import holds_run
 from tinker_claw.methods import build
 from tinker_claw.methods.base import require, student_topk
 from tinker_claw.render.format import switches
@@ -108,6 +110,8 @@ class Checks:
 
     settings: Settings
     source: Source | None = None
+    sees: bool = False
+    """Whether the tokenizer's folder says how images are read."""
     offers: Context | None = None
     """Context that the gateway offers."""
     failed: list[str] = field(default_factory=list[str])
@@ -194,6 +198,7 @@ class Checks:
     async def tokenizer(self) -> Finding:
         self.source = source(self.settings, weights=False)
         renderer = Renderer.load(self.source.tokenizer, self.source.family)
+        self.sees = renderer.eyes is not None
         prompt = renderer.prompt([{"role": "user", "content": "Hello"}], None, hint_message=0)
         told = [f"chat format {renderer.family}, from {self.source.tokenizer}"]
         try:
@@ -212,7 +217,9 @@ class Checks:
     async def method(self) -> Finding:
         settings = self.settings
         method = build(settings.run.method)
+        in_force(settings)  # reads the canaries
         if not self.remote:
+            check_images(settings, settings.served_name, trains=self.sees)
             return Finding(f"the local backend can do all of {method.name}")
         assert self.source is not None
         from tinker_claw.backends.tinker.trainer import TinkerTrainer  # imports the SDK
@@ -220,6 +227,7 @@ class Checks:
         async with open_trainer(settings, self.source.weights) as trainer:
             has = await trainer.capabilities()
             require(method, settings.training, has)
+            check_images(settings, has.model, trains=has.trains_images and self.sees)
             self.offers = Context(has.context_tokens, "the service says so")
             assert isinstance(trainer, TinkerTrainer)
             left = await trainer.rehearse(student_topk(method, settings.training))
@@ -230,10 +238,10 @@ class Checks:
 
     async def price(self) -> Finding:
         settings = self.settings
-        if not self.remote:
-            return Finding("nothing is billed: it runs on this machine")
         found = price_in_force(settings)
         check_budget(settings, found)
+        if not self.remote:
+            return Finding("nothing is billed: it runs on this machine")
         told = forecast(settings, found)
         if told.step_usd is None or told.serve_usd is None:
             return Finding(f"no dollars: {unknown(settings, found)}")
@@ -250,6 +258,8 @@ class Checks:
         told = ["the base model judges"]
         if asks.judge_url:
             told = [await _answers(asks.judge_url, asks)]
+        elif settings.local.prm_gpus:
+            told = [f"{asks.judge_model} judges, on GPUs of its own"]
         elif settings.run.model_name in MODELS:
             told = ["the rules that come with the shipped models judge"]
         if asks.second:
@@ -265,8 +275,12 @@ class Checks:
         free_gb = shutil.disk_usage(there).free / 1e9
         if free_gb < _LOW_DISK_GB:
             raise ConfigError(f"{there} has {free_gb:.1f} GB left; free some, or choose --data-dir")
-        held = "holds a run to go on with" if self.ledger.exists() else "is new"
-        return Finding(f"{directory} {held}; {free_gb:.0f} GB free")
+        held = False
+        if self.ledger.exists():
+            with reading(self.ledger) as rows:
+                held = holds_run(rows, self.settings.bound)
+        state = "holds a run to go on with" if held else "is new"
+        return Finding(f"{directory} {state}; {free_gb:.0f} GB free")
 
     # What is around it
 

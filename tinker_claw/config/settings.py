@@ -663,6 +663,16 @@ class Settings(Section):
         """The model's name in requests."""
         return self.gateway.served_model_name or self.run.model_name
 
+    @property
+    def bound(self) -> dict[str, str]:
+        """What a ledger is bound to: a run's cannot change."""
+        run = self.run
+        rank = str(self.training.lora_rank)
+        return {
+            **{"model": run.model_name, "method": run.method},
+            **{"backend": run.backend, "lora_rank": rank},
+        }
+
 
 def sections() -> dict[str, type[Section]]:
     """The groups of settings by name."""

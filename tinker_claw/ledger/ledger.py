@@ -7,7 +7,7 @@ up where the last process stopped.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tinker_claw.errors import LedgerError
@@ -31,6 +31,24 @@ from tinker_claw.ledger.samples import SampleTable
 from tinker_claw.ledger.spend import SpendTable
 from tinker_claw.ledger.turns import TurnTable
 from tinker_claw.ledger.versions import Hold, Pin, StepTable
+
+
+def holds_run(rows: Rows, run: Mapping[str, str]) -> bool:
+    """Whether a ledger holds this run. One without a version never began, and may be replaced.
+
+    Raises:
+        LedgerError: it holds another run; names what differs.
+    """
+    stored = rows.pairs("SELECT * FROM meta")
+    held = bool(stored) and rows.one("SELECT 1 FROM versions LIMIT 1") is not None
+    for key, value in run.items():
+        if held and stored.get(key, value) != value:
+            flag = {"model": "model-name"}.get(key, key).replace("_", "-")
+            raise LedgerError(
+                f"{rows.path} holds a run with {key} {stored[key]!r}, not {value!r}: "
+                f"give --{flag} {stored[key]}, or another --data-dir"
+            )
+    return held
 
 
 class Ledger:
@@ -70,22 +88,9 @@ class Ledger:
         self._db.on_write = on_write
 
     def bind(self, run: dict[str, str]) -> bool:
-        """Tie the ledger to a run's model and method. True: it held that run already.
-
-        A run without a version never began, and may be replaced.
-
-        Raises:
-            LedgerError: it holds another run; names what differs.
-        """
+        """Tie the ledger to a run's model and method; returns and raises as `holds_run`."""
+        held = holds_run(self._db, run)
         stored = self._db.pairs("SELECT * FROM meta")
-        held = bool(stored) and self.steps.newest_version() is not None
-        for key, value in run.items():
-            if held and stored.get(key, value) != value:
-                flag = {"model": "model-name"}.get(key, key).replace("_", "-")
-                raise LedgerError(
-                    f"{self.path} holds a run with {key} {stored[key]!r}, not {value!r}: "
-                    f"give --{flag} {stored[key]}, or another --data-dir"
-                )
         if stored != stored | run:
             with self._db.transaction() as tx:
                 tx.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", list(run.items()))
