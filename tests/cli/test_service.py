@@ -188,6 +188,23 @@ def test_install_keeps_keys_from_others_and_tells_systemd(home: Home) -> None:
     assert "nothing is installed" in home.run("uninstall").stderr
 
 
+def test_the_service_finds_the_programs_and_the_cache_that_a_start_here_finds(home: Home) -> None:
+    where = {"PATH": f"{home.path / 'bin'}:/opt/vllm/bin:{os.environ['PATH']}"}
+    where |= {"XDG_CACHE_HOME": str(home.path / "cache"), "ALL_PROXY": "socks5://proxy:1080"}
+    done = home.run("install", *FLAGS, **where)
+    assert done.returncode == 0, done.stderr
+    kept = dict(re.findall(r'^(\w+)="(.*)"$', home.keys.read_text(), re.MULTILINE))
+    assert {name: kept.get(name) for name in where} == where
+
+
+def test_a_folder_that_cannot_be_made_is_a_sentence(home: Home) -> None:
+    done = home.run("install", *FLAGS, "--data-dir", "/proc/nowhere/data")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert (
+        done.stderr == "tinker-claw: /proc/nowhere cannot be written: No such file or directory\n"
+    )
+
+
 def test_what_cannot_be_is_said_and_nothing_is_written(home: Home) -> None:
     away = home.run("install", *FLAGS, AWAY="1")
     assert (away.returncode, away.stdout) == (2, "")

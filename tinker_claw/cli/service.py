@@ -28,7 +28,9 @@ UNIT = "tinker-claw.service"
 STOP_S = 70
 """A gateway ends after 55 s at the latest."""
 _CARRIED: Final = (
-    *("TINKER_", "HF_", "CUDA_", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", *VARIABLES.values()),
+    *("TINKER_", "HF_", "CUDA_", "XDG_CACHE_HOME", *VARIABLES.values()),
+    *("PATH", "LD_LIBRARY_PATH"),  # of vLLM, compilers and CUDA
+    *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_"),
     *("OTEL_", "WANDB_", "TRACKIO_", "MLFLOW_"),  # of --report-to
 )
 """Prefixes of environment variables that the service keeps, in upper case."""
@@ -99,7 +101,11 @@ class Service(Command):
         if self.do == "show":
             write([self.unit().rstrip()])
             return 0
-        write(self._install() if self.do == "install" else _uninstall())
+        try:
+            told = list(self._install() if self.do == "install" else _uninstall())
+        except OSError as error:
+            raise ConfigError(f"{error.filename} cannot be written: {error.strerror}") from error
+        write(told)
         return 0
 
     def unit(self) -> str:
@@ -215,7 +221,7 @@ def _keep_environment(file: Path) -> Iterator[str]:
     lines = [f'{name}="{_ESCAPED.sub(_BACKSLASH, value)}"' for name, value in now.items()]
     head = "# Keys and settings of the service, as NAME=value; only you can read them."
     write_private(file, "".join(f"{line}\n" for line in (head, *lines)))
-    yield f"{file}: made, with {', '.join(now) or 'nothing in it'}. Keys go there."
+    yield f"{file}: made, with {', '.join(now)}. Keys go there."
 
 
 def _environment_file() -> Path:
