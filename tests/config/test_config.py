@@ -162,7 +162,7 @@ def test_users_come_from_the_file_or_as_json_from_the_environment(
     (carl,) = load(["--config", file]).users
     assert (carl.name, carl.key.get_secret_value()) == ("carl", KEY)
     monkeypatch.setenv("TINKER_CLAW_USERS", f"[{KEY}")
-    with pytest.raises(ConfigError, match="TINKER_CLAW_USERS must be a JSON list") as raised:
+    with pytest.raises(ConfigError, match="a JSON list: TINKER_CLAW_USERS") as raised:
         load([])
     assert KEY not in everything_said(raised.value)
 

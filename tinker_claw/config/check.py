@@ -137,6 +137,8 @@ def _judge(settings: Settings) -> Iterator[str]:
         )
     if judge.judge_images and (judge.judge_url is None or settings.gateway.images != "train"):
         yield "--judge-images shows kept images to an endpoint: set --judge-url and --images train"
+    if judge.judge_url is not None and not _URL.match(judge.judge_url):
+        yield "--judge-url is no address; write http://HOST:PORT/v1"
     if judge.second is not None and not _URL.match(judge.second.url):
         yield "[judge.second]: its url is no address; write http://HOST:PORT/v1"
     for table, headers in (

@@ -141,14 +141,10 @@ def _read_environment() -> dict[str, Any]:
         tree = cast("Any", Settings)  # it takes any model, and is declared for one of its own
         return EnvSettingsSource(tree, env_prefix=ENV_PREFIX, env_nested_delimiter="__")()
     except SettingsError as error:
-        if f'"{USERS}"' not in str(error):
-            raise ConfigError(
-                f"environment: a variable for a table, as {ENV_PREFIX}JUDGE__HEADERS, must be a "
-                "JSON object"
-            ) from error
         raise ConfigError(
-            f"environment: {ENV_PREFIX}{USERS.upper()} must be a JSON list of users, "
-            '[{"name": ..., "key": ...}]'
+            f"environment: a variable for a table, as {ENV_PREFIX}JUDGE__HEADERS, must be a JSON "
+            f"object, and one for a list a JSON list: {ENV_PREFIX}{USERS.upper()} "
+            f'[{{"name": ..., "key": ...}}], {ENV_PREFIX}GATEWAY__CHATS__OWNERS ["telegram:1"]'
         ) from error
 
 
