@@ -59,10 +59,11 @@ async def test_missing_key_for_a_server_of_ones_own_does_not_send_to_the_console
     assert "export TINKER_API_KEY=tml-" in said
 
 
-async def test_thing_that_is_no_key_is_refused_before_it_is_sent() -> None:
-    said = await refusal(key="sk-proj-1234")
-    assert said == "TINKER_API_KEY holds no Tinker key: those begin with 'tml-'"
-    assert "sk-proj" not in said
+@pytest.mark.parametrize("key", ["sk-proj-1234", "tml-\u2026", "tml-1234\u200b", "tml-1234\n"])
+async def test_thing_that_is_no_key_is_refused_before_it_is_sent(key: str) -> None:
+    said = await refusal(key=key)
+    assert "TINKER_API_KEY holds no Tinker key: those begin with 'tml-', and are plain" in said
+    assert key[4:] not in said
 
 
 async def test_wrong_key_is_named(tmp_path: Path) -> None:

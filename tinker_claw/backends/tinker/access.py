@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -31,8 +32,8 @@ KEY_VARIABLE: Final = "TINKER_API_KEY"
 URL_VARIABLE: Final = "TINKER_BASE_URL"
 _COMMAND_VARIABLE: Final = "TINKER_CREDENTIAL_CMD"
 _KEPT_AS: Final = "tinker-claw"
-_KEY_PREFIXES: Final = ("tml-", "eyJ")
-"""Prefixes of API keys and of the short-lived tokens that an organisation may issue instead."""
+_KEY: Final = re.compile(r"(tml-|eyJ)[!-~]*")
+"""An API key, or a short-lived token that an organisation may issue instead; sent in a header."""
 CONSOLE: Final = "https://tinker-console.thinkingmachines.ai"
 
 
@@ -65,8 +66,11 @@ def address(base_url: str | None, key: str | None = None) -> Address:
             f"{KEY_VARIABLE} is not set: {where} export {KEY_VARIABLE}=tml-... ; "
             "or train on this machine with --backend local"
         )
-    if not found.startswith(_KEY_PREFIXES):
-        raise ConfigError(f"{KEY_VARIABLE} holds no Tinker key: those begin with 'tml-'")
+    if not _KEY.fullmatch(found):
+        raise ConfigError(
+            f"{KEY_VARIABLE} holds no Tinker key: those begin with 'tml-', and are plain letters, "
+            "digits and signs without blanks"
+        )
     return Address(url, found)
 
 
