@@ -84,12 +84,12 @@ async def test_exported_adapter_and_merged_model_score_like_the_version_that_ser
     flags = ("--model-name", "demo", "--backend", "local")
     adapter, merged, first = (tmp_path / name for name in ("adapter", "merged", "first"))
     merged.mkdir()  # an empty folder is as good as none
-    told = run("export", "--adapter", str(adapter), *flags, directory=trained.data)
+    told = run("export", "--adapter", str(adapter), directory=trained.data)  # the run says it
     assert told.stdout == f"The adapter of v1 is in {adapter}.\n", told.stderr
     base: Any = AutoModelForCausalLM.from_pretrained(trained.model)
     await agree(PeftModel.from_pretrained(base, str(adapter)).eval(), trained.sampler)
 
-    told = run("export", "--merged", str(merged), *flags, directory=trained.data)
+    told = run("export", "--merged", str(merged), directory=trained.data)
     assert told.stdout == f"The model of v1 is in {merged}.\n", told.stderr
     model: Any = AutoModelForCausalLM.from_pretrained(merged)
     await agree(model.eval(), trained.sampler)

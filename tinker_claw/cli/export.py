@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -93,14 +93,14 @@ class Export(LedgerCommand):
         write([f"{count} turns are in {target}."])
 
     def _learned(self) -> None:
-        settings, file = self.settings, self.ledger
+        settings = self.settings
         with self.rows() as ledger:
-            backend = run_of(ledger).get("backend", settings.run.backend)
-            version = named(ledger, self.version, with_state=backend != "local")
-        if backend != settings.run.backend:
-            raise ConfigError(
-                f"{file} holds a run with --backend {backend}; give the flags of that run"
-            )
+            held, run = run_of(ledger), settings.run
+            version = named(ledger, self.version, with_state=held.get("backend") != "local")
+        of_run: dict[str, Any] = {"backend": held["backend"], "data_dir": run.directory}
+        if "model_name" not in run.model_fields_set:  # else it may lie elsewhere by now
+            of_run["model_name"] = held["model"]
+        settings = settings.model_copy(update={"run": run.model_copy(update=of_run)})
         what, fill, target = "adapter", _adapter, self.adapter
         if target is None:
             what, fill, target = "model", _merged, self.merged
