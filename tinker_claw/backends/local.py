@@ -84,7 +84,7 @@ def arrange(settings: Settings, *, only_reckon: bool = False) -> Arrangement:
         return Arrangement(Layout((), ()), (), 0, None, None, None, local.actor_gpus or 1)
     started = not local.urls and (vllm is not None or only_reckon)
     if vllm is None and not only_reckon:
-        _refuse_without_vllm(settings)
+        refuse_without_vllm(settings)
     layout = plan(
         Wanted(
             gpus=local.gpus or len(gpus),
@@ -155,7 +155,8 @@ async def served_at(url: str, settings: Settings) -> str:
     return f"{url} serves {info.model}, context {info.context_tokens} tokens"
 
 
-def _refuse_without_vllm(settings: Settings) -> None:
+def refuse_without_vllm(settings: Settings) -> None:
+    """Raise ConfigError where a flag needs vLLM, which is not there."""
     named = settings.local.given("rollout_gpus", "rollout_tp", "prm_gpus", "sampler_quantization")
     if named:
         raise ConfigError(

@@ -185,6 +185,7 @@ class Checks:
         if not arranged.gpus:
             return Finding("the gateway's process samples")
         if vllm is None:
+            local.refuse_without_vllm(settings)
             slow = "the gateway's process samples, many times slower, with a base of its own"
             return Finding(f"no vLLM, so {slow}", "warn", local.GET_VLLM)
         if (missing := local.no_compiler()) is not None:

@@ -1,5 +1,4 @@
-"""Canaries: questions with known right replies. `learner.gate` asks every new version, and
-`billing.estimate` reckons with them before a tokenizer is loaded.
+"""Canaries: questions with known right replies, which `learner.gate` asks every new version.
 
 Rule: a file is read once in a process, and whatever is wrong in it is told by its place.
 """
