@@ -120,19 +120,22 @@ class LedgerCommand(Command):
 
     @cached_property
     def settings(self) -> Settings:
-        """The settings, by default with the data directory of the running gateway."""
+        """The settings, by default with data directory and batch size of the running gateway."""
         settings = super().settings
         if settings.run.data_dir is not None or settings.gateway.port == 0:
             return settings
         try:
-            found = Path(ask(settings)["data_dir"])
+            health = ask(settings)
+            found, batch_size = Path(health["data_dir"]), health["batch_size"]
         except (GatewayUnreachable, KeyError, TypeError):  # it tells admins only
             return settings
-        if not found.is_dir() or found == settings.run.directory.absolute():
+        if not found.is_dir():
             return settings
-        note(f"of the gateway that runs, in {found} (else name --data-dir).")
+        if found != settings.run.directory.absolute():
+            note(f"of the gateway that runs, in {found} (else name --data-dir).")
         run = settings.run.model_copy(update={"data_dir": found})
-        return settings.model_copy(update={"run": run})
+        training = settings.training.model_copy(update={"batch_size": batch_size})
+        return settings.model_copy(update={"run": run, "training": training})
 
     @cached_property
     def ledger(self) -> Path:
