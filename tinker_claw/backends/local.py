@@ -21,7 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tinker_claw.backends.model_files import config_folder, judge_folder
+from tinker_claw.backends.model_files import config_folder, model_folder
 from tinker_claw.config.settings import NEEDS_GPU, Settings
 from tinker_claw.errors import BackendError, ConfigError, OutageError
 from tinker_claw.methods import build
@@ -309,7 +309,7 @@ async def open_judge(settings: Settings, arranged: Arrangement) -> AsyncGenerato
         arranged.layout.judge,
         arranged.gpus,
         vllm=arranged.vllm,
-        model=judge_folder(settings),
+        model=model_folder(settings.judge.asked_model, "--judge-model"),
         name=settings.judge.asked_model,
         context_tokens=arranged.demand.judge.context_tokens,
         memory=arranged.fit.judge_memory,

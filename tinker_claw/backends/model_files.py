@@ -57,7 +57,7 @@ def source(settings: Settings, *, weights: bool = True) -> Source:
     remote = run.backend == "tinker"
     spoken, flag = (run.tokenizer, "--tokenizer") if run.tokenizer else (named, "--model-name")
     files = _MODEL_FILES if weights else _TOKENIZER_FILES
-    model = None if remote else _model(named, "--model-name", files)
+    model = None if remote else model_folder(named, "--model-name", files)
     tokenizer = model if model and spoken == named else _folder(spoken, flag, _TOKENIZER_FILES)
     if not any(next(Path(tokenizer).glob(name), None) for name in _TOKENIZERS):
         raise ConfigError(
@@ -112,7 +112,7 @@ def config_folder(name: str, flag: str) -> str:
     Raises:
         ConfigError: as `source`.
     """
-    return _model(name, flag, ["config.json"])
+    return model_folder(name, flag, ["config.json"])
 
 
 def config_file(name: str) -> Path:
@@ -126,17 +126,12 @@ def config_file(name: str) -> Path:
     return Path(hf_hub_download(name, "config.json", local_files_only=True))
 
 
-def judge_folder(settings: Settings) -> str:
-    """The folder of `--judge-model`, which is set.
+def model_folder(name: str, flag: str, files: list[str] = _MODEL_FILES) -> str:
+    """Return the folder of a model; refuse adapters and folders without a config.json.
 
     Raises:
         ConfigError: as `source`.
     """
-    return _model(settings.judge.judge_model or "", "--judge-model", _MODEL_FILES)
-
-
-def _model(name: str, flag: str, files: list[str]) -> str:
-    """Return the folder of a model; refuse adapters and folders without a config.json."""
     folder = Path(_folder(name, flag, files))
     if (adapter := folder / "adapter_config.json").exists():
         # transformers would load its base, and put the adapter in.

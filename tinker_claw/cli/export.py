@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -58,8 +58,10 @@ class Export(LedgerCommand):
     def run(self) -> int:
         if len(self.model_fields_set & {"jsonl", "lessons", "adapter", "merged"}) != 1:
             raise ConfigError("give one of --jsonl, --lessons, --adapter and --merged")
-        if self.adapter or self.merged:
-            self._learned()
+        if self.adapter:
+            self._learned("adapter", self.adapter, _adapter)
+        elif self.merged:
+            self._learned("model", self.merged, _merged)
         elif self.version is not None:
             raise ConfigError("--version goes with --adapter and --merged; the rest is of all")
         elif self.jsonl:
@@ -92,7 +94,9 @@ class Export(LedgerCommand):
                     count += 1
         write([f"{count} turns are in {target}."])
 
-    def _learned(self) -> None:
+    def _learned(
+        self, what: str, target: Path, fill: Callable[[Settings, Record, Path], None]
+    ) -> None:
         settings = self.settings
         with self.rows() as ledger:
             held, run = run_of(ledger), settings.run
@@ -101,10 +105,6 @@ class Export(LedgerCommand):
         if "model_name" not in run.model_fields_set:  # else it may lie elsewhere by now
             of_run["model_name"] = held["model"]
         settings = settings.model_copy(update={"run": run.model_copy(update=of_run)})
-        what, fill, target = "adapter", _adapter, self.adapter
-        if target is None:
-            what, fill, target = "model", _merged, self.merged
-        assert target is not None
         with _whole(target) as draft:
             fill(settings, version, draft)
         write([f"The {what} of v{version['id']} is in {target}."])

@@ -56,7 +56,8 @@ def _parameter(name: str, field: FieldInfo, section: str) -> click.Parameter:
         options["metavar"] = field.title or name.rsplit("_", 1)[-1].upper()
     if section:
         extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
-        default = "" if field.default in (None, False) else f"default {field.default}"
+        unset = field.default is None or field.default is False
+        default = "" if unset else f"default {field.default}"
         facts = ", ".join(str(fact) for fact in (extra.get("unit"), default) if fact)
         told += f" ({facts})" if facts else ""
     names = f"--{flag}/--no-{flag}" if section and kind is click.BOOL else f"--{flag}"
