@@ -388,7 +388,7 @@ def test_tables_of_the_file_describe_endpoints_and_show_no_secret(
         "X-Team": "hunter3",
     }
     assert isinstance(settings.second, SecondJudge)
-    second = settings.of_second
+    second = settings.second.beside(settings)
     assert (second.asked_model, second.prm_m) == ("big", 5)
     assert second.judge_api_key is not None
     assert second.judge_api_key.get_secret_value() == "sesame"

@@ -231,9 +231,9 @@ async def _second(settings: JudgeSettings, stack: AsyncExitStack) -> Second | No
     """Open the fallback or auditor, where the settings name one."""
     if settings.second is None:
         return None
-    url, role, share = settings.second.url, settings.second.role, settings.second.share
-    endpoint = await stack.enter_async_context(HttpEndpoint(url, settings.of_second))
-    return Second(endpoint, role, share)
+    second = settings.second
+    endpoint = HttpEndpoint(second.url, second.beside(settings))
+    return Second(await stack.enter_async_context(endpoint), second.role, second.share)
 
 
 def _rule_judge(seed: int) -> FastAPI:

@@ -264,7 +264,7 @@ class Checks:
         elif settings.run.model_name in MODELS:
             told = ["the rules that come with the shipped models judge"]
         if asks.second:
-            answers = await _answers(asks.second.url, asks.of_second)
+            answers = await _answers(asks.second.url, asks.second.beside(asks))
             told.append(f"{answers} as the {asks.second.role}")
         return Finding("; ".join(told))
 

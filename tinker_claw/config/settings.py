@@ -251,6 +251,11 @@ class SecondJudge(Section):
         {}, description="a table [judge.second.headers] of further headers; they are not shown"
     )
 
+    def beside(self, first: JudgeSettings) -> JudgeSettings:
+        """Settings of this judge: those of the first one, with an endpoint of its own."""
+        own = {"judge_url": self.url, "judge_model": self.model, "headers": self.headers}
+        return first.model_copy(update=own | {"judge_api_key": self.api_key, "second": None})
+
 
 class JudgeSettings(Section):
     """The judge that turns a next state into votes and hints"""
@@ -302,15 +307,6 @@ class JudgeSettings(Section):
         "another judge, a table [judge.second]",
         when="the first is sometimes away, or its verdicts need checking",
     )
-
-    @property
-    def of_second(self) -> JudgeSettings:
-        """Settings of the second judge."""
-        second = self.second
-        if second is None:
-            raise ValueError("there is no second judge")
-        other = {"judge_url": second.url, "judge_model": second.model, "headers": second.headers}
-        return self.model_copy(update=other | {"judge_api_key": second.api_key, "second": None})
 
     @property
     def asked_model(self) -> str:
