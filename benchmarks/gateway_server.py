@@ -228,7 +228,7 @@ def gateway_app(directory: Path, vocabulary: Path) -> FastAPI:
         served_name=MODEL,
         policy=policy,
         users=(),
-        serving=Serving(open_version, health.backend),
+        serving=Serving(open_version, health.backend, lambda version: ()),
         ledger=ledger,
         index=ConversationIndex(ledger.turns, IDLE_S),
         privacy=SessionPrivacy(ledger.turns, Redactor([SECRETS]), compute),

@@ -204,8 +204,8 @@ class SamplingParams:
     """Images in the prompt; only for samplers that take them, see `Capabilities`. Not kept with the
     parameters of a turn."""
     person: bool = False
-    """Whether a person waits: samplers serve it before episodes and judges. The sampled tokens do not
-    change."""
+    """Whether a person waits: samplers serve it before episodes and judges. The sampled tokens do
+    not change."""
 
     def unfit_because(self) -> str | None:
         """Reason why a completion sampled like this is not trainable, or None."""
