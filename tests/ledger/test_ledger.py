@@ -20,7 +20,7 @@ from tinker_claw.learner.batch import choose
 from tinker_claw.ledger.codec import flat, pack_floats, pack_ids, rows_of, unpack_floats, unpack_ids
 from tinker_claw.ledger.database import Database
 from tinker_claw.ledger.judgements import Ballot
-from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.ledger import Ledger, holds_run
 from tinker_claw.ledger.turns import NewTurn
 from tinker_claw.ledger.versions import read_line, read_versions
 from tinker_claw.types import (
@@ -292,8 +292,10 @@ def test_failures_of_exactly_one_batch_are_counted(ledger: Ledger) -> None:
 
 
 def test_ledger_of_another_run_is_refused_by_name(ledger: Ledger) -> None:
-    assert not ledger.bind({"model": "demo", "method": "combine"})
-    assert ledger.bind({"model": "demo", "method": "combine"})
+    run = {"model": "demo", "method": "combine"}
+    assert not holds_run(ledger._db, run)
+    ledger.bind(run)
+    assert holds_run(ledger._db, run)
     with pytest.raises(LedgerError, match="method 'combine', not 'binary'"):
         ledger.bind({"model": "demo", "method": "binary"})
 

@@ -295,20 +295,16 @@ class Checks:
                 health = await asyncio.to_thread(common.ask, self.settings)
             except common.GatewayUnreachable:
                 raise taken from None
-        here = f"a gateway of this project answers at {common.url_of(self.settings)}"
-        state = f"It is {health['status']}"
-        if "user" in health:  # not an admin's key: it tells no more than that
-            return Finding(f"{here}. {state}")
-        other = "choose another --port"
-        if "policy_version" not in health:  # without a key it shows the status only
-            takes = "takes another key than these flags give; give one of its keys"
-            raise ConfigError(f"{here}, and {takes}, or {other}")
+        url, state = common.url_of(self.settings), health["status"]
+        here = f"a gateway of this project answers at {url}. It is {state}"
+        if "data_dir" not in health:
+            return Finding(here, "warn", "it tells more to who gives an admin's key")
         told, its_own = f"{here}. {health['meaning']}", Path(health["data_dir"])
         if its_own != self.ledger.parent.absolute():
             elsewhere = f"{told} It keeps its records elsewhere, in {its_own}"
             return Finding(elsewhere, "warn", "see --data-dir")
-        if health["status"] != "ok":
-            return Finding(f"{told} {state}", "warn", "`tinker-claw status` says why")
+        if state != "ok":
+            return Finding(told, "warn", "`tinker-claw status` says why")
         return Finding(told)
 
     async def model(self) -> Finding:

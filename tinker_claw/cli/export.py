@@ -23,7 +23,6 @@ from tinker_claw.ledger.database import reading
 from tinker_claw.ledger.lessons import State, of_user
 from tinker_claw.ledger.outcome import run_of
 from tinker_claw.ledger.views import Record, turns_in_full
-from tinker_claw.shipped import install
 
 
 class Export(LedgerCommand):
@@ -143,10 +142,10 @@ def _merged(settings: Settings, version: Record, draft: Path) -> None:
             "--merged needs the base model's weights, which are not here with --backend "
             f"{settings.run.backend}; take --adapter, and merge it with peft where they are"
         )
-    try:
-        from local_gpu.model.export import export_merged
-    except ModuleNotFoundError as error:
-        raise UndoError(f"--merged needs {error.name}: {install('local')}") from error
+    from tinker_claw.backends.open import check_packages
+
+    check_packages()
+    from local_gpu.model.export import export_merged
     from tinker_claw.backends.model_files import source
 
     model = source(settings)

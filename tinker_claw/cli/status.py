@@ -190,12 +190,7 @@ def _wrong(health: Mapping[str, Any], now: float) -> Iterator[str]:
             continue
         line = f"  {part}: {state} {since(part)}"
         wait_s = health.get(f"{part}_next_try_s")
-        if part == "learner" and state == "stalled":
-            line += f", after {plural(health['learner_attempts'], 'attempt')}"
-            line += f"; next try in {wait_s:.0f} s" if wait_s is not None else "; trying now"
-        elif state == "failed" and wait_s is not None:
-            line += f"; starting again in {wait_s:.0f} s"
-        yield line
+        yield line if wait_s is None else f"{line}; next try in {wait_s:.0f} s"
         error = health.get(f"{part}_error")
         # Parts that wait for the backend do not repeat the error of its outage.
         if error and (part == "backend" or state != "stalled"):

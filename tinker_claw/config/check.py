@@ -25,10 +25,9 @@ from tinker_claw.errors import ConfigError
 from tinker_claw.origin import is_loopback
 from tinker_claw.shipped import MODELS
 
-MIN_KEY_CHARACTERS: Final = 16
 API_KEY: Final = f"{ENV_PREFIX}GATEWAY__API_KEY"
-_KEY: Final = re.compile(r"[!-~]{1,512}")
-"""Pattern of a key that can be sent in a header unchanged."""
+_KEY: Final = re.compile(r"[!-~]{16,512}")
+"""Pattern of a key that can be sent in a header unchanged, and cannot be guessed."""
 _MAKE_ONE: Final = "python -c 'import secrets; print(secrets.token_urlsafe(32))' makes a good one"
 _HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
 _VALUE: Final = re.compile(r"[ -~]{1,8000}")
@@ -74,12 +73,7 @@ def _access(settings: Settings) -> Iterator[str]:
         if not _KEY.fullmatch(key):
             yield (
                 f"{whose}: a key is made of ASCII letters, digits and signs, without blanks, at "
-                f"most 512 of them; {_MAKE_ONE}"
-            )
-        if len(key) < MIN_KEY_CHARACTERS:
-            yield (
-                f"{whose}: a key of fewer than {MIN_KEY_CHARACTERS} characters can be guessed; "
-                f"{_MAKE_ONE}"
+                f"most 512 of them, and of at least 16, or it can be guessed; {_MAKE_ONE}"
             )
     if len(set(keys.values())) < len(keys):
         yield "users: two users have the same key; a key must name one user"

@@ -40,15 +40,15 @@ def holds_run(rows: Rows, run: Mapping[str, str]) -> bool:
         LedgerError: it holds another run; names what differs.
     """
     stored = rows.pairs("SELECT * FROM meta")
-    held = bool(stored) and rows.one("SELECT 1 FROM versions LIMIT 1") is not None
+    held = rows.one("SELECT 1 FROM versions LIMIT 1") is not None
     for key, value in run.items():
         if held and stored.get(key, value) != value:
-            flag = {"model": "model-name"}.get(key, key).replace("_", "-")
+            flag = key.replace("model", "model-name").replace("_", "-")
             raise LedgerError(
                 f"{rows.path} holds a run with {key} {stored[key]!r}, not {value!r}: "
                 f"give --{flag} {stored[key]}, or another --data-dir"
             )
-    return held
+    return held and stored.keys() >= run.keys()
 
 
 class Ledger:
@@ -87,14 +87,11 @@ class Ledger:
         """Call this with None after each write, and with the error after each refusal."""
         self._db.on_write = on_write
 
-    def bind(self, run: dict[str, str]) -> bool:
-        """Tie the ledger to a run's model and method; returns and raises as `holds_run`."""
-        held = holds_run(self._db, run)
-        stored = self._db.pairs("SELECT * FROM meta")
-        if stored != stored | run:
+    def bind(self, run: dict[str, str]) -> None:
+        """Tie the ledger to a run's model and method. Raises as `holds_run`."""
+        if not holds_run(self._db, run):
             with self._db.transaction() as tx:
                 tx.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", list(run.items()))
-        return held
 
     def forget(self, found: Callable[[Rows], Forgetting]) -> Forgetting:
         """Forget data at once and erase it from the file; return a description of it.
