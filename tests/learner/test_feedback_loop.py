@@ -157,7 +157,10 @@ async def test_what_is_said_while_the_judge_thinks_goes_before_its_answer(
         assert judged == found, "what it found is kept"
 
 
-async def test_what_is_said_while_the_teacher_scores_is_scored_anew(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("said", "fails"), [("NO, HOW", 0), ("Well, HOW", 1)])
+async def test_what_is_said_while_the_teacher_scores_is_scored_anew(
+    tmp_path: Path, said: str, fails: int
+) -> None:
     class Teacher(FakeSampler):
         def __init__(self) -> None:
             super().__init__((1,))
@@ -185,7 +188,8 @@ async def test_what_is_said_while_the_teacher_scores_is_scored_anew(tmp_path: Pa
             return teacher
 
     async with world(tmp_path, method="combine", batch_size=MANY, trainer=Taught()) as w:
-        turn = w.turn("NO, HOW")
+        teacher.fail_logprobs = fails
+        turn = w.turn(said)
         await teacher.asks.wait()
         say(w, turn, 1)
         teacher.may.set()

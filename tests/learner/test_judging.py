@@ -323,6 +323,52 @@ async def test_turn_that_is_forgotten_while_there_is_no_room_to_ask_is_shown_to_
         assert w.says.asked == 0
 
 
+async def test_turn_that_is_forgotten_while_there_is_no_room_to_teach_is_scored_by_nobody(
+    tmp_path: Path,
+) -> None:
+    room = asyncio.Event()
+    async with world(tmp_path, spending=poor_until(room)) as w:
+        turn = w.turn("NO")
+        given = w.ledger.feedback.give("me", About("turn", turn), Feedback(-1.0, "shorter"))
+        assert given is not None
+        await w.until(lambda: turn in w.judging._in_hand)
+        for _ in range(50):
+            await asyncio.sleep(0)  # until it waits for room
+        w.ledger.forget(from_turn(turn))
+        room.set()
+        await w.until(lambda: not w.judging._in_hand)
+        assert w.base.scored == []
+
+
+@pytest.mark.parametrize("follows", [True, False])
+async def test_answer_about_what_is_forgotten_meanwhile_is_kept_by_nobody(
+    tmp_path: Path, *, follows: bool
+) -> None:
+    """Neither the judge's words, which may quote it, nor an error of the ledger is left."""
+    asked, may = asyncio.Event(), asyncio.Event()
+
+    class Slow(Moody):
+        async def answers(self, messages: Sequence[Message], n: int) -> list[str]:
+            if "MUMBLE" in messages[-1]["content"]:
+                asked.set()
+                await may.wait()
+                return ["What am I to make of MUMBLE?"] * n
+            return await super().answers(messages, n)
+
+    async with world(tmp_path, endpoint=Slow(), judge_waits=SHORT, rests=SHORT) as w:
+        w.turn("YES")
+        await w.settled()
+        bad = w.turn("MUMBLE", session="s")
+        await asyncio.wait_for(asked.wait(), 60)
+        gone = w.turn("YES", session="s") if follows else bad
+        w.ledger.forget(from_turn(gone))
+        may.set()
+        await w.until(lambda: not w.judging._in_hand)
+        assert w.ledger._db.column("SELECT answer FROM votes WHERE turn_id = ?", bad) == []
+        assert w.health.last_error is None or "ledger" not in w.health.last_error
+        assert w.health.records.state == "ok"
+
+
 async def test_oldest_turn_is_judged_first(tmp_path: Path) -> None:
     """Sorted by its number alone, a set of 7 and 8 would begin with the 8."""
     asked = list[str]()

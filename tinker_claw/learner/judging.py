@@ -327,6 +327,9 @@ class Judging:
     def _rest(self, turn_id: int, answer: str, *, counts: bool) -> None:
         """Try the turn again later, or set it aside after its last try."""
         parts = self._parts
+        if not parts.ledger.turns.is_open(turn_id):  # forgotten, and the answer may quote it
+            self._done(turn_id)
+            return
         if counts:
             try:
                 tries = parts.ledger.judgements.add_in_vain(turn_id, self._redact(answer))
@@ -374,13 +377,13 @@ class Judging:
             self._refuse(turn_id, HELD_OUT)
             return
         teacher, untaught = await self._taught(turn, verdict, told)
-        if teacher is None and (reason := refuses(())):
-            self._refuse(turn_id, untaught or reason)
-            return
         self._check(turn_id)
         now = judgements.verdict(turn_id) or _NONE, judgements.hints(turn_id)
         if (verdict, hints) != now:
             self._wake.set()  # feedback has changed them meanwhile
+            return
+        if teacher is None and (reason := refuses(())):
+            self._refuse(turn_id, untaught or reason)
             return
         reward = step_reward(verdict) if turn.episode else reward_of(verdict)
         ledger.samples.add(turn_id, reward, teacher, untaught)
@@ -516,13 +519,14 @@ class Judging:
         it. A failure leaves the reward."""
         if not told:
             return None, None
+        spending = self._parts.spending
+        await spending.room()
+        self._check(turn.id)  # forgotten while waiting for budget?
         state = self._parts.ledger.turns.next_state(turn.id)
         rejected = verdict.value == -1 and state is not None and state.role == "user"
         plan = self._scorer.plan(turn, told, rejected=rejected)
         if isinstance(plan, str):
             return None, plan
-        spending = self._parts.spending
-        await spending.room()
         try:
             with (
                 self._parts.health.backend.watching("teaching"),
