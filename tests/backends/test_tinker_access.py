@@ -24,6 +24,7 @@ from tinkers import KEY, NAME, served, settings, start_tinker
 from tests.ports import deaf_port
 from tinker_claw.backends.tinker import failures
 from tinker_claw.backends.tinker.access import ServedModel, choose
+from tinker_claw.backends.tinker.sampler import TinkerSampler
 from tinker_claw.backends.tinker.trainer import ServiceLimits, TinkerTrainer, offered
 from tinker_claw.backends.tinker_sdk import check_sdk
 from tinker_claw.config.settings import Training
@@ -190,6 +191,25 @@ async def test_oldest_checkpoints_are_deleted_but_never_one_in_use(
         await trainer.open(sampler.ref)
     with pytest.raises(BackendError):
         await trainer.open(closed[0].ref)
+    await trainer.aclose()
+
+
+async def test_version_that_is_being_opened_is_not_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = await start_tinker(tmp_path, keep_samplers=1)
+    old = await trainer.publish()
+    await old.aclose()
+    connect = TinkerSampler.connect
+
+    async def slowly(sampler: TinkerSampler) -> None:
+        monkeypatch.undo()
+        await trainer.publish()
+        await connect(sampler)
+
+    monkeypatch.setattr(TinkerSampler, "connect", slowly)
+    opened = await trainer.open(old.ref)
+    await opened.sample((1, 2, 3), SamplingParams(max_tokens=1))
     await trainer.aclose()
 
 

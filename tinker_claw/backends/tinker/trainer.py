@@ -165,8 +165,12 @@ class TinkerTrainer:
         if ref == BASE_REF:
             return await self.base()
         sampler = self._sampler(ref)
-        await sampler.connect()
-        self._open[ref] += 1
+        self._open[ref] += 1  # what is being opened is not deleted either
+        try:
+            await sampler.connect()
+        except BaseException:
+            self._open[ref] -= 1
+            raise
         return sampler
 
     async def base(self) -> TinkerSampler:
