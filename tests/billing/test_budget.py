@@ -259,6 +259,28 @@ async def test_attempts_that_failed_are_billed_with_the_turn_or_without_one(
         assert len(world.turns()) == 1
 
 
+async def test_bill_that_cannot_be_written_takes_no_private_reply(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    sampler = FakeSampler(spell(renderer, "fine"), bills=True)
+
+    def spending(ledger: Ledger) -> Spending:
+        return Spending(PRICE, ledger.spend, Telemetry(None))
+
+    async with gateway(tmp_path, renderer, sampler, spending=spending) as world:
+        world.ledger._db.rows("PRAGMA query_only = ON")
+        answer = await world.ask("/private\nhi")
+        assert answer.status_code == 200, "nothing of it would be lost"
+        assert (await world.ask("hi")).status_code == 503
+        world.ledger._db.rows("PRAGMA query_only = OFF")
+        assert world.ledger.spend.total().usage == Usage()
+        await world.ask("hi")
+        (turn,) = world.turns()
+        served = of_turn(world.ledger, turn.id)
+        await world.spending.room()
+        assert world.ledger.spend.total().usage.sampled > served.sampled, "written later"
+
+
 async def test_check_of_the_judge_waits_for_no_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,9 +81,9 @@ class Generation:
                 error = type(failure).__name__
                 raise
             finally:
-                self._account.late = self._deps.spending.late("serve")
+                self._account.late = late = self._deps.spending.late("serve")
                 if self._turn is None:  # it was billed, and there is no turn to write that to
-                    self._deps.spending.record("serve", self._account.usage)
+                    late(self._account.usage)
                 self._tell(done and done.finish, error)
 
     def _tell(self, finish: Finish | None, error: str | None) -> None:
