@@ -194,6 +194,25 @@ async def test_oldest_checkpoints_are_deleted_but_never_one_in_use(
     await trainer.aclose()
 
 
+async def test_versions_that_never_answered_push_out_none_to_go_back_to(tmp_path: Path) -> None:
+    """As where every step is too large, or samplers are away for hours."""
+    trainer = await start_tinker(tmp_path, keep_states=2, keep_samplers=2)
+    served, state = await trainer.publish(), await trainer.save_state("served")
+    await served.aclose()
+    datum = Datum((1, 2, 3, 4), 2, logprobs=(-1.0, -1.0), advantages=(1.0, 1.0))
+    for _ in range(3):
+        await trainer.train_step([LossPass("importance_sampling", (datum,))], Adam(1e-4))
+        refused = await trainer.publish()
+        await trainer.save_state("refused")
+        await refused.aclose()
+        await trainer.load_state(state)
+    await trainer.open(served.ref)
+    await trainer.load_state(state)
+    with pytest.raises(BackendError, match="no longer has"):
+        await trainer.open(refused.ref)
+    await trainer.aclose()
+
+
 async def test_version_that_is_being_opened_is_not_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

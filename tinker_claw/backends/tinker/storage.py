@@ -60,9 +60,13 @@ class Shelf:
                 "it serves, so this server cannot be used."
             )
         self._runs[path] = run
-        for old in list(self._runs)[: -self._keep]:
-            if not self._spare(old):
-                await self._delete(old)
+        await self.drop(list(self._runs)[: -self._keep])
+
+    async def drop(self, paths: Sequence[str]) -> None:
+        """Delete these checkpoints, except those in use."""
+        for path in paths:
+            if path in self._runs and not self._spare(path):
+                await self._delete(path)
 
     async def clear(self) -> list[str]:
         """Delete all, even those in use; return those that could not be deleted."""

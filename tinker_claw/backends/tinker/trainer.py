@@ -96,6 +96,9 @@ class TinkerTrainer:
         self._suspect = False
         self._abilities: Abilities | None = None
         self._loaded: str | None = None
+        # Paths of the present weights:
+        self._versions: list[str] = []
+        self._saves: list[str] = []
         self._open: Counter[str] = Counter()
         self._states = Shelf(where, limits.keep_states, self._in_use)
         self._samplers = Shelf(where, limits.keep_samplers, self._in_use)
@@ -142,6 +145,7 @@ class TinkerTrainer:
         datums = await asyncio.to_thread(lambda: [to_sdk(p, sparse=sparse) for p in passes])
         tokens = sum(len(d.tokens) - 1 for p in passes for d in p.datums)
         self._suspect = True  # until everything has come back well, however this ends
+        self._versions, self._saves = [], []
         futures: dict[str, APIFuture[Any]] = {}
         for number, (one, data) in enumerate(zip(passes, datums, strict=True), 1):
             name = f"forward_backward {number} ({one.loss})"
@@ -158,6 +162,7 @@ class TinkerTrainer:
     async def publish(self) -> TinkerSampler:
         client = await self._ready()
         saved = await self._saved("publishing the weights", client.save_weights_for_sampler, "v")
+        self._versions.append(saved.path)
         await self._samplers.add(client.model_id, saved.path)
         return await self.open(saved.path)
 
@@ -179,19 +184,26 @@ class TinkerTrainer:
     async def save_state(self, name: str) -> str:
         client = await self._ready()
         saved = await self._saved("saving the state", client.save_state, name)
+        self._saves.append(saved.path)
         await self._states.add(client.model_id, saved.path)
         return saved.path
 
     async def load_state(self, ref: str, *, moments: bool = True) -> None:
         """Go on from a saved state in a new session.
 
-        The old session is finished only when the new one has the weights.
+        The old session is finished only when the new one has the weights. If no version of the
+        weights before is open by now, they have answered no request and are deleted: a long outage
+        would push out every version to go back to.
         """
         with failing(f"loading the state {ref!r}", lost=True):
             fresh, client = await self._loaded_in_new_session(ref, moments)
         old, self._training = self._training, fresh
         self._client, self._suspect, self._loaded = client, False, ref
         await old.aclose()
+        if self._versions and not any(map(self._in_use, self._versions)):
+            await self._samplers.drop(self._versions)
+            await self._states.drop(self._saves)
+        self._versions, self._saves = [], []
 
     async def _loaded_in_new_session(
         self, ref: str, moments: bool, *, again: bool = True
