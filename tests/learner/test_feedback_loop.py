@@ -12,6 +12,7 @@ from tests.fakes import FakeSampler, FakeTrainer
 from tests.learner.test_judging import NEVER, Moody, judge_others_until
 from tests.learner.test_loop import SHORT, Says, World, world
 from tests.tallies import sample_counts
+from tinker_claw.learner import judging as judging_module
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.prune import from_turn
 from tinker_claw.types import Images, Message, TokenLogprobs, Tokens, Vote
@@ -258,6 +259,21 @@ async def test_a_rating_after_forgetting_teaches_no_empty_text(
         say(w, rated, -1)
         await w.until(lambda: not w.ledger.turns.judgeable())
         assert w.why_refused(rated) == left
+
+
+async def test_a_rating_after_forgetting_asks_no_judge_about_an_empty_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judging_module, "CHECKED", 1.0)
+    async with world(tmp_path, method="binary", batch_size=MANY, running=False) as w:
+        rated, forgotten = w.turn("NO", session="s"), w.turn("NO", session="s")
+        say(w, rated, -1)
+        w.ledger.forget(from_turn(forgotten))
+        say(w, rated, 1)
+        judging = asyncio.create_task(w.judging.run())
+        await w.until(lambda: rewards(w) == {rated: 1})
+        assert w.says.asked == 0
+        judging.cancel()
 
 
 async def test_sdft_takes_a_reply_that_was_praised_outright_for_its_example(

@@ -16,6 +16,7 @@ from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.judgements import TRIES
 from tinker_claw.ledger.lessons import FORGOTTEN_LESSON
 from tinker_claw.ledger.prune import in_session
+from tinker_claw.ledger.samples import NO_GRADIENT
 from tinker_claw.types import NextState, Vote, Wish
 from tinker_claw.types import Told as Lessons
 
@@ -116,6 +117,19 @@ def test_no_order_takes_a_reason_from_what_can_never_be_trained(tmp_path: Path) 
         assert answer is not None
         assert answer.unused == "the client hung up"
     assert ledger.turns.judgeable() == []
+    ledger.close()
+
+
+def test_feedback_on_an_expired_reply_says_why_it_has_expired(tmp_path: Path) -> None:
+    story = Told(tmp_path)
+    ledger = story.ledger
+    turn = story.judged("s", 1)
+    sample = ledger.samples.add(turn, 1, None)
+    ledger.samples.expire_these([sample], NO_GRADIENT)
+    ledger.samples.quarantine(sample)  # it came too late
+    answer = ledger.feedback.give("me", About("turn", turn), Feedback(1.0))
+    assert answer is not None
+    assert answer.unused == NO_GRADIENT
     ledger.close()
 
 

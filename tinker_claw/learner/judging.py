@@ -397,8 +397,8 @@ class Judging:
         ledger = self._parts.ledger
         if turn.episode or Random(turn.id).random() >= CHECKED or ledger.judgements.asked(turn.id):
             return
-        if (state := ledger.turns.next_state(turn.id)) is None:
-            return  # rated before anything followed
+        if (state := ledger.turns.next_state(turn.id)) is None or not state.text:
+            return  # rated before anything followed, or that was forgotten
         if self._heard.trouble or self._parts.spending.paused():
             return  # left to turns that need an answer
         with suppress(TimeoutError, JudgeError, BackendError, RequestError):

@@ -85,6 +85,7 @@ _ABOUT = {
 _FIND = f"""
 SELECT turns.id, turns.session_id, turns.kind, turns.settled, turns.untrained_because,
   LENGTH(tokens) > 1 AS kept, episode, verdicts.turn_id IS NOT NULL AS judged, samples.state,
+  expired_because,
   EXISTS (SELECT 1 FROM step_samples JOIN steps ON steps.id = step_samples.step_id
     WHERE sample_id = samples.id AND status = 'intent') AS training
 FROM turns JOIN sessions ON sessions.id = turns.session_id
@@ -145,6 +146,8 @@ def _unused(turn: sqlite3.Row) -> str | None:
         return None
     if turn["state"] == "queued":
         return "the reply is being trained" if turn["training"] else None
+    if turn["expired_because"] is not None:
+        return turn["expired_because"]
     if turn["state"] is not None:
         states = {"trained": "was trained already", "expired": "has grown too old to be trained"}
         return f"the reply {states.get(turn['state'], 'was set aside: steps with it failed')}"

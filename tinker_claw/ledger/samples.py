@@ -196,9 +196,13 @@ class SampleTable(LedgerTable):
             json.dumps([*sample_ids]),
         )
 
-    def quarantine(self, sample_id: int) -> None:
-        """Exclude this sample from training."""
-        self._db.write("UPDATE samples SET state = 'quarantined' WHERE id = ?", sample_id)
+    def quarantine(self, *sample_ids: int) -> None:
+        """Exclude these samples from training, unless they have expired."""
+        self._db.write(
+            "UPDATE samples SET state = 'quarantined' "
+            "WHERE state = 'queued' AND id IN (SELECT value FROM json_each(?))",
+            json.dumps(sample_ids),
+        )
 
 
 def _sample(row: sqlite3.Row, prompt: tuple[int, ...], images: Images) -> Sample:
