@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes import FakeSampler, FakeTrainer
+from tests.fakes import UNTIL_TOLD, FakeSampler, FakeTrainer
 from tests.learner.test_judging import NEVER, Moody, judge_others_until
 from tests.learner.test_loop import SHORT, Says, World, world
 from tests.tallies import sample_counts
@@ -196,6 +196,24 @@ async def test_what_is_said_while_the_teacher_scores_is_scored_anew(
         teacher.may.set()
         await w.until(lambda: rewards(w) == {turn: 1})
         assert w.ledger.samples.oldest(1)[0].teacher is None
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+async def test_a_turn_that_waits_for_the_service_no_more_leaves_no_outage_behind(
+    tmp_path: Path, *, forgets: bool
+) -> None:
+    async with world(tmp_path, judge_waits=SHORT, batch_size=MANY) as w:
+        w.says.away = UNTIL_TOLD
+        turn = w.turn("NO")
+        await w.until(lambda: w.health.judge.state == "stalled")
+        assert w.health.backend.away == {"judging"}
+        if forgets:
+            w.ledger.forget(from_turn(turn))
+        else:
+            say(w, turn, 1)
+        await w.until(lambda: not w.judging._in_hand)
+        assert w.health.judge.state == "ok"
+        assert w.health.backend.away == set()
 
 
 async def test_a_set_aside_turn_is_trained_by_what_is_said_of_it(tmp_path: Path) -> None:

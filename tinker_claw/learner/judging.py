@@ -243,6 +243,7 @@ class Judging:
             self._show()
         except _ForgottenError:
             self._done(turn_id)
+            self._show()
         except (OutageError, LedgerError) as error:
             self._wait_for(turn_id, error)
         except JudgeError as error:
@@ -302,6 +303,9 @@ class Judging:
         self._failures.pop(turn_id, None)
         self._due.pop(turn_id, None)
         self._heard.forget(turn_id)
+        if not self._due:  # no turn waits for the service any more
+            self._parts.health.backend.over("judging")
+            self._parts.health.backend.over("teaching")
 
     def _wait_for(self, turn_id: int, error: OutageError | LedgerError) -> None:
         """Let the turn wait for what is away; neither turn nor judge is at fault."""
