@@ -28,7 +28,7 @@ from examples.judge_check.scripted import ScriptedJudge
 from tinker_claw.app.server import in_background
 from tinker_claw.config.load import load
 from tinker_claw.config.settings import JudgeSettings
-from tinker_claw.errors import ClawError
+from tinker_claw.errors import ClawError, first_cause
 from tinker_claw.judge.endpoints import HttpEndpoint
 from tinker_claw.judge.judge import Judge
 from tinker_claw.judge.prompts import INCLUDED, Prompts
@@ -91,8 +91,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         settings = load(rest).judge
         asyncio.run(_run(settings, show=own.show, at_once=own.at_once))
-    except ClawError as error:
-        print(error, file=sys.stderr)
+    except (ClawError, ExceptionGroup) as error:
+        cause = first_cause(error)
+        if not isinstance(cause, ClawError):
+            raise
+        print(f"\n{cause}", file=sys.stderr)
         return 1
     return 0
 
