@@ -438,6 +438,14 @@ def test_a_table_in_the_environment_must_be_json(monkeypatch: pytest.MonkeyPatch
     assert "hunter2" not in str(raised.value)
 
 
+async def test_no_proxy_reads_what_a_judge_on_this_machine_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{free_port()}")
+    async with asking(Picky()) as endpoint:
+        assert len(await endpoint.answers(ASKED, 1)) == 1
+
+
 def test_doctor_asks_both_judges_and_reads_the_prompts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

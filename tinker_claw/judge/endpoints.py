@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict
 from typing import Any, Final, Protocol
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -37,6 +38,7 @@ from tinker_claw.judge.styles import (
     refused,
     texts_of,
 )
+from tinker_claw.origin import is_loopback
 from tinker_claw.policy import Sampler
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.retry import Backoff
@@ -127,6 +129,8 @@ class HttpEndpoint(AbstractAsyncContextManager["HttpEndpoint"]):
         self._asked_at = address_of(url)
         self._url = _SECRET.sub("", self._asked_at)
         self._dialect = Dialect()
+        if transport is None and is_loopback(urlsplit(url).hostname or ""):
+            transport = httpx.AsyncHTTPTransport()  # given one, httpx looks for no proxies
         self._client = httpx.AsyncClient(transport=transport, timeout=answer_s, headers=headers)
         self._retries = retries
 
