@@ -102,7 +102,8 @@ async def _all(experiment: Experiment, asked: argparse.Namespace, out: Path) -> 
         _model(
             asked.scorer_url or asked.user_url,
             asked.scorer_model or asked.user_model,
-            asked.scorer_key or asked.user_key,
+            # another host is not sent the key of the model that plays
+            asked.scorer_key or ("" if asked.scorer_url else asked.user_key),
         ) as scorer,
     ):
         key = os.environ.get(asked.key) if asked.key else None
@@ -185,7 +186,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--user-key", metavar="VARIABLE", default="USER_API_KEY", help="variable with its key")
     add("--scorer-url", help="the same for the model that scores (default: the one that plays)")
     add("--scorer-model")
-    add("--scorer-key", metavar="VARIABLE")
+    add("--scorer-key", metavar="VARIABLE", help="variable with the key of --scorer-url")
     add("--openclaw", help="command of an OpenClaw, as in 'openclaw agent --local --json'")
     add("--workspace", type=Path, help="folder of that OpenClaw's files")
     add("--report-only", action="store_true", help="run nothing, and report what is there")

@@ -816,3 +816,31 @@ def test_a_gateway_that_runs_already_is_for_one_run_only(
 
     assert main(["--url", "http://127.0.0.1:9", "--out", str(tmp_path)]) == 1
     assert "holds one policy" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "key"),
+    [
+        ((), "USER_API_KEY"),
+        (("--scorer-url", "http://other/v1"), ""),
+        (("--scorer-url", "http://other/v1", "--scorer-key", "OTHER"), "OTHER"),
+    ],
+)
+def test_another_host_is_not_sent_the_key_of_the_model_that_plays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], key: str
+) -> None:
+    from examples.personalize import __main__ as command
+
+    keys: list[str] = []
+
+    @asynccontextmanager
+    async def model(url: str | None, name: str | None, key: str) -> AsyncGenerator[None]:
+        keys.append(key)
+        if len(keys) == 2:
+            raise DemoError("both are known")
+        yield
+
+    monkeypatch.setattr(command, "_model", model)
+    said = ["--user-url", "http://one/v1", *flags, "--out", str(tmp_path)]
+    assert command.main(said) == command.EXIT_FAILED
+    assert keys == ["USER_API_KEY", key]
