@@ -66,11 +66,12 @@ class Found:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing, and show all; returns the exit status of a run that was stopped, else 0.
-    SIGTERM acts as Ctrl-C: what was started ends first."""
+    SIGTERM, and a terminal that is closed, act as Ctrl-C: what was started ends first."""
     os.umask(0o077)  # what agents write may be private
     asked = _parser().parse_args(arguments)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job has none
-    signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, frame: signal.raise_signal(signal.SIGINT))
     cases = [Case(*one) for one in product(asked.tracks, asked.rewards, range(asked.seeds))]
     try:
         for number, case in enumerate(cases, 1):

@@ -6,6 +6,8 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -96,6 +98,33 @@ def test_a_gateway_that_does_not_start_is_said_with_its_log(
     assert compare.main([*flags, "--gateway", "--no-such-flag"]) == 1
     assert "gateway.log says why" in capsys.readouterr().err
     assert "--no-such-flag" in (tmp_path / "tool-call-steps-0" / "gateway.log").read_text()
+
+
+def test_a_terminal_that_is_closed_ends_the_gateway_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[str] = []
+
+    @contextmanager
+    def gateway(*_: object) -> Generator[str]:
+        try:
+            yield "http://127.0.0.1:9"
+        finally:
+            ended.append("gateway")
+
+    def play(_: object) -> int:
+        signal.raise_signal(signal.SIGHUP)
+        return 0
+
+    monkeypatch.setattr(compare, "gateway", gateway)
+    monkeypatch.setattr(compare, "play", play)
+    before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        assert compare.main(["--seeds", "1", "--out", str(tmp_path)]) == 128 + signal.SIGINT
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert ended == ["gateway"]
 
 
 @pytest.mark.slow
