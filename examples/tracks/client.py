@@ -126,6 +126,7 @@ class Gateway:
         self._http = http
         self._track = track
         self._root = track.url.rstrip("/").removesuffix("/v1")
+        self._away = False
 
     def completion(
         self,
@@ -192,7 +193,11 @@ class Gateway:
                 answer = await self._http.post(url, json=body, headers=headers)
             except httpx.TransportError as error:
                 why, wait = str(error) or type(error).__name__, pause
+                if not self._away:  # said once, not by every episode
+                    self._away = True
+                    print(f"{self._root} does not answer ({why}), and is asked again.", flush=True)
             else:
+                self._away = False
                 if answer.status_code not in _LATER:
                     return answer
                 why = f"{answer.status_code}: {answer.text[:500]}"
@@ -207,9 +212,10 @@ class Gateway:
 async def connected(track: Track) -> AsyncGenerator[Gateway]:
     """Open a gateway client with as many connections as episodes."""
     headers = {} if track.key is None else {"Authorization": f"Bearer {track.key}"}
-    limits = httpx.Limits(max_connections=track.concurrency + 4)
+    # Given a transport, httpx does not look for proxies in the environment.
+    transport = httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=track.concurrency + 4))
     async with httpx.AsyncClient(
-        headers=headers, timeout=httpx.Timeout(REPLY_S, connect=30.0), limits=limits
+        headers=headers, timeout=httpx.Timeout(REPLY_S, connect=30.0), transport=transport
     ) as http:
         yield Gateway(http, track)
 

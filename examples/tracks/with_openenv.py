@@ -82,7 +82,7 @@ class OpenEnv:
         if not said["lowest"] < said["highest"]:
             raise TrackError("lowest must be below highest: sums of an episode's rewards.")
         try:
-            found = httpx.get(f"{str(url).rstrip('/')}/schema", timeout=30.0)
+            found = httpx.get(f"{str(url).rstrip('/')}/schema", timeout=30.0, trust_env=False)
             action = found.raise_for_status().json()["action"]
             fields = action["properties"]
         except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:

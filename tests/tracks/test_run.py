@@ -27,7 +27,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from examples.tracks import TrackError, report
+from examples.tracks import TrackError, client, report
 from examples.tracks.__main__ import main
 from examples.tracks.client import Answer, Gateway, Place, Reply
 from examples.tracks.environments import environment
@@ -38,6 +38,7 @@ from examples.tracks.track import Track
 from tests.lives import ROOT, Fate, Life, life, until
 from tests.ports import free_port
 from tests.truths import one, read
+from tinker_claw.app.server import in_background
 
 TRACK = Track(environment="tool-call", concurrency=3, group_size=2, groups=3, steps=5, exam_tasks=2)
 
@@ -196,6 +197,32 @@ async def test_what_a_busy_gateway_does_not_take_is_sent_again_as_it_was() -> No
     assert reply.calls
     assert len(fake.asked) == 3
     assert fake.asked[0] == fake.asked[1] == fake.asked[2]
+
+
+async def test_a_gateway_that_is_away_is_said_to_be_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "GIVE_UP_S", 0.5)
+    track = replace(TRACK, url=f"http://127.0.0.1:{free_port()}/v1")
+    async with client.connected(track) as gateway:
+        for _ in range(2):
+            with pytest.raises(TrackError, match="takes no request any more"):
+                await gateway.ask(Place("s", "t", "g"), "chat/completions", {})
+    (line,) = capsys.readouterr().out.splitlines()
+    assert re.match(r"http://127\.0\.0\.1:\d+ does not answer \(.+\), and is asked again", line)
+
+
+async def test_a_proxy_is_not_between_a_track_and_its_gateway(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{free_port()}")
+
+    async def health(_: Request) -> JSONResponse:
+        return JSONResponse({"status": "ok"})
+
+    app = Starlette(routes=[Route("/healthz", health)])
+    async with in_background(app) as url, client.connected(replace(TRACK, url=url)) as gateway:
+        assert await gateway.health() == {"status": "ok"}
 
 
 async def test_a_refusal_ends_the_run_in_the_gateways_words_and_it_goes_on_later(
