@@ -2,9 +2,12 @@
 
     experiment.py  what is run: a file in configs/personalize/, and the flags that go before it
     scenario.py    who talks, and what they want, as a file says it
+    users.py       honest users and liars, by rules
     smollm2.py     a real small model from a package, for `make real`
     played.py      users whom a language model plays, and a scorer that is one
     judges.py      judges by rules, and those of the controls
+    controls.py    what a control changes against an honest run
+    estimate.py    time and cost, before anything starts
     run.py         one run: a server or a gateway, the users, the exams, what came out
     figures.py     what many runs came to, beside the goals that were written down before
     report.py      that as Markdown and as one HTML page

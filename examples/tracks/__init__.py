@@ -8,6 +8,7 @@
     terminal.py        small jobs in a shell
     swe.py             bugs in little repositories
     gui.py             errands in a web page
+    screen.py          icons on a screenshot
     client.py          the gateway, over HTTP: replies, outcomes, and coming back when it is busy
     episode.py         what one try asks, written down so that it is asked once
     state.py           what has happened, on disk, so that a run that was killed goes on
