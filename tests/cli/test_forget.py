@@ -27,6 +27,7 @@ from tinker_claw.types import Completion, HintScores, NextState, SamplingParams,
 SYSTEM = tuple(range(1000, 1000 + BLOCK))
 """Token block that all prompts share."""
 MARK = "XYZZY-mark"
+PAGE = Path(__file__).parents[2] / "docs" / "privacy.md"
 
 
 def own(number: int) -> tuple[int, ...]:
@@ -369,6 +370,7 @@ def test_command_says_what_goes_and_asks(talk: Talk, tmp_path: Path) -> None:
         "What was learned from it stays learned, until you go back before it: "
         "tinker-claw rollback v0\n"
     )
+    assert shown.stdout.splitlines()[1] in PAGE.read_text()
     asked = run("forget", "session", "a", directory=tmp_path)  # nobody answers
     assert asked.returncode == 1
     assert "Nothing was forgotten." in asked.stdout

@@ -8,6 +8,7 @@ from typing import Any
 
 from tests.stories import Told, run
 from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.lessons import State
 from tinker_claw.types import Wish
 
 
@@ -36,7 +37,7 @@ def test_lessons_are_added_edited_kept_dropped_and_taken_home(tmp_path: Path) ->
         assert "`tinker-claw lessons" in refused.stderr or "at most 40" in refused.stderr
 
 
-def test_a_drop_offers_the_version_before(tmp_path: Path) -> None:
+def test_the_version_that_learned_it_is_named_and_a_drop_offers_the_one_before(tmp_path: Path) -> None:
     story = Told(tmp_path)
     session = story.ledger.turns.session("me", "s")
     turn = story.turn("s", session_id=session)
@@ -46,8 +47,11 @@ def test_a_drop_offers_the_version_before(tmp_path: Path) -> None:
     first = story.ledger.turns.session("me", "t")
     story.ledger.lessons.begin(first, {1: True})
     story.judged("t", 1, session_id=first)
+    (lesson,) = story.ledger.lessons.of_user()
+    story.ledger.lessons.change(lesson, State.LEARNED, "as likely without it", 0)
     story.ledger.close()
     shown = run("lessons", directory=tmp_path).stdout
+    assert "learned  v0" in shown
     assert "before" in shown
     assert "100% (2% to 100%) of 1" in shown
     told = run("lessons", "drop", "1", directory=tmp_path).stdout

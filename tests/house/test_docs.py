@@ -58,12 +58,28 @@ def rows(text: str) -> list[list[str]]:
     ]
 
 
-def test_a_month_at_tinker_costs_what_the_estimate_says() -> None:
-    settings = load(["--model-name", "Qwen/Qwen3-8B", "--method", "combine"])
+def estimate(*flags: str) -> tuple[float, float]:
+    """Estimated dollars of a step of Qwen3-8B, and of serving its turns."""
+    settings = load(["--model-name", "Qwen/Qwen3-8B", "--method", "combine", *flags])
     told = forecast(settings, price_in_force(settings))
     assert told.step_usd is not None
     assert told.serve_usd is not None
-    steps = 20 / (told.step_usd + told.serve_usd)
+    return told.step_usd, told.serve_usd
+
+
+def test_a_step_costs_what_the_estimate_says() -> None:
+    step, serving = estimate()
+    gate, lessons = step - estimate("--gate=off")[0], estimate("--lessons=distill")[0]
+    tinker = re.findall(r"\$(0\.\d+)", PAGES["docs/tinker.md"])
+    assert tinker[:3] == [f"{step:.2f}", f"{gate:.2f}", f"{serving:.2f}"]
+    told = re.search(r"costs \$([\d.]+) with `distill` .*\$([\d.]+) with", PAGES["docs/lessons.md"])
+    assert told is not None
+    assert told.groups() == (f"{lessons:.2f}", f"{step:.2f}")
+
+
+def test_a_month_at_tinker_costs_what_the_estimate_says() -> None:
+    settings = load([])
+    steps = 20 / sum(estimate())
     turns = round(steps * settings.training.batch_size, -1)
     said = re.search(r"\$20 is about (\d+) steps, or ([\d,]+) turns", PAGES["docs/tinker.md"])
     assert said is not None

@@ -6,7 +6,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from tinker_claw.cli.common import Column, LedgerCommand, short, table, wrapped, write, write_json
+from tinker_claw.cli.common import (
+    Column,
+    LedgerCommand,
+    short,
+    table,
+    version,
+    wrapped,
+    write,
+    write_json,
+)
 from tinker_claw.config.flags import WORD
 from tinker_claw.config.settings import DEFAULT_USER
 from tinker_claw.errors import UndoError
@@ -22,6 +31,7 @@ _COLUMNS = (
     Column("id"),
     Column("user"),
     Column("state"),
+    Column("version", show=version),
     Column("kept"),
     Column("lesson", "text"),
     *(
@@ -37,7 +47,8 @@ _COLUMNS = (
 class Lessons(LedgerCommand):
     """List lessons, which say what you want of all replies; keep, edit, drop or add one.
 
-    A lesson is tried in some sessions, told in all but a few, learned (told no more), or dropped.
+    A lesson is tried in some sessions, told in all but a few, learned by a version (and told no
+    more), or dropped.
     Beside it stands the share of first replies accepted, with its 95 % interval: before it was
     said, and since then with it (told) and without it (untold).
     What you keep, edit or add is always told. A drop acts at once; what the model has learned from

@@ -119,6 +119,18 @@ def demand(model: ModelSize, **changed: Any) -> Demand:
     return replace(Demand(model=model, rank=32, context_tokens=model.context_tokens), **changed)
 
 
+def test_the_page_shows_what_the_doctor_says(folders: dict[str, str]) -> None:
+    page = (CONFIGS.parent / "docs" / "gpus.md").read_text()
+    (flags,) = re.findall(r"doctor (--backend local --model-name Qwen/Qwen3-32B .*)", page)
+    settings = load(flags.replace("Qwen/Qwen3-32B", folders["Qwen/Qwen3-32B"]).split())
+    wrong = why_not(arrange(settings, only_reckon=True))
+    shown = re.findall(r"^    (It does not fit.*|What would fit.*)…$", page, re.MULTILINE)
+    assert len(shown) == 2
+    assert wrong is not None
+    for line in shown:
+        assert line.removesuffix("GPU 2-7: ").removesuffix("or ") in wrong
+
+
 def test_sizes_are_those_of_the_models(sizes: dict[str, ModelSize]) -> None:
     """Hand-counted: body 36 (4096 (4096 2 + 1024 2) + 3 4096 12288), head and embeddings."""
     eight = sizes["8B"]
