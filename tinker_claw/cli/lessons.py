@@ -75,11 +75,10 @@ class Lessons(LedgerCommand):
             number = int(text.pop(0))
         else:
             raise UndoError(f"which one? `tinker-claw lessons {self.do} 3`; `lessons` lists them")
-        given: dict[str, Any] = {"rule": self.do, "user": user, "lesson": number}
-        given["text"] = " ".join(text)
-        done, _ = self.carry_out(
-            {"do": "lesson", **given}, lambda ledger: ledger.lessons.rule(*given.values())
-        )
+        said = " ".join(text)
+        order = {"do": "lesson", "rule": self.do, "user": user, "lesson": number, "text": said}
+        values = self.do, user, number, said
+        done, _ = self.carry_out(order, lambda ledger: ledger.lessons.rule(*values))
         write([f"Lesson {done}: {_DONE[self.do]}."])
         if self.do == "drop":
             with self.rows() as ledger:

@@ -177,5 +177,6 @@ class Rollback(_AnswerCommand):
 
 
 def _answers(now: bool, whom: str = "") -> str:
-    told = (f"answers{whom} from now on", f"will answer{whom} when the gateway is started")
-    return told[0] if now else told[1]
+    if now:
+        return f"answers{whom} from now on"
+    return f"will answer{whom} when the gateway is started"
