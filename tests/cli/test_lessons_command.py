@@ -37,7 +37,9 @@ def test_lessons_are_added_edited_kept_dropped_and_taken_home(tmp_path: Path) ->
         assert "`tinker-claw lessons" in refused.stderr or "at most 40" in refused.stderr
 
 
-def test_the_version_that_learned_it_is_named_and_a_drop_offers_the_one_before(tmp_path: Path) -> None:
+def test_the_version_that_learned_it_is_named_and_a_drop_offers_the_one_before(
+    tmp_path: Path,
+) -> None:
     story = Told(tmp_path)
     session = story.ledger.turns.session("me", "s")
     turn = story.turn("s", session_id=session)

@@ -85,6 +85,22 @@ def test_with_the_local_backend_the_models_own_file_says_whether_it_sees(
     assert may_see(load(["--backend", "local", "--model-name", *flags.split()])) is sees
 
 
+def test_more_models_see_with_vllm_than_in_the_gateways_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tmp_path / "Qwen3.5-4B"
+    model.mkdir()
+    (model / "config.json").write_text('{"model_type": "qwen3_5", "image_token_id": 7}')
+    settings = load(["--backend", "local", "--model-name", str(model)])
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.chdir(tmp_path)
+    assert not may_see(settings)
+    vllm = tmp_path / ".venv-vllm" / "bin" / "vllm"
+    vllm.parent.mkdir(parents=True)
+    vllm.touch(0o755)
+    assert may_see(settings)
+
+
 def test_the_block_follows_the_settings() -> None:
     flags = (*DEMO, "--port", "31234", "--served-model-name", "mine/claw", "--host", "localhost")
     told, _ = said(run(*flags, "--max-reply-tokens", "500").stdout)

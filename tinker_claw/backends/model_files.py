@@ -11,11 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub import hf_hub_download, snapshot_download
-from huggingface_hub.errors import (
-    HfHubHTTPError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-)
+from huggingface_hub.errors import HFValidationError
 
 from tinker_claw.config.settings import Settings
 from tinker_claw.errors import ConfigError
@@ -54,10 +50,9 @@ def source(settings: Settings, *, weights: bool = True) -> Source:
         ConfigError: there is no such folder, it is no model, or it cannot be downloaded.
     """
     run, named = settings.run, _named(settings)
-    remote = run.backend == "tinker"
     spoken, flag = (run.tokenizer, "--tokenizer") if run.tokenizer else (named, "--model-name")
     files = _MODEL_FILES if weights else _TOKENIZER_FILES
-    model = None if remote else model_folder(named, "--model-name", files)
+    model = None if run.backend == "tinker" else model_folder(named, "--model-name", files)
     tokenizer = model if model and spoken == named else _folder(spoken, flag, _TOKENIZER_FILES)
     if not any(next(Path(tokenizer).glob(name), None) for name in _TOKENIZERS):
         raise ConfigError(
@@ -71,14 +66,21 @@ def source(settings: Settings, *, weights: bool = True) -> Source:
 def may_see(settings: Settings) -> bool:
     """Whether the model takes images and the settings allow them, as far as is known."""
     run, named = settings.run, _named(settings)
-    seeing = _family(run.renderer, run.tokenizer or named, named) in SEEING
-    if run.backend == "local" and seeing:
-        try:  # as `SEEING` of local_gpu.model.load; not known of other servers
-            config = json.loads(config_file(named).read_text(encoding="utf-8"))
-            seeing = config["model_type"] == "qwen3_vl" and not settings.local.urls
-        except (OSError, ValueError, KeyError):
-            return False
-    return seeing and settings.gateway.images != "off"
+    family = _family(run.renderer, run.tokenizer or named, named)
+    if family not in SEEING or settings.gateway.images == "off":
+        return False
+    if run.backend == "tinker":
+        return True
+    from tinker_claw.backends.local import find_vllm  # which imports this module
+
+    try:
+        config = json.loads(config_file(named).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    if "image_token_id" not in config or settings.local.urls:  # not known of other servers
+        return False
+    # In this process as `SEEING` of local_gpu.model.load.
+    return find_vllm() is not None or config.get("model_type") == "qwen3_vl"
 
 
 def check_images(settings: Settings, model: str, *, trains: bool) -> None:
@@ -169,8 +171,8 @@ def _download(name: str, files: list[str], flag: str) -> str:
     """The local folder of a hub model; only what is missing there is fetched."""
     try:
         return snapshot_download(name, allow_patterns=files)
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    except (HFValidationError, OSError) as error:  # the hub's others are OSErrors
+        reason = (str(error) or type(error).__name__).splitlines()[0]
         raise ConfigError(
             f"{flag} {name} cannot be downloaded from the Hugging Face hub ({reason}); check the "
             "name and the network, give a local folder, or use --model-name demo"
