@@ -22,6 +22,7 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -220,7 +221,7 @@ async def test_a_proxy_is_not_between_a_track_and_its_gateway(
     async def health(_: Request) -> JSONResponse:
         return JSONResponse({"status": "ok"})
 
-    app = Starlette(routes=[Route("/healthz", health)])
+    app = FastAPI(routes=[Route("/healthz", health)])
     async with in_background(app) as url, client.connected(replace(TRACK, url=url)) as gateway:
         assert await gateway.health() == {"status": "ok"}
 
