@@ -440,7 +440,7 @@ async def test_servers_that_run_elsewhere_serve_what_is_learned_here(
         await asyncio.to_thread(doctor, *flags)
         told = section(capsys.readouterr().out, "samplers")
         assert told.startswith("FAIL samplers   --sampler-urls: ")
-        assert "start it with --enable-lora" in told
+        assert "start vLLM with --enable-lora" in told
 
 
 async def test_a_server_that_is_not_there_is_named_with_its_setting(
