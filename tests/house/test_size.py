@@ -12,14 +12,14 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 MOST = {
-    "tinker_claw": 182_040,
+    "tinker_claw": 182_130,
     "tinker_claw/*": 11_080,
     "tinker_claw/app": 6_420,
     "tinker_claw/backends": 14_890,
     "tinker_claw/billing": 2_520,
     "tinker_claw/cli": 15_760,
     "tinker_claw/config": 5_920,
-    "tinker_claw/conversation": 14_080,
+    "tinker_claw/conversation": 14_170,
     "tinker_claw/formats": 14_630,
     "tinker_claw/gateway": 16_580,
     "tinker_claw/judge": 5_480,

@@ -22,6 +22,7 @@ from cachetools import LRUCache
 from tinker_claw.conversation.classify import Identity, RequestKind
 from tinker_claw.conversation.history import (
     Conversation,
+    closest,
     ends,
     readings,
     same,
@@ -224,9 +225,11 @@ class ConversationIndex:
             if entry := self._pages.get(page):
                 return self.after(entry[0], said)
         turns = self._turns.latest(session_id)
-        waiting = (turn.turn_id for turn in turns if not turn.settled and same(turn.chain, chain))
-        turn_id = next(waiting, None)
-        if turn_id is None and cut is not None:
+        waiting = [turn for turn in turns if not turn.settled]
+        found, turn_id = closest([turn.chain for turn in waiting], chain), None
+        if found is not None:
+            turn_id = waiting[found].turn_id
+        elif cut is not None:
             turn_id = self._before_summary(session_id, turns, chain[cut:])
         return None if turn_id is None else self.after(turn_id, said)
 
