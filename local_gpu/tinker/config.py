@@ -48,9 +48,12 @@ class WireConfig:
     keep_retrieved_s: float = 60.0
     """Seconds that an answer is kept after it was retrieved."""
     request_bytes: int | None = None
-    """Bytes that may be taken by the bodies of requests that wait, by the tables of one training
-    request or of the samples that are scored at once, and by the samples that are drawn at once, at
-    their longest: each so many. None: an eighth of what is free after loading."""
+    """Bytes that may be taken by the bodies of requests that wait, by the answers that are kept, by
+    the tables of one training request or of the samples that are scored at once, and by the samples
+    that are drawn at once, at their longest: each so many. None: an eighth of what is free after
+    loading."""
+    open_sessions: int = 4096
+    """Sessions at once, and as many models in one session."""
     body_bytes: int = 1 << 26
     """Bytes of one request. The SDK splits what is longer than `chunk_bytes`, but never a datum."""
     chunk_datums: int = 1024

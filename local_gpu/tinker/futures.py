@@ -51,6 +51,10 @@ class Promise:
     asked: int = 0
     """Bytes of the request, until its answer is there."""
 
+    @property
+    def size(self) -> int:
+        return len(self.answer) if isinstance(self.answer, bytes) else 200
+
 
 class Promises:
     """Requests in flight, and answers that may still be retrieved."""
@@ -63,12 +67,13 @@ class Promises:
         keep_retrieved_s: float,
         pending_bytes: int,
     ) -> None:
+        """`pending_bytes`: of requests that wait, and as many of answers that are kept."""
         self._spawn = spawn
         self._keep_s = keep_s
         self._keep_retrieved_s = keep_retrieved_s
         self._promises: dict[str, Promise] = {}
         self._pending_bytes = pending_bytes
-        self._asked_bytes = 0
+        self._asked_bytes = self._held_bytes = 0
 
     def start(
         self,
@@ -129,9 +134,13 @@ class Promises:
                 promise.task.cancel()
 
     def sweep(self) -> None:
-        """Drop answers that have expired."""
+        """Drop answers that have expired, and the oldest if there are too many."""
         now = time.monotonic()
-        self._promises = {p.id: p for p in self._promises.values() if p.forget_at > now}
+        finished = [p for p in self._promises.values() if p.answer is not None]
+        for promise in sorted(finished, key=lambda p: p.forget_at):
+            if promise.forget_at <= now or self._held_bytes > self._pending_bytes:
+                self._held_bytes -= promise.size
+                del self._promises[promise.id]
 
     def __len__(self) -> int:
         return len(self._promises)
@@ -148,6 +157,9 @@ class Promises:
         self._asked_bytes -= promise.asked
         promise.forget_at = time.monotonic() + self._keep_s
         promise.ready.set()
+        self._held_bytes += promise.size
+        if self._held_bytes > self._pending_bytes:
+            self.sweep()
 
 
 async def guarded(work: Awaitable[Answer]) -> Answer:

@@ -38,7 +38,7 @@ class Service:
         self.shared = shared
         self.card = card
         self.links = Links()
-        self.sessions = Sessions(config.silence_s)
+        self.sessions = Sessions(config.silence_s, config.open_sessions)
         self.samplers = Samplers(shared, card, base)
         self._group = group
         self._tasks: set[asyncio.Task[None]] = set()

@@ -108,9 +108,10 @@ async def test_beside_a_gateway_with_keys(
         assert "Replies come from policy v0" in line_of(capsys.readouterr().out, "port")
         for wrong in (None, "another-that-is-long-enough"):
             monkeypatch.delenv(API_KEY) if wrong is None else monkeypatch.setenv(API_KEY, wrong)
-            assert await asyncio.to_thread(doctor, data, *flags) == 0
-            told = line_of(capsys.readouterr().out, "port")
-            assert told.endswith("It is ok: it tells more to who gives an admin's key")
+            assert await asyncio.to_thread(doctor, data, *flags) == 1
+            assert "takes another key than these flags give" in line_of(
+                capsys.readouterr().out, "port"
+            )
 
 
 def test_a_port_that_somebody_else_has_is_named(

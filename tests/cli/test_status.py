@@ -76,7 +76,7 @@ async def test_outage_says_what_since_when_and_what_it_means(
         told = capsys.readouterr().out
         assert re.search(r"backend: away since \d\d:\d\d:\d\d \(\d+ s ago\)", told)
         assert told.count("because it answers HTTP 503") == 1
-        assert re.search(r"ago\); next try in [34]\d s", told)
+        assert re.search(r"after 1 attempt; next try in [34]\d s", told)
         assert "as before; learning waits; nothing is lost." in told
         assert await ask(world.url, "--json") == 1
         health = json.loads(capsys.readouterr().out)

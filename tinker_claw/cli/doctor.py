@@ -297,8 +297,11 @@ class Checks:
                 raise taken from None
         url, state = common.url_of(self.settings), health["status"]
         here = f"a gateway of this project answers at {url}. It is {state}"
-        if "data_dir" not in health:
-            return Finding(here, "warn", "it tells more to who gives an admin's key")
+        if "user" in health:  # not an admin's key: it tells no more than that
+            return Finding(here)
+        if "data_dir" not in health:  # without a key it shows the status only
+            takes = "it takes another key than these flags give; give one of its keys"
+            raise ConfigError(f"{here}; {takes}, or choose another --port")
         told, its_own = f"{here}. {health['meaning']}", Path(health["data_dir"])
         if its_own != self.ledger.parent.absolute():
             elsewhere = f"{told} It keeps its records elsewhere, in {its_own}"

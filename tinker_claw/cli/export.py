@@ -99,7 +99,7 @@ class Export(LedgerCommand):
         settings = self.settings
         with self.rows() as ledger:
             held, run = run_of(ledger), settings.run
-            version = named(ledger, self.version, with_state=held.get("backend") != "local")
+            version = named(ledger, self.version, with_state=held["backend"] != "local")
         of_run: dict[str, Any] = {"backend": held["backend"], "data_dir": run.directory}
         if "model_name" not in run.model_fields_set:  # else it may lie elsewhere by now
             of_run["model_name"] = held["model"]

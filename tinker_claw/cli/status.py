@@ -190,6 +190,8 @@ def _wrong(health: Mapping[str, Any], now: float) -> Iterator[str]:
             continue
         line = f"  {part}: {state} {since(part)}"
         wait_s = health.get(f"{part}_next_try_s")
+        if part == "learner" and state == "stalled":
+            line += f", after {plural(health['learner_attempts'], 'attempt')}"
         yield line if wait_s is None else f"{line}; next try in {wait_s:.0f} s"
         error = health.get(f"{part}_error")
         # Parts that wait for the backend do not repeat the error of its outage.

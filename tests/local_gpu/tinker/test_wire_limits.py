@@ -271,6 +271,7 @@ def test_a_setting_of_a_step_that_is_not_known_is_refused_in_its_turn(raw: Raw) 
         ("optim_step", {"adam_params": {"learning_rate": 0.1, "amsgrad": True}}, "'amsgrad'"),
         ("save_weights", {"path": "x", "ttl_seconds": 1 << 60}, "ttl_seconds"),
         ("save_weights", {"path": "x\0y"}, "cannot name"),
+        ("save_weights", {"path": "x", "user_metadata": {"a": "b" * 70_000}}, "user_metadata"),
         ("load_weights", {"path": "tinker://\ud800/weights/x", "optimizer": True}, "\ud800"),
     )
     for number, (path, body, sentence) in enumerate(wrong, 1):
@@ -363,10 +364,12 @@ def lora(service: Any) -> Any:
     return made.result(WAIT_S)
 
 
-def test_what_waits_has_an_end(tmp_path: Path) -> None:
-    with wire_server(tmp_path, request_bytes=100_000, hole_s=600.0) as server:
+def test_sessions_and_what_waits_have_an_end(tmp_path: Path) -> None:
+    with wire_server(tmp_path, open_sessions=2, request_bytes=100_000, hole_s=600.0) as server:
         raw = Raw(server.url)
-        model = raw.model()
+        session, _ = raw.session(), raw.session()
+        assert raw.status("create_session") == 422
+        model = raw.model(session)
         answers = [
             raw.status("optim_step", model_id=model, seq_id=number) for number in range(2, 40)
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 import subprocess
@@ -19,6 +20,9 @@ from wire_servers import KEY, NAME, ROOT, Raw, TinkerServer, wire_process, wire_
 from wire_servers import RAW_TOKENS as TOKENS
 
 from local_gpu.tinker.__main__ import _config, main, parser
+from local_gpu.tinker.futures import Promises
+from local_gpu.tinker.sessions import Sessions
+from tinker_claw.errors import RequestError
 
 WAIT_S = 180
 
@@ -80,6 +84,29 @@ def test_a_silent_session_ends_and_old_answers_are_forgotten(tmp_path: Path) -> 
         assert raw.result(request_id).status_code == 410
         raw.loss(raw.forward_backward(model, 2))
         raw.http.close()
+
+
+async def test_answers_together_stay_within_their_bytes() -> None:
+    async def answer() -> bytes:
+        return b"x" * 400
+
+    promises = Promises(asyncio.create_task, keep_s=60, keep_retrieved_s=60, pending_bytes=8000)
+    ids = list[str]()
+    for _ in range(40):
+        ids.append(promises.start("session", answer, size=0))
+        assert await promises.wait(ids[-1], 5) == b"x" * 400
+    with pytest.raises(RequestError, match="no longer kept"):
+        await promises.wait(ids[0], 5)
+    assert len(promises) <= 8000 / 400
+
+
+def test_a_run_may_make_any_number_of_samplers_and_the_newest_are_known() -> None:
+    sessions = Sessions(60, 1)
+    session = sessions.create()
+    made = [session.add_sampler(number, None) for number in range(10_001)]
+    assert sessions.sampler(made[-1].id) is made[-1]
+    with pytest.raises(RequestError, match="no sampler"):
+        sessions.sampler(made[0].id)
 
 
 def test_a_wrong_key_is_turned_away(tmp_path: Path) -> None:
