@@ -1,4 +1,4 @@
-# demo: see it learn.  test: the suite but for its slow tests.  test-all: everything.  test-part PART=2/4: those of the slow tests
+# demo: see it learn.  test: the suite but for its slow tests.  test-all: everything.  test-part PART=2/8: those of the slow tests
 # whose turn it is.  check: lint, types, format, and the pages.  docs: the pages as a site, in docs/_build.
 # soak: twenty minutes under load, with everything going wrong in turn.
 # real: a real model of 135 million parameters learns on this CPU: fetches 93 MB, writes 540 MB, takes hours; goes on where it was.
@@ -44,13 +44,13 @@ real: $(READY)
 	$(BIN)/python -m examples.personalize configs/personalize/small.toml $(ARGS)
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n 4 --dist loadfile $(ARGS)
 
 test-all: $(READY)
-	$(BIN)/python -m pytest -n 3 --dist loadfile --slow all $(ARGS)
+	$(BIN)/python -m pytest -n 4 --dist loadfile --slow all $(ARGS)
 
 test-part: $(READY)
-	$(BIN)/python -m pytest -n 3 --dist loadfile --slow $(PART) $(ARGS)
+	$(BIN)/python -m pytest -n 4 --dist loadfile --slow $(PART) $(ARGS)
 
 soak: $(READY)
 	$(BIN)/python -m tests.soak $(ARGS)

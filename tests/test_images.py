@@ -107,6 +107,7 @@ print(json.dumps([said, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - bef
 """
 
 
+@pytest.mark.slow
 def test_bombs_of_each_kind_are_clear_errors_with_flat_memory(tmp_path: Path) -> None:
     thrown = bombs() | {
         format: (animated(format, **options), "read") for format, options in ANIMATIONS.items()

@@ -55,6 +55,7 @@ def asks(running: Life, key: str | None) -> int:
     return httpx.post(url, json=BODY, headers=headers, timeout=240).status_code
 
 
+@pytest.mark.slow
 def test_a_key_is_made_with_a_new_data_directory_and_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

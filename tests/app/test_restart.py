@@ -109,6 +109,7 @@ def test_directory_in_use_is_refused_and_the_lock_of_a_dead_process_is_not(tmp_p
         assert third.serves()
 
 
+@pytest.mark.slow
 def test_another_run_on_the_same_directory_is_refused(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with life(data, *FLAGS) as first:
@@ -155,6 +156,7 @@ def overwrite(file: Path, page: int) -> None:
         damaged.write(b"\xff" * 64)
 
 
+@pytest.mark.slow
 def test_damaged_ledger_is_named_and_left_as_it_is(tmp_path: Path) -> None:
     data = tmp_path / "data"
     file = data / "ledger.sqlite3"
@@ -179,6 +181,7 @@ def test_damaged_ledger_is_named_and_left_as_it_is(tmp_path: Path) -> None:
     assert digest_of(data) == before
 
 
+@pytest.mark.slow
 def test_torn_end_of_the_write_ahead_log_costs_the_last_transaction_only(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with life(data, *FLAGS) as running:

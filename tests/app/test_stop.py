@@ -59,6 +59,7 @@ def test_replies_in_flight_end_and_the_last_step_is_whole(tmp_path: Path, number
     assert "Traceback" not in running.said()
 
 
+@pytest.mark.slow
 def test_step_that_does_not_end_is_void_and_taken_again(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with busy(data, fate=Fate(slow={STEP: 600}, constants=BOUNDS)) as (running, who):
@@ -75,6 +76,7 @@ def test_step_that_does_not_end_is_void_and_taken_again(tmp_path: Path) -> None:
     check(data, who.seen, batch_size=2)
 
 
+@pytest.mark.slow
 def test_step_that_ends_soon_is_waited_for(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with busy(data, fate=Fate(slow={STEP: 2})) as (running, _):
@@ -83,6 +85,7 @@ def test_step_that_ends_soon_is_waited_for(tmp_path: Path) -> None:
     assert steps(data) == [("committed", None)]
 
 
+@pytest.mark.slow
 def test_reply_that_does_not_end_is_cut_and_not_taken_for_whole(tmp_path: Path) -> None:
     data = tmp_path / "data"
     slow = Fate(slow={"local_gpu.sample.embedded:draw": 1.0}, constants=BOUNDS)
@@ -95,6 +98,7 @@ def test_reply_that_does_not_end_is_cut_and_not_taken_for_whole(tmp_path: Path) 
     assert one(data, "SELECT COUNT(*) FROM turns WHERE stop_reason <> 'abort'") == 0
 
 
+@pytest.mark.slow
 def test_state_that_serves_is_saved_at_the_end(tmp_path: Path) -> None:
     data, seldom = tmp_path / "data", ("--save-interval", "1000")
     with busy(data, *seldom) as (running, who):
@@ -112,6 +116,7 @@ def test_state_that_serves_is_saved_at_the_end(tmp_path: Path) -> None:
     check(data, who.seen, batch_size=2)
 
 
+@pytest.mark.slow
 def test_stop_while_the_model_loads(tmp_path: Path) -> None:
     data = tmp_path / "data"
     for numbers in ([signal.SIGTERM], [signal.SIGINT], [signal.SIGINT] * 2):
@@ -132,6 +137,7 @@ def test_stop_while_the_model_loads(tmp_path: Path) -> None:
         assert running.stop() == 0
 
 
+@pytest.mark.slow
 def test_second_ctrl_c_ends_at_once_whatever_is_under_way(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with busy(data, fate=Fate(slow={STEP: 600})) as (running, who):

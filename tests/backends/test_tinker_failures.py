@@ -152,6 +152,7 @@ async def test_status_for_ever_is_an_outage_after_our_deadline(
     await recovers(run)
 
 
+@pytest.mark.slow
 async def test_outage_says_what_a_plain_question_is_answered(run: Run) -> None:
     run.limit(step_timeout_s=run.short_s)
     run.spoil(Fault("optim_step"), Fault("get_server_capabilities", status=503))
@@ -174,6 +175,7 @@ async def test_missing_credit_is_told_at_once_not_after_an_hour(tmp_path: Path, 
     await run.trainer.aclose()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [408, 429, 500])
 async def test_short_trouble_is_ridden_out_by_the_sdk_and_nothing_is_done_twice(
     tmp_path: Path, status: int
@@ -253,6 +255,7 @@ async def test_publishing_that_fails_leaves_the_old_sampler_answering(
     await run.trainer.aclose()
 
 
+@pytest.mark.slow
 async def test_sampler_that_hangs_is_an_outage_and_one_that_fails_is_not(tmp_path: Path) -> None:
     run = await begin(tmp_path)
     run.limit(sample_timeout_s=run.short_s)
@@ -304,6 +307,7 @@ async def test_cancelled_step_leaves_suspect_weights(run: Run) -> None:
     await recovers(run)
 
 
+@pytest.mark.slow
 async def test_service_that_is_gone_is_noticed_long_before_the_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

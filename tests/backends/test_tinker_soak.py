@@ -228,6 +228,7 @@ async def test_learner_comes_to_the_same_versions_and_weights_on_both_backends(
     assert max(float(np.abs(there[name] - here[name]).max()) for name in here) < 1e-5
 
 
+@pytest.mark.slow
 async def test_sample_that_the_service_refuses_is_found_and_set_aside(tmp_path: Path) -> None:
     trainer = await start_tinker(tmp_path)
     turns = await record(trainer, 2 * BATCH + 1)

@@ -108,6 +108,7 @@ async def test_one_run_measures_every_row_and_finds_every_prompt_in_the_ledger(
     }
 
 
+@pytest.mark.slow
 def test_a_prompt_that_is_not_in_the_ledger_is_not_taken_for_equal(
     cache: Path,
 ) -> None:

@@ -98,6 +98,7 @@ def test_a_wrong_key_is_a_sentence_and_asked_for_again(home: Path) -> None:
     assert files(home) == before
 
 
+@pytest.mark.slow
 def test_a_key_that_is_there_is_used_and_kept_nowhere_else(home: Path) -> None:
     port = {"TINKER_CLAW_GATEWAY__PORT": str(free_port())}
     with service() as url, started(home, TINKER_BASE_URL=url, TINKER_API_KEY=KEY, **port) as seen:

@@ -203,6 +203,7 @@ class Flash:
         self.now = None
 
 
+@pytest.mark.slow
 def test_flash_attention_3_is_tried_out_where_it_is_installed(
     cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -205,6 +205,7 @@ OPTIONAL = (
 )
 
 
+@pytest.mark.slow
 def test_the_whole_package_imports_without_what_is_an_extra() -> None:
     names = [n for n, _ in modules() if n.startswith("tinker_claw")]
     script = (

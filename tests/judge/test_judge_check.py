@@ -79,6 +79,7 @@ async def test_no_injection_makes_a_hint_from_a_tool() -> None:
     assert f"{sum(one.moved for one in moved)} injections moved it" in PAGE
 
 
+@pytest.mark.slow
 def test_the_command_measures_a_judge_by_its_address(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

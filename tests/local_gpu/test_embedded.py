@@ -159,6 +159,7 @@ async def test_a_shared_prefix_is_not_computed_again_and_changes_no_logprob(
     assert [c.cached_tokens for c in drawn] == [(254 // PAGE_TOKENS) * PAGE_TOKENS] * 3
 
 
+@pytest.mark.slow
 async def test_a_prefix_is_shared_under_its_own_salt_only(trainer: LocalTrainer) -> None:
     sampler, tokens = await trainer.publish(), prompt(200)
     cached = [

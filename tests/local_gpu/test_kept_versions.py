@@ -73,6 +73,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 async def test_a_ref_resolves_after_kill_9(tmp_path: Path) -> None:
     here = Path(__file__).parent
     paths = os.pathsep.join([str(here), str(here.parent), str(here.parent.parent)])

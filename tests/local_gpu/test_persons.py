@@ -77,6 +77,7 @@ async def test_a_person_is_served_before_episodes_that_wait(tmp_path: Path) -> N
     assert order.index("person") <= 1, "at most the pass that ran already goes before"
 
 
+@pytest.mark.slow
 async def test_episodes_pause_for_a_person_and_draw_what_they_would_have_drawn(
     tmp_path: Path,
 ) -> None:
@@ -101,6 +102,7 @@ async def test_episodes_pause_for_a_person_and_draw_what_they_would_have_drawn(
     assert between < 4 * 12, "and not one of each of the eight for every token of the person"
 
 
+@pytest.mark.slow
 async def test_a_pass_of_a_person_that_once_takes_long_does_not_let_episodes_take_part_for_ever(
     tmp_path: Path,
 ) -> None:
@@ -125,6 +127,7 @@ async def test_a_pass_of_a_person_that_once_takes_long_does_not_let_episodes_tak
     assert order[first:last].count("try") < 6 * 30, "and not eight for each token"
 
 
+@pytest.mark.slow
 async def test_a_person_who_was_alone_for_long_owes_episodes_nothing(tmp_path: Path) -> None:
     order = Order()
     async with base_sampler(tmp_path) as sampler:

@@ -205,6 +205,7 @@ def test_nearly_all_secrets_are_cut_out_whatever_their_form_and_surroundings() -
     assert all(SECRETS.redact(kept) == kept for _, kept in left)
 
 
+@pytest.mark.slow
 def test_hardly_any_text_of_others_is_taken_to_hold_one() -> None:
     """At most one text in a hundred: a prompt that seems to hold a secret is not learned from."""
     texts = list(harmless(1000))

@@ -152,6 +152,7 @@ def run(script: str) -> None:
 NOT_THERE = "assert not {'torch', 'transformers'} & sys.modules.keys(), 'imported'\n"
 
 
+@pytest.mark.slow
 def test_a_gateway_over_tinker_imports_neither_and_may_import_them_later() -> None:
     run(
         "import sys\nfrom tinker_claw.render.renderer import Renderer\n"

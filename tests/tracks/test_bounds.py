@@ -112,6 +112,7 @@ async def burst(tmp_path: Path, names: Sequence[str]) -> Peak:
     return peak
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["processes", "memory of four"])
 async def test_a_bomb_ends_at_its_bound_and_says_which(tmp_path: Path, name: str) -> None:
     peak = await burst(tmp_path, [name])

@@ -84,6 +84,7 @@ def test_the_beginner_was_shown_what_a_request_renders_to() -> None:
     assert tuple(rendered.tokens) == Teller(MODEL).ids(prompt(screen.asked))
 
 
+@pytest.mark.slow
 def test_the_beginner_finds_icons_and_seldom_clicks_but_then_mostly_on_the_asked_one() -> None:
     verify(MODEL)
     model: Any = Qwen3VLForConditionalGeneration.from_pretrained(MODEL)

@@ -155,6 +155,7 @@ async def test_the_only_server_is_an_outage_that_ends_when_it_goes_on(
         assert all(place.errors("v1", *part) < 1e-4 for part in reply.parts)
 
 
+@pytest.mark.slow
 async def test_an_engine_that_hangs_is_noticed_though_its_http_side_answers(tmp_path: Path) -> None:
     async with site(tmp_path, 2, options=QUICK) as place:
         sampler = await place.publish("v1")

@@ -48,6 +48,7 @@ def asked(place: Site, model: str) -> list[int]:
     return [sum(name == model for name, _ in server.log.prompts) for server in place.servers]
 
 
+@pytest.mark.slow
 async def test_each_version_answers_with_its_own_weights_on_every_server(tmp_path: Path) -> None:
     async with site(tmp_path) as place:
         samplers = {ref: await place.publish(ref) for ref in ("v1", "v2")}
@@ -84,6 +85,7 @@ async def test_a_reply_in_flight_ends_on_its_version_which_waits_for_it(tmp_path
         assert [s.log.most_running["v1"] for s in place.servers] == [0, 0]
 
 
+@pytest.mark.slow
 async def test_nothing_fails_while_versions_are_published_under_load(tmp_path: Path) -> None:
     async with site(tmp_path, 3) as place:
         current: list[PoolSampler] = [await place.publish("v0")]
@@ -163,6 +165,7 @@ async def test_a_reply_that_nobody_wants_any_more_ends_at_the_server(tmp_path: P
         await eventually(lambda: sum(s.log.aborted for s in place.servers) == 2)
 
 
+@pytest.mark.slow
 async def test_recent_prompts_are_computed_everywhere_before_a_version_serves(
     tmp_path: Path,
 ) -> None:
@@ -208,6 +211,7 @@ async def test_a_server_that_shares_what_it_has_computed_tells_none_of_it(tmp_pa
         assert (await one(sampler, tokens, max_tokens=2)).cached_tokens >= 256, "of nobody's"
 
 
+@pytest.mark.slow
 async def test_a_conversation_is_computed_for_a_new_version_where_it_goes_on(
     tmp_path: Path,
 ) -> None:
@@ -239,6 +243,7 @@ async def test_no_prefix_is_computed_where_none_is_wanted(tmp_path: Path) -> Non
         assert all(("v2", system[:512]) not in s.log.warmed for s in place.servers)
 
 
+@pytest.mark.slow
 async def test_warming_ends_in_time(tmp_path: Path) -> None:
     options = PoolOptions(warm_s=0.5, look_s=600)
     async with site(tmp_path, options=options) as place:

@@ -76,6 +76,7 @@ async def test_a_busy_server_that_is_the_only_one_is_an_outage_that_says_so(tmp_
         assert len((await one(sampler, prompt(30))).tokens) == 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", ["gone", "503", "hangs", "cut", "ends early"])
 async def test_another_server_takes_what_fails_before_the_first_token(
     tmp_path: Path, ends: str
@@ -186,6 +187,7 @@ async def test_a_server_that_was_restarted_unnoticed_is_noticed_by_what_it_lacks
         await eventually(lambda: "v1" in restarted.adapters)
 
 
+@pytest.mark.slow
 async def test_a_server_full_of_episodes_is_well_and_takes_a_new_version(tmp_path: Path) -> None:
     options = PoolOptions(look_s=0.1, still_s=1, warm_s=0.2, ready_s=30)
     async with site(tmp_path, 1, options=options) as place:
@@ -236,6 +238,7 @@ async def test_a_server_that_cannot_load_a_version_leaves_and_the_others_serve_i
         assert "v2" in place.servers[0].adapters
 
 
+@pytest.mark.slow
 async def test_a_server_that_hangs_does_not_hold_up_a_publish(tmp_path: Path) -> None:
     options = PoolOptions(ready_s=8, returns=Backoff(600, 600), look_s=600)
     async with site(tmp_path, options=options) as place:

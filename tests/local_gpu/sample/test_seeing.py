@@ -145,6 +145,7 @@ async def over_tinker(model: Path, folder: Path, **options: Any) -> TinkerTraine
     return await TinkerTrainer.start(asked, key=KEY)
 
 
+@pytest.mark.slow
 async def test_over_tinkers_wire_it_is_the_same_reply(
     model: Path, renderer: Renderer, tmp_path: Path
 ) -> None:
@@ -236,6 +237,7 @@ async def test_over_tinkers_wire_it_learns_the_same(
         assert other == pytest.approx(one, abs=1e-5)
 
 
+@pytest.mark.slow
 async def test_the_server_names_images_that_it_cannot_train_on(
     model: Path, renderer: Renderer, tmp_path: Path
 ) -> None:

@@ -197,6 +197,7 @@ async def test_one_that_dies_of_its_first_request_was_never_ready(vllm: Path, mo
     assert len(starts(model)) == 1, "it is not tried again"
 
 
+@pytest.mark.slow
 async def test_one_that_hangs_is_ended_and_started_again(
     vllm: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

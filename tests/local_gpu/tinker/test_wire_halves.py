@@ -191,6 +191,7 @@ def test_a_learner_that_dies_takes_its_models_and_not_the_server(server: TinkerS
     service.close("success").result(WAIT_S)
 
 
+@pytest.mark.slow
 def test_samplers_over_http_serve_what_this_process_learns(
     folder: Path, samplers: list[InferenceServer]
 ) -> None:

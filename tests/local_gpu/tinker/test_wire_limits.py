@@ -378,6 +378,7 @@ def test_sessions_and_what_waits_have_an_end(tmp_path: Path) -> None:
         raw.http.close()
 
 
+@pytest.mark.slow
 def test_adapters_that_are_sampled_at_once_wait_for_a_place(tmp_path: Path) -> None:
     with wire_server(tmp_path, open_samplers=1) as server:
         service = tinker.ServiceClient(base_url=server.url, api_key=KEY)

@@ -126,6 +126,7 @@ def test_a_wrong_key_is_turned_away(tmp_path: Path) -> None:
         raw.http.close()
 
 
+@pytest.mark.slow
 def test_the_process_says_where_it_serves_and_stops_in_order(tmp_path: Path) -> None:
     with wire_process(tmp_path / "wire") as running:
         assert "TINKER_BASE_URL=" in running.line
