@@ -277,6 +277,9 @@ def test_a_turn_or_ledger_that_is_not_there_is_a_sentence(
 ) -> None:
     assert main.main(["explain", "999", "--data-dir", str(world[0])]) == 2
     assert "has no turn 999; `tinker-claw log turns` lists them" in capsys.readouterr().err
+    for command in (["explain"], ["forget", "turn"], ["lessons", "drop"]):
+        assert main.main([*command, "9" * 20, "--data-dir", str(world[0])]) == 2
+        assert "has nothing with so large a number" in capsys.readouterr().err
     assert main.main(["explain", "1", "--data-dir", str(tmp_path)]) == 2
     assert "holds no ledger; name the directory with --data-dir" in capsys.readouterr().err
 

@@ -223,10 +223,16 @@ def address_that_is_no_tinker(at: Newcomer) -> Sequence[str]:
     return ()
 
 
-@trouble(r"--base-url box:8000 is no address: it begins with http:// or https://")
+@trouble(r"--base-url \(TINKER_BASE_URL\) is no address; write http://HOST:PORT")
 def address_without_http(at: Newcomer) -> Sequence[str]:
     at.environment |= KEY
     return ("--base-url", "box:8000")
+
+
+@trouble(r"--base-url \(TINKER_BASE_URL\) is no address; write http://HOST:PORT")
+def address_with_an_open_bracket(at: Newcomer) -> Sequence[str]:
+    at.environment |= KEY | {"TINKER_BASE_URL": "http://[::1:8000"}
+    return ()
 
 
 @trouble(

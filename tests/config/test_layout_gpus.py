@@ -127,6 +127,7 @@ def test_openclaw_rls_variables_count_where_nothing_else_is_set(
         ("--sampler-urls http://a:1 --rollout-gpus 2", "ROLLOUT_GPUS. is for samplers that are st"),
         ("--sampler-urls http://a:1 --rollout-tp 2", "--rollout-tp is for"),
         ("--sampler-urls box:8000", "'box:8000' is no address; write http://HOST:PORT"),
+        ("--sampler-urls http://box:99999", "'http://box:99999' is no address"),
         (
             "--backend tinker --gpus 8",
             "--gpus .NUM_GPUS.: with --backend tinker, .* add --backend local",

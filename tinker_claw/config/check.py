@@ -6,11 +6,13 @@ what works; none ever holds a key. What depends on the machine is not looked at 
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Iterator
 from itertools import chain
 from typing import Final
+from urllib.parse import urlsplit
 
 from tinker_claw.config.settings import (
     DEFAULT_USER,
@@ -31,7 +33,6 @@ _KEY: Final = re.compile(r"[!-~]{16,512}")
 _MAKE_ONE: Final = "python -c 'import secrets; print(secrets.token_urlsafe(32))' makes a good one"
 _HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
 _VALUE: Final = re.compile(r"[ -~]{1,8000}")
-_URL: Final = re.compile(r"https?://[^/\s]+")
 _HOST: Final = re.compile(r"[a-z0-9.-]+(:[0-9]{1,5})?")
 
 
@@ -43,7 +44,8 @@ def check(settings: Settings) -> None:
     """
     if settings.training.clip_low >= settings.training.clip_high:
         raise ConfigError("--clip-low must be below --clip-high")
-    for wrong in chain(_access(settings), _local(settings.run, settings.local), _judge(settings)):
+    run, local = settings.run, settings.local
+    for wrong in chain(_access(settings), _urls(settings), _local(run, local), _judge(settings)):
         raise ConfigError(wrong)
 
 
@@ -77,6 +79,27 @@ def _access(settings: Settings) -> Iterator[str]:
             )
     if len(set(keys.values())) < len(keys):
         yield "users: two users have the same key; a key must name one user"
+
+
+def _urls(settings: Settings) -> Iterator[str]:
+    judge, root = settings.judge, "http://HOST:PORT"
+    service = settings.run.base_url or os.environ.get("TINKER_BASE_URL")
+    for name, url, form in (
+        ("--base-url (TINKER_BASE_URL)", service, root),
+        ("--judge-url", judge.judge_url, f"{root}/v1"),
+        ("[judge.second]: its url", judge.second and judge.second.url, f"{root}/v1"),
+        *((f"--sampler-urls: {url!r}", url, root) for url in settings.local.urls),
+    ):
+        if url and not _is_address(url):
+            yield f"{name} is no address; write {form}"
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # its host or its port cannot be one
+        return False
 
 
 def _local(run: Run, local: Local) -> Iterator[str]:
@@ -131,10 +154,6 @@ def _judge(settings: Settings) -> Iterator[str]:
         )
     if judge.judge_images and (judge.judge_url is None or settings.gateway.images != "train"):
         yield "--judge-images shows kept images to an endpoint: set --judge-url and --images train"
-    if judge.judge_url is not None and not _URL.match(judge.judge_url):
-        yield "--judge-url is no address; write http://HOST:PORT/v1"
-    if judge.second is not None and not _URL.match(judge.second.url):
-        yield "[judge.second]: its url is no address; write http://HOST:PORT/v1"
     for table, headers in (
         ("judge.headers", judge.headers),
         ("judge.second.headers", judge.second.headers if judge.second else {}),
@@ -147,9 +166,6 @@ def _judge(settings: Settings) -> Iterator[str]:
 
 
 def _servers(local: Local) -> Iterator[str]:
-    for url in local.urls:
-        if not _URL.match(url):
-            yield f"--sampler-urls: {url!r} is no address; write http://HOST:PORT"
     unused = local.given("rollout_gpus", "rollout_tp", "sampler_quantization")
     if local.urls and unused:
         yield (

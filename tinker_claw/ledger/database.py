@@ -76,6 +76,8 @@ class Rows:
             yield
         except sqlite3.Error as error:
             raise self._refused(f"{self.path} cannot be {what}: {error}") from error
+        except OverflowError as error:  # somebody's number is larger than SQLite's can be
+            raise LedgerError(f"{self.path} has nothing with so large a number") from error
 
     def _refused(self, why: str) -> LedgerError:
         return LedgerError(why)

@@ -55,8 +55,6 @@ def address(base_url: str | None, key: str | None = None) -> Address:
         ConfigError: there is no key, or what is there cannot be one.
     """
     url = (base_url or os.environ.get(URL_VARIABLE) or DEFAULT_URL).rstrip("/")
-    if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"--base-url {url} is no address: it begins with http:// or https://")
     found = key or os.environ.get(KEY_VARIABLE)
     if not found:
         if source_of_key() is not None:
