@@ -117,7 +117,7 @@ class Run:
                     return None
                 health = await self.gateway.health()
                 self.seen.version = max(self.seen.version, health.get("policy_version", 0))
-                if health.get("learner") == "held":
+                if health.get("learner") in ("held", "observing"):  # no step would come
                     self.held = f"{health.get('meaning')} {health.get('learner_error') or ''}"
                     return None
                 if health.get("samples_waiting", 0) >= self.track.waiting:

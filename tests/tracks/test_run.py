@@ -173,8 +173,11 @@ async def test_no_group_is_begun_while_too_many_samples_wait(tmp_path: Path) -> 
     assert len(fake.outcomes) == 4
 
 
-async def test_where_learning_is_held_nobody_plays_on_and_the_run_says_why(tmp_path: Path) -> None:
-    fake = FakeGateway(told={"learner": "held", "learner_error": "An alarm rang."})
+@pytest.mark.parametrize("learner", ["held", "observing"])
+async def test_where_nothing_is_learned_nobody_plays_on_and_the_run_says_why(
+    tmp_path: Path, learner: str
+) -> None:
+    fake = FakeGateway(told={"learner": learner, "learner_error": "An alarm rang."})
     with pytest.raises(TrackError, match=r"So it is. An alarm rang. Then the same command goes on"):
         await play(fake, tmp_path, replace(TRACK, exam_tasks=0))
     assert fake.outcomes == []
