@@ -258,6 +258,7 @@ async def test_pinned_version_whose_weights_are_gone_does_not_stop_a_start(tmp_p
     ledger = Ledger(tmp_path)
     trainer.fail["open"] = 1
     assert await restore_pin(ledger, trainer) is None
+    assert ledger.pin.version is None, "`status` names the version that answers"
     ledger.close()
 
 

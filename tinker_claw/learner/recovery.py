@@ -122,7 +122,7 @@ def _restarted(ledger: Ledger, saved: PolicyVersion, sampler: Sampler) -> Policy
 
 
 async def restore_pin(ledger: Ledger, trainer: Trainer) -> Policy | None:
-    """Open the pinned version; None: none is pinned, or its weights are gone.
+    """Open the pinned version; None: none is pinned, or its weights are gone, which ends the pin.
 
     Raises:
         OutageError: the service is away.
@@ -137,6 +137,7 @@ async def restore_pin(ledger: Ledger, trainer: Trainer) -> Policy | None:
         raise
     except BackendError as error:
         log.warning("pin.gone", version=version.id, error=str(error))
+        ledger.pin.end()
         return None
 
 
