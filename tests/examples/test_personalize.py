@@ -751,9 +751,8 @@ def test_users_nobody_should_learn_from_in_haste_do_no_harm_in_two_steps(tmp_pat
     for user in users:
         found = written(tmp_path, Run("combine", user, "learns", 0))
         assert found is not None
-        # Steps go on while versions are examined: on a busy machine the last one is of more steps.
-        at = {point["step"]: point for point in found["curve"]}
-        first, last = at[0], at[2]
+        # Of two steps; on a busy machine of more, and of one where learning was held after it.
+        first, *_, last = found["curve"]
         assert last["characters"] == pytest.approx(first["characters"], rel=0.2)
         assert min(last["sums"], last["lists"]) >= 0.95
         assert f"combine {user}" in shown.stdout
