@@ -35,10 +35,15 @@ def write_private(file: Path, text: str) -> None:
     """Create a file that its owner alone may read.
 
     Raises:
-        OSError: it cannot be written, or there is one already.
+        OSError: it cannot be written, and is not left in part; or there is one already.
     """
     with open(file, "x", opener=private) as out:
-        out.write(text)
+        try:
+            out.write(text)
+            out.flush()
+        except OSError:
+            file.unlink()
+            raise
 
 
 def open_to_others(directory: Path) -> list[Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import resource
 import stat
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.lives import Fate, Life, life
 from tinker_claw.cli import main
 from tinker_claw.config import own_key
 from tinker_claw.config.load import load
+from tinker_claw.errors import LedgerError
 
 DEMO = ("--model-name", "demo", "--backend", "local")
 NAMED = "TINKER_CLAW_GATEWAY__API_KEY"
@@ -86,6 +88,23 @@ def test_a_key_is_made_with_a_new_data_directory_and_kept(
         assert keyless.serves()
         assert asks(keyless, None) == 200
         assert keyless.stop() == 0
+
+
+def test_a_full_disk_leaves_no_half_of_a_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = (*DEMO, "--data-dir", str(tmp_path / "data"))
+    monkeypatch.setattr(own_key, "accounts", with_anna)
+    settings = load(flags)
+    assert (file := settings.key_file) is not None
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, most))
+    try:
+        with pytest.raises(LedgerError, match="cannot be written"):
+            own_key.make(settings, file)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    assert load(flags).key_file == file, "the next start makes one"
 
 
 @pytest.mark.parametrize(

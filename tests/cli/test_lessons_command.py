@@ -31,6 +31,11 @@ def test_lessons_are_added_edited_kept_dropped_and_taken_home(tmp_path: Path) ->
     assert "Answer in French." in run("lessons", "--user=ann", directory=tmp_path).stdout
     run("export", "--lessons", str(tmp_path / "memory.md"), directory=tmp_path)
     assert "- Answer in French.\n" in (tmp_path / "memory.md").read_text()
+    home = run("export", "--lessons", "-", directory=tmp_path).stdout.splitlines()
+    assert home[2:] == [
+        *("## ann", "", "- Answer in French.", ""),
+        *("## default", "", "- Be very brief."),
+    ], "nobody's agent takes another's wish for its own user's"
     for wrong in (("drop", "9"), ("drop",), ("add", "word " * 41)):
         refused = run("lessons", *wrong, directory=tmp_path)
         assert refused.returncode

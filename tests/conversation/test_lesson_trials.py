@@ -207,6 +207,19 @@ def test_what_each_user_asked_for_is_common(ledger: Ledger) -> None:
     assert common() == set()
 
 
+def test_only_who_uses_the_policy_now_has_a_say_in_what_is_common(ledger: Ledger) -> None:
+    """A user without a key any more does not count, nor does one who has never talked."""
+    for user, text in (("ann", PLAIN), ("bob", "Be kind."), ("left", "Be kind.")):
+        turn(ledger, ledger.turns.session(user, user), -1, Wish(text, text, "always"))
+    ledger.lessons.rule("add", "admin", None, PLAIN)
+    common = ledger.lessons.common
+    by_user = {one.user: one.id for one in ledger.lessons.of_user()}
+    assert common() == set(), "not of the three, though as many say the one thing or the other"
+    assert common(("ann", "bob", "admin")) == set(), "bob never asked for it"
+    assert common(("ann", "admin")) == {by_user["ann"], by_user["admin"]}
+    assert common(("bob",)) == {by_user["bob"], by_user["left"]}
+
+
 def test_what_was_learned_is_told_again_on_another_line(ledger: Ledger) -> None:
     """A pin or a rollback before the version that learned it has not learned it."""
     lessons = Lessons(ledger.lessons, lambda text: range(len(text)))

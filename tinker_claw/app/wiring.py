@@ -178,6 +178,7 @@ async def _parts(
         spending=Spending(price, ledger.spend, telemetry, usd=spend.budget_usd),
         training=settings.training,
         reply_tokens=settings.gateway.max_reply_tokens,
+        users=Keys(settings.gateway.api_key, settings.users).users,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+from collections import defaultdict
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -37,8 +38,8 @@ class Export(LedgerCommand):
     lessons: Path | None = Field(
         None,
         title="FILE",
-        description="what users want of all replies, as Markdown that any agent reads as memory; "
-        "- for the terminal",
+        description="what users want of all replies, as Markdown that any agent reads as memory, "
+        "several users under their names; - for the terminal",
     )
     adapter: Path | None = Field(
         None, title="DIR", description="a version's LoRA weights, in PEFT's format"
@@ -72,8 +73,13 @@ class Export(LedgerCommand):
     def _lessons(self, target: Path) -> None:
         with self.rows() as ledger:
             found = of_user(ledger, None)
-        lines = ["# What the user wants of replies", ""]
-        lines += [f"- {one.text}" for one in found if one.state is not State.DROPPED]
+        by_user = defaultdict[str, list[str]](list)
+        for one in found:
+            if one.state is not State.DROPPED:
+                by_user[one.user].append(f"- {one.text}")
+        lines = ["# What the user wants of replies"]
+        for user, wishes in sorted(by_user.items()):
+            lines += ["", *([f"## {user}", ""] if len(by_user) > 1 else []), *wishes]
         if str(target) == "-":
             return write(lines)
         with _whole(target) as draft:

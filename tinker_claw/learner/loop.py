@@ -411,7 +411,9 @@ class Learner:
         """Score the batch under current weights, and compute the advantages from the method's
         state."""
         parts, policy, cfg = self._parts, self._parts.policy.newest, cfg or self._parts.training
-        common = frozenset[int]() if cfg.lessons == "off" else parts.ledger.lessons.common()
+        common = frozenset[int]()
+        if cfg.lessons != "off":
+            common = parts.ledger.lessons.common(parts.users)
         items = await batch_items(
             samples, policy, parts.base, cfg, score_fresh=self._score_fresh, common=common
         )

@@ -10,7 +10,7 @@ import re
 import sqlite3
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any, Literal
@@ -135,14 +135,19 @@ class LessonTable(LedgerTable):
             )
             tx.execute("UPDATE sessions SET drawn = 1 WHERE id = ?", (session_id,))
 
-    def common(self) -> frozenset[int]:
+    def common(self, users: Collection[str] | None = None) -> frozenset[int]:
         """Return the lessons that every user of the policy has. The others are only told, and not
-        distilled into the shared weights."""
-        users = self._db.one(
-            "SELECT COUNT(*) FROM (SELECT DISTINCT user AS name FROM sessions) WHERE EXISTS "
+        distilled into the shared weights.
+
+        Args:
+            users: those who may call now; None: whoever has.
+        """
+        talked = self._db.column(
+            "SELECT DISTINCT user AS name FROM sessions WHERE EXISTS "
             "(SELECT 1 FROM sessions JOIN turns ON session_id = sessions.id "
             "WHERE user = name AND episode = 0)"
         )
+        sharing = {user for user in talked if users is None or user in users}
         lessons = [one for one in self.of_user() if one.state is not State.DROPPED]
         wanted = defaultdict[str, set[str]](set)
         for lesson in lessons:
@@ -151,7 +156,7 @@ class LessonTable(LedgerTable):
         return frozenset(
             lesson.id
             for lesson in lessons
-            if any(len(wanted[meaning]) >= users for meaning in _meanings(lesson))
+            if any(sharing <= wanted[meaning] for meaning in _meanings(lesson))
         )
 
     def sessions(self, lesson: Lesson) -> int:
