@@ -129,11 +129,17 @@ class Service(Command):
         )
 
     def _writable(self) -> list[Path]:
-        """Directories that the service writes to: its records, downloads and compiled kernels."""
+        """Directories that the service writes to: its records, downloads, compiled kernels, and
+        those of trackers."""
         from huggingface_hub.constants import HF_HOME  # most commands need none of it
 
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        paths = [self.settings.run.directory.absolute(), cache]
+        run = self.settings.run
+        paths = [run.directory.absolute(), cache]
+        named = [os.environ.get(f"{sink}_DIR".upper()) for sink in run.sinks]
+        paths += [Path(folder).absolute() for folder in named if folder]
+        if "mlflow" in run.sinks and "MLFLOW_TRACKING_URI" not in os.environ:
+            paths.append(Path.cwd())  # its mlflow.db
         return paths if Path(HF_HOME).is_relative_to(cache) else [*paths, Path(HF_HOME).absolute()]
 
     def _install(self) -> Iterator[str]:
