@@ -37,6 +37,8 @@ class Answer(BaseHTTPRequestHandler):
 
     def do_POST(self):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.headers["Authorization"] != f"Bearer {os.environ['VLLM_API_KEY']}":
+            return self.answer(401)
         (model / "asked.json").write_text(json.dumps(asked))
         if "falls" in behave:
             print("RuntimeError: CUDA error: an illegal memory access", flush=True)

@@ -15,7 +15,7 @@ from typing import Final
 from local_gpu.plan.fits import JUDGE_CONTEXT, MAX_ADAPTERS
 from local_gpu.plan.layout import Gpu, names
 from local_gpu.plan.memory import JUDGE_BATCH, SAMPLER_BATCH, Batch, room_for
-from local_gpu.sample.supervisor import Launch, free_ports
+from local_gpu.sample.supervisor import KEY, Launch, free_ports
 
 BASE: Final = "base"
 """The name under which samplers serve the base model."""
@@ -143,6 +143,7 @@ def _environment(ours: Mapping[str, str], vllm: Path) -> dict[str, str]:
     kept = {name: value for name, value in ours.items() if not name.startswith(_OURS)}
     return kept | {
         "PATH": os.pathsep.join([str(vllm.parent), *filter(None, [ours.get("PATH")])]),
+        "VLLM_API_KEY": KEY,  # not on the command line, which every account can read
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
         "VLLM_NO_USAGE_STATS": "1",  # nothing leaves this machine
         "HF_HUB_OFFLINE": "1",  # the model is a folder that is there

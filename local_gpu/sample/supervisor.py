@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -28,6 +29,8 @@ from local_gpu.sample import child
 from tinker_claw.errors import ConfigError
 
 HOST: Final = "127.0.0.1"
+KEY: Final = secrets.token_urlsafe(32)
+"""Key that the servers ask for: other accounts of this machine reach loopback, too."""
 _ANSWER_S: Final = 5.0
 """Seconds for a server to answer a health check."""
 
@@ -37,7 +40,13 @@ def _status(launch: Launch, path: str, within_s: float, body: Any = None) -> int
     method = "GET" if body is None else "POST"
     # Without certificates, which take 30 ms to load, and without proxies.
     return httpx.request(
-        method, launch.url + path, json=body, timeout=within_s, trust_env=False, verify=False
+        method,
+        launch.url + path,
+        json=body,
+        headers={"Authorization": f"Bearer {KEY}"},
+        timeout=within_s,
+        trust_env=False,
+        verify=False,
     ).status_code
 
 

@@ -96,7 +96,8 @@ def test_a_full_disk_leaves_no_half_of_a_key(
     flags = (*DEMO, "--data-dir", str(tmp_path / "data"))
     monkeypatch.setattr(own_key, "accounts", with_anna)
     settings = load(flags)
-    assert (file := settings.key_file) is not None
+    file = settings.key_file
+    assert file is not None
     _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, most))
     try:

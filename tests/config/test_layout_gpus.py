@@ -11,11 +11,13 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import httpx
 import pytest
 import torch
 
 from local_gpu.model.load import load_base
 from local_gpu.plan.layout import Gpu, Layout, Wanted, names, plan, visible
+from local_gpu.sample.supervisor import KEY
 from tests.backends import tiny_model
 from tests.inference_servers import inference_servers
 from tests.local_gpu.sample.test_supervisor import VLLM, gone, lives, starts
@@ -32,7 +34,8 @@ from tinker_claw.backends.local import (
 from tinker_claw.cli import main
 from tinker_claw.config.load import load
 from tinker_claw.config.settings import VARIABLES, Settings
-from tinker_claw.errors import ClawError, ConfigError
+from tinker_claw.errors import ClawError, ConfigError, JudgeError
+from tinker_claw.judge.endpoints import HttpEndpoint
 from tinker_claw.types import SamplingParams
 
 LOCAL = ("--backend", "local")
@@ -354,6 +357,7 @@ def test_what_the_trainer_is_told(model: str, box: Callable[..., None], vllm: Pa
     assert (told.device, told.train_gpus, told.ranks, told.shard) == ("cuda", (0,), 1, "off")
     assert told.torchrun == ("--rdzv-id", "a b")
     assert (told.sampler_urls, told.sampler_kind) == (("http://127.0.0.1:1",), "vllm")
+    assert told.sampler_api_key == KEY, "of the servers that were started here"
     assert told.micro_batch_tokens is not None
     assert told.gpu_memory is None
     shared = load([*flags, "--gpus", "1"])
@@ -407,10 +411,19 @@ async def test_a_judge_of_its_own_answers_under_the_name_that_is_asked_for(
     flags += ["--data-dir", str(tmp_path / "data")]
     given = load([*LOCAL, "--model-name", model, *flags])
     async with AsyncExitStack() as stack:
-        url = await stack.enter_async_context(open_judge(given, arrange(given)))
+        settings = await stack.enter_async_context(open_judge(given, arrange(given)))
         (server,) = starts(judging)
+        url, key = settings.judge_url or "", settings.judge_api_key
         assert url.startswith("http://127.0.0.1:")
         assert url.endswith("/v1")
+        async with httpx.AsyncClient() as stranger:
+            refused = await stranger.post(f"{url}/chat/completions", json={})
+        assert refused.status_code == 401, "other accounts of this machine reach loopback, too"
+        async with HttpEndpoint(url, settings) as endpoint:
+            with pytest.raises(JudgeError, match="no chat completion"):
+                await endpoint.answers([{"role": "user", "content": "Well?"}], 1)
+        assert key is not None
+        assert key.get_secret_value() not in " ".join(server["command"])
         command: Sequence[str] = server["command"]
         assert command[command.index("--served-model-name") + 1] == str(judging)
         assert "--enable-lora" not in command

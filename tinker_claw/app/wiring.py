@@ -217,15 +217,16 @@ async def _endpoint(
 ) -> Endpoint:
     """Open the judge: a model on its own GPUs, the endpoint that was named, rules, or the base."""
     settings = common.settings
-    url = settings.judge.judge_url
+    judge, url = settings.judge, settings.judge.judge_url
     if arranged is not None and settings.local.prm_gpus:
-        url = await stack.enter_async_context(open_judge(settings, arranged))
+        judge = await stack.enter_async_context(open_judge(settings, arranged))
+        url = judge.judge_url
     if url is None and settings.run.model_name in MODELS:
         url = await stack.enter_async_context(in_background(_rule_judge(settings.run.seed)))
         log.info("judge.rules", url=url)
     if url is None:
-        return SamplerEndpoint(common.parts.base, common.renderer, settings.judge)
-    return await stack.enter_async_context(HttpEndpoint(url, settings.judge))
+        return SamplerEndpoint(common.parts.base, common.renderer, judge)
+    return await stack.enter_async_context(HttpEndpoint(url, judge))
 
 
 async def _second(settings: JudgeSettings, stack: AsyncExitStack) -> Second | None:

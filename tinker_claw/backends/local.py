@@ -21,8 +21,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from pydantic import SecretStr
+
 from tinker_claw.backends.model_files import config_folder, model_folder
-from tinker_claw.config.settings import NEEDS_GPU, Settings
+from tinker_claw.config.settings import NEEDS_GPU, JudgeSettings, Settings
 from tinker_claw.errors import BackendError, ConfigError, OutageError
 from tinker_claw.methods import build
 from tinker_claw.methods.base import student_topk
@@ -292,13 +294,14 @@ async def open_local(
 
 
 @asynccontextmanager
-async def open_judge(settings: Settings, arranged: Arrangement) -> AsyncGenerator[str]:
-    """Start the judge's own server, on its own GPUs; yield its URL, as for `--judge-url`.
+async def open_judge(settings: Settings, arranged: Arrangement) -> AsyncGenerator[JudgeSettings]:
+    """Start the judge's own server, on its own GPUs; yield the settings with its URL and key.
 
     Raises:
         ConfigError: it does not start.
     """
     from local_gpu.plan import commands
+    from local_gpu.sample.supervisor import KEY
 
     assert arranged.vllm is not None  # else arrange has raised
     assert arranged.demand is not None
@@ -316,7 +319,8 @@ async def open_judge(settings: Settings, arranged: Arrangement) -> AsyncGenerato
         logs=_logs(settings),
     )
     async with _running([launched]) as urls:
-        yield f"{urls[0]}/v1"
+        own = {"judge_url": f"{urls[0]}/v1", "judge_api_key": SecretStr(KEY)}
+        yield settings.judge.model_copy(update=own)
 
 
 @asynccontextmanager
@@ -338,8 +342,10 @@ def local_config(
     """Return the trainer's configuration."""
     from local_gpu.config import LocalConfig
     from local_gpu.plan.layout import ORDER
+    from local_gpu.sample.supervisor import KEY
 
     local, fit = settings.local, arranged.fit
+    ours, key = bool(urls and not local.urls), local.sampler_api_key
     if fit is not None:
         os.environ.setdefault(*ORDER)  # torch counts GPUs as nvidia-smi does
     config = LocalConfig(
@@ -354,8 +360,8 @@ def local_config(
         ranks=arranged.ranks,
         torchrun=tuple(shlex.split(local.torchrun or "")),
         sampler_urls=urls,
-        sampler_api_key=key.get_secret_value() if (key := local.sampler_api_key) else None,
-        sampler_kind="vllm" if urls and not local.urls else "auto",
+        sampler_api_key=KEY if ours else key and key.get_secret_value(),
+        sampler_kind="vllm" if ours else "auto",
         student_topk=student_topk(build(settings.run.method), settings.training),
         context_tokens=settings.run.context_tokens,
     )
