@@ -27,6 +27,7 @@ from tests import install_vllm
 from tests.lives import events_in, until
 from tests.ports import free_port
 from tests.processes import ROOT
+from tests.tinker_dialects import answering
 from tests.wire_servers import wire_process
 from tinker_claw.config.load import load
 
@@ -278,6 +279,18 @@ def test_compose_starts_vllm_as_the_pages_say_and_a_gateway_that_knows_its_flags
     assert settings.run.directory == Path("runs/Qwen3-8B-combine")
     assert {stages()["gpu"].last["WORKDIR"], gateway["environment"]["HF_HOME"]} == mounted
     assert mounted == {volume.split(":")[1] for volume in vllm["volumes"]}
+
+
+def test_health_checks_ask_no_proxy() -> None:
+    """Docker hands the proxies of its own settings to every container."""
+    image = json.loads(stages()["gateway"].last["HEALTHCHECK"].partition(" CMD ")[2])
+    environment = {**os.environ, "no_proxy": "", "http_proxy": "http://127.0.0.1:9"}
+    with answering(lambda path: (200, {})) as url:
+        for _, *words in (image, COMPOSE["vllm"]["healthcheck"]["test"][1:]):
+            here = re.sub(r"http://127\.0\.0\.1:\d+", url, words[-1])
+            assert url in here
+            command = [sys.executable, *words[:-1], here]
+            assert subprocess.run(command, env=environment, check=False).returncode == 0
 
 
 def test_no_secret_stands_in_a_file_that_is_handed_on() -> None:
