@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections import defaultdict
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -72,32 +71,18 @@ class Export(LedgerCommand):
 
     def _lessons(self, target: Path) -> None:
         with self.rows() as ledger:
-            found = of_user(ledger, None)
-        by_user = defaultdict[str, list[str]](list)
-        for one in found:
-            if one.state is not State.DROPPED:
-                by_user[one.user].append(f"- {one.text}")
-        lines = ["# What the user wants of replies"]
-        for user, wishes in sorted(by_user.items()):
-            lines += ["", *([f"## {user}", ""] if len(by_user) > 1 else []), *wishes]
-        if str(target) == "-":
-            return write(lines)
-        with _whole(target) as draft:
-            draft.write_text("\n".join(lines) + "\n")
-        write([f"The lessons are in {target}."])
+            found = [one for one in of_user(ledger, None) if one.state is not State.DROPPED]
+        users, lines = sorted({one.user for one in found}), ["# What the user wants of replies"]
+        for user in users:
+            lines += ["", *([f"## {user}", ""] if len(users) > 1 else [])]
+            lines += [f"- {one.text}" for one in found if one.user == user]
+        _write(target, lines, "The lessons are")
 
     def _turns(self, target: Path) -> None:
         with reading(self.ledger) as ledger:
             records = turns_in_full(ledger, tokens=self.tokens)
             lines = (json.dumps(record, ensure_ascii=False) for record in records)
-            if str(target) == "-":
-                return write(lines)
-            count = 0
-            with _whole(target) as draft, draft.open("w") as file:
-                for line in lines:
-                    file.write(f"{line}\n")
-                    count += 1
-        write([f"{count} turns are in {target}."])
+            _write(target, lines, "{} turns are")
 
     def _learned(
         self, what: str, target: Path, fill: Callable[[Settings, Record, Path], None]
@@ -113,6 +98,18 @@ class Export(LedgerCommand):
         with _whole(target) as draft:
             fill(settings, version, draft)
         write([f"The {what} of v{version['id']} is in {target}."])
+
+
+def _write(target: Path, lines: Iterable[str], told: str) -> None:
+    """Write lines to a file, or for `-` to the terminal. `told`: what is there then; {}: how many."""
+    if str(target) == "-":
+        return write(lines)
+    count = 0
+    with _whole(target) as draft, draft.open("w", encoding="utf-8") as file:
+        for line in lines:
+            file.write(f"{line}\n")
+            count += 1
+    write([f"{told.format(count)} in {target}."])
 
 
 def _weights(settings: Settings, version: Record) -> Path:
