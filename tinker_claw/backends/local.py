@@ -360,7 +360,7 @@ def local_config(
         ranks=arranged.ranks,
         torchrun=tuple(shlex.split(local.torchrun or "")),
         sampler_urls=urls,
-        sampler_api_key=KEY if ours else key and key.get_secret_value(),
+        sampler_api_key=KEY if ours else key.get_secret_value() if key else None,
         sampler_kind="vllm" if ours else "auto",
         student_topk=student_topk(build(settings.run.method), settings.training),
         context_tokens=settings.run.context_tokens,

@@ -101,7 +101,7 @@ class Export(LedgerCommand):
 
 
 def _write(target: Path, lines: Iterable[str], told: str) -> None:
-    """Write lines to a file, or for `-` to the terminal. `told`: what is there then; {}: how many."""
+    """Write lines to a file, or for `-` to the terminal. `told`: what is there; {}: how many."""
     if str(target) == "-":
         return write(lines)
     count = 0
