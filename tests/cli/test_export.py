@@ -19,9 +19,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from local_gpu.config import LocalConfig
 from local_gpu.model.export import export_merged
 from local_gpu.trainer import LocalTrainer
-from tests.stories import SECRET, every_state, run
+from tests.stories import SECRET, Told, every_state, run
 from tinker_claw.cli import main
+from tinker_claw.cli.versions import named
 from tinker_claw.errors import BackendError
+from tinker_claw.ledger.database import reading
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.prune import from_turn
 from tinker_claw.policy import Sampler
@@ -172,6 +174,21 @@ async def test_rollback_without_a_gateway_holds_from_the_next_start_on(
     ]
     assert shown[2].endswith("left behind")
     assert shown[3].endswith("serving"), "the pin has ended"
+
+
+def test_of_two_versions_that_answer_the_newest_is_taken_home(tmp_path: Path) -> None:
+    told = Told(tmp_path)
+    first = told.version
+    told.step(told.sampled("a", 1)[1])
+    for version in (first, told.version):
+        (tmp_path / "adapters" / version.sampler_ref).mkdir(parents=True)
+    told.ledger.pin.to(first.id, half=True)
+    with reading(told.ledger.path) as rows:
+        assert named(rows, None)["id"] == told.version.id, "and not the base it is compared with"
+    told.ledger.pin.to(first.id)
+    with reading(told.ledger.path) as rows:
+        assert named(rows, None)["id"] == first.id
+    told.ledger.close()
 
 
 def test_turns_are_written_whole_one_a_line(tmp_path: Path) -> None:

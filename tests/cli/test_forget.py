@@ -14,9 +14,9 @@ from tests.gateways import gateway, spell
 from tests.ledger.test_ledger import new_turn
 from tests.stories import METRICS, run
 from tests.tallies import sample_counts
-from tinker_claw.errors import UndoError
+from tinker_claw.errors import LedgerError, UndoError
 from tinker_claw.ledger.codec import BLOCK, pack_ids, raw_ids
-from tinker_claw.ledger.database import reading
+from tinker_claw.ledger.database import Writer, reading
 from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.prune import begin, finish, from_turn, in_session, is_begun
@@ -308,6 +308,19 @@ def test_command_clears_what_sqlite_left_between_other_rows(talk: Talk, tmp_path
     talk.ledger = Ledger(tmp_path)
     assert talk.ledger._db.one("PRAGMA integrity_check") == "ok"
     assert talk.ledger._db.one("PRAGMA auto_vacuum") == 2, "incremental"
+
+
+def test_without_room_for_a_copy_it_is_forgotten_and_the_error_says_so(
+    talk: Talk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(writer: Writer) -> None:
+        raise LedgerError("there is no room")
+
+    talk.turn("a")
+    monkeypatch.setattr(Writer, "vacuum", refused)
+    with pytest.raises(LedgerError, match="is forgotten, but there is no room; "):
+        talk.ledger.forget(in_session("a", None))
+    assert found(tmp_path, 1) == []
 
 
 def test_forgetting_that_was_cut_short_is_finished_at_the_next_start(

@@ -31,7 +31,7 @@ AS_SHOWN = BeforeValidator(lambda text: str(text).removeprefix("v"))
 
 
 def named(rows: Rows, version: int | None, *, with_state: bool = False) -> Record:
-    """The version of that number, or the one that serves, which has to be usable.
+    """The version of that number, or the newest that serves, which has to be usable.
 
     Raises:
         UndoError: it is not; names the versions that are.
@@ -40,7 +40,7 @@ def named(rows: Rows, version: int | None, *, with_state: bool = False) -> Recor
     if not kept:
         raise UndoError(f"{rows.path} has no version yet")
     if version is None:
-        version = next(one["id"] for one in kept if one["serving"])
+        version = max(one["id"] for one in kept if one["serving"])
     possible = [one for one in kept if usable(one, with_state=with_state)]
     known = ", ".join(f"v{one['id']}" for one in possible[-40:]) or "none"
     found = next((one for one in kept if one["id"] == version), None)

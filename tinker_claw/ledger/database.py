@@ -184,8 +184,10 @@ class Writer(Rows):
             self._connection.executescript(f"PRAGMA incremental_vacuum({pages})")
 
     def vacuum(self) -> None:
-        """Rewrite the file; the copy needs as much disk space again."""
-        with self._refusing("written anew"):
+        """Rewrite the file; the copy needs as much disk space again, and as much for temporary
+        files."""
+        room = "which takes room for a copy, there and in /var/tmp (or SQLITE_TMPDIR)"
+        with self._refusing(f"written anew, {room}"):
             self._connection.execute("VACUUM")
 
     def empty_log(self) -> bool:

@@ -102,7 +102,13 @@ class Ledger:
         forgetting = self.begin_to_forget(found)
         for _ in finish(self._db):
             pass
-        self.vacuum()
+        try:
+            self.vacuum()
+        except LedgerError as error:
+            raise LedgerError(
+                f"it is forgotten, but {error}; what SQLite may have left between other rows goes "
+                "with `tinker-claw forget leftovers`"
+            ) from error
         return forgetting
 
     def vacuum(self) -> None:
