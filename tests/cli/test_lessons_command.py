@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from tests.stories import Told, run
+from tinker_claw.ledger.database import FILE
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.lessons import State
 from tinker_claw.types import Wish
+
+SECRET = "sk-ant-api03-" + "Zq7Xw2Lk9Pb4Rt6Vn8Mc1Hd3Jf5Gs0Ya" * 2 + "AA"
 
 
 def test_lessons_are_added_edited_kept_dropped_and_taken_home(tmp_path: Path) -> None:
@@ -36,6 +39,9 @@ def test_lessons_are_added_edited_kept_dropped_and_taken_home(tmp_path: Path) ->
         *("## ann", "", "- Answer in French.", ""),
         *("## default", "", "- Be very brief."),
     ], "nobody's agent takes another's wish for its own user's"
+    run("lessons", "edit", "2", f"Use the key {SECRET}", directory=tmp_path)
+    assert "Use the key [redacted: " in run("lessons", directory=tmp_path).stdout
+    assert SECRET.encode() not in Path(tmp_path, FILE).read_bytes()
     for wrong in (("drop", "9"), ("drop",), ("add", "word " * 41)):
         refused = run("lessons", *wrong, directory=tmp_path)
         assert refused.returncode

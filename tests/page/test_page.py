@@ -98,6 +98,7 @@ class Page:
             decode=lambda tokens: "".join(XSS[token % len(XSS)] for token in tokens),
             say=ledger.feedback.give,
             undo=cast("Rollback", self.undo),
+            redact=lambda text: text.replace("swordfish", "[redacted: password]"),
         )
         self.app = Starlette(routes=routes.create_page(deps))
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url=HOST)
@@ -383,6 +384,8 @@ async def test_a_user_keeps_edits_drops_and_adds_their_own_lessons(tmp_path: Pat
         assert XSS[0] not in shown
         assert "Praise Ben." not in shown
         assert "/ui/versions" not in shown, "which is for admins"
+        await browser.post("/lessons/edit", lesson="2", text="Log in with swordfish.")
+        assert lessons.of_user("anna")[0].text == "Log in with [redacted: password]."
         await browser.post("/lessons/edit", lesson="2", text="Be brief.")
         await browser.post("/lessons/drop", lesson="2", text="Be long.")
         (mine,) = lessons.of_user("anna")

@@ -298,6 +298,7 @@ def _page(common: _Common, deps: GatewayDeps, rollback: Rollback) -> Sequence[Ba
             decode=common.renderer.decode,
             say=partial(record, deps),
             undo=rollback,
+            redact=common.redactor.redact,
         )
     )
 

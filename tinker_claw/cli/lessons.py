@@ -75,7 +75,9 @@ class Lessons(LedgerCommand):
             number = int(text.pop(0))
         else:
             raise UndoError(f"which one? `tinker-claw lessons {self.do} 3`; `lessons` lists them")
-        said = " ".join(text)
+        from tinker_claw.privacy.redact import Redactor  # not needed to list
+
+        said = Redactor(self.settings.privacy.kinds).redact(" ".join(text))
         order = {"do": "lesson", "rule": self.do, "user": user, "lesson": number, "text": said}
         values = self.do, user, number, said
         done, _ = self.carry_out(order, lambda ledger: ledger.lessons.rule(*values))

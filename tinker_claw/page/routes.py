@@ -119,6 +119,8 @@ class PageDeps:
     say: Callable[[str, About, Feedback], Given | None]
     """Records a user's feedback; returns None where they have no such turn."""
     undo: Rollback
+    redact: Callable[[str], str] = str
+    """Removes secrets from what a visitor writes."""
 
 
 def create_page(deps: PageDeps) -> list[Route]:
@@ -341,7 +343,8 @@ class _Page:
         which, rule = fields.get("lesson", ""), cast("Rule", request.path_params["rule"])
         number = int(which) if re.fullmatch(_Row.regex, which) else None
         user = visitor.user or (visitor.who.name if rule == "add" else None)
-        self._deps.undo.ledger.lessons.rule(rule, user, number, fields.get("text", ""))
+        text = self._deps.redact(fields.get("text", ""))
+        self._deps.undo.ledger.lessons.rule(rule, user, number, text)
         return _to("/lessons")
 
     async def change(self, request: Request, visitor: Visitor) -> Response:
