@@ -78,6 +78,15 @@ ASKED: list[tuple[dict[str, Any], list[dict[str, Any]]]] = [
         {"system": [said("A", cache_control=HINT), said("B")]},
         [{"role": "system", "content": "A\n\nB"}, USER],
     ),
+    (  # Claude Code's, another one in every request
+        {
+            "system": [
+                said("x-anthropic-billing-header: cc_version=2.1.330.a1b; cch=36ee5;"),
+                said("A"),
+            ]
+        },
+        [{"role": "system", "content": "A"}, USER],
+    ),
     (
         {"messages": [by("user", said("a"), said("b")), by("assistant", said("c")), USER]},
         [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "c"}, USER],

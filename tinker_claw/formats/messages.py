@@ -99,6 +99,9 @@ _BY: Mapping[str, frozenset[str]] = {
     "assistant": frozenset({"text", "thinking", "redacted_thinking", "tool_use"}),
     "system": frozenset({"text"}),
 }
+_BILLING = "x-anthropic-billing-header"
+"""Beginning of a system block that is for Anthropic's accounts: Claude Code writes it anew for every
+request, so with it no prompt would begin like the one before."""
 # Session in the user_id of clients that write more than an account there.
 _SESSION = re.compile(r"_session_([0-9a-f-]{36})\Z")
 
@@ -242,6 +245,7 @@ def _system(fields: Object) -> list[Message]:
     if isinstance(raw, str):
         return [{"role": "system", "content": raw}] if raw else []
     texts = [_text_in(_checked(block, "system")) for block in fields.objects("system")]
+    texts = [text for text in texts if not text.startswith(_BILLING)]
     return [{"role": "system", "content": parted(texts)}] if texts else []
 
 
