@@ -71,7 +71,7 @@ REPLIES: list[tuple[str, tuple[Any, ...]]] = [
     ),
     (
         '<tool_call>{"name": "f", "arguments": {"a": "\\ud800"}}</tool_call>',
-        ("", None, [("f", '{"a":"\\ud800"}')]),
+        ("", None, [("f", '{"a":"\ufffd"}')]),
     ),
     ("a<|im_end|>b", ("a", None, [])),
 ]

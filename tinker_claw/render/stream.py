@@ -47,12 +47,13 @@ def tool_call(attempt: ParsedToolCall) -> ToolCall | None:
         value = json.loads(said) if isinstance(said, str) else said
         value = {} if value is None else value
         text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-        # Half a surrogate pair in a name can neither be sent nor stored; escaped it can.
+        # Half a surrogate pair in a name can neither be sent nor stored.
         if not name.encode() or not isinstance(value, dict):
             return None
     except (AttributeError, ValueError, RecursionError):
         return None
-    arguments = text.encode(errors="backslashreplace").decode()
+    # Nor can it in an argument, escaped neither: the call comes back as JSON, which is refused.
+    arguments = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return ToolCall(id=f"call{uuid4().hex}", name=name, arguments=arguments)
 
 
