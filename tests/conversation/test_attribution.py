@@ -201,6 +201,26 @@ def test_words_are_told_from_what_coding_agents_write(parts: list[str], said: st
     assert own(text, Surface()) == said
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "I ran this command:\n\nls -X\n\nIt says that there is no such option.",
+        "I made those changes to the files. Now two tests fail.",
+        "I spoke to you previously about my garden, and you were wrong.",
+        "No.\n\nReply in English. Always.",
+        "Continue working on the current task from yesterday.",
+        "Your response was cut off because it was too long. Shorter, please.",
+        "I committed the changes with git hash ab12, and the build fails.",
+    ],
+)
+def test_a_person_may_begin_as_a_harness_does(text: str) -> None:
+    assert own(text, Surface()) == text
+
+
+def test_what_aider_says_of_a_command_is_a_note() -> None:
+    assert read_text("I ran this command:\n\nmake\n\nAnd got this output:\n\nNo.\n").note
+
+
 def test_what_people_write_is_theirs() -> None:
     """These texts were written by people who had not seen the rules, 258 of them held out until the
     rules stood."""

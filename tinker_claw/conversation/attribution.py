@@ -227,7 +227,7 @@ class _Reader:
     def _trailing(self, words: str) -> tuple[str, Piece | None]:
         """The words, and the block that follows them."""
         for block in _BLOCKS:
-            if block.trails and (at := words.find(block.opens)) >= 0:
+            if block.trails and block.begins(words, at := words.find(block.opens)):
                 at = 0 if block.summary else at  # it also describes the text before it
                 return words[:at], self._mark(block, words[at:])
         return words, None

@@ -25,6 +25,8 @@ class Block:
     """How it ends; None: it goes on to the end of the part."""
     asks: Asks | None = None
     """Kind of request that the text makes; None: a note, which asks for nothing."""
+    holds: str = ""
+    """What is in it, too: a person may begin with the same words."""
     whole: bool = False
     """`opens` is all of the text."""
     spans: bool = False
@@ -36,9 +38,15 @@ class Block:
     answered: bool = False
     """The harness writes the assistant's reply to it, too."""
 
+    def begins(self, text: str, at: int) -> bool:
+        """Whether the block begins here."""
+        if not text.startswith(self.opens, at) or self.holds not in text[at:]:
+            return False
+        return not self.whole or text[at:].rstrip() == self.opens
+
     def end(self, text: str, at: int) -> int | None:
         """Where the block ends, with the blanks after it; None: it does not begin here."""
-        if self.trails or not text.startswith(self.opens, at):
+        if self.trails or not self.begins(text, at):
             return None
         end = len(text)
         if self.closes is not None:
@@ -46,7 +54,7 @@ class Block:
             if end < len(self.closes):
                 return len(text) if self.spans else None
             end += len(text[end:]) - len(text[end:].lstrip())
-        return None if self.whole and text[at:].rstrip() != self.opens else end
+        return end
 
 
 @dataclass(frozen=True, slots=True)
