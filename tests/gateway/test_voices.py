@@ -303,8 +303,12 @@ async def test_whoever_has_the_key_may_say_that_a_prompt_is_a_turn(
     tmp_path: Path, renderer: Renderer
 ) -> None:
     async with gateway(tmp_path, renderer) as world:
+        world.say("one", "two")
         await world.ask(MACHINE, headers={"X-Turn-Type": "main"})
-        assert world.column("kind") == [Kind.MAIN]
+        await world.ask(MACHINE, "one", MACHINE, headers={"X-Turn-Type": "main"})
+        assert world.column("kind") == [Kind.MAIN] * 2
+        assert world.column("asked_by") == [Writer.OWNER] * 2
+        assert world.next_states()[1] == NextState("user", MACHINE)
 
 
 async def test_the_judge_is_told_who_asked(tmp_path: Path, renderer: Renderer) -> None:

@@ -94,14 +94,14 @@ def attribute(
     surface: Surface,
     is_owner: Callable[[Sender], bool],
     *,
-    episode: bool = False,
+    trusted: bool = False,
 ) -> tuple[Piece, ...]:
     """Give every piece of a message its writer.
 
     Args:
         surface: where the conversation takes place.
         is_owner: whether the sender of a channel's message is an owner of this gateway.
-        episode: the conversation is one with an environment, whose words may look like anything.
+        trusted: the client says that its turn is main: the words may look like anything.
     """
     role = message["role"]
     if role == "assistant":
@@ -112,7 +112,7 @@ def attribute(
         return (Piece(Writer.HARNESS, message["content"], "instructions"),)
     found = read(message)
     writer = _person(found, surface, is_owner)
-    theirs = (Writer.OWNER, Writer.UNKNOWN) if episode else (Writer.OWNER,)
+    theirs = (Writer.OWNER, Writer.UNKNOWN) if trusted else (Writer.OWNER,)
     return tuple(
         replace(piece, writer=writer) if piece.writer in theirs else piece for piece in found.pieces
     )

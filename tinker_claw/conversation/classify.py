@@ -114,6 +114,8 @@ class Identity:
     call: RequestKind
     trace: str | None = None
     """Trace id of one run of the agent, as a rule one user turn; None: the client sent none."""
+    trusted: bool = False
+    """The client says that its turn is main, so a person or a task asks."""
     by_trace: bool = False
     """The session is that of the run with this trace, where one is known, and else `key`."""
     done: bool = False
@@ -148,9 +150,10 @@ def identify(request: GenerationRequest, headers: Mapping[str, str]) -> Identity
     """
     seen = gather(request, headers)
     explicit = _turn_type(headers)
-    sign = recognise(seen, trusted=explicit is Kind.MAIN)
+    trusted = explicit is Kind.MAIN
+    sign = recognise(seen, trusted=trusted)
     kind, why = sign.call.kind, f"{sign.call}: {sign.by}"
-    if explicit is Kind.MAIN and kind is Kind.SIDE:
+    if trusted and kind is Kind.SIDE:
         why = f"{why} (X-Turn-Type says {explicit}, which makes no such call trainable)"
     elif explicit is not None:
         kind, why = explicit, f"X-Turn-Type says so; it looks like a {why}"
@@ -161,6 +164,7 @@ def identify(request: GenerationRequest, headers: Mapping[str, str]) -> Identity
         reason=f"{why}; session from {told}",
         call=sign.call,
         trace=seen.trace,
+        trusted=trusted,
         by_trace=by_trace,
         done=flagged(headers, "x-session-done"),
         attempt=_attempt(headers) if kind is Kind.MAIN else None,
@@ -234,7 +238,7 @@ def recognise(seen: SessionEvidence, *, trusted: bool = False) -> Sign:
     """Identify the purpose of a request.
 
     Args:
-        trusted: the client says that its turn is main, so a person or a task asks.
+        trusted: see `Identity`.
     """
     sign = _utility(seen)
     if sign is not None:

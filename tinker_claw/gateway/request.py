@@ -235,7 +235,7 @@ async def admit(
         # What was said in private is not known, and might be taken for something else.
         known, is_owner = privacy is Privacy.OPEN, partial(deps.owners.has, user)
         named = partial(
-            attribute, surface=identity.surface, is_owner=is_owner, episode=identity.episode
+            attribute, surface=identity.surface, is_owner=is_owner, trusted=identity.trusted
         )
         said = await _place(deps, request, identity, named, session_id, parent, known=known)
         said = replace(said, holds=holds, pictured=_pictured(deps, request, named))
