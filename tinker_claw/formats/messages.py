@@ -100,8 +100,8 @@ _BY: Mapping[str, frozenset[str]] = {
     "system": frozenset({"text"}),
 }
 _BILLING = "x-anthropic-billing-header"
-"""Beginning of a system block that is for Anthropic's accounts: Claude Code writes it anew for every
-request, so with it no prompt would begin like the one before."""
+"""Beginning of a system block for Anthropic's accounts. Claude Code writes another into every
+request, so that no prompt would begin like the one before."""
 # Session in the user_id of clients that write more than an account there.
 _SESSION = re.compile(r"_session_([0-9a-f-]{36})\Z")
 
