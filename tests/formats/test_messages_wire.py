@@ -88,6 +88,10 @@ ASKED: list[tuple[dict[str, Any], list[dict[str, Any]]]] = [
         [{"role": "system", "content": "A"}, USER],
     ),
     (
+        {"system": "x-anthropic-billing-header: cch=0aaa9;\nA"},
+        [{"role": "system", "content": "A"}, USER],
+    ),
+    (
         {"messages": [by("user", said("a"), said("b")), by("assistant", said("c")), USER]},
         [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "c"}, USER],
     ),

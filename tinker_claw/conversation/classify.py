@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from tinker_claw.conversation.attribution import (
@@ -254,12 +254,11 @@ def _utility(seen: SessionEvidence) -> Sign | None:
         return None
     parts = [part.lstrip() for part in parts_of(seen.system)]
     single = {message["role"] for message in seen.request.messages[1:]} == {"user"}
+    alone = single and not seen.request.tools
     for call in (call for harness in HARNESSES for call in harness.calls):
         # A compaction belongs to a turn; recaps and titles run beside it, without a trace.
-        alone = single and not seen.request.tools
-        if not (call.tools or alone) or not any(part.startswith(call.opens) for part in parts):
-            continue
-        if call.traced or seen.trace is None:
+        fits = (call.tools or alone) and (call.traced or seen.trace is None)
+        if fits and any(part.startswith(call.opens) for part in parts):
             return Sign(RequestKind(call.asks), "its system prompt")
     return None
 
@@ -418,19 +417,17 @@ def _attempt(headers: Mapping[str, str]) -> Attempt | None:
             f"The header X-Group-Size must be a number from 1 to {LARGEST_GROUP}.",
             param="X-Group-Size",
         )
-    found = Attempt(
-        task=session_key(headers.get("x-task-id", "").strip()) or None,
-        group=session_key(headers.get("x-group-id", "").strip()) or None,
-        size=int(size) if size else None,
+    task, group = (
+        session_key(headers.get(name, "").strip()) or None for name in ("x-task-id", "x-group-id")
     )
-    if (found.group is None) != (found.size is None):
+    if bool(group) != bool(size):
         raise RequestError(
             "A group has a name and a size, how many sessions there will be: send both "
             "X-Group-Id and X-Group-Size.",
-            param="X-Group-Id" if found.group is None else "X-Group-Size",
+            param="X-Group-Size" if group else "X-Group-Id",
         )
-    found = replace(found, episode=is_episode(headers) or found.group is not None)
-    return found if found != Attempt() else None
+    episode = is_episode(headers) or group is not None
+    return Attempt(task, group, int(size) if size else None, episode) if task or episode else None
 
 
 def _opening(seen: SessionEvidence) -> str:

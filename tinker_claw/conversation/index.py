@@ -316,12 +316,8 @@ def _size(stream: Stream) -> int:
 def _pages(session_id: int, chain: Sequence[str]) -> Iterator[bytes]:
     """Keys of a conversation, the strictest first, which nearly always matches; where no tool was
     called they are the same."""
-
-    def name(reading: Sequence[str]) -> bytes:
-        return hashlib.sha256(f"{session_id} {' '.join(reading)}".encode()).digest()[:16]
-
-    yield name(chain)
-    yield from map(name, readings(chain)[1:])
+    for reading in readings(chain):
+        yield hashlib.sha256(f"{session_id} {' '.join(reading)}".encode()).digest()[:16]
 
 
 def exact_digest(

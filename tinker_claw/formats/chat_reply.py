@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Any
 from uuid import uuid4
 
 from tinker_claw.errors import RequestError
@@ -148,5 +147,5 @@ def error_body(error: RequestError) -> Json:
         HTTPStatus.UNAUTHORIZED: "authentication_error",
         HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
     }.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
-    told: dict[str, Any] = {"message": str(error), "type": kind}
-    return {"error": told | {"param": error.param, "code": error.code}}
+    told = {"message": str(error), "type": kind, "param": error.param, "code": error.code}
+    return {"error": told}

@@ -99,8 +99,8 @@ _BY: Mapping[str, frozenset[str]] = {
     "assistant": frozenset({"text", "thinking", "redacted_thinking", "tool_use"}),
     "system": frozenset({"text"}),
 }
-_BILLING = "x-anthropic-billing-header"
-"""Beginning of a system block for Anthropic's accounts. Claude Code writes another into every
+_BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\s*")
+"""Line for Anthropic's accounts before the system text. Claude Code writes another into every
 request, so that no prompt would begin like the one before."""
 # Session in the user_id of clients that write more than an account there.
 _SESSION = re.compile(r"_session_([0-9a-f-]{36})\Z")
@@ -157,13 +157,22 @@ class Messages(Format):
         return error_body(error)
 
     def models(self, names: Sequence[str], since: int) -> Json:
-        ends = {"first_id": names[0], "last_id": names[-1], "has_more": False}
-        return {"data": [self.model(name, since) for name in names]} | ends
+        return {
+            "data": [self.model(name, since) for name in names],
+            "first_id": names[0],
+            "last_id": names[-1],
+            "has_more": False,
+        }
 
     def model(self, name: str, since: int) -> Json:
         created = datetime.fromtimestamp(since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        known = {"type": "model", "id": name, "display_name": name}
-        return known | {"created_at": created, "lifecycle": "active"}
+        return {
+            "type": "model",
+            "id": name,
+            "display_name": name,
+            "created_at": created,
+            "lifecycle": "active",
+        }
 
     def counted(self, tokens: int) -> Json:
         return {"input_tokens": tokens}
@@ -241,11 +250,10 @@ def _tool(given: Object) -> Tool:
 
 
 def _system(fields: Object) -> list[Message]:
-    raw = fields.get("system", "")
-    if isinstance(raw, str):
-        return [{"role": "system", "content": raw}] if raw else []
-    texts = [_text_in(_checked(block, "system")) for block in fields.objects("system")]
-    texts = [text for text in texts if not text.startswith(_BILLING)]
+    texts = [fields.get("system", "")]
+    if not isinstance(texts[0], str):
+        texts = [_text_in(_checked(block, "system")) for block in fields.objects("system")]
+    texts = [said for text in texts if (said := _BILLING.sub("", text))]
     return [{"role": "system", "content": parted(texts)}] if texts else []
 
 
