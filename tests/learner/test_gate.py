@@ -645,6 +645,21 @@ async def test_session_is_held_out_up_to_the_first_reply_that_is_accepted(tmp_pa
         assert w.ledger.held_out.newest(8) == [], "there is no right reply yet"
 
 
+@pytest.mark.parametrize("method", ["opd", "sdpo", "sdft"])
+async def test_beginnings_are_asked_where_accepted_replies_are_no_samples(
+    tmp_path: Path, method: str
+) -> None:
+    """So that they are not held out in vain."""
+    (first, *_) = DRAWN
+    async with world(tmp_path, method=method, batch_size=500, gate_is="on") as w:
+        await fill(w, first - 1)
+        for said, tokens in (("NO, HOW else", (5, 6)), ("YES", (7, 9))):
+            w.turn(said, session="the one", tokens=tokens)
+            await w.settled()
+        (one,) = w.ledger.held_out.newest(8)
+        assert (one.turn_id, one.accepted) == (first, (7, 9))
+
+
 async def test_long_beginning_keeps_no_other_out(tmp_path: Path) -> None:
     async with world(tmp_path, batch_size=500, gate_is="on") as w:
         await fill(w, DRAWN[1] - 1)

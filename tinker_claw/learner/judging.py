@@ -372,13 +372,13 @@ class Judging:
         hints = judgements.hints(turn_id)
         if verdict.value == 1:
             self._show_to_corrected(turn_id)
+        if self._parts.training.gate != "off" and ledger.held_out.picks(turn_id):
+            self._refuse(turn_id, HELD_OUT)  # also what would be no sample: it may be asked for
+            return
         told = self._told(turn, verdict, hints)
         refuses = partial(self._parts.method.refuses, verdict, cut=turn.cut, episode=turn.episode)
         if reason := refuses(told):
             self._refuse(turn_id, reason)
-            return
-        if self._parts.training.gate != "off" and ledger.held_out.picks(turn_id):
-            self._refuse(turn_id, HELD_OUT)
             return
         teacher, untaught = await self._taught(turn, verdict, told)
         self._check(turn_id)
