@@ -80,6 +80,55 @@ def test_it_comes_back_when_replies_get_worse_without_it() -> None:
     assert settle(withdrawn, seen([1] * 20, [0] * 4, at=4.0)) is None, "that was before"
 
 
+def test_what_has_come_back_is_withdrawn_by_what_is_seen_from_then_on() -> None:
+    back = lesson(State.TOLD, changed_at=5.0)
+    assert settle(back, seen([1] * 20, [1] * 8, [0.02] * 8, at=4.0)) is None
+    again = settle(back, seen([1] * 20, [1] * 8, [0.02] * 8, at=6.0))
+    assert state_of(again) is State.LEARNED
+
+
+def use(ledger: Ledger, version: int) -> list[bool]:
+    """Begin sessions by a version, all accepted, and measure what is told as likely untold, until
+    it has learned the lesson. Return which were told."""
+    lessons, told = Lessons(ledger.lessons, lambda text: text.split()), list[bool]()
+    while ledger.lessons.of_user("me")[0].version != version:
+        session = ledger.turns.session("me", f"by v{version}, {len(told)}")
+        told.append(bool(lessons.told(session, "me", version)))
+        number = turn(ledger, session, 1)
+        ledger._db.write("UPDATE turns SET policy_version = ? WHERE id = ?", version, number)
+        if told[-1]:
+            ledger.samples.add(number, 1, None)
+            ledger._db.write("UPDATE samples SET untold = 0 WHERE turn_id = ?", number)
+    return told
+
+
+def test_what_was_learned_and_is_said_again_is_told_again(ledger: Ledger) -> None:
+    wish = Wish(PLAIN, "plain", "always")
+    turn(ledger, ledger.turns.session("me", "source"), -1, wish)
+    use(ledger, 0)
+    turn(ledger, ledger.turns.session("me", "again"), -1, wish)
+    lessons = Lessons(ledger.lessons, lambda text: text.split())
+    (known,) = ledger.lessons.of_user("me")
+    assert (known.state, known.reason) == (State.TOLD, "you said it again")
+    assert lessons.told(ledger.turns.session("me", "next"), "me", 0) == [known]
+
+
+def test_what_was_learned_before_a_rollback_is_probed_and_learned_anew_after_it(
+    ledger: Ledger,
+) -> None:
+    """By replies of versions on the line that is left, not by those of the others."""
+    turn(ledger, ledger.turns.session("me", "source"), -1, Wish(PLAIN, "plain", "always"))
+    base = ledger.steps.newest_version()
+    assert base is not None
+    step = ledger.steps.begin(base.id, [])
+    ledger.steps.commit(step, base, state_ref="s1", sampler_ref="p1", metrics={})
+    use(ledger, 1)
+    back = ledger.steps.roll_back(base)
+    told = use(ledger, back.id)
+    assert sum(told[:32]) == 28, "the others show whether it is still needed"
+    assert ledger.lessons.of_user("me")[0].state is State.LEARNED
+
+
 def test_chance_of_two_rates() -> None:
     assert chance_higher((0, 0), (0, 0)) == pytest.approx(0.5)
     assert chance_higher((1, 0), (0, 0)) == pytest.approx(2 / 3, abs=0.005)
@@ -120,7 +169,7 @@ def test_evidence_is_of_first_replies_with_the_lesson_drawn(ledger: Ledger) -> N
         ledger.lessons.begin(session, {} if told is None else {known.id: told})
         turn(ledger, session, 1)
         turn(ledger, session, -1)
-    found = ledger.lessons.evidence(known)
+    found = ledger.lessons.evidence(known, 0)
     assert [(told, good) for told, good, _ in found.replies] == [(False, True), (True, True)]
     assert found.before == (False,)
     assert ledger.lessons.sessions(known) == 2
@@ -153,7 +202,7 @@ def test_each_lesson_shows_what_was_accepted_before_it_with_it_and_without(ledge
     }
     assert found[PLAIN]["back"] == 0
     assert found["Be kind."]["back"] is None
-    assert ledger.lessons.evidence(plain).before == (False, True, False), "and not the told one"
+    assert ledger.lessons.evidence(plain, 0).before == (False, True, False), "and not the told one"
 
 
 def test_start_of_a_session_costs_the_same_however_many_there_were(ledger: Ledger) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from statistics import fmean
 
@@ -91,8 +92,7 @@ class Lessons:
         found, texts = list[tuple[int, bool]](), list[Lesson]()
         for lesson in self._table.of_user(user):
             state = self._settled(lesson, version)
-            told = self._is_told(lesson, state, version)
-            if state is State.LEARNED and not told:
+            if state is State.LEARNED:
                 found.append((lesson.id, False))  # takes the place of no other
             elif (
                 state is not State.DROPPED
@@ -100,28 +100,24 @@ class Lessons:
                 and len(self._tokens(told_text([*texts, lesson]))) <= MOST_TOKENS
             ):
                 texts.append(lesson)
-                found.append((lesson.id, told))
+                found.append((lesson.id, self._is_told(lesson, state)))
         return found
 
     def _settled(self, lesson: Lesson, version: int) -> State:
-        """Return the state of a lesson, changed where the evidence says so."""
+        """Return the state of a lesson for a version, changed where the evidence says so."""
         if lesson.kept or lesson.state is State.DROPPED:
             return lesson.state
-        ruled = settle(lesson, self._table.evidence(lesson))
+        if lesson.version is not None and not self._table.descends(version, lesson.version):
+            lesson = replace(lesson, state=State.TOLD)  # a pin or a rollback: not learned here
+        ruled = settle(lesson, self._table.evidence(lesson, version))
         if ruled is None:
             return lesson.state
         state, reason = ruled
         self._table.change(lesson, state, reason, version if state is State.LEARNED else None)
         return state
 
-    def _is_told(self, lesson: Lesson, state: State, version: int) -> bool:
-        if lesson.kept:
-            return True
-        if state is State.LEARNED:  # not on another lineage, as after a rollback
-            learned = lesson.version
-            return learned is not None and not self._table.descends(version, learned)
-        number = self._table.sessions(lesson)
-        return not is_probe(lesson.id, number, state)
+    def _is_told(self, lesson: Lesson, state: State) -> bool:
+        return lesson.kept or not is_probe(lesson.id, self._table.sessions(lesson), state)
 
 
 def is_probe(lesson_id: int, number: int, state: State) -> bool:
@@ -136,20 +132,21 @@ def is_probe(lesson_id: int, number: int, state: State) -> bool:
 def settle(lesson: Lesson, seen: Evidence) -> tuple[State, str] | None:
     """Return the new state of a lesson and why; None: it stays as it is."""
     told = [good for was_told, good, _ in seen.replies if was_told]
-    untold = [(good, at) for was_told, good, at in seen.replies if not was_told]
+    probes = [good for was_told, good, _ in seen.replies if not was_told]
+    # With older ones, a lesson that has just come back would be withdrawn at once.
+    since = [good for was_told, good, at in seen.replies if not was_told and at > lesson.changed_at]
     if lesson.state is State.LEARNED:
-        since = [good for good, at in untold if at > lesson.changed_at][:_LATELY]
+        since = since[:_LATELY]
         lately = _counts(told[:_LATELY]), _counts(since)
         if len(since) >= FEWEST and chance_higher(*lately) >= HELPS:
             return State.TOLD, f"replies got worse without it: {_share(since)} accepted"
         return None
-    probes = [good for good, _ in untold]
     alike = len(seen.gaps) >= ENOUGH and fmean(seen.gaps) <= LIKELY
-    lately = _counts(told[:_LATELY]), _counts(probes[:ENOUGH])
-    if alike and len(probes) >= ENOUGH and chance_higher(*lately) < HELPS:
+    lately = _counts(told[:_LATELY]), _counts(since[:ENOUGH])
+    if alike and len(since) >= ENOUGH and chance_higher(*lately) < HELPS:
         return State.LEARNED, (
             f"accepted replies are as likely without it ({fmean(seen.gaps):+.3f} nats a token), "
-            f"and {_share(probes[:ENOUGH])} were accepted untold"
+            f"and {_share(since[:ENOUGH])} were accepted untold"
         )
     if lesson.state is State.TOLD or len(told) < FEWEST:
         return None

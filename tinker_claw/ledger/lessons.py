@@ -36,13 +36,18 @@ _GAPS = 16
 _SHOWN_BEFORE = 64
 """First replies from before a lesson that are shown beside those since."""
 _FIRSTS = (
-    "sessions CROSS JOIN turns ON turns.session_id = sessions.id AND kind = 'main' AND idx = 0 "
-    "AND episode = 0 CROSS JOIN verdicts ON turn_id = turns.id"
+    "sessions CROSS JOIN turns INDEXED BY turns_by_session ON turns.session_id = sessions.id "
+    "AND kind = 'main' AND idx = 0 AND episode = 0 CROSS JOIN verdicts ON turn_id = turns.id"
 )
 """SQL of sessions with the verdict on their first reply; episodes are told no lessons."""
 _UNTOLD = (
     "NOT EXISTS (SELECT 1 FROM drawn AS other WHERE other.session_id = sessions.id AND other.told)"
 )
+_LINE = (
+    "WITH RECURSIVE line (id) AS (VALUES (?) UNION ALL SELECT parent FROM versions "
+    "JOIN line USING (id) WHERE parent IS NOT NULL)"
+)
+"""SQL of a version and its ancestors."""
 _RATES = f"""
 WITH firsts AS MATERIALIZED (SELECT user, sessions.id AS session_id, value >= 0 AS good,
   {_UNTOLD} AS untold FROM {_FIRSTS} WHERE user = COALESCE(?, user) AND value IS NOT NULL)
@@ -163,12 +168,15 @@ class LessonTable(LedgerTable):
         """Return the number of sessions in which this lesson was told or left out."""
         return self._db.one("SELECT COUNT(*) FROM drawn WHERE lesson_id = ?", lesson.id)
 
-    def evidence(self, lesson: Lesson) -> Evidence:
-        """Return what is known of a lesson's use."""
+    def evidence(self, lesson: Lesson, version: int) -> Evidence:
+        """Return what is known of a lesson's use by a version and its ancestors."""
         replies = self._db.rows(
-            f"SELECT drawn.told, value > 0, sessions.created_at FROM drawn CROSS JOIN {_FIRSTS} "
+            f"{_LINE} SELECT drawn.told, value > 0, sessions.created_at FROM drawn "
+            f"CROSS JOIN {_FIRSTS} "
             "WHERE lesson_id = ? AND sessions.id = drawn.session_id AND value <> 0 "
+            "AND policy_version IN (SELECT id FROM line) "
             f"ORDER BY drawn.session_id DESC LIMIT {_LATELY}",
+            version,
             lesson.id,
         )
         before = self._db.column(
@@ -179,11 +187,14 @@ class LessonTable(LedgerTable):
             lesson.turn_id,
         )
         gaps = self._db.column(
-            "SELECT untold FROM (SELECT session_id FROM drawn WHERE lesson_id = ? AND told "
+            f"{_LINE} SELECT untold FROM "
+            "(SELECT session_id FROM drawn WHERE lesson_id = ? AND told "
             f"ORDER BY session_id DESC LIMIT {_LATELY}) AS lately CROSS JOIN turns "
-            "ON turns.session_id = lately.session_id AND kind = 'main' CROSS JOIN samples "
-            "INDEXED BY samples_untold ON samples.turn_id = turns.id AND untold IS NOT NULL "
+            "INDEXED BY turns_by_session ON turns.session_id = lately.session_id AND kind = 'main' "
+            "CROSS JOIN samples INDEXED BY samples_untold ON samples.turn_id = turns.id "
+            "AND untold IS NOT NULL WHERE policy_version IN (SELECT id FROM line) "
             f"ORDER BY lately.session_id DESC, idx DESC LIMIT {_GAPS}",
+            version,
             lesson.id,
         )
         return Evidence(
@@ -206,13 +217,7 @@ class LessonTable(LedgerTable):
     def descends(self, version: int, ancestor: int) -> bool:
         """Return whether a version is this ancestor or comes from it."""
         return bool(
-            self._db.one(
-                "WITH RECURSIVE line (id) AS (VALUES (?) UNION ALL SELECT parent FROM versions "
-                "JOIN line USING (id) WHERE parent IS NOT NULL) "
-                "SELECT COUNT(*) FROM line WHERE id = ?",
-                version,
-                ancestor,
-            )
+            self._db.one(f"{_LINE} SELECT COUNT(*) FROM line WHERE id = ?", version, ancestor)
         )
 
     def rule(self, rule: Rule, user: str | None, which: int | None, text: str = "") -> int:
@@ -301,6 +306,7 @@ def learn(tx: sqlite3.Connection, turn_id: int, wish: Wish) -> None:
             tx.execute(
                 "UPDATE lessons SET created_at = ?1, version = NULL, "
                 "reason = CASE state WHEN 'learned' THEN ?2 ELSE reason END, "
+                "changed_at = CASE state WHEN 'learned' THEN ?1 ELSE changed_at END, "
                 "state = CASE state WHEN 'learned' THEN 'told' ELSE state END WHERE id = ?3",
                 (now, _SAID["again"], row["id"]),
             )
