@@ -494,6 +494,17 @@ async def test_replies_that_grow_hold_learning_until_a_rollback(tmp_path: Path) 
         assert w.health.learner.state != "held"
 
 
+async def test_what_held_learning_is_told_no_more_after_a_rollback(tmp_path: Path) -> None:
+    """Nor after its turns are forgotten; there may be no next batch for long."""
+    async with world(tmp_path, batch_size=BASELINE) as w:
+        await hold(w)
+        await undoing(w).roll_back(0)
+        assert w.ledger.samples.waiting() == 0
+        await w.until(lambda: w.health.learner.state == "waiting")
+        assert (w.health.guard.state, w.health.guard.error) == ("ok", None)
+        assert b'tinker_claw_guard{alarm="length"} 0.0' in w.telemetry.exposition()
+
+
 async def test_hold_ends_by_itself_when_its_evidence_is_gone(tmp_path: Path) -> None:
     async with world(tmp_path, batch_size=BASELINE) as w:
         await hold(w)

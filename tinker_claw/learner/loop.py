@@ -129,6 +129,8 @@ class Learner:
             finally:
                 self._holds += 1
                 self.wake()
+                with suppress(LedgerError):  # what alarms rest on may be gone now
+                    self._findings()
 
     def retire(self, policy: Policy) -> None:
         """Close a policy's sampler when the last reply that uses it has ended."""
