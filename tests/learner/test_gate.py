@@ -52,6 +52,7 @@ from tinker_claw.ledger.database import reading
 from tinker_claw.ledger.held_out import FIRST, HELD_OUT, ONE_IN, is_drawn
 from tinker_claw.ledger.outcome import outcome, read_run
 from tinker_claw.ledger.prune import in_session
+from tinker_claw.ledger.versions import REFUSED
 from tinker_claw.ledger.views import read_turn
 from tinker_claw.policy import Policy, PolicyHolder, Sampler
 from tinker_claw.privacy.marker import Privacy
@@ -347,6 +348,20 @@ async def test_two_refusals_in_a_row_hold_learning_and_outlive_the_process(tmp_p
         assert w.health.learner.state == "held"
         assert (await undoing(w).roll_back(1)).id == 2
         await w.until(lambda: w.ledger.hold.reason is None)
+
+
+async def test_refusal_counts_where_it_took_steps_along_that_were_not_saved(tmp_path: Path) -> None:
+    trainer = LosingTrainer(0.0, 1.0, 0.0)
+    async with world(tmp_path, trainer=trainer, gate=gated, gate_is="on", save_interval=2) as w:
+        four(w)
+        await w.version(1)
+        four(w)
+        await w.version(3)  # by the samples of version 1, from the state before it, which is v2
+        assert trainer.kept_moments == [False]
+        rates = [json.loads(line)["rate"] for line in w.metrics.read_text().splitlines()]
+        assert rates == [1.0, 0.25]
+        await undoing(w).roll_back(2)
+        assert w.ledger.steps.void_lately(REFUSED) == []
 
 
 async def test_small_losses_that_add_up_are_told(tmp_path: Path) -> None:

@@ -499,10 +499,12 @@ class StepTable(LedgerTable):
 
     def void_lately(self, because: str) -> list[tuple[str, float]]:
         """Return the steps from the newest version that are void for a reason that begins with
-        `because`, oldest first: the reason, and when they began, in seconds since 1970."""
+        `because`, oldest first: the reason, and when they began, in seconds since 1970. They may
+        have begun at the version before, if that was lost with them as it was not saved."""
         found = self._db.rows(
             "SELECT error, created_at FROM steps WHERE status = 'void' AND INSTR(error, ?) = 1 "
-            "AND parent = (SELECT MAX(id) FROM versions) ORDER BY id",
+            "AND parent IN (SELECT MAX(id) FROM versions UNION SELECT version FROM steps "
+            "WHERE status = 'void' AND version = (SELECT MAX(id) - 1 FROM versions)) ORDER BY id",
             because,
         )
         return [(error, at) for error, at in found]
