@@ -305,6 +305,18 @@ def test_what_was_learned_takes_no_place_from_what_is_told(ledger: Ledger) -> No
     assert len(drawn) == MOST + 1
 
 
+def test_what_is_there_is_not_added_again(ledger: Ledger) -> None:
+    """Else a prompt held it twice, and one drop left the other."""
+    turn(ledger, ledger.turns.session("me", "source"), -1, Wish(PLAIN, "no lists", "always"))
+    assert ledger.lessons.rule("add", "you", None, PLAIN) == 2
+    assert ledger.lessons.rule("add", "me", None, "No lists!") == 1
+    assert ledger.lessons.rule("add", "me", None, "No lists!") == 1
+    (known,) = ledger.lessons.of_user("me")
+    assert (known.text, known.state, known.kept) == ("No lists!", State.TOLD, True)
+    ledger.lessons.rule("keep", "me", 1, "never mind this")
+    assert ledger.lessons.of_user("me")[0].text == "No lists!"
+
+
 def test_what_the_user_keeps_is_always_told(ledger: Ledger) -> None:
     lessons = Lessons(ledger.lessons, lambda text: range(len(text)))
     ledger.lessons.rule("add", "me", None, PLAIN)

@@ -221,7 +221,8 @@ class LessonTable(LedgerTable):
         )
 
     def rule(self, rule: Rule, user: str | None, which: int | None, text: str = "") -> int:
-        """Keep, edit, drop or add a lesson, at once; return its id.
+        """Keep, edit, drop or add a lesson, at once; return its id. One that is there is not added
+        again, but kept in the new words.
 
         Args:
             user: whose lesson it must be; None: anybody's.
@@ -231,19 +232,23 @@ class LessonTable(LedgerTable):
         Raises:
             UndoError: there is no such lesson, or the words are too many or none.
         """
-        words = " ".join(text.split())
-        if rule in ("add", "edit") and not 0 < len(words.split()) <= MOST_WORDS:
+        writes = rule in ("add", "edit")
+        words = " ".join(text.split()) if writes else ""
+        if writes and not 0 < len(words.split()) <= MOST_WORDS:
             raise UndoError(f"a lesson is a sentence of at most {MOST_WORDS} words")
         now = time.time()
         with self._db.transaction() as tx:
             if rule == "add":
-                return _insert(tx, user or "", Wish(words, "", "always"), None, now, kept=True)
+                wish = Wish(words, "", "always")
+                which = _same(tx, user or "", wish)
+                if which is None:
+                    return _insert(tx, user or "", wish, None, now, kept=True)
             state, kept = (State.DROPPED, 0) if rule == "drop" else (State.TOLD, 1)
             done = tx.execute(
                 "UPDATE lessons SET text = CASE ?1 WHEN '' THEN text ELSE ?1 END, state = ?2, "
                 "kept = ?3, reason = ?4, version = NULL, changed_at = ?5 "
                 "WHERE id = ?6 AND user = COALESCE(?7, user)",
-                (words if rule == "edit" else "", state, kept, _SAID[rule], now, which, user),
+                (words, state, kept, _SAID[rule], now, which, user),
             ).rowcount
         if not done or which is None:
             raise UndoError(f"there is no lesson {which}; `tinker-claw lessons` lists them")
@@ -300,18 +305,17 @@ def learn(tx: sqlite3.Connection, turn_id: int, wish: Wish) -> None:
     ).fetchone()
     if found is None or found["private"] == 1 or found["episode"] or found["kind"] != "main":
         return
-    now, meant = time.time(), _meanings(wish)
-    for row in tx.execute("SELECT * FROM lessons WHERE user = ?", (found["user"],)).fetchall():
-        if meant & _meanings(_lesson(row)):
-            tx.execute(
-                "UPDATE lessons SET created_at = ?1, version = NULL, "
-                "reason = CASE state WHEN 'learned' THEN ?2 ELSE reason END, "
-                "changed_at = CASE state WHEN 'learned' THEN ?1 ELSE changed_at END, "
-                "state = CASE state WHEN 'learned' THEN 'told' ELSE state END WHERE id = ?3",
-                (now, _SAID["again"], row["id"]),
-            )
-            return
-    _insert(tx, found["user"], wish, turn_id, now, kept=False)
+    now, same = time.time(), _same(tx, found["user"], wish)
+    if same is None:
+        _insert(tx, found["user"], wish, turn_id, now, kept=False)
+        return
+    tx.execute(
+        "UPDATE lessons SET created_at = ?1, version = NULL, "
+        "reason = CASE state WHEN 'learned' THEN ?2 ELSE reason END, "
+        "changed_at = CASE state WHEN 'learned' THEN ?1 ELSE changed_at END, "
+        "state = CASE state WHEN 'learned' THEN 'told' ELSE state END WHERE id = ?3",
+        (now, _SAID["again"], same),
+    )
 
 
 def taught_by(rows: Rows, turns: str) -> list[int]:
@@ -345,6 +349,13 @@ def _insert(
         "changed_at": now,
     }
     return insert(tx, "lessons", values)
+
+
+def _same(tx: sqlite3.Connection, user: str, wish: Wish) -> int | None:
+    """Return the id of the user's lesson of this meaning; None: there is none."""
+    known = tx.execute("SELECT * FROM lessons WHERE user = ?", (user,)).fetchall()
+    meant = _meanings(wish)
+    return next((row["id"] for row in known if meant & _meanings(_lesson(row))), None)
 
 
 def _meanings(lesson: Lesson | Wish) -> set[str]:
