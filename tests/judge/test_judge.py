@@ -403,6 +403,19 @@ async def test_base_model_judges_with_one_prompt_for_all_votes(renderer: Rendere
     assert {p.max_tokens for p in sampler.params} == {SETTINGS.prm_max_tokens}
 
 
+async def test_base_model_judges_a_long_turn_in_what_its_context_leaves(
+    renderer: Renderer,
+) -> None:
+    answer = tuple(renderer._encode("It was refused. \\boxed{-1}<|im_end|>"))
+    sampler, context = FakeSampler(answer), SETTINGS.prm_max_tokens + 1000
+    endpoint = SamplerEndpoint(sampler, renderer, SETTINGS, context_tokens=context)
+    judge = Judge(endpoint, SETTINGS, hint_candidates=0)
+    await judge.judge("ask", "word " * 1000, STATE)
+    (prompt, *_), (params, *_) = sampler.prompts, sampler.params
+    assert 1000 < len(prompt) < context
+    assert len(prompt) + params.max_tokens == context, "no sampler takes more"
+
+
 async def test_answers_of_the_base_model_that_are_cut_or_think_on_cast_no_vote(
     renderer: Renderer,
 ) -> None:

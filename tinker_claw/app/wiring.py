@@ -225,7 +225,8 @@ async def _endpoint(
         url = await stack.enter_async_context(in_background(_rule_judge(settings.run.seed)))
         log.info("judge.rules", url=url)
     if url is None:
-        return SamplerEndpoint(common.parts.base, common.renderer, judge)
+        base, context = common.parts.base, common.can.context_tokens
+        return SamplerEndpoint(base, common.renderer, judge, context_tokens=context)
     return await stack.enter_async_context(HttpEndpoint(url, judge))
 
 

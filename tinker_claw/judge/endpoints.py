@@ -72,19 +72,29 @@ class Endpoint(Protocol):
 class SamplerEndpoint:
     """The frozen base model of the backend as the judge."""
 
-    def __init__(self, sampler: Sampler, renderer: Renderer, settings: JudgeSettings) -> None:
+    def __init__(
+        self,
+        sampler: Sampler,
+        renderer: Renderer,
+        settings: JudgeSettings,
+        *,
+        context_tokens: int | None = None,
+    ) -> None:
+        """`context_tokens`: most tokens of a question and its answer; None: as many as asked."""
         self._sampler = sampler
         self._renderer = renderer
         self._settings = settings
+        self._context_tokens = context_tokens
 
     async def answers(self, messages: Sequence[Message], n: int) -> list[str]:
-        params = SamplingParams(
-            max_tokens=self._settings.prm_max_tokens,
-            temperature=TEMPERATURE,
-            stop_tokens=self._renderer.stop_tokens,
-        )
+        most = self._settings.prm_max_tokens
         try:
             prompt = (await self._renderer.prompt_aside(messages)).tokens
+            if self._context_tokens is not None:
+                most = max(1, min(most, self._context_tokens - len(prompt)))
+            params = SamplingParams(
+                max_tokens=most, temperature=TEMPERATURE, stop_tokens=self._renderer.stop_tokens
+            )
             completions = await self._sampler.sample(prompt, params, n)
         except OutageError:
             raise
