@@ -408,7 +408,7 @@ async def test_base_model_judges_a_long_turn_in_what_its_context_leaves(
 ) -> None:
     answer = tuple(renderer._encode("It was refused. \\boxed{-1}<|im_end|>"))
     sampler, context = FakeSampler(answer), SETTINGS.prm_max_tokens + 1000
-    endpoint = SamplerEndpoint(sampler, renderer, SETTINGS, context_tokens=context)
+    endpoint = SamplerEndpoint(sampler, renderer, SETTINGS, context)
     judge = Judge(endpoint, SETTINGS, hint_candidates=0)
     await judge.judge("ask", "word " * 1000, STATE)
     (prompt, *_), (params, *_) = sampler.prompts, sampler.params

@@ -226,7 +226,7 @@ async def _endpoint(
         log.info("judge.rules", url=url)
     if url is None:
         base, context = common.parts.base, common.can.context_tokens
-        return SamplerEndpoint(base, common.renderer, judge, context_tokens=context)
+        return SamplerEndpoint(base, common.renderer, judge, context)
     return await stack.enter_async_context(HttpEndpoint(url, judge))
 
 

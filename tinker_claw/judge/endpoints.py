@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import sys
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict
@@ -77,23 +78,22 @@ class SamplerEndpoint:
         sampler: Sampler,
         renderer: Renderer,
         settings: JudgeSettings,
-        *,
-        context_tokens: int | None = None,
+        context_tokens: int = sys.maxsize,
     ) -> None:
-        """`context_tokens`: most tokens of a question and its answer; None: as many as asked."""
+        """`context_tokens`: most tokens of a question and its answer."""
         self._sampler = sampler
         self._renderer = renderer
         self._settings = settings
         self._context_tokens = context_tokens
 
     async def answers(self, messages: Sequence[Message], n: int) -> list[str]:
-        most = self._settings.prm_max_tokens
         try:
             prompt = (await self._renderer.prompt_aside(messages)).tokens
-            if self._context_tokens is not None:
-                most = max(1, min(most, self._context_tokens - len(prompt)))
+            room = max(1, self._context_tokens - len(prompt))
             params = SamplingParams(
-                max_tokens=most, temperature=TEMPERATURE, stop_tokens=self._renderer.stop_tokens
+                max_tokens=min(self._settings.prm_max_tokens, room),
+                temperature=TEMPERATURE,
+                stop_tokens=self._renderer.stop_tokens,
             )
             completions = await self._sampler.sample(prompt, params, n)
         except OutageError:

@@ -73,10 +73,7 @@ class Judgement:
             (self.verdict_answers, self.verdict.votes),
             (self.hint_answers, self.hint_votes),
         )
-        for answers, votes in asked:
-            if answers and all(vote is None for vote in votes):
-                return answers[0]
-        return None
+        return next((answers[0] for answers, votes in asked if set(votes) == {None}), None)
 
 
 @dataclass(frozen=True, slots=True)

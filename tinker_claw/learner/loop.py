@@ -192,7 +192,7 @@ class Learner:
     async def _goes_on(self) -> bool:
         """Do the next piece of work, as far as service and ledger allow; False: there is none."""
         try:
-            if self._parts.ledger.hold.reason is not None and await self._is_held():
+            if self._parts.ledger.hold.reason and await self._is_held():
                 return False
             if (batch := self._batch()) is None:
                 return False

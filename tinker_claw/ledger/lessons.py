@@ -216,9 +216,8 @@ class LessonTable(LedgerTable):
 
     def descends(self, version: int, ancestor: int) -> bool:
         """Return whether a version is this ancestor or comes from it."""
-        return bool(
-            self._db.one(f"{_LINE} SELECT COUNT(*) FROM line WHERE id = ?", version, ancestor)
-        )
+        query = f"{_LINE} SELECT COUNT(*) FROM line WHERE id = ?"
+        return self._db.one(query, version, ancestor) > 0
 
     def rule(self, rule: Rule, user: str | None, which: int | None, text: str = "") -> int:
         """Keep, edit, drop or add a lesson, at once; return its id. One that is there is not added
@@ -236,19 +235,17 @@ class LessonTable(LedgerTable):
         words = " ".join(text.split()) if writes else ""
         if writes and not 0 < len(words.split()) <= MOST_WORDS:
             raise UndoError(f"a lesson is a sentence of at most {MOST_WORDS} words")
-        now = time.time()
         with self._db.transaction() as tx:
             if rule == "add":
-                wish = Wish(words, "", "always")
-                which = _same(tx, user or "", wish)
-                if which is None:
-                    return _insert(tx, user or "", wish, None, now, kept=True)
+                user, wish = user or "", Wish(words, "", "always")
+                if (which := _same(tx, user, wish)) is None:
+                    return _insert(tx, user, wish, None)
             state, kept = (State.DROPPED, 0) if rule == "drop" else (State.TOLD, 1)
             done = tx.execute(
                 "UPDATE lessons SET text = CASE ?1 WHEN '' THEN text ELSE ?1 END, state = ?2, "
                 "kept = ?3, reason = ?4, version = NULL, changed_at = ?5 "
                 "WHERE id = ?6 AND user = COALESCE(?7, user)",
-                (words, state, kept, _SAID[rule], now, which, user),
+                (words, state, kept, _SAID[rule], time.time(), which, user),
             ).rowcount
         if not done or which is None:
             raise UndoError(f"there is no lesson {which}; `tinker-claw lessons` lists them")
@@ -299,22 +296,22 @@ def learn(tx: sqlite3.Connection, turn_id: int, wish: Wish) -> None:
     """Store the wish that followed a turn as a lesson. One that repeats a lesson's sentence or
     words is the same lesson, which is told again if it was learned."""
     found = tx.execute(
-        "SELECT user, private, kind, episode FROM turns JOIN sessions ON sessions.id = session_id "
-        "WHERE turns.id = ?",
+        "SELECT user FROM turns JOIN sessions ON sessions.id = session_id "
+        "WHERE turns.id = ? AND private <> 1 AND kind = 'main' AND episode = 0",
         (turn_id,),
     ).fetchone()
-    if found is None or found["private"] == 1 or found["episode"] or found["kind"] != "main":
+    if found is None:
         return
-    now, same = time.time(), _same(tx, found["user"], wish)
-    if same is None:
-        _insert(tx, found["user"], wish, turn_id, now, kept=False)
+    (user,) = found
+    if (same := _same(tx, user, wish)) is None:
+        _insert(tx, user, wish, turn_id)
         return
     tx.execute(
         "UPDATE lessons SET created_at = ?1, version = NULL, "
         "reason = CASE state WHEN 'learned' THEN ?2 ELSE reason END, "
         "changed_at = CASE state WHEN 'learned' THEN ?1 ELSE changed_at END, "
         "state = CASE state WHEN 'learned' THEN 'told' ELSE state END WHERE id = ?3",
-        (now, _SAID["again"], same),
+        (time.time(), _SAID["again"], same),
     )
 
 
@@ -336,15 +333,15 @@ def orphans(rows: Rows) -> list[int]:
     )
 
 
-def _insert(
-    tx: sqlite3.Connection, user: str, wish: Wish, turn_id: int | None, now: float, *, kept: bool
-) -> int:
+def _insert(tx: sqlite3.Connection, user: str, wish: Wish, turn_id: int | None) -> int:
+    """Insert a lesson that followed a turn, or that the user wrote (None); return its id."""
+    wrote, now = turn_id is None, time.time()
     values = asdict(wish) | {
         "user": user,
         "turn_id": turn_id,
-        "state": State.TOLD if kept else State.TRIED,
-        "kept": kept,
-        "reason": _SAID["add"] if kept else None,
+        "state": State.TOLD if wrote else State.TRIED,
+        "kept": wrote,
+        "reason": _SAID["add"] if wrote else None,
         "created_at": now,
         "changed_at": now,
     }

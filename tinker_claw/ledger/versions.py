@@ -472,10 +472,9 @@ class StepTable(LedgerTable):
             expire_left_behind(tx, read_line(self._db))
         return version
 
-    def save(self, version: PolicyVersion, state_ref: str) -> PolicyVersion:
+    def save(self, version: PolicyVersion, state_ref: str) -> None:
         """Record that the state of a version has been saved."""
         self._db.write("UPDATE versions SET state_ref = ? WHERE id = ?", state_ref, version.id)
-        return replace(version, state_ref=state_ref)
 
     def gated(self, version: int, most: int) -> list[Gated]:
         """Return the gate's results for this version and its ancestors, newest first, where there
