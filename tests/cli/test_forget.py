@@ -19,8 +19,9 @@ from tinker_claw.ledger.codec import BLOCK, pack_ids, raw_ids
 from tinker_claw.ledger.database import Writer, reading
 from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.ledger.prune import begin, finish, from_turn, in_session, is_begun
+from tinker_claw.ledger.prune import UNSAID, begin, finish, from_turn, in_session, is_begun
 from tinker_claw.ledger.spend import Bill
+from tinker_claw.ledger.views import read_turn
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import Completion, HintScores, NextState, SamplingParams, StopReason, Usage
 
@@ -218,6 +219,22 @@ def test_what_was_forgotten_is_not_queued_again_after_a_crash(talk: Talk) -> Non
     talk.ledger.steps.restart_from(parent)
     talk.ledger.samples.expire(0, 4)
     assert talk.ledger.samples.oldest(1) == []
+
+
+def test_reply_is_not_trained_again_by_what_was_forgotten(talk: Talk) -> None:
+    """The step with it is lost in a crash; its verdict came from the turn behind it."""
+    parent = talk.ledger.steps.newest_version()
+    assert parent is not None
+    first, second = talk.turn("a"), talk.turn("a")
+    step = talk.ledger.steps.begin(0, [talk.sampled(first, 2)])
+    talk.ledger.steps.commit(step, parent, state_ref=None, sampler_ref="p1", metrics={})
+    assert talk.ledger.forget(from_turn(second)).unsaid == (first,)
+    talk.ledger.steps.restart_from(parent)
+    talk.ledger.samples.expire(0, 4)
+    assert talk.ledger.samples.oldest(1) == []
+    turn = read_turn(talk.ledger._db, first)
+    assert turn is not None
+    assert turn.outcome == UNSAID
 
 
 def test_rollback_to_a_state_at_the_service_needs_the_gateway(talk: Talk, tmp_path: Path) -> None:

@@ -142,12 +142,12 @@ def _unused(turn: sqlite3.Row) -> str | None:
     """Return why a turn can no longer be trained by feedback; None: it can."""
     if turn["episode"] == 2:  # its group is trained as it is, or not at all
         return TOO_LATE
+    if turn["expired_because"] is not None:
+        return turn["expired_because"]
     if turn["state"] == "held":
         return None
     if turn["state"] == "queued":
         return "the reply is being trained" if turn["training"] else None
-    if turn["expired_because"] is not None:
-        return turn["expired_because"]
     if turn["state"] is not None:
         states = {"trained": "was trained already", "expired": "has grown too old to be trained"}
         return f"the reply {states.get(turn['state'], 'was set aside: steps with it failed')}"

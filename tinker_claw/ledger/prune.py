@@ -381,8 +381,9 @@ def begin(database: Writer, found: Callable[[Rows], Forgetting]) -> Forgetting:
         sources = json.dumps([*what.turns, *what.unsaid])
         tx.execute(f"DELETE FROM lessons WHERE turn_id IN {_THESE}", (sources,))
         tx.execute(
-            "UPDATE samples SET state = 'expired', expired_because = ? "
-            f"WHERE state IN ('queued', 'held') AND turn_id IN {_THESE}",
+            "UPDATE samples SET expired_because = ?, "
+            "state = CASE state WHEN 'trained' THEN state ELSE 'expired' END "
+            f"WHERE state IN ('queued', 'held', 'trained') AND turn_id IN {_THESE}",
             (FORGOTTEN, these),
         )
         tx.execute(f"UPDATE turns SET settled = 1 WHERE settled = 0 AND id IN {_THESE}", (these,))
@@ -472,8 +473,11 @@ def _forget_turn(tx: sqlite3.Connection, turn: int) -> None:
 
 
 def _untrain(tx: sqlite3.Connection, turn: int, why: str) -> None:
-    """Remove a turn's sample and refuse the turn, unless it was trained."""
-    if not _withdraw(tx, turn):
+    """Remove a turn's sample and refuse the turn; one that was trained is not trained again, should
+    its step be lost."""
+    if _withdraw(tx, turn):
+        tx.execute("UPDATE samples SET expired_because = ? WHERE turn_id = ?", (why, turn))
+    else:
         tx.execute(
             # Also where there was a reason, which may end.
             "UPDATE turns SET settled = 1, untrained_because = ? WHERE id = ?",

@@ -25,7 +25,6 @@ from tinker_claw.ledger.codec import (
 from tinker_claw.ledger.database import LedgerTable, insert
 from tinker_claw.ledger.groups import COMPARED, expire_mates
 from tinker_claw.ledger.images import kept
-from tinker_claw.ledger.lessons import FORGOTTEN_LESSON, UNTOLD
 from tinker_claw.ledger.turns import OVER, STEP, completion_of, remove_sample, told_of
 from tinker_claw.ledger.versions import expire_left_behind, read_line
 from tinker_claw.types import HintScores, Images, Sample
@@ -135,20 +134,19 @@ class SampleTable(LedgerTable):
         return self._db.one("SELECT COUNT(*) FROM samples WHERE state = 'queued'")
 
     def expire(self, current_step: int, max_staleness: int) -> int:
-        """Expire samples that are more than `max_staleness` optimizer steps old; return how many.
+        """Expire samples that are more than `max_staleness` optimizer steps old, or queued
+        again though what they rest on was forgotten; return how many.
 
         Steps count along the live line of versions: samples of a version that a rollback left
         behind are too old at once. A group expires as one.
         """
         with self._db.transaction() as tx:
             cursor = tx.execute(
-                "UPDATE samples SET state = 'expired', expired_because = (SELECT "
-                "CASE WHEN blanked = 'forgotten' THEN blanked WHEN told = ?1 THEN ?2 END "
-                "FROM turns WHERE id = turn_id) "
-                "WHERE state IN ('queued', 'held') AND turn_id IN "
+                "UPDATE samples SET state = 'expired' WHERE state IN ('queued', 'held') AND "
+                "(expired_because IS NOT NULL OR turn_id IN "  # its step was lost
                 "(SELECT turns.id FROM turns JOIN versions ON versions.id = turns.policy_version "
-                "WHERE ?3 - versions.step > ?4 OR turns.blanked = 'forgotten' OR told = ?1)",
-                (UNTOLD, FORGOTTEN_LESSON, current_step, max_staleness),
+                "WHERE ? - versions.step > ?))",
+                (current_step, max_staleness),
             )
             expired = cursor.rowcount + expire_left_behind(tx, read_line(self._db))
             return expired + expire_mates(tx)

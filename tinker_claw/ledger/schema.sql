@@ -236,7 +236,7 @@ CREATE TABLE samples (
   untold           REAL,                 -- nats per token by which the lessons in its prompt raise its logprob; NULL: not measured
   advantages       BLOB,                 -- token advantages, before normalisation
   state            TEXT NOT NULL,        -- held (for an outcome), queued, trained, expired, quarantined
-  expired_because  TEXT,                 -- NULL: too old, or not expired
+  expired_because  TEXT,                 -- NULL: too old, or not expired; of a trained one, why it is not trained again
   step_id          INTEGER REFERENCES steps (id),
   created_at       REAL NOT NULL         -- when it was held or, later, queued
 ) STRICT;

@@ -552,6 +552,7 @@ def _hear(tx: sqlite3.Connection) -> None:
     found = tx.execute(
         "SELECT DISTINCT feedback.turn_id FROM feedback "
         "JOIN samples ON samples.turn_id = feedback.turn_id AND state = 'queued' "
+        "AND expired_because IS NULL "
         "JOIN sessions ON sessions.id = feedback.session_id AND episode = 0 "  # groups stay whole
         "WHERE final = 0 AND unused IS NOT NULL"
     ).fetchall()
