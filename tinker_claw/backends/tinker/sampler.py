@@ -264,7 +264,7 @@ class TinkerSampler:
             return await call()
         except Exception as error:
             if fault_of(error) is Fault.LOST:  # in a session that lives
-                raise BackendError(f"Tinker no longer has the sampler {self.ref!r}.") from error
+                raise SamplerError(f"Tinker no longer has the sampler {self.ref!r}.") from error
             raise
 
     async def _lives(self) -> bool:
