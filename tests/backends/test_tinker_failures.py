@@ -213,8 +213,9 @@ async def test_restarted_server_is_a_lost_session_for_training_and_nothing_for_s
     for sampler in (serving, base):
         (again,) = await sampler.sample(PROMPT, PARAMS)
         assert again.tokens == run.done.tokens
-    with pytest.raises(OutageError):
+    with charged() as account, pytest.raises(OutageError):
         await run.trainer.train_step(run.passes, ADAM)
+    assert account.usage == Usage(), "what nobody computed is not billed"
     await recovers(run)
 
 

@@ -13,6 +13,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import compress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -143,7 +144,7 @@ class TinkerTrainer:
         client = await self._ready()
         sparse = (await self._probed()).sparse_targets
         datums = await asyncio.to_thread(lambda: [to_sdk(p, sparse=sparse) for p in passes])
-        tokens = sum(len(d.tokens) - 1 for p in passes for d in p.datums)
+        tokens = [sum(len(d.tokens) - 1 for d in p.datums) for p in passes]
         self._suspect = True  # until everything has come back well, however this ends
         self._versions, self._saves = [], []
         futures: dict[str, APIFuture[Any]] = {}
@@ -151,11 +152,13 @@ class TinkerTrainer:
             name = f"forward_backward {number} ({one.loss})"
             futures[name] = client.forward_backward(data, one.loss, dict(one.config) or None)
         futures["optim_step"] = client.optim_step(sdk.AdamParams(**asdict(adam)))
-        bill(Usage(trained=tokens))
+        bill(Usage(trained=sum(tokens)))
         results = await self._training.wait_all(futures, self._limits.step_timeout_s)
-        raise_failures(results)
         *outputs, stepped = results.values()
-        report = report_of(passes, outputs, stepped, tokens)
+        # What an outage took was not computed.
+        bill(Usage(trained=-sum(compress(tokens, map(_is_outage, outputs)))))
+        raise_failures(results)
+        report = report_of(passes, outputs, stepped, sum(tokens))
         self._suspect = False
         return report
 
@@ -321,9 +324,14 @@ def raise_failures(results: Mapping[str, Any]) -> None:
         return
     told = "; ".join(f"{name}: {reason(error)}" for name, error in failed.items())
     first = next(iter(failed.values()))
-    if any(fault_of(error) in (Fault.ASKED, Fault.BROKE) for error in failed.values()):
+    if not all(map(_is_outage, failed.values())):
         raise StepError(f"The step is void: {told}.") from first
     raise outage("a step", told) from first
+
+
+def _is_outage(result: Any) -> bool:
+    """Whether waiting helps, as nothing is said against the request."""
+    return isinstance(result, Exception) and fault_of(result) in (Fault.AWAY, Fault.LOST)
 
 
 def report_of(
