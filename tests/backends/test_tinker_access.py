@@ -212,6 +212,14 @@ async def test_versions_that_never_answered_push_out_none_to_go_back_to(tmp_path
     await trainer.aclose()
 
 
+async def test_service_keeps_no_export(tmp_path: Path) -> None:
+    trainer = await start_tinker(tmp_path)
+    await trainer.export_adapter(tmp_path / "adapter")
+    ((_, record),) = served(tmp_path).server.store.all()
+    assert record.expires_at is not None
+    await trainer.aclose()
+
+
 async def test_version_that_is_being_opened_is_not_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

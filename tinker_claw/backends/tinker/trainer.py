@@ -13,6 +13,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import compress
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -47,6 +48,8 @@ T = TypeVar("T")
 FALLBACK_CONTEXT: Final = 32_768
 """Context length in tokens where neither the service nor the settings give one."""
 _PROMPT: Final[Tokens] = (1, 2, 3)
+_EXPORT_S: Final = 86_400
+"""Seconds that the service keeps an export, which is downloaded at once."""
 _NORM: Final = "unclipped_grad_l2:mean"
 """The gradient's norm before clipping, where a server reports it."""
 
@@ -231,8 +234,8 @@ class TinkerTrainer:
 
     async def export_adapter(self, directory: Path) -> None:
         client = await self._ready()
-        what = "exporting the adapter"
-        saved = await self._saved(what, client.save_weights_external, "export")
+        what, save = "exporting the adapter", client.save_weights_external
+        saved = await self._saved(what, partial(save, ttl_seconds=_EXPORT_S), "export")
         try:
             await download(self._where, saved.path, directory)
         except (tinker.TinkerError, TimeoutError, ValueError, RuntimeError, OSError) as error:
