@@ -237,18 +237,21 @@ def test_reply_is_not_trained_again_by_what_was_forgotten(talk: Talk) -> None:
     assert turn.outcome == UNSAID
 
 
-def test_rollback_to_a_state_at_the_service_needs_the_gateway(talk: Talk, tmp_path: Path) -> None:
+def test_rollback_to_a_state_at_the_service_needs_no_gateway(talk: Talk, tmp_path: Path) -> None:
+    """Where the newest state is gone there is none that could start."""
     talk.step(talk.sampled(talk.turn("a"), 1))
     talk.ledger.close()
-    refused = run("rollback", "v0", directory=tmp_path)
-    assert refused.returncode == 2
-    assert "its state lies at the service, which only the gateway asks" in refused.stderr
     assert run("pin", "v0", directory=tmp_path).returncode == 0
     shown = run("versions", directory=tmp_path).stdout.splitlines()
     assert "at the service" in shown[1]
     assert shown[1].endswith("pinned, serving")
+    done = run("rollback", "v0", directory=tmp_path)
+    assert done.stdout.startswith("v2, with the weights of v0, will answer when the gateway")
     talk.ledger = Ledger(tmp_path)
-    assert talk.ledger.steps.version(2) is None
+    version = talk.ledger.steps.version(2)
+    assert version is not None
+    assert version == talk.ledger.steps.newest_saved_version()
+    assert version.parent == 0
 
 
 def test_session_of_that_name_may_begin_anew(talk: Talk) -> None:

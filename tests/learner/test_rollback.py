@@ -258,7 +258,26 @@ async def test_pinned_version_whose_weights_are_gone_does_not_stop_a_start(tmp_p
     ledger = Ledger(tmp_path)
     trainer.fail["open"] = 1
     assert await restore_pin(ledger, trainer) is None
-    assert ledger.pin.version is None, "`status` names the version that answers"
+    assert [one["id"] for one in read_versions(ledger._db) if one["serving"]] == [1]
+    ledger.close()
+
+
+async def test_start_whose_state_is_gone_says_how_to_go_on_from_an_earlier_one(
+    tmp_path: Path,
+) -> None:
+    trainer = FakeTrainer()
+    async with world(tmp_path, trainer=trainer) as w:
+        await learn(w, 2)
+    ledger = Ledger(tmp_path)
+    first, newest = ledger.steps.version(1), ledger.steps.newest_version()
+    assert first is not None
+    assert newest is not None
+    del trainer.states[str(newest.state_ref)]
+    with pytest.raises(BackendError, match="`tinker-claw rollback vN` goes on from an earlier"):
+        await restore(ledger, trainer)
+    ledger.steps.roll_back(first)
+    assert (await restore(ledger, trainer)).version.parent == first.id
+    assert trainer.weights == 1
     ledger.close()
 
 

@@ -157,11 +157,7 @@ class Rollback(_AnswerCommand):
 
         def offline(ledger: Ledger) -> dict[str, Any]:
             to = ledger.steps.version(kept["id"])
-            if kept["state"] is None or to is None:
-                raise UndoError(
-                    "its state lies at the service, which only the gateway asks; start it, and "
-                    "give the command again while it runs"
-                )
+            assert to is not None
             ledger.steps.void_unfinished()
             return asdict(ledger.steps.roll_back(to))
 

@@ -72,8 +72,19 @@ async def load(ledger: Ledger, trainer: Trainer, state_ref: str) -> None:
     """Load a state, without the optimizer's moments if the gate refused the versions after it.
 
     Momentum alone can carry the next step over the same limit, whatever its batch holds.
+
+    Raises:
+        BackendError: it cannot be loaded; says how to go on from another.
     """
-    await trainer.load_state(state_ref, moments=not refusals(ledger))
+    try:
+        await trainer.load_state(state_ref, moments=not refusals(ledger))
+    except OutageError:
+        raise
+    except BackendError as error:
+        raise BackendError(
+            f"{error} If it is gone, `tinker-claw rollback vN` goes on from an earlier version "
+            "(`tinker-claw versions`)."
+        ) from error
 
 
 async def restore(ledger: Ledger, trainer: Trainer) -> Policy:
