@@ -527,6 +527,16 @@ async def test_hold_saves_the_state_it_would_go_on_from(tmp_path: Path) -> None:
         assert newest.state_ref in w.trainer.states
 
 
+async def test_state_that_cannot_be_saved_any_more_is_held_all_the_same(tmp_path: Path) -> None:
+    """As where the session with the weights was lost: waiting brings it not back."""
+    async with world(tmp_path, batch_size=BASELINE, save_interval=2) as w:
+        w.trainer.away["save_state"] = 1_000_000
+        await hold(w)
+        assert w.health.backend.error is None, "nothing is asked for, and nothing waits"
+        talk(w, "", 2, "short again", count=4 * BASELINE)
+        await w.until(lambda: w.ledger.hold.reason is None)
+
+
 async def test_hold_and_what_it_rests_on_outlive_the_process(tmp_path: Path) -> None:
     trainer = FakeTrainer()
     async with world(tmp_path, batch_size=BASELINE, trainer=trainer) as w:

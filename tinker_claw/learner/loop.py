@@ -221,14 +221,12 @@ class Learner:
         The state is saved first, so that learning can go on from here whatever comes.
 
         Raises:
-            LedgerError, OutageError: it cannot be done now.
+            LedgerError: it cannot be done now.
         """
         hold = self._parts.ledger.hold
         try:
             await self.save()
-        except OutageError:
-            raise
-        except BackendError as error:  # it is held all the same
+        except BackendError as error:  # it is held all the same, and the session may be lost
             log.warning("state.unsaved", error=str(error))
         lasting = next((one for one in self._findings() if one.alarm == hold.alarm), None)
         if lasting is not None:
