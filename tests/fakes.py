@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tinker_claw.billing.meter import bill
-from tinker_claw.errors import BackendError, OutageError, SamplerError, StepError
+from tinker_claw.errors import BackendError, GoneError, OutageError, SamplerError, StepError
 from tinker_claw.policy import Sampler
 from tinker_claw.types import (
     Adam,
@@ -81,6 +81,8 @@ class FakeSampler:
         """Number of calls of `logprobs` that fail from now on."""
         self.away = 0
         """Number of requests of any kind that find the service away from now on."""
+        self.gone = False
+        """Whether somebody has deleted its weights."""
         self.holding, self.go_on = asyncio.Event(), asyncio.Event()
         self._scripts = [s if isinstance(s, Script) else Script(tuple(s)) for s in scripts]
         self._opinion = opinion
@@ -160,6 +162,8 @@ class FakeSampler:
         if self.away:
             self.away -= 1
             raise OutageError("the service is away, as told")
+        if self.gone:
+            raise GoneError(f"no sampler {self.ref!r}")
 
     def _bill(self, usage: Usage) -> None:
         if self.bills:

@@ -12,6 +12,7 @@
     ├── EmptyStepError            a batch carries no gradient
     └── BackendError              a trainer or sampler failed
         ├── SamplerError          one generation failed; the request may be tried again
+        │   └── GoneError         the service has these weights no more
         ├── StepError             an optimizer step failed: it is void
         │   ├── TooFarError       it moved the policy further than one step may
         │   ├── RefusedError      the gate refused the version that it made
@@ -99,6 +100,10 @@ class BackendError(ClawError):
 
 class SamplerError(BackendError):
     """Raised when one generation failed."""
+
+
+class GoneError(SamplerError):
+    """The service has a sampler's weights no more, as where somebody deleted them."""
 
 
 class EmptyStepError(ClawError):

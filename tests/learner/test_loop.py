@@ -429,6 +429,28 @@ async def test_what_was_published_for_a_step_that_is_not_committed_is_closed(
         await w.version(1)
 
 
+async def test_sampler_that_is_gone_is_published_anew_and_no_sample_is_blamed(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path) as w:
+        w.turn("NO")  # waits for others, and is then of an older version: the newest scores it
+        for _ in range(4):
+            w.turn("YES")
+        await w.version(1)
+        newest = w.policy.newest.sampler
+        assert isinstance(newest, FakeSampler)
+        del w.trainer.samplers[newest.ref]
+        newest.gone = True
+        for _ in range(3):
+            w.turn("YES")
+        await w.version(3)
+        published, made = (w.ledger.steps.version(n) for n in (2, 3))
+        assert published is not None
+        assert made is not None
+        assert (published.parent, made.parent, made.step) == (1, 2, 2)
+        assert sample_counts(w.ledger)["quarantined"] == 0
+
+
 def has_token(token: int) -> Callable[[Sequence[LossPass]], bool]:
     return lambda passes: any(token in d.tokens for p in passes for d in p.datums)
 

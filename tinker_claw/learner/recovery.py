@@ -20,6 +20,7 @@ from tinker_claw.errors import (
     AlignmentError,
     BackendError,
     ClawError,
+    GoneError,
     LearningEndedError,
     LedgerError,
     OutageError,
@@ -181,23 +182,26 @@ class Recovery:
         """Wait out an outage, and load the newest committed state, retrying as often as needed. Do
         nothing where another has loaded it meanwhile, or nothing was touched.
 
-        `error` None: the step succeeded, and is undone anyway.
+        `error` None: the step succeeded, and is undone anyway. A sampler that is gone is published
+        anew, or every sample that it is to score would seem at fault.
 
         Raises:
             BackendError: the state cannot be loaded, and not because the service is away.
         """
+        gone = isinstance(error, GoneError)
+        self.suspect |= gone
         if isinstance(error, OutageError):
             outage = error
         else:
             told = str(error) if error else self._health.learner.error
             self._health.learner_is("recovering", told)
-            outage = await self._try()
+            outage = await self._try(gone=gone)
         while outage is not None:
             # Counted until a step succeeds: a service that loads states but takes no steps is away.
             wait_s = self._waits.after(self._health.backend.attempts("learning"))
             self._health.learner_stalls(outage, wait_s)
             await asyncio.sleep(wait_s)
-            outage = await self._try()
+            outage = await self._try(gone=gone)
 
     async def after_step(
         self, batch: Sequence[Sample], step_id: int, error: ClawError, rehearse: Rehearse
@@ -287,11 +291,11 @@ class Recovery:
                 return at_once
             at_once = False
 
-    async def _try(self) -> OutageError | None:
+    async def _try(self, *, gone: bool) -> OutageError | None:
         async with self._one_step:
             try:
                 if self.suspect:
-                    await self._restore()
+                    await self._restore(gone=gone)
                     self.suspect = False
             except (OutageError, LedgerError) as error:
                 outage = as_outage(error)
@@ -299,12 +303,12 @@ class Recovery:
                 return outage
         return None
 
-    async def _restore(self) -> None:
+    async def _restore(self, *, gone: bool) -> None:
         saved = self._ledger.steps.newest_saved_version()
         if saved is None or saved.state_ref is None:
             raise StepError("there is no committed state to go back to")
         await load(self._ledger, self._parts.trainer, saved.state_ref)
-        if saved.id == self._parts.policy.newest.version.id:
+        if saved.id == self._parts.policy.newest.version.id and not gone:
             return
         sampler = await _reopened(self._parts.trainer, saved)
         try:

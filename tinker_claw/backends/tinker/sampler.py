@@ -30,6 +30,7 @@ from tinker_claw.errors import (
     AlignmentError,
     BackendError,
     ContextLengthError,
+    GoneError,
     OutageError,
     RequestError,
     SamplerError,
@@ -264,7 +265,7 @@ class TinkerSampler:
             return await call()
         except Exception as error:
             if fault_of(error) is Fault.LOST:  # in a session that lives
-                raise SamplerError(f"Tinker no longer has the sampler {self.ref!r}.") from error
+                raise GoneError(f"Tinker no longer has the sampler {self.ref!r}.") from error
             raise
 
     async def _lives(self) -> bool:
