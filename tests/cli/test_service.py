@@ -148,12 +148,17 @@ def test_without_flags_it_goes_by_what_was_answered_before(home: Home) -> None:
     answers = home.path / ".config" / "tinker-claw" / "start.toml"
     answers.parent.mkdir(parents=True)
     answers.write_text('[run]\nmodel_name = "demo"\nbackend = "local"\ndata_dir = "/srv/mine"\n')
-    for flags, typed in (((), [f"--config={answers}"]), (FLAGS[:2], ["--model-name=demo"])):
+    ours, more = f"--config={answers}", "--batch-size=8"
+    for flags, typed in (
+        ((), [ours]),
+        ((more,), [ours, more]),  # which does not say what runs
+        (FLAGS[:2], ["--model-name=demo"]),
+    ):
         done = home.run("show", *flags)
         assert done.returncode == 0, done.stderr
         service = read(done.stdout)["Service"]
         assert command(service["ExecStart"])[2:] == typed
-        assert ("/srv/mine" in words(service["ReadWritePaths"])) == (not flags)
+        assert ("/srv/mine" in words(service["ReadWritePaths"])) == (ours in typed)
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not there")

@@ -180,6 +180,28 @@ def test_from_two_answers_to_a_gateway_and_again_without_any(home: Path) -> None
         assert f"as answered before, in {kept}" in refused.stderr
 
 
+@pytest.mark.parametrize(
+    ("flags", "answered"), [((), True), (("--budget-usd", "9"), True), (("--method", "opd"), False)]
+)
+def test_what_is_typed_beside_the_answers_does_not_begin_another_run(
+    home: Path, flags: tuple[str, ...], answered: bool
+) -> None:
+    """As with more budget than the first start's."""
+    kept = home / ".config" / "tinker-claw" / "start.toml"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("[run]\nmodel_name = 'demo'\n")
+    done = subprocess.run(
+        [sys.executable, ROOT / "run.py", *flags],
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=home,
+        env=environment(home, TINKER_CLAW_TRAINING__BATCH_SIZE="0"),
+    )
+    assert (f"as answered before, in {kept}" in done.stderr) == answered
+    assert "batch_size" in done.stderr
+
+
 @pytest.mark.slow
 def test_gpus_of_this_machine_are_an_answer(home: Path) -> None:
     asked = home / "bin" / "nvidia-smi"

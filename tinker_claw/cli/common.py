@@ -30,6 +30,8 @@ from tinker_claw.ledger.ledger import Ledger
 # Commands
 
 _RUNS = f"{ENV_PREFIX}RUN__"
+WHAT_RUNS = ("run__", CONFIG)
+"""Prefixes of the flags that say what a start runs; others, as --budget-usd, come on top."""
 
 
 class Command(BaseModel):
@@ -42,6 +44,8 @@ class Command(BaseModel):
 
     MORE: ClassVar[str] = ""
     """Last paragraph of the command's help."""
+    SAID_BY: ClassVar[tuple[str, ...]] = ("",)
+    """Prefixes of the flags with which the answers of the first start do not count; any flag."""
 
     _given: Mapping[str, Any] = PrivateAttr(default_factory=dict[str, Any])
 
@@ -76,19 +80,25 @@ class Command(BaseModel):
         Raises:
             ConfigError: a setting is wrong.
         """
-        return load_given(as_answered(self._given))
+        return load_given(as_answered(self._given, self.SAID_BY))
 
 
-def nothing_said(given: Mapping[str, Any]) -> bool:
-    """Return whether neither flags nor variables say what is to run."""
-    said = any(value is not None for name, value in given.items() if "__" in name)
+def nothing_said(given: Mapping[str, Any], by: tuple[str, ...] = ("",)) -> bool:
+    """Return whether neither flags nor variables say what is to run.
+
+    Args:
+        by: prefixes of the flags that may say it; any flag, unless set.
+    """
+    typed = (name for name, value in given.items() if "__" in name and value is not None)
+    said = any(name.startswith(by) for name in typed)
     return not said and not any(name.startswith(_RUNS) for name in os.environ)
 
 
-def as_answered(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return these flags, or where none is typed the answers given at the first start."""
+def as_answered(given: Mapping[str, Any], by: tuple[str, ...] = ("",)) -> Mapping[str, Any]:
+    """Return these flags, with the answers given at the first start where they say nothing of what
+    is to run. `by`: as for `nothing_said`."""
     file = answers_file()
-    if nothing_said(given) and os.path.isfile(file):
+    if nothing_said(given, by) and os.path.isfile(file):
         return {**given, CONFIG: str(file)}
     return given
 

@@ -18,7 +18,7 @@ import click
 from click.shell_completion import shell_complete
 
 from tinker_claw.cli import start
-from tinker_claw.cli.common import Command, as_answered, note, nothing_said
+from tinker_claw.cli.common import WHAT_RUNS, Command, as_answered, note, nothing_said
 from tinker_claw.config.flags import parameters
 from tinker_claw.config.load import CONFIG, ELSEWHERE, flags, load_given
 from tinker_claw.errors import ClawError
@@ -174,7 +174,7 @@ class Program(_Helped, click.Group):
     def _without_command(self, **given: Any) -> int:
         if click.get_current_context().invoked_subcommand is not None:
             return 0
-        known = as_answered(given)
+        known = as_answered(given, WHAT_RUNS)
         if known is not given:
             note(f"as answered before, in {known[CONFIG]} (delete it to be asked again).")
         elif start.can_ask() and nothing_said(given):

@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 import click
 
-from tinker_claw.cli.common import Command, as_answered, config_folder, wrapped, write
+from tinker_claw.cli.common import WHAT_RUNS, Command, as_answered, config_folder, wrapped, write
 from tinker_claw.config.flags import WORD
 from tinker_claw.config.load import flags
 from tinker_claw.config.settings import ENV_PREFIX, VARIABLES
@@ -94,6 +94,7 @@ class Service(Command):
         "`systemctl --user status tinker-claw` says how it is, and `journalctl --user -u "
         "tinker-claw -f` shows its log."
     )
+    SAID_BY: ClassVar[tuple[str, ...]] = WHAT_RUNS
 
     do: Annotated[Literal["install", "show", "uninstall"], WORD]
 
@@ -117,7 +118,7 @@ class Service(Command):
                 raise ConfigError(f"systemd takes no folder with a name like {str(path)!r}")
         places = (Path(sys.executable), program, folder, *writable)
         shared = any(path.is_relative_to(tmp) for path in places for tmp in _TEMPORARY)
-        command = [sys.executable, str(program), *_typed(as_answered(self._given))]
+        command = [sys.executable, str(program), *_typed(as_answered(self._given, self.SAID_BY))]
         return _TEMPLATE.format(
             unit=UNIT,
             folder=_specified(str(folder)),
