@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 from backends import CONTEXT
 from faults import Fault
-from tinker import TinkerError
+from tinker import RestClient, TinkerError
 from tinker_dialects import Flattened, OtherPaths, answering
 from tinkers import KEY, NAME, served, settings, start_tinker
 
 from tests.ports import deaf_port
 from tinker_claw.backends.tinker import failures
-from tinker_claw.backends.tinker.access import ServedModel, choose
+from tinker_claw.backends.tinker.access import ServedModel, choose, keep
 from tinker_claw.backends.tinker.sampler import TinkerSampler
 from tinker_claw.backends.tinker.trainer import ServiceLimits, TinkerTrainer, offered
 from tinker_claw.backends.tinker_sdk import check_sdk
@@ -166,6 +166,18 @@ async def test_telemetry_of_the_sdk_is_off(tmp_path: Path, monkeypatch: pytest.M
     await trainer.aclose()
     assert served(tmp_path).faulty.seen["asample"] > 0
     assert served(tmp_path).faulty.seen["telemetry"] == 0
+
+
+async def test_telemetry_is_off_where_the_sdk_finds_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start first asks what the service has, and its client lives as long as the process."""
+    monkeypatch.delenv("TINKER_TELEMETRY", raising=False)
+    there = served(tmp_path, root=tmp_path / "served", api_key=KEY)
+    keep(KEY)
+    await offered(settings(base_url=there.url))
+    client = await asyncio.to_thread(lambda: RestClient(base_url=there.url))
+    assert client.get_telemetry() is None
 
 
 @pytest.mark.parametrize("speaking", [lambda app: app, OtherPaths()], ids=["paths", "other paths"])

@@ -77,6 +77,8 @@ async def offered(
     Raises:
         ConfigError: key, address or model is wrong; the sentence says what to do.
     """
+    # The SDK would report exceptions with their stacks; conversations pass through here.
+    os.environ.setdefault("TINKER_TELEMETRY", "0")
     where = address(settings.run.base_url, key)
     served = await served_models(where, within_s)
     return where, choose(settings.run.model_name, served, where.base_url)
@@ -123,8 +125,6 @@ class TinkerTrainer:
         Raises:
             ConfigError: one of them is wrong; the sentence says what to do.
         """
-        # The SDK would report exceptions with their stacks; conversations pass through here.
-        os.environ.setdefault("TINKER_TELEMETRY", "0")
         where, served = await offered(settings, key=key, within_s=limits.start_timeout_s)
         return cls(settings, limits, where, served)
 
