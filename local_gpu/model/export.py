@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
+from transformers import AutoModelForImageTextToText
 
 from local_gpu.config import Dtype
 from local_gpu.model.files import read_adapter, writing
@@ -50,13 +52,13 @@ def export_merged(
         OSError: it cannot be written.
     """
     try:
-        base = _merged(model, adapter, device, dtype)
+        merged = _whole(_merged(model, adapter, device, dtype))
     except RuntimeError as error:  # e.g. a running gateway has taken the GPU
         raise BackendError(
             f"{model} cannot be merged on device {device!r}: {error}. Take --device cpu."
         ) from error
     with writing(target):
-        base.module.save_pretrained(target)
+        merged.save_pretrained(target)
     for pattern in _TOKENIZER:
         for file in Path(tokenizer or model).glob(pattern):
             if file.name not in _OF_THE_MODEL and not (target / file.name).exists():
@@ -74,6 +76,16 @@ def _merged(model: str, adapter: Path, device: str, dtype: Dtype) -> BaseModel:
             _untie(base, path)
             _add(base, path, scale * (up.float() @ down.float()))
     return base
+
+
+def _whole(base: BaseModel) -> Any:
+    """Return the model that the files hold, of which the base may be the text half alone."""
+    if not any(base.part):
+        return base.module
+    whole = AutoModelForImageTextToText.from_pretrained(base.source, dtype=base.dtype)
+    text = base.module.state_dict()
+    whole.load_state_dict({base.name_in_files(n): t for n, t in text.items()}, strict=False)
+    return whole
 
 
 def _untie(base: BaseModel, path: str) -> None:

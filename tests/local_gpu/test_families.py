@@ -274,12 +274,13 @@ def test_adapter_and_merged_model_score_elsewhere_as_they_did_here(
     assert torch.allclose(plain(reference(model, tmp_path / "one"), STEM), here, atol=2e-4)
     export_merged(str(model), tmp_path / "one", tmp_path / "merged")
     # The base came in several files, and what tells of them would mislead a server.
-    assert (model / "model.safetensors.index.json").exists()
+    told = json.loads((model / "model.safetensors.index.json").read_text())
     assert [file.name for file in (tmp_path / "merged").glob("*safetensors*")] == [
         "model.safetensors"
     ]
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
     assert torch.allclose(plain(merged, STEM), here, atol=2e-4)
+    assert load_file(tmp_path / "merged" / "model.safetensors").keys() == told["weight_map"].keys()
 
 
 def test_a_run_in_bfloat16_goes_home_in_bfloat16(tmp_path: Path) -> None:

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 from local_reference import reference, reference_loss
+from transformers import AutoModelForImageTextToText
 
 from local_gpu.halves import Facts, ScoreAsk
 from local_gpu.learn.losses import records_of
 from local_gpu.learn.passes import PassBudget, Passes
 from local_gpu.learn.scores import score
 from local_gpu.learn.step import LoraOptimizer
+from local_gpu.model.export import export_merged
 from local_gpu.model.files import write_adapter
 from local_gpu.model.load import open_base
 from local_gpu.model.lora import BaseModel, LoraShape, fresh_adapter, with_lora
@@ -234,6 +236,18 @@ def test_scores_are_those_of_the_whole_model(
         wanted = rows.gather(1, torch.tensor(datum.tokens[datum.start :])[:, None])[:, 0]
         assert read.logprobs == pytest.approx(wanted.tolist(), abs=2e-5)
         assert list(read.topk_ids) == [tuple(row) for row in rows.topk(2).indices.tolist()]
+
+
+def test_the_merged_model_sees_as_the_adapter_over_the_whole_model_does(
+    model: Path, base: BaseModel, vision: Vision, tmp_path: Path
+) -> None:
+    write_adapter(tmp_path, base, SHAPE, drawn_adapter(base))
+    export_merged(str(model), tmp_path, tmp_path / "merged")
+    merged = AutoModelForImageTextToText.from_pretrained(tmp_path / "merged").eval()
+    (datum, *_), whole = batch(vision), reference(model, tmp_path)
+    with torch.no_grad():
+        wanted = whole_logprobs(vision, whole, datum)
+        torch.testing.assert_close(whole_logprobs(vision, merged, datum), wanted, rtol=0, atol=2e-4)
 
 
 def test_images_that_do_not_fit_are_named(base: BaseModel, vision: Vision) -> None:
