@@ -1,10 +1,10 @@
 """Training on ranks: the control process's side.
 
-Rule: if a rank dies or hangs, all are ended and a BackendError is raised; if its device failed, an
-OutageError. The next command restarts them, with a fresh policy and no other model; it fails for a
-model that was lost with the old ones, until its state is read. After a step that failed, for
-whatever reason, the state before it is read by new processes: the old ones are not trusted. Ranks
-that do not answer for `_HANGS_S` count as hung.
+Rule: if a rank dies or hangs in a command, all are ended and a BackendError is raised; if its
+device failed, an OutageError. The next command restarts them, with a fresh policy and no other
+model; it fails for a model that was lost with the old ones, until its state is read. After a step
+that failed, for whatever reason, the state before it is read by new processes: the old ones are not
+trusted. Ranks that do not answer for `_HANGS_S` count as hung.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class RankedLearning:
         try:
             return self._call("step", tuple(passes), adam, model, model=model)
         except ClawError:
-            self._failed = True
+            self._failed = model not in self._lost  # else no process has it that took the step
             raise
 
     def forward_backward(self, wanted: RecordPass, model: str) -> list[Scored]:
@@ -169,14 +169,16 @@ class RankedLearning:
         with self._calling:
             if self._closed:
                 raise BackendError("The trainer is closed.")
+            if self._ranks is not None and self._ranks.ended():
+                self._end("The ranks died while they had nothing to do.")
             if model in self._lost and name not in _MAKES:
                 raise OutageError(f"{self._cause} The weights went with them: load a state first.")
             if self._failed and name in _MAKES:
-                self._end()
+                self._end("The ranks were ended after a step that failed.")
             if self._ranks is None:
                 self._start_anew()
                 if self._closed:  # meanwhile
-                    self._end()
+                    self._end("The trainer is closed.")
                     raise BackendError("The trainer is closed.")
             answer = self._ask(Command(name, arguments), self._hangs_s, name)
             assert isinstance(answer, RankAnswer)
@@ -221,7 +223,7 @@ class RankedLearning:
             start = Start(secret, _APART_S)
             ready = self._ask(start, self._start_s, "loading the base model")
         except BaseException:
-            self._end()
+            self._end("The ranks did not start.")
             raise
         assert isinstance(ready, RankAnswer)
         return ready.value
@@ -246,22 +248,23 @@ class RankedLearning:
             return reply
         if isinstance(reply, RankLost):
             reason = f"Rank {reply.rank} cannot go on ({name}): {reply.sentence.rstrip('.')}."
-            self._cause = self._cause if self._lost else reason
             kind = OutageError if reply.outage else BackendError
-            raise kind(f"{reason}{self._last_words(ranks)} See {self._log}.")
-        self._cause = self._cause if self._lost else f"{reason}."
-        raise BackendError(f"{reason}.{self._last_words(ranks)} {self._log} ends:\n{ranks.tail()}")
+            raise kind(f"{reason}{self._last_words(ranks, reason)} See {self._log}.")
+        reason += "."
+        words = self._last_words(ranks, reason)
+        raise BackendError(f"{reason}{words} {self._log} ends:\n{ranks.tail()}")
 
-    def _last_words(self, ranks: Ranks) -> str:
+    def _last_words(self, ranks: Ranks, reason: str) -> str:
         """Wait for the ranks to end, end those that remain, and say what comes next."""
         ranks.wait(_LAST_WORDS_S)
-        self._end()
+        self._end(reason)
         return " They start anew when they are asked again." if self._begun else ""
 
-    def _end(self) -> None:
+    def _end(self, why: str) -> None:
         if self._ranks is not None:
             self._ranks.stop()
         self._ranks = None
+        self._cause = self._cause if self._lost else why
         self._lost |= self._models
         self._models.clear()
 

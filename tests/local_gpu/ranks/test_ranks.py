@@ -34,7 +34,14 @@ from local_gpu.learn.learning import LearningCore
 from local_gpu.learn.world import Alone
 from local_gpu.ranks.remote import RankedLearning
 from tests.ports import free_port
-from tinker_claw.errors import BackendError, ClawError, ConfigError, ContextLengthError, StepError
+from tinker_claw.errors import (
+    BackendError,
+    ClawError,
+    ConfigError,
+    ContextLengthError,
+    OutageError,
+    StepError,
+)
 from tinker_claw.types import Adam, Datum, LossPass, SamplingParams
 
 pytestmark = pytest.mark.slow
@@ -232,6 +239,21 @@ def test_weights_without_moments_too_are_loaded_by_new_processes_after_a_failed_
             echo.step((), Adam(7.0))
         echo.read_adapter(tmp_path, POLICY)
         assert not {*pids} & {*echo.score(None, ())}
+
+
+def test_ranks_that_die_while_idle_cost_no_command_but_what_they_held(tmp_path: Path) -> None:
+    with echoes(tmp_path) as echo:
+        pids = echo.score(None, ())
+        echo.step((), Adam(1.0))
+        assert echo._ranks is not None
+        kill(pids[1])
+        assert _becomes(echo._ranks.ended)
+        anew = echo.score(None, ())
+        assert not {*pids} & {*anew}
+        with pytest.raises(OutageError, match="load a state first"):
+            echo.step((), Adam(1.0))
+        echo.read_state(tmp_path)
+        assert echo.score(None, ()) == anew, "they took no step that failed"
 
 
 @pytest.mark.parametrize(
