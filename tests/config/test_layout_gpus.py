@@ -370,6 +370,9 @@ def test_what_the_trainer_is_told(model: str, box: Callable[..., None], vllm: Pa
     told = local_config(on_cpu, model, arrange(on_cpu), ())
     assert (told.device, told.ranks, told.train_gpus) == ("cpu", 2, ())
     assert (told.shard, told.micro_batch_tokens, told.sampler_kind) == ("off", None, "auto")
+    demo = load([*LOCAL, "--model-name", "demo"])
+    told = local_config(demo, model, arrange(demo), ())
+    assert (told.device, told.ranks) == ("cpu", 1), "whatever GPUs there are"
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_loaded(

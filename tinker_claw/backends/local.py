@@ -344,7 +344,7 @@ def local_config(
     from local_gpu.plan.layout import ORDER
     from local_gpu.sample.supervisor import KEY
 
-    local, fit = settings.local, arranged.fit
+    local, fit, shipped = settings.local, arranged.fit, settings.run.model_name in MODELS
     ours, key = bool(urls and not local.urls), local.sampler_api_key
     if fit is not None:
         os.environ.setdefault(*ORDER)  # torch counts GPUs as nvidia-smi does
@@ -355,7 +355,7 @@ def local_config(
         rank=settings.training.lora_rank,
         alpha=LORA_ALPHA,
         seed=settings.run.seed,
-        device=local.device,
+        device="cpu" if shipped and local.device == "auto" else local.device,
         quantization=local.base_quantization,
         ranks=arranged.ranks,
         torchrun=tuple(shlex.split(local.torchrun or "")),
