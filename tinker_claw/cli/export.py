@@ -149,6 +149,7 @@ def _merged(settings: Settings, version: Record, draft: Path) -> None:
 
     check_packages()
     from local_gpu.model.export import export_merged
+    from tinker_claw.backends.local import device_of
     from tinker_claw.backends.model_files import source
 
     model = source(settings)
@@ -157,7 +158,7 @@ def _merged(settings: Settings, version: Record, draft: Path) -> None:
         _weights(settings, version),
         draft,
         tokenizer=model.tokenizer,
-        device=settings.local.device,
+        device=device_of(settings),
         dtype="auto",
     )
 
