@@ -169,6 +169,9 @@ class Elsewhere(Trainer):
     async def export_adapter(self, directory: Path) -> None:
         raise NotImplementedError
 
+    def forget(self) -> None:
+        """Do nothing: no prompt is kept."""
+
     async def aclose(self) -> None:
         """Do nothing: there is nothing to free."""
 

@@ -105,6 +105,9 @@ class LocalTrainer:
     async def export_adapter(self, directory: Path) -> None:
         await self._backend.run(lambda: self._backend.learning.export_adapter(directory))
 
+    def forget(self) -> None:
+        self._backend.serving.forget()
+
     async def aclose(self) -> None:
         """Close every sampler that is still open, then the training half."""
         await self._backend.aclose()

@@ -288,6 +288,9 @@ class FakeTrainer:
     async def export_adapter(self, directory: Path) -> None:
         self.exported = directory
 
+    def forget(self) -> None:
+        self.asked["forget"] += 1
+
     async def aclose(self) -> None:
         self.closed = True
 

@@ -216,6 +216,9 @@ class Learns(Trainer):
     async def export_adapter(self, directory: Path) -> None:
         """Do nothing: nothing was learned."""
 
+    def forget(self) -> None:
+        """Do nothing: no prompt is kept."""
+
     async def aclose(self) -> None:
         """Do nothing: there is nothing to free."""
 

@@ -103,6 +103,9 @@ class TableTrainer:
         self._ready()
         _export(directory, self._weights.delta)
 
+    def forget(self) -> None:
+        """Do nothing: no prompt is kept."""
+
     async def aclose(self) -> None:
         """Close the trainer; samplers hold their tables themselves, and go on."""
         self._closed = True

@@ -110,6 +110,10 @@ class Trainer(Protocol):
         """Write the adapter in PEFT's format."""
         ...
 
+    def forget(self) -> None:
+        """Forget the prompts that are kept to be computed again under a new version."""
+        ...
+
     async def aclose(self) -> None: ...
 
 

@@ -461,6 +461,9 @@ class EmbeddedServing:
         # Called in another thread: the copy is atomic, while samplers open and close.
         return frozenset([sampler.ref for sampler in tuple(self._open)])
 
+    def forget(self) -> None:
+        self._recent.clear()
+
     async def aclose(self) -> None:
         for sampler in list(self._open):
             await sampler.aclose()

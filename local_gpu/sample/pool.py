@@ -97,6 +97,9 @@ class Pool:
         again."""
         return frozenset(self._wanted)
 
+    def forget(self) -> None:
+        self.recent.clear()
+
     def newest(self, but: str) -> str | None:
         """Name of the adapter in use that was opened last."""
         return next((name for name in reversed(self._wanted) if name != but), None)

@@ -136,6 +136,9 @@ class RecentPrompts:
             prefix = Prefix(tuple(prompt[: len(keys) * BLOCK]), salt)
             self._seen[keys[-1]] = prefix, server
 
+    def clear(self) -> None:
+        self._seen.clear()
+
     def prefixes(self, most: int, server: int | None = None) -> list[Prefix]:
         """At most this many, the newest first: those of a server, or of all."""
         newest = reversed(list(self._seen.values()))

@@ -53,6 +53,7 @@ async def test_an_outage_holds_up_nothing_that_a_user_undoes(tmp_path: Path) -> 
         async with asyncio.timeout(60):
             gone = await undoing(w).forget(in_session("s0", None))
             assert len(gone.turns) == 1
+            assert trainer.asked["forget"] == 1
             new = await undoing(w).roll_back(0)
         assert w.policy.current.version == new
         assert w.health.learner.state == "stalled", "it still waits"

@@ -176,6 +176,19 @@ async def test_a_prefix_is_shared_under_its_own_salt_only(trainer: LocalTrainer)
         assert await distance(sampler, further, found) < 1e-4
 
 
+async def test_a_forgotten_prompt_is_computed_for_no_new_version(trainer: LocalTrainer) -> None:
+    sampler, said, cached = await trainer.publish(), prompt(300), list[int]()
+    for forgets in (False, True):
+        async with aclosing(sampler.stream(said, SamplingParams(max_tokens=2))) as stream:
+            assert [chunk async for chunk in stream]
+        if forgets:
+            trainer.forget()
+        sampler = await trainer.publish()
+        cached.append((await one(sampler, said, max_tokens=2)).cached_tokens)
+    assert cached[0] >= 224
+    assert cached[1] == 0
+
+
 async def test_n_completions_compute_their_prompt_once(trainer: LocalTrainer) -> None:
     sampler = await trainer.base()
     drawn = await sampler.sample(prompt(150), SamplingParams(max_tokens=4, seed=9), n=4)

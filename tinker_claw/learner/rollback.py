@@ -104,6 +104,7 @@ class Rollback:
         """
         forgotten = self.ledger.begin_to_forget(found)
         self._forget_session(forgotten.session)
+        self._trainer.forget()
         await self.ledger.finish_forgetting()
         async with self._learner.between_steps():
             log.info("forgotten", session=forgotten.session, turns=len(forgotten.turns))

@@ -184,6 +184,15 @@ async def test_recent_prompts_are_computed_everywhere_before_a_version_serves(
         assert min(asked(place, "v2")) > 0
 
 
+async def test_a_forgotten_prompt_is_sent_with_no_new_version(tmp_path: Path) -> None:
+    async with site(tmp_path, 1) as place:
+        await one(await place.publish("v1"), said := prompt(600, salt=5))
+        place.pool.forget()
+        await place.publish("v2")
+        (server,) = place.servers
+        assert not any(tokens[:9] == said[:9] for name, tokens in server.log.warmed if name == "v2")
+
+
 async def test_prefixes_are_computed_beforehand_and_used_by_salt(tmp_path: Path) -> None:
     async with site(tmp_path, 2) as place:
         first, system = await place.publish("v1"), prompt(1100, salt=5)

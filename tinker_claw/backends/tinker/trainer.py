@@ -241,6 +241,9 @@ class TinkerTrainer:
         except (tinker.TinkerError, TimeoutError, ValueError, RuntimeError, OSError) as error:
             raise BackendError(f"Tinker: {what} failed: {reason(error)}.") from error
 
+    def forget(self) -> None:
+        """Do nothing: no prompt is kept here."""
+
     async def rehearse(self, student_topk: int) -> list[str]:
         """Do once what every start does, and delete what this trainer has saved.
 
