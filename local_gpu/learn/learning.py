@@ -150,7 +150,6 @@ class LearningCore:
         """Modules in training, here and below by shape."""
         self._worn: dict[LoraShape, str] = {}
         """Name of the model whose weights a module currently holds."""
-        self._memory = ModelMemory(base, config.models_bytes)
         self._scored = LRUCache[Path, Any](_SCORED_VERSIONS)
         """Modules of published adapters."""
         self._present: Path | None = None
@@ -159,6 +158,7 @@ class LearningCore:
             self._make(POLICY, self._shape, config.seed)
         if not config.policy:
             self._models.clear()
+        self._memory = ModelMemory(base, config.models_bytes)  # once a sharded base is on its GPUs
 
     def create(self, model: str, shape: LoraShape, seed: int) -> None:
         self.drop(model)

@@ -188,9 +188,19 @@ def test_an_adapter_of_another_rank_is_refused(
         many.score(tmp_path / "narrow", [])
 
 
-def test_only_the_layers_are_cut_and_nothing_keeps_them_whole(model: Path, tmp_path: Path) -> None:
+def test_only_the_layers_are_cut_and_nothing_keeps_them_whole(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     base = open_base(str(model), device="cpu", dtype="auto", threads=1)
     layers = [weakref.ref(p) for p in base.module.model.layers.parameters()]
+    held: list[int] = []
+
+    def free_bytes(_: torch.device) -> int:
+        gc.collect()
+        held.append(sum(ref() is not None for ref in layers))
+        return 1 << 30
+
+    monkeypatch.setattr("local_gpu.learn.memory.free_bytes", free_bytes)
     head = base.module.get_output_embeddings().weight
     world = Distributed(
         torch.device("cpu"), torch.distributed.HashStore(), rank=0, size=1, timeout_s=30
@@ -200,6 +210,7 @@ def test_only_the_layers_are_cut_and_nothing_keeps_them_whole(model: Path, tmp_p
         learning = LearningCore(wanted, base, world, Shards(base, world))
         gc.collect()
         assert not [ref for ref in layers if ref() is not None]
+        assert held == [0], "what is left for models is measured when the base is where it stays"
         assert learning.facts.vocabulary == len(head)
         learning.read_state(model / "warm")
         one = one_process(model, tmp_path / "one")
