@@ -9,10 +9,12 @@ Rule: the sum W + B A alpha / rank is formed in float32 and rounded once, to the
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import AutoModelForImageTextToText
 
@@ -34,7 +36,6 @@ def export_merged(
     *,
     tokenizer: str | None = None,
     device: str = "cpu",
-    dtype: Dtype = "auto",
 ) -> None:
     """Write `model` with a published adapter added to its weights, and its tokenizer.
 
@@ -43,7 +44,7 @@ def export_merged(
         adapter: a folder in PEFT's format.
         target: does not exist yet.
         tokenizer: its folder; the model's unless set.
-        device, dtype: as in the run, which decided what the base's weights were rounded to.
+        device: where the sum is formed.
 
     Raises:
         BackendError: the adapter is missing, damaged, or of another base model; or the device has
@@ -52,7 +53,7 @@ def export_merged(
         OSError: it cannot be written.
     """
     try:
-        merged = _whole(_merged(model, adapter, device, dtype))
+        merged = _whole(_merged(model, adapter, device))
     except RuntimeError as error:  # e.g. a running gateway has taken the GPU
         raise BackendError(
             f"{model} cannot be merged on device {device!r}: {error}. Take --device cpu."
@@ -65,8 +66,8 @@ def export_merged(
                 shutil.copy(file, target)
 
 
-def _merged(model: str, adapter: Path, device: str, dtype: Dtype) -> BaseModel:
-    base = open_base(model, device=device, dtype=dtype, threads=None)
+def _merged(model: str, adapter: Path, device: str) -> BaseModel:
+    base = open_base(model, device=device, dtype=_format(adapter), threads=None)
     saved = read_adapter(adapter, base)
     scale = saved.shape.alpha / saved.shape.rank
     for name, down in saved.tensors.items():
@@ -76,6 +77,17 @@ def _merged(model: str, adapter: Path, device: str, dtype: Dtype) -> BaseModel:
             _untie(base, path)
             _add(base, path, scale * (up.float() @ down.float()))
     return base
+
+
+def _format(adapter: Path) -> Dtype:
+    """Number format of a published adapter: that of the base in its run."""
+    with (
+        suppress(OSError, SafetensorError),  # `read_adapter` says what is wrong
+        safe_open(adapter / "adapter_model.safetensors", framework="pt") as file,
+    ):
+        if any(file.get_slice(name).get_dtype() == "BF16" for name in file.keys()):  # noqa: SIM118
+            return "bfloat16"
+    return "float32"
 
 
 def _whole(base: BaseModel) -> Any:

@@ -288,7 +288,7 @@ def test_a_run_in_bfloat16_goes_home_in_bfloat16(tmp_path: Path) -> None:
     core = core_of(model, tmp_path, dtype="bfloat16")
     core.write_adapter(tmp_path / "one")
     here = scores(core, tmp_path / "one", STEM)
-    export_merged(str(model), tmp_path / "one", tmp_path / "merged", dtype="bfloat16")
+    export_merged(str(model), tmp_path / "one", tmp_path / "merged")
     merged: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
     assert merged.dtype == torch.bfloat16
     theirs = plain(reference(model, tmp_path / "one", torch.bfloat16), STEM)

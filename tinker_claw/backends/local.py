@@ -344,7 +344,7 @@ def local_config(
     from local_gpu.plan.layout import ORDER
     from local_gpu.sample.supervisor import KEY
 
-    local, fit = settings.local, arranged.fit
+    local, fit, shipped = settings.local, arranged.fit, settings.run.model_name in MODELS
     ours, key = bool(urls and not local.urls), local.sampler_api_key
     if fit is not None:
         os.environ.setdefault(*ORDER)  # torch counts GPUs as nvidia-smi does
@@ -355,7 +355,7 @@ def local_config(
         rank=settings.training.lora_rank,
         alpha=LORA_ALPHA,
         seed=settings.run.seed,
-        device=device_of(settings),
+        device="cpu" if shipped and local.device == "auto" else local.device,
         quantization=local.base_quantization,
         ranks=arranged.ranks,
         torchrun=tuple(shlex.split(local.torchrun or "")),
@@ -375,12 +375,6 @@ def local_config(
         micro_batch_tokens=fit.micro_batch_tokens,
         gpu_memory=fit.learner_memory,
     )
-
-
-def device_of(settings: Settings) -> str:
-    """`--device`; the shipped models, which need no GPU, take none unless told to."""
-    shipped, asked = settings.run.model_name in MODELS, settings.local.device
-    return "cpu" if shipped and asked == "auto" else asked
 
 
 def _servings(settings: Settings, arranged: Arrangement, folder: str) -> Servings:

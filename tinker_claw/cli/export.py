@@ -149,7 +149,6 @@ def _merged(settings: Settings, version: Record, draft: Path) -> None:
 
     check_packages()
     from local_gpu.model.export import export_merged
-    from tinker_claw.backends.local import device_of
     from tinker_claw.backends.model_files import source
 
     model = source(settings)
@@ -158,8 +157,7 @@ def _merged(settings: Settings, version: Record, draft: Path) -> None:
         _weights(settings, version),
         draft,
         tokenizer=model.tokenizer,
-        device=device_of(settings),
-        dtype="auto",
+        device=settings.local.device,
     )
 
 
