@@ -528,7 +528,8 @@ class Local(Section):
     )
     actor_gpus: int | None = _setting(
         None,
-        "GPUs that learn (or ACTOR_GPUS), a quarter unless set; with --device cpu processes",
+        "GPUs that learn (or ACTOR_GPUS), unless set a quarter, or all others with "
+        "--rollout-gpus or --sampler-urls; with --device cpu processes",
         unit="GPUs",
         ge=1,
         when="samples share short prefixes only, or the base must be split",
@@ -538,7 +539,7 @@ class Local(Section):
         "GPUs that sample (or ROLLOUT_GPUS), all others unless set",
         unit="GPUs",
         ge=1,
-        when="some are to stay free",
+        when="others are to learn, or, with --actor-gpus, to stay free",
     )
     prm_gpus: int = _setting(
         0,
