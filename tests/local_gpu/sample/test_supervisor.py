@@ -114,7 +114,8 @@ def gone(pids: list[int]) -> bool:
 async def test_servers_start_together_see_their_gpus_only_and_end_with_their_processes(
     vllm: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TINKER_CLAW_GATEWAY__API_KEY", "a-key-that-is-none-of-its-business")
+    for name in ("TINKER_CLAW_GATEWAY__API_KEY", "VLLM_API_KEY"):
+        monkeypatch.setenv(name, "a-key-that-is-none-of-its-business")
     launched = launches(vllm, model, (1,), (2, 3))
     with running(launched) as servers:
         await servers.ready(within_s=120)
