@@ -360,12 +360,13 @@ def advice(layout: Layout, gpus: Sequence[Gpu], demand: Demand) -> list[str]:
 
 def _changes(layout: Layout, demand: Demand) -> Iterator[Case]:
     base, sampler = "--base-quantization 4bit", f"--sampler-quantization {_QUANTIZED}"
-    learns = replace(demand, quantization="4bit")
-    if demand.quantization == "none":
+    learns, dense = replace(demand, quantization="4bit"), not demand.model.experts
+    if demand.quantization == "none" and dense:
         yield base, layout, learns
     if layout.serve and demand.sampler_quantization is None:
         yield sampler, layout, replace(demand, sampler_quantization=_QUANTIZED)
-        yield f"{base} {sampler}", layout, replace(learns, sampler_quantization=_QUANTIZED)
+        if dense:
+            yield f"{base} {sampler}", layout, replace(learns, sampler_quantization=_QUANTIZED)
     size, learn = _size(layout), len(layout.train)
     if layout.shared:
         yield _spread(layout, demand, 1, 1)

@@ -19,6 +19,7 @@ from local_gpu.model.load import load_base
 from local_gpu.plan.layout import Gpu, Layout, Wanted, names, plan, visible
 from local_gpu.sample.supervisor import KEY
 from tests.backends import tiny_model
+from tests.families import FAMILIES, tiny_of
 from tests.inference_servers import inference_servers
 from tests.local_gpu.sample.test_supervisor import VLLM, gone, lives, starts
 from tinker_claw.backends.local import (
@@ -383,6 +384,9 @@ def test_what_does_not_fit_is_refused_before_anything_is_loaded(
     with pytest.raises(ConfigError, match=r"does not fit, by arithmetic. GPU 0: no room is left"):
         check_fit(load(flags))
     assert why_not(arrange(load([*flags, "--device", "cuda:1"]))) is None
+    mixture = str(tiny_of(FAMILIES["Qwen3-MoE"], Path(model) / "mixture"))
+    with pytest.raises(ConfigError, match=r"4bit: the experts of .*mixture are no linear layers"):
+        check_fit(load([*LOCAL, "--model-name", mixture, "--base-quantization", "4bit"]))
 
 
 # What is started

@@ -203,6 +203,11 @@ def _demand(settings: Settings, *, embedded: bool) -> Demand:
 
     local = settings.local
     model = model_size(config_folder(settings.run.model_name, "--model-name"))
+    if local.base_quantization == "4bit" and model.experts:
+        raise ConfigError(
+            f"--base-quantization 4bit: the experts of {settings.run.model_name} are no linear "
+            "layers, and would stay in 16 bits; leave it out, or take a dense model"
+        )
     judging = settings.judge.judge_model if local.prm_gpus else None
     context = min(model.context_tokens, settings.run.context_tokens or model.context_tokens)
     return Demand(

@@ -305,6 +305,10 @@ def test_advice_fits(sizes: dict[str, ModelSize]) -> None:
         if "--sampler-quantization" in shorter:
             changed = replace(changed, sampler_quantization="bitsandbytes")
         fitted(changed, gpus(1, 24))
+    mixture = demand(replace(sizes["4B"], experts=8, expert=768))
+    told = advice(Layout((0,), ((0,),)), gpus(1, 24), mixture)
+    assert told
+    assert "4bit" not in str(told), "experts stay in 16 bits"
     big = advice(plan(Wanted(gpus=8, tensor_parallel=2)), gpus(8, 80), demand(sizes["32B"]))
     assert "--actor-gpus 4 --rollout-gpus 4" in big
 
