@@ -37,7 +37,7 @@ class ModelMemory:
         """Bytes by model."""
 
     def take(self, model: str, shape: LoraShape) -> None:
-        """Reserve memory for a model of this shape, in place of an earlier one of that name.
+        """Reserve memory for a new model of this shape.
 
         Raises:
             RequestError: there is no room for it.
@@ -45,13 +45,13 @@ class ModelMemory:
         # The module's copy has a gradient, too.
         width = _MASTER_BYTES + 2 * self._base.dtype.itemsize
         needs = width * lora_parameters(self._base, shape)
-        others = sum(size for other, size in self.taken.items() if other != model)
+        others = sum(self.taken.values())
         if others + needs > self._limit:
             raise RequestError(
                 f"A model of rank {shape.rank} takes {needs / _MIB:.1f} MiB, and of the "
                 f"{self._limit / _MIB:.1f} MiB for models in training {others / _MIB:.1f} are "
-                f"taken by {len(self.taken.keys() - {model})}: close a session that is not "
-                "used, or take a lower rank."
+                f"taken by {len(self.taken)}: close a session that is not used, or take a lower "
+                "rank."
             )
         self.taken[model] = needs
 

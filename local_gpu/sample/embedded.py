@@ -274,7 +274,10 @@ class Engine:
             RequestError: the request cannot be served as asked.
             SamplerError: the generation failed.
         """
-        self._check(prompt, params)
+        size = self._size
+        check_request(
+            prompt, params, context_tokens=size.context_tokens, vocabulary=size.vocabulary
+        )
         if params.images:
             async with aclosing(self._seeing(prompt, params)) as seen:
                 async for chunk in seen:
@@ -351,12 +354,6 @@ class Engine:
         running, self._running = self._running, None
         if running is not None:
             await asyncio.to_thread(running.drain)
-
-    def _check(self, prompt: Tokens, params: SamplingParams) -> None:
-        size = self._size
-        check_request(
-            prompt, params, context_tokens=size.context_tokens, vocabulary=size.vocabulary
-        )
 
 
 async def _collect(
