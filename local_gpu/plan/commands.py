@@ -22,9 +22,8 @@ BASE: Final = "base"
 _LOGPROBS: Final = 20
 _IMAGES: Final = ("--enable-scale-out", "--limit-mm-per-prompt", '{"video": 0}')
 """Opens the route that takes images beside token ids; no memory is kept for videos."""
-_OURS: Final = ("TINKER_", "VLLM_API_KEY", "PYTHONPATH", "PYTHONHOME")
-"""Variables of this process that servers must not inherit: its keys, and its packages. With a key
-of vLLM's they would refuse us."""
+_OURS: Final = ("TINKER_", "PYTHONPATH", "PYTHONHOME")
+"""Variables of this process that servers must not inherit: its keys, and its packages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
