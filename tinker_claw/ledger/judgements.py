@@ -222,19 +222,21 @@ class JudgementTable(LedgerTable):
         return self._db.one(said, turn_id) is not None
 
     def first_replies(self, first: int, newest: int, after: int) -> list[FirstReply]:
-        """Return the first replies of sessions that have a verdict, oldest first: the `first` ones
-        of each user, and the `newest` of all. For a reply of an episode the verdict is the
-        episode's outcome, whatever a judge said.
+        """Return the first replies of sessions that have a verdict: the `first` ones of each user,
+        and the `newest` of all. For a reply of an episode the verdict is the episode's outcome,
+        whatever a judge said.
+
+        They are in the order in which their sessions began: of replies to several at a time, short
+        ones end first, and to compare later ones with those would find that replies grow longer.
 
         Args:
             after: only replies to later turns than this one.
         """
-        lately = self._first_replies("DESC", newest, after)
-        found = {one.turn_id: one for one in lately}
+        lately = self._first_replies("DESC", newest, after)[::-1]
+        early = list[FirstReply]()
         for user in {one.user for one in lately} if len(lately) == newest else ():
-            early = self._first_replies("ASC", first, after, "AND user = ?3", user)
-            found |= {one.turn_id: one for one in early}
-        return [found[turn_id] for turn_id in sorted(found)]
+            early += self._first_replies("ASC", first, after, "AND user = ?3", user)
+        return [*{one.turn_id: one for one in (*early, *lately)}.values()]
 
     def _first_replies(
         self, order: str, most: int, after: int, which: str = "", *values: Any
@@ -242,8 +244,9 @@ class JudgementTable(LedgerTable):
         rows = self._db.rows(
             f"SELECT {_FIRST_REPLY} FROM sessions CROSS JOIN turns ON session_id = sessions.id "
             "AND kind = 'main' AND idx = 0 LEFT JOIN verdicts ON turn_id = turns.id "
-            # sessions from the first one on that has a turn after it
-            "WHERE sessions.id >= (SELECT session_id FROM turns WHERE id > ?1 ORDER BY id LIMIT 1) "
+            # from the session on that began first; of several at a time another may end first
+            "WHERE sessions.id >= (SELECT MIN(session_id) FROM (SELECT session_id FROM turns "
+            "WHERE id > ?1 AND kind = 'main' AND idx = 0 ORDER BY id LIMIT 64)) "
             "AND turns.id > ?1 AND (blanked = 'dropped' OR LENGTH(tokens) > 1) "
             f"AND verdict IS NOT NULL {which} "
             f"ORDER BY sessions.id {order} LIMIT ?2",
