@@ -11,9 +11,10 @@ from tests.scripted_users import NAME, demo_run
 from tinker_claw.cli.status import board
 from tinker_claw.insight import read_overview
 
-STEPS = 24
-"""Most steps of 16 turns until it is found out; four are mostly enough where hints help, and
-twelve were not where they do not: evidence fades, and few such replies are accepted."""
+STEPS = 36
+"""Most steps of 16 turns until it is found out; four are mostly enough where hints help. Where they
+do not, twelve were not enough, and once twenty-four: evidence fades, and few such replies are
+accepted."""
 
 
 @pytest.mark.slow
