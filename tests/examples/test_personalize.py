@@ -751,8 +751,8 @@ def test_users_nobody_should_learn_from_in_haste_do_no_harm_in_two_steps(tmp_pat
     for user in users:
         found = written(tmp_path, Run("combine", user, "learns", 0))
         assert found is not None
-        # Of two steps; on a busy machine of more, and of one where learning was held after it.
-        first, *_, last = found["curve"]
+        # On a busy machine there are more steps than two; of one, if learning was held after it.
+        first, *_, last = [point for point in found["curve"] if point["step"] <= 2]
         assert last["characters"] == pytest.approx(first["characters"], rel=0.2)
         assert min(last["sums"], last["lists"]) >= 0.95
         assert f"combine {user}" in shown.stdout
