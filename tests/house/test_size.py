@@ -18,7 +18,7 @@ MOST = {
     "tinker_claw/backends": 15_050,
     "tinker_claw/billing": 2_520,
     "tinker_claw/cli": 16_010,
-    "tinker_claw/config": 6_030,
+    "tinker_claw/config": 6_040,
     "tinker_claw/conversation": 14_170,
     "tinker_claw/formats": 14_630,
     "tinker_claw/gateway": 16_580,

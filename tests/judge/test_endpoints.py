@@ -419,6 +419,7 @@ def test_the_pages_files_work(tmp_path: Path) -> None:
         ("[judge]\njudge_url = 'http://j'\n[judge.headers]\na = 'x\u00e9secret'\n", "value of a"),
         ("[judge]\njudge_url = 'localhost:8000/v1'\n", "--judge-url is no address"),
         ("[judge]\njudge_url = 'http://[::1:8000/v1'\n", "--judge-url is no address"),
+        ("[judge]\njudge_url = 'http:// k/v1'\n", "--judge-url is no address"),
         ("[judge.second]\nurl = 'k/v1'\n", "is no address"),
         ("[judge.second]\nrole = 'auditor'\n", r"judge\.second\.url"),
         ("[judge.second]\nurl = 'http://k'\nshare = 0\n", r"judge\.second\.share"),

@@ -97,7 +97,8 @@ def _urls(settings: Settings) -> Iterator[str]:
 def _is_address(url: str) -> bool:
     try:
         parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        named = parts.port != 0 and bool(re.match(r"\S", parts.hostname or ""))
+        return named and parts.scheme in ("http", "https")
     except ValueError:  # its host or its port cannot be one
         return False
 

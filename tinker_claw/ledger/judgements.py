@@ -246,7 +246,7 @@ class JudgementTable(LedgerTable):
             "AND kind = 'main' AND idx = 0 LEFT JOIN verdicts ON turn_id = turns.id "
             # from the session on that began first; of several at a time another may end first
             "WHERE sessions.id >= (SELECT MIN(session_id) FROM (SELECT session_id FROM turns "
-            "WHERE id > ?1 AND +kind = 'main' AND idx = 0 ORDER BY id LIMIT 64)) "
+            "WHERE id > ?1 AND +kind = 'main' AND idx = 0 ORDER BY id LIMIT 256)) "
             "AND turns.id > ?1 AND (blanked = 'dropped' OR LENGTH(tokens) > 1) "
             f"AND verdict IS NOT NULL {which} "
             f"ORDER BY sessions.id {order} LIMIT ?2",
