@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import pty
 import re
@@ -14,8 +15,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 PATIENCE_S = 400
+_GAPS = re.compile(r"\x1b\[[0-9]*[CG]")
+"""Pattern of moves within a line, by which some programs skip the blank between two words."""
 _MOVES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
 """Pattern of colours and moves of the cursor."""
+_BEGUN = re.compile(r"\x1b(?:\[[0-9;?]*)?$")
+"""Pattern of a colour or move of which the rest has not come yet."""
 
 
 class Terminal:
@@ -26,6 +31,8 @@ class Terminal:
         self.shown = ""
         """All output so far."""
         self._read = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._rest = ""
         self.match: re.Match[str]
         """Match that `until` has found."""
 
@@ -78,7 +85,10 @@ class Terminal:
             raw = os.read(self._handle, 65536)
         except OSError:  # nobody has the other end any more
             return False
-        self.shown += _MOVES.sub("", raw.decode(errors="replace"))
+        came = self._rest + self._decoder.decode(raw)
+        begun = _BEGUN.search(came)
+        self._rest = begun.group() if begun else ""
+        self.shown += _MOVES.sub("", _GAPS.sub(" ", came.removesuffix(self._rest)))
         return bool(raw)
 
 
