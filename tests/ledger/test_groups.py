@@ -242,6 +242,29 @@ def test_turns_of_episodes_that_run_are_not_read_at_every_look(told: Told) -> No
     assert looked.look_at == pytest.approx(time.time() + LIMIT_S, abs=60)
 
 
+def test_look_at_a_running_group_takes_as_long_as_it_has_samples(told: Told) -> None:
+    """Counted in steps of SQLite's machine: agents that try a task run for hundreds of turns."""
+    for name in ("a", "b"):
+        told.begin(name, in_group("g", 2))
+    counted = [0]
+
+    def count() -> None:
+        counted[0] += 1
+
+    def steps(turns: int) -> int:
+        for _ in range(turns):
+            for name in ("a", "b"):
+                told.judge(told.turn(name), (1,))
+        counted[0] = 0
+        told.ledger._db._connection.set_progress_handler(count, 1)
+        assert told.ledger.samples.expire(0, 9) == 0
+        told.ledger._db._connection.set_progress_handler(None, 1)
+        return counted[0]
+
+    few = steps(8)
+    assert steps(24) < 6 * few, "four times as many: it was sixteen times as long"
+
+
 def test_task_without_an_episode_changes_nothing(told: Told) -> None:
     told.begin("a", Attempt("t"))
     told.judge(told.turn("a"), (1,))

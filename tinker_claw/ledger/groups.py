@@ -123,13 +123,15 @@ class GroupTable(LedgerTable):
 def expire_mates(tx: sqlite3.Connection) -> int:
     """Expire the rest of groups that lost a sample to age or a rollback; return how many."""
     broken = tx.execute(
-        "SELECT DISTINCT group_id FROM samples CROSS JOIN turns ON turns.id = turn_id "
-        "JOIN sessions ON sessions.id = session_id WHERE EXISTS (SELECT 1 FROM groups) "
-        "AND state IN ('queued', 'held') AND group_id IS NOT NULL "
-        "AND EXISTS (SELECT 1 FROM sessions AS mate "
+        # Materialized, as SQLite would else look at all mates for each of their samples.
+        "WITH waiting (id) AS MATERIALIZED (SELECT DISTINCT group_id FROM samples "
+        "CROSS JOIN turns ON turns.id = turn_id JOIN sessions ON sessions.id = session_id "
+        "WHERE EXISTS (SELECT 1 FROM groups) AND state IN ('queued', 'held') "
+        "AND group_id IS NOT NULL) "
+        "SELECT id FROM waiting WHERE EXISTS (SELECT 1 FROM sessions AS mate "
         "CROSS JOIN turns AS old ON old.session_id = mate.id "
         "CROSS JOIN samples AS gone ON gone.turn_id = old.id "
-        "WHERE mate.group_id = sessions.group_id AND gone.state = 'expired' "
+        "WHERE mate.group_id = waiting.id AND gone.state = 'expired' "
         "AND COALESCE(gone.expired_because, ?1) = ?1)",
         (LEFT_BEHIND,),
     ).fetchall()
