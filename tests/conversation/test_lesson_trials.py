@@ -226,6 +226,28 @@ def test_start_of_a_session_costs_the_same_however_many_there_were(ledger: Ledge
     assert steps("last") < 1.5 * first
 
 
+def test_start_of_a_session_costs_the_same_however_many_lessons_have_no_room(
+    ledger: Ledger,
+) -> None:
+    """Counted in steps of SQLite's machine: what was said in a year is not weighed each time."""
+    lessons = Lessons(ledger.lessons, lambda text: range(1))
+    connection, counted = ledger._db._connection, list[int]()
+
+    def steps(said: range) -> int:
+        for number in said:
+            wish = Wish(f"Be brief, {number}.", f"brief {number}", "always")
+            turn(ledger, ledger.turns.session("me", f"source {number}"), -1, wish)
+        session = ledger.turns.session("me", f"{said}")
+        counted.clear()
+        connection.set_progress_handler(lambda: counted.append(1), 1)
+        assert lessons.told(session, "me", 0)
+        connection.set_progress_handler(None, 1)
+        return len(counted)
+
+    few = steps(range(MOST))
+    assert steps(range(MOST, 8 * MOST)) < 3 * few, "it was eight times as many"
+
+
 def test_a_lesson_forgotten_while_a_session_starts_is_not_told(ledger: Ledger) -> None:
     turn(ledger, ledger.turns.session("me", "source"), -1, Wish(PLAIN, "plain", "always"))
     (known,) = ledger.lessons.of_user("me")

@@ -44,7 +44,7 @@ _UNTOLD = (
     "NOT EXISTS (SELECT 1 FROM drawn AS other WHERE other.session_id = sessions.id AND other.told)"
 )
 _LINE = (
-    "WITH RECURSIVE line (id) AS (VALUES (?) UNION ALL SELECT parent FROM versions "
+    "WITH RECURSIVE line (id) AS (VALUES (?1) UNION ALL SELECT parent FROM versions "
     "JOIN line USING (id) WHERE parent IS NOT NULL)"
 )
 """SQL of a version and its ancestors."""
@@ -103,7 +103,8 @@ class Evidence:
     before: tuple[bool, ...]
     """Whether first replies from before the lesson was known were accepted."""
     gaps: tuple[float, ...]
-    """Mean of log p(told) - log p(untold) in nats a token, of accepted told replies."""
+    """Mean of log p(told) - log p(untold) in nats a token, of accepted told replies; not read for a
+    learned lesson, nor is `before`."""
 
 
 class LessonTable(LedgerTable):
@@ -148,8 +149,8 @@ class LessonTable(LedgerTable):
             users: those who may call now; None: whoever has.
         """
         talked = self._db.column(
-            "SELECT DISTINCT user AS name FROM sessions WHERE EXISTS "
-            "(SELECT 1 FROM sessions JOIN turns ON session_id = sessions.id "
+            "SELECT name FROM (SELECT DISTINCT user AS name FROM sessions) WHERE EXISTS "
+            "(SELECT 1 FROM sessions CROSS JOIN turns ON session_id = sessions.id "
             "WHERE user = name AND episode = 0)"
         )
         sharing = {user for user in talked if users is None or user in users}
@@ -179,6 +180,9 @@ class LessonTable(LedgerTable):
             version,
             lesson.id,
         )
+        told = tuple((bool(told), bool(good), at) for told, good, at in replies)
+        if lesson.state is State.LEARNED:  # it comes back by its replies alone
+            return Evidence(told, (), ())
         before = self._db.column(
             f"SELECT value > 0 FROM {_FIRSTS} WHERE user = ? AND value <> 0 AND {_UNTOLD} AND "
             "sessions.id < (SELECT session_id FROM turns WHERE id = ?) "
@@ -187,21 +191,18 @@ class LessonTable(LedgerTable):
             lesson.turn_id,
         )
         gaps = self._db.column(
-            f"{_LINE} SELECT untold FROM "
-            "(SELECT session_id FROM drawn WHERE lesson_id = ? AND told "
-            f"ORDER BY session_id DESC LIMIT {_LATELY}) AS lately CROSS JOIN turns "
-            "INDEXED BY turns_by_session ON turns.session_id = lately.session_id AND kind = 'main' "
+            f"{_LINE} SELECT untold FROM drawn CROSS JOIN turns INDEXED BY turns_by_session "
+            "ON turns.session_id = drawn.session_id AND kind = 'main' "
             "CROSS JOIN samples INDEXED BY samples_untold ON samples.turn_id = turns.id "
-            "AND untold IS NOT NULL WHERE policy_version IN (SELECT id FROM line) "
-            f"ORDER BY lately.session_id DESC, idx DESC LIMIT {_GAPS}",
+            "AND untold IS NOT NULL WHERE lesson_id = ?2 AND drawn.told AND drawn.session_id >= "
+            "(SELECT MIN(session_id) FROM (SELECT session_id FROM drawn WHERE lesson_id = ?2 "
+            f"AND told ORDER BY session_id DESC LIMIT {_LATELY})) "
+            "AND policy_version IN (SELECT id FROM line) "
+            f"ORDER BY drawn.session_id DESC, idx DESC LIMIT {_GAPS}",
             version,
             lesson.id,
         )
-        return Evidence(
-            tuple((bool(told), bool(good), at) for told, good, at in replies),
-            tuple(map(bool, before)),
-            tuple(gaps),
-        )
+        return Evidence(told, tuple(map(bool, before)), tuple(gaps))
 
     def change(self, lesson: Lesson, state: State, reason: str, version: int | None = None) -> None:
         """Change the state of a lesson."""
@@ -318,18 +319,21 @@ def learn(tx: sqlite3.Connection, turn_id: int, wish: Wish) -> None:
 def taught_by(rows: Rows, turns: str) -> list[int]:
     """Return the turns whose prompts hold a lesson from these turns, a JSON array."""
     return rows.column(
-        "SELECT id FROM turns WHERE told IS NOT NULL AND EXISTS (SELECT 1 FROM json_each(told, "
-        "'$[0]') AS of JOIN lessons ON lessons.id = of.value WHERE lessons.turn_id IN "
-        "(SELECT value FROM json_each(?))) ORDER BY id",
+        "SELECT DISTINCT turns.id FROM lessons CROSS JOIN drawn ON lesson_id = lessons.id "
+        "AND drawn.told CROSS JOIN turns ON turns.session_id = drawn.session_id "
+        "WHERE lessons.turn_id IN (SELECT value FROM json_each(?)) AND lessons.id IN "
+        "(SELECT value FROM json_each(turns.told, '$[0]')) ORDER BY turns.id",
         turns,
     )
 
 
 def orphans(rows: Rows) -> list[int]:
     """Return the turns whose prompts hold a lesson that was forgotten."""
-    return rows.column(
-        "SELECT id FROM turns WHERE told IS NOT NULL AND EXISTS (SELECT 1 FROM json_each(told, "
-        "'$[0]') WHERE value NOT IN (SELECT id FROM lessons)) ORDER BY id"
+    return sorted(  # here, or SQLite would read whole turns in their order
+        rows.column(
+            "SELECT id FROM turns WHERE told IS NOT NULL AND EXISTS (SELECT 1 FROM "
+            "json_each(told, '$[0]') WHERE value NOT IN (SELECT id FROM lessons))"
+        )
     )
 
 

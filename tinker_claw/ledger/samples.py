@@ -143,9 +143,9 @@ class SampleTable(LedgerTable):
         with self._db.transaction() as tx:
             cursor = tx.execute(
                 "UPDATE samples SET state = 'expired' WHERE state IN ('queued', 'held') AND "
-                "(expired_because IS NOT NULL OR turn_id IN "  # its step was lost
-                "(SELECT turns.id FROM turns JOIN versions ON versions.id = turns.policy_version "
-                "WHERE ? - versions.step > ?))",
+                "(expired_because IS NOT NULL OR "  # its step was lost
+                "(SELECT ? - step FROM turns JOIN versions ON versions.id = policy_version "
+                "WHERE turns.id = turn_id) > ?)",
                 (current_step, max_staleness),
             )
             expired = cursor.rowcount + expire_left_behind(tx, read_line(self._db))

@@ -125,6 +125,13 @@ JUDGEABLE = f"""
 """
 """SQL on an open row of `turns`: whether it can become a sample. The last turn of an episode has no
 next state; its outcome is enough."""
+_JUDGEABLE = f"""
+SELECT id FROM turns CROSS JOIN next_states ON turn_id = id WHERE settled = 0
+UNION SELECT id FROM turns CROSS JOIN verdicts ON turn_id = id WHERE settled = 0
+UNION SELECT id FROM turns WHERE settled = 0 AND {JUDGEABLE}
+  AND session_id IN (SELECT id FROM sessions WHERE episode = 1)
+ORDER BY 1
+"""
 STEP = """
 (SELECT COUNT(*) FROM turns AS before JOIN next_states ON next_states.turn_id = before.id
   WHERE before.session_id = turns.session_id AND before.kind = 'main' AND before.idx < turns.idx)
@@ -412,10 +419,9 @@ class TurnTable(LedgerTable):
     def judgeable(self) -> list[int]:
         """Return turns with a next state, a verdict or an episode outcome that are neither samples
         nor refused yet, oldest first."""
-        # Starts at the open turns, since there are far more next states.
-        return self._db.column(
-            f"SELECT id FROM turns WHERE settled = 0 AND {JUDGEABLE} ORDER BY id"
-        )
+        # Starts at the open turns, since there are far more next states; most of them are the last
+        # of a session and wait for ever, so each is looked up as little as possible.
+        return self._db.column(_JUDGEABLE)
 
     def is_open(self, turn_id: int) -> bool:
         """Return whether the turn exists and is neither a sample nor refused yet."""

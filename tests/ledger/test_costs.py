@@ -1,0 +1,76 @@
+"""What the event loop asks of a ledger between two tokens of a reply costs no more after a year.
+
+Counted in steps of SQLite's machine, since a test measures no time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.ledger.test_ledger import new_turn, queue
+from tinker_claw.ledger import prune
+from tinker_claw.ledger.feedback import About, Feedback
+from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.types import Attempt, NextState
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    ledger = Ledger(tmp_path)
+    ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
+    yield ledger
+    ledger.close()
+
+
+def steps_of(ledger: Ledger, ask: Callable[[], object]) -> int:
+    """Number of steps of SQLite's machine that this takes."""
+    counted, connection = list[int](), ledger._db._connection
+    connection.set_progress_handler(lambda: counted.append(1), 1)
+    ask()
+    connection.set_progress_handler(None, 1)
+    return len(counted)
+
+
+def test_a_look_at_the_queue_reads_the_turns_in_it_alone(ledger: Ledger) -> None:
+    queue(ledger, 1)
+    before = steps_of(ledger, lambda: ledger.samples.expire(0, 9))
+    for _ in range(100):
+        ledger.turns.add(new_turn(ledger))
+    assert steps_of(ledger, lambda: ledger.samples.expire(0, 9)) == before
+
+
+def test_a_turn_that_waits_for_ever_costs_a_look_at_its_next_state_alone(ledger: Ledger) -> None:
+    """The last turn of every session is one, and the judge looks whenever a reply is answered."""
+    open_turns = [ledger.turns.add(new_turn(ledger, f"s{n}")) for n in range(200)]
+    assert steps_of(ledger, ledger.turns.judgeable) < 16 * len(open_turns)
+    ledger.turns.add_next_state(open_turns[7], NextState("user", "no"))
+    ledger.feedback.give("me", About("turn", open_turns[3]), Feedback(1.0))
+    assert ledger.turns.judgeable() == [open_turns[3], open_turns[7]]
+
+
+def test_who_shares_the_policy_is_found_without_reading_each_session(ledger: Ledger) -> None:
+    """An agent in training has many sessions, and asks for nothing."""
+
+    def more(sessions: int) -> int:
+        for number in range(sessions):
+            session = ledger.turns.session("agent", f"{sessions} {number}")
+            ledger.turns.enrol(session, "agent", Attempt(episode=True))
+            ledger.turns.add(new_turn(ledger, session_id=session))
+        return steps_of(ledger, ledger.lessons.common)
+
+    few = more(25)
+    assert more(75) < 6 * few, "four times as many: it was sixteen times as long"
+
+
+def test_what_a_forgotten_session_taught_is_found_by_its_lessons(ledger: Ledger) -> None:
+    first = ledger.turns.add(new_turn(ledger, "s"))
+    asked = list[str]()
+    ledger._db._connection.set_trace_callback(asked.append)
+    prune.from_turn(first)(ledger._db)
+    ledger._db._connection.set_trace_callback(None)
+    plans = [r["detail"] for q in asked for r in ledger._db.rows(f"EXPLAIN QUERY PLAN {q}")]
+    assert plans
+    assert not [plan for plan in plans if plan.startswith("SCAN turns")]
