@@ -198,5 +198,5 @@ def _prune(folder: Path, keep: int, spare: Callable[[str], bool]) -> None:
 def _inside(folder: Path, ref: str) -> Path:
     """Return the entry of that name; a ref that is a path is refused."""
     if Path(ref).name != ref or ref in ("", ".."):
-        raise BackendError(f"{ref!r} is not the name of anything in {folder}.")
+        raise BackendError(f"{ref!r} cannot name a state or an adapter: {folder} has none such.")
     return folder / ref

@@ -162,7 +162,7 @@ def test_state_is_a_few_numbers_and_the_side_is_known() -> None:
     assert TwoRates(Rate(), Rate()).e_value == pytest.approx(Mean().e_value) == 1.0
     assert TwoRates(Rate(0, 10**6), Rate(10**6, 10**6)).e_value < math.inf
     assert [odds(e) for e in (0.4, 3.2, 31.4, 1e9)] == [
-        "evidence 0 to 1",
+        "no evidence yet",
         "evidence 3 to 1",
         "evidence 31 to 1",
         "evidence 1,000,000 to 1",

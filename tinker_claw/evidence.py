@@ -147,6 +147,8 @@ class Rise:
 
 def odds(e_value: float) -> str:
     """Describe an e-value in words."""
+    if e_value < 1.5:
+        return "no evidence yet"
     return f"evidence {min(e_value, 1e6):,.0f} to 1"
 
 

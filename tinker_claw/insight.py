@@ -59,14 +59,14 @@ DEFINED = (
     "Good: a verdict of +1, among turns with a verdict. Accepted: the first reply of a session "
     "whose verdict is not -1. In brackets the 95 % interval, which holds however often you look. "
     "Evidence: if learning changed nothing, it reaches 20 to 1 in at most 5 of 100 runs. Versions "
-    "that a rollback has left behind do not count, nor do replies that were told lessons: theirs "
-    "stand in brackets. What you ask changes over time as well: this is "
+    "that a rollback has left behind do not count; replies that were told lessons are counted "
+    "apart. What you ask changes over time as well: this is "
     "a record, no experiment. Episode outcomes: 0 % where all were -1, 100 % where all were +1."
 )
 """Explanation of the shares that the measures of `helps` show."""
 _JUDGE_ALONE = (
-    "none, and no feedback: a judge that always says the opposite cannot be told from a user of "
-    "the opposite taste"
+    "none, and nobody has rated a reply outright, so a judge that is always wrong would not show: "
+    "rate a reply now and then (/good, /bad)"
 )
 
 
@@ -93,7 +93,7 @@ def facts(seen: Record) -> Iterator[tuple[str, str]]:
     turns = f"{seen['turns']['main']} main and {seen['turns']['side']} side turns"
     yield "turns", f"{turns} in {seen['sessions']} sessions{private}"
     if any((episodes := seen["episodes"]).values()):
-        yield "episodes", f"{episodes['running']} running, {episodes['over']} over"
+        yield "episodes", f"{episodes['running']} running, {episodes['over']} ended"
     votes = ", ".join(f"{seen['verdicts'][name]} {name}" for name in ("good", "neutral", "bad"))
     none = f"{seen['verdicts']['none']} without a valid vote"
     yield "verdicts", f"{votes}, {none}; {seen['hints']} hints"
@@ -104,15 +104,16 @@ def facts(seen: Record) -> Iterator[tuple[str, str]]:
         told = f"agrees with {heard['agree']} of {plural(audited, 'verdict')}"
         yield "auditor", f"{told}, and says the opposite of {heard['opposed']}"
     if any(said.values()):
-        told = f"replies {said['replies']}, sessions {said['sessions']}"
-        yield "feedback", f"{told}; of {said['unlike']} replies the judge had found otherwise"
+        replies = "1 reply" if said["replies"] == 1 else f"{said['replies']} replies"
+        told = f"{replies} and {plural(said['sessions'], 'session')} rated outright"
+        yield "feedback", f"{told}; the judge disagreed on {said['unlike']} of the replies"
     for user, known in seen["teachability"].items():
-        yield "hints", f"of {user}: {known['meaning']}: weight {known['weight']:.2f}"
+        yield "hints", f"for {user}, {known['meaning']}; they count {known['weight']:.0%}"
     if seen["lost_next_states"]:
         causes = seen["lost_next_states"]
         told = ", ".join(f"{n} {cause}" for cause, n in sorted(causes.items()))
-        count = plural(sum(causes.values()), "answer")
-        yield "lost", f"{count} that could not be tied to a reply: {told}"
+        count = plural(sum(causes.values()), "message")
+        yield "lost", f"{count} could not be tied to a reply: {told}"
     for client, n in sorted(seen["not_understood"].items()):
         of = client or "a client without a name"
         yield "unknown", f"{plural(n, 'message')} of {of} that are not understood: none teaches"

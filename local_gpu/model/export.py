@@ -114,6 +114,8 @@ def _add(base: BaseModel, path: str, change: torch.Tensor) -> None:
     """Add a change (out, in) to the weights of a layer."""
     layer = base.module.get_submodule(path)
     if not isinstance(layer, nn.Linear):
-        raise ConfigError(f"{path} is no linear layer, so nothing can be added to its weights.")
+        raise ConfigError(
+            f"{path} is no linear layer, so the adapter cannot be merged into it: take --adapter."
+        )
     with torch.no_grad():
         layer.weight.copy_(layer.weight.float() + change.to(base.device))

@@ -207,7 +207,9 @@ def lora_config(base: BaseModel, shape: LoraShape) -> LoraConfig:
         ConfigError: it would be on no layer.
     """
     if not (targets := lora_targets(base.module, shape)):
-        raise ConfigError(f"{base.source!r} has no layer of the kinds that LoRA shall be on.")
+        raise ConfigError(
+            f"{base.source!r} has none of the layers that LoRA trains; use a model such as Qwen3."
+        )
     return LoraConfig(
         r=shape.rank,
         lora_alpha=shape.alpha,

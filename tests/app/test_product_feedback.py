@@ -54,4 +54,5 @@ def test_feedback_alone_makes_a_step_without_a_call_of_the_judge(tmp_path: Path)
     assert len(shown.splitlines()) == 19
     assert "the reply was trained already" in shown
     lines = run("status", "--port", "1", directory=data).stdout
-    assert "feedback   replies 16, sessions 1; of 0 replies the judge had found otherwise" in lines
+    said = "16 replies and 1 session rated outright; the judge disagreed on 0 of the replies"
+    assert f"feedback   {said}" in lines

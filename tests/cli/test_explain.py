@@ -22,7 +22,7 @@ from tinker_claw.types import Told as Lessons
 
 SENTENCES = {
     "trained": "It was trained in step 1, with 1 other sample, which made v1 at ",
-    "trained on its verdict": "Advantage: -1.000; on its tokens ",
+    "trained on its verdict": "Advantage by its reward: -1.000 (above 0: more of this).",
     "expired": "its sample expired, because too many steps had been taken since v0 answered",
     "quarantined": "set aside. Step 2 with it came to nothing: it makes no sense.",
     "side": "It is never trained: it is a side turn.",
@@ -30,9 +30,9 @@ SENTENCES = {
     "passed over": "It waits for a next state, and may wait for ever: its session has gone on with "
     "turn 8, which does not answer this reply.",
     "lost": "its session has gone on with turn 10, of which it is not known what reply it answers: "
-    "a summary stands for the history",
+    "a summary replaces the history",
     "answers nobody knows what": "No turn got that as its next state, because it is not known what "
-    "reply it answers: a summary stands for the history",
+    "reply it answers: a summary replaces the history",
     "waits for a next state": "It waits for a next state: the user's next message, or the results",
     "ended": "It waits for a next state in an idle session: whatever the user still says in it",
     "waits for the judge": "It waits for the judge.",
@@ -104,11 +104,11 @@ def test_a_trained_turn_is_told_from_its_request_to_its_version(
         "main turn 0 of session 1 (trained) of user me",
         "for: client turn. It was taken for a main turn because: test.",
         f"It asked, in a prompt of 4 tokens: | {SECRET} request",
-        f"Version v0 answered with 3 tokens (stop): | {SECRET} reply",
+        f"Version v0 answered with 3 tokens, the last of which ends the reply: | {SECRET} reply",
         f"The owner went on: | {SECRET} answer",
         "The judge voted +1, +1, +1: the verdict is +1 (good).",
         f"Hint, as the user meant it, used: | {SECRET} hint",
-        "Advantage: +1.000; on its tokens ",
+        "Advantage by its reward: +1.000 (above 0: more of this). On its tokens ",
     ):
         assert part in text, part
 
@@ -118,15 +118,14 @@ def test_what_was_said_outright_is_told_beside_what_the_judge_found(
 ) -> None:
     directory, turns = world
     text = told(directory, turns["trained"], capsys)
-    assert f"Its user said outright of how its session ended: +0.5: | {SECRET} end" in text
+    assert f"Its user rated the end of its session outright: +0.5: | {SECRET} end" in text
     assert "The judge voted +1, +1, +1: the verdict is +1 (good)." in text
     text = told(directory, turns["trained on its verdict"], capsys)
     for part in (
-        f"Its client said outright of it: -0.5: | {SECRET} reason",
+        f"Its client rated it outright: -0.5: | {SECRET} reason",
         "The judge voted -1, -1, -1: by them the verdict is -1 (bad).",
-        "What its client said of it outranks the judge: the verdict is -1 (bad).",
-        "What its client said of it is recorded, and it is not trained by that: the reply was "
-        "trained already.",
+        "Its client's rating outranks the judge: the verdict is -1 (bad).",
+        "Its client's rating is recorded and trains nothing: the reply was trained already.",
     ):
         assert part in text, part
     assert SECRET not in told(directory, turns["trained on its verdict"], capsys, "--no-text")
@@ -137,7 +136,9 @@ def test_what_was_said_outright_is_told_beside_what_the_judge_found(
     fresh.ledger.feedback.give("me", About("turn", hinted), Feedback(-1.0, "be brief"))
     fresh.ledger.close()
     text = told(tmp_path, liked, capsys)
-    assert "Nothing has followed it so far. Its user said outright of it: +1. What its user" in text
+    assert (
+        "Nothing has followed it so far. Its user rated it outright: +1. Its user's rating" in text
+    )
     assert "outranks the judge: the verdict is +1 (good). It was judged, and waits to be" in text
     text = told(tmp_path, hinted, capsys)
     assert "Hint, as the user meant it: | be brief It was judged, and waits to be queued" in text
@@ -160,8 +161,8 @@ def test_advantages_are_those_that_the_step_has_stored(
     low, high, mean = min(each), max(each), sum(each) / 3
     text = told(directory, turns["trained"], capsys)
     assert (
-        f"Advantage: +1.000; on its tokens {low:+.3f} to {high:+.3f}, {mean:+.3f} in the mean."
-        in text
+        "Advantage by its reward: +1.000 (above 0: more of this). "
+        f"On its tokens {low:+.3f} to {high:+.3f}, {mean:+.3f} in the mean:" in text
     )
     assert "steps old" not in text
 
@@ -175,9 +176,9 @@ def test_the_weight_of_its_teacher_is_told(
     _, whole = story.sampled("t", -1, TEACHER)
     story.step(sample, whole)
     story.ledger.close()
-    said = f"Its teacher's weight was {weight:g}, by how likely such texts help."
+    said = f"Its hint counted {weight:.0%}: so likely do such hints help."
     assert said in told(tmp_path, turn, capsys)
-    assert "Its teacher's weight" not in told(tmp_path, turn + 1, capsys)
+    assert "Its hint counted" not in told(tmp_path, turn + 1, capsys)
 
 
 def test_why_no_teacher_was_heard_is_told(
@@ -187,7 +188,7 @@ def test_why_no_teacher_was_heard_is_told(
     turn = story.judged("s", -1, "hint")
     story.ledger.samples.add(turn, -1, None, TEACHES_NOTHING)
     story.ledger.close()
-    said = f"No teacher was asked or heard: {TEACHES_NOTHING}."
+    said = f"No teacher scored it: {TEACHES_NOTHING}."
     assert said in told(tmp_path, turn, capsys)
 
 

@@ -142,7 +142,7 @@ def test_filters_hold_for_verdicts_and_samples_and_are_refused_elsewhere(
     assert records(log("steps", "--json", "--since", "2999-01-01")) == []
     for flags, named in ((("--user", "me"), "--user"), (("--untrained",), "--untrained")):
         assert main.main(["log", "steps", *flags, "--data-dir", str(world[0])]) == 2
-        assert f"{named} goes with turns and what became" in capsys.readouterr().err
+        assert f"{named} goes with turns, verdicts" in capsys.readouterr().err
 
 
 def test_times() -> None:

@@ -62,7 +62,7 @@ async def test_all_is_well(
         "First replies accepted: not enough ratings yet: 0 of 16",
         f"tinker-claw at http://127.0.0.1:{port_of(world.url)}: ok",
         "Replies come from policy v0; 0 of 16 samples for the next step are queued.",
-        "policy v0, 0/16 samples waiting",
+        "",
     ]
 
 
@@ -192,7 +192,7 @@ async def test_other_commands_find_the_gateways_records_too(
             assert await asyncio.to_thread(main.main, [*command, *port]) == 0
             told = capsys.readouterr()
             assert told.out
-            assert f"in {tmp_path / 'run'} (else name --data-dir)" in told.err
+            assert f"records, in {tmp_path / 'run'} (name others" in told.err
         jsonl = str(tmp_path / "turns.jsonl")
         assert await asyncio.to_thread(main.main, ["export", "--jsonl", jsonl, *port]) == 0
         capsys.readouterr()
@@ -227,7 +227,7 @@ def test_lines_of_a_gateway_in_trouble() -> None:
         "    the judge refuses (HTTP 401)",
         "Replies come from policy v3 as before; judging waits; learning has stopped until a "
         "restart; 12 samples are queued, none is lost.",
-        "policy v3, 12/16 samples waiting, $1.2500 spent of $5",
+        "$1.2500 spent of the budget of $5",
     ]
 
 

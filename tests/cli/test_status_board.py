@@ -65,10 +65,10 @@ def test_without_a_gateway_the_ledger_is_told_all_the_same(directory: Path, free
         "next step  [####....................] 3 of 16 samples",
         "turns      19 main and 1 side turns in 18 sessions",
         "verdicts   6 good, 1 neutral, 3 bad, 1 without a valid vote; 3 hints",
-        "feedback   replies 1, sessions 1; of 0 replies the judge had found otherwise",
+        "feedback   1 reply and 1 session rated outright; the judge disagreed on 0 of the replies",
         "samples    1 expired, 1 quarantined, 3 queued, 2 trained",
         "        3 ######################## waits for a next state",
-        "lost       1 answer that could not be tied to a reply: 1 compacted",
+        "lost       1 message could not be tied to a reply: 1 compacted",
     ):
         assert any(shown.strip() == line.strip() for shown in lines), line
     (taken,) = [line for line in lines if line.split()[0:1] == ["1"] and "taken" in line]
@@ -81,12 +81,12 @@ def test_without_a_gateway_the_ledger_is_told_all_the_same(directory: Path, free
 @pytest.mark.parametrize(
     ("gain", "says"),
     [
-        (0.2, "they help, +0.200 nats a token (10 accepted and 10 rejected replies; evidence 24 "
-         "to 1): weight 1.00"),
-        (-0.2, "they do not help, -0.200 nats a token (10 accepted and 10 rejected replies; "
-         "evidence 24 to 1): weight 0.00"),
-        (0.0, "not known yet, +0.000 nats a token (10 accepted and 10 rejected replies; evidence "
-         "1 to 1): weight 0.25"),
+        (0.2, "they help: with them accepted replies gain +0.200 nats a token on rejected ones (10 "
+         "accepted, 10 rejected; evidence 24 to 1); they count 100%"),
+        (-0.2, "they do not help: with them accepted replies gain -0.200 nats a token on rejected "
+         "ones (10 accepted, 10 rejected; evidence 24 to 1); they count 0%"),
+        (0.0, "whether they help is not known yet: with them accepted replies gain +0.000 nats a "
+         "token on rejected ones (10 accepted, 10 rejected; no evidence yet); they count 25%"),
     ],
 )  # fmt: skip
 def test_whether_hints_teach_is_told(
@@ -98,7 +98,7 @@ def test_whether_hints_teach_is_told(
         told.ledger.gains.add("me", {good: gain, bad: 0.0})
     told.ledger.close()
     assert main.main(["status", "--port", free, "--data-dir", str(tmp_path)]) == 2
-    assert f"hints      of me: {says}" in capsys.readouterr().out.splitlines()
+    assert f"hints      for me, {says}" in capsys.readouterr().out.splitlines()
     assert main.main(["status", "--port", free, "--json", "--data-dir", str(tmp_path)]) == 2
     found = json.loads(capsys.readouterr().out)["ledger"]["teachability"]["me"]
     assert found["difference"] == pytest.approx(gain)

@@ -159,7 +159,7 @@ async def test_where_the_format_has_no_calls_it_is_refused(tmp_path: Path) -> No
         response = await world.ask("look", tools=TOOLS, tool_choice="required")
         error = response.json()["error"]
         assert (response.status_code, error["param"]) == (400, "tool_choice")
-        assert "cannot be begun for this model" in error["message"]
+        assert "no call can be forced on this model" in error["message"]
         assert (await world.ask("look", tools=TOOLS)).status_code == 200
 
 

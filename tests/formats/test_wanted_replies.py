@@ -181,7 +181,7 @@ async def test_a_turn_of_a_conversation_has_one_reply(tmp_path: Path, renderer: 
         for headers in ({}, {"X-Turn-Type": "episode", "X-Session-Id": "e"}):
             response = await world.ask("count", n=2, headers=headers)
             assert (response.status_code, response.json()["error"]["param"]) == (400, "n")
-            assert "has one reply" in response.text
+            assert "which has one reply" in response.text
         for fields in ({"n": 9}, {"n": 0}, {"n": 2, "stream": True}):
             assert (await world.ask("count", **fields, headers=SIDE)).status_code == 400
         assert world.turns() == []

@@ -443,7 +443,7 @@ def test_wish_that_is_not_learned_is_named() -> None:
     assert found is not None
     assert not found.holds
     assert found.told == (
-        "3% of the newest 64 replies were accepted: this is not being learned; it needs another "
+        "3% of the newest 64 replies were good: this is not being learned; it needs another "
         "model, a lesson or an example"
     )
     assert unlearned([1.0 if n % 4 == 0 else -1.0 for n in range(64)]) is None
@@ -479,7 +479,7 @@ async def test_replies_that_grow_hold_learning_until_a_rollback(tmp_path: Path) 
         shown = w.health.snapshot(version=1, waiting=BASELINE, batch_size=BASELINE)
         assert (shown["status"], shown["learner"], shown["guard"]) == ("degraded", "held", "warns")
         assert shown["learner_error"].startswith(
-            "100% of the newest 16 first replies are not accepted, and more than 2 times as long "
+            "100% of the newest 16 first replies are not good, and more than 2 times as long "
             "as the first, 0% of the first 16 (evidence "
         )
         assert shown["learner_error"].endswith(
@@ -574,7 +574,7 @@ async def test_user_who_is_never_content_is_told_and_holds_nothing(tmp_path: Pat
             talk(w, "NO, HOW it should be", 2, f"reply {number}")
             await w.version(number + 1)
         assert w.health.learner.state != "held"
-        assert "0% of the newest 64 replies were accepted: this is not being learned" in str(
+        assert "0% of the newest 64 replies were good: this is not being learned" in str(
             w.health.guard.error
         )
 

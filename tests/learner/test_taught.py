@@ -50,7 +50,7 @@ async def test_opd_alone_says_that_its_hints_teach_nothing_and_does_no_harm(
         before = await run.exam(opening, 64)
         await run.talk(opening, found)
         after = await run.exam(opening, 64)
-        assert any(line.startswith("hints      of me: they do not help") for line in said)
+        assert any(line.startswith("hints      for me, they do not help") for line in said)
         assert after.accepted > before.accepted - 0.15, (
             "64 replies each, so a difference has an error of 0.07"
         )

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tests.ledger.test_ledger import new_turn
 from tests.tallies import sample_counts
 from tinker_claw.cli.explain import tell
+from tinker_claw.cli.log import COLUMNS
 from tinker_claw.config.settings import Training
 from tinker_claw.ledger import groups, prune
 from tinker_claw.ledger.feedback import About, Feedback
@@ -177,9 +178,12 @@ def test_explain_and_log_tell_group_outcome_and_step_reward(told: Told) -> None:
     assert (
         "Its session is an episode at task t, one of 2 of group g, and has the outcome +1." in text
     )
-    assert "Reward of this step, outcome and votes: +1.33." in text
-    assert "Advantage: +1.000; on its tokens +1.000 to +1.000, +1.000 in the mean." in text
+    assert "Reward of this reply, outcome and votes: +1.33." in text
+    assert "On its tokens +1.000 to +1.000, +1.000 in the mean:" in text
     first, second = read(rows, "samples", Filter(), None)
+    (reward,) = [column for column in COLUMNS["samples"] if column.name == "reward"]
+    assert reward.value(first) == "+1.33"
+    assert reward.value(first | {"state": "held"}) is None, "not before the outcome is in it"
     assert (first["task"], first["group"], first["index"]) == ("t", "g", 0)
     assert (first["reward"], second["reward"]) == pytest.approx((4 / 3, 1 / 3))
 
@@ -191,7 +195,7 @@ def test_episode_of_no_group_goes_by_its_own_outcome_of_which_zero_is_one(told: 
     told.look()
     assert told.queued() == {("a", 0): 0.0}
     text = " ".join(tell(told.ledger._db, turn, 16, text=True))
-    assert "Reward of this step, its outcome alone: 0." in text
+    assert "Reward of this reply, its outcome alone: 0." in text
     (sample,) = told.ledger.samples.oldest(99)
     assert sample.bucket is None
 

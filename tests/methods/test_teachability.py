@@ -132,9 +132,9 @@ def test_what_helped_with_one_wish_counts_for_less_and_less_when_it_does_no_more
 
 def test_it_is_told_in_words() -> None:
     assert str(compared((), (0.1,) * 9)) == (
-        "not known yet (0 accepted and 9 rejected replies; evidence 1 to 1)"
+        "whether they help is not known yet (0 accepted, 9 rejected; no evidence yet)"
     )
     assert str(compared((-0.1,) * 10, (0.1,) * 10)) == (
-        "they do not help, -0.200 nats a token (10 accepted and 10 rejected replies; evidence 24 "
-        "to 1)"
+        "they do not help: with them accepted replies gain -0.200 nats a token on rejected ones "
+        "(10 accepted, 10 rejected; evidence 24 to 1)"
     )

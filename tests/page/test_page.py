@@ -434,7 +434,7 @@ async def test_share_accepted_stands_beside_roll_back(tmp_path: Path) -> None:
         ledger.steps.roll_back(base)
         shown = told(await opened.get("/versions"))
         newest, behind, first = re.split(r" v[10] (?:from|,)", shown)
-        assert "No first reply was rated" in newest
+        assert "No first reply without lessons was rated" in newest
         assert "left behind" in behind
         assert "First replies accepted: 100% (34% to 100%) of 4" in behind
         assert "First replies accepted: 0% (0% to 24%) of 18" in first
@@ -487,6 +487,8 @@ def test_curve_draws_numbers_alone() -> None:
     assert (svg.count("<circle"), svg.count('class="interval"'), svg.count("<svg")) == (2, 1, 1)
     labels = re.findall(r"<text[^>]*>([^<]*)", svg)
     assert labels == ["0%", "50%", "100%", "%", "step 1", "3"], "axes say what"
+    merged = curve([Point(5, 0.5, 0.2, 0.9, "v0 to v5")], "version", "%")
+    assert [label for _, label, _ in merged["ends"]] == ["v0 to v5"], "all the versions it is of"
 
 
 # What the console says

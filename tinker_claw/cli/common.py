@@ -142,7 +142,7 @@ class LedgerCommand(Command):
         if not found.is_dir():
             return settings
         if found != settings.run.directory.absolute():
-            note(f"of the gateway that runs, in {found} (else name --data-dir).")
+            note(f"the running gateway's records, in {found} (name others with --data-dir).")
         run = settings.run.model_copy(update={"data_dir": found})
         training = settings.training.model_copy(update={"batch_size": batch_size})
         return settings.model_copy(update={"run": run, "training": training})

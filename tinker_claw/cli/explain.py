@@ -31,7 +31,7 @@ from tinker_claw.ledger.outcome import (
 )
 from tinker_claw.ledger.versions import read_version
 from tinker_claw.ledger.views import Contents, TurnView, read_contents, read_turn
-from tinker_claw.types import Vote, Writer
+from tinker_claw.types import StopReason, Vote, Writer
 
 LONGEST = 1500
 """Characters of a text that are shown."""
@@ -44,6 +44,11 @@ _BESIDE = {
     Writer.QUOTATION: "quoted from earlier messages",
     Writer.MEMBER: "another person's",
     Writer.EXTERNAL: "a mail's, a hook's or a page's",
+}
+_ENDED = {
+    StopReason.STOP: ", the last of which ends the reply",
+    StopReason.LENGTH: ", cut there by the limit on replies",
+    StopReason.ABORT: ", until the client broke off",
 }
 _MEANS = {1: "good", 0: "neutral", -1: "bad"}
 _COST = "Serving, judging and teaching it cost ${:.6f}; steps are not in that."
@@ -112,13 +117,17 @@ def _request(turn: TurnView, known: Contents, *, text: bool) -> Iterator[str]:
 
 def _voices(known: Contents) -> str:
     """The writer of each new piece, in order, and how long it is."""
-    told = (f"{who}{f' ({what})' * bool(what)}, {n} characters" for who, what, n in known.voices)
+    told = (
+        f"{who}{f' ({what})' * bool(what)}, {plural(n, 'character')}"
+        for who, what, n in known.voices
+    )
     return "; ".join(told)
 
 
 def _answer(turn: TurnView, known: Contents, *, text: bool) -> Iterator[str]:
     done, length = known.completion, turn.completion_tokens
-    yield f"Version v{turn.policy_version} answered with {length} tokens ({done.stop_reason}):"
+    ended = _ENDED.get(done.stop_reason, done.stop_reason)
+    yield f"Version v{turn.policy_version} answered with {plural(length, 'token')}{ended}:"
     yield from _quote(known.reply_text, text=text)
     if length > len(done.tokens):
         yield "Its tokens are not in the ledger: they held what is not kept, or were dropped."
@@ -149,11 +158,11 @@ def _judged(turn: TurnView, known: Contents, *, text: bool) -> Iterator[str]:
     else:
         if turn.votes:
             yield f"The {judge}{_votes(turn)}: by them {_verdict(turn.found)}."
-        yield f"What its {turn.source} said of it outranks the judge: {meaning}."
+        yield f"Its {turn.source}'s rating outranks the judge: {meaning}."
     if known.audit is not None:
         yield f"The auditor's verdict is {vote(known.audit)}."
     if not known.hints and any(answer["about"] == "hint" for answer in known.answers):
-        yield "The judge found no hint in it."
+        yield "The judge found no hint in what followed."
     used = known.hint
     for hint in known.hints:
         yield "Hint, as the user meant it" + (", used:" if hint == used else ":")
@@ -164,16 +173,16 @@ def _judged(turn: TurnView, known: Contents, *, text: bool) -> Iterator[str]:
     if known.hints and not turn.has_hint_place:
         yield "The prompt has no place for a hint, so it was not used."
     if known.untaught:
-        yield from wrapped(f"No teacher was asked or heard: {known.untaught}.")
+        yield from wrapped(f"No teacher scored it: {known.untaught}.")
 
 
 def _outright(known: Contents, *, text: bool) -> Iterator[str]:
     for said in known.feedback:
-        of = "how its session ended" if said["final"] else "it"
+        of = "the end of its session" if said["final"] else "it"
         more = [f"{name} {said[name]}" for name in ("task", "group") if said[name]]
         rest = f" ({', '.join(more)})" if more else ""
         end = ":" if said["text"] else "."
-        told = f"Its {said['source']} said outright of {of}: {said['score']:+g}{rest}{end}"
+        told = f"Its {said['source']} rated {of} outright: {vote(said['score'])}{rest}{end}"
         yield from wrapped(told)
         if said["text"]:
             yield from _quote(said["text"], text=text)
@@ -194,13 +203,15 @@ def _trained(rows: Rows, turn: TurnView, known: Contents) -> Iterator[str]:
     sample, each, weight = turn.sample, known.advantages, known.weight
     if turn.trained_in_step is None or sample is None or sample.advantage is None:
         return
-    told = f"Advantage: {sample.advantage:+z.3f}"
+    yield f"Advantage by its reward: {sample.advantage:+z.3f} (above 0: more of this)."
     if each:
-        told += f"; on its tokens {min(each):+z.3f} to {max(each):+z.3f}"
-        told += f", {fmean(each):+z.3f} in the mean"
-    yield f"{told}."
+        told = f"{min(each):+z.3f} to {max(each):+z.3f}, {fmean(each):+z.3f} in the mean"
+        yield from wrapped(
+            f"On its tokens {told}: with its teacher's part, and less of a rejection on those that "
+            "were nearly certain."
+        )
     if weight not in (None, 1):
-        yield f"Its teacher's weight was {weight:.2g}, by how likely such texts help."
+        yield f"Its hint counted {weight:.0%}: so likely do such hints help."
     made = read_version(rows, sample.version) if sample.version is not None else None
     if made is not None and (age := made.step - 1 - turn.version_step):
         yield f"It was {plural(age, 'step')} old by then; its advantages are corrected for that."

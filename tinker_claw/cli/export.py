@@ -62,7 +62,9 @@ class Export(LedgerCommand):
         elif self.merged:
             self._learned("model", self.merged, _merged)
         elif self.version is not None:
-            raise ConfigError("--version goes with --adapter and --merged; the rest is of all")
+            raise ConfigError(
+                "--version goes with --adapter and --merged; turns and lessons are of all versions"
+            )
         elif self.jsonl:
             self._turns(self.jsonl)
         elif self.lessons:

@@ -47,8 +47,8 @@ _COLUMNS = (
 class Lessons(LedgerCommand):
     """List lessons, which say what you want of all replies; keep, edit, drop or add one.
 
-    A lesson is tried in some sessions, told in all but a few, learned by a version (and told no
-    more), or dropped.
+    A lesson is tried in three sessions of four, told in all but a few, learned by a version (and
+    told no more), or dropped.
     Beside it stands the share of first replies accepted, with its 95 % interval: before it was
     said, and since then with it (told) and without it (untold).
     What you keep, edit or add is always told. A drop acts at once; what the model has learned from

@@ -59,9 +59,10 @@ class Log(LedgerCommand):
     """Show rows of the ledger, the newest last, also while the gateway runs.
 
     Texts are shown with --full only. by: the policy version that answered (*: not the current one).
-    prompt, reply: tokens. next: role of the message after the reply. Of steps, losses: one a pass.
-    gradient: its norm. reward: the mean (a verdict is -1 to 1). clipped: a share of tokens. moved
-    (the policy) and apart (sampler and trainer): nats a token. cost: US dollars.
+    prompt, reply: tokens. next: role of the message after the reply. advantage: the reward as it
+    trains, above 0 for more of this. Of steps, losses: one a pass. gradient: its norm. reward: the
+    mean of replies that were told no lesson. clipped: a share of tokens. moved (the policy) and
+    apart (sampler and trainer): nats a token. cost: US dollars.
     """
 
     table: Annotated[Table, WORD] = Field(description="what to show")
@@ -115,7 +116,7 @@ class Log(LedgerCommand):
             raise ConfigError("--trained and --untrained exclude one another")
         if self.table == "steps":
             for name in self.model_fields_set & _OF_TURNS:
-                raise ConfigError(f"--{name} goes with turns and what became of them")
+                raise ConfigError(f"--{name} goes with turns, verdicts, feedback and samples")
         return Filter(
             **self.model_dump(include={"session", "user", "kind", "since"}),
             verdict=_VERDICTS.get(self.verdict or "", self.verdict),
@@ -142,6 +143,12 @@ def _judged(record: Record) -> str | None:
         return None
     by = "" if record["verdict_by"] == "judge" else f" {record['verdict_by']}"
     return vote(record["verdict"]) + by + (" hint" if record["hints"] else "")
+
+
+def _rewarded(record: Record) -> str | None:
+    """Format the reward; `-` where that of an episode's step lacks its outcome."""
+    known = record["reward"] is not None and record["state"] != "held"
+    return vote(record["reward"]) if known else None
 
 
 def _metric(name: str, of: str) -> Column:
@@ -202,7 +209,7 @@ COLUMNS: dict[Table, tuple[Column, ...]] = {
     "feedback": (
         _ID,
         *_OF_TURN,
-        Column("score", show="{:+z.3g}".format),
+        Column("score", show=vote),
         Column("said by", "source"),
         Column("of", "final", lambda final: "session" if final else "reply"),
         *_TASK,
@@ -214,7 +221,7 @@ COLUMNS: dict[Table, tuple[Column, ...]] = {
         _BY,
         *_TASK,
         _INDEX,
-        Column("reward", show=lambda reward: None if reward is None else vote(reward)),
+        Column("reward", _rewarded),
         Column("hint", "hinted"),
         Column("advantage"),
         Column("state"),

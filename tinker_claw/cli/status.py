@@ -167,15 +167,11 @@ def describe(health: Mapping[str, Any], url: str, now: float) -> list[str]:
             "It tells more to who sends its key: give the flags of its start, or --data-dir, where "
             f"the key is that it made; or set {API_KEY}.",
         ]
-    figures = [
-        f"policy v{health['policy_version']}",
-        f"{health['samples_waiting']}/{health['batch_size']} samples waiting",
-    ]
+    lines = [head, *_wrong(health, now), health["meaning"]]
     if spent := health.get("spent_usd"):
         budget = health.get("budget_usd")
-        figures.append(f"${spent:.4f} spent" + (f" of ${budget:g}" if budget else ""))
-    meaning = [health["meaning"]] if health.get("meaning") else []
-    return [head, *_wrong(health, now), *meaning, ", ".join(figures)]
+        lines.append(f"${spent:.4f} spent" + (f" of the budget of ${budget:g}" if budget else ""))
+    return lines
 
 
 def _wrong(health: Mapping[str, Any], now: float) -> Iterator[str]:
@@ -198,7 +194,7 @@ def _wrong(health: Mapping[str, Any], now: float) -> Iterator[str]:
         if error and (part == "backend" or state != "stalled"):
             yield f"    {error}"
     if taken := health.get("private_near_misses"):
-        yield f"  private: {plural(taken, 'time')} since the start"
+        yield f"  private: near misses, {plural(taken, 'time')} since the start"
         yield f"    {NEAR_MISS}"
     if paused := health.get("spending_paused"):
         yield f"  spending: paused {since('learner')}"
@@ -215,8 +211,9 @@ _STEPS = (
     *(column for column in COLUMNS["steps"] if column.name not in _LEFT_OUT),
 )
 _LEGEND = (
-    "Losses: one a pass. Gradient: its norm. Reward: the mean (a verdict is -1 to 1). Clipped: a "
-    "share of tokens. Moved (the policy) and apart (sampler and trainer): nats a token."
+    "Losses: one a pass. Gradient: its norm. Reward: the mean of replies that were told no lesson "
+    "(-1 to 1). Clipped: a share of tokens. Moved (the policy) and apart (sampler and trainer): "
+    "nats a token."
 )
 
 
@@ -262,5 +259,6 @@ def _helps(measures: Mapping[str, Any]) -> Iterator[str]:
                 f"[{share['low']:4.0%} to {share['high']:4.0%}] of {share['of']}"
             )
         if told := measure["told"]:
-            yield f"  told lessons   ({told['share']:.0%} of {told['of']})"
+            share = f"{told['share']:4.0%} of {told['of']}, counted apart"
+            yield f"  told lessons   {'':<{BAR}} {share}"
     yield from wrapped(DEFINED)

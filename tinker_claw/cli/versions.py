@@ -38,7 +38,7 @@ def named(rows: Rows, version: int | None, *, with_state: bool = False) -> Recor
     """
     kept = read_kept(rows)
     if not kept:
-        raise UndoError(f"{rows.path} has no version yet")
+        raise UndoError(f"{rows.path} has no version yet: the gateway makes v0 when it starts")
     if version is None:
         version = max(one["id"] for one in kept if one["serving"])
     possible = [one for one in kept if usable(one, with_state=with_state)]
@@ -58,10 +58,10 @@ def named(rows: Rows, version: int | None, *, with_state: bool = False) -> Recor
 class Versions(LedgerCommand):
     """List the policy versions of a run, also while the gateway runs.
 
-    Learning can go on from a version whose state is there (rollback), and one whose sampler is
-    there can answer (pin, MODEL@vN). `step` counts optimizer steps since the base along the line;
-    `accepted` is the share of its rated first replies that were accepted, told no lessons; versions
-    that a rollback has left are `left behind`.
+    `step` counts optimizer steps from the base to it. `accepted`: of so many first replies that
+    were rated and told no lesson, so many were not bad. `state`: whether learning can go on from
+    it (rollback). `sampler`: whether it can answer (pin, MODEL@vN). `now`: which serves, is pinned,
+    or was left behind by a rollback.
     """
 
     as_json: bool = Field(False, alias="json", description="one JSON object a line")
@@ -79,7 +79,7 @@ def _there(there: bool | None) -> str:
 
 def _mark(record: Record) -> str:
     marks = [name for name in ("pinned", "serving") if record[name]]
-    return ", ".join(marks if record["live"] else [*marks, "left behind"]) or " "
+    return ", ".join(marks if record["live"] else [*marks, "left behind"])
 
 
 _COLUMNS = (
@@ -91,7 +91,7 @@ _COLUMNS = (
     Column("accepted", show=lambda share: share and f"{share['good']:.0f} of {share['of']}"),
     Column("state", lambda one: _there(one["state"]) if one["saved"] else "not saved"),
     Column("sampler", show=_there),
-    Column("", _mark),
+    Column("now", _mark),
 )
 
 

@@ -39,7 +39,7 @@ def read(body: bytes, headers: Mapping[str, str]) -> tuple[About, Feedback]:
     fields = FIELDS.check(load_body(body))
     named = [name for name in _ABOUT if name in fields]
     if len(named) != 1:
-        raise RequestError("Give one of turn, response_id and session: what it is about.")
+        raise RequestError("Give one of turn, response_id and session, to say what is rated.")
     if "score" not in fields:
         raise RequestError("score is missing: a number from -1 to 1.", param="score")
     key = _name(fields, "key")
@@ -101,7 +101,8 @@ async def take(
         raise RequestError(str(error), status=status, code="key_reused", param="key") from error
     if given is None:
         raise RequestError(
-            "You have no such turn: it never was, or nothing of it is kept.",
+            "You have no such turn, reply or session: it was never recorded, or nothing of it is "
+            "kept. `tinker-claw log turns` lists turns.",
             status=HTTPStatus.NOT_FOUND,
             code="not_found",
         )

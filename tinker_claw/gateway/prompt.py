@@ -90,7 +90,7 @@ def _begun(deps: GatewayDeps, request: GenerationRequest) -> tuple[int, ...]:
             at = request.schema[1]
             raise RequestError(
                 f"{at}: in this model's chat format it is not known how a reply begins without "
-                "thinking.",
+                "thinking; leave it out.",
                 param=at,
             )
         return text
@@ -99,8 +99,8 @@ def _begun(deps: GatewayDeps, request: GenerationRequest) -> tuple[int, ...]:
     begun = deps.renderer.begin_call(request.must_call, request.switches)
     if begun is None:
         raise RequestError(
-            "tool_choice: a call cannot be begun for this model. Its chat format is not known to "
-            "have calls, or not of tools with such names; send auto.",
+            "tool_choice: no call can be forced on this model, since how its chat format writes "
+            "calls, or tools of such names, is not known; send auto.",
             param="tool_choice",
         )
     return begun

@@ -74,7 +74,7 @@ _LARGE = 200_000
 PICTURED = "holds an image, on which --images serve does not train"
 NOT_THEIRS = "holds an image that neither an owner nor a tool has sent"
 """Reason why a turn is not trained where others are."""
-UNASKED = "it answers a verdict, which asks for nothing"
+UNASKED = "reply to a rating; nothing to learn from"
 """Why a reply is not trained on if the user's message was nothing but a verdict."""
 _CONTEXT = ("traceparent", "tracestate")
 """Headers of W3C's Trace Context."""
@@ -299,8 +299,8 @@ def _identify(
         identity = replace(identity, kind=Kind.SIDE, reason=reason, attempt=None)
     if request.choices > 1 and identity.kind is Kind.MAIN:
         raise RequestError(
-            "n: a turn of a conversation, or of an episode, has one reply. Several are drawn for "
-            "side turns: say X-Turn-Type: side, or send the request again for another.",
+            "n must be 1 for a main turn, which has one reply. For several send X-Turn-Type: side, "
+            "or send the request again for another.",
             param="n",
         )
     parent = None
@@ -471,7 +471,8 @@ def _check_reply(deps: GatewayDeps, request: GenerationRequest) -> None:
             )
     if request.top_logprobs is not None and not deps.renderer.tells_text:
         raise RequestError(
-            "logprobs: in this model's chat format it is unknown which tokens are a reply's text.",
+            "logprobs: in this model's chat format it is unknown which tokens are a reply's text; "
+            "leave it out.",
             param="logprobs",
         )
     if request.top_logprobs and not deps.can.student_topk:

@@ -202,7 +202,7 @@ FIGURES: Mapping[str, Figure] = {
         lambda before, after: _fall(before.each, after.each),
         (_OWN,),
         0.1,
-        "replies that were accepted are {lost:.2f} nats a token less likely",
+        "good replies of held-out sessions are {lost:.2f} nats a token less likely",
     ),
     "stop": Figure(  # as probabilities: the logprob of a rare event swings widely
         lambda before, after: math.exp(before.ends) - math.exp(after.ends),

@@ -119,7 +119,7 @@ _AGAINST = 0.25
 FEW = 64
 """Newest replies that show whether a wish is being learned; four batches."""
 _UNLEARNED = 0.2
-"""Share of them that are accepted below which it is not."""
+"""Share of them that are good below which it is not."""
 
 
 def _unexplained(reply: FirstReply, long: float) -> bool:
@@ -131,7 +131,7 @@ def _unexplained(reply: FirstReply, long: float) -> bool:
 FIGURES: Mapping[str, tuple[str, Callable[[FirstReply, float], bool]]] = {
     "acceptance": ("are rejected without a word on what is wanted", _unexplained),
     "length": (
-        f"are not accepted, and more than {_LONG:.0f} times as long as the first",
+        f"are not good, and more than {_LONG:.0f} times as long as the first",
         lambda reply, long: reply.verdict <= 0 and reply.tokens > long,
     ),
     "stop": ("are cut by their limit", lambda reply, long: reply.cut),
@@ -173,16 +173,16 @@ def unlearned(verdicts: Sequence[float]) -> Finding | None:
     Args:
         verdicts: of replies that were told no lessons, newest first.
     """
-    accepted = Rate(sum(verdict > 0 for verdict in verdicts[:FEW]), len(verdicts[:FEW]))
-    if accepted.of < FEW or accepted.interval[1] >= _UNLEARNED:
+    good = Rate(sum(verdict > 0 for verdict in verdicts[:FEW]), len(verdicts[:FEW]))
+    if good.of < FEW or good.interval[1] >= _UNLEARNED:
         return None
-    told = f"{accepted.value:.0%} of the newest {FEW} replies were accepted: this is not being "
+    told = f"{good.value:.0%} of the newest {FEW} replies were good: this is not being "
     return Finding("unlearned", told + "learned; it needs another model, a lesson or an example")
 
 
 def praised(replies: Iterable[JudgedReply]) -> Iterable[TwoRates]:
-    """Return the shares of accepted and of rejected replies that repeat a reply to something else,
-    for each user, told lessons or not. A user who praises one sentence may get it for everything.
+    """Return the shares of good and of other replies that repeat a reply to something else, for
+    each user, told lessons or not. A user who praises one sentence may get it for everything.
 
     Args:
         replies: oldest first.
@@ -303,7 +303,7 @@ class Guard:
         yield evidence, "verdicts", told + "user"
         for one in praised(reversed(lately)):
             if one.a.value > one.b.value:
-                told = f"{one.a.value:.0%} of the accepted replies repeat a reply to something "
+                told = f"{one.a.value:.0%} of the good replies repeat a reply to something "
                 yield one.e_value, "praise", told + f"else, {one.b.value:.0%} of the others"
 
 

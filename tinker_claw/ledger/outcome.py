@@ -20,9 +20,9 @@ from tinker_claw.ledger.views import Record, SampleView, TurnView
 from tinker_claw.types import Kind, Lost
 
 LOST: Mapping[str, str] = {
-    Lost.COMPACTED: "a summary stands for the history, and none of the session's replies behind it",
-    Lost.EDITED: "what leads to that reply was changed",
-    Lost.UNKNOWN: "that reply is, to the letter, none of the last that were given here",
+    Lost.COMPACTED: "a summary replaces the history, and no reply of the session comes after it",
+    Lost.EDITED: "the messages before that reply were changed",
+    Lost.UNKNOWN: "the reply before it in the history is not one given here lately, word for word",
 }
 """Why a request could not be tied to the turn whose reply it answers."""
 _STEPS = {"committed": "taken", "intent": "under way"}
@@ -71,8 +71,8 @@ def outcome(turn: TurnView, run: RunView) -> str:
     became = _became(turn) if turn.sample is None else _sampled(turn, turn.sample, run)
     if turn.unused is None:
         return became
-    who = f" What its {turn.said_by} said of it is recorded, and it is not trained by that: "
-    return f"{became}{who}{turn.unused.rstrip('.')}."
+    rating = f"Its {turn.said_by}'s rating is recorded and trains nothing"
+    return f"{became} {rating}: {turn.unused.rstrip('.')}."
 
 
 def _became(turn: TurnView) -> str:
@@ -205,7 +205,7 @@ def of_episode(turn: TurnView) -> Iterator[str]:
     sample = turn.sample
     if sample is not None and sample.state != "held" and sample.reward is not None:
         of = "outcome and votes" if turn.judged else "its outcome alone"
-        yield f"Reward of this step, {of}: {vote(sample.reward)}."
+        yield f"Reward of this reply, {of}: {vote(sample.reward)}."
 
 
 _EPISODES = f"""

@@ -77,10 +77,12 @@ class Teachability:
         return self.helps / (self.helps + self.harms + 2)
 
     def __str__(self) -> str:
-        words = {True: "they help", False: "they do not help", None: "not known yet"}
-        of = f"{self.accepted} accepted and {self.rejected} rejected replies"
-        gain = "" if self.difference is None else f", {self.difference:+z.3f} nats a token"
-        return f"{words[self.teaches]}{gain} ({of}; {odds(self.evidence)})"
+        unknown = "whether they help is not known yet"
+        told = {True: "they help", False: "they do not help", None: unknown}[self.teaches]
+        if self.difference is not None:
+            gain = f"{self.difference:+z.3f} nats a token"
+            told += f": with them accepted replies gain {gain} on rejected ones"
+        return f"{told} ({self.accepted} accepted, {self.rejected} rejected; {odds(self.evidence)})"
 
 
 def teachability(gains: Sequence[tuple[bool, float]]) -> Teachability:

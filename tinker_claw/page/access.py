@@ -83,7 +83,9 @@ class Access:
             who = self._keys.principal(key, "the key of a user")
         except RequestError as error:
             self._tries.wrong(who_tries)
-            raise RequestError("That is nobody's key.", status=error.status) from error
+            raise RequestError(
+                "No user has this key: give the one that your agent sends.", status=error.status
+            ) from error
         token = token_urlsafe(32)
         self._logins[token] = who
         return self._set(token, LASTS_S) + ("; Secure" if secure else "")

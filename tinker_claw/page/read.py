@@ -54,9 +54,14 @@ _WORDS: Final = 80
 _STRONG: Final = (0.05, 0.3, 1.0)
 """Advantages from which on a token's colour is light, plain and strong; a reward is about 1."""
 _CURVES: Final = (
-    ("mean reward", "of a step's samples", "step/reward_mean", "reward"),
+    ("mean reward", "of a step's samples that were told no lesson", "step/reward_mean", "reward"),
     ("change", "how far a step moved the policy", "step/moved", "nats per token"),
-    ("agreement", "sd between sampler and trainer", "step/agreement_sd", "nats per token"),
+    (
+        "agreement",
+        "how far the logprobs of sampler and trainer differ (standard deviation)",
+        "step/agreement_sd",
+        "nats per token",
+    ),
     (
         "canaries",
         "how much less likely right replies are than before the step",
@@ -98,8 +103,8 @@ def read_overview(rows: Rows, training: Training) -> Record:
 
 
 def _shares(groups: Sequence[Record]) -> Mapping[str, Any]:
-    points = [Point(g["last"], g["share"], g["low"], g["high"]) for g in groups]
-    return curve(points, "version", "%")
+    points = [Point(g["last"], g["share"], g["low"], g["high"], g["versions"]) for g in groups]
+    return curve(points, "", "%")
 
 
 def _curves(steps: Sequence[Record]) -> Iterator[Record]:

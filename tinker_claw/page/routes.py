@@ -59,6 +59,7 @@ _HEADERS: Final = {
 }
 _MOST_BYTES: Final = 4096
 """Most bytes of a form."""
+_FORM: Final = "This form cannot be read: load the page again, and send it once more."
 _PAUSE: Final = 3.0
 """Pause after a page, as a multiple of the time it took to make: frequent reloads delay only
 themselves, and serving keeps the rest of the processor."""
@@ -204,7 +205,7 @@ class _Page:
                     return _to("/login")
                 if to == "admin" and not visitor.who.admin:
                     raise RequestError(
-                        "This is of all users: it is for admins.",
+                        "This page shows all users, so it is for admins only.",
                         status=HTTPStatus.FORBIDDEN,
                         code="forbidden",
                     )
@@ -284,7 +285,7 @@ class _Page:
         try:
             fields = dict(parse_qsl(body.decode(), max_num_fields=16))
         except ValueError as error:
-            raise RequestError("This is no form of this page.") from error
+            raise RequestError(_FORM) from error
         self._deps.access.check(visitor, fields.get("token", ""))
         return fields
 
@@ -331,7 +332,7 @@ class _Page:
         fields, number = await self._form(request, visitor), request.path_params["number"]
         score = {"1": 1.0, "-1": -1.0}.get(fields.get("score", ""))
         if score is None:
-            raise RequestError("This is no form of this page.")
+            raise RequestError(_FORM)
         owner = await self._read(lambda rows: read.owner(rows, number))
         mine, place = visitor.user in (None, owner), About("turn", number)
         if owner is None or not mine or self._deps.say(owner, place, Feedback(score)) is None:

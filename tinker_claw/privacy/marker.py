@@ -18,8 +18,8 @@ from typing import Final
 LINE: Final = "/private"
 _OFF: Final = "/private off"
 NEAR_MISS: Final = (
-    "something near /private was taken for it: the session is neither recorded nor learned from "
-    "until a message begins with the line /private off"
+    "a line near /private counts as it: the session is neither recorded nor learned from until a "
+    "message begins with the line /private off"
 )
 _HEAD = 200
 """Characters of a line within which the command must stand."""

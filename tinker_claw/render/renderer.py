@@ -131,7 +131,8 @@ class Renderer:
             config = renderers.config_from_name(family)
         except ValueError as error:
             raise ConfigError(
-                f"--renderer {family!r} is no chat format of the renderers package"
+                f"--renderer {family!r} is no chat format of the renderers package; auto goes by "
+                "the model's name"
             ) from error
         try:
             tokenizer = load(model)
