@@ -26,7 +26,7 @@ class Block:
     asks: Asks | None = None
     """Kind of request that the text makes; None: a note, which asks for nothing."""
     holds: str = ""
-    """What is in it, too: a person may begin with the same words."""
+    """A text that must also be in it, because a person may begin with the same words."""
     whole: bool = False
     """`opens` is all of the text."""
     spans: bool = False

@@ -73,7 +73,7 @@ _LARGE = 200_000
 """Bytes of a body that is read in a thread: on the event loop it would take 5 ms."""
 PICTURED = "holds an image, on which --images serve does not train"
 NOT_THEIRS = "holds an image that neither an owner nor a tool has sent"
-"""Reason why a turn is not trained where others are."""
+"""Why a turn with images is not trained with --images serve, or with --images train."""
 UNASKED = "reply to a rating; nothing to learn from"
 """Why a reply is not trained on if the user's message was nothing but a verdict."""
 _CONTEXT = ("traceparent", "tracestate")

@@ -178,7 +178,7 @@ class Figure:
     bound: float
     """Mean loss that matters from one version to the next."""
     told: str
-    """Sentence about the loss, with {lost}."""
+    """Part of a sentence about the loss, with {lost}."""
 
 
 _MOST = 5.0

@@ -168,7 +168,7 @@ def compared(replies: Sequence[FirstReply]) -> Iterator[tuple[str, float, Rate, 
 
 
 def unlearned(verdicts: Sequence[float]) -> Finding | None:
-    """Find whether a wish is not being learned: nearly all of the newest replies are rejected.
+    """Find whether a wish is not being learned: hardly any of the newest replies is good.
 
     Args:
         verdicts: of replies that were told no lessons, newest first.

@@ -248,7 +248,8 @@ def read_step(rows: Rows, step_id: int) -> Record:
 def read_versions(rows: Rows, before: int | None = None) -> Record:
     """Return the newest versions as a tree.
 
-    `accepted`: share of first replies, of those that were told no lesson; None: none was rated.
+    `accepted`: share of rated first replies that were accepted, of those that were told no lesson;
+    None: there is none.
     `depth`: a lineage goes on at its depth, and versions left by a rollback are one deeper. `gate`:
     its result for the version; `refused`: results of versions refused after it, newest first.
 
