@@ -12,12 +12,12 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 MOST = {
-    "tinker_claw": 183_020,
-    "tinker_claw/*": 11_110,
+    "tinker_claw": 183_130,
+    "tinker_claw/*": 11_130,
     "tinker_claw/app": 6_460,
     "tinker_claw/backends": 15_050,
     "tinker_claw/billing": 2_520,
-    "tinker_claw/cli": 16_010,
+    "tinker_claw/cli": 16_050,
     "tinker_claw/config": 6_040,
     "tinker_claw/conversation": 14_170,
     "tinker_claw/formats": 14_630,
@@ -25,10 +25,10 @@ MOST = {
     "tinker_claw/judge": 5_510,
     "tinker_claw/learner": 20_230,
     "tinker_claw/ledger": 23_130,
-    "tinker_claw/methods": 4_940,
-    "tinker_claw/page": 5_670,
+    "tinker_claw/methods": 4_950,
+    "tinker_claw/page": 5_710,
     "tinker_claw/privacy": 3_950,
-    "tinker_claw/render": 14_120,
+    "tinker_claw/render": 14_130,
     "tinker_claw/sinks": 2_970,
     "local_gpu": 87_430,
 }
