@@ -46,7 +46,7 @@ def test_a_run_explains_itself_while_it_goes_on(tmp_path: Path) -> None:
     rewards = [row[0] for row in rows(data, "SELECT reward FROM samples WHERE step_id = 1")]
     mean = sum(rewards) / 16
     expected = records[0]["verdict"] - mean if len(set(rewards)) > 1 else rewards[0] / 4
-    assert f"Advantage: {expected:+z.3f}; on its tokens " in text
+    assert f"Advantage by its reward: {expected:+z.3f} (above" in text
 
     after = run("status", "--port", port, directory=data)
     assert after.returncode == 2

@@ -218,7 +218,7 @@ async def test_something_near_the_line_is_private_and_is_said(world: World, line
     health = (await world.http.get(world.url.removesuffix("/v1") + "/healthz")).json()
     assert health["private_near_misses"] == 1, "once for a session"
     lines = describe(health, world.url, time.time())
-    assert ["  private: 1 time since the start", f"    {NEAR_MISS}"] == lines[1:3]
+    assert ["  private: near misses, 1 time since the start", f"    {NEAR_MISS}"] == lines[1:3]
     board = await asyncio.to_thread(read_overview, world.ledger.path.parent, 16)
     assert board["private_sessions"] == 1
     assert "1 sessions, 1 of them private now" in "\n".join(lines_of(board))

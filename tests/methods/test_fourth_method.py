@@ -62,7 +62,7 @@ def test_it_learns_and_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[
     told = " ".join(capsys.readouterr().out.split())
     for part in (
         "The teacher was told: | NO, why so?",
-        "Advantage: -0.500; on its tokens ",
+        "Advantage by its reward: -0.500 (above 0: more of this). On its tokens ",
         "It was trained in step 1, with 1 other sample",
     ):
         assert part in told, told

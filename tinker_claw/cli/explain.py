@@ -207,8 +207,8 @@ def _trained(rows: Rows, turn: TurnView, known: Contents) -> Iterator[str]:
     if each:
         told = f"{min(each):+z.3f} to {max(each):+z.3f}, {fmean(each):+z.3f} in the mean"
         yield from wrapped(
-            f"On its tokens {told}: with its teacher's part, and less of a rejection on those that "
-            "were nearly certain."
+            f"On its tokens {told}: with a teacher's part, if any, and less of a rejection where a "
+            "token was nearly certain."
         )
     if weight not in (None, 1):
         yield f"Its hint counted {weight:.0%}: so likely do such hints help."
