@@ -26,6 +26,11 @@ class TrackError(Exception):
     """An error that stops a run; its message is a sentence for the person who started it."""
 
 
+class TooLongError(TrackError):
+    """Raised when a conversation is longer than the model's context. It stops a run only where a
+    task's first messages are."""
+
+
 def cause(error: Exception) -> TrackError:
     """Return the first of several errors that came together. An error that is not ours is
     raised."""

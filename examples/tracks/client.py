@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 
-from examples.tracks import TrackError
+from examples.tracks import TooLongError, TrackError
 from examples.tracks.track import Track
 
 REPLY_S = 1800.0
@@ -91,8 +91,11 @@ class Reply:
         """Read a reply from an answer.
 
         Raises:
+            TooLongError: the conversation is longer than the model's context.
             TrackError: the gateway refused, or this is no completion.
         """
+        if answer.status == 400 and '"context_length_exceeded"' in answer.text:
+            raise TooLongError(f"The gateway refuses a reply: {answer.text[:500]}")
         if answer.status >= 400:
             raise TrackError(f"The gateway refuses a reply: {answer.status}: {answer.text[:500]}")
         try:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from examples.tracks import TrackError
+from examples.tracks import TooLongError, TrackError
 from examples.tracks.client import Gateway, Place, Reply
 from examples.tracks.environments import Environment, Program, Task, result
 from examples.tracks.episode import Episode, Seen
@@ -144,8 +144,13 @@ class Run:
         """Play until the model calls no tool any more; return whether the task is then solved."""
         messages: list[Mapping[str, Any]] = list(task.messages)
         async with task.attempt() as attempt:
-            for _ in range(self.track.max_turns):
-                reply = await episode.reply(messages, self.environment.tools)
+            for turn in range(self.track.max_turns):
+                try:
+                    reply = await episode.reply(messages, self.environment.tools)
+                except TooLongError:
+                    if turn == 0:
+                        raise
+                    return False
                 if not reply.calls:
                     return await attempt.solved(reply.text)
                 messages.append(reply.message)

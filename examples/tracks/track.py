@@ -34,7 +34,8 @@ class Track:
     """Samples waiting at the gateway above which no group is begun: they would grow too old. Only
     an admin's key is told how many wait; with another this has no effect."""
     max_turns: int = 6
-    """Most replies of an episode. An episode that needs more has failed."""
+    """Most replies of an episode. An episode that needs more, or a longer context than the model
+    has, has failed."""
     max_tokens: int = 256
     """Most tokens of a reply."""
     exam_tasks: int = 64

@@ -26,7 +26,7 @@ import httpx
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
 
-from examples.tracks import TrackError
+from examples.tracks import TooLongError, TrackError
 from examples.tracks.client import GIVE_UP_S
 from examples.tracks.environments import options, outcome, result
 from examples.tracks.episode import Episode
@@ -214,10 +214,15 @@ class Seed:
             total += self.of.reward(said)
             return _shown(said)
 
-        for _ in range(self.of.max_turns):
+        for turn in range(self.of.max_turns):
             if said.get("done"):
                 break
-            reply = await episode.reply(messages, tools)
+            try:
+                reply = await episode.reply(messages, tools)
+            except TooLongError:
+                if turn == 0:
+                    raise
+                break
             messages.append(reply.message)
             for call in reply.calls:
                 messages.append(await result(call, act))

@@ -178,9 +178,11 @@ def test_world_that_ships_with_openenv_trains_as_it_is(programs: Path, tmp_path:
 
 
 class Guesser:
-    """A gateway whose model halves the range that is left, and first says 500."""
+    """A gateway whose model halves the range that is left, and first says 500. Its context has room
+    for so many messages."""
 
-    def __init__(self) -> None:
+    def __init__(self, room: int = 99) -> None:
+        self.room = room
         self.asked: list[tuple[dict[str, str], list[dict[str, Any]]]] = []
         self.outcomes: dict[str, list[float]] = {}
         self._lock = Lock()
@@ -190,6 +192,8 @@ class Guesser:
         messages = body["messages"]
         with self._lock:
             self.asked.append((dict(request.headers), messages))
+        if len(messages) > self.room:
+            return JSONResponse({"error": {"code": "context_length_exceeded"}}, 400)
         low, high = 0, 99
         guesses = list[int]()
         for message in messages:
@@ -329,6 +333,21 @@ def test_tools_of_a_world_are_the_models_tools(programs: Path, tmp_path: Path) -
     said = [m for h, m in guesser.asked if "x-group-id" in h]
     (seed,) = re.findall(r"seed (\d+)", str(said[0][0]))
     outcome = 2 * (1.0 - 0.1 * (_tries(Random(int(seed)).randrange(100)) - 1) + 0.8) / 1.8 - 1
+    assert [o for said in guesser.outcomes.values() for o in said] == [pytest.approx(outcome)] * 4
+
+
+def test_an_episode_longer_than_the_context_ends_with_the_rewards_so_far(
+    programs: Path, tmp_path: Path
+) -> None:
+    port, guesser = free_port(), Guesser(room=2)
+    folder = ROOT / "tests" / "tracks" / "worlds"
+    (tmp_path / "guess.py").write_text((folder / "guess.py").read_text())
+    text = GUESS_TRACK.format(port=port).replace("groups = 12", "groups = 1")
+    with served(guesser) as url, worlds(programs, tmp_path, "guess:app", port=port, places=8):
+        command = Command(programs, tmp_path, text, url)
+        with command.run() as playing:
+            command.ends(playing)
+    outcome = 2 * 0.8 / 1.8 - 1
     assert [o for said in guesser.outcomes.values() for o in said] == [pytest.approx(outcome)] * 4
 
 

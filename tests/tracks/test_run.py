@@ -249,6 +249,24 @@ async def test_a_refusal_ends_the_run_in_the_gateways_words_and_it_goes_on_later
     assert len(first) == 2, "what was answered is not asked again"
 
 
+TOO_LONG = JSONResponse({"error": {"code": "context_length_exceeded"}}, 400)
+
+
+async def test_an_episode_longer_than_the_context_has_failed(tmp_path: Path) -> None:
+    track = replace(TRACK, concurrency=1, groups=1, exam_tasks=0)
+    fake = FakeGateway(refusals=[None, None, TOO_LONG])
+    await play(fake, tmp_path, track)
+    assert [told["score"] for _, told in fake.outcomes] == [-1.0, 1.0]
+
+
+async def test_a_task_longer_than_the_context_ends_the_run(tmp_path: Path) -> None:
+    fake = FakeGateway(refusals=[None, TOO_LONG])
+    with pytest.raises(ExceptionGroup) as caught:
+        await play(fake, tmp_path, replace(TRACK, concurrency=1, exam_tasks=0))
+    assert caught.group_contains(TrackError, match="context_length_exceeded", depth=2)
+    assert fake.outcomes == []
+
+
 class Breaks:
     """A third-party program that says hello; every second one breaks."""
 
