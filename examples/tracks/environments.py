@@ -153,6 +153,7 @@ async def result(
     function = call["function"]
     try:
         arguments = json.loads(function["arguments"] or "{}")
+        json.dumps(arguments, ensure_ascii=False).encode()  # fails on half a surrogate pair
     except (ValueError, RecursionError):
         arguments = None
     if isinstance(arguments, dict):

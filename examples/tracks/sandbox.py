@@ -38,6 +38,8 @@ COMMAND_S = 10.0
 """Seconds after which a command is killed, with all that it started."""
 _SHOWN = 2000
 """Characters shown of a command's output: its beginning and its end."""
+_LONGEST = 100_000
+"""Most bytes of a command: Linux takes 131,071 in one argument."""
 _KEPT = 65536
 """Bytes kept of a command's output; the rest is read and thrown away."""
 _LIMITS = (
@@ -99,6 +101,8 @@ class Shell:
         command = arguments.get("command")
         if not isinstance(command, str) or "\0" in command:
             return "error: command must be a text"
+        if len(command.encode()) > _LONGEST:
+            return f"error: a command has at most {_LONGEST} bytes"
         ended = await run(self.sandbox, self.path, command, limit_s=self.limit_s)
         if ended.took is not None:
             return f"error: it took {ended.took}"

@@ -69,7 +69,7 @@ class Screen:
             function = calls[0]["function"]
             said = json.loads(function["arguments"])
             place = int(said["x"]), int(said["y"])
-        except (IndexError, KeyError, TypeError, ValueError, RecursionError):
+        except (IndexError, KeyError, TypeError, ValueError, OverflowError, RecursionError):
             return False
         aim = self.icons[self.asked]
         near = all(abs(one - other) <= NEAR for one, other in zip(place, aim, strict=True))

@@ -180,6 +180,9 @@ async def test_shell_says_what_came_of_a_command_and_ends_what_takes_too_long() 
         long = await attempt.call("shell", {"command": "yes | head -c 100000"})
         assert len(long) < 2100
         assert (await attempt.call("shell", {"command": 5})).startswith("error")
+        longest = await attempt.call("shell", {"command": f": {'x' * 99_998}"})
+        assert longest == "(it wrote nothing)"
+        assert "at most" in await attempt.call("shell", {"command": f": {'x' * 200_000}"})
     async with replace(plain().task(0), limit_s=0.2).attempt() as attempt:
         assert (await attempt.call("shell", {"command": "sleep 100"})).startswith("error: it took")
 
@@ -246,12 +249,12 @@ def test_sum_that_is_no_number_is_no_outcome(score: float, wanted: float | None)
     assert environments.outcome(score) == wanted
 
 
-async def test_arguments_nested_beyond_reading_are_answered() -> None:
-    async def use(name: str, arguments: object) -> str:
-        return "used"
-
-    call = {"id": "c", "function": {"name": "shell", "arguments": "[" * 5000}}
-    assert "must be a JSON object" in (await environments.result(call, use))["content"]
+@pytest.mark.parametrize("arguments", ["[" * 5000, r'{"command": "echo \ud83d"}', "[]"])
+async def test_arguments_that_cannot_be_used_are_answered(arguments: str) -> None:
+    async with plain().task(0).attempt() as attempt:
+        call = {"id": "c", "function": {"name": "shell", "arguments": arguments}}
+        said = await environments.result(call, attempt.call)
+    assert "must be a JSON object" in said["content"]
 
 
 def test_folder_under_the_number_of_somebody_elses_process_is_left(

@@ -60,7 +60,7 @@ def test_a_click_near_the_asked_icon_counts_and_nothing_else() -> None:
     assert not screen.hit([click(x - NEAR - 1, y)])
     assert not screen.hit([click(x, y, name="look")])
     assert not screen.hit([])
-    for wrong in ("here", None, [1]):
+    for wrong in ("here", None, [1], float("inf")):
         assert not screen.hit([click(wrong, y)])
     broken = {"function": {"name": "click", "arguments": "[" * 5000}}
     assert not screen.hit([broken])
