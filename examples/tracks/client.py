@@ -163,8 +163,8 @@ class Gateway:
         answer = await self._post(path, body, place.headers())
         return Answer(answer.status_code, answer.headers.get("content-type", ""), answer.text)
 
-    async def outcome(self, session: str, score: float) -> bool:
-        """Report an episode's outcome, from -1 to 1; return whether it counts.
+    async def outcome(self, session: str, score: float) -> str | None:
+        """Report an episode's outcome, from -1 to 1; return why it does not count, or None.
 
         Repeating it changes nothing.
 
@@ -173,10 +173,12 @@ class Gateway:
         """
         said = {"session": session, "score": score, "final": True, "source": "client"}
         answer = await self._post("feedback", said, {"Idempotency-Key": session})
+        if answer.status_code == 404:
+            return "the gateway has no reply of it"
         if not answer.is_success:
             why = f"{answer.status_code}: {answer.text[:500]}"
             raise TrackError(f"The gateway refuses an outcome: {why}")
-        return bool(_json(answer).get("counts"))
+        return _json(answer).get("because")
 
     async def health(self) -> Mapping[str, Any]:
         """Answer of /healthz: little without an admin's key, and empty while the gateway is

@@ -103,7 +103,8 @@ class Run:
                 self.say(f"{session}, task {task.name}: it broke, and has no outcome")
             else:
                 self.state.end(session, score)
-                await self.gateway.outcome(session, score)
+                if why := await self.gateway.outcome(session, score):
+                    self.say(f"{session}, task {task.name}: its outcome is not trained: {why}")
             self.state.reported(session)
             self.playing -= 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
@@ -70,10 +71,13 @@ def read(path: Path, **flags: Any) -> Track:
         least = 0 if name in ("seed", "exam_tasks") else 1
         if type(value) is not wanted or (isinstance(value, int) and value < least):
             raise TrackError(f"{path}: {name} must be {_NAMED[wanted]}, not {value!r}.")
+    if "url" in found and not _ADDRESS.match(found["url"]):
+        raise TrackError(f"{path}: url must begin with http:// or https://, not {found['url']!r}.")
     missing = [n for n, field in known.items() if field.default is MISSING and n not in found]
     if missing:
         raise TrackError(f"{path} does not say {', '.join(missing)}.")
     return Track(**found, options=tuple(sorted(options.items())))
 
 
+_ADDRESS = re.compile(r"https?://[^\s/]")
 _NAMED = {int: "a number that is large enough", str: "a text"}

@@ -69,6 +69,7 @@ def test_shipped_tracks_are_tracks(file: Path) -> None:
         ("environment = 'chess'\nsize = 1", "size is no setting"),
         ("environment = 'chess'\nsteps = '3'", "steps must be a number"),
         ("environment = 'chess'\ngroup_size = 0", "group_size must be a number"),
+        ("environment = 'chess'\nurl = '127.0.0.1:30000/v1'", "url must begin with http://"),
         ("environment =", "cannot be read as TOML"),
     ],
 )

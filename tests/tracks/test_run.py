@@ -62,6 +62,8 @@ class FakeGateway:
     )
     outcomes: list[tuple[str, Any]] = field(default_factory=list[tuple[str, Any]])
     looks: int = 0
+    late: str | None = None
+    """Why outcomes do not count."""
     told: dict[str, str] = field(default_factory=dict[str, str])
     """Further fields of its health."""
 
@@ -88,8 +90,11 @@ class FakeGateway:
         )
 
     async def feedback(self, request: Request) -> Response:
-        self.outcomes.append((request.headers["idempotency-key"], await request.json()))
-        return JSONResponse({"counts": True, "because": None})
+        told = await request.json()
+        if told["session"] not in {headers["x-session-id"] for headers, _ in self.asked}:
+            return JSONResponse({"error": {"message": "You have no such turn."}}, 404)
+        self.outcomes.append((request.headers["idempotency-key"], told))
+        return JSONResponse({"counts": self.late is None, "because": self.late})
 
     async def health(self, _: Request) -> Response:
         self.looks += 1
@@ -305,6 +310,38 @@ async def test_a_program_plays_by_itself_and_one_that_broke_has_no_outcome(tmp_p
     assert "| v0 | 2 | 0.00 |" in told
     await play(fake, tmp_path)
     assert len(fake.outcomes) == 3, "it is over"
+
+
+class Over:
+    """A program whose world is over before anything is asked."""
+
+    name = "over"
+
+    async def play(self, episode: Episode) -> float | None:
+        return -1.0
+
+
+class Worlds:
+    tools = ()
+
+    def task(self, number: int) -> Over | Breaks:
+        return Breaks(number) if number else Over()
+
+    held_out = task
+
+
+async def test_an_outcome_that_is_not_trained_is_said_and_the_run_goes_on(tmp_path: Path) -> None:
+    fake, said = FakeGateway(late="the episode is over"), list[str]()
+    track = replace(TRACK, groups=2, exam_tasks=0)
+    with opened(tmp_path) as state:
+        state.begin(track)
+        await Run(track, Worlds(), fake.gateway(track), state, said.append).train()
+    lost = [line.partition("its outcome is not trained: ")[2] for line in said]
+    assert sorted(filter(None, lost)) == [
+        "the episode is over",
+        *["the gateway has no reply of it"] * 2,
+    ]
+    assert len(stored(tmp_path, "SELECT 1 FROM episodes WHERE reported")) == 4
 
 
 async def test_what_was_answered_is_given_again_in_its_order_until_something_else_is_asked(
