@@ -24,6 +24,8 @@ LOOK_S = 0.5
 """Seconds between two checks of how many samples wait."""
 SHOW_S = 5.0
 """Seconds between two lines of progress."""
+_IDLE = {"held", "observing", "paused"}
+"""States of the gateway in which nothing is learned; replies go on, and go on costing."""
 
 
 @dataclass(slots=True)
@@ -118,8 +120,10 @@ class Run:
                     return None
                 health = await self.gateway.health()
                 self.seen.version = max(self.seen.version, health.get("policy_version", 0))
-                if health.get("learner") in ("held", "observing"):  # no step would come
-                    self.held = f"{health.get('meaning')} {health.get('learner_error') or ''}"
+                # No step would come. A key that is no admin's is only told the status.
+                if _IDLE & {health.get("learner"), health.get("status")}:
+                    whys = map(health.get, ("meaning", "learner_error", "spending_paused"))
+                    self.held = " ".join(filter(None, whys)) or "The gateway's budget is spent."
                     return None
                 if health.get("samples_waiting", 0) >= self.track.waiting:
                     await asyncio.sleep(LOOK_S)

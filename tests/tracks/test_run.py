@@ -178,12 +178,25 @@ async def test_no_group_is_begun_while_too_many_samples_wait(tmp_path: Path) -> 
     assert len(fake.outcomes) == 4
 
 
-@pytest.mark.parametrize("learner", ["held", "observing"])
+HELD = "So it is. An alarm rang. Then the same command goes on"
+PAUSED = {"status": "paused", "meaning": ""}
+"""Health of a gateway whose budget is spent, without what only an admin is told."""
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        ({"learner": "held", "learner_error": "An alarm rang."}, HELD),
+        ({"learner": "observing", "learner_error": "An alarm rang."}, HELD),
+        ({"learner": "paused", "spending_paused": "All is spent."}, "So it is. All is spent. Then"),
+        (PAUSED, "The gateway's budget is spent. Then the same command goes on"),
+    ],
+)
 async def test_where_nothing_is_learned_nobody_plays_on_and_the_run_says_why(
-    tmp_path: Path, learner: str
+    tmp_path: Path, told: dict[str, str], why: str
 ) -> None:
-    fake = FakeGateway(told={"learner": learner, "learner_error": "An alarm rang."})
-    with pytest.raises(TrackError, match=r"So it is. An alarm rang. Then the same command goes on"):
+    fake = FakeGateway(told=told)
+    with pytest.raises(TrackError, match=why):
         await play(fake, tmp_path, replace(TRACK, exam_tasks=0))
     assert fake.outcomes == []
     await play(FakeGateway(), tmp_path, replace(TRACK, exam_tasks=0))
