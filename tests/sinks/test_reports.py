@@ -12,9 +12,11 @@ from tinker_claw.config import settings
 from tinker_claw.config.load import load
 from tinker_claw.errors import ConfigError
 from tinker_claw.ledger.database import FILE, reading
+from tinker_claw.ledger.spend import Bill
 from tinker_claw.sinks import base
 from tinker_claw.sinks.base import Report, Run, read_reports, read_run
 from tinker_claw.types import Told as Lessons
+from tinker_claw.types import Usage
 
 
 def reports(directory: Path, after: int = 0) -> tuple[Run, list[Report]]:
@@ -49,6 +51,30 @@ def test_verdicts_on_told_replies_stand_apart(tmp_path: Path) -> None:
     (report,) = reports(tmp_path)[1]
     names = ("verdicts/good", "verdicts/bad", "verdicts_told/good", "verdicts_told/bad")
     assert [report.figures[name] for name in names] == [0, 1, 1, 0]
+
+
+def test_bills_are_summed_once_however_many_steps_are_read(tmp_path: Path) -> None:
+    """Counted in steps of SQLite's machine: a tracker may be named after a year, which has many."""
+    story, counted = Told(tmp_path), list[int]()
+    connection = story.ledger._db._connection
+
+    def steps(more: int) -> int:
+        for number in range(more):
+            story.ledger.spend.add(Bill("serve", Usage(prefill=1), 0.5))
+            story.step(story.sampled(f"{more} {number}", 1)[1])
+        counted.clear()
+        connection.set_progress_handler(lambda: counted.append(1), 1)
+        found = read_reports(story.ledger._db, 0)
+        connection.set_progress_handler(None, 1)
+        spent = [one.figures["step/usd_in_all"] for one in found]
+        assert spent == [0.5 * (number + 1) for number in range(len(found))]
+        return len(counted)
+
+    few = steps(16)
+    assert steps(48) < 5 * few, "four times as many"
+    later = read_reports(story.ledger._db, 40)[0]
+    assert later.figures["step/usd_in_all"] == 20.5, "of the steps before, too"
+    story.ledger.close()
 
 
 def test_a_run_keeps_its_id_whatever_its_user_does(tmp_path: Path) -> None:

@@ -285,3 +285,4 @@ CREATE TABLE spend (
 CREATE INDEX spend_by_turn ON spend (turn_id);
 CREATE INDEX spend_by_step ON spend (step_id);
 CREATE INDEX spend_sums ON spend (purpose, usd);
+CREATE INDEX spend_by_time ON spend (created_at, usd);

@@ -117,11 +117,11 @@ def read_run(rows: Rows) -> Run:
 
 _STEPS = """
 SELECT steps.id, steps.version, versions.step AS taken, steps.created_at AS began_at, finished_at,
-  metrics, (SELECT COUNT(*) FROM steps AS other WHERE other.status = 'void' AND other.id < steps.id)
-    AS void, (SELECT TOTAL(usd) FROM spend WHERE spend.created_at <= finished_at) AS usd
-FROM steps JOIN versions ON versions.id = steps.version
+  metrics FROM steps JOIN versions ON versions.id = steps.version
 WHERE status = 'committed' AND steps.id > ? ORDER BY steps.id LIMIT ?
 """
+_VOID = "SELECT COUNT(*) FROM steps WHERE status = 'void' AND id > ? AND id < ?"
+_BILLED = "SELECT TOTAL(usd) FROM spend WHERE created_at > ? AND created_at <= ?"
 _VERDICTS = """
 SELECT IIF(told IS NULL, 'verdicts', 'verdicts_told') AS name,
   COUNT(*) FILTER (WHERE value = 1) AS good, COUNT(*) FILTER (WHERE value = 0) AS neutral,
@@ -136,22 +136,29 @@ _OTHERS = ("rule", "answers")
 
 def read_reports(rows: Rows, after: int) -> list[Report]:
     """Return the oldest committed steps after `after`, at most a page of them."""
-    return [
-        Report(
-            step=row["id"],
-            began_at=row["began_at"],
-            finished_at=row["finished_at"],
-            figures={
-                "step/version": float(row["version"]),
-                "step/steps_from_base": float(row["taken"]),
-                "step/seconds": row["finished_at"] - row["began_at"],
-                "step/void_before": float(row["void"]),
-                "step/usd_in_all": row["usd"],
-                **dict(figures_of(json.loads(row["metrics"] or "{}") | _said(rows, row["id"]))),
-            },
+    reports, last, ended, void, usd = list[Report](), 0, 0.0, 0, 0.0
+    for row in rows.rows(_STEPS, after, PAGE):
+        # From step to step: all bills up to each would be summed once a step.
+        void += rows.one(_VOID, last, row["id"])
+        usd += rows.one(_BILLED, ended, row["finished_at"])
+        last, ended = row["id"], row["finished_at"]
+        metrics = json.loads(row["metrics"] or "{}") | _said(rows, last)
+        reports.append(
+            Report(
+                step=last,
+                began_at=row["began_at"],
+                finished_at=ended,
+                figures={
+                    "step/version": float(row["version"]),
+                    "step/steps_from_base": float(row["taken"]),
+                    "step/seconds": ended - row["began_at"],
+                    "step/void_before": float(void),
+                    "step/usd_in_all": usd,
+                    **dict(figures_of(metrics)),
+                },
+            )
         )
-        for row in rows.rows(_STEPS, after, PAGE)
-    ]
+    return reports
 
 
 def _said(rows: Rows, step: int) -> dict[str, Any]:
