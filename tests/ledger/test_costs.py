@@ -1,4 +1,4 @@
-"""What the event loop asks of a ledger between two tokens of a reply costs no more after a year.
+"""What a ledger is asked for costs no more after a year, above all between two tokens.
 
 Counted in steps of SQLite's machine, since a test measures no time.
 """
@@ -12,8 +12,10 @@ import pytest
 
 from tests.ledger.test_ledger import new_turn, queue
 from tinker_claw.ledger import prune
+from tinker_claw.ledger.database import reading
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.views import turns_in_full
 from tinker_claw.types import Attempt, NextState
 
 
@@ -74,3 +76,14 @@ def test_what_a_forgotten_session_taught_is_found_by_its_lessons(ledger: Ledger)
     plans = [r["detail"] for q in asked for r in ledger._db.rows(f"EXPLAIN QUERY PLAN {q}")]
     assert plans
     assert not [plan for plan in plans if plan.startswith("SCAN turns")]
+
+
+@pytest.mark.parametrize("tokens", [False, True])
+def test_an_export_without_ids_reads_no_prompt(ledger: Ledger, tokens: bool) -> None:
+    ledger.turns.add(new_turn(ledger, prompt=tuple(range(3000))))
+    asked = list[str]()
+    with reading(ledger.path) as rows:
+        rows._connection.set_trace_callback(asked.append)
+        (record,) = turns_in_full(rows, tokens=tokens)
+    assert ("prompt" in record) == tokens
+    assert any("prompt_blocks" in query for query in asked) == tokens

@@ -391,7 +391,7 @@ def turns_in_full(ledger: Outside, *, tokens: bool) -> Iterator[Record]:
     for turn in ledger.column("SELECT id FROM turns WHERE blanked IS NOT 'forgotten' ORDER BY id"):
         with ledger.moment():
             for record in read(ledger, "turns", Filter(id=turn), 1):
-                full = _more(ledger, turn, record)
+                full = _more(ledger, turn, record, prompt=tokens)
                 yield {k: v for k, v in full.items() if tokens or k not in _TOKENS}
 
 
@@ -405,13 +405,14 @@ def in_full(ledger: Outside, table: Table, record: Record) -> Record:
         return _more(ledger, record["turn" if "turn" in record else "id"], record)
 
 
-def _more(rows: Rows, turn_id: int, record: Record) -> Record:
+def _more(rows: Rows, turn_id: int, record: Record, *, prompt: bool = True) -> Record:
     """Return the record with all that is known of the turn; unchanged where it was forgotten
-    meanwhile."""
+    meanwhile. `prompt`: whether to read its ids, tens of thousands in long sessions."""
     known = read_contents(rows, turn_id)
     if known is None:
         return record
-    more = {**_fields(known.completion), **_fields(known), "prompt": read_prompt(rows, turn_id)}
+    more = {**_fields(known.completion), **_fields(known)}
+    more["prompt"] = read_prompt(rows, turn_id) if prompt else ()
     more |= {"next_state": known.next_state and asdict(known.next_state)}
     more["hint_texts"] = more.pop("hints")
     del more["completion"]
