@@ -496,7 +496,9 @@ async def test_sample_that_nobody_thought_of_is_quarantined_and_learning_goes_on
         counts = sample_counts(w.ledger)
         assert (counts["trained"], counts["quarantined"]) == (4, 1)
         errors = w.ledger.steps._db.rows("SELECT DISTINCT error FROM steps WHERE status = 'void'")
-        assert [tuple(row) for row in errors] == [("ZeroDivisionError: what nobody thought of",)]
+        place = f"test_loop.py, line {breaks.__code__.co_firstlineno + 2}"
+        told = f"ZeroDivisionError: what nobody thought of ({place})"
+        assert [tuple(row) for row in errors] == [(told,)]
 
 
 async def test_sample_that_does_not_fit_is_quarantined_and_learning_goes_on(

@@ -29,6 +29,7 @@ from tests.tallies import sample_counts, step_counts
 from tinker_claw.cli import main
 from tinker_claw.learner.recovery import restore
 from tinker_claw.ledger.codec import unpack_floats
+from tinker_claw.methods import Method, Signal
 
 NAME = "running-mean"
 LINE = """
@@ -161,6 +162,21 @@ async def test_state_that_is_no_json_fails_the_step_before_it_is_trained(
         (why,) = w.ledger._db.rows("SELECT error FROM steps LIMIT 1")[0]
         assert "not JSON serializable" in why
         assert w.trainer.steps == []
+
+
+async def test_step_that_a_method_fails_says_in_which_line(tmp_path: Path) -> None:
+    class Hasty(Method):
+        def rewards(self, *args: Any) -> Any:
+            return {}["mean"]
+
+    line = Hasty.rewards.__code__.co_firstlineno + 1
+    method = Hasty("hasty", "verdicts", frozenset({Signal.REWARD}), reward=1.0)
+    async with world(tmp_path) as w:
+        object.__setattr__(w.parts, "method", method)
+        await batch(w, 0, "NO", "NO", "YES", "YES")
+        await w.until(lambda: step_counts(w.ledger)["void"] > 0)
+        (why,) = w.ledger._db.rows("SELECT error FROM steps LIMIT 1")[0]
+        assert why == f"KeyError: 'mean' (test_running_mean.py, line {line})"
 
 
 # The product

@@ -11,9 +11,11 @@ trainer that fails on every input counts as away, too, whatever its error says.
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 from tinker_claw.config.settings import Training
 from tinker_claw.errors import (
@@ -366,15 +368,17 @@ def nobody_to_blame() -> Generator[None]:
 
 @contextmanager
 def accidents_are_failures() -> Generator[None]:
-    """Turn unexpected errors into failures of the step: one sample may cause them, so they are
-    counted and the sample is searched for."""
+    """Turn unexpected errors into failures of the step, with the line that raised: one sample may
+    cause them, so they are counted and the sample is searched for."""
     try:
         yield
     except ClawError:
         raise
     except Exception as error:  # whatever it is: which ones a sample can cause is not known
         cause = first_cause(error)
-        raise StepError(f"{type(cause).__name__}: {cause}") from error
+        line = traceback.extract_tb(cause.__traceback__)[-1]
+        place = f"{Path(line.filename).name}, line {line.lineno}"
+        raise StepError(f"{type(cause).__name__}: {cause} ({place})") from error
 
 
 def as_outage(error: OutageError | LedgerError) -> OutageError:
