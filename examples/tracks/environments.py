@@ -96,11 +96,15 @@ def environment(track: Track) -> Environment:
     """
     place = ENVIRONMENTS.get(track.environment)
     if place is None:  # only then: a scan of what is installed takes 50 ms
-        added = {e.name: e.value for e in entry_points(group="tinker_claw.environments")}
-        if track.environment not in added:
-            known = ", ".join([*ENVIRONMENTS, *sorted(added)])
+        added = entry_points(group="tinker_claw.environments")
+        places = [entry.value for entry in added if entry.name == track.environment]
+        if not places:
+            known = ", ".join(dict.fromkeys([*ENVIRONMENTS, *sorted(added.names)]))
             raise TrackError(f"There is no environment {track.environment!r}; there are {known}.")
-        place = added[track.environment]
+        if len(places) > 1:
+            two = " and ".join(places)
+            raise TrackError(f"Two packages add an environment {track.environment!r}: {two}.")
+        (place,) = places
     module, _, name = place.partition(":")
     wrong = f"The environment {track.environment} ({place})"
     try:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from examples.tracks.environments import tool
+from examples.tracks.environments import options, tool
 from examples.tracks.track import Track
 
 CALCULATOR = tool("calculator", "Works out an expression.", expression="such as 3 + 4 * 5")
@@ -68,7 +68,7 @@ class ToolCall:
 
     @classmethod
     def of(cls, track: Track) -> ToolCall:
-        return cls(track.seed, **dict(track.options))
+        return cls(track.seed, **options(track, numbers=3, digits=2))
 
     def task(self, number: int) -> Sum:
         return self._drawn(number, held_out=False)

@@ -110,6 +110,8 @@ def test_options_that_are_none_or_are_missing_are_named() -> None:
     assert environments.options(track, url=..., reset={}, low=0.0)["low"] == 0.0
     with pytest.raises(TrackError, match="reset is no option of openenv; there are url"):
         environments.options(track, url=...)
+    with pytest.raises(TrackError, match="digit is no option of tool-call; there are numbers, dig"):
+        environments.environment(Track(environment="tool-call", options=(("digit", 1),)))
     with pytest.raises(TrackError, match="does not say places"):
         environments.options(track, url=..., reset={}, places=...)
 
