@@ -1,28 +1,42 @@
-"""Plug-ins: methods, formats and sinks that installed packages add, by entry points.
+"""Plug-ins: methods, formats, sinks and environments that installed packages add, by entry points.
 
-A package declares one under `tinker_claw.methods`, `tinker_claw.formats` or `tinker_claw.sinks`. A
-scan of all installed packages takes 50 ms, so a built-in name is never looked up.
+A package declares one under `tinker_claw.methods`, `tinker_claw.formats` and so on. A scan of all
+installed packages takes 50 ms, so a built-in name is never looked up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, Final
 
 from tinker_claw.errors import ConfigError
 
+KINDS: Final = ("method", "format", "sink", "environment")
+
 
 def added(kind: str) -> dict[str, EntryPoint]:
-    """Return the plug-ins of a kind ("method", "format", "sink"), by name."""
-    return {entry.name: entry for entry in entry_points(group=f"tinker_claw.{kind}s")}
+    """Return the plug-ins of a kind, by name.
+
+    Raises:
+        ConfigError: two packages add one of the same name.
+    """
+    found = dict[str, EntryPoint]()
+    for entry in entry_points(group=f"tinker_claw.{kind}s"):
+        other = found.setdefault(entry.name, entry)
+        if other is not entry:
+            raise ConfigError(
+                f"two packages add a {kind} {entry.name!r}, {other.value} and {entry.value}: "
+                "uninstall or rename one"
+            )
+    return found
 
 
 def find(kind: str, name: str, built_in: Iterable[str]) -> EntryPoint:
     """Return the plug-in of a name that is not built in.
 
     Raises:
-        ConfigError: there is none; it lists the names that there are.
+        ConfigError: there is none, and it lists the names that there are; or there are two.
     """
     found = added(kind)
     if name not in found:
@@ -31,14 +45,14 @@ def find(kind: str, name: str, built_in: Iterable[str]) -> EntryPoint:
     return found[name]
 
 
-def load(entry: EntryPoint) -> Any:
-    """Import the object that an entry point names.
+def load(entry: EntryPoint, make: Callable[[Any], Any] = lambda found: found) -> Any:
+    """Import the object that an entry point names, and return what `make` returns for it.
 
     Raises:
-        ConfigError: the import failed.
+        ConfigError: either failed.
     """
     try:
-        return entry.load()
+        return make(entry.load())
     except Exception as error:
         raise ConfigError(
             f"the plug-in {entry.name} ({entry.value}) cannot be loaded: {error!r}"

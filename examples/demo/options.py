@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from examples.demo.user import USERS
-from tinker_claw.methods import METHODS
+from tinker_claw.methods import names
 
 ROOT = Path(__file__).resolve().parents[2]
 """The repository, or the part of it that a wheel holds: run.py and configs/ are here."""
@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
         argument_default=argparse.SUPPRESS,
     )
     add = parser.add_argument
-    add("--method", choices=tuple(METHODS), help="how turns become training (default combine)")
+    add("--method", choices=names(), help="how turns become training (default combine)")
     users = "; ".join(f"{name} {user.about}" for name, user in USERS.items())
     told = users.replace("%", "%%")
     add("--user", choices=tuple(USERS), help=f"who talks (default plain): {told}")

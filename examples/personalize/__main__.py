@@ -34,7 +34,7 @@ from examples.personalize.run import Surroundings, perform, written
 from examples.personalize.users import USERS
 from tinker_claw.errors import ConfigError
 from tinker_claw.files import for_owner_only
-from tinker_claw.methods import METHODS
+from tinker_claw.methods import names
 
 EXIT_FAILED = 1
 MODEL_ANSWER_S = 300.0
@@ -161,7 +161,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("experiment", nargs="?", type=Path, default=TINY, help="a file (default: the tiny one)")
     add("--out", type=Path, help="results (default runs/personalize-<name>); goes on with them")
-    add("--methods", nargs="+", choices=tuple(METHODS), help="how turns become training")
+    add("--methods", nargs="+", choices=names(), help="how turns become training")
     add(
         "--scenarios",
         nargs="+",

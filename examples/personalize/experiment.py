@@ -20,7 +20,7 @@ from examples.personalize.controls import CONTROLS, TOLD
 from examples.personalize.scenario import Scenario, of_demo, read
 from examples.personalize.users import USERS
 from tinker_claw.config.load import load as settings
-from tinker_claw.methods import METHODS
+from tinker_claw.methods import names
 
 LEARNS, JOINT = "learns", "joint"
 CONDITIONS = (LEARNS, TOLD, *CONTROLS, JOINT)
@@ -198,7 +198,7 @@ def _frozen(value: Any) -> Any:
 
 def _checked(found: Experiment, path: Path) -> Experiment:
     methods = {*found.methods, *([found.controls.method] if found.controls else ())}
-    if unknown := sorted(methods - METHODS.keys()):
+    if unknown := sorted(methods.difference(names())):
         raise DemoError(f"the experiment {path}: there is no method {unknown[0]}")
     conditions = {*found.conditions, *(found.controls.conditions if found.controls else ())}
     if unknown := sorted(conditions - {*CONDITIONS}):

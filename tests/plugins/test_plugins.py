@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from examples.demo.options import parse as demo_flags
+from examples.personalize.experiment import TINY, load
 from examples.tracks import TrackError, environments
 from examples.tracks.track import Track
 from tests.formats.test_third_format import CALLING
@@ -25,7 +28,9 @@ from tests.processes import product
 from tests.stories import Told
 from tests.talk import HELLO, learn
 from tinker_claw import plugins
+from tinker_claw.cli import main
 from tinker_claw.errors import ConfigError
+from tinker_claw.formats import spoken
 from tinker_claw.methods import build, known
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.sinks.base import check_installed
@@ -68,6 +73,83 @@ def test_a_plug_in_that_is_not_the_method_of_its_name_is_refused(
     monkeypatch.setattr(plugins, "added", lambda kind: {"mine": entry})
     with pytest.raises(ConfigError, match=r"the plug-in mine is not a Method of that name"):
         build("mine")
+
+
+def lay(folder: Path, name: str, source: str, *entries: str) -> None:
+    """Leave a package of one module in a folder, as an installer does; `entries`: KIND NAME=OBJECT
+    of its entry points."""
+    (folder / f"{name}.py").write_text(source)
+    about = folder / f"{name}-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    said = [re.sub(r"^(\w+) ", r"[tinker_claw.\1s]\n", entry) + "\n" for entry in entries]
+    (about / "entry_points.txt").write_text("".join(said))
+
+
+FORMAT = """
+from tinker_claw.formats.base import Format
+class Half(Format):
+    about, routes = "half", ()
+    def parse(self, body, route, user): ...
+class Bare(Half):
+    def reply(self, request, head): ...
+    def error(self, error): ...
+class Other: ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("which", "why"),
+    [("Half", "abstract methods error, reply"), ("Bare", "`routes`"), ("Other", "under Format")],
+)
+def test_a_format_that_no_request_could_use_is_refused_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str, why: str
+) -> None:
+    lay(tmp_path, f"claw_{which.lower()}", FORMAT, f"format mine=claw_{which.lower()}:{which}")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=rf"mine \(claw_\w+:{which}\) cannot be loaded: .*{why}"):
+        spoken()
+
+
+def test_two_packages_with_one_name_are_refused_by_their_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("claw_one", "claw_two"):
+        lay(tmp_path, name, "", *(f"{kind} mine={name}:X" for kind in plugins.KINDS))
+    monkeypatch.syspath_prepend(tmp_path)
+    for find in (build, lambda name: check_installed((name,)), lambda _: spoken()):
+        with pytest.raises(ConfigError, match=r"two packages add a \w+ 'mine', claw_\w+:X and"):
+            find("mine")
+    with pytest.raises(TrackError, match=r"Two packages add an environment 'mine': claw_"):
+        environments.environment(Track(environment="mine"))
+
+
+def test_doctor_tells_of_each_kind_and_what_of_it_is_of_no_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def plug_ins(*flags: str) -> str:
+        where = ("--backend", "local", "--model-name", "demo", "--data-dir", str(tmp_path / "data"))
+        main.main(["doctor", *where, *flags])
+        (told,) = re.findall(r"^(.*\bplugins .*)$", capsys.readouterr().out, re.MULTILINE)
+        return told
+
+    monkeypatch.syspath_prepend(HERE)
+    assert "sink csv; environment doubles" in plug_ins("--report-to", "csv")
+    lay(tmp_path, "claw_mute", "class Mute: ...", "sink mute=claw_mute:Mute")
+    monkeypatch.syspath_prepend(tmp_path)
+    told = plug_ins("--report-to", "mute")
+    assert told.startswith("warn ")
+    assert "mute (claw_mute:Mute) cannot be loaded" in told
+    lay(tmp_path, "claw_again", "", "method binary=claw_again:X", "sink otel=claw_again:X")
+    told = plug_ins("--method", "binary")
+    assert told.startswith("warn ")
+    assert told.endswith("the built-in binary, otel is used: give yours another name")
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_demo_and_the_experiment_take_an_installed_method(tmp_path: Path) -> None:
+    assert demo_flags(["--method", "nudge", "--out", str(tmp_path)]).method == "nudge"
+    assert load(TINY, methods=("running-mean",)).methods == ("running-mean",)
 
 
 def figures(data: Path) -> dict[tuple[int, str], float]:

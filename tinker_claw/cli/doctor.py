@@ -12,6 +12,7 @@ import asyncio
 import os
 import shutil
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -39,13 +40,13 @@ from tinker_claw.judge.endpoints import HttpEndpoint
 from tinker_claw.judge.prompts import Prompts
 from tinker_claw.ledger.database import FILE, reading
 from tinker_claw.ledger.ledger import holds_run
-from tinker_claw.methods import build
+from tinker_claw.methods import METHODS, build
 from tinker_claw.methods.base import require, student_topk
 from tinker_claw.render.format import switches
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.render.stream import BufferedStream
 from tinker_claw.shipped import MODELS
-from tinker_claw.sinks.base import check_installed
+from tinker_claw.sinks.base import SINKS, check_installed
 
 
 class Doctor(Command):
@@ -143,11 +144,20 @@ class Checks:
     # What the gateway itself needs
 
     async def plugins(self) -> Finding:
-        check_installed(self.settings.run.sinks)
-        build(self.settings.run.method)
+        run = self.settings.run
+        check_installed(run.sinks)
+        build(run.method)
         spoken()
-        added = {kind: ", ".join(plugins.added(kind)) for kind in ("method", "format", "sink")}
-        told = "; ".join(f"{kind} {names}" for kind, names in added.items() if names)
+        added = {kind: plugins.added(kind) for kind in plugins.KINDS}
+        told = "; ".join(f"{kind} {', '.join(names)}" for kind, names in added.items() if names)
+        if hidden := [*(added["method"].keys() & METHODS), *(added["sink"].keys() & SINKS)]:
+            told += f"; the built-in {', '.join(hidden)} is used"
+            return Finding(told, "warn", "give yours another name")
+        try:
+            for name in added["sink"].keys() & run.sinks:
+                plugins.load(added["sink"][name], attrgetter("write", "close"))
+        except ConfigError as error:  # the gateway starts without it
+            return Finding(str(error), "warn")
         return Finding(told) if told else Finding("none is installed", "-")
 
     async def backend(self) -> Finding:

@@ -7,6 +7,7 @@ silently. No I/O.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from tinker_claw import plugins
 from tinker_claw.formats.base import Format
@@ -28,5 +29,13 @@ def spoken() -> tuple[Format, ...]:
     Raises:
         ConfigError: a plug-in cannot be loaded.
     """
-    added = [plugins.load(entry) for entry in plugins.added("format").values()]
-    return tuple(make() for make in (*FORMATS.values(), *added))
+    added = [plugins.load(entry, _made) for entry in plugins.added("format").values()]
+    return (*(make() for make in FORMATS.values()), *added)
+
+
+def _made(named: Any) -> Format:
+    """Make a format of an installed package, and use what its first request would miss."""
+    made = named()
+    if not isinstance(made, Format) or not (made.about and made.routes):
+        raise TypeError("it is not a class under Format with an `about` and `routes`")
+    return made

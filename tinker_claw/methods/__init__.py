@@ -28,6 +28,7 @@ __all__ = [
     "Teaching",
     "build",
     "known",
+    "names",
 ]
 
 METHODS: dict[str, Method] = {m.name: m for m in (COMBINE, BINARY, OPD, SDPO, SDFT)}
@@ -41,6 +42,11 @@ def build(name: str) -> Method:
         ConfigError: there is no such method; the message lists those that exist.
     """
     return METHODS.get(name) or _added(name)
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of all methods, built in and from installed packages."""
+    return (*METHODS, *plugins.added("method"))
 
 
 def known(name: str) -> Method | None:
