@@ -157,7 +157,7 @@ def test_every_family_has_the_layers_that_are_asked_for(tmp_path: Path, family: 
     for shape in SHAPES.values():
         if not lora_parameters(base, shape):  # a mixture without MLP layers of its own
             assert (shape.attention, shape.head) == (False, False)
-            with pytest.raises(ConfigError, match="no layer"):
+            with pytest.raises(ConfigError, match="none of the layers"):
                 fresh_adapter(base, shape, seed=0)
             continue
         adapter = fresh_adapter(base, shape, seed=0)
