@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.policy import Trainer
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.shipped import MODEL_DIR
@@ -123,6 +124,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         from backends import BACKENDS  # torch; most tests need none
 
         metafunc.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    """Ledger of a run that has its first version."""
+    ledger = Ledger(tmp_path)
+    ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
+    yield ledger
+    ledger.close()
 
 
 @pytest.fixture

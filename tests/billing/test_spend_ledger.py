@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
-
 from tests.bills import of_step, of_turn
 from tests.ledger.test_ledger import new_turn
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.spend import Bill, Spent
 from tinker_claw.types import Usage
-
-
-@pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    ledger = Ledger(tmp_path)
-    ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
-    yield ledger
-    ledger.close()
 
 
 def test_bills_add_up_by_turn_step_and_purpose(ledger: Ledger) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import cast
 
 import pytest
@@ -15,14 +14,6 @@ from tinker_claw.ledger.lessons import Evidence, Lesson, State, read_lessons
 from tinker_claw.types import Attempt, Vote, Wish
 
 PLAIN = "Write plain sentences."
-
-
-@pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    ledger = Ledger(tmp_path)
-    ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
-    yield ledger
-    ledger.close()
 
 
 def turn(ledger: Ledger, session_id: int, value: Vote, wish: Wish | None = None) -> int:

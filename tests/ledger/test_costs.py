@@ -5,8 +5,7 @@ Counted in steps of SQLite's machine, since a test measures no time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -17,14 +16,6 @@ from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.views import turns_in_full
 from tinker_claw.types import Attempt, NextState
-
-
-@pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    ledger = Ledger(tmp_path)
-    ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
-    yield ledger
-    ledger.close()
 
 
 def steps_of(ledger: Ledger, ask: Callable[[], object]) -> int:

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from tests.ledger.test_ledger import new_turn
 from tests.pictures import picture
@@ -21,14 +17,6 @@ from tinker_claw.types import NextState, PlacedImage, Told, Wish
 ONE, TWO = picture(96, 64, "JPEG"), picture(64, 128)
 PROMPT = (1, *[9] * 6, 2, *[9] * 8, 3)
 IMAGES = (PlacedImage(1, 6, ONE, "jpeg"), PlacedImage(8, 8, TWO, "png"))
-
-
-@pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    ledger = Ledger(tmp_path)
-    ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
-    yield ledger
-    ledger.close()
 
 
 def add(ledger: Ledger, key: str, **changes: Any) -> int:

@@ -8,7 +8,6 @@ import random
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,15 +32,6 @@ from tinker_claw.types import (
     StopReason,
     Verdict,
 )
-
-
-@pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    ledger = Ledger(tmp_path)
-    ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
-    yield ledger
-    ledger.close()
-
 
 COMPLETION = Completion(
     tokens=(5, 151_000, 7),

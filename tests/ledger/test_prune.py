@@ -33,14 +33,6 @@ WORDS = "quetzalcoatl"
 TEACHER = HintScores("be brief", (-1.0,) * 3, ((-1.0, -2.0),) * 3, 1)
 
 
-@pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    ledger = Ledger(tmp_path)
-    ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
-    yield ledger
-    ledger.close()
-
-
 def add(ledger: Ledger, key: str, **changes: Any) -> int:
     rng = random.Random(key)
     prompt = (*range(3000), *(rng.randrange(150_000) for _ in range(2000)))

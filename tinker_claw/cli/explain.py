@@ -206,10 +206,7 @@ def _trained(rows: Rows, turn: TurnView, known: Contents) -> Iterator[str]:
     yield f"Advantage by its reward: {sample.advantage:+z.3f} (above 0: more of this)."
     if each:
         told = f"{min(each):+z.3f} to {max(each):+z.3f}, {fmean(each):+z.3f} in the mean"
-        yield from wrapped(
-            f"On its tokens {told}: with a teacher's part, if any, and less of a rejection where a "
-            "token was nearly certain."
-        )
+        yield from wrapped(f"On its tokens {told}: with all that the method adds or takes away.")
     if weight not in (None, 1):
         yield f"Its hint counted {weight:.0%}: so likely do such hints help."
     made = read_version(rows, sample.version) if sample.version is not None else None

@@ -14,7 +14,7 @@ from tinker_claw.ledger.database import Database
 from tinker_claw.ledger.turns import IS_BEING_FORGOTTEN, TurnTable
 from tinker_claw.types import Images, StopReason, Tokens
 
-HELD_OUT = "held out, to test new versions on it (--gate)"
+HELD_OUT = "held out: the gate asks new versions for it (--gate)"
 """Reason why such a turn is not trained."""
 ONE_IN = 16
 """Sessions of which one is held out. It costs a sixteenth of the samples where sessions are short,
