@@ -26,10 +26,10 @@ MOST = {
     "tinker_claw/learner": 20_260,
     "tinker_claw/ledger": 23_150,
     "tinker_claw/methods": 4_970,
-    "tinker_claw/page": 5_710,
+    "tinker_claw/page": 5_690,
     "tinker_claw/privacy": 3_950,
     "tinker_claw/render": 14_130,
-    "tinker_claw/sinks": 3_030,
+    "tinker_claw/sinks": 3_050,
     "local_gpu": 87_430,
 }
 _NOT_CODE = {

@@ -118,9 +118,9 @@ class Run(Section):
     )
     report_to: str | None = _setting(
         None,
-        "sinks for the figures of each step: tensorboard, wandb, trackio, mlflow, otel or "
-        "a plug-in, with commas between them; otel also gets a span of every request",
-        when="you want curves or traces beside others (docs/sinks.md)",
+        "sinks for the figures of each step, such as tensorboard, with commas between them "
+        "(docs/sinks.md has all); otel also gets a span of every request",
+        when="you want curves or traces beside others",
     )
 
     @field_validator("method", mode="before")

@@ -25,7 +25,7 @@ FOLDER: Final = "sinks"
 """Folder in the data directory for files of sinks and output of their libraries."""
 PROJECT: Final = "tinker-claw"
 """Project name of our runs, where a tracker's own variable names no other."""
-SINKS: Final = {
+SINKS: Final[dict[str, str | None]] = {
     "tensorboard": "tensorboard",
     "wandb": "wandb",
     "trackio": "trackio",
@@ -33,7 +33,7 @@ SINKS: Final = {
     "otel": "opentelemetry-exporter-otlp-proto-http",
 }
 """Built-in sinks, each the class `Opened` of the module of its name, with the package it needs: the
-one that an extra of its name installs. A sink that needs none is a plug-in."""
+one that an extra of its name installs; None: it needs none."""
 PAGE: Final = 100
 """Steps that are read at once."""
 
@@ -91,9 +91,9 @@ def check_installed(names: tuple[str, ...]) -> None:
     for name in names:
         if name not in SINKS:
             plugins.find("sink", name, SINKS)
-            continue
         try:
-            version(SINKS[name])
+            if package := SINKS.get(name):
+                version(package)
         except PackageNotFoundError as error:
             raise ConfigError(
                 f"--report-to {name} needs a package that is not installed: {install(name)}"
