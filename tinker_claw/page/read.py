@@ -239,7 +239,7 @@ def read_step(rows: Rows, step_id: int) -> Record:
     return {
         "step": step,
         "gate": gate_of(step),
-        "figures": {name: figure.bound for name, figure in FIGURES.items()},
+        "figures": FIGURES,
         "metrics": sorted(figures_of(step["metrics"])),
         "turns": turns,
     }
