@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from tests.agents import SYSTEM, retried, runtime, stamped
 from tests.channels import BLOCKS, CASES, info, message
 from tinker_claw.conversation.attribution import attribute, read_text, words_of
-from tinker_claw.conversation.harnesses import Block, read
+from tinker_claw.conversation.classify import RequestKind
+from tinker_claw.conversation.harnesses import HARNESSES, Block, read
 from tinker_claw.conversation.machinery import looks_like_machinery
 from tinker_claw.conversation.openclaw import LABELS, Runtime, Sender, Surface, surface
 from tinker_claw.formats.base import Joined
@@ -293,3 +294,20 @@ def test_a_table_may_name_one_text_or_several_or_none() -> None:
     blocks = [{"what": "note", "opens": "<acme"}, {"what": "more", "opens": ["<a>", "<b>"]}]
     found = read({"name": "acme", "blocks": blocks}).blocks
     assert found == [Block("note", "<acme"), Block("more", "<a>"), Block("more", "<b>")]
+
+
+LISTED = [
+    pytest.param(block, id=f"{harness.name}: {block.opens[:40]}")
+    for harness in HARNESSES
+    for block in harness.blocks
+]
+
+
+@pytest.mark.parametrize("block", LISTED)
+def test_every_text_of_a_table_is_told_from_its_person_s_words(block: Block) -> None:
+    said = "Shorter, please." if block.closes or (block.trails and not block.summary) else ""
+    text, closes = block.opens, block.closes or ""
+    if not (block.whole or (closes and text.endswith(closes))):
+        text += f"{block.holds}...{closes}"
+    assert own(said + text if block.trails else text + said, Surface()) == said
+    assert block.asks is None or block.asks in set(RequestKind)
