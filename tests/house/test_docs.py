@@ -8,14 +8,16 @@ import shlex
 import sqlite3
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Sequence
 from contextlib import closing, redirect_stdout, suppress
+from importlib import import_module
 from io import StringIO
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from examples.tracks.environments import ENVIRONMENTS
 from local_gpu.tinker import __main__ as tinker_server
 from tests import install_vllm
 from tests.house.test_floors import FLOORS
@@ -25,7 +27,9 @@ from tinker_claw.billing.estimate import forecast
 from tinker_claw.billing.prices import price_in_force
 from tinker_claw.cli import main
 from tinker_claw.config.load import load
-from tinker_claw.formats import chat, messages, responses
+from tinker_claw.formats import FORMATS
+from tinker_claw.formats.fields import Fields
+from tinker_claw.learner.gate import FIGURES
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.methods import METHODS
 from tinker_claw.methods.base import Method, Signal
@@ -279,7 +283,8 @@ def told_of(method: Method) -> list[str]:
 
 def test_the_table_of_methods_is_the_registry() -> None:
     table = rows(PAGES["docs/methods.md"])
-    assert [code(row[0])[0] for row in table] == list(METHODS)
+    named = [code(row[0])[0] for row in table]
+    assert named == list(METHODS), "docs/methods.md has a row for each method of METHODS, in order"
     for row, method in zip(table, METHODS.values(), strict=True):
         name, learns, *losses, words, needs, costs = told_of(method)
         told = [learns, words, needs, costs]
@@ -289,25 +294,48 @@ def test_the_table_of_methods_is_the_registry() -> None:
         assert all(loss in row[2] for loss in losses), name
         has = ("distillation" in row[2], "PPO" in row[2])
         assert has == (method.distill > 0, method.reward > 0), name
-        assert re.search(rf"`(--method )?{name}`", README), name
+        assert re.search(rf"`(--method )?{name}`", README), f"README.md does not name {name}"
 
 
 def test_the_table_of_sinks_is_the_registry() -> None:
-    table = rows(PAGES["docs/sinks.md"])
-    assert [code(row[0]) for row in table] == [[name] for name in SINKS]
-    assert all(f".[{name}]" in row[1] for name, row in zip(SINKS, table, strict=True))
+    table = {code(row[0])[0]: row[1] for row in rows(PAGES["docs/sinks.md"])}
+    assert list(table) == list(SINKS), "docs/sinks.md has a row for each sink of SINKS, in order"
+    needed = {name for name, package in SINKS.items() if package}
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    assert needed <= extras.keys(), "pyproject.toml has an extra of each sink's name"
+    told = {name for name in SINKS if f".[{name}]" in table[name]}
+    assert told == needed, "docs/sinks.md says how to install what a sink needs"
 
 
-@pytest.mark.parametrize(
-    ("heading", "wire"),
-    [
-        ("Chat completions", chat),
-        ("Anthropic Messages", messages),
-        ("OpenAI Responses", responses),
-    ],
-)
-def test_the_tables_of_fields_are_those_of_the_formats(heading: str, wire: ModuleType) -> None:
-    section = PAGES["docs/requests.md"].split(f"\n## {heading}\n")[1].split("\n## ")[0]
+def test_the_table_of_the_gate_is_its_figures() -> None:
+    table = (
+        PAGES["docs/operating.md"].split("| refused from |\n|---|---|---|\n")[1].split("\n\n")[0]
+    )
+    bounds = re.findall(r"\| ([\d.]+) [^|]*\|$", table, re.MULTILINE)
+    wanted = [f"{figure.bound:g}" for figure in FIGURES.values()]
+    assert bounds == wanted, "docs/operating.md has a row for each of the gate's FIGURES, in order"
+
+
+def test_every_environment_has_a_track() -> None:
+    files = {file.stem for file in (ROOT / "configs" / "tracks").glob("*.toml")}
+    assert files == set(ENVIRONMENTS), "configs/tracks/ has a file for each of ENVIRONMENTS"
+
+
+def test_every_page_is_in_the_index() -> None:
+    listed = set(re.findall(r"^[\w-]+$", PAGES["docs/index.md"], re.MULTILINE)) | {"index"}
+    pages = {file.stem for file in DOCS.glob("*.md")}
+    assert listed == pages, "docs/index.md lists each page of docs/"
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_tables_of_fields_are_those_of_the_formats(name: str) -> None:
+    sections = re.split(r"^## ", PAGES["docs/requests.md"], flags=re.MULTILINE)
+    titles = [section.partition("\n")[0].lower().split() for section in sections]
+    found = [section for section, title in zip(sections, titles, strict=True) if name in title]
+    assert found, f"docs/requests.md has no heading with the word {name}, and a table of its fields"
+    section, wire = found[0], import_module(FORMATS[name]().__module__)
     honoured, passed_over, neutral = set[str](), set[str](), set[str]()
     for row in rows(section):
         into = honoured
@@ -316,7 +344,8 @@ def test_the_tables_of_fields_are_those_of_the_formats(heading: str, wire: Modul
         elif row[1].startswith("taken with"):
             into = neutral
         into.update(code(row[0]))
-    fields = wire.FIELDS
+    fields = getattr(wire, "FIELDS", None)
+    assert isinstance(fields, Fields), f"{wire.__name__} has FIELDS, as chat.py, to check a body's"
     assert (honoured, passed_over) == (fields.honoured, fields.ignored)
     assert neutral == set(fields.neutral)
 
