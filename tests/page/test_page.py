@@ -56,7 +56,7 @@ XSS = (
 )
 
 
-GATE = {"asked": 12, "lost": [XSS[2]], "losses": {"canaries": 0.2, "stop": -0.125}}
+GATE = {"asked": 12, "lost": [XSS[2]], "losses": {"canaries": 0.2, "stop": -0.001}}
 
 
 class Undoes:
@@ -525,7 +525,7 @@ async def test_gate_is_told_of_where_one_looks(tmp_path: Path) -> None:
         for shown in (overview, versions, refused):
             assert f"{REFUSED}: {XSS[3]}" in shown
         assert "canaries right replies to canaries are 0.20 nats less likely 0.15" in step
-        assert "stop right replies end with -0.12 less probability 0.10" in step
+        assert "stop right replies end with 0.00 less probability 0.10" in step
         assert "accepted" not in step.split("matters from")[1].split("Mean loss")[0], "not asked"
         assert "canaries : how much less likely right" in overview
 

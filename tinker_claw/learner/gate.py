@@ -194,7 +194,7 @@ CANARIES = Figure(
     lambda before, after: _fall(before.likely, after.likely),
     (_CANARY,),
     0.15,
-    "right replies to canaries are {lost:.2f} nats less likely",
+    "right replies to canaries are {lost:z.2f} nats less likely",
 )
 FIGURES: Mapping[str, Figure] = {
     "canaries": CANARIES,
@@ -202,13 +202,13 @@ FIGURES: Mapping[str, Figure] = {
         lambda before, after: _fall(before.each, after.each),
         (_OWN,),
         0.1,
-        "good replies of held-out sessions are {lost:.2f} nats a token less likely",
+        "good replies of held-out sessions are {lost:z.2f} nats a token less likely",
     ),
     "stop": Figure(  # as probabilities: the logprob of a rare event swings widely
         lambda before, after: math.exp(before.ends) - math.exp(after.ends),
         (_CANARY, _OWN),
         0.1,
-        "right replies end with {lost:.2f} less probability",
+        "right replies end with {lost:z.2f} less probability",
     ),
 }
 FADED = replace(CANARIES, bound=0.4)
