@@ -310,4 +310,8 @@ def test_every_text_of_a_table_is_told_from_its_person_s_words(block: Block) -> 
     if not (block.whole or (closes and text.endswith(closes))):
         text += f"{block.holds}...{closes}"
     assert own(said + text if block.trails else text + said, Surface()) == said
-    assert block.asks is None or block.asks in set(RequestKind)
+
+
+def test_whatever_a_table_says_is_asked_is_a_kind_of_request() -> None:
+    kinds = {one.asks for table in HARNESSES for one in (*table.blocks, *table.calls)}
+    assert kinds <= {None, *RequestKind}, "asks names a value of classify.RequestKind"

@@ -345,7 +345,7 @@ def test_the_tables_of_fields_are_those_of_the_formats(name: str) -> None:
             into = neutral
         into.update(code(row[0]))
     fields = getattr(wire, "FIELDS", None)
-    assert isinstance(fields, Fields), f"{wire.__name__} has FIELDS, as chat.py, to check a body's"
+    assert isinstance(fields, Fields), f"{wire.__name__} has no FIELDS that say what it refuses"
     assert (honoured, passed_over) == (fields.honoured, fields.ignored)
     assert neutral == set(fields.neutral)
 
