@@ -117,7 +117,7 @@ class HintScorer:
             BackendError: the teacher failed.
         """
         before = self.known(plan.user)
-        scored = [await self._under(plan.turn, text) for text in plan.told]
+        scored = await self.under(plan.turn, plan.told)
         best = max(range(len(scored)), key=lambda n: scored[n].overlap)
         try:
             own, other = await self._gains(plan, scored)
@@ -140,6 +140,10 @@ class HintScorer:
         if gains and weight != before.weight(rewards=self._rewards):
             self._parts.ledger.samples.weigh(plan.user, weight, rewards_count=self._rewards)
         return replace(scored[best], weight=weight) if weight else None
+
+    async def under(self, turn: Turn, texts: Sequence[str]) -> list[HintScores]:
+        """Return scores of a reply under each text."""
+        return [await self._under(turn, text) for text in texts]
 
     async def _gains(
         self, plan: Plan, scored: Sequence[HintScores]
