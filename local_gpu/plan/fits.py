@@ -139,8 +139,7 @@ def reckon(layout: Layout, gpus: Sequence[Gpu], demand: Demand) -> Fit:
         tokens, longest = _alone(learns, demand, each)
         memory, cached = None, 0
         if layout.serve:
-            sampling = [gpu for group in layout.serve for gpu in group]
-            samples = _Side(sampling, "sample", gpus)
+            samples = _Side(layout.sampling, "sample", gpus)
             sides.append(samples)
             size, context = len(layout.serve[0]), demand.context_tokens
             kept = demand.model.kv_bytes / size
@@ -406,5 +405,5 @@ def _arranged(learn: int, size: int, judges: int) -> Layout:
 
 def _enough(layout: Layout, gpus: Sequence[Gpu], least: Gpu) -> list[Gpu]:
     """Extend the list to as many GPUs as the layout names, copying the smallest one."""
-    named = {*layout.train, *layout.judge, *(gpu for group in layout.serve for gpu in group)}
+    named = {*layout.train, *layout.judge, *layout.sampling}
     return [*gpus, *[least] * (max(named) + 1 - len(gpus))]

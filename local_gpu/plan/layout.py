@@ -162,15 +162,19 @@ class Layout:
     idle: tuple[int, ...] = ()
 
     @property
+    def sampling(self) -> list[int]:
+        """GPUs of all sampler servers."""
+        return [gpu for group in self.serve for gpu in group]
+
+    @property
     def shared(self) -> frozenset[int]:
         """GPUs that learn and sample."""
-        return frozenset(self.train) & {gpu for group in self.serve for gpu in group}
+        return frozenset(self.train).intersection(self.sampling)
 
     @property
     def count(self) -> int:
         """Number of GPUs in all."""
-        sampling = {gpu for group in self.serve for gpu in group}
-        return len({*self.train, *sampling, *self.judge, *self.idle})
+        return len({*self.train, *self.sampling, *self.judge, *self.idle})
 
     def told(self) -> str:
         """Describe the layout: `GPU 0-1 learn; 2-7 sample, one server each; the samplers judge`."""
@@ -180,10 +184,10 @@ class Layout:
         if self.shared:
             parts[0] = f"GPU {spans(self.train)} learns and samples"
         elif self.serve:
-            size, all_of = len(self.serve[0]), [gpu for group in self.serve for gpu in group]
+            size = len(self.serve[0])
             servers = "one server each" if size == 1 else f"servers of {size} GPUs"
-            one = len(all_of) == 1
-            parts.append(f"{spans(all_of)} sample{'s' if one else f', {servers}'}")
+            one = len(self.sampling) == 1
+            parts.append(f"{spans(self.sampling)} sample{'s' if one else f', {servers}'}")
         if self.judge:
             parts.append(f"{spans(self.judge)} judge{'s' if len(self.judge) == 1 else ''}")
         if self.idle:

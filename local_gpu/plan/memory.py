@@ -225,7 +225,7 @@ def base_bytes(model: ModelSize, quantization: Literal["none", "4bit"], width: i
     """Bytes of the trainer's frozen base."""
     if quantization == "none":
         return model.parameters * width
-    return model.linear * FOUR_BITS + (model.parameters - model.linear) * 2
+    return weights_bytes(model, quantization)
 
 
 def sharded_bytes(model: ModelSize, ranks: int) -> float:
@@ -245,8 +245,8 @@ def trainer_reserve(total: int) -> MemoryPart:
 
 
 def weights_bytes(model: ModelSize, quantization: str | None) -> float:
-    """Bytes of a sampler's base; quantised weights take one byte where the method's name has an
-    8."""
+    """Bytes of a base whose linear layers may be quantised: each of their weights takes one byte
+    where the method's name has an 8, and half of one elsewhere."""
     if quantization is None:
         return model.parameters * 2
     one = 1.0 if "8" in quantization else FOUR_BITS

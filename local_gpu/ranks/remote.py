@@ -181,11 +181,10 @@ class RankedLearning:
                     self._end("The trainer is closed.")
                     raise BackendError("The trainer is closed.")
             answer = self._ask(Command(name, arguments), self._hangs_s, name)
-            assert isinstance(answer, RankAnswer)
             if model is not None and name in _MAKES:
                 self._models.add(model)
                 self._lost.discard(model)
-            return answer.value
+            return answer
 
     def _start_anew(self) -> None:
         """Start the ranks again. Raises OutageError, as it went well before with the same
@@ -221,15 +220,13 @@ class RankedLearning:
             # Without the key: ranks of other machines get the config over the network.
             secret = replace(config, sampler_api_key=None)
             start = Start(secret, _APART_S)
-            ready = self._ask(start, self._start_s, "loading the base model")
+            return self._ask(start, self._start_s, "loading the base model")
         except BaseException:
             self._end("The ranks did not start.")
             raise
-        assert isinstance(ready, RankAnswer)
-        return ready.value
 
-    def _ask(self, what: Start | Command, seconds: float, name: str) -> object:
-        """Send a message and wait for the answer."""
+    def _ask(self, what: Start | Command, seconds: float, name: str) -> Any:
+        """Send a message and wait for the value of its answer."""
         ranks = self._ranks
         assert ranks is not None
         reason = f"The ranks were silent for {seconds:.0f} s ({name})"
@@ -244,8 +241,8 @@ class RankedLearning:
             reply, reason = None, f"The ranks died ({name})"
         if isinstance(reply, Failure):
             raise reply.error
-        if reply is not None and not isinstance(reply, RankLost):
-            return reply
+        if isinstance(reply, RankAnswer):
+            return reply.value
         if isinstance(reply, RankLost):
             reason = f"Rank {reply.rank} cannot go on ({name}): {reply.sentence.rstrip('.')}."
             kind = OutageError if reply.outage else BackendError

@@ -83,7 +83,7 @@ class Batcher(ContinuousBatchingManager):
         )
         super().__init__(module, GenerationConfig(eos_token_id=-1, pad_token_id=0), config)
         # It would reseed torch's global generator, which belongs to the rest of the process.
-        self.distributed_helper.set_tp_seed = _no_seed
+        self.distributed_helper.set_tp_seed = lambda seed, model_device: None
 
     def switch_to_cb_friendly_attn(self, model: Any, auto_switch_to_flash: bool = True) -> None:
         """Do nothing: our attention (`local_gpu.tree`) serves paged batches already."""
@@ -325,7 +325,3 @@ def check_version(version: str = transformers.__version__) -> None:
             f"The embedded sampler works with transformers {SUPPORTED}.x, and {version} is "
             f"installed: pip install 'transformers=={SUPPORTED}.*'."
         )
-
-
-def _no_seed(seed: int | None, model_device: torch.device) -> None:
-    """Replaces a method that would seed torch's global generator."""

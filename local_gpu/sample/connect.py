@@ -27,9 +27,8 @@ async def connect(url: str, kind: Kind = "auto", *, api_key: str | None = None) 
         ConfigError: it is neither.
         OutageError: it does not answer.
     """
-    if kind == "auto":
-        kind = await _kind(url, api_key)
-    return _DIALECTS[kind](url, api_key=api_key)
+    (server,) = await connect_all([url], kind, api_key)
+    return server
 
 
 async def connect_all(
@@ -51,7 +50,7 @@ async def connect_all(
                 failure = failure or error
     if kind == "auto" and failure is not None:
         raise failure
-    return [await connect(url, kind, api_key=api_key) for url in urls]
+    return [_DIALECTS[kind](url, api_key=api_key) for url in urls]
 
 
 async def _kind(url: str, api_key: str | None) -> Known:

@@ -8,7 +8,6 @@ process, whatever kills it (see `child`). Health checks need no event loop, and 
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 import socket
 import subprocess
@@ -27,6 +26,7 @@ import httpx
 from local_gpu.config import Say
 from local_gpu.sample import child
 from tinker_claw.errors import ConfigError
+from tinker_claw.files import private
 
 HOST: Final = "127.0.0.1"
 KEY: Final = secrets.token_urlsafe(32)
@@ -245,14 +245,14 @@ class _Kept:
 def _private(path: Path, mode: str) -> IO[bytes]:
     """Open a file that only its owner may read."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    return open(path, mode, opener=lambda name, flags: os.open(name, flags, 0o600))
+    return open(path, mode, opener=private)
 
 
 def _look(waiting: Sequence[_Kept]) -> None:
     """Mark the servers that answer as ready.
 
     Raises:
-        ConfigError: one has ended.
+        ConfigError: one has ended, or refuses its first request.
     """
     for kept in waiting:
         launch = kept.launch
@@ -263,17 +263,12 @@ def _look(waiting: Sequence[_Kept]) -> None:
             )
         with suppress(httpx.HTTPError):  # it is starting, has ended, or is slow
             if _status(launch, "/health", _ANSWER_S) == HTTPStatus.OK:
-                kept.ready = _warm_up(launch)
-
-
-def _warm_up(launch: Launch) -> bool:
-    """Ask for one token. Raises ConfigError if it is refused."""
-    if (status := _first_token(launch)) != HTTPStatus.OK:
-        raise ConfigError(
-            f"{launch.name} is up, but answers its first request with HTTP {status}."
-            f"{_quoted(launch.log)}"
-        )
-    return True
+                if (status := _first_token(launch)) != HTTPStatus.OK:
+                    raise ConfigError(
+                        f"{launch.name} is up, but answers its first request with HTTP {status}."
+                        f"{_quoted(launch.log)}"
+                    )
+                kept.ready = True
 
 
 def _quoted(log: Path) -> str:

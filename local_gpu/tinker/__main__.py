@@ -121,8 +121,7 @@ async def _serve(config: WireConfig, listening: socket.socket) -> None:
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
+    print(text, file=sys.stderr, flush=True)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -221,19 +221,12 @@ class Turns:
         self._busy = False
         self._waiting: dict[int, asyncio.Future[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._requests = FIFOCache[int, str](_REMEMBERED)
-
-    def known(self, seq_id: int) -> str | None:
-        """The request id that a re-sent request gets again."""
-        return self._requests.get(seq_id)
-
-    def remember(self, seq_id: int, request_id: str) -> str:
-        self._requests[seq_id] = request_id
-        return request_id
+        self.requests = FIFOCache[int, str](_REMEMBERED)
+        """seq_id: the request id that a re-sent request gets again."""
 
     def unnumbered(self) -> int:
         """A number for a request that came without one: after all that have come."""
-        return max([self._next - 1, *self._requests]) + 1
+        return max([self._next - 1, *self.requests]) + 1
 
     @asynccontextmanager
     async def turn(self, seq_id: int) -> AsyncGenerator[None]:

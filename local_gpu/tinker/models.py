@@ -118,14 +118,16 @@ class Models:
     def _in_turn(self, run: TrainingRun, seq_id: int | None, work: Work, *, size: int = 0) -> str:
         number = run.turns.unnumbered() if seq_id is None else seq_id
         run.asked_at = datetime.now(UTC)
-        if known := run.turns.known(number):
+        if known := run.turns.requests.get(number):
             return known
 
         async def numbered() -> Answer:
             async with run.turns.turn(number):
                 return await work()
 
-        return run.turns.remember(number, self._promises.start(run.session_id, numbered, size=size))
+        request_id = self._promises.start(run.session_id, numbered, size=size)
+        run.turns.requests[number] = request_id
+        return request_id
 
     def _run(self, session: Session, number: int, metadata: dict[str, Any] | None) -> TrainingRun:
         told = {key: str(value) for key, value in (metadata or {}).items()}

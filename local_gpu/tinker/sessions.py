@@ -107,9 +107,6 @@ class Sessions:
     def __contains__(self, session_id: str) -> bool:
         return session_id in self._open
 
-    def __len__(self) -> int:
-        return len(self._open)
-
     def __iter__(self) -> Iterator[Session]:
         return iter(list(self._open.values()))
 

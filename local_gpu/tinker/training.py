@@ -62,7 +62,8 @@ class TrainingRun:
         self._learning = shared.backend.learning
         self.shape: LoraShape | None = None
         """None: not created yet, or freed."""
-        self._ephemeral: list[Place] = []
+        self.ephemeral: list[Place] = []
+        """Its nameless checkpoints."""
         self.asked_at = datetime.now(UTC)
         """Time of its client's last request."""
         self.metadata = metadata
@@ -74,13 +75,7 @@ class TrainingRun:
         return self.shape.rank if self.shape else None
 
     async def create(self, lora: Lora) -> Answer:
-        shape = LoraShape(
-            lora.rank,
-            self._shared.config.local.alpha,
-            attention=lora.train_attn,
-            mlp=lora.train_mlp,
-            head=lora.train_unembed,
-        )
+        shape = self._shape_of(lora)
         seed = randbits(63) if lora.seed is None else lora.seed
         await self._backend.run(lambda: self._learning.create(self.id, shape, seed))
         self.shape = shape
@@ -89,13 +84,7 @@ class TrainingRun:
     async def create_from(self, path: str, *, with_optimizer: bool) -> Answer:
         """Create the model from a checkpoint, with its rank."""
         record = await self._read(Place.at(path), with_optimizer=with_optimizer)
-        self.shape = LoraShape(
-            record.rank,
-            self._shared.config.local.alpha,
-            attention=record.train_attn,
-            mlp=record.train_mlp,
-            head=record.train_unembed,
-        )
+        self.shape = self._shape_of(record)
         return {"type": "load_weights", "path": path, "model_id": self.id}
 
     async def load(self, path: str, *, with_optimizer: bool) -> Answer:
@@ -160,20 +149,25 @@ class TrainingRun:
     def retire_ephemeral(self, newest: Place) -> list[Place]:
         """Note a nameless checkpoint; return those that are now too old, for the caller to
         remove."""
-        self._ephemeral.append(newest)
+        self.ephemeral.append(newest)
         kept = self._shared.config.keep_ephemeral
-        old, self._ephemeral = self._ephemeral[:-kept], self._ephemeral[-kept:]
+        old, self.ephemeral = self.ephemeral[:-kept], self.ephemeral[-kept:]
         return old
-
-    @property
-    def ephemeral(self) -> tuple[Place, ...]:
-        return tuple(self._ephemeral)
 
     async def free(self) -> None:
         """Free weights and moments."""
         self.shape = None
         with suppress(BackendError):  # lost with the training process
             await self._backend.run(partial(self._learning.drop, self.id))
+
+    def _shape_of(self, asked: Lora | Record) -> LoraShape:
+        return LoraShape(
+            asked.rank,
+            self._shared.config.local.alpha,
+            attention=asked.train_attn,
+            mlp=asked.train_mlp,
+            head=asked.train_unembed,
+        )
 
     def _check_there(self) -> LoraShape:
         if self.shape is None:

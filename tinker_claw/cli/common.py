@@ -245,11 +245,12 @@ def ask(settings: Settings) -> dict[str, Any]:
 
 
 def _waits() -> None:
-    sys.stderr.write(
+    print(
         "Waiting for the gateway: a step in hand ends first, which may take minutes (`tinker-claw "
-        "status` shows it). Ctrl-C leaves; what is being forgotten goes on all the same.\n"
+        "status` shows it). Ctrl-C leaves; what is being forgotten goes on all the same.",
+        file=sys.stderr,
+        flush=True,
     )
-    sys.stderr.flush()
 
 
 @contextmanager

@@ -53,7 +53,8 @@ class OpenclawConfig(Command):
         _explain(self.settings, context)
         from tinker_claw.backends.model_files import may_see
 
-        ours, used = provider(self.settings, context.tokens), primary(self.settings)
+        ours = provider(self.settings, context.tokens)
+        used = f"{PROVIDER}/{self.settings.served_name}"
         if may_see(self.settings):
             ours["models"][0]["input"] = ["text", "image"]
         commands = [
@@ -153,7 +154,7 @@ def provider(settings: Settings, context_tokens: int) -> dict[str, Any]:
                 "name": name.rstrip("/").rsplit("/", 1)[-1],
                 "contextWindow": context_tokens,
                 "maxTokens": min(settings.gateway.max_reply_tokens, context_tokens),
-                "compat": dict(COMPAT),
+                "compat": COMPAT,
             }
         ],
     }
@@ -162,8 +163,3 @@ def provider(settings: Settings, context_tokens: int) -> dict[str, Any]:
 def _needs_key(settings: Settings) -> bool:
     """Whether the gateway has keys, or makes one at its first start."""
     return bool(keys(settings)) or settings.key_file is not None
-
-
-def primary(settings: Settings) -> str:
-    """Return the model's name for `agents.defaults.model.primary`."""
-    return f"{PROVIDER}/{settings.served_name}"

@@ -122,14 +122,12 @@ _UNLEARNED = 0.2
 """Share of them that are good below which it is not."""
 
 
-def _unexplained(reply: FirstReply, long: float) -> bool:
-    """Return whether a reply was rejected without a hint. A user who gives one may have changed
-    their mind, and an outcome says what was wanted."""
-    return reply.verdict < 0 and not (reply.hinted or reply.episode)
-
-
 FIGURES: Mapping[str, tuple[str, Callable[[FirstReply, float], bool]]] = {
-    "acceptance": ("are rejected without a word on what is wanted", _unexplained),
+    # A user who gives a hint may have changed their mind, and an outcome says what was wanted.
+    "acceptance": (
+        "are rejected without a word on what is wanted",
+        lambda reply, long: reply.verdict < 0 and not (reply.hinted or reply.episode),
+    ),
     "length": (
         f"are not good, and more than {_LONG:.0f} times as long as the first",
         lambda reply, long: reply.verdict <= 0 and reply.tokens > long,

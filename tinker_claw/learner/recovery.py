@@ -245,7 +245,12 @@ class Recovery:
 
         False: none fails alone, as after a temporary failure.
         """
-        suspects = [_by_itself(sample) for sample in batch]
+        # With a gradient of its own: one of a group may have none where nothing in the batch is
+        # compared with it.
+        suspects = [
+            replace(sample, reward=None if sample.reward is None else -1.0, bucket=None)
+            for sample in batch
+        ]
         while len(suspects) > 1:
             half = suspects[: len(suspects) // 2]
             rest = suspects[len(suspects) // 2 :]
@@ -319,12 +324,6 @@ class Recovery:
             await sampler.aclose()
             raise
         self._retire(self._parts.policy.swap(Policy(version, sampler)))
-
-
-def _by_itself(sample: Sample) -> Sample:
-    """Return the sample with a gradient of its own: one of a group may have none where nothing in
-    the batch is compared with it."""
-    return replace(sample, reward=None if sample.reward is None else -1.0, bucket=None)
 
 
 def known_good(version: int, cfg: Training) -> Sample:

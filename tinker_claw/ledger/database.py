@@ -18,7 +18,6 @@ from importlib.resources import files
 from pathlib import Path
 from threading import Event
 from typing import Any, Final
-from urllib.parse import quote
 
 from tinker_claw.errors import LedgerError
 
@@ -105,7 +104,7 @@ def reading(path: Path) -> Generator[Outside]:
     """
     if not path.is_file():
         raise LedgerError(f"{path} does not exist")
-    address = f"file:{quote(str(path.absolute()))}?mode=ro"
+    address = f"{path.absolute().as_uri()}?mode=ro"
     try:
         connection = sqlite3.connect(
             address, uri=True, timeout=_BUSY_MS / 1e3, isolation_level=None

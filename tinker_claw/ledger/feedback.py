@@ -77,10 +77,10 @@ class KeyReusedError(ClawError):
 
 
 _ABOUT = {
-    "turn": "turns.id = ?",
-    "response": "turns.response_id = ?",
+    "turn": "turns.id = :name",
+    "response": "turns.response_id = :name",
     "session": "turns.id = (SELECT id FROM turns WHERE kind = 'main' AND session_id = (SELECT id "
-    "FROM sessions WHERE key = ? AND user = :user) ORDER BY idx DESC LIMIT 1)",
+    "FROM sessions WHERE key = :name AND user = :user) ORDER BY idx DESC LIMIT 1)",
 }
 _FIND = f"""
 SELECT turns.id, turns.session_id, turns.kind, turns.settled, turns.untrained_because,
@@ -107,8 +107,7 @@ class FeedbackTable(LedgerTable):
         """
         with self._db.transaction() as tx:
             turn = tx.execute(
-                _FIND.format(_ABOUT[about.what].replace("?", ":name")),
-                {"name": about.name, "user": user},
+                _FIND.format(_ABOUT[about.what]), {"name": about.name, "user": user}
             ).fetchone()
             if turn is None:
                 return None

@@ -396,8 +396,8 @@ class StepTable(LedgerTable):
                 "AND id IN (SELECT sample_id FROM step_samples WHERE step_id = ?)",
                 (step_id, step_id),
             ).rowcount
-            why = tx.execute("SELECT error FROM steps WHERE id = ?", (step_id,)).fetchone()
-            if why is not None and why["error"] == _WITHDRAWN:
+            gone = "SELECT 1 FROM steps WHERE id = ? AND error = ?"
+            if tx.execute(gone, (step_id, _WITHDRAWN)).fetchone():
                 raise WithdrawnError(_WITHDRAWN)
             if closed != 1 or trained != planned:
                 raise LedgerError(

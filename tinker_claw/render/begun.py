@@ -42,7 +42,7 @@ class Beginnings:
 
     def __init__(self, plain: renderers.Renderer, tokenizer: CutTokenizer, guard: Guard) -> None:
         self._plain = plain
-        self._tokenizer = tokenizer
+        self._encode, self._text = tokenizer.encode, tokenizer.text
         self._guard = guard
 
     def ids(self, names: Sequence[str], reads: Reads) -> tuple[int, ...] | None:
@@ -98,13 +98,10 @@ class Beginnings:
         for n in range(1, min(len(rest), _LONGEST) + 1):
             text = self._text(rest[:n])
             if text.startswith(begun):
-                return [*self._tokenizer.encode(text[len(begun) :]), *rest[n:]]
+                return [*self._encode(text[len(begun) :]), *rest[n:]]
             if not begun.startswith(text):
                 return None
         return None
-
-    def _text(self, ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
 
 def _is_meant(reply: Reply, said: Mapping[str, Any]) -> bool:

@@ -48,15 +48,14 @@ class Eyes:
         known: dict[str, int] = tokenizer.get_added_vocab()
         if family not in SEEING or _PLACEHOLDER not in known:
             return None
-        config = next(filter(None, (_read(folder, name) for name in _FILES)), None)
-        if config is None:
-            return None
-        config = config.get("image_processor") or config
         try:
+            read = (read_json(Path(folder) / name) for name in _FILES)
+            config = next(filter(None, read), dict[str, Any]())
+            config = config.get("image_processor") or config
             size = config["size"]
             side = config["patch_size"] * config["merge_size"]
             return cls(known[_PLACEHOLDER], side, size["shortest_edge"], size["longest_edge"])
-        except (KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError):
             return None
 
     def tokens(self, image: Image) -> int:
@@ -107,9 +106,6 @@ class Eyes:
         return replace(prompt, tokens=tuple(ids), hint_at=hint_at, images=tuple(places))
 
 
-def _read(folder: str, name: str) -> dict[str, Any] | None:
-    """Read a file of the model as JSON; None if there is none."""
-    try:
-        return json.loads((Path(folder) / name).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
+def read_json(file: Path) -> dict[str, Any]:
+    """Read a file of a model; {} where it has none such."""
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}

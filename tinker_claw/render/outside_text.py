@@ -176,6 +176,10 @@ class CutTokenizer:
         options = {k: v for k, v in options.items() if k not in ("tokenize", "return_dict")}
         return self._tokenizer.apply_chat_template(messages, tokenize=False, **options)
 
+    def text(self, ids: Sequence[int]) -> str:
+        """Return the text of ids, control tokens spelled out."""
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+
     def _pieces(self, text: str, *, with_places: bool = True) -> list[_Encoded]:
         """Encode each piece between two cuts separately."""
         first, *rest = text.split(CUT)
@@ -209,8 +213,7 @@ class CutTokenizer:
 
         def joined(before: str) -> str:
             (first, _), (second, _) = self._encoded(["a", before + "a"])
-            ids = [*first, *second[bool(before) :]]
-            return self._tokenizer.decode(ids, skip_special_tokens=False)
+            return self.text([*first, *second[bool(before) :]])
 
         if joined("") == "aa":
             return ""

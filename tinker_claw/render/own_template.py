@@ -45,6 +45,7 @@ class OwnTemplate:
     def __init__(self, tokenizer: CutTokenizer, config: Any, switches: Any) -> None:
         """Set up and test the template. `config`, `switches`: see `Format`."""
         self._tokenizer = tokenizer
+        self._decoded = tokenizer.text
         self._letters = renderers.create_renderer(
             cast("Any", _Letters(tokenizer)), config, chat_template_kwargs=switches
         )
@@ -172,9 +173,6 @@ class OwnTemplate:
             if shown.count(_MARK) == 1 and shown.replace(_MARK, "") == text:
                 return shown.index(_MARK)
         return None
-
-    def _decoded(self, ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
 
 class _Letters(CutTokenizer):

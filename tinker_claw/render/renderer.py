@@ -94,6 +94,7 @@ class Renderer:
         """
         self.eyes = eyes
         self._tokenizer = CutTokenizer(tokenizer)
+        self._encode = self._tokenizer.encode
         self._guard = Guard(tokenizer.get_added_vocab())
         self._cache = PromptCache()
         # One thread: more of them would only take the processor from the event loop.
@@ -290,10 +291,7 @@ class Renderer:
         return self._decode_one(*tokens) if len(tokens) == 1 else self._decoded(*tokens)
 
     def _decoded(self, *tokens: int) -> str:
-        return self._tokenizer.decode(list(tokens), skip_special_tokens=False)
-
-    def _encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text)
+        return self._tokenizer.text(tokens)
 
     def _new_format(self, config: Any, switches: Switches) -> Format:
         return Format(self._tokenizer, self._guard, self._cache, config, dict(switches), self.eyes)

@@ -21,6 +21,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from renderers.base import load_tokenizer
 from tokenizers import AddedToken, Tokenizer
 
+from tinker_claw.render.eyes import read_json
+
 
 def load(model: str) -> Any:
     """Load the tokenizer of a local folder or hub id.
@@ -29,7 +31,7 @@ def load(model: str) -> Any:
         OSError, ValueError, ...: there is none, or it cannot be read.
     """
     folder = Path(model)
-    config = _json(folder / "tokenizer_config.json")
+    config = read_json(folder / "tokenizer_config.json")
     if not (folder / "tokenizer.json").exists() or "auto_map" in config:
         return load_tokenizer(model)
     return FileTokenizer(folder, config)
@@ -43,7 +45,7 @@ class FileTokenizer:
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         self.name_or_path = str(folder)
         self.backend_tokenizer = _backend(folder / "tokenizer.json", config)
-        named = {**_json(folder / "special_tokens_map.json"), **config}
+        named = {**read_json(folder / "special_tokens_map.json"), **config}
         self._named = {
             name: text
             for name, value in named.items()
@@ -142,10 +144,6 @@ def _content(value: Any) -> str | None:
     """Return a token's text, which is written in two ways."""
     text = value.get("content") if isinstance(value, dict) else value
     return text if isinstance(text, str) else None
-
-
-def _json(file: Path) -> dict[str, Any]:
-    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
 
 
 class _Generation(Extension):
