@@ -347,6 +347,38 @@ async def test_a_reply_that_breaks_off_is_torn(tmp_path: Path, renderer: Rendere
         assert "closed" not in dict(told)
 
 
+@pytest.mark.parametrize("failing", ["begin", "deltas", "end", "whole"])
+async def test_a_writer_that_fails_is_a_torn_letter_and_loses_no_turn(
+    tmp_path: Path, renderer: Renderer, failing: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Blotted(Letters):
+        def reply(self, request: GenerationRequest, head: ReplyHead) -> ReplyWriter:
+            letter = super().reply(request, head)
+
+            def blot(*given: Any) -> Any:
+                raise KeyError(request.messages[-1]["content"])
+
+            setattr(letter, failing, blot)
+            return letter
+
+    sampler = FakeSampler(Script(spell(renderer, "fine and dandy")))
+    async with gateway(tmp_path, renderer, sampler, formats=(Chat(), Blotted())) as world:
+        answer = await write(world, me("my secret"), as_written=failing != "whole")
+        if failing == "whole":
+            assert answer.status_code == 500
+            torn = answer.json()
+        else:
+            name, torn = read(answer.text)[-1]
+            assert name == "torn"
+        assert torn["returned"] == "The server failed; its log says why."
+        logged = capsys.readouterr().out
+        assert "test_third_format.py" in logged, "where it failed"
+        assert "secret" not in logged, "an error may quote a user's words"
+        reasons = {"begin": [], "deltas": ["the reply broke off: KeyError"]}
+        assert world.column("untrained_because") == reasons.get(failing, [None])
+        assert (await world.ask("still here?")).status_code == 200
+
+
 async def test_prompts_are_weighed_and_nothing_is_kept(tmp_path: Path, renderer: Renderer) -> None:
     async with letters(tmp_path, renderer) as world:
         said = {"heading": "You are kind.", "tools": TOOLS}

@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from tinker_claw.errors import BackendError, ClawError, LedgerError, OutageError, RequestError
 from tinker_claw.formats.base import Format
 from tinker_claw.formats.body import shown
-from tinker_claw.telemetry import log
+from tinker_claw.telemetry import log, place
 
 RETRY_AFTER_S = 30
 """Retry-After where the gateway cannot answer now: the request was already retried here."""
@@ -28,7 +28,9 @@ def told(error: Exception) -> RequestError:
     """Convert an exception into the error that the client receives."""
     if isinstance(error, RequestError):
         return error
-    log.error("gateway.failed", kind=type(error).__name__, error=str(error))
+    # What is not ours may quote a user's words.
+    said = str(error) if isinstance(error, ClawError) else place(error)
+    log.error("gateway.failed", kind=type(error).__name__, error=said)
     if isinstance(error, OutageError):
         return _away("The service that runs the model is away; try again in a few minutes.")
     if isinstance(error, BackendError):
