@@ -67,7 +67,7 @@ class WholeAnswer(Answer):
             done = replace(replies[0], others=tuple(replies[1:]))
             headers = {"x-request-id": self._writer.id}
             response = JSONResponse(self._writer.whole(done), headers=headers)
-        except Exception as error:  # noqa: BLE001 - the log has it, the client a sentence
+        except Exception as error:
             response = answer(self._wire, error)
         await response(scope, receive, send)
 
@@ -98,7 +98,7 @@ class StreamedAnswer(Answer):
             await self._write(send, writer.begin())
             done = await generation.run(show)
             last = writer.deltas(generation.rest, done.version) + writer.end(done)
-        except Exception as error:  # noqa: BLE001 - no client takes the fragment for a reply
+        except Exception as error:
             last = writer.error(told(error))
         self._open = False
         await send({"type": "http.response.body", "body": last, "more_body": False})
