@@ -106,7 +106,8 @@ class Letters(Format):
 def _message(raw: Any) -> Message:
     if "result" in raw:
         return {"role": "tool", "tool_call_id": raw["of"], "content": raw["result"]}
-    message = {"role": "assistant" if raw["by"] == "you" else "user", "content": raw["text"]}
+    role = {"you": "assistant", "me": "user"}.get(raw["by"], raw["by"])
+    message = {"role": role, "content": raw["text"]}
     if "calls" in raw:
         message["tool_calls"] = [
             {
@@ -377,6 +378,17 @@ async def test_a_writer_that_fails_is_a_torn_letter_and_loses_no_turn(
         reasons = {"begin": [], "deltas": ["the reply broke off: KeyError"]}
         assert world.column("untrained_because") == reasons.get(failing, [None])
         assert (await world.ask("still here?")).status_code == 200
+
+
+async def test_a_role_that_the_chat_template_leaves_out_is_refused(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with letters(tmp_path, renderer) as world:
+        for stranger in ({"by": "foo", "text": "hi"}, {"by": "developer", "text": "be kind"}):
+            told = await write(world, me("hi"), stranger)
+            assert (told.status_code, told.json()["about"]) == (400, "messages[1].role")
+            assert repr(stranger["by"]) in told.json()["returned"]
+        assert (world.turns(), world.sampler.prompts) == ([], [])
 
 
 async def test_prompts_are_weighed_and_nothing_is_kept(tmp_path: Path, renderer: Renderer) -> None:
