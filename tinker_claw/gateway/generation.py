@@ -147,11 +147,8 @@ class Generation:
         completion = self.sampling.completion(cut=self._parser.cut_because is not None)
         try:
             await self._deps.compute.own_round()
+        finally:  # also where the client left meanwhile: the reply is complete
             self._capture(completion, reply)
-        except asyncio.CancelledError:
-            if self._turn is None:  # the client left meanwhile; the reply is complete
-                self._capture(completion, reply)
-            raise
         return FinishedReply(
             reply=reply,
             finish=self._finish(completion, reply),

@@ -63,10 +63,9 @@ class WholeAnswer(Answer):
         asked = (one.run() for one in self._generations)
         drawn = await asyncio.gather(*asked, return_exceptions=True)
         try:
-            replies = [_drawn(one) for one in drawn]
-            done = replace(replies[0], others=tuple(replies[1:]))
-            headers = {"x-request-id": self._writer.id}
-            response = JSONResponse(self._writer.whole(done), headers=headers)
+            first, *others = map(_drawn, drawn)
+            reply = self._writer.whole(replace(first, others=tuple(others)))
+            response = JSONResponse(reply, headers={"x-request-id": self._writer.id})
         except Exception as error:
             response = answer(self._wire, error)
         await response(scope, receive, send)

@@ -149,9 +149,7 @@ def _unused(turn: sqlite3.Row) -> str | None:
         return TOO_LATE
     if turn["expired_because"] is not None:
         return turn["expired_because"]
-    if turn["state"] == "held":
-        return None
-    if turn["state"] == "queued":
+    if turn["state"] in ("held", "queued"):
         return "the reply is being trained" if turn["training"] else None
     if turn["state"] is not None:
         states = {"trained": "was trained already", "expired": "has grown too old to be trained"}
