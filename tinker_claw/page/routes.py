@@ -324,8 +324,9 @@ class _Page:
             found = await self._read(lambda rows: read.read_mine(rows, visitor.user))
             return self._html("mine", visitor, status_word=health["status"], **found)
         seen = await self._read(lambda rows: read.read_overview(rows, training))
-        shown = {"health": health, "seen": seen, "gate_is": training.gate}
-        return await asyncio.to_thread(self._html, "overview", visitor, **shown)
+        return await asyncio.to_thread(
+            self._html, "overview", visitor, health=health, seen=seen, gate_is=training.gate
+        )
 
     # Changes
 
