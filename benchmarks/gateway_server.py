@@ -230,7 +230,7 @@ def gateway_app(directory: Path, vocabulary: Path) -> FastAPI:
         settings=settings,
         served_name=MODEL,
         policy=policy,
-        users=(),
+        keys=Keys(None, ()),
         serving=Serving(open_version, health.backend, lambda version: ()),
         ledger=ledger,
         index=ConversationIndex(ledger.turns, IDLE_S),

@@ -265,8 +265,10 @@ class FakeTrainer:
         return self._sampler(f"fake:{len(self.samplers)}@{self.weights}")
 
     async def open(self, ref: str) -> Sampler:
-        if self._fails("open") or ref not in self.samplers:
-            raise BackendError(f"no sampler {ref!r}")
+        if self._fails("open"):
+            raise BackendError("Opening failed, as told.")
+        if ref not in self.samplers:
+            raise GoneError(f"no sampler {ref!r}")
         return self.samplers[ref]
 
     async def base(self) -> Sampler:

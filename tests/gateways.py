@@ -24,6 +24,7 @@ from tinker_claw.conversation.lessons import Lessons
 from tinker_claw.formats import spoken
 from tinker_claw.formats.base import Format
 from tinker_claw.gateway.app import create_app
+from tinker_claw.gateway.auth import Keys
 from tinker_claw.gateway.fallback import Serving, lineage
 from tinker_claw.gateway.limits import ComputeRounds
 from tinker_claw.gateway.owners import Owners
@@ -208,7 +209,6 @@ async def gateway(
         app = create_app(
             GatewayDeps(
                 settings=Gateway(
-                    api_key=SecretStr(api_key) if api_key else None,
                     chats=Chats(others_judge=hears_others),
                     **settings,
                 ),
@@ -246,15 +246,18 @@ async def gateway(
                     | {"data_dir": str(directory.absolute())}
                 ),
                 telemetry=observer,
-                users=[
-                    User(
-                        name=name,
-                        key=SecretStr(key),
-                        role="admin" if name in admins else "user",
-                        group=(groups or {}).get(name),
-                    )
-                    for name, key in (users or {}).items()
-                ],
+                keys=Keys(
+                    SecretStr(api_key) if api_key else None,
+                    [
+                        User(
+                            name=name,
+                            key=SecretStr(key),
+                            role="admin" if name in admins else "user",
+                            group=(groups or {}).get(name),
+                        )
+                        for name, key in (users or {}).items()
+                    ],
+                ),
             ),
             formats,
         )

@@ -90,12 +90,12 @@ def _without_words(record: logging.LogRecord) -> bool:
     error = record.exc_info[1] if record.exc_info else None
     if error is not None:
         what = record.getMessage().strip().partition("\n")[0]  # asyncio goes on with the error
-        record.msg, record.args = f"{what}\n{_place(error)}", ()
+        record.msg, record.args = f"{what}\n{place(error)}", ()
         record.exc_info = record.exc_text = None
     return True
 
 
-def _place(error: BaseException, told_of: frozenset[int] = frozenset()) -> str:
+def place(error: BaseException, told_of: frozenset[int] = frozenset()) -> str:
     """Return types and tracebacks of an error and of its causes, each once.
 
     Causes can form a cycle: the first error of a group, raised from the group.
@@ -106,7 +106,7 @@ def _place(error: BaseException, told_of: frozenset[int] = frozenset()) -> str:
         inside = cast("BaseExceptionGroup[BaseException]", error).exceptions
     before = error.__cause__ or error.__context__
     causes = ((before,) if before else ()) + inside
-    told = [_place(cause, told_of) for cause in causes if id(cause) not in told_of]
+    told = [place(cause, told_of) for cause in causes if id(cause) not in told_of]
     return "".join([*told, *traceback.format_tb(error.__traceback__), type(error).__name__, "\n"])
 
 

@@ -29,7 +29,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from local_gpu.model.lora import Adapter, BaseModel, LoraShape, lora_config, shape_of
-from tinker_claw.errors import BackendError
+from tinker_claw.errors import BackendError, GoneError
 
 _WEIGHTS = "adapter_model.safetensors"
 _SETTINGS = "adapter_config.json"
@@ -144,10 +144,11 @@ def read_adapter(folder: Path, base: BaseModel) -> SavedAdapter:
     """Read a PEFT adapter.
 
     Raises:
-        BackendError: it is missing, corrupt, or was trained on another base model.
+        GoneError: it is missing.
+        BackendError: it is corrupt, or was trained on another base model.
     """
     if not (folder / _WEIGHTS).is_file():
-        raise BackendError(f"There is no adapter named {folder.name!r} in {folder.parent}.")
+        raise GoneError(f"There is no adapter named {folder.name!r} in {folder.parent}.")
     with _sentence(folder):
         tensors, metadata = _read(folder / _WEIGHTS)
         settings = json.loads((folder / _SETTINGS).read_text())

@@ -28,7 +28,7 @@ from local_gpu.sample.pool import Pool
 from local_gpu.sample.sampler import PoolSampler
 from local_gpu.sample.server import NEVER_LOADED
 from local_gpu.tasks import together
-from tinker_claw.errors import BackendError, ConfigError, OutageError, RequestError
+from tinker_claw.errors import BackendError, ConfigError, GoneError, OutageError, RequestError
 from tinker_claw.types import Tokens
 
 if TYPE_CHECKING:  # it needs torch
@@ -217,7 +217,7 @@ class PoolServing(Pool):
         """Open a sampler. Raises OutageError where no server answers, besides what `Serving`
         says."""
         if not await asyncio.to_thread((folder / "adapter_config.json").is_file):
-            raise BackendError(f"There is no adapter named {ref!r} in {folder.parent}.")
+            raise GoneError(f"There is no adapter named {ref!r} in {folder.parent}.")
         if await asyncio.to_thread(_on_the_head, folder):
             # From vLLM's sources: with a tied head it silently loads only the rest.
             raise BackendError(

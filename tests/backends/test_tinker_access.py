@@ -28,7 +28,7 @@ from tinker_claw.backends.tinker.sampler import TinkerSampler
 from tinker_claw.backends.tinker.trainer import ServiceLimits, TinkerTrainer, offered
 from tinker_claw.backends.tinker_sdk import check_sdk
 from tinker_claw.config.settings import Training
-from tinker_claw.errors import BackendError, ConfigError, OutageError, SamplerError
+from tinker_claw.errors import BackendError, ConfigError, GoneError, OutageError, SamplerError
 from tinker_claw.methods import build
 from tinker_claw.methods.base import require
 from tinker_claw.types import Adam, Datum, LossPass, SamplingParams
@@ -219,7 +219,7 @@ async def test_versions_that_never_answered_push_out_none_to_go_back_to(tmp_path
         await trainer.load_state(state)
     await trainer.open(served.ref)
     await trainer.load_state(state)
-    with pytest.raises(BackendError, match="no longer has"):
+    with pytest.raises(GoneError, match="no longer has"):
         await trainer.open(refused.ref)
     await trainer.aclose()
 

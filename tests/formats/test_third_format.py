@@ -106,7 +106,8 @@ class Letters(Format):
 def _message(raw: Any) -> Message:
     if "result" in raw:
         return {"role": "tool", "tool_call_id": raw["of"], "content": raw["result"]}
-    message = {"role": "assistant" if raw["by"] == "you" else "user", "content": raw["text"]}
+    role = {"you": "assistant", "me": "user"}.get(raw["by"], raw["by"])
+    message = {"role": role, "content": raw["text"]}
     if "calls" in raw:
         message["tool_calls"] = [
             {
@@ -345,6 +346,49 @@ async def test_a_reply_that_breaks_off_is_torn(tmp_path: Path, renderer: Rendere
         told = read((await write(world, me("hi"), as_written=True)).text)
         assert told[-1][0] == "torn"
         assert "closed" not in dict(told)
+
+
+@pytest.mark.parametrize("failing", ["begin", "deltas", "end", "whole"])
+async def test_a_writer_that_fails_is_a_torn_letter_and_loses_no_turn(
+    tmp_path: Path, renderer: Renderer, failing: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Blotted(Letters):
+        def reply(self, request: GenerationRequest, head: ReplyHead) -> ReplyWriter:
+            letter = super().reply(request, head)
+
+            def blot(*given: Any) -> Any:
+                raise KeyError(request.messages[-1]["content"])
+
+            setattr(letter, failing, blot)
+            return letter
+
+    sampler = FakeSampler(Script(spell(renderer, "fine and dandy")))
+    async with gateway(tmp_path, renderer, sampler, formats=(Chat(), Blotted())) as world:
+        answer = await write(world, me("my secret"), as_written=failing != "whole")
+        if failing == "whole":
+            assert answer.status_code == 500
+            torn = answer.json()
+        else:
+            name, torn = read(answer.text)[-1]
+            assert name == "torn"
+        assert torn["returned"] == "The server failed; its log says why."
+        logged = capsys.readouterr().out
+        assert "test_third_format.py" in logged, "where it failed"
+        assert "secret" not in logged, "an error may quote a user's words"
+        reasons = {"begin": [], "deltas": ["the reply broke off: KeyError"]}
+        assert world.column("untrained_because") == reasons.get(failing, [None])
+        assert (await world.ask("still here?")).status_code == 200
+
+
+async def test_a_role_that_the_chat_template_leaves_out_is_refused(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with letters(tmp_path, renderer) as world:
+        for stranger in ({"by": "foo", "text": "hi"}, {"by": "developer", "text": "be kind"}):
+            told = await write(world, me("hi"), stranger)
+            assert (told.status_code, told.json()["about"]) == (400, "messages[1].role")
+            assert repr(stranger["by"]) in told.json()["returned"]
+        assert (world.turns(), world.sampler.prompts) == ([], [])
 
 
 async def test_prompts_are_weighed_and_nothing_is_kept(tmp_path: Path, renderer: Renderer) -> None:

@@ -656,6 +656,27 @@ async def test_a_message_that_is_a_verdict_judges_the_reply_before(
         assert set(world.column("kind")) == {"main"}
 
 
+@pytest.mark.parametrize("by_page", [False, True])
+async def test_of_a_verdict_that_is_edited_back_the_newest_counts(
+    tmp_path: Path, renderer: Renderer, *, by_page: bool
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        await world.ask("hi")
+        for words in (UP, DOWN, UP, UP):
+            if words == DOWN and by_page:
+                await give(world, turn=1, score=-1)
+            else:
+                await world.ask("hi", "fine", words)
+            assert said_of(world, 1) == outright_verdict(words)
+        assert [row["score"] for row in rows(world)] == [1, -1, 1], "a retry is no new one"
+
+
+def outright_verdict(words: str) -> Verdict:
+    said = outright(words)
+    assert said is not None
+    return Verdict((), said.score, "user", float(said.score))
+
+
 async def test_the_talk_goes_on_from_the_reply_to_a_verdict(
     tmp_path: Path, renderer: Renderer
 ) -> None:

@@ -256,9 +256,26 @@ async def test_pinned_version_whose_weights_are_gone_does_not_stop_a_start(tmp_p
         await learn(w, 1)
         await undoing(w).pin(0)
     ledger = Ledger(tmp_path)
-    trainer.fail["open"] = 1
+    first = ledger.steps.version(0)
+    assert first is not None
+    del trainer.samplers[first.sampler_ref]
     assert await restore_pin(ledger, trainer) is None
     assert [one["id"] for one in read_versions(ledger._db) if one["serving"]] == [1]
+    ledger.close()
+
+
+async def test_pin_ends_at_no_failure_but_that_its_weights_are_gone(tmp_path: Path) -> None:
+    trainer = FakeTrainer()
+    async with world(tmp_path, trainer=trainer) as w:
+        await learn(w, 1)
+        await undoing(w).pin(0)
+    ledger = Ledger(tmp_path)
+    trainer.fail["open"] = 1
+    with pytest.raises(BackendError, match=r"v0 is pinned and cannot be opened: .*`tinker"):
+        await restore_pin(ledger, trainer)
+    pinned = await restore_pin(ledger, trainer)  # at the next start
+    assert pinned is not None
+    assert pinned.version.id == 0
     ledger.close()
 
 

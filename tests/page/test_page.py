@@ -6,9 +6,11 @@ import asyncio
 import hashlib
 import html
 import re
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -85,7 +87,7 @@ class Page:
     def __init__(self, ledger: Ledger, users: tuple[User, ...]) -> None:
         keys = Keys(None, users)
         self.ledger, self.undo, self.now = ledger, Undoes(ledger), 1e6
-        deps = routes.PageDeps(
+        self.deps = routes.PageDeps(
             ledger=ledger.path,
             training=Training(),
             access=access.Access(keys, 30000, lambda: self.now),
@@ -100,7 +102,7 @@ class Page:
             undo=cast("Rollback", self.undo),
             redact=lambda text: text.replace("swordfish", "[redacted: password]"),
         )
-        self.app = Starlette(routes=routes.create_page(deps))
+        self.app = Starlette(routes=routes.create_page(self.deps))
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url=HOST)
 
     async def get(self, path: str, **headers: str) -> httpx.Response:
@@ -188,6 +190,33 @@ class Tags(HTMLParser):
                 self.addresses.add(value or "")
         if tag == "script":
             self.scripts.append(dict(attrs).get("src") or "inline")
+
+
+class Slow:
+    """A word that takes until it is let go to be written into a page."""
+
+    def __init__(self) -> None:
+        self.begun, self.goes_on = threading.Event(), threading.Event()
+
+    def __str__(self) -> str:
+        self.begun.set()
+        assert self.goes_on.wait(20), "nothing else was served meanwhile"
+        return "slow"
+
+
+async def test_others_are_answered_while_a_page_is_rendered(tmp_path: Path) -> None:
+    async with page(tmp_path) as opened:
+        word, known = Slow(), opened.deps.health()
+        deps = replace(opened.deps, health=lambda: {**known, "status": word})
+        app = Starlette(routes=routes.create_page(deps))
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url=HOST) as client:
+            asked = asyncio.create_task(client.get("/ui"))
+            assert await asyncio.to_thread(word.begun.wait, 60)
+            assert (await client.get("/ui/static/page.css")).status_code == 200
+            assert not asked.done()
+            word.goes_on.set()
+            assert "slow" in (await asked).text
 
 
 PATHS = (

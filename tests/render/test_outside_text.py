@@ -20,6 +20,7 @@ from tests.gateways import OFF, chat, gateway, spell
 from tests.render.test_prompt_cache import FAMILIES, tokenizer_for
 from tinker_claw.config.settings import JudgeSettings
 from tinker_claw.errors import RequestError
+from tinker_claw.gateway.request import _shows
 from tinker_claw.judge.endpoints import SamplerEndpoint
 from tinker_claw.judge.prompts import verdict_messages
 from tinker_claw.render.outside_text import CUT, Guard
@@ -90,6 +91,14 @@ ALL_FAMILIES = (
 )
 """All families that the package knows but gpt-oss, whose encoder's vocabulary has to be
 downloaded."""
+
+
+@pytest.mark.parametrize("family", ALL_FAMILIES)
+def test_every_family_shows_the_roles_that_clients_have(family: str) -> None:
+    tokenizer = load_tokenizer(str(MODEL_DIR)) if family == "default" else tokenizer_for(family)
+    renderer = Renderer(tokenizer, renderers.config_from_name(family))
+    for role in ("system", "user", "assistant", "tool"):
+        assert _shows(renderer, role, "content"), role
 
 
 @pytest.mark.parametrize("family", ALL_FAMILIES)

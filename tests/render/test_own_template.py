@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from tests.gateways import chat
+from tests.gateways import MODEL, chat, gateway
 from tinker_claw.errors import RequestError
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.render.stream import BufferedStream
@@ -301,3 +301,62 @@ def test_a_system_message_that_a_template_knows_in_front_only_is_said_by_the_use
     assert prompt == wanted
     assert prompt.hint_at is not None
     assert renderer.decode(prompt.tokens[: prompt.hint_at]).endswith("so?")
+
+
+RESULTS = {
+    "/chat/completions": {
+        "messages": [
+            {"role": "user", "content": "Where?"},
+            {
+                "role": "assistant",
+                "tool_calls": [
+                    {
+                        "id": "a1",
+                        "type": "function",
+                        "function": {"name": "look", "arguments": "{}"},
+                    }
+                ],
+            },
+            {"role": "tool", "tool_call_id": "a1", "content": "here"},
+        ]
+    },
+    "/responses": {
+        "input": [
+            {"role": "user", "content": "Where?"},
+            {"type": "function_call", "call_id": "a1", "name": "look", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "a1", "output": "here"},
+        ]
+    },
+    "/messages": {
+        "max_tokens": 9,
+        "messages": [
+            {"role": "user", "content": "Where?"},
+            {
+                "role": "assistant",
+                "content": [{"type": "tool_use", "id": "a1", "name": "look", "input": {}}],
+            },
+            {
+                "role": "user",
+                "content": [{"type": "tool_result", "tool_use_id": "a1", "content": "here"}],
+            },
+        ],
+    },
+}
+
+
+@pytest.mark.parametrize("path", RESULTS)
+@pytest.mark.parametrize(("template", "served"), [("folds system in", False), ("chatml", True)])
+async def test_results_that_a_template_leaves_out_are_refused_in_every_format(
+    tmp_path: Path, path: str, template: str, served: bool
+) -> None:
+    renderer = Renderer.load(str(folder(tmp_path / "model", *TEMPLATES[template])))
+    async with gateway(tmp_path, renderer) as world:
+        answer = await world.http.post(path, json={"model": MODEL} | RESULTS[path])
+        if served:
+            assert answer.status_code == 200
+        else:
+            assert answer.status_code == 400
+            assert (
+                "no content of messages whose role is 'tool'" in answer.json()["error"]["message"]
+            )
+            assert (world.turns(), world.sampler.prompts) == ([], [])

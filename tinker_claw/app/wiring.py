@@ -84,6 +84,7 @@ class _Common:
     can: Capabilities
     renderer: Renderer
     redactor: Redactor
+    keys: Keys
 
 
 async def wire(
@@ -115,8 +116,9 @@ async def wire(
     require(build(settings.run.method), settings.training, can)
     check_images(settings, can.model, trains=can.trains_images and renderer.eyes is not None)
     telemetry = Telemetry(settings.run.directory / "metrics.jsonl", traces)
-    parts = await _parts(settings, trainer, ledger, price, health, telemetry)
-    common = _Common(settings, parts, can, renderer, Redactor(settings.privacy.kinds))
+    keys = Keys(settings.gateway.api_key, settings.users)
+    parts = await _parts(settings, trainer, ledger, price, health, telemetry, keys.users)
+    common = _Common(settings, parts, can, renderer, Redactor(settings.privacy.kinds), keys)
     learner = Learner(
         parts,
         learning_rate=learning_rate(settings, model.weights),
@@ -158,6 +160,7 @@ async def _parts(
     price: Price,
     health: Health,
     telemetry: Telemetry,
+    users: Sequence[str],
 ) -> LoopParts:
     """Build the parts that judging and the learner share; restore the versions that answered."""
     spend = settings.spend
@@ -178,7 +181,7 @@ async def _parts(
         spending=Spending(price, ledger.spend, telemetry, usd=spend.budget_usd),
         training=settings.training,
         reply_tokens=settings.gateway.max_reply_tokens,
-        users=Keys(settings.gateway.api_key, settings.users).users,
+        users=users,
     )
 
 
@@ -260,7 +263,7 @@ def _deps(
     settings, parts = common.settings, common.parts
     return GatewayDeps(
         settings=settings.gateway,
-        users=settings.users,
+        keys=common.keys,
         served_name=settings.served_name,
         renderer=common.renderer,
         can=common.can,
@@ -287,8 +290,7 @@ def _deps(
 
 
 def _page(common: _Common, deps: GatewayDeps, rollback: Rollback) -> Sequence[BaseRoute]:
-    settings, cfg = common.settings, deps.settings
-    keys = Keys(cfg.api_key, deps.users)
+    settings, cfg, keys = common.settings, deps.settings, common.keys
     return create_page(
         PageDeps(
             ledger=common.parts.ledger.path,

@@ -23,9 +23,9 @@ from starlette.routing import Route as Path
 
 from tinker_claw.conversation.classify import is_episode
 from tinker_claw.errors import RequestError
-from tinker_claw.formats.base import Format, Route, bearer
+from tinker_claw.formats.base import Format, Route
 from tinker_claw.gateway import errors, feedback
-from tinker_claw.gateway.auth import Keys, Principal
+from tinker_claw.gateway.auth import Principal
 from tinker_claw.gateway.limits import MAX_QUEUE, Limits, read_body, read_request
 from tinker_claw.gateway.request import GatewayDeps, admit, blind_because, choose, count
 from tinker_claw.gateway.respond import StreamedAnswer, WholeAnswer
@@ -51,7 +51,7 @@ class _Endpoints:
         cfg = deps.settings
         self._deps = deps
         self._formats = formats
-        self._keys = Keys(cfg.api_key, deps.users)
+        self._keys = deps.keys
         self._limits = Limits(self._keys.users, cfg.max_concurrent, MAX_QUEUE)
         self._local = is_loopback(cfg.host) and not self._keys.needed
         self._since = int(time.time())
@@ -147,6 +147,5 @@ class _Endpoints:
         headers, client = request.headers, request.client
         refuse_pages(headers, local=self._local)
         address = client.host if client else ""  # behind a proxy, the proxy's
-        if wire is None:
-            return self._keys.caller(bearer(headers), address)
+        wire = wire or self._formats[0]
         return self._keys.caller(wire.key(headers), address, wire.key_place)

@@ -16,35 +16,33 @@ from starlette.exceptions import HTTPException
 from tinker_claw.errors import BackendError, ClawError, LedgerError, OutageError, RequestError
 from tinker_claw.formats.base import Format
 from tinker_claw.formats.body import shown
-from tinker_claw.telemetry import log
+from tinker_claw.telemetry import log, place
 
 RETRY_AFTER_S = 30
 """Retry-After where the gateway cannot answer now: the request was already retried here."""
 _PASSING: Final = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
 """Statuses after which a retry may succeed."""
+_AWAY: Final = {
+    OutageError: "The service that runs the model is away; try again in a few minutes.",
+    BackendError: "The model cannot answer at the moment; try again.",
+    LedgerError: "The gateway cannot write its records, so it gives no answer that would be lost; "
+    "its disk may be full. Try again when there is room.",
+}
 
 
 def told(error: Exception) -> RequestError:
     """Convert an exception into the error that the client receives."""
     if isinstance(error, RequestError):
         return error
-    log.error("gateway.failed", kind=type(error).__name__, error=str(error))
-    if isinstance(error, OutageError):
-        return _away("The service that runs the model is away; try again in a few minutes.")
-    if isinstance(error, BackendError):
-        return _away("The model cannot answer at the moment; try again.")
-    if isinstance(error, LedgerError):
-        return _away(
-            "The gateway cannot write its records, so it gives no answer that would be lost; its "
-            "disk may be full. Try again when there is room."
-        )
+    # What is not ours may quote a user's words.
+    said = str(error) if isinstance(error, ClawError) else place(error)
+    log.error("gateway.failed", kind=type(error).__name__, error=said)
+    for kind, message in _AWAY.items():
+        if isinstance(error, kind):
+            headers = {"retry-after": str(RETRY_AFTER_S)}
+            return RequestError(message, status=HTTPStatus.SERVICE_UNAVAILABLE, headers=headers)
     message = "The server failed; its log says why."
     return RequestError(message, status=HTTPStatus.INTERNAL_SERVER_ERROR)
-
-
-def _away(message: str) -> RequestError:
-    headers = {"retry-after": str(RETRY_AFTER_S)}
-    return RequestError(message, status=HTTPStatus.SERVICE_UNAVAILABLE, headers=headers)
 
 
 def answer(wire: Format, error: Exception) -> JSONResponse:
@@ -85,8 +83,7 @@ def install(app: FastAPI, formats: Sequence[Format]) -> None:
                 # A format that is not served. OpenClaw takes a 404 to mean an unknown model,
                 # whatever its text.
                 status = HTTPStatus.BAD_REQUEST
-            sent = error.headers
-            error = RequestError(message, status=status, code="unknown_url", headers=sent)
+            error = RequestError(message, status=status, code="unknown_url", headers=error.headers)
         return answer(wire, error)
 
     for kind in (ClawError, HTTPException, Exception):

@@ -15,6 +15,7 @@ from tinker_claw.billing.meter import Account, charged
 from tinker_claw.conversation.attribution import without_volatile
 from tinker_claw.conversation.history import reply_digest
 from tinker_claw.conversation.index import Stream, exact_digest
+from tinker_claw.errors import ClawError
 from tinker_claw.formats.base import Finish, FinishedReply, TokenCounts, TokenLogprob
 from tinker_claw.gateway.request import GatewayDeps, Job
 from tinker_claw.gateway.sampling import Sampling
@@ -58,11 +59,13 @@ class Generation:
         self._usd: float | None = None
         self._completion: Completion | None = None
         self._forgotten = False
+        self._broken = "the client hung up"
+        """Why the reply broke off, if it did."""
 
     async def run(self, show: Show | None = None) -> FinishedReply:
         """Sample to the end, handing deltas to `show` as they come.
 
-        A cancelled run captures what was sampled until then.
+        A run that is cancelled, or whose `show` fails, captures what was sampled until then.
 
         Raises:
             BackendError: no version could answer, or continue the reply that had begun.
@@ -132,7 +135,11 @@ class Generation:
 
         try:
             await self.sampling.run(take)
-        except asyncio.CancelledError:
+        except ClawError:
+            raise
+        except BaseException as error:  # the client hung up, or its format failed
+            if not isinstance(error, asyncio.CancelledError):
+                self._broken = f"the reply broke off: {type(error).__name__}"
             if self.sampling.begun:
                 self._capture(self.sampling.completion(aborted=True), self._parser.finish()[1])
             raise
@@ -140,11 +147,8 @@ class Generation:
         completion = self.sampling.completion(cut=self._parser.cut_because is not None)
         try:
             await self._deps.compute.own_round()
+        finally:  # also where the client left meanwhile: the reply is complete
             self._capture(completion, reply)
-        except asyncio.CancelledError:
-            if self._turn is None:  # the client left meanwhile; the reply is complete
-                self._capture(completion, reply)
-            raise
         return FinishedReply(
             reply=reply,
             finish=self._finish(completion, reply),
@@ -264,7 +268,7 @@ class Generation:
         if holds is not None:
             return f"holds {holds}"
         if completion.stop_reason is StopReason.ABORT:
-            return "the client hung up"
+            return self._broken
         if completion.stop_reason is StopReason.CUT:
             return self._parser.cut_because
         if not completion.tokens:

@@ -17,7 +17,7 @@ from http import HTTPStatus
 from typing import Any
 
 from tinker_claw.billing.budget import Spending
-from tinker_claw.config.settings import Gateway, User
+from tinker_claw.config.settings import Gateway
 from tinker_claw.conversation.attribution import (
     Attribute,
     asked_by,
@@ -34,26 +34,20 @@ from tinker_claw.conversation.outright import outright
 from tinker_claw.errors import ContextLengthError, OutageError, RequestError
 from tinker_claw.formats.base import Format, GenerationRequest, ReplyHead, ReplyWriter, Route
 from tinker_claw.formats.body import shown
+from tinker_claw.gateway.auth import Keys
 from tinker_claw.gateway.fallback import Serving
 from tinker_claw.gateway.fetch import MOST_FETCHED, fetch
 from tinker_claw.gateway.limits import MAX_BODY_BYTES, Caller, ComputeRounds
 from tinker_claw.gateway.owners import Owners
 from tinker_claw.gateway.privacy import AFTERWARDS, SessionPrivacy
 from tinker_claw.gateway.prompt import build_prompt, new_messages, refuse_without_room
-from tinker_claw.images import (
-    MOST_BYTES,
-    AwayError,
-    Image,
-    fetched,
-    images_in,
-    placed,
-)
+from tinker_claw.images import MOST_BYTES, AwayError, Image, fetched, images_in, placed
 from tinker_claw.ledger.feedback import ENDED, LONGEST_TEXT, About, Feedback, Given
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.lessons import Lesson
 from tinker_claw.policy import PolicyHolder, Sampler
 from tinker_claw.privacy.marker import Privacy
-from tinker_claw.render.format import switches
+from tinker_claw.render.format import ASKED, SOUGHT, switches
 from tinker_claw.render.prompt_cache import Prompt
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.telemetry import Telemetry
@@ -89,8 +83,7 @@ class GatewayDeps:
     """The gateway's dependencies, and its memory of sessions."""
 
     settings: Gateway
-    users: Sequence[User]
-    """Users with keys of their own, besides the one with the settings' key."""
+    keys: Keys
     served_name: str
     """The model's name in requests; `<served_name>@v8` asks for version 8."""
     renderer: Renderer
@@ -386,7 +379,7 @@ async def parse(
                 request = parsed()
         except AwayError as away:
             files[away.url] = await _fetch(deps, away, caller, len(files))
-    _check_names(deps.renderer, request.messages)
+    _check_shown(deps.renderer, request.messages)
     _check_reply(deps, request)
     await _look(deps, images_in(request.messages))
     if not request.template and request.reasoning_effort is None:
@@ -406,10 +399,10 @@ async def _fetch(deps: GatewayDeps, away: AwayError, caller: Caller, before: int
     Raises:
         RequestError: it cannot be fetched, or images are not served here.
     """
-    if (why := blind_because(deps)) is not None:
-        raise away.wrong(why) from away
-    if before >= MOST_FETCHED:
+    why = blind_because(deps)
+    if why is None and before >= MOST_FETCHED:
         why = f"is one of more than {MOST_FETCHED} images by address in one request"
+    if why is not None:
         raise away.wrong(why) from away
     room = min(MOST_BYTES, MAX_BODY_BYTES - caller.bytes)
     file = await fetch(away, deps.settings.hosts, room)
@@ -483,28 +476,32 @@ def _check_reply(deps: GatewayDeps, request: GenerationRequest) -> None:
         )
 
 
-def _check_names(renderer: Renderer, messages: Sequence[Message]) -> None:
+def _check_shown(renderer: Renderer, messages: Sequence[Message]) -> None:
     for i, message in enumerate(messages):
-        # The name of a tool is in the call that its result answers.
-        named = "name" in message and message["role"] != "tool"
-        if named and not _shows_names(renderer, message["role"]):
-            raise RequestError(
-                f"messages[{i}].name: this model's chat format shows no names; "
-                "put it into the content.",
-                param=f"messages[{i}].name",
-            )
+        role = message["role"]
+        for field in ("content", "name"):
+            # The name of a tool is in the call that its result answers.
+            said = field in message and (role, field) != ("tool", "name")
+            if said and not _shows(renderer, role, field):
+                at = f"messages[{i}].{'role' if field == 'content' else field}"
+                raise RequestError(
+                    f"{at}: this model's chat format shows no {field} of messages whose role is "
+                    f"{shown(role)!r}; put it into the content of a user's.",
+                    param=at,
+                )
 
 
 @lru_cache(maxsize=64)
-def _shows_names(renderer: Renderer, role: str) -> bool:
-    """Whether a message's name changes the prompt, found by rendering both."""
-    said, asked = {"role": role, "content": "Well."}, {"role": "user", "content": "So?"}
-    asks = [] if role == "user" else [asked]
+def _shows(renderer: Renderer, role: str, field: str) -> bool:
+    """Whether a field of a message changes the prompt, found by rendering two of its values."""
+    said = {"role": role, "content": "Well.", "tool_call_id": "a1"}
+    before = () if role in ("system", "user") else (ASKED, SOUGHT)
+    after = (ASKED,) if role == "system" else ()
+    both = ((*before, said | {field: text}, *after) for text in ("Ann", "Zoe"))
     try:
-        named = renderer.prompt([{**said, "name": "Zoe"}, *asks])
-        return named.tokens != renderer.prompt([said, *asks]).tokens
-    except RequestError:
-        return False
+        return len({renderer.prompt(one).tokens for one in both}) > 1
+    except RequestError:  # the request's own prompt says what of its content is refused
+        return field == "content"
 
 
 async def choose(deps: GatewayDeps, model: str) -> tuple[int, Sampler, bool]:

@@ -16,8 +16,7 @@ from dataclasses import replace
 from fastapi.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from tinker_claw.errors import ClawError
-from tinker_claw.formats.base import Format
+from tinker_claw.formats.base import FinishedReply, Format
 from tinker_claw.gateway.errors import answer, told
 from tinker_claw.gateway.generation import Generation
 from tinker_claw.gateway.request import GatewayDeps, Job
@@ -63,16 +62,12 @@ class WholeAnswer(Answer):
         # If one fails, the others are still sampled and recorded.
         asked = (one.run() for one in self._generations)
         drawn = await asyncio.gather(*asked, return_exceptions=True)
-        replies = [one for one in drawn if not isinstance(one, BaseException)]
-        failures = [one for one in drawn if isinstance(one, BaseException)]
-        if not failures:
-            done = replace(replies[0], others=tuple(replies[1:]))
-            headers = {"x-request-id": self._writer.id}
-            response = JSONResponse(self._writer.whole(done), headers=headers)
-        elif isinstance(failures[0], ClawError):
-            response = answer(self._wire, failures[0])
-        else:
-            raise failures[0]
+        try:
+            first, *others = map(_drawn, drawn)
+            reply = self._writer.whole(replace(first, others=tuple(others)))
+            response = JSONResponse(reply, headers={"x-request-id": self._writer.id})
+        except Exception as error:
+            response = answer(self._wire, error)
         await response(scope, receive, send)
 
 
@@ -93,19 +88,17 @@ class StreamedAnswer(Answer):
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         self._open = True
-        await self._write(send, self._writer.begin())
-
         writer, (generation,) = self._writer, self._generations
 
         def show(deltas: list[Delta]) -> Awaitable[None]:
             return self._write(send, writer.deltas(deltas, generation.sampling.version))
 
         try:
+            await self._write(send, writer.begin())
             done = await generation.run(show)
-        except ClawError as error:
-            last = writer.error(told(error))
-        else:
             last = writer.deltas(generation.rest, done.version) + writer.end(done)
+        except Exception as error:
+            last = writer.error(told(error))
         self._open = False
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
@@ -126,6 +119,12 @@ class StreamedAnswer(Answer):
                 await self._write(send, self._writer.keep_alive())
             else:
                 self._sent_at = time.monotonic()
+
+
+def _drawn(one: FinishedReply | BaseException) -> FinishedReply:
+    if isinstance(one, BaseException):
+        raise one
+    return one
 
 
 async def _until_over(receive: Receive) -> None:

@@ -139,20 +139,24 @@ async def restore_pin(ledger: Ledger, trainer: Trainer) -> Policy | None:
     """Open the pinned version; None: none is pinned, or its weights are gone, which ends the pin.
 
     Raises:
-        OutageError: the service is away.
+        BackendError: it cannot be opened now, though it may be there.
     """
     number = ledger.pin.version
-    version = ledger.steps.version(number) if number is not None else None
-    if version is None:
+    if number is None or (version := ledger.steps.version(number)) is None:
         return None
     try:
         return Policy(version, await trainer.open(version.sampler_ref))
-    except OutageError:
-        raise
-    except BackendError as error:
+    except GoneError as error:
         log.warning("pin.gone", version=version.id, error=str(error))
         ledger.pin.end()
         return None
+    except OutageError:
+        raise
+    except BackendError as error:
+        raise BackendError(
+            f"v{number} is pinned and cannot be opened: {error} "
+            "`tinker-claw unpin` lets the newest version answer."
+        ) from error
 
 
 class Recovery:

@@ -61,8 +61,9 @@ class Rollback:
         async with self._one:
             self.ledger.pin.end()
             self._answer_with(None)
-            log.info("unpinned", version=self._policy.current.version.id)
-            return self._policy.current.version.id
+            newest = self._policy.current.version.id
+            log.info("unpinned", version=newest)
+            return newest
 
     async def roll_back(self, version_id: int) -> PolicyVersion:
         """Serve this version at once, and go on learning from its state, as a new version.

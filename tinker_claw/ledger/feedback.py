@@ -129,6 +129,11 @@ class FeedbackTable(LedgerTable):
                 return Given(earlier["id"], earlier["turn_id"], True, earlier["unused"])
             unused = _OUTCOMES[turn["episode"]] if said.final else _unused(turn)
             values |= {"unused": unused, "created_at": time.time()}
+            # A message that says the same after this one is no retry, but was edited back.
+            tx.execute(
+                "UPDATE feedback SET key = NULL WHERE turn_id = ? AND key LIKE char(10) || '%'",
+                (turn["id"],),
+            )
             feedback_id = insert(tx, "feedback", values)
             if not said.final and (unused is None or turn["state"] is not None):
                 _judge(tx, turn["id"], said)
@@ -143,9 +148,7 @@ def _unused(turn: sqlite3.Row) -> str | None:
         return TOO_LATE
     if turn["expired_because"] is not None:
         return turn["expired_because"]
-    if turn["state"] == "held":
-        return None
-    if turn["state"] == "queued":
+    if turn["state"] in ("held", "queued"):
         return "the reply is being trained" if turn["training"] else None
     if turn["state"] is not None:
         states = {"trained": "was trained already", "expired": "has grown too old to be trained"}

@@ -223,7 +223,7 @@ class _Page:
         async def serve(request: Request, visitor: Visitor) -> Response:
             number, wanted = request.path_params.get("number", 0), _filter(request, visitor)
             found = await self._read(lambda rows: look(rows, number, wanted))
-            return self._html(name, visitor, request=request, **found)
+            return await asyncio.to_thread(self._html, name, visitor, request=request, **found)
 
         return serve
 
@@ -324,7 +324,9 @@ class _Page:
             found = await self._read(lambda rows: read.read_mine(rows, visitor.user))
             return self._html("mine", visitor, status_word=health["status"], **found)
         seen = await self._read(lambda rows: read.read_overview(rows, training))
-        return self._html("overview", visitor, health=health, seen=seen, gate_is=training.gate)
+        return await asyncio.to_thread(
+            self._html, "overview", visitor, health=health, seen=seen, gate_is=training.gate
+        )
 
     # Changes
 

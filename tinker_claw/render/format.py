@@ -119,7 +119,7 @@ _TOOL = {
 }
 _CALL = {"id": "a1", "type": "function", "function": {"name": "look", "arguments": '{"at":"x"}'}}
 _SYSTEM = {"role": "system", "content": "Be brief."}
-_ASKED = {"role": "user", "content": " Look there,\nand here. "}
+ASKED = {"role": "user", "content": " Look there,\nand here. "}
 _CALLED = {"role": "assistant", "content": "So I do.", "tool_calls": [_CALL, _CALL | {"id": "b2"}]}
 _FOUND = [
     {"role": "tool", "tool_call_id": "a1", "content": "nothing"},
@@ -128,16 +128,16 @@ _FOUND = [
 _SAID = {"role": "assistant", "content": "Nothing.", "reasoning_content": "I looked."}
 _THANKED = {"role": "user", "content": "user"}
 _GUESSED = {"role": "assistant", "content": "Here?"}
-_SOUGHT = {
+SOUGHT = {
     "role": "assistant",
     "content": "",
     "reasoning_content": "Where?",
     "tool_calls": [_CALL],
 }
-_TALKED = [_ASKED, _SOUGHT, _FOUND[0], _THANKED, _ASKED, _GUESSED, _SAID, _CALLED, *_FOUND, _SAID]
+_TALKED = [ASKED, SOUGHT, _FOUND[0], _THANKED, ASKED, _GUESSED, _SAID, _CALLED, *_FOUND, _SAID]
 _PROBES: tuple[tuple[list[dict[str, Any]], list[dict[str, Any]]], ...] = (
-    ([_ASKED], []),
-    ([_SYSTEM, *_TALKED, _ASKED, _SAID], [_TOOL]),
+    ([ASKED], []),
+    ([_SYSTEM, *_TALKED, ASKED, _SAID], [_TOOL]),
     (_TALKED, []),
 )
 """Sample conversations that test whether a format encodes text by text."""
@@ -201,8 +201,8 @@ class Format:
             if not self._tried_out():
                 self._of_texts = None
         self._moves_system = False
-        without = self._tried(_ASKED, _SAID, _THANKED)
-        late = self._tried(_ASKED, _SAID, _SYSTEM, _THANKED)
+        without = self._tried(ASKED, _SAID, _THANKED)
+        late = self._tried(ASKED, _SAID, _SYSTEM, _THANKED)
         # Some formats refuse a system message after the first, and some leave it out.
         self._moves_system = without is not None and late in (None, without)
 

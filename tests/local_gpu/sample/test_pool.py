@@ -25,6 +25,7 @@ from local_gpu.trainer import LocalTrainer
 from tinker_claw.errors import (
     BackendError,
     ContextLengthError,
+    GoneError,
     OutageError,
     RequestError,
     SamplerError,
@@ -316,7 +317,7 @@ async def test_what_cannot_be_served_is_refused_before_any_server_is_asked(tmp_p
 
 async def test_an_adapter_that_is_not_there_is_named(tmp_path: Path) -> None:
     async with site(tmp_path) as place:
-        with pytest.raises(BackendError, match="no adapter named 'gone'"):
+        with pytest.raises(GoneError, match="no adapter named 'gone'"):
             await place.pool.open("gone", tmp_path / "gone")
         assert place.pool.live() == frozenset()
 
