@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from examples.demo.user import USERS
+from tinker_claw.errors import ConfigError
 from tinker_claw.methods import names
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,7 +66,10 @@ def parse(arguments: Sequence[str] | None) -> Options:
     Raises:
         SystemExit: argparse's, for --help and for flags that do not exist or make no sense.
     """
-    parser = _parser()
+    try:
+        parser = _parser()
+    except ConfigError as error:
+        raise SystemExit(f"tinker-claw demo: {error}") from error
     given = vars(parser.parse_args(arguments))
     sizes: dict[str, Any] = _FAST if given.pop("fast") else _FULL
     out = given.pop("out") or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")

@@ -45,7 +45,10 @@ WIDTH = 150
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing and report all; returns the exit status."""
     for_owner_only()
-    asked = _parser().parse_args(arguments)
+    try:
+        asked = _parser().parse_args(arguments)
+    except ConfigError as error:
+        raise SystemExit(str(error)) from error
     given = list(arguments if arguments is not None else sys.argv[1:])
     try:
         names = ("methods", "conditions", "seeds", "steps", "sessions", "questions", "scenarios")

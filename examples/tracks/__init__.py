@@ -31,6 +31,11 @@ class TooLongError(TrackError):
     task's first messages are."""
 
 
+class BrokenError(TrackError):
+    """Raised where an environment fails in one episode, which then has no outcome; the others go
+    on."""
+
+
 def cause(error: Exception) -> TrackError:
     """Return the first of several errors that came together. An error that is not ours is
     raised."""

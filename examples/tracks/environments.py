@@ -118,7 +118,12 @@ def environment(track: Track) -> Environment:
         ) from error
     except AttributeError as error:
         raise TrackError(f"{wrong} cannot be loaded: {error}.") from error
-    return make(track)
+    try:
+        return make(track)
+    except TrackError:
+        raise
+    except Exception as error:
+        raise TrackError(f"{wrong} cannot be made: {error!r}.") from error
 
 
 ENVIRONMENTS = {

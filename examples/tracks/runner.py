@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from examples.tracks import TooLongError, TrackError
+from examples.tracks import BrokenError, TooLongError, TrackError
 from examples.tracks.client import Gateway, Place, Reply
 from examples.tracks.environments import Environment, Program, Task, result
 from examples.tracks.episode import Episode, Seen
@@ -143,7 +144,11 @@ class Run:
         """Play a task once; return the outcome, or None where it broke."""
         if isinstance(task, Program):
             return await task.play(episode)
-        return 1.0 if await self._solves(task, episode) else -1.0
+        try:
+            return 1.0 if await self._solves(task, episode) else -1.0
+        except BrokenError as error:
+            self.say(str(error))
+            return None
 
     async def _solves(self, task: Task, episode: Episode) -> bool:
         """Play until the model calls no tool any more; return whether the task is then solved."""
@@ -157,11 +162,24 @@ class Run:
                         raise
                     return False
                 if not reply.calls:
-                    return await attempt.solved(reply.text)
+                    with self._answers(task, "its grade"):
+                        return await attempt.solved(reply.text)
                 messages.append(reply.message)
                 for call in reply.calls:
-                    messages.append(await result(call, attempt.call))
+                    with self._answers(task, f"the tool {call['function']['name']}"):
+                        messages.append(await result(call, attempt.call))
         return False
+
+    @contextmanager
+    def _answers(self, task: Task, what: str) -> Generator[None]:
+        """Name what of the environment failed. Its own `TrackError` ends the run."""
+        try:
+            yield
+        except TrackError:
+            raise
+        except Exception as error:
+            where = f"The environment {self.track.environment}, task {task.name}"
+            raise BrokenError(f"{where}: {what} failed: {error!r}.") from error
 
     async def _serving(self) -> int:
         """Version that serves now, according to a reply."""

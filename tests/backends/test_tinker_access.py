@@ -330,7 +330,7 @@ async def test_paths_of_any_shape_are_trained_published_and_opened_again(tmp_pat
     )
     with pytest.raises(BackendError, match="opening the sampler 'tinker://model_x/v-1'"):
         await again.open("tinker://model_x/v-1")
-    with pytest.raises(BackendError, match="loading the state 'what is this'"):
+    with pytest.raises(BackendError, match=r"state 'what is this' at --base-url http://127\.0"):
         await again.load_state("what is this")
     await again.aclose()
 

@@ -296,3 +296,12 @@ def test_before_the_first_step_a_batch_is_that_of_the_gateway_that_runs(
     monkeypatch.setattr(common, "ask", lambda settings: health)
     assert main.main(["explain", "1"]) == 0
     assert "A step takes 4, so 3 are missing." in capsys.readouterr().out
+
+
+def test_after_another_batch_size_was_said_the_next_step_takes_that(
+    world: tuple[Path, dict[str, int]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory, turns = world
+    assert "A step takes 2 at a time" in told(directory, turns["queued"], capsys)
+    shown = told(directory, turns["queued"], capsys, "--batch-size", "8")
+    assert "A step takes 8, so 5 are missing." in shown

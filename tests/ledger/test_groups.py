@@ -24,7 +24,7 @@ from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.groups import LIMIT_S
 from tinker_claw.ledger.judgements import TRIES, Ballot
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.ledger.outcome import outcome, read_run
+from tinker_claw.ledger.outcome import of_episode, outcome, read_run
 from tinker_claw.ledger.turns import OVER
 from tinker_claw.ledger.views import Filter, read, turns_where
 from tinker_claw.ledger.words import count_outcomes
@@ -135,6 +135,19 @@ def test_step_reward_is_outcome_and_mean_of_valid_votes_once_the_group_is_whole(
     assert advantages == pytest.approx([1.0, -1.0, 1.0, -1.0])
 
 
+def test_an_outcome_that_comes_too_late_is_not_told_as_the_one_that_counted(told: Told) -> None:
+    told.begin("a", Attempt(None, None, 1, episode=True))
+    told.turn("a")
+    told.end("a", -0.5)
+    assert told.look().queued == 1
+    late = Feedback(1.0, final=True)
+    assert told.ledger.feedback.give("me", About("session", "a"), late).unused
+    (turn,) = turns_where(told.ledger._db, "ORDER BY turns.id")
+    shown = " ".join(of_episode(turn))
+    assert "has the outcome -0.5" in shown
+    assert "its outcome alone: -0.5." in shown
+
+
 def test_first_replies_are_told_as_their_sessions_began_not_as_they_ended(told: Told) -> None:
     """Short ones of several at a time end first, and would be the ones that all are compared to."""
     for key in "abc":
@@ -174,7 +187,7 @@ def test_explain_and_log_tell_group_outcome_and_step_reward(told: Told) -> None:
     prepared = BINARY.prepare([BatchItem(one) for one in samples], Training())
     told.ledger.steps.keep(step, prepared.stored, None)
     told.ledger.steps.commit(step, told.version, state_ref="s", sampler_ref="p", metrics={})
-    text = " ".join(tell(rows, turns[0], 16, text=True))
+    text = " ".join(tell(rows, turns[0], Training(), text=True))
     assert (
         "Its session is an episode at task t, one of 2 of group g, and has the outcome +1." in text
     )
@@ -194,7 +207,7 @@ def test_episode_of_no_group_goes_by_its_own_outcome_of_which_zero_is_one(told: 
     told.end("a", 0.0)
     told.look()
     assert told.queued() == {("a", 0): 0.0}
-    text = " ".join(tell(told.ledger._db, turn, 16, text=True))
+    text = " ".join(tell(told.ledger._db, turn, Training(), text=True))
     assert "Reward of this reply, its outcome alone: 0." in text
     (sample,) = told.ledger.samples.oldest(99)
     assert sample.bucket is None

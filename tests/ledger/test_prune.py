@@ -18,7 +18,7 @@ from tests.ledger.test_ledger import COMPLETION, new_turn
 from tests.tallies import sample_counts, step_counts, verdict_counts
 from tinker_claw.app.main import once
 from tinker_claw.cli.explain import tell
-from tinker_claw.config.settings import Keeping
+from tinker_claw.config.settings import Keeping, Training
 from tinker_claw.errors import LedgerError
 from tinker_claw.ledger import prune
 from tinker_claw.ledger.database import Writer, reading
@@ -121,7 +121,7 @@ def test_emptied_turns_are_still_counted_and_told(ledger: Ledger) -> None:
     assert (sample_counts(ledger), verdict_counts(ledger), step_counts(ledger)) == figures
     with reading(ledger.path) as rows, rows.moment():
         view, known = read_turn(rows, turn), read_contents(rows, turn)
-        text = " ".join(tell(rows, turn, 16, text=True))
+        text = " ".join(tell(rows, turn, Training(), text=True))
     assert view is not None
     assert known is not None
     assert (view.prompt_tokens, view.completion_tokens, view.blanked) == (5000, 3, "dropped")

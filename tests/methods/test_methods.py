@@ -19,6 +19,7 @@ from tinker_claw.methods.advantages import (
     spread_reward,
     stale_weight,
     token_advantages,
+    told_advantages,
     topk_advantages,
     unproposed_advantages,
 )
@@ -540,6 +541,22 @@ class TestTeachers:
         weights = torch.tensor(ce.datums[0].weights, dtype=torch.float64)
         (got,) = torch.autograd.grad(-(logits.log_softmax(-1) * weights).sum(), logits)
         torch.testing.assert_close(got, wanted)
+
+    def test_what_the_teacher_rules_out_leaves_every_weight_finite_without_a_bound(self) -> None:
+        never, cfg = -math.inf, CFG.model_copy(update={"opd_clip": 0.0})
+        done = replace(sample().completion, topk_logprobs=((-0.1, -2000.0), (-0.1, never)))
+        teacher = hinted((never, -1.0), ((-0.1, never), (never, never)))
+        now = TokenLogprobs(2, (-9999.0, -1.0), ((-0.1, -9999.0),) * 2)
+        item = BatchItem(replace(sample(teacher=teacher), completion=done), current=now)
+        for mode in ("topk", "token"):
+            training = cfg.model_copy(update={"opd_mode": mode})
+            (done_pass,) = build("sdpo").prepare([item], training).passes
+            (datum,) = done_pass.datums
+            found = [a for row in datum.weights for a in row] + [*datum.advantages]
+            assert found
+            assert all(map(math.isfinite, found)), mode
+        assert kl_advantages([never], [-1.0], 0.1) == pytest.approx([-999.9])
+        assert told_advantages([never], [never], 0.0) == [0.0]
 
     def test_text_is_named_as_data_at_its_place(self) -> None:
         for method in METHODS.values():

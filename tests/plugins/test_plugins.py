@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from examples.demo.options import parse as demo_flags
+from examples.personalize.__main__ import main as personalize
 from examples.personalize.experiment import TINY, load
 from examples.tracks import TrackError, environments
 from examples.tracks.track import Track
@@ -122,6 +123,19 @@ def test_two_packages_with_one_name_are_refused_by_their_places(
             find("mine")
     with pytest.raises(TrackError, match=r"Two packages add an environment 'mine': claw_"):
         environments.environment(Track(environment="mine"))
+    for parse in (demo_flags, personalize):
+        with pytest.raises(SystemExit, match="two packages add a method 'mine', claw_"):
+            parse([])
+
+
+def test_an_environment_that_fails_as_it_is_made_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = "class X:\n    def of(track):\n        raise KeyError('no world')\n"
+    lay(tmp_path, "claw_three", source, "environment void=claw_three:X")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(TrackError, match=r"void \(claw_three:X\) cannot be made: KeyError\('no w"):
+        environments.environment(Track(environment="void"))
 
 
 def test_doctor_tells_of_each_kind_and_what_of_it_is_of_no_use(

@@ -14,7 +14,7 @@ import sqlite3
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -35,6 +35,7 @@ from examples.tracks.environments import environment
 from examples.tracks.episode import Episode, Seen
 from examples.tracks.runner import Run
 from examples.tracks.state import opened
+from examples.tracks.tool_call import Sum, ToolCall
 from examples.tracks.track import Track
 from tests.lives import ROOT, Fate, Life, life, until
 from tests.ports import free_port
@@ -156,6 +157,31 @@ async def test_groups_of_tries_are_played_and_told(tmp_path: Path) -> None:
     assert "v0 solves 1.00 of 2 held-out tasks" in said
     assert "v3 solves 1.00 of 2 held-out tasks" in said
     assert "3 tasks, 2 tries each: 6 episodes, 12 replies. Versions v0 to v3." in said
+
+
+async def test_an_environment_that_fails_in_one_episode_is_named_and_the_others_go_on(
+    tmp_path: Path,
+) -> None:
+    class Broken(Sum):
+        async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+            raise KeyError(name)
+
+    class Second(ToolCall):
+        def task(self, number: int) -> Sum:
+            task = super().task(number)
+            return Broken(task.expression) if number == 1 else task
+
+    fake, said = FakeGateway(), list[str]()
+    with opened(tmp_path) as state:
+        state.begin(TRACK)
+        run = Run(TRACK, Second(seed=0), fake.gateway(), state, said.append)
+        await run.train()
+    assert len(fake.outcomes) == 4
+    broken = [line for line in said if line.startswith("The environment tool-call, task ")]
+    assert len(broken) == 2
+    for line in broken:
+        assert line.endswith(": the tool calculator failed: KeyError('calculator').")
+    assert stored(tmp_path, "SELECT COUNT(*) FROM episodes WHERE score IS NULL") == [(2,)]
 
 
 async def test_exams_ask_for_a_version_by_name_and_train_nothing(tmp_path: Path) -> None:

@@ -12,12 +12,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from tinker_claw.cli.common import (
-    LedgerCommand,
-    wrapped,
-    write,
-)
+from tinker_claw.cli.common import LedgerCommand, wrapped, write
 from tinker_claw.config.flags import WORD
+from tinker_claw.config.settings import Training
 from tinker_claw.errors import LedgerError
 from tinker_claw.ledger.database import Rows
 from tinker_claw.ledger.outcome import (
@@ -62,15 +59,13 @@ class Explain(LedgerCommand):
 
     def run(self) -> int:
         with self.rows() as ledger:
-            lines = tell(
-                ledger, self.turn, self.settings.training.batch_size, text=not self.no_text
-            )
+            lines = tell(ledger, self.turn, self.settings.training, text=not self.no_text)
         write(lines)
         return 0
 
 
-def tell(rows: Rows, turn_id: int, batch_size: int, *, text: bool) -> list[str]:
-    """The lines. `batch_size`: samples of a step, where none was taken yet.
+def tell(rows: Rows, turn_id: int, training: Training, *, text: bool) -> list[str]:
+    """The lines. What `training` leaves to its default is as in the last step.
 
     Raises:
         LedgerError: there is no such turn.
@@ -78,7 +73,7 @@ def tell(rows: Rows, turn_id: int, batch_size: int, *, text: bool) -> list[str]:
     turn, known = read_turn(rows, turn_id), read_contents(rows, turn_id)
     if turn is None or known is None:
         raise LedgerError(f"{rows.path} has no turn {turn_id}; `tinker-claw log turns` lists them")
-    run = read_run(rows, batch_size)
+    run = read_run(rows, training.batch_size, sure="batch_size" in training.model_fields_set)
     became = wrapped(outcome(turn, run))
     if turn.blanked == "forgotten":
         gone = f"Turn {turn.id} of session {turn.session_id} was forgotten: its words are gone."

@@ -47,8 +47,12 @@ class RunView:
     """Samples of a step."""
 
 
-def read_run(rows: Rows, batch_size: int) -> RunView:
-    """Read the state of the run. `batch_size`: samples of a step, where none was taken yet."""
+def read_run(rows: Rows, batch_size: int, *, sure: bool = False) -> RunView:
+    """Read the state of the run.
+
+    Args:
+        batch_size: samples of a step, where none was taken yet, or `sure` to be the next's.
+    """
     taken = rows.one(
         "SELECT COALESCE(json_extract(metrics, '$.rule.batch_size'), "
         "json_extract(metrics, '$.samples')) FROM steps WHERE status = 'committed' "
@@ -57,7 +61,7 @@ def read_run(rows: Rows, batch_size: int) -> RunView:
     return RunView(
         step=rows.one("SELECT step FROM versions ORDER BY id DESC LIMIT 1") or 0,
         queued=rows.one("SELECT COUNT(*) FROM samples WHERE state = 'queued'"),
-        batch=taken or batch_size,
+        batch=batch_size if sure or not taken else taken,
     )
 
 

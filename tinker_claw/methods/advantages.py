@@ -23,6 +23,8 @@ agent makes ten calls for each message."""
 MAX_RATIO = 2.0
 """Largest ratio of a token of a rescored sample; above it the token is left out, since ppo does not
 bound it for A < 0."""
+FARTHEST = 9999.0
+"""Largest difference in nats without a clip: services tell of an impossible token with -9999."""
 
 
 def reward_advantages(
@@ -120,7 +122,7 @@ def token_advantages(
     Args:
         teacher_T: (T,) the teacher's logprobs of the sampled tokens, given the hint.
         behaviour_T: (T,) the sampler's own.
-        clip: C in nats; 0 switches the bound off.
+        clip: C in nats; 0: none, but that an impossible token's -inf counts as -9999.
     """
     same_length("token distillation", teacher=teacher_T, behaviour=behaviour_T)
     return [
@@ -221,8 +223,10 @@ def kl_advantages(
     As an advantage this has the reverse KL's gradient; the k3 estimator as an advantage has not.
     """
     same_length("KL", reference=reference_T, behaviour=behaviour_T)
-    return [beta * (ref - own) for ref, own in zip(reference_T, behaviour_T, strict=True)]
+    return [beta * _bound(ref - own, 0) for ref, own in zip(reference_T, behaviour_T, strict=True)]
 
 
 def _bound(value: float, clip: float) -> float:
-    return max(-clip, min(clip, value)) if clip > 0 else value
+    """Bound to +-clip, or with 0 to what is finite: a -inf times a weight of 0 would be NaN."""
+    clip = clip or FARTHEST
+    return max(-clip, min(clip, value))

@@ -160,7 +160,7 @@ def read_one(
     turn, known = read_turn(rows, turn_id), read_contents(rows, turn_id)
     if turn is None or known is None or (user is not None and turn.user != user):
         raise missing("turn")
-    run = read_run(rows, training.batch_size)
+    run = read_run(rows, training.batch_size, sure=True)
     trained = turn.trained_in_step is not None and known.advantages
     return {
         "turn": turn,

@@ -201,7 +201,7 @@ class TinkerTrainer:
         weights before is open by now, they have answered no request and are deleted: a long outage
         would push out every version to go back to.
         """
-        with failing(f"loading the state {ref!r}", lost=True):
+        with failing(f"loading the state {ref!r} at --base-url {self._where.base_url}", lost=True):
             fresh, client = await self._loaded_in_new_session(ref, moments)
         old, self._training = self._training, fresh
         self._client, self._suspect, self._loaded = client, False, ref
