@@ -112,10 +112,9 @@ NOT_UNDERSTOOD = "what followed it looks like a harness's text, of a kind that i
 """Reason why such a turn is not trained."""
 OUTCOME = (
     "SELECT score FROM feedback WHERE feedback.session_id = sessions.id AND final = 1 "
-    "ORDER BY unused IS NULL DESC, feedback.id DESC LIMIT 1"
+    "AND unused IS NULL ORDER BY feedback.id DESC LIMIT 1"
 )
-"""SQL on a row of `sessions`: the outcome of an episode, which none that came too late replaces; no
-row without one."""
+"""SQL on a row of `sessions`: the outcome of an episode; no row where none came in time."""
 JUDGEABLE = f"""
 (EXISTS (SELECT 1 FROM next_states WHERE turn_id = turns.id)
   OR EXISTS (SELECT 1 FROM verdicts WHERE turn_id = turns.id)
