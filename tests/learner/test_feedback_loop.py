@@ -211,9 +211,7 @@ async def test_a_turn_that_waits_for_the_service_no_more_leaves_no_outage_behind
             w.ledger.forget(from_turn(turn))
         else:
             say(w, turn, 1)
-        await w.until(lambda: not w.judging._in_hand)
-        assert w.health.judge.state == "ok"
-        assert w.health.backend.away == set()
+        await w.until(lambda: w.health.judge.state == "ok" and not w.health.backend.away)
 
 
 async def test_a_set_aside_turn_is_trained_by_what_is_said_of_it(tmp_path: Path) -> None:
