@@ -147,7 +147,7 @@ class StopReason(StrEnum):
     LENGTH = "length"
     """`max_tokens` was reached."""
     ABORT = "abort"
-    """The client disconnected. The sampled tokens are kept, and not trained."""
+    """The client disconnected, or its format failed. The tokens are kept, and not trained."""
     CUT = "cut"
     """The request ended the reply before the model did: at a stop string, or at a second call where
     one was allowed. The sampled tokens, perhaps more than were shown, are kept, and not trained."""

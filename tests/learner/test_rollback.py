@@ -250,21 +250,7 @@ async def test_pin_outlives_the_process_and_a_rollback_ends_it(tmp_path: Path) -
     ledger.close()
 
 
-async def test_pinned_version_whose_weights_are_gone_does_not_stop_a_start(tmp_path: Path) -> None:
-    trainer = FakeTrainer()
-    async with world(tmp_path, trainer=trainer) as w:
-        await learn(w, 1)
-        await undoing(w).pin(0)
-    ledger = Ledger(tmp_path)
-    first = ledger.steps.version(0)
-    assert first is not None
-    del trainer.samplers[first.sampler_ref]
-    assert await restore_pin(ledger, trainer) is None
-    assert [one["id"] for one in read_versions(ledger._db) if one["serving"]] == [1]
-    ledger.close()
-
-
-async def test_pin_ends_at_no_failure_but_that_its_weights_are_gone(tmp_path: Path) -> None:
+async def test_pin_ends_where_its_weights_are_gone_and_at_no_other_failure(tmp_path: Path) -> None:
     trainer = FakeTrainer()
     async with world(tmp_path, trainer=trainer) as w:
         await learn(w, 1)
@@ -276,6 +262,9 @@ async def test_pin_ends_at_no_failure_but_that_its_weights_are_gone(tmp_path: Pa
     pinned = await restore_pin(ledger, trainer)  # at the next start
     assert pinned is not None
     assert pinned.version.id == 0
+    del trainer.samplers[pinned.version.sampler_ref]
+    assert await restore_pin(ledger, trainer) is None
+    assert [one["id"] for one in read_versions(ledger._db) if one["serving"]] == [1]
     ledger.close()
 
 

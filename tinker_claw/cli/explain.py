@@ -45,7 +45,7 @@ _BESIDE = {
 _ENDED = {
     StopReason.STOP: ", the last of which ends the reply",
     StopReason.LENGTH: ", cut there by the limit on replies",
-    StopReason.ABORT: ", until the client broke off",
+    StopReason.ABORT: ", until it broke off",
 }
 _MEANS = {1: "good", 0: "neutral", -1: "bad"}
 _COST = "Serving, judging and teaching it cost ${:.6f}; steps are not in that."

@@ -129,7 +129,8 @@ class FeedbackTable(LedgerTable):
                 return Given(earlier["id"], earlier["turn_id"], True, earlier["unused"])
             unused = _OUTCOMES[turn["episode"]] if said.final else _unused(turn)
             values |= {"unused": unused, "created_at": time.time()}
-            # A message that says the same after this one is no retry, but was edited back.
+            # A message (its key begins with a newline) that says the same after this one is no
+            # retry, but was edited back.
             tx.execute(
                 "UPDATE feedback SET key = NULL WHERE turn_id = ? AND key LIKE char(10) || '%'",
                 (turn["id"],),

@@ -23,7 +23,7 @@ agent makes ten calls for each message."""
 MAX_RATIO = 2.0
 """Largest ratio of a token of a rescored sample; above it the token is left out, since ppo does not
 bound it for A < 0."""
-FARTHEST = 9999.0
+_FARTHEST = 9999.0
 """Largest difference in nats without a clip: services tell of an impossible token with -9999."""
 
 
@@ -228,5 +228,5 @@ def kl_advantages(
 
 def _bound(value: float, clip: float) -> float:
     """Bound to +-clip, or with 0 to what is finite: a -inf times a weight of 0 would be NaN."""
-    clip = clip or FARTHEST
+    clip = clip or _FARTHEST
     return max(-clip, min(clip, value))
