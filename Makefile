@@ -7,7 +7,7 @@
 # vllm: install a real vLLM for CPU, in an environment of its own (2.4 GB).  test-vllm: the tests that need it.
 # cookbook: install tinker-cookbook, in an environment of its own (1.6 GB).  test-cookbook: its recipes against our Tinker server.
 # verifiers: install verifiers, in an environment of its own (0.6 GB).  test-verifiers: its harnesses, as clients of the gateway.
-# trackers: install wandb, trackio and mlflow, in an environment of their own.  test-trackers: what --report-to tells them.
+# trackers: install wandb in an environment of its own.  test-trackers: what --report-to tells it.
 # dist: the packages of a release, and the list of all that they bring, in dist.
 # tracks: train the shipped beginner on two tracks, three seeds each, and show what came of it; again: go on.
 #   ARGS="--seeds 1 --steps 8 --rewards steps" is a short one.

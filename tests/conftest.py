@@ -43,7 +43,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _ENVIRONMENTS = {
     **{"vllm": "vLLM", "cookbook": "tinker-cookbook", "verifiers": "verifiers"},
-    "trackers": "wandb, trackio and mlflow",
+    "trackers": "wandb",
 }
 """Environments by option, marker and make target, with what is installed in each."""
 
@@ -75,7 +75,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--trackers",
         type=lambda given: Path(given).absolute(),
-        help="read what wandb, trackio and mlflow were told, installed there by `make trackers`",
+        help="read what wandb was told, installed there by `make trackers`",
     )
 
 

@@ -37,7 +37,7 @@ from tinker_claw.privacy.redact import Redactor
 from tinker_claw.privacy.rules import SECRETS
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.retry import Backoff
-from tinker_claw.telemetry import Served, Telemetry, Traces
+from tinker_claw.telemetry import Served, Telemetry
 from tinker_claw.types import Capabilities, NextState, Turn
 
 MODEL = "demo"
@@ -61,8 +61,8 @@ def spell(renderer: Renderer, text: str, *, end: str = IM_END) -> tuple[int, ...
 
 
 class Observer(Telemetry):
-    def __init__(self, traces: Traces | None) -> None:
-        super().__init__(None, traces)
+    def __init__(self) -> None:
+        super().__init__(None)
         self.seen: list[dict[str, Any]] = []
 
     def exposition(self) -> bytes:
@@ -175,7 +175,6 @@ async def gateway(
     compute: ComputeRounds | None = None,
     formats: Sequence[Format] | None = None,
     idle_s: float = IDLE_S,
-    traces: Traces | None = None,
     owners: Collection[str] = (),
     hears_others: bool = False,
     lessons: bool = False,
@@ -193,7 +192,7 @@ async def gateway(
         version = ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
     paid = spending(ledger) if spending else Spending(Price(), ledger.spend, Telemetry(None))
     parts = health or Health()
-    policy, observer, woken = PolicyHolder(Policy(version, sampler)), Observer(traces), list[str]()
+    policy, observer, woken = PolicyHolder(Policy(version, sampler)), Observer(), list[str]()
 
     async def open_version(number: int) -> Sampler:
         return (versions or {})[number]

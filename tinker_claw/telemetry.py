@@ -7,32 +7,28 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Protocol, TextIO, cast
+from typing import Any, TextIO, cast
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from tinker_claw.files import private
-from tinker_claw.types import SamplingParams, Usage
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
-_AGREEMENT = ("mean", "sd", "max", "outside", "k3", "ratio")
 _OF_TURN = (
     "user session turn kind reason version prompt_tokens cached_tokens completion_tokens seconds "
     "first_token_s waited_s episode usd lost"
 )
-_OF_STEP = ("reward_mean", "staleness_mean", "grad_norm", "clip_share", "rate")
 
 
 def configure(
@@ -114,34 +110,19 @@ def place(error: BaseException, told_of: frozenset[int] = frozenset()) -> str:
 class Served:
     """A request that was answered or failed, outside private sessions."""
 
-    context: Mapping[str, str]
-    """Trace headers `traceparent` and `tracestate`, as far as they were sent."""
-    began_at: float
-    """Start in seconds since 1970."""
     seconds: float
     first_token_s: float | None
     """Seconds to the first token; None: there was no token."""
     waited_s: float
     """Seconds that the request waited for a sampling slot."""
-    model: str
-    """Model name that the request asked for."""
-    answered_by: str
-    """Name under which the answering version can be requested."""
     version: int
-    response_id: str
     session: int
     turn: int | None
     """Id of the captured turn; None: nothing was captured."""
     kind: str
-    params: SamplingParams
-    stream: bool
-    finish: str | None
-    """Finish reason; None: the reply did not end."""
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
-    error: str | None
-    """Class name of the error; None on success."""
     user: str
     episode: bool
     """Whether an agent ran on its own, with no person waiting."""
@@ -153,36 +134,16 @@ class Served:
     """Cost in dollars; None: nothing was billed, or the price is not known."""
 
 
-class Traces(Protocol):
-    """Receiver of every request; never blocks the caller."""
-
-    def served(self, served: Served) -> None: ...
-
-
 _COUNTERS = (
     ("turns", "Turns captured", "kind"),
     ("tokens", "Tokens", "what"),
-    ("lost_next_states", "Requests that could not be tied to the turn that they answer", "cause"),
     ("verdicts", "Verdicts", "value", "told"),
-    ("feedback", "Explicit ratings", "source", "of"),
     ("hints", "Turns with a hint"),
     ("samples", "Samples", "fate"),
-    ("billed_tokens", "Tokens billed", "kind", "purpose"),
     ("spent_usd", "Dollars billed", "purpose"),
     ("steps", "Optimizer steps", "status"),
 )
 _GAUGES = (
-    ("fresh_tokens", "Tokens of the last step that its version sampled"),
-    (
-        "agreement",
-        "Trainer against sampler on them, in nats: mean, sd, max, k3; outside, ratio",
-        "figure",
-    ),
-    ("agreement_alarm", "1: they did not agree when last compared"),
-    ("step_kl", "How far the last step that was measured moved the policy, in nats per token"),
-    ("step_figure", "Figures of the last step", "figure"),
-    ("batch_size", "Samples that a step takes"),
-    ("guard", "State of the guard: 0 well, 1 warns, 2 holds learning", "alarm"),
     ("samples_waiting", "Samples in the queue"),
     ("policy_version", "Serving policy version"),
 )
@@ -198,14 +159,8 @@ _HISTOGRAMS = (
 class Telemetry:
     """Figures of one process."""
 
-    def __init__(self, metrics_file: Path | None, traces: Traces | None = None) -> None:
-        """Collect figures.
-
-        Args:
-            metrics_file: gets a JSON line per step; None writes none.
-            traces: receives requests; None sends none.
-        """
-        self.traces = traces
+    def __init__(self, metrics_file: Path | None) -> None:
+        """Collect figures. `metrics_file`: gets a JSON line per step; None writes none."""
         self._file = metrics_file
         self._registry = CollectorRegistry()
         timed = partial(Histogram, buckets=_SECONDS)
@@ -214,7 +169,6 @@ class Telemetry:
             for make, figures in ((Counter, _COUNTERS), (Gauge, _GAUGES), (timed, _HISTOGRAMS))
             for name, told, *labels in figures
         }
-        self._alarms_seen = set[str]()
 
     def serves(self, version: Callable[[], int]) -> None:
         """Set the function that returns the version answering now; pins and rollbacks change it."""
@@ -230,12 +184,8 @@ class Telemetry:
 
     def served(self, served: Served) -> None:
         """Count a request that was answered or failed."""
-        if self.traces is not None:
-            self.traces.served(served)
         if served.turn is None:
             return
-        if served.lost is not None:
-            self._count("lost_next_states", served.lost)
         self._count("turns", served.kind)
         self._count("tokens", "prompt", by=served.prompt_tokens)
         self._count("tokens", "cached", by=served.cached_tokens)
@@ -258,14 +208,12 @@ class Telemetry:
         self._count("turns", "private")
         log.info("turn.forgotten", prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)
 
-    def billed(self, purpose: str, usage: Usage, usd: float | None) -> None:
-        """Count tokens that a service billed; without a price there are no dollars.
+    def billed(self, purpose: str, usd: float | None) -> None:
+        """Count the dollars of a bill; None: there is no price.
 
         A counter only rises, so a correction of an earlier bill does not lower it; the ledger has
         the exact sums.
         """
-        for kind, tokens in asdict(usage).items():
-            self._count("billed_tokens", kind, purpose, by=max(0, tokens))
         if usd is not None:
             self._count("spent_usd", purpose, by=max(0.0, usd))
 
@@ -285,8 +233,7 @@ class Telemetry:
         log.info("verdict", turn=turn, value=value, votes=list(votes), hints=hints)
 
     def feedback(self, *, source: str, final: bool, **fields: Any) -> None:
-        """Count an explicit rating of a reply, or of how its session ended."""
-        self._count("feedback", source, "session" if final else "reply")
+        """Log an explicit rating of a reply, or of how its session ended."""
         log.info("feedback", source=source, final=final, **fields)
 
     def sample(self, fate: str, *, count: int = 1, **fields: Any) -> None:
@@ -295,34 +242,15 @@ class Telemetry:
         if fate != "refused":
             log.info(f"sample.{fate}", count=count, **fields)
 
-    def alarms(self, rulings: Mapping[str, int]) -> None:
-        """Set the guard's rulings by alarm; an alarm that has ended is 0."""
-        self._alarms_seen |= rulings.keys()
-        for alarm in self._alarms_seen:
-            self._figures["guard"].labels(alarm).set(rulings.get(alarm, 0))
-
-    def waiting(self, samples: int, of: int) -> None:
-        """Set the number of queued samples, and `of`, the number that a step takes."""
+    def waiting(self, samples: int) -> None:
+        """Set the number of queued samples."""
         self._figures["samples_waiting"].set(samples)
-        self._figures["batch_size"].set(of)
 
     def step(self, *, seconds: float, **fields: Any) -> None:
-        """Record a committed step: one event, one line in the metrics file. Values that were not
-        measured are NaN; the agreement alarm and the step's size keep their last values."""
-        figures = self._figures
+        """Record a committed step: one event, one line in the metrics file."""
         self._count("steps", "committed")
         self._count("samples", "trained", by=fields.get("samples", 0))
-        figures["step_seconds"].observe(seconds)
-        figures["fresh_tokens"].set(fields.get("fresh_tokens", 0))
-        named = {figure: ("step_figure", figure) for figure in _OF_STEP}
-        named |= {f"agreement_{figure}": ("agreement", figure) for figure in _AGREEMENT}
-        for field, (name, figure) in named.items():
-            value = fields.get(field)
-            figures[name].labels(figure).set(math.nan if value is None else value)
-        if fields.get("moved") is not None:
-            figures["step_kl"].set(fields["moved"])
-        if fields.get("agrees") is not None:
-            figures["agreement_alarm"].set(not fields["agrees"])
+        self._figures["step_seconds"].observe(seconds)
         log.info("step", seconds=round(seconds, 3), **fields)
         self._write({"event": "step", "seconds": seconds, **fields})
 

@@ -85,12 +85,6 @@ async def test_every_turn_and_step_has_its_own_bill(tmp_path: Path) -> None:
 async def test_sums_are_shown_to_prometheus_and_in_health(tmp_path: Path) -> None:
     found = await scripted(tmp_path)
     figures = found.figures
-    for line in (
-        'tinker_claw_billed_tokens_total{kind="cached",purpose="judge"} 1200.0',
-        'tinker_claw_billed_tokens_total{kind="prefill",purpose="teacher"} 16.0',
-        'tinker_claw_billed_tokens_total{kind="trained",purpose="train"} 20.0',
-    ):
-        assert line in figures
     assert 'tinker_claw_spent_usd_total{purpose="train"} 1e-05' in figures
     health = found.health
     tokens = health["spent_tokens"]

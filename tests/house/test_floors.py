@@ -216,8 +216,7 @@ def test_lowest_floor_needs_the_standard_library_only() -> None:
 
 OPTIONAL = (
     *("torch", "peft", "safetensors"),
-    "opentelemetry.sdk",  # its API is imported by fastapi
-    *(OF_SINKS.keys() - {"opentelemetry"}),
+    *OF_SINKS,
 )
 
 

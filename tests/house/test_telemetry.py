@@ -14,28 +14,18 @@ import pytest
 import structlog
 
 from tinker_claw.telemetry import Served, Telemetry, configure
-from tinker_claw.types import SamplingParams
 
 TURN = Served(
-    context={},
-    began_at=0.0,
     seconds=0.25,
     first_token_s=0.1,
     waited_s=0.0,
-    model="demo",
-    answered_by="demo@v3",
     version=3,
-    response_id="r",
     session=1,
     turn=2,
     kind="main",
-    params=SamplingParams(16),
-    stream=True,
-    finish="stop",
     prompt_tokens=100,
     cached_tokens=64,
     completion_tokens=7,
-    error=None,
     user="anna",
     episode=False,
     reason="no sign of a side call",
@@ -61,7 +51,7 @@ def everything(telemetry: Telemetry) -> None:
     telemetry.verdict(turn=2, value=-1, votes=(-1, None, -1), hints=1)
     telemetry.sample("queued", turn=2)
     telemetry.sample("refused", turn=9, reason="neutral verdict")
-    telemetry.waiting(5, 16)
+    telemetry.waiting(5)
     telemetry.step(seconds=1.5, step_id=1, step=1, version=1, samples=16, grad_norm=0.5)
     telemetry.publish(version=1, step=1, seconds=0.1)
 
@@ -112,7 +102,6 @@ def test_figures_for_prometheus() -> None:
     text = telemetry.exposition().decode()
     for line in (
         'tinker_claw_turns_total{kind="main"} 1.0',
-        'tinker_claw_lost_next_states_total{cause="compacted"} 1.0',
         'tinker_claw_tokens_total{what="sampled"} 7.0',
         'tinker_claw_verdicts_total{told="no",value="-1"} 1.0',
         "tinker_claw_hints_total 1.0",

@@ -52,7 +52,7 @@ def test_an_unknown_name_is_told_all_that_there_are() -> None:
         ConfigError, match=r"no method 'sft'; choose combine, .*, sdft, nudge, running-mean$"
     ):
         build("sft")
-    with pytest.raises(ConfigError, match=r"no sink 'visdom'; choose tensorboard, .*, otel, csv$"):
+    with pytest.raises(ConfigError, match=r"no sink 'visdom'; choose tensorboard, wandb, csv$"):
         check_installed(("csv", "visdom"))
 
 
@@ -154,10 +154,10 @@ def test_doctor_tells_of_each_kind_and_what_of_it_is_of_no_use(
     told = plug_ins("--report-to", "mute")
     assert told.startswith("warn ")
     assert "mute (claw_mute:Mute) cannot be loaded" in told
-    lay(tmp_path, "claw_again", "", "method binary=claw_again:X", "sink otel=claw_again:X")
+    lay(tmp_path, "claw_again", "", "method binary=claw_again:X", "sink wandb=claw_again:X")
     told = plug_ins("--method", "binary")
     assert told.startswith("warn ")
-    assert told.endswith("the built-in binary, otel is used: give yours another name")
+    assert told.endswith("the built-in binary, wandb is used: give yours another name")
 
 
 @pytest.mark.usefixtures("installed")

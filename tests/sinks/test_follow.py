@@ -16,6 +16,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.lives import ROOT, until
+from tests.plugins.test_plugins import lay
 from tests.stories import SECRET, Told
 from tests.tallies import step_counts
 from tinker_claw.app import reporting
@@ -149,6 +150,16 @@ def test_a_sink_whose_own_database_fails_does_not_blame_the_ledger(tmp_path: Pat
     told.ledger.close()
 
 
+DEAF = """
+import socket
+class Deaf:
+    def __init__(self, run): ...
+    def write(self, report):
+        socket.create_connection(("127.0.0.1", {port})).recv(1)
+    def close(self): ...
+"""
+
+
 async def test_a_sink_that_hangs_is_killed_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,13 +168,18 @@ async def test_a_sink_that_hangs_is_killed_at_the_end(
     learn(told, "a")
     with socket.create_server(("127.0.0.1", 0)) as deaf, capture_logs() as logs:
         deaf.setblocking(False)
-        place = f"http://127.0.0.1:{deaf.getsockname()[1]}"
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", place)
-        task = asyncio.create_task(reporting.report("otel", tmp_path))
+        lay(
+            tmp_path,
+            "claw_deaf",
+            DEAF.format(port=deaf.getsockname()[1]),
+            "sink deaf=claw_deaf:Deaf",
+        )
+        monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+        task = asyncio.create_task(reporting.report("deaf", tmp_path))
         connection, _ = await asyncio.get_running_loop().sock_accept(deaf)
         task.cancel()
         await asyncio.wait([task])
         connection.close()
     assert [event["event"] for event in logs] == ["sink.killed"]
-    assert not (tmp_path / "sinks" / "otel.step").exists(), "it is told again at the next start"
+    assert not (tmp_path / "sinks" / "deaf.step").exists(), "it is told again at the next start"
     told.ledger.close()

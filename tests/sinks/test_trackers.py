@@ -22,23 +22,6 @@ from tests.stories import SECRET, Told
 pytestmark = pytest.mark.trackers
 
 READ = {
-    "mlflow": """
-from mlflow import MlflowClient
-client = MlflowClient()
-(experiment,) = [e for e in client.search_experiments() if e.name == "tinker-claw"]
-(run,) = client.search_runs([experiment.experiment_id])
-found = {n: client.get_metric_history(run.info.run_id, n) for n in run.data.metrics}
-found = {n: [(p.step, p.value) for p in points] for n, points in found.items()}
-""",
-    "trackio": """
-import trackio
-from trackio.sqlite_storage import SQLiteStorage
-(run,) = trackio.Api().runs("tinker-claw")
-found = {}
-for row in SQLiteStorage.get_logs("tinker-claw", run.name):
-    for name, value in row.items():
-        found.setdefault(name, []).append((row["step"], value))
-""",
     "wandb": """
 import json, struct
 from pathlib import Path
@@ -81,8 +64,6 @@ def environment(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str
         "PYTHONPATH": str(ROOT),
         "HOME": str(tmp_path / "home"),
         "WANDB_MODE": "offline",
-        "TRACKIO_DIR": str(tmp_path / "trackio"),
-        "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db",
     }
 
 

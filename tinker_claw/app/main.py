@@ -48,7 +48,6 @@ from tinker_claw.privacy.redact import Redactor
 from tinker_claw.privacy.rules import SECRETS
 from tinker_claw.retry import Backoff
 from tinker_claw.sinks.base import check_installed
-from tinker_claw.sinks.otel import Traces
 from tinker_claw.telemetry import configure, log
 
 RESTARTS: Final = Backoff(first_s=1.0, longest_s=300.0)
@@ -104,11 +103,7 @@ async def _start(settings: Settings, stack: AsyncExitStack) -> tuple[System, soc
     if left := open_to_others(run.directory):
         log.warning("data_dir.open", files=len(left), first=str(left[0]), cure="chmod -R go= it")
     announce(settings, price, ledger)
-    traces = None
-    if "otel" in run.sinks:
-        traces = Traces(url_of(listening))
-        stack.callback(traces.close)
-    return await wire(settings, model, arranged, ledger, price, stack, traces), listening
+    return await wire(settings, model, arranged, ledger, price, stack), listening
 
 
 async def _serve(settings: Settings, system: System, listening: socket, stop: Stop) -> None:

@@ -56,7 +56,7 @@ from tinker_claw.policy import PolicyHolder, Sampler, Trainer
 from tinker_claw.privacy.redact import Redactor
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.shipped import DEMO_JUDGE, MODELS
-from tinker_claw.telemetry import Telemetry, Traces, log
+from tinker_claw.telemetry import Telemetry, log
 from tinker_claw.types import Capabilities
 
 MOST_OPEN: Final = 4
@@ -94,13 +94,11 @@ async def wire(
     ledger: Ledger,
     price: Price,
     stack: AsyncExitStack,
-    traces: Traces | None = None,
 ) -> System:
     """Open the backend, restore the run, and connect the parts.
 
     Args:
         arranged: layout of this machine's GPUs; None where a service trains and samples.
-        traces: receives requests; None: none are sent.
 
     Raises:
         ClawError: the model, the judge or the run cannot be opened, or do not fit one another.
@@ -115,7 +113,7 @@ async def wire(
     can = await trainer.capabilities()
     require(build(settings.run.method), settings.training, can)
     check_images(settings, can.model, trains=can.trains_images and renderer.eyes is not None)
-    telemetry = Telemetry(settings.run.directory / "metrics.jsonl", traces)
+    telemetry = Telemetry(settings.run.directory / "metrics.jsonl")
     keys = Keys(settings.gateway.api_key, settings.users)
     parts = await _parts(settings, trainer, ledger, price, health, telemetry, keys.users)
     common = _Common(settings, parts, can, renderer, Redactor(settings.privacy.kinds), keys)

@@ -61,7 +61,7 @@ class Spending:
         """Add a bill to the totals."""
         if bill is not None:
             self._spent = self._spent.plus(bill)
-            self._telemetry.billed(bill.purpose, bill.usage, bill.usd)
+            self._telemetry.billed(bill.purpose, bill.usd)
 
     def record(
         self,

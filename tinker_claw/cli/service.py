@@ -31,7 +31,7 @@ _CARRIED: Final = (
     *("TINKER_", "HF_", "CUDA_", "XDG_CACHE_HOME", *VARIABLES.values()),
     *("PATH", "LD_LIBRARY_PATH"),  # of vLLM, compilers and CUDA
     *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_"),
-    *("OTEL_", "WANDB_", "TRACKIO_", "MLFLOW_"),  # of --report-to
+    "WANDB_",  # of --report-to
 )
 """Prefixes of environment variables that the service keeps, in upper case."""
 _TEMPORARY: Final = ("/tmp", "/var/tmp")
@@ -139,8 +139,6 @@ class Service(Command):
         paths = [run.directory.absolute(), cache]
         named = [os.environ.get(f"{sink}_DIR".upper()) for sink in run.sinks]
         paths += [Path(folder).absolute() for folder in named if folder]
-        if "mlflow" in run.sinks and "MLFLOW_TRACKING_URI" not in os.environ:
-            paths.append(Path.cwd())  # its mlflow.db
         return paths if Path(HF_HOME).is_relative_to(cache) else [*paths, Path(HF_HOME).absolute()]
 
     def _install(self) -> Iterator[str]:

@@ -119,8 +119,8 @@ class Run(Section):
     report_to: str | None = _setting(
         None,
         "sinks for the figures of each step, such as tensorboard, with commas between them "
-        "(docs/sinks.md has all); otel also gets a span of every request",
-        when="you want curves or traces beside others",
+        "(docs/sinks.md has all)",
+        when="you want curves beside others",
     )
 
     @field_validator("method", mode="before")

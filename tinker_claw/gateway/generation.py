@@ -72,50 +72,35 @@ class Generation:
             LedgerError: the turn could not be written.
         """
         caller = self._job.caller
-        done, error = None, None
         with charged() as self._account:
             try:
                 waits = time.monotonic()
                 async with caller.limits.slot(caller.user, episode=caller.episode):
                     self._waited_s = time.monotonic() - waits
-                    done = await self._run(show)
-                    return done
-            except BaseException as failure:
-                error = type(failure).__name__
-                raise
+                    return await self._run(show)
             finally:
                 self._account.late = late = self._deps.spending.late("serve")
                 if self._turn is None:  # it was billed, and there is no turn to write that to
                     late(self._account.usage)
-                self._tell(done and done.finish, error)
+                self._tell()
 
-    def _tell(self, finish: Finish | None, error: str | None) -> None:
+    def _tell(self) -> None:
         """Report the request to telemetry, unless nothing of it is kept."""
         job, version = self._job, self.sampling.version
         if job.privacy is Privacy.PRIVATE or self._forgotten:
             return
-        seconds = time.monotonic() - job.started
         self._deps.telemetry.served(
             Served(
-                context=job.context,
-                began_at=time.time() - seconds,
-                seconds=seconds,
+                seconds=time.monotonic() - job.started,
                 first_token_s=self._first_token_s,
                 waited_s=self._waited_s,
-                model=job.request.model,
-                answered_by=f"{self._deps.served_name}@v{version}",
                 version=version,
-                response_id=job.response_id,
                 session=job.said.session_id,
                 turn=self._turn,
                 kind=job.identity.kind,
-                params=job.params,
-                stream=job.request.stream,
-                finish=finish,
                 prompt_tokens=len(job.prompt.tokens),
                 cached_tokens=self._completion.cached_tokens if self._completion else 0,
                 completion_tokens=len(self._completion.tokens) if self._completion else 0,
-                error=error,
                 user=job.caller.user,
                 episode=job.caller.episode,
                 reason=job.identity.reason,

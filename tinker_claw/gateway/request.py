@@ -70,8 +70,6 @@ NOT_THEIRS = "holds an image that neither an owner nor a tool has sent"
 """Why a turn with images is not trained with --images serve, or with --images train."""
 UNASKED = "reply to a rating; nothing to learn from"
 """Why a reply is not trained on if the user's message was nothing but a verdict."""
-_CONTEXT = ("traceparent", "tracestate")
-"""Headers of W3C's Trace Context."""
 _ID = re.compile(r"[0-9]{1,18}")
 """Number of a version; a longer one is invalid."""
 _NOWHERE = 0
@@ -149,8 +147,6 @@ class Job:
     started: float
     """time.monotonic() when the request came in, seconds."""
     privacy: Privacy
-    context: Mapping[str, str]
-    """The trace that it is a part of, as headers."""
     choice: int = 0
     """Index of this reply among several to one request."""
 
@@ -255,7 +251,6 @@ async def admit(
         writer=wire.reply(request, ReplyHead(version, len(prompt.tokens), int(time.time()))),
         started=started,
         privacy=privacy,
-        context={name: headers[name] for name in _CONTEXT if name in headers},
     )
 
 

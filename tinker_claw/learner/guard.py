@@ -248,14 +248,13 @@ class Guard:
         return found
 
     def look(self, also: Sequence[Finding] = ()) -> list[Finding]:
-        """Return the findings, and report them to health, log and metrics.
+        """Return the findings, and report them to health and log.
 
         Args:
             also: findings of the gate.
         """
         found = [*self._findings(), *also]
         self._parts.health.guard_is([one.told for one in found])
-        self._parts.telemetry.alarms({one.alarm: 1 + one.holds for one in found})
         now = frozenset((one.alarm, one.holds) for one in found)
         for one in found:
             if (one.alarm, one.holds) not in self._told:

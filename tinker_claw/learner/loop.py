@@ -247,7 +247,7 @@ class Learner:
             parts.telemetry.sample("expired", count=expired)
         self._look_at = released.look_at
         waiting = ledger.samples.waiting()
-        parts.telemetry.waiting(waiting, cfg.batch_size)
+        parts.telemetry.waiting(waiting)
         if cfg.observe:  # a later run may train on all of it while it is fresh
             if (steps := waiting // cfg.batch_size) > self._observed:
                 log.info("observed", samples=waiting, steps=steps)

@@ -1,1 +1,1 @@
-"""Sinks: trackers that receive the figures of steps, and collectors that receive spans."""
+"""Sinks: trackers that receive the figures of steps."""

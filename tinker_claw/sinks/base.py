@@ -28,9 +28,6 @@ PROJECT: Final = "tinker-claw"
 SINKS: Final[dict[str, str | None]] = {
     "tensorboard": "tensorboard",
     "wandb": "wandb",
-    "trackio": "trackio",
-    "mlflow": "mlflow-skinny",  # a part of mlflow, and enough for a server elsewhere
-    "otel": "opentelemetry-exporter-otlp-proto-http",
 }
 """Built-in sinks, each the class `Opened` of the module of its name, with the package it needs: the
 one that an extra of its name installs; None: it needs none."""
@@ -57,9 +54,8 @@ class Report:
 
     step: int
     """The step's id in the ledger. Ids only grow; those of void steps are left out."""
-    began_at: float
     finished_at: float
-    """End of the step, in seconds since 1970; so is `began_at`."""
+    """End of the step, in seconds since 1970."""
     figures: Mapping[str, float]
     """Finite figures by name, `group/figure`."""
 
@@ -146,7 +142,6 @@ def read_reports(rows: Rows, after: int) -> list[Report]:
         reports.append(
             Report(
                 step=last,
-                began_at=row["began_at"],
                 finished_at=ended,
                 figures={
                     "step/version": float(row["version"]),
