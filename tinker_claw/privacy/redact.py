@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from tinker_claw.privacy import rules
-from tinker_claw.privacy.rules import LONG, RULES, SECRETS, Match, Rule
+from tinker_claw.privacy.rules import RULES, SECRETS, Match, Rule
 
 _ROUNDS = 8
 """Most passes over a text: removing one secret may reveal the one beside it."""
@@ -31,12 +31,7 @@ class Redactor:
     def __init__(self, kinds: Iterable[str]) -> None:
         """Redact `kinds`, a subset of KINDS."""
         wanted = frozenset(kinds)
-        rules = [rule for rule in RULES if rule.kind in wanted]
-        self._rules = tuple(rule for rule in rules if not rule.heads)
-        self._heads: dict[str, list[Rule]] = {}
-        for rule in rules:
-            for head in rule.heads:
-                self._heads.setdefault(head, []).append(rule)
+        self._rules = tuple(rule for rule in RULES if rule.kind in wanted)
         self._maintained = SECRETS in wanted
 
     def load(self) -> None:
@@ -71,8 +66,6 @@ class Redactor:
         if len(lowered) != len(text):  # for example a dotted Turkish I
             # On bytes, lower() changes ASCII letters only; a Python loop takes milliseconds.
             lowered = text.encode(errors="surrogatepass").lower().decode(errors="surrogatepass")
-        if self._heads:
-            yield from self._tokens(text)
         for rule in self._rules:
             group = "cut" if "cut" in rule.pattern.groupindex else 0
             for match in _matches(rule, text, lowered):
@@ -80,14 +73,6 @@ class Redactor:
         if self._maintained:
             for start, end, name in rules.search(text):
                 yield _Found(start, end, name, f"a secret ({name})")
-
-    def _tokens(self, text: str) -> Iterator[_Found]:
-        for begin in LONG.finditer(f"\n{text}"):
-            at = begin.start()  # the token's start: the added new line shifts positions by one
-            for head in (text[at], text[at : at + 2]):
-                for rule in self._heads.get(head, ()):
-                    if (match := rule.pattern.match(text, at)) and rule.holds(match):
-                        yield _Found(*match.span(), rule.name, rule.what)
 
 
 def _matches(rule: Rule, text: str, lowered: str) -> Iterator[Match]:
