@@ -252,9 +252,7 @@ NEAR = [
     *["\u2060/private on", "/private\u00a0on", "/private\u2028my knee", "/private\x0bmy knee"],
     *["／private", "／ｐｒｉｖａｔｅ", "⁄private", "∕private", "/prívate", "/private私の膝"],
     *["hello\n/private", "hello\n\n  /private  \nmy knee", "hello\r\n/private", "x\n`/private`."],
-    *["please /private", "ok /private", "Ok, /private!", "Claw, /private", "@claw /private"],
-    *["hey claw: /private", "turn on /private", "switch to /private mode", "Done. /private"],
-    *["/ private", "//private", "\\private", "/privat", "/pivate", "/prviate on", "/privates"],
+    *["/ private", "/privat", "/pivate", "/prviate on", "/privates"],
     *["/private off.", "/private off!", "/private off please", "/private off the record"],
     *["/private off\u200b", "`/private off`", "x\n/private off"],
     *["/private off\n/private", "/private of", "／private off"],
@@ -262,6 +260,7 @@ NEAR = [
 """Texts that people type who mean the line; also all but its exact end."""
 NO_COMMAND = [
     *["hello", "private", "this is private", "what does /private do?", "What is /private"],
+    *["please /private", "turn on /private", "Done. /private", "//private", "\\private"],
     *["how do I use /private?", "Explain the /private command", "is /private on?"],
     *["does /private work in groups?", "my /private folder is full", "the flag --private"],
     *["/private/", "/private/var", "/private/var/log is full", "/private/var\n/private/etc"],

@@ -1,8 +1,8 @@
 """Parse the line `/private`, by which a user makes the rest of a chat private.
 
-Rule: a line close to the marker counts as the marker, since only a missed one leaks; the line that
-ends privacy must be exact. The history is sent again with every request, so the newest message with
-such a line decides.
+Rule: a line that begins like the marker counts as the marker, since only a missed one leaks; the
+line that ends privacy must be exact. The history is sent again with every request, so the newest
+message with such a line decides.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NEAR_MISS: Final = (
 _HEAD = 200
 """Characters of a line within which the command must stand."""
 
-_SLASH = re.compile(r"[/\\⁄∕⧸╱／＼﹨]")
+_SLASH = re.compile(r"[/⁄∕⧸╱／]")
 _UNSEEN = ("Cf", "Cc", "Mn", "Me")
 """Unicode categories of invisible and combining characters."""
 _PLAIN: Final[dict[int, str | None]] = {
@@ -39,23 +39,14 @@ _PLAIN: Final[dict[int, str | None]] = {
     ord("\t"): " ",
 }
 _COMMAND = re.compile(
-    r"(?<![a-z0-9.~/\\])(?P<slash>[/\\]{1,3} {0,3})(?P<word>[a-z]{6,8})"
+    r"(?<![a-z0-9.~/])/ {0,3}(?P<word>[a-z]{6,8})"
     r"(?![a-z0-9/\\]|[._-][a-z0-9])"  # a path, a file or a longer name goes on
 )
+_BEGINNING = re.compile(r"(?:[^\w/]|_)*(?:\d{1,3}[.)] *)?")
+"""Quotes, bullets, emoji and the number of a list item, which may stand before the command."""
 _LIKE = 0.85
 """Similarity from which two words of some seven letters differ by one slip: a letter too many, one
 too few, a wrong one, or two swapped."""
-_NAME = re.compile(r"@\S+")
-_WORDS = re.compile(r"[^\W_]+")
-_NUMBER = re.compile(r"\d{1,3}[.)]")
-"""Number of a list item."""
-_BEFORE = frozenset(
-    _WORDS.findall(
-        "activate and be bitte enable go hello hey hi let lets now ok okay on please pls set so "
-        "start switch to turn use yes"
-    )
-)
-_AFTER = frozenset(_WORDS.findall("chat from here mode now off on please pls session start thanks"))
 
 
 class Privacy(IntEnum):
@@ -98,7 +89,7 @@ def may_mark(text: str) -> bool:
 def mentioned(texts: Iterable[str]) -> bool:
     """Return whether a transcript handed to a side call holds the marker, in whatever layout."""
     return any(
-        found["slash"] == "/" and _is_like(found["word"])
+        _is_like(found["word"])
         for text in texts
         if may_mark(text)
         for found in _COMMAND.finditer(_plain(text.replace("\\n", "\n")))
@@ -113,43 +104,27 @@ def _marker(text: str) -> Marker | None:
     if command == LINE:
         return Marker(Privacy.PRIVATE)
     ended = command == _OFF
-    if (not ended and _near(first, alone=True)) or _near(more):
+    if (not ended and _near(first)) or _near(more):
         # A message that holds both lines is private.
         return Marker(Privacy.PRIVATE, exact=False)
     return Marker(Privacy.AFTER) if ended else None
 
 
-def _near(text: str, *, alone: bool = False) -> bool:
-    """Return whether a text holds the command, or something meant as the command.
-
-    Args:
-        alone: whether the line is the first of the message. Other slashes count only there, since
-            in code they begin comments and names.
-    """
+def _near(text: str) -> bool:
+    """Return whether a line begins with the command, or is the command but for one slip."""
     for line in text.splitlines():  # at every kind of line end
         if may_mark(line):
             plain = _plain(line[:_HEAD])
-            if any(_means(plain, found, alone=alone) for found in _COMMAND.finditer(plain)):
+            start = _BEGINNING.match(plain)
+            found = _COMMAND.match(plain, start.end() if start else 0)
+            if found and (found["word"] == LINE[1:] or _is_alone(plain, found)):
                 return True
     return False
 
 
-def _means(line: str, found: re.Match[str], *, alone: bool) -> bool:
-    before, after, exact = line[: found.start()], line[found.end() :], found["word"] == LINE[1:]
-    begins = not re.search(r"[a-z0-9]", _NUMBER.sub("", before, count=1))
-    ends = "?" not in after and set(_WORDS.findall(after)) <= _AFTER
-    if found["slash"] != "/":
-        return alone and begins and ends and exact
-    if not exact:
-        return begins and ends and _is_like(found["word"])
-    return begins or (ends and _leads(before))
-
-
-def _leads(before: str) -> bool:
-    """Return whether the words before the command only lead to it: `please`, `Claw,`, `@claw`."""
-    gap = re.split(r"\w", before)[-1]
-    said = set(_WORDS.findall(_NAME.sub("", before)))
-    return said <= _BEFORE or any(sign in ".!;…,:" for sign in gap)
+def _is_alone(line: str, found: re.Match[str]) -> bool:
+    """Return whether a word like the command is all that the line says."""
+    return _is_like(found["word"]) and len(re.findall(r"\w+", line[found.end() :])) <= 1
 
 
 def _is_like(word: str) -> bool:

@@ -287,7 +287,7 @@ _SECRETS = (
     _secret(
         "API key",
         rf"(?<![A-Za-z0-9_.%+/=-])(?:{'|'.join(map(re.escape, _PREFIXES))})"
-        r"[A-Za-z0-9_.%+/=-]{14,400}",
+        r"[A-Za-z0-9_.%+/=-]{13,400}[A-Za-z0-9_=-]",
         *map(str.lower, _PREFIXES),
         valid=lambda found: _mixed(found[0]),
     ),
