@@ -30,6 +30,7 @@ from tinker_claw.conversation.classify import Identity, RequestKind, identify
 from tinker_claw.conversation.history import Conversation, heard
 from tinker_claw.conversation.index import Continuation, ConversationIndex
 from tinker_claw.conversation.lessons import Lessons
+from tinker_claw.conversation.openclaw import carried
 from tinker_claw.conversation.outright import outright
 from tinker_claw.errors import ContextLengthError, OutageError, RequestError
 from tinker_claw.formats.base import Format, GenerationRequest, ReplyHead, ReplyWriter, Route
@@ -228,7 +229,11 @@ async def admit(
         # What was said in private is not known, and might be taken for something else.
         known, is_owner = privacy is Privacy.OPEN, partial(deps.owners.has, user)
         named = partial(
-            attribute, surface=identity.surface, is_owner=is_owner, trusted=identity.trusted
+            attribute,
+            surface=identity.surface,
+            is_owner=is_owner,
+            trusted=identity.trusted,
+            carried=carried(request.messages),
         )
         said = await _place(deps, request, identity, named, session_id, parent, known=known)
         said = replace(said, holds=holds, pictured=_pictured(deps, request, named))
