@@ -148,11 +148,10 @@ def _person(
     if carried is not None and carried.forwarded:
         return Writer.QUOTATION
     sender = _one_sender(found.sender, carried.sender if carried else None)
+    if sender is None and (surface.group or surface.area in ("direct", surface.channel)):
+        return Writer.MEMBER  # of a chat service's session: a stranger or the owner
     if sender is None or not (sender.in_channel or surface.group):
-        # In a chat service's session whoever is not named is a stranger or the owner; elsewhere
-        # it is the Control UI and the like, which needs the key.
-        if surface.group or surface.area in ("direct", surface.channel):
-            return Writer.MEMBER
+        # The Control UI and the like: whoever has the key.
         return Writer.UNKNOWN if found.doubted or (sender and sender.mixed) else Writer.OWNER
     if found.doubted or sender.mixed or sender.id is None:
         return Writer.MEMBER
@@ -264,11 +263,14 @@ class _Reader:
         found.typed |= head.typed
         if head.framed is not None:
             found.lead, found.framed = body[: head.framed], body[at:].strip()
-        words, tail = (body[at:], None) if found.typed else self._trailing(body[at:])
+        words, tail = body[at:], None
         if words and (self._uncertain or _ambiguous(words, wrapped)):
             yield Piece(Writer.UNKNOWN, words, AMBIGUOUS)
-        elif words:
-            yield from openclaw.person(words, head)
+        else:
+            if not found.typed:
+                words, tail = self._trailing(words)
+            if words:
+                yield from openclaw.person(words, head)
         self._meet(head, words)
         if tail is not None:
             yield tail
@@ -306,12 +308,13 @@ class _Reader:
         return None
 
     def _span(self, block: Block, number: int) -> int:
-        """Begin a block that ends in a later part: with the last that holds its end mark."""
+        """Begin a block that ends in a later part: the last that is its end mark."""
         mark = block.closes or ""
         later = range(number + 1, len(self._parts))
-        ends = [one for one in later if mark in self._parts[one]]
+        marked = [one for one in later if mark in self._parts[one]]
+        ends = [one for one in marked if self._parts[one].strip() == mark]  # others are content
         self._spanning = block, ends[-1] if ends else len(self._parts)
-        self._uncertain |= len(ends) > 1
+        self._uncertain |= len(marked) > 1
         return len(self._parts[number])
 
     def _trailing(self, words: str) -> tuple[str, Piece | None]:

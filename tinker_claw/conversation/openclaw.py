@@ -318,8 +318,8 @@ class Head:
             self.typed = True
         elif pattern is _FRAME:
             self.doubted |= self.framed is not None
+            self._mixed |= self.framed is None and _again(self.body) < 0
             self.framed = start
-            self._mixed |= _again(self.body) < 0
         elif pattern is _ROOM:
             self._context = self.typed = self._mixed = True
             self.meet(Sender(None, in_channel=True, group=True, mixed=True))

@@ -212,7 +212,14 @@ async def admit(
     request = await parse(deps, wire, route, body, caller)
     version, sampler, pinned = await choose(deps, request.model)
     identity, parent = _identify(deps, request, headers, user, version if pinned else None)
-    privacy = deps.privacy.privacy(user, identity, headers, request)
+    named = partial(
+        attribute,
+        surface=identity.surface,
+        is_owner=partial(deps.owners.has, user),
+        trusted=identity.trusted,
+        carried=carried(request.messages),
+    )
+    privacy = deps.privacy.privacy(user, identity, headers, request, named)
     said, told = Said(), list[Lesson]()
     if privacy is not Privacy.PRIVATE:
         if privacy is Privacy.OPEN:
@@ -227,14 +234,7 @@ async def admit(
             answers = deps.policy.of_session(session_id)
             version, sampler = answers.version.id, answers.sampler
         # What was said in private is not known, and might be taken for something else.
-        known, is_owner = privacy is Privacy.OPEN, partial(deps.owners.has, user)
-        named = partial(
-            attribute,
-            surface=identity.surface,
-            is_owner=is_owner,
-            trusted=identity.trusted,
-            carried=carried(request.messages),
-        )
+        known = privacy is Privacy.OPEN
         said = await _place(deps, request, identity, named, session_id, parent, known=known)
         said = replace(said, holds=holds, pictured=_pictured(deps, request, named))
         if known and deps.lessons is not None and identity.kind is Kind.MAIN:
