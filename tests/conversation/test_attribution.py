@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.agents import SYSTEM, retried, runtime, stamped
-from tests.channels import BLOCKS, CASES, info, message
+from tests.channels import BLOCKS, CASES, MARKER, info, message
 from tinker_claw.conversation.attribution import attribute, read_text, words_of
 from tinker_claw.conversation.classify import RequestKind
 from tinker_claw.conversation.harnesses import HARNESSES, Block, read
@@ -319,3 +320,100 @@ def test_every_text_of_a_table_is_told_from_its_person_s_words(block: Block) -> 
 def test_whatever_a_table_says_is_asked_is_a_kind_of_request() -> None:
     kinds = {one.asks for table in HARNESSES for one in (*table.blocks, *table.calls)}
     assert kinds <= {None, *RequestKind}, "asks names a value of classify.RequestKind"
+
+
+class Counted(str):
+    """A text that counts the characters that are copied from it or searched in it."""
+
+    __slots__ = ("work",)
+
+    work: list[int]
+
+    @classmethod
+    def of(cls, text: str, work: list[int]) -> Counted:
+        made = cls(text)
+        made.work = work
+        return made
+
+    def __getitem__(self, key: Any) -> str:
+        found = super().__getitem__(key)
+        self.work[0] += len(found)
+        return Counted.of(found, self.work)
+
+    def __contains__(self, part: object) -> bool:
+        at = super().find(str(part))
+        self.work[0] += len(self) if at < 0 else at
+        return at >= 0
+
+    def find(self, part: str, *bounds: Any) -> int:
+        at, begin = super().find(part, *bounds), bounds[0] if bounds else 0
+        self.work[0] += (len(self) if at < 0 else at) - begin
+        return at
+
+    def strip(self, chars: str | None = None, /) -> str:
+        self.work[0] += len(self)
+        return super().strip(chars)
+
+    def rstrip(self, chars: str | None = None, /) -> str:
+        self.work[0] += len(self)
+        return super().rstrip(chars)
+
+    def lstrip(self, chars: str | None = None, /) -> str:
+        self.work[0] += len(self)
+        return super().lstrip(chars)
+
+    def partition(self, sep: str, /) -> tuple[str, str, str]:
+        self.work[0] += len(self)
+        one, two, three = super().partition(sep)
+        return one, two, Counted.of(three, self.work)
+
+
+FLOODS = {
+    **{block.opens[:20]: block.opens for block in (each.values[0] for each in LISTED)},
+    **{
+        f"{block.opens[:20]} twice": f"{block.opens}{block.closes}\n"
+        for block in (each.values[0] for each in LISTED)
+        if block.closes
+    },
+    "image": "<image name=>",
+    "ids": '<system-reminder id="ab"></system-reminder id="ab">',
+    "stamps": stamped(""),
+    "markers": f"x {MARKER}\n\n",
+    "fences": f"x {MARKER}\n```json\n\n",
+    "notices": f"Context: {MARKER}\nSECURITY NOTICE: a\n\n",
+    "infos": info("ann") + "\n\n",
+    "contents": '<<<EXTERNAL_UNTRUSTED_CONTENT id="1">>>\n',
+    "content ends": MAIL,
+    "queue": "---\nQueued #1\n",
+    "frames": "[Queued user message from a previous active turn]\n",
+    "forwards": "[Forwarded from a]\n",
+    "volatile": "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>",
+    "lines": runtime(),
+    "newlines": "\n",
+}
+"""Texts that somebody may repeat through a whole body."""
+
+
+@pytest.mark.parametrize(
+    "head", ["", stamped(""), stamped("[Queued messages while agent was busy]\n")]
+)
+@pytest.mark.parametrize("flood", FLOODS.values(), ids=[*FLOODS])
+def test_reading_a_text_of_twice_the_length_is_twice_the_work(flood: str, head: str) -> None:
+    once, twice = (worked(head + flood * number) for number in (200, 400))
+    assert twice <= 2.2 * once + 2_000
+
+
+def worked(text: str) -> int:
+    """Characters looked at, and calls made, while a text is read."""
+    work = [0]
+
+    def called(frame: Any, event: str, arg: Any) -> None:
+        work[0] += event in ("call", "c_call")
+
+    counted = Counted.of(text, work)
+    sys.setprofile(called)
+    try:
+        read_text(counted)
+    finally:
+        sys.setprofile(None)
+    return work[0]
