@@ -31,15 +31,25 @@ const joiner = await found("inbound-meta", "resolveInboundUserContextPromptJoine
 const join = await found("runtime-context-prompt", "buildCurrentInboundPrompt");
 const leading = await found("strip-inbound-meta", "stripLeadingInboundMetadata");
 const mail = await found("external-content", "buildSafeExternalPrompt");
+const project = await found("history-image-prune", "projectPersistedSenderContext");
+const stamp = "[Mon 2026-11-23 08:30 UTC] ";
 const told = [];
+// As OpenClaw shows a message of its transcript: the stamp stands before the block of the sender.
+function persisted(text, context) {
+  const { SenderId: senderId, SenderName: senderName, SenderUsername: senderUsername } = context;
+  const __openclaw = { senderId, senderName, senderUsername };
+  return project([{ role: "user", content: stamp + text, __openclaw }])[0].content;
+}
 for (const { name, words, context } of JSON.parse(process.argv[2])) {
   if (context.mail) {
-    told.push({ name, text: mail({ content: words, ...context.mail }), left: "" });
+    const text = mail({ content: words, ...context.mail });
+    told.push({ name, text, left: "", stamped: stamp + text, kept: stamp + text });
     continue;
   }
   const before = { text: prefix(context), promptJoiner: joiner(context) };
   const text = join({ context: before, prompt: words });
-  told.push({ name, text, left: leading(text) });
+  const later = { stamped: persisted(text, context), kept: persisted(words, context) };
+  told.push({ name, text, left: leading(text), ...later });
 }
 console.log(JSON.stringify(told));
 """
@@ -96,6 +106,10 @@ class Built:
     """Text as the model gets it."""
     left: str
     """Text that OpenClaw's own stripper leaves."""
+    stamped: str
+    """The same with the sender of the transcript and a timestamp before it."""
+    kept: str
+    """The words alone, with the sender of the transcript and a timestamp, as in later requests."""
 
     @property
     def group(self) -> bool:

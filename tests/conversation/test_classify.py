@@ -407,7 +407,7 @@ def test_a_turn_type_must_exist() -> None:
         told(PLAIN, x_turn_type="middle")
 
 
-METADATA = 'Sender: ⟦openclaw:ctx⟧\n```json\n{\n  "id": "ann"\n}\n```\n\n'
+METADATA = 'Conversation info: ⟦openclaw:ctx⟧\n```json\n{"timestamp":"now"}\n```\n\n'
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,17 @@ parses a text by itself. Pure: the same text gives the same pieces, and together
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Final
 
 from tinker_claw.conversation import openclaw
-from tinker_claw.conversation.harnesses import HARNESSES, Block
+from tinker_claw.conversation.harnesses import HARNESSES, Block, after_blanks
 from tinker_claw.conversation.machinery import looks_like_machinery
-from tinker_claw.conversation.openclaw import Automation, Sender, Surface
+from tinker_claw.conversation.openclaw import FORWARDED, Automation, Carried, Sender, Surface
 from tinker_claw.formats.base import parts_of
 from tinker_claw.images import placed
 from tinker_claw.types import Message, Piece, Writer, noted
@@ -42,6 +45,10 @@ class Reading:
     """It stands for messages that were compacted."""
     answered: bool = False
     """The harness wrote the reply to it, too."""
+    doubted: bool = False
+    """Something in it is not as OpenClaw writes it: it holds no owner's words."""
+    lead: str = ""
+    """Text before the frame."""
     framed: str | None = None
     """Text inside OpenClaw's frame around a message that got no complete answer; None: there is
     no frame."""
@@ -64,7 +71,9 @@ class Reading:
     @property
     def said(self) -> str:
         """Words that anybody said to the agent, by which histories are compared."""
-        return words_of(self.pieces, *PERSONS, Writer.EXTERNAL, Writer.UNKNOWN)
+        sent = (*PERSONS, Writer.EXTERNAL, Writer.UNKNOWN)
+        said = (p.words for p in self.pieces if p.writer in sent or p.what == FORWARDED)
+        return "\n".join(part for part in said if part)
 
     @property
     def note(self) -> bool:
@@ -76,7 +85,8 @@ class Reading:
         """Texts that a person's command may begin, earlier messages without an answer included."""
         if self.framed is not None:
             return self.framed.split("\n\n")
-        return [piece.words for piece in self.pieces if piece.words]
+        typed = (*PERSONS, Writer.UNKNOWN)
+        return [piece.words for piece in self.pieces if piece.writer in typed and piece.words]
 
 
 def read(message: Message) -> Reading:
@@ -95,6 +105,7 @@ def attribute(
     is_owner: Callable[[Sender], bool],
     *,
     trusted: bool = False,
+    carried: Carried | None = None,
 ) -> tuple[Piece, ...]:
     """Give every piece of a message its writer.
 
@@ -102,6 +113,7 @@ def attribute(
         surface: where the conversation takes place.
         is_owner: whether the sender of a channel's message is an owner of this gateway.
         trusted: the client says that its turn is main: the words may look like anything.
+        carried: what OpenClaw says of the request's newest message beside it.
     """
     role = message["role"]
     if role == "assistant":
@@ -111,26 +123,53 @@ def attribute(
     if role != "user":
         return (Piece(Writer.HARNESS, message["content"], "instructions"),)
     found = read(message)
-    writer = _person(found, surface, is_owner)
-    theirs = (Writer.OWNER, Writer.UNKNOWN) if trusted else (Writer.OWNER,)
+    if carried is not None and not carried.text.endswith(message["content"]):
+        carried = None
+    writer = _person(found, surface, is_owner, carried)
+    what = {"what": FORWARDED} if writer is Writer.QUOTATION else {}
     return tuple(
-        replace(piece, writer=writer) if piece.writer in theirs else piece for piece in found.pieces
+        replace(piece, writer=writer, **what)
+        if piece.writer is Writer.OWNER
+        or (trusted and piece.writer is Writer.UNKNOWN and piece.what != AMBIGUOUS)
+        else piece
+        for piece in found.pieces
     )
 
 
-def _person(found: Reading, surface: Surface, is_owner: Callable[[Sender], bool]) -> Writer:
+def _person(
+    found: Reading,
+    surface: Surface,
+    is_owner: Callable[[Sender], bool],
+    carried: Carried | None,
+) -> Writer:
     """Return who wrote a user message: an owner, another member, or the harness."""
     if surface.area in openclaw.NOBODYS:
         return Writer.HARNESS
-    sender = found.sender
-    if sender is None:
-        # A chat service's session without a named sender: a stranger or the owner.
-        named = surface.channel is not None and surface.channel == surface.area
-        return Writer.MEMBER if surface.group or named else Writer.OWNER
-    if not (sender.in_channel or surface.group):
-        return Writer.OWNER  # the Control UI and the like: whoever has the key
+    if carried is not None and carried.forwarded:
+        return Writer.QUOTATION
+    sender = _one_sender(found.sender, carried.sender if carried else None)
+    if sender is None and (surface.group or surface.area in ("direct", surface.channel)):
+        return Writer.MEMBER  # of a chat service's session: a stranger or the owner
+    if sender is None or not (sender.in_channel or surface.group):
+        # The Control UI and the like: whoever has the key.
+        return Writer.UNKNOWN if found.doubted or (sender and sender.mixed) else Writer.OWNER
+    if found.doubted or sender.mixed or sender.id is None:
+        return Writer.MEMBER
     sender = replace(sender, channel=surface.channel, group=sender.group or surface.group)
     return Writer.OWNER if is_owner(sender) else Writer.MEMBER
+
+
+def _one_sender(written: Sender | None, beside: Sender | None) -> Sender | None:
+    """The sender that a message and what is said beside it name; two are nobody."""
+    if written is None or beside is None:
+        return written or beside
+    return replace(
+        written,
+        in_channel=written.in_channel or beside.in_channel,
+        group=written.group or beside.group,
+        bot=written.bot or beside.bot,
+        mixed=written.mixed or beside.mixed or written.id != beside.id,
+    )
 
 
 def words_of(pieces: Sequence[Piece], *writers: Writer) -> str:
@@ -151,8 +190,8 @@ def read_text(text: str) -> Reading:
     if automatic is not None:
         whole = Piece(Writer.HARNESS, text, automatic.what)
         return Reading((whole,), automation=automatic, asks=automatic.what)
-    reader = _Reader()
-    pieces = [piece for part in parts_of(text) for piece in reader.part(part)]
+    reader = _Reader(parts_of(text))
+    pieces = [*reader.pieces()]
     if not reader.found.typed:
         foreign = any(piece.writer is Writer.EXTERNAL for piece in pieces)
         pieces = [_doubted(piece, foreign=foreign) for piece in pieces]
@@ -172,62 +211,116 @@ def _doubted(piece: Piece, *, foreign: bool) -> Piece:
 
 
 _BLOCKS: Final = tuple(block for harness in HARNESSES for block in harness.blocks)
+_LINE: Final = re.compile(r"^[ \t]*", re.MULTILINE)
+_TRAILING: Final = tuple(block for block in _BLOCKS if block.trails)
+_KEY: Final = 3
+_LEADING: Final[dict[str, list[Block]]] = {}
+"""The other blocks, by the first characters of their openings."""
+for _block in _BLOCKS:
+    if not _block.trails:
+        _LEADING.setdefault(_block.opens[:_KEY], []).append(_block)
+AMBIGUOUS: Final = "behind an ambiguous end"
+"""Name of text behind a block of which nobody can say where it ended."""
 
 
 class _Reader:
     """Reader of one message's parts; collects what they say about the whole."""
 
-    def __init__(self) -> None:
+    def __init__(self, parts: Sequence[str]) -> None:
         self.found = Reading()
-        self._open: Block | None = None
-        """A block that has not ended in its part."""
+        self._parts = parts
+        self._spanning: tuple[Block, int] | None = None
+        """A block that has not ended in its part, and the last part that holds its end mark."""
+        self._uncertain = False
+        """Nothing that follows is certainly a person's."""
+        self._unnamed = False
+        """Words of a part whose writer is not named were read."""
 
-    def part(self, part: str) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[Piece]:
+        """Yield the pieces of every part."""
+        for number, part in enumerate(self._parts):
+            if self._spanning is not None:
+                block, last = self._spanning
+                yield Piece(Writer.HARNESS, part, block.what)
+                self._spanning = None if number == last else self._spanning
+            else:
+                yield from self._part(number, part)
+
+    def _part(self, number: int, part: str) -> Iterator[Piece]:
         """Yield the pieces of one part: leading blocks, the person's words, trailing blocks."""
         found = self.found
-        if self._open is not None:
-            yield Piece(Writer.HARNESS, part, self._open.what)
-            if self._open.closes is None or self._open.closes in part:
-                self._open = None
-            return
         end = openclaw.runtime_at(part)
-        body, at = part[:end], 0
+        body, at, wrapped = part[:end], 0, list[Block]()
         head = openclaw.Head(body)
         while at < len(body):
             piece = head.take(at)
             if piece is None and not (found.typed or head.typed):  # what was typed is a person's
-                piece = self._block(body, at)
+                piece = self._block(number, body, at, wrapped)
             if piece is None:
                 break
             yield piece
             at += len(piece.text)
         found.typed |= head.typed
-        found.sender = found.sender or head.sender
-        if head.framed:
-            found.framed = body[at:].strip()
-        words, tail = (body[at:], None) if found.typed else self._trailing(body[at:])
-        if words:
-            yield from openclaw.person(words, framed=head.framed)
+        if head.framed is not None:
+            found.lead, found.framed = body[: head.framed], body[at:].strip()
+        words, tail = body[at:], None
+        if words and (self._uncertain or _ambiguous(words, wrapped)):
+            yield Piece(Writer.UNKNOWN, words, AMBIGUOUS)
+        else:
+            if not found.typed:
+                words, tail = self._trailing(words)
+            if words:
+                yield from openclaw.person(words, head)
+        self._meet(head, words)
         if tail is not None:
             yield tail
         if end < len(part):
             yield Piece(Writer.HARNESS, part[end:], "runtime")
 
-    def _block(self, body: str, at: int) -> Piece | None:
-        """The known block that begins here, after blanks."""
-        start = at + len(body[at:]) - len(body[at:].lstrip())
-        for block in _BLOCKS:
+    def _meet(self, head: openclaw.Head, words: str) -> None:
+        """Record who wrote a part; parts of several people are nobody's."""
+        found = self.found
+        named = head.sender is not None
+        found.doubted |= head.doubted or (named and self._unnamed)
+        found.sender = _one_sender(found.sender, head.sender)
+        self._unnamed |= found.sender is None and bool(words.strip())
+
+    def _block(self, number: int, body: str, at: int, wrapped: list[Block]) -> Piece | None:
+        """The known block that begins here, after blanks.
+
+        Args:
+            wrapped: gets the block, where its end mark may stand in it, too.
+        """
+        start = after_blanks(body, at)
+        for block in _LEADING.get(body[start : start + _KEY], ()):
+            if not block.begins(body, start):
+                continue
             end = block.end(body, start)
-            if end is not None:
-                if block.spans and block.closes is not None and block.closes not in body[start:]:
-                    self._open = block
-                return self._mark(block, body[at:end])
+            if end is None and block.spans:
+                end = self._span(block, number)
+            elif end is None and "\n" in body[start:].strip():
+                return Piece(Writer.UNKNOWN, body[at:], AMBIGUOUS)  # its end is cut off
+            if end is None:
+                continue
+            if block.wraps:
+                wrapped.append(block)
+            return self._mark(block, body[at:end])
         return None
+
+    def _span(self, block: Block, number: int) -> int:
+        """Begin a block that ends in a later part: the last that is its end mark."""
+        mark = block.closes or ""
+        later = range(number + 1, len(self._parts))
+        marked = [one for one in later if mark in self._parts[one]]
+        ends = [one for one in marked if self._parts[one].strip() == mark]  # others are content
+        self._spanning = block, ends[-1] if ends else len(self._parts)
+        self._uncertain |= len(marked) > 1
+        return len(self._parts[number])
 
     def _trailing(self, words: str) -> tuple[str, Piece | None]:
         """The words, and the block that follows them."""
-        for block in _BLOCKS:
-            if block.trails and block.begins(words, at := words.find(block.opens)):
+        for block in _TRAILING:
+            if block.begins(words, at := words.find(block.opens)):
                 at = 0 if block.summary else at  # it also describes the text before it
                 return words[:at], self._mark(block, words[at:])
         return words, None
@@ -238,6 +331,19 @@ class _Reader:
         self.found.summary |= block.summary
         self.found.answered |= block.answered
         return Piece(Writer.HARNESS, text, block.what)
+
+
+def _ambiguous(words: str, wrapped: Sequence[Block]) -> bool:
+    """Whether words behind blocks may stand in the last of them: where the end mark of one comes
+    again, or a line as only a harness begins it."""
+    if not wrapped:
+        return False
+    marks = {block.closes.rstrip(">") for block in wrapped if block.closes}
+    return any(mark in words for mark in marks) or any(
+        block.wraps and block.begins(words, found.end())
+        for found in _LINE.finditer(words)
+        for block in _LEADING.get(words[found.end() : found.end() + _KEY], ())
+    )
 
 
 def last_asked(messages: Sequence[Message]) -> int | None:
@@ -275,7 +381,9 @@ def last_said(messages: Sequence[Message]) -> Message | None:
 def asked_by(pieces: Sequence[Piece]) -> Writer:
     """Return the writer of the words in a message, owners first; the harness if there are none."""
     writers = {piece.writer for piece in pieces}
-    said = (Writer.OWNER, Writer.MEMBER, Writer.EXTERNAL, Writer.UNKNOWN)
+    if any(piece.what == FORWARDED for piece in pieces):
+        writers.add(Writer.EXTERNAL)
+    said = (Writer.OWNER, Writer.MEMBER, Writer.EXTERNAL, Writer.UNKNOWN, Writer.QUOTATION)
     return next((writer for writer in said if writer in writers), Writer.HARNESS)
 
 
@@ -285,12 +393,9 @@ def shows_own(message: Message, pieces: Sequence[Piece]) -> bool:
     Args:
         pieces: of the message.
     """
-    own = (Writer.OWNER, Writer.TOOL)
-    for _, image in placed(message["content"]):
-        writers = [piece.writer for piece in pieces if str(image) in piece.text]
-        if not writers or any(writer not in own for writer in writers):
-            return False
-    return True
+    ends = [*accumulate(len(piece.text) for piece in pieces)]
+    shown = (pieces[bisect_right(ends, at)] for at, _ in placed(message["content"]))
+    return all(piece.writer in (Writer.OWNER, Writer.TOOL) for piece in shown)
 
 
 def is_result(message: Message) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,24 +38,49 @@ class Block:
     """It stands for messages that were compacted."""
     answered: bool = False
     """The harness writes the assistant's reply to it, too."""
+    tag: bool = False
+    """It is one of `tags`."""
+
+    @property
+    def wraps(self) -> bool:
+        """Whether text from elsewhere stands in it, which may hold its end mark, too."""
+        return self.closes is not None and self.closes != ">" and self.closes not in self.opens
 
     def begins(self, text: str, at: int) -> bool:
         """Whether the block begins here."""
-        if not text.startswith(self.opens, at) or self.holds not in text[at:]:
+        if not text.startswith(self.opens, at):
             return False
-        return not self.whole or text[at:].rstrip() == self.opens
+        after = at + len(self.opens)
+        if self.tag and text[after : after + 1] not in _AFTER_TAG:
+            return False
+        if self.holds and text.find(self.holds, at) < 0:
+            return False
+        return not self.whole or not text[after:].strip()
 
     def end(self, text: str, at: int) -> int | None:
-        """Where the block ends, with the blanks after it; None: it does not begin here."""
-        if self.trails or not self.begins(text, at):
-            return None
-        end = len(text)
-        if self.closes is not None:
-            end = text.find(self.closes, at) + len(self.closes)
-            if end < len(self.closes):
-                return len(text) if self.spans else None
-            end += len(text[end:]) - len(text[end:].lstrip())
-        return end
+        """Where the block that begins here ends, with the blanks after it; None: it does not end in
+        this text."""
+        if self.closes is None:
+            return len(text)
+        mark = self.mark(text, at)
+        end = text.find(mark, at)
+        return None if end < 0 else after_blanks(text, end + len(mark))
+
+    def mark(self, text: str, at: int) -> str:
+        """End mark of the block that begins here: that of a tag with an id repeats the id."""
+        named = _ID.match(text, at + len(self.opens)) if self.tag else None
+        return f"</{self.what}{named[0]}" if named else self.closes or ""
+
+
+_AFTER_TAG: Final = (">", " ", "\n", "\t", "")
+_ID: Final = re.compile(r' id="[0-9a-f]+">')
+_BLANKS: Final = re.compile(r"\s*")
+
+
+def after_blanks(text: str, at: int) -> int:
+    """Index of the first character from `at` on that is not blank."""
+    found = _BLANKS.match(text, at)
+    return found.end() if found else at
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +114,7 @@ def read(table: dict[str, Any]) -> Harness:
     """Make a harness from its table, which is consumed."""
     blocks: list[Block] = []
     for one in table.pop("blocks", ()):
-        blocks += [Block(tag, f"<{tag}", f"</{tag}>") for tag in one.pop("tags", ())]
+        blocks += [Block(tag, f"<{tag}", f"</{tag}>", tag=True) for tag in one.pop("tags", ())]
         opens = one.pop("opens", ())
         texts = [opens] if isinstance(opens, str) else opens
         blocks += [Block(opens=text, **one) for text in texts]

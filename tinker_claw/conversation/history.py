@@ -127,13 +127,14 @@ def without_queued(
         asked: gives digests of user messages, among which may be the one without an answer.
     """
     at = last_asked(messages)
-    framed = None if at is None else read(messages[at]).framed
-    if at is None or framed is None:
+    found = None if at is None else read(messages[at])
+    if at is None or found is None or found.framed is None:
         return messages
     known = asked()
-    for before, now in queued(framed):
+    # The longest first: the earlier message may itself begin with one that was asked before.
+    for before, now in reversed(queued(found.framed)):
         if digest({"role": "user", "content": before}) in known:
-            said = {**messages[at], "content": now}
+            said = {**messages[at], "content": f"{found.lead}{now}"}  # with who wrote it
             return [*messages[:at], said, *messages[at + 1 :]]
     return messages
 

@@ -1,7 +1,8 @@
 """Grammar of the texts that OpenClaw 2026.9 writes into messages.
 
 Rule: a block of context is recognised by OpenClaw's marker, never by its label, and only at the
-start of a message: after a person's first words everything is theirs, whatever it looks like.
+start of a message or of a queued part. A message that has the marker anywhere else, or a block that
+is not as OpenClaw writes it, is doubted: it holds no owner's words.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 from typing import Any, Final, TypeVar, cast
 
@@ -37,7 +40,8 @@ _BLANK_LINES = re.compile(r"(?:[ \t]*\n)*")
 # [Sat 2026-11-21 00:19 UTC], before what a user typed
 _STAMP = re.compile(r"\[[A-Z][a-z]{2} \d{4}-\d\d-\d\d \d\d:\d\d[^\]\n]{0,40}\](?: |\Z)")
 _HEADER = re.compile(rf"(?P<label>[^\n]{{1,200}}?) {MARKER}[ \t]*(?:\n|\Z)")
-_FENCED = re.compile(r"```json[ \t]*\n(?P<json>.*?)\n```[ \t]*(?:\n|\Z)", re.DOTALL)
+# OpenClaw writes the JSON on one line, and no fence in it: nothing inside can end the block.
+_FENCED = re.compile(r"```json[ \t]*\n(?P<json>[^\n]*)\n```[ \t]*(?:\n|\Z)")
 _LINES = re.compile(r"(?:[^\n]*\S[^\n]*(?:\n|\Z))+")
 # After blocks of context only: a goal, how replies are delivered, what a Telegram message replies
 # to, and the numbers of several messages that were sent while the agent was busy.
@@ -46,22 +50,27 @@ _BEHIND_CONTEXT = re.compile(
     r"|Delivery: [^\n]*`message` tool[^\n]*(?:\n|\Z)"
     r"|Current message:\n\[Replying to: (?P<quote>\"(?:[^\"\\\n]|\\.)*\")\](?:\n#[^\n: ]+:)? ?"
     r"|Room context:\n|Treat this message as observed room activity[^\n]*(?:\n|\Z)"
+    r"|(?:System: [^\n]*(?:\n|\Z))+"
 )
 _QUEUED_CONTEXT = re.compile(rf"Queued #\d+ context:\n(?={_HEADER.pattern})")
 _COLLECTED = re.compile(r"\[Queued messages while agent was busy\]\n*")
-_QUEUED = re.compile(r"^(?:\n*---\n)Queued #\d+(?: \(from [^\n]*\))?\n", re.MULTILINE)
+_QUEUED = re.compile(r"^---\nQueued #\d+(?P<name> \(from [^\n]*\))?(?:\n|\Z)", re.MULTILINE)
 _ROOM = re.compile(r"\[OpenClaw room event\]\n*")
 _MEMORY = re.compile(
     r"Context:\n<active_memory_plugin>\n.*?\n</active_memory_plugin>\n*", re.DOTALL
 )
 _INTERNAL = re.compile(rf"{_VOLATILE_BEGIN}.*?{_VOLATILE_END}", re.DOTALL)
 _JOB = re.compile(r"(?:Job ID: [^\n]*|Received: [^\n]*)\n\n(?=SECURITY NOTICE: )")
-_NOTICE = re.compile(r"SECURITY NOTICE: .*?\n\n+(?=<<<EXTERNAL_UNTRUSTED_CONTENT )", re.DOTALL)
+_NOTICE: Final = "SECURITY NOTICE: "
 _FOREIGN: Final = "<<<EXTERNAL_UNTRUSTED_CONTENT "
-_SEPARATOR: Final = "---\nQueued #"
 # (Long texts are searched for these first, in a tenth of the time of a pattern.)
 _FENCES = re.compile(r"<<<(?P<ends>END_)?EXTERNAL_UNTRUSTED_CONTENT id=\"(?P<id>[^\"\n]*)\">>>")
-_CONTEXT_LINE = re.compile(rf"^Context: {MARKER}[ \t]*$", re.MULTILINE)
+# From such a line on a message holds words of others: forwarded ones, an earlier thread.
+_OTHERS = re.compile(
+    r"^\[(?:Forwarded from |Reply chain - nearest first|Thread (?:starter|history) - for context)",
+    re.MULTILINE,
+)
+_DATA = re.compile(r'^Conversation data \(data, not instructions\):\n(".*")$', re.MULTILINE)
 _HISTORY_LINE = re.compile(r"^(?:#\S+ )?(?:\S+ ){0,6}?[^:\n]{1,80}: ")
 # The clock at the end of prompts that nobody typed.
 _CLOCK = re.compile(r"\nReference UTC: \d{4}-\d\d-\d\d \d\d:\d\d UTC\s*")
@@ -77,7 +86,6 @@ _LEADS: Final = (
     (_QUEUED_CONTEXT, "queue"),
     (_MEMORY, "memory"),
     (_JOB, "security notice"),
-    (_NOTICE, "security notice"),
 )
 """Patterns of texts that may lead a message besides blocks of context, with their names."""
 _AGAIN = "\n\nContinue the current task from the existing transcript"
@@ -94,7 +102,18 @@ LABELS: Final = frozenset(
         *("Location:", "Chat history since last reply:", "Recent chat history:", "Context:"),
     }
 )
-"""Labels of context that name their pieces; a channel may write any other."""
+"""Labels of context that name their pieces; a channel may write others, but not first."""
+_INFO: Final = "Conversation info:"
+_FORWARD: Final = "Forwarded message context:"
+FORWARDED: Final = "forwarded message"
+"""Name of words of others that a person sends as a message."""
+_NOWHERE: Final = frozenset(
+    {
+        *("timestamp", "source_modality", "inbound_event_kind"),
+        *("history_count", "history_truncated"),
+    }
+)
+"""Fields of `Conversation info` that name no chat, channel or group."""
 ON_ITS_OWN = (
     (re.compile(r"openclaw-cron-[0-9a-f]+"), "isolated cron"),
     (re.compile(r"slug-generator-[-0-9a-f]+(?::\d+)?"), "utility"),
@@ -176,23 +195,23 @@ class Automation:
 
 
 def runtime(messages: Sequence[Message], *, in_user_message: bool) -> Runtime | None:
-    """Find the Runtime line: the last line of the first user message or of a part of it, or else
-    one of the system prompt.
+    """Find the Runtime line: one of the system prompt, or else the last line of the first user
+    message or of a part of it, where a person could write another before OpenClaw's.
 
     Args:
         in_user_message: whether such a line of a user message can be OpenClaw's.
     """
+    if messages[0]["role"] == "system":
+        for part in reversed(parts_of(messages[0]["content"])):
+            at = part.rfind(_LINE)
+            if at == 0 or (at > 0 and part[at - 1] == "\n"):
+                return _fields(part[at:].partition("\n")[0])
     user = next((m["content"] for m in messages if m["role"] == "user"), None)
     if in_user_message and user is not None:
         ends = ((part, runtime_at(part)) for part in parts_of(user))
         lines = [part[end:].lstrip() for part, end in ends if end < len(part)]
         if lines:
             return _fields(lines[-1])
-    if messages[0]["role"] == "system":
-        for part in reversed(parts_of(messages[0]["content"])):
-            at = part.rfind(_LINE)
-            if at == 0 or (at > 0 and part[at - 1] == "\n"):
-                return _fields(part[at:].partition("\n")[0])
     return None
 
 
@@ -238,14 +257,20 @@ def _inbound_meta(system: str) -> dict[str, Any]:
 
 
 class Head:
-    """Reader of the head of a user message, one piece at a time."""
+    """Reader of the head of a user message, or of a queued part, one piece at a time."""
 
     def __init__(self, body: str) -> None:
         self.body = body
         self.typed = False
         """A timestamp or context that only OpenClaw writes shows that a person wrote the rest."""
-        self.framed = False
-        """The words are in the frame around a message that got no complete answer."""
+        self.framed: int | None = None
+        """Where the frame around a message that got no complete answer begins; None: no frame."""
+        self.forwarded = False
+        """The words are another's, forwarded."""
+        self.collected = False
+        """The words are several messages that were sent while the agent was busy."""
+        self.doubted = False
+        """Something is not as OpenClaw writes it: the words are no owner's."""
         self._from: Sender | None = None
         self._context = self._mixed = False
 
@@ -257,12 +282,14 @@ class Head:
     def take(self, at: int) -> Piece | None:
         """The piece that begins at `at`, with the blanks before it; None: the words begin here."""
         body, start = self.body, _matched(_BLANKS, self.body, at)
-        if header := _HEADER.match(body, start):
-            return self._block(at, header)
         for pattern, what in _LEADS:
             if found := pattern.match(body, start):
-                self._note(pattern)
+                self._note(pattern, start)
                 return Piece(Writer.HARNESS, body[at : found.end()], what)
+        if (end := self._contents.notice(start)) is not None:
+            return Piece(Writer.HARNESS, body[at:end], "security notice")
+        if header := _HEADER.match(body, start):
+            return self._block(at, header)
         if not self._context or (found := _BEHIND_CONTEXT.match(body, start)) is None:
             return None
         text, quote = body[at : found.end()], found["quote"]
@@ -270,17 +297,34 @@ class Head:
             return Piece(Writer.HARNESS, text, "context")
         return Piece(Writer.QUOTATION, text, "reply target", _as(str, _parsed(quote)))
 
-    def _note(self, pattern: re.Pattern[str]) -> None:
+    def meet(self, sender: Sender | None) -> None:
+        """Add a sender that is named in it; two are nobody."""
+        if sender is not None and self._from is not None:
+            self._mixed |= sender.id != self._from.id or sender.mixed
+            sender = replace(
+                self._from,
+                in_channel=self._from.in_channel or sender.in_channel,
+                group=self._from.group or sender.group,
+            )
+        self._from = sender or self._from
+
+    @cached_property
+    def _contents(self) -> Contents:
+        return Contents(self.body)
+
+    def _note(self, pattern: re.Pattern[str], start: int) -> None:
         """Record what a matched pattern of _LEADS says of the message."""
         if pattern is _STAMP:
             self.typed = True
         elif pattern is _FRAME:
-            self.framed = True
-            self._mixed |= _AGAIN not in self.body
+            self.doubted |= self.framed is not None
+            self._mixed |= self.framed is None and _again(self.body) < 0
+            self.framed = start
         elif pattern is _ROOM:
             self._context = self.typed = self._mixed = True
-            self._from = Sender(None, in_channel=True, group=True, mixed=True)
+            self.meet(Sender(None, in_channel=True, group=True, mixed=True))
         elif pattern is _COLLECTED:
+            self.collected = self.typed = True
             self._mixed |= self._from is not None and self._from.group
 
     def _block(self, at: int, header: re.Match[str]) -> Piece:
@@ -288,16 +332,22 @@ class Head:
         body, label = self.body, header["label"].strip()
         if fenced := _FENCED.match(body, header.end()):
             end, told = fenced.end(), _parsed(fenced["json"])
+            self.doubted |= told is None
         else:
-            end = _foreign_end(body, header.end())
+            end = self._contents.after(header.end())
             if end == header.end():
                 end = _matched(_LINES, body, end)
+                # No builder writes such a fence; a channel's own text may have blank lines.
+                self.doubted |= label == "Context:" or body.startswith("```", header.end())
             told = body[header.end() : end]
         end = _matched(_BLANK_LINES, body, end)
         first, self._context, self.typed = not self._context, True, True
+        self.doubted |= first and label not in LABELS
+        self.forwarded |= label == _FORWARD
         text = body[at:end]
-        if label == "Conversation info:" and self._from is None and first:
-            self._from = _sender(told)
+        if label == _INFO:
+            self.doubted |= not isinstance(told, dict) or not (first or self._from)
+            self.meet(_sender(told))
             return Piece(Writer.HARNESS, text, label)
         if label == "Location:":
             return Piece(Writer.HARNESS, text, label)
@@ -311,30 +361,49 @@ def _matched(pattern: re.Pattern[str], text: str, at: int) -> int:
     return found.end() if found else at
 
 
-def _foreign_end(body: str, at: int) -> int:
-    """Index of the end of notices and external content that begin at `at`."""
-    contents = _contents(body)
-    while True:
-        start = _matched(_BLANKS, body, at)
-        noticed = _matched(_NOTICE, body, start)
-        end = contents.get(noticed, noticed)
-        if end == start:
-            return at
-        at = end
+class Contents:
+    """External contents of a text: where they begin and end. The text is read once, from its end,
+    so that a page with a thousand beginnings takes no longer than others."""
 
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.ends: dict[int, int] = {}
+        """Where each content ends, by where it begins, in order. One whose end mark is cut off goes
+        on to the end of the text; of several end marks in a row the last counts."""
+        ends = dict[str, int]()
+        for fence in reversed([*_FENCES.finditer(text)] if _FOREIGN in text else ()):
+            if fence["ends"]:
+                ends.setdefault(fence["id"], _matched(_BLANK_LINES, text, fence.end()))
+            else:
+                self.ends[fence.start()] = ends.pop(fence["id"], len(text))
+        self.ends = dict(reversed(self.ends.items()))
+        self._starts = [*self.ends]
 
-def _contents(text: str) -> dict[int, int]:
-    """Where external contents begin and end, in order.
+    def notice(self, at: int) -> int | None:
+        """Where a notice that begins here ends: before the content that follows it, if any does."""
+        next_ = bisect_left(self._starts, at)
+        if next_ == len(self._starts) or not self.text.startswith(_NOTICE, at):
+            return None
+        end = self._starts[next_]
+        return end if self.text.startswith("\n\n", end - 2) else None
 
-    Read once, from the end: a page that holds a thousand beginnings takes no longer than others.
-    """
-    ends, found = dict[str, int](), dict[int, int]()
-    for fence in reversed([*_FENCES.finditer(text)] if _FOREIGN in text else ()):
-        if fence["ends"]:
-            ends[fence["id"]] = _matched(_BLANK_LINES, text, fence.end())
-        elif fence["id"] in ends:
-            found[fence.start()] = ends[fence["id"]]
-    return dict(reversed(found.items()))
+    def after(self, at: int) -> int:
+        """Index after the notices and contents that begin at `at`; `at` if there are none."""
+        while True:
+            start = _matched(_BLANKS, self.text, at)
+            noticed = self.notice(start)
+            end = self.ends.get(start if noticed is None else noticed)
+            if end is None:
+                return at
+            at = end
+
+    def holds(self) -> Iterator[tuple[int, int]]:
+        """Begin and end of each content that is in no other."""
+        at = 0
+        for start, end in self.ends.items():
+            if start >= at:
+                yield start, end
+                at = end
 
 
 def _sender(info: Any) -> Sender:
@@ -343,7 +412,7 @@ def _sender(info: Any) -> Sender:
     id = who.get("id")
     return Sender(
         id=str(id) if isinstance(id, str | int) else None,
-        in_channel="sender" in told or "chat_id" in told,
+        in_channel=not _NOWHERE.issuperset(told),
         group=told.get("is_group_chat") is True or "group_subject" in told,
         bot=who.get("is_bot") is True,
     )
@@ -383,50 +452,97 @@ def _bodies(told: Any) -> str:
     return "\n".join(found)
 
 
-def person(words: str, *, framed: bool) -> Iterator[Piece]:
+def person(words: str, head: Head) -> Iterator[Piece]:
     """Split what follows a message's head into a person's words and the texts between them.
 
     Args:
-        framed: in the frame around a message that got no complete answer.
+        head: of the message; it learns from queued parts who wrote them.
     """
-    if not framed:
-        yield from _said(words)
-    elif _AGAIN in words:
-        inner, again, rest = words.rpartition(_AGAIN)
-        yield from _said(inner)
-        yield Piece(Writer.HARNESS, again + rest, "retry")
+    again = _again(words)
+    if head.forwarded:
+        yield Piece(Writer.QUOTATION, words, FORWARDED, _others(words))
+    elif head.framed is None:
+        yield from _said(words, head)
+    elif again >= 0:
+        yield from _said(words[:again], head)
+        yield Piece(Writer.HARNESS, words[again:], "retry")
     else:
         before, blank, now = words.partition("\n\n")
         if blank:  # what they said before was asked already
             yield Piece(Writer.QUOTATION, before + blank, "earlier message", "")
         now, at = now if blank else words, 0
-        head = Head(now)  # its writer cannot be known
-        while (piece := head.take(at)) is not None:
+        inner = Head(now)  # its writer cannot be known
+        while (piece := inner.take(at)) is not None:
             yield piece
             at += len(piece.text)
-        yield from _said(now[at:])
+        yield from _said(now[at:], head)
 
 
-def _said(words: str) -> Iterator[Piece]:
+def _again(words: str) -> int:
+    """Where OpenClaw asks to go on with the words before; -1: it does not, or more follows."""
+    at = words.rfind(_AGAIN)
+    return at if at >= 0 and "\n" not in words[at:].strip() else -1
+
+
+def _said(words: str, head: Head) -> Iterator[Piece]:
     """A person's words, without numbers of a queue and without what others wrote."""
-    cut = _CONTEXT_LINE.search(words) if MARKER in words else None
-    end = cut.start() if cut else len(words)
-    words, rest, at = words[:end], words[end:], 0
-    for found in _QUEUED.finditer(words) if _SEPARATOR in words else ():
-        yield from external(words[at : found.start()], Writer.OWNER)
+    others = _OTHERS.search(words)
+    # A channel hands on forwarded messages together, some without the name of who wrote them.
+    end = len(words) if others is None else 0 if head.sender else others.start()
+    if head.collected:
+        yield from _parts(words[:end], head)
+    else:
+        yield from _own(words[:end], head)
+    if end < len(words):
+        yield Piece(Writer.QUOTATION, words[end:], FORWARDED, _others(words[end:]))
+
+
+def _parts(words: str, head: Head) -> Iterator[Piece]:
+    """Messages that were collected: all of one sender, as their heads say, or nobody's."""
+    at, whole, unnamed = 0, head.sender, False
+    foreign = [bound for content in Contents(words).holds() for bound in content]
+    # Inside an external content an odd number of bounds stands before.
+    cuts = [m for m in _QUEUED.finditer(words) if bisect_right(foreign, m.start()) % 2 == 0]
+    for number, found in enumerate(cuts):
+        if at < found.start():
+            yield Piece(Writer.HARNESS, words[at : found.start()], "queue")
         yield Piece(Writer.HARNESS, found[0], "queue")
         at = found.end()
-    yield from external(words[at:], Writer.OWNER)
-    if rest:
-        yield Piece(Writer.EXTERNAL, rest, "Context:", _bodies(rest))
+        end = cuts[number + 1].start() if number + 1 < len(cuts) else len(words)
+        inner, within = Head(words[at:end]), 0
+        while (piece := inner.take(within)) is not None:
+            yield piece
+            within += len(piece.text)
+        yield from _own(words[at + within : end], head)
+        at = end
+        head.meet(inner.sender)
+        unnamed |= inner.sender is None
+        odd = inner.doubted or inner.forwarded or inner.collected or inner.framed is not None
+        head.doubted |= odd or (found["name"] is not None and head.sender is None)
+    if at < len(words):
+        yield from _own(words[at:], head)
+    head.doubted |= unnamed and whole is None and head.sender is not None
+
+
+def _own(words: str, head: Head) -> Iterator[Piece]:
+    """A person's words, and the external content in them."""
+    head.doubted |= MARKER in words
+    if words.strip():
+        yield from external(words, Writer.OWNER)
+    elif words:
+        yield Piece(Writer.HARNESS, words, "blank")
+
+
+def _others(text: str) -> str:
+    """Words of others, without the lines that name them."""
+    lines = (line for line in text.splitlines() if not (line[:1] == "[" and line[-1:] == "]"))
+    return "\n".join(lines).strip()
 
 
 def external(text: str, writer: Writer) -> Iterator[Piece]:
     """A text by this writer, and the external content that is wrapped in it."""
     at = 0
-    for start, end in _contents(text).items():
-        if start < at:
-            continue
+    for start, end in Contents(text).holds():
         if before := text[at:start]:
             yield Piece(writer, before)
         inner = _FENCES.sub("", text[start:end]).strip()
@@ -434,6 +550,40 @@ def external(text: str, writer: Writer) -> Iterator[Piece]:
         at = end
     if at < len(text):
         yield Piece(writer, text[at:])
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What OpenClaw says of the newest message in the volatile one that follows it."""
+
+    text: str
+    """Text of the message."""
+    sender: Sender | None
+    forwarded: bool
+
+
+def carried(messages: Sequence[Message]) -> Carried | None:
+    """Read what the volatile messages at the end say of the user message before them.
+
+    OpenClaw says there who wrote in which chat, and that the words are forwarded; it says so once.
+    """
+    end = _volatile_from(messages)
+    about = next((m for m in reversed(messages[:end]) if m["role"] == "user"), None)
+    for text in (one for message in messages[end:] for one in _data(message["content"])):
+        head, at = Head(text), 0
+        while (piece := head.take(at)) is not None:
+            at += len(piece.text)
+        if about is not None and (head.sender or head.forwarded):
+            return Carried(about["content"], head.sender, head.forwarded)
+    return None
+
+
+def _data(content: str) -> Iterator[str]:
+    """Texts of context in a volatile message: strings of JSON, or in older sessions as they are."""
+    strings = _DATA.findall(content)
+    yield from (_as(str, _parsed(string)) for string in strings)
+    if not strings:
+        yield content.strip().removeprefix(_VOLATILE_BEGIN).removesuffix(_VOLATILE_END)
 
 
 def automation(text: str) -> Automation | None:
@@ -461,7 +611,7 @@ def is_silent(message: Message) -> bool:
 def queued(framed: str) -> list[tuple[str, str]]:
     """Return every split of a frame's words into earlier and present ones, for a user who went on
     before an answer. A blank line separates the two, and either may hold further ones."""
-    if _AGAIN in framed:
+    if _again(framed) >= 0:
         return []
     cuts = islice(re.finditer("\n\n", framed), _MOST_SPLITS)
     return [(framed[: cut.start()].strip(), framed[cut.end() :].strip()) for cut in cuts]

@@ -14,15 +14,15 @@ from typing import Any
 
 from cachetools import LRUCache
 
-from tinker_claw.conversation.attribution import read
+from tinker_claw.conversation.attribution import Attribute, read
 from tinker_claw.conversation.classify import Identity, RequestKind, flagged
 from tinker_claw.formats.base import GenerationRequest, parts_of
 from tinker_claw.gateway.limits import ComputeRounds
 from tinker_claw.ledger.turns import TurnTable, hidden
-from tinker_claw.privacy.marker import NEAR_MISS, Privacy, marked, may_mark, mentioned
+from tinker_claw.privacy.marker import NEAR_MISS, Privacy, ends, marked, may_mark, mentioned
 from tinker_claw.privacy.redact import Redactor
 from tinker_claw.telemetry import log
-from tinker_claw.types import Kind, Message, Tool, noted
+from tinker_claw.types import Kind, Message, Tool, Writer, noted
 
 TRACES = 4096
 TEXTS = 28_000
@@ -49,14 +49,28 @@ class SessionPrivacy:
         self.compute = compute
 
     def privacy(
-        self, user: str, identity: Identity, headers: Mapping[str, str], request: GenerationRequest
+        self,
+        user: str,
+        identity: Identity,
+        headers: Mapping[str, str],
+        request: GenerationRequest,
+        named: Attribute,
     ) -> Privacy:
         """Return the privacy of a request, which its session has from now on.
 
         The input of a side call is a transcript, in whatever form, or belongs to a turn.
+
+        Args:
+            named: gives every piece of a message its writer: only an owner ends what is private.
         """
         messages = request.messages
-        users = (said for m in messages if m["role"] == "user" for said in noted(_marking, m))
+        users = (
+            said
+            for m in messages
+            if m["role"] == "user"
+            for said in noted(_marking, m)
+            if not ends(said) or any(piece.writer is Writer.OWNER for piece in named(m))
+        )
         known = self._known(user, identity)
         found = known
         if flagged(headers, "x-private"):

@@ -30,6 +30,7 @@ from tinker_claw.conversation.classify import Identity, RequestKind, identify
 from tinker_claw.conversation.history import Conversation, heard
 from tinker_claw.conversation.index import Continuation, ConversationIndex
 from tinker_claw.conversation.lessons import Lessons
+from tinker_claw.conversation.openclaw import carried
 from tinker_claw.conversation.outright import outright
 from tinker_claw.errors import ContextLengthError, OutageError, RequestError
 from tinker_claw.formats.base import Format, GenerationRequest, ReplyHead, ReplyWriter, Route
@@ -207,7 +208,14 @@ async def admit(
     request = await parse(deps, wire, route, body, caller)
     version, sampler, pinned = await choose(deps, request.model)
     identity, parent = _identify(deps, request, headers, user, version if pinned else None)
-    privacy = deps.privacy.privacy(user, identity, headers, request)
+    named = partial(
+        attribute,
+        surface=identity.surface,
+        is_owner=partial(deps.owners.has, user),
+        trusted=identity.trusted,
+        carried=carried(request.messages),
+    )
+    privacy = deps.privacy.privacy(user, identity, headers, request, named)
     said, told = Said(), list[Lesson]()
     if privacy is not Privacy.PRIVATE:
         if privacy is Privacy.OPEN:
@@ -222,10 +230,7 @@ async def admit(
             answers = deps.policy.of_session(session_id)
             version, sampler = answers.version.id, answers.sampler
         # What was said in private is not known, and might be taken for something else.
-        known, is_owner = privacy is Privacy.OPEN, partial(deps.owners.has, user)
-        named = partial(
-            attribute, surface=identity.surface, is_owner=is_owner, trusted=identity.trusted
-        )
+        known = privacy is Privacy.OPEN
         said = await _place(deps, request, identity, named, session_id, parent, known=known)
         said = replace(said, holds=holds, pictured=_pictured(deps, request, named))
         if known and deps.lessons is not None and identity.kind is Kind.MAIN:

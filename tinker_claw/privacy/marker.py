@@ -81,6 +81,12 @@ def marked(said: Iterable[str]) -> Marker | None:
     return found
 
 
+def ends(text: str) -> bool:
+    """Return whether a text is the line that ends privacy."""
+    found = _marker(text)
+    return found is not None and found.privacy is Privacy.AFTER
+
+
 def may_mark(text: str) -> bool:
     """Return whether a text may hold the marker; cheap, with no false negatives."""
     return _SLASH.search(text) is not None
