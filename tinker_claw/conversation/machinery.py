@@ -2,7 +2,8 @@
 
 Rule: a text is doubted for speaking of "the user" to somebody, for what it says of how a
 conversation is kept, and for its form; never for its style, its capitals or its wishes. Signs add
-up, and signs of a person lower the sum. Nothing is learned from a doubted text, in either direction.
+up, and signs of a person lower the sum. Nothing is learned from a doubted text, in either
+direction.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def weight(text: str) -> float:
     """Sum of the weights of a text's signs of machinery."""
     nouns = {noun.lower() for noun in _NOUNS.findall(text)}
     found = sum(weight for weight, sign in _SIGNS if sign.search(text))
-    found += _NOUN_WEIGHT * max(0, min(_NOUN_MOST, len(nouns)) - 2)
+    found += _NOUN_WEIGHT * max(0, min(_NOUN_MOST, len(nouns)) - 1)
     return found - min(_PERSON_MOST, _PERSON_WEIGHT * len(_PERSON.findall(text)))
 
 
