@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
-from starlette.applications import Starlette
+from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -365,7 +365,7 @@ async def without_trace(url: str) -> AsyncGenerator[str]:
             kind = answer.headers["content-type"]
             return Response(answer.content, answer.status_code, media_type=kind)
 
-        app = Starlette(routes=[Route("/{path:path}", passed_on, methods=["GET", "POST"])])
+        app = FastAPI(routes=[Route("/{path:path}", passed_on, methods=["GET", "POST"])])
         async with in_background(app) as outside:
             yield outside
 
