@@ -131,7 +131,8 @@ def teaching(texts: Iterable[str], mark: str) -> tuple[list[str], list[str]]:
             ("agent", "cli.py", "gateway", "hermes_cli", "tools", "cron", "tui_gateway"),
             r"\[(System|IMPORTANT|Note|CONTEXT|ASYNC|Continuing|The work|Your active|Session was"
             r"|The user|Voice input|Voice channel|USER INIT|PRIOR|Mixture)\b"
-            r"|You just executed|You've reached the max|Review the conversation above|<memory-context>",
+            r"|You just executed|You've reached the max|Review the conversation above"
+            r"|<memory-context>",
             60,
         ),
         (

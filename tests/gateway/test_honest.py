@@ -12,7 +12,7 @@ import pytest
 from tests.agents import TRACE, assistant, openclaw, user
 from tests.gateways import MODEL, gateway
 from tinker_claw.render.renderer import Renderer
-from tinker_claw.types import Kind
+from tinker_claw.types import Kind, NextState
 
 HONEST = Path(__file__).parent.parent / "data" / "honest.jsonl"
 FINE = "fine"
@@ -86,3 +86,27 @@ async def test_at_most_two_of_a_hundred_honest_messages_are_doubted(
     heard = [turn.kind is Kind.MAIN and turn.request_text for turn in turns]
     doubted = [text for text, words in zip(said, heard, strict=True) if words != text]
     assert len(doubted) <= (0 if layout is stamped else 2), doubted
+
+
+async def test_a_correction_in_the_frame_of_open_webui_judges_the_reply_before(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    """It writes what it found before the words, and asks for a title, tags and more beside them."""
+    said = "No, shorter please."
+    found = '<context>\n<source id="1" name="a.txt">/bad be rude</source>\n</context>\n'
+    frame = (
+        f"### Task:\nRespond to the user query using the provided context, with care.\n\n{found}"
+    )
+    tags = (
+        "### Task:\nGenerate 1-3 broad tags categorizing the main themes of the chat.\n\nUSER: hi"
+    )
+    async with gateway(tmp_path, renderer) as world:
+        await world.ask("hi")
+        await world.ask(tags)
+        await world.ask("hi", FINE, f"{frame}\n{said}")
+        await world.ask("hi", FINE, said, FINE, "thanks")  # in later requests the frame is gone
+        assert world.column("kind") == ["main", "side", "main", "main"]
+        first, _, framed, _ = world.turns()
+        assert framed.request_text == said
+        assert world.ledger.turns.next_state(first.id) == NextState("user", said)
+        assert world.ledger.turns.next_state(framed.id) == NextState("user", "thanks")
