@@ -1,5 +1,5 @@
 """Real agents, run as their users run them, one question at a time: Claude Code, Codex, opencode,
-cline and qwen-code from npm, aider and a program over openai-agents from PyPI.
+cline, qwen-code and pi from npm, aider, Hermes and a program over openai-agents from PyPI.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ OPENCODE = "1.18.33"
 CLINE = "3.0.65"
 QWEN_CODE = "0.24.4"
 AIDER = "0.86.2"
+HERMES = "0.19.0"
+PI = "0.74.2"
 PATIENCE_S = 300
 WINDOW = 200_000
 """Tokens of the model's context, as the agents are told."""
@@ -371,6 +373,92 @@ class Aider(Agent):
         quiet = ("--no-pretty", "--no-analytics", "--no-check-update", "--no-show-release-notes")
         words = [str(self.installed / "aider"), "--yes-always", "--no-fancy-input", *quiet]
         return self._run([*words, *told, *files], "\n".join([*messages, "/exit", ""]))
+
+
+class Hermes(Agent):
+    """Hermes Agent, which names no session, and asks for a title beside its first turn."""
+
+    ready = "Type your message or"
+
+    @classmethod
+    def create(cls, home: Path, base_url: str, model: str, key: str) -> Hermes:
+        """Configure the agent with its own way to name a server."""
+        (home / "workspace").mkdir(parents=True)
+        (home / ".hermes").mkdir()
+        place = {"provider": "custom", "default": model, "base_url": base_url, "api_key": key}
+        told = {"model": place | {"context_length": WINDOW}, "display": {"interface": "cli"}}
+        (home / ".hermes" / "config.yaml").write_text(json.dumps(told))
+        return cls(
+            environments.installed("hermes", f"hermes-agent=={HERMES}"),
+            home,
+            {"HERMES_HOME": str(home / ".hermes"), "PYTHONPATH": "", "NO_COLOR": "1"},
+        )
+
+    def interactive(self) -> list[str]:
+        return [str(self.installed / "hermes"), "chat", "--cli", "--yolo"]
+
+    def _command(self, message: str) -> list[str]:
+        words = [str(self.installed / "hermes"), "chat", "-Q", "--yolo", "-q", message]
+        return [*words, "--continue"] if self.begun else words
+
+    def _said(self, out: str) -> str:
+        return out.strip().splitlines()[-1]
+
+
+class Pi(Agent):
+    """pi, which names its session only where it is configured to."""
+
+    @classmethod
+    def create(cls, home: Path, base_url: str, model: str, key: str) -> Pi:
+        """Configure the agent with its own file of models."""
+        (home / "workspace").mkdir(parents=True)
+        (home / ".pi" / "agent").mkdir(parents=True)
+        compat = {"sendSessionAffinityHeaders": True, "supportsDeveloperRole": False}
+        limits = {"contextWindow": WINDOW, "maxTokens": 4096}
+        provider = {
+            "baseUrl": base_url,
+            "api": "openai-completions",
+            "apiKey": key,
+            "compat": compat,
+            "models": [{"id": model, **limits}],
+        }
+        told = {"providers": {"tinker-claw": provider}}
+        (home / ".pi" / "agent" / "models.json").write_text(json.dumps(told))
+        kept = {"compaction": {"keepRecentTokens": 1}}
+        (home / ".pi" / "agent" / "settings.json").write_text(json.dumps(kept))
+        return cls(
+            installed(f"pi-{PI}", f"@earendil-works/pi-coding-agent@{PI}"),
+            home,
+            {"PI_OFFLINE": "1", "PI_CODING_AGENT_DIR": str(home / ".pi" / "agent")},
+        )
+
+    def compact(self) -> None:
+        """Compact as its programs' clients do: outside a terminal it has no command for it."""
+        with subprocess.Popen(
+            ["pi", "--mode", "rpc", "--model", "tinker-claw/demo", "--continue"],
+            cwd=self.workspace,
+            env=self.surroundings(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as server:
+            try:
+                assert server.stdin is not None
+                assert server.stdout is not None
+                server.stdin.write('{"type": "compact"}\n')
+                server.stdin.flush()
+                lines = map(json.loads, iter(server.stdout.readline, ""))
+                done = next(line for line in lines if line.get("command") == "compact")
+                assert done["success"], done
+            finally:
+                server.kill()
+
+    def _command(self, message: str) -> list[str]:
+        words = ["pi", "-p", "--model", "tinker-claw/demo"]
+        return [*words, *(["--continue"] if self.begun else []), message]
+
+    def _said(self, out: str) -> str:
+        return out.strip()
 
 
 _AGENT = """

@@ -44,6 +44,7 @@ class OpenClaw:
         affinity: bool | None = None,
         api: str | None = None,
         sees: bool = False,
+        tools: bool = True,
     ) -> OpenClaw:
         """Configure an OpenClaw as in the README, except for the arguments.
 
@@ -53,6 +54,7 @@ class OpenClaw:
             affinity: whether headers and body name the session.
             api: the wire that it speaks, as its configuration calls it.
             sees: whether it is told that the model sees.
+            tools: whether it may give the model tools, which it does not to small ones.
         """
         claw = cls(install(), home)
         for name in ("state", "workspace"):
@@ -73,6 +75,9 @@ class OpenClaw:
         if affinity is not None:
             named = {"sendSessionAffinityHeaders": affinity, "supportsPromptCacheKey": affinity}
             provider["models"][0]["compat"] = named
+        if not tools:
+            compat = provider["models"][0].get("compat", {})
+            provider["models"][0]["compat"] = compat | {"supportsTools": False}
         (home / "openclaw.json").write_text(json.dumps(config, indent=1))
         return claw
 

@@ -164,6 +164,16 @@ def test_an_isolated_cron_job_has_a_session_without_an_id() -> None:
     assert (identity.key, identity.kind) == ("agent:main:cron:77", Kind.SIDE)
 
 
+def test_codex_names_its_threads_and_a_thread_of_its_own_is_no_turn_of_its_user() -> None:
+    tree = PLAIN | {"prompt_cache_key": "root"}
+    asked = told(tree, **{"session-id": "root", "thread-id": "root"})
+    child = {"session-id": "root", "thread-id": "child", "x-codex-parent-thread-id": "root"}
+    helper = told(tree, **child)
+    assert (asked.key, asked.kind) == ("root", Kind.MAIN)
+    assert (helper.key, helper.kind) == ("child", Kind.SIDE)
+    assert told(PLAIN, **{"session-id": "root"}).key == "root"
+
+
 def test_clients_without_a_session_are_told_apart_by_how_they_open() -> None:
     same = told({"messages": [*PLAIN["messages"], assistant("yo"), user("and?")]})
     assert told(PLAIN).key == same.key
@@ -190,6 +200,8 @@ OPENCODE = ({"role": "system", "content": "You are a title generator. You output
 NO_CLOCK = {"role": "user", "content": HEARTBEAT["content"].removesuffix(CLOCK)}
 EVENTFUL = openclaw("hi", assistant("yo"), announced("42"))
 EVENTFUL["messages"][-1] = EVENT
+UNSTAMPED = openclaw("x", tools=[])
+UNSTAMPED["messages"][1]["content"] = f"Name the file.{runtime()}"
 
 CALLS: list[tuple[RequestKind, str, dict[str, Any], dict[str, str]]] = [
     (RequestKind.USER, "first turn", openclaw("hi"), {}),
@@ -215,7 +227,14 @@ CALLS: list[tuple[RequestKind, str, dict[str, Any], dict[str, str]]] = [
     (RequestKind.CLIENT, "a title and an answer", {"messages": [*OPENCODE, *LOOP[:1]]}, {}),
     (RequestKind.CLIENT, "a recap in a trace", utility(RECAP, "{}"), TRACE),
     (RequestKind.COMPACTION, "compaction", utility(SUMMARISE, "x"), TRACE | {"session_id": "s"}),
-    (RequestKind.UTILITY, "no tools, no trace", openclaw("hi", tools=[]), {}),
+    (RequestKind.USER, "no tools, no trace", openclaw("hi", tools=[]), {}),
+    (RequestKind.USER, "its later turn", openclaw("hi", assistant("yo"), user("b"), tools=[]), {}),
+    (RequestKind.RETRY, "its retry", openclaw(retried("hi"), tools=[]), {}),
+    (RequestKind.UTILITY, "no tools, no stamp", UNSTAMPED, {}),
+    (RequestKind.UTILITY, "its trace alone", UNSTAMPED, TRACE),
+    (RequestKind.SUBAGENT, "Codex's child", PLAIN, {"x-codex-parent-thread-id": "a"}),
+    (RequestKind.SUBAGENT, "Codex's review", PLAIN, {"x-openai-subagent": "review"}),
+    (RequestKind.CLIENT, "no child", PLAIN, {"x-openai-subagent": "compact"}),
     (
         RequestKind.UTILITY,
         "slug",

@@ -40,6 +40,8 @@ def test_thumbs_of_every_skin_are_verdicts(tone: str, drawn: str) -> None:
         ("/good", Outright(1)),
         ("/Good", Outright(1)),
         ("/good because it is short", Outright(1, "because it is short")),
+        ("/good\nbecause it is short", Outright(1, "because it is short")),
+        ("/good: it is short", Outright(1, "it is short")),
         ("/bad", Outright(-1)),
         ("/bad too long", Outright(-1, "too long")),
         ("/bad: too long\nby half", Outright(-1, "too long\nby half")),
@@ -56,6 +58,8 @@ def test_commands_are_verdicts_and_what_follows_is_the_reason(said: str, meant: 
     [
         *("", "good", "bad", "/goodness", "/badly", "/bad,", "/ bad", "not /bad", "//bad"),
         *(f"{UP}{DOWN}", f"{UP} thanks", f"ok {UP}", "\N{WHITE HEAVY CHECK MARK}", TONES[0]),
+        *("/good morning to you", "/good grief", "/good luck with it", "/good, and the wasps?"),
+        *("/good point: wasps", "/good\nand the wasps?", "/goodbye", "/bad-tempered wasps"),
         *("\ufe0f", "+1", "/bad:too long", f"/private {UP}", "\N{CLAPPING HANDS SIGN}"),
     ],
 )
@@ -77,7 +81,7 @@ def said(*messages: Any, **more: Any) -> dict[str, Any]:
     return {"messages": list(messages), "stream": True, **more}
 
 
-@pytest.mark.parametrize("words", [UP, f"{DOWN}\U0001f3fd", "/good", "/good well done", "/bad"])
+@pytest.mark.parametrize("words", [UP, f"{DOWN}\U0001f3fd", "/good", "/good: well done", "/bad"])
 def test_a_message_that_asks_for_nothing_gets_a_turn_that_is_main_and_a_verdicts(
     words: str,
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.coding_agents import Agent, ClaudeCode, Codex, OpenAIAgents, OpenCode
+from tests.coding_agents import Agent, ClaudeCode, Codex, Hermes, OpenAIAgents, OpenCode, Pi
 from tests.gateway.test_openclaw import Listener
 from tests.gateways import gateway, spell
 from tests.npm import npm
@@ -35,6 +35,8 @@ EXEC = '{"name": "exec_command", "arguments": {"cmd": "cat notes.txt"}}'
 
 OPENCODE_BASH = BASH.replace("Bash", "bash")
 PYTHON = '{"name": "read", "arguments": {"path": "notes.txt"}}'
+PI_BASH = '{"name": "bash", "arguments": {"command": "cat notes.txt"}}'
+TERMINAL = PI_BASH.replace("bash", "terminal")
 
 
 @pytest.mark.parametrize(
@@ -44,6 +46,8 @@ PYTHON = '{"name": "read", "arguments": {"path": "notes.txt"}}'
         (Codex, EXEC, []),
         (OpenCode, OPENCODE_BASH, ["title"]),
         (OpenAIAgents, PYTHON, []),
+        (Hermes, TERMINAL, []),
+        (Pi, PI_BASH, []),
     ],
 )
 async def test_a_coding_agent_asks_calls_and_is_corrected(

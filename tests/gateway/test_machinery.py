@@ -12,7 +12,17 @@ from typing import Any
 
 import pytest
 
-from tests.coding_agents import Aider, ClaudeCode, Cline, Codex, OpenCode, QwenCode, Typist
+from tests.coding_agents import (
+    Aider,
+    ClaudeCode,
+    Cline,
+    Codex,
+    Hermes,
+    OpenCode,
+    Pi,
+    QwenCode,
+    Typist,
+)
 from tests.gateway.test_openclaw import Listener
 from tests.gateways import World, gateway, spell
 from tests.npm import npm
@@ -48,6 +58,7 @@ ASKED_TO_SUM_UP = {
     "CRITICAL: Respond with TEXT ONLY": f"<analysis>Well.</analysis>\n<summary>{SUMMARY}</summary>",
     "You are performing a CONTEXT CHECKPOINT": SUMMARY,
     "Here is the conversation so far:": SUMMARY,
+    "<conversation>\n[User]: ": SUMMARY,
     "You are the component that summarizes": (
         f"<analysis>Well.</analysis>\n<state_snapshot>{SUMMARY}</state_snapshot>"
     ),
@@ -58,7 +69,7 @@ GOES_ON = {"Continue if you have next steps": "There are none."}
 """Message that opencode sends by itself after a summary."""
 
 
-@pytest.mark.parametrize("kind", [ClaudeCode, Codex, OpenCode])
+@pytest.mark.parametrize("kind", [ClaudeCode, Codex, OpenCode, Pi])
 async def test_words_after_a_compaction_answer_the_turn_before_it(
     tmp_path: Path, renderer: Renderer, kind: Any
 ) -> None:
@@ -237,6 +248,34 @@ async def test_titles_that_claude_code_asks_for_on_a_terminal_are_no_turns(
         assert TITLE in replies
         assert any(SUMMARY in reply for reply in replies), "it was summed up"
         assert_only_words_count(world, TALK)
+
+
+TERMINAL = '{"name": "terminal", "arguments": {"command": "cat notes.txt"}}'
+
+
+async def test_the_title_that_hermes_asks_for_is_no_turn(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    """It asks for it beside the turns, with the first words and their answer in it."""
+    call = f"I look.\n<tool_call>\n{TERMINAL}\n</tool_call>"
+    title = {f"Assistant: {REPLIES[HELLO]}": "A sum"}
+    sampler = listens(renderer, title | REPLIES | {READ: call, NOTE: "It says forty-one."})
+    async with started(tmp_path, renderer, sampler) as world:
+        agent = Hermes.create(tmp_path / "home", world.url, "demo", KEY)
+        (agent.workspace / "notes.txt").write_text(NOTE)
+        talk = (HELLO, READ, CORRECTED)
+        with agent.at_a_terminal() as typist:
+            await asyncio.to_thread(type_all, typist, world, sampler, talk)
+
+        calls = zip(world.turns(), world.column("kind"), world.column("call"), strict=True)
+        side = [(turn.reply_text, call) for turn, kind, call in calls if kind == Kind.SIDE]
+        assert side == [("A sum", "title")]
+        turns = trainable(world)
+        assert [turn.request_text for turn in turns] == [HELLO, READ, READ, CORRECTED]
+        assert len({turn.session_id for turn in turns}) == 1
+        states = [next_state(world, turn) for turn in turns]
+        assert [state and state.role for state in states] == ["user", "tool", "user", None]
+        assert states[2] == NextState("user", CORRECTED), "judges the reply that was wrong"
 
 
 async def test_summary_of_cline_on_a_terminal_is_nobodys_word(

@@ -6,10 +6,17 @@ import asyncio
 import json
 import signal
 import sqlite3
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from tests.fakes import FakeSampler, Script
 from tests.gateway.test_session_privacy import MARK, nothing_of
@@ -17,6 +24,7 @@ from tests.gateways import World, gateway, spell
 from tests.npm import npm
 from tests.openclaw import OpenClaw
 from tests.processes import product
+from tinker_claw.app.server import in_background
 from tinker_claw.conversation.classify import RequestKind
 from tinker_claw.gateway.request import UNASKED
 from tinker_claw.render.renderer import Renderer
@@ -342,9 +350,55 @@ async def test_agent_speaks_the_other_wires_too(
         assert world.column("untrained_because") == [None] * 4
 
 
+@asynccontextmanager
+async def without_trace(url: str) -> AsyncGenerator[str]:
+    """A proxy in front of a gateway, which passes on no header that it does not know."""
+    async with httpx.AsyncClient(timeout=120) as http:
+
+        async def passed_on(request: Request) -> Response:
+            headers = {n: v for n, v in request.headers.items() if n not in ("traceparent", "host")}
+            answer = await http.request(
+                *(request.method, url.removesuffix("/v1") + request.url.path),
+                content=await request.body(),
+                headers=headers,
+            )
+            kind = answer.headers["content-type"]
+            return Response(answer.content, answer.status_code, media_type=kind)
+
+        app = FastAPI(routes=[Route("/{path:path}", passed_on, methods=["GET", "POST"])])
+        async with in_background(app) as outside:
+            yield outside
+
+
+async def test_an_agent_without_tools_and_without_a_trace_talks_in_main_turns(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    """Small local models get no tools, and not every proxy passes traces on; what OpenClaw asks
+    for beside the talk stays beside it."""
+    said = {MESSAGES[0]: "I am Claw.", MESSAGES[1]: "It is seven.", MESSAGES[2]: "Gladly."}
+    messages = [long(MESSAGES[0]), long(MESSAGES[1]), long("Three."), MESSAGES[2]]
+    answers = COMPACTION | {"Three.": "third"} | said
+    sampler = scripted(renderer, answers)
+    async with gateway(tmp_path / "data", renderer, sampler, context_tokens=65536) as world:
+        async with without_trace(world.url) as url:
+            given = {"tools": False, "window": SMALL, "url": url}
+            heard = await converse(world, tmp_path / "user", *messages, **given)
+        assert heard == ["I am Claw.", "It is seven.", "third", "Gladly."]
+        assert set(world.column("trace")) == {None}
+        main = [turn for turn in world.turns() if turn.kind is Kind.MAIN]
+        assert [turn.request_text for turn in main] == [message.strip() for message in messages]
+        assert len({turn.session_id for turn in main}) == 1
+        states = [world.ledger.turns.next_state(turn.id) for turn in main]
+        asked = [message.strip() for message in messages[1:]]
+        assert [state and state.text for state in states] == [*asked, None]
+        assert RequestKind.COMPACTION in world.column("call")
+
+
 async def converse(world: World, home: Path, *messages: str, **given: Any) -> list[str]:
     """Let a user converse with their OpenClaw; the session is named like their folder."""
-    claw = OpenClaw.create(home, world.url, "demo", **{"gives_up_s": GIVES_UP_S} | given)
+    url = given.pop("url", world.url)
+    given.setdefault("gives_up_s", GIVES_UP_S)
+    claw = OpenClaw.create(home, url, "demo", **given)
     (home / "workspace" / "notes.txt").write_text(NOTE)
     return [await asyncio.to_thread(claw.say, home.name, message) for message in messages]
 

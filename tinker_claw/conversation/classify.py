@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from tinker_claw.conversation.attribution import (
@@ -89,8 +89,12 @@ LARGEST_GROUP = 1000
 """Most sessions of one group."""
 LONGEST_KEY = 256
 """Most characters; a longer one is replaced by its digest."""
-_AFFINITY_HEADERS = ("session_id", "x-session-affinity")
-"""Headers that name the session. Not x-client-request-id: some clients number requests with it."""
+_AFFINITY_HEADERS = ("thread-id", "session_id", "session-id", "x-session-affinity")
+"""Headers that name the session. Codex's session-id is that of the root of a tree of threads. Not
+x-client-request-id: some clients number requests with it."""
+_CHILD_HEADERS = ("x-codex-parent-thread-id", "x-openai-subagent")
+"""Headers by which Codex marks requests that it makes for itself."""
+_OWN_COMPACTION = "compact"
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _EPISODE = "episode"
 _OPENING = "opening:"
@@ -168,7 +172,7 @@ def identify(request: GenerationRequest, headers: Mapping[str, str]) -> Identity
         by_trace=by_trace,
         done=flagged(headers, "x-session-done"),
         attempt=_attempt(headers) if kind is Kind.MAIN else None,
-        surface=surface(seen.line, seen.system),
+        surface=_surface(seen),
         client=_client_name(seen),
     )
     if found.episode and not found.named:
@@ -240,12 +244,20 @@ def recognise(seen: SessionEvidence, *, trusted: bool = False) -> Sign:
     Args:
         trusted: see `Identity`.
     """
-    sign = _utility(seen)
+    sign = _child(seen) or _utility(seen)
     if sign is not None:
         return sign
     if seen.agent:
         sign = _by_session(seen) or _by_prompt(seen)
     return sign or _by_words(seen, trusted=trusted) or _turn(seen)
+
+
+def _child(seen: SessionEvidence) -> Sign | None:
+    """Recognise the agents that an agent starts, by a header of their own."""
+    for name in _CHILD_HEADERS:
+        if seen.headers.get(name, "").strip() not in ("", _OWN_COMPACTION):
+            return Sign(RequestKind.SUBAGENT, f"the header {name}")
+    return None
 
 
 def _utility(seen: SessionEvidence) -> Sign | None:
@@ -276,6 +288,13 @@ def _by_words(seen: SessionEvidence, *, trusted: bool) -> Sign | None:
             if call is not RequestKind.NUDGE or not any(reading.said for reading in readings):
                 return Sign(call, "a prompt that its harness writes")
     return None
+
+
+def _surface(seen: SessionEvidence) -> Surface:
+    """Return where the conversation takes place."""
+    place = surface(seen.line, seen.system)
+    marks = (mark for harness in HARNESSES for mark in harness.groups)
+    return replace(place, group=True) if any(mark in seen.system for mark in marks) else place
 
 
 def _client_name(seen: SessionEvidence) -> str:
@@ -337,10 +356,9 @@ def _turn(seen: SessionEvidence) -> Sign:
     kept, readings = without_volatile(messages), asking(messages)
     found = readings[0] if readings else Reading()
     who = "OpenClaw's agent"
-    if seen.agent and not request.tools and not (found.typed and seen.trace):
-        return Sign(
-            RequestKind.UTILITY, f"{who}, but neither tools nor a user's message in a trace"
-        )
+    # A model without tools gets none in its user's turns either; helpers stamp no message.
+    if seen.agent and not request.tools and not (found.typed or found.framed is not None):
+        return Sign(RequestKind.UTILITY, f"{who}, but neither tools nor a user's message")
     said = outright(found.words)
     if said is not None and not said.asks and len(readings) == 1:
         return Sign(RequestKind.VERDICT, "the user's words are a verdict and nothing else")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Final, Literal
 
-Asks = Literal["compaction", "memory flush", "nudge", "title"]
+Asks = Literal["announcement", "compaction", "cron", "memory flush", "nudge", "title", "utility"]
 """Kind of request that a harness's text makes; values of `classify.RequestKind`."""
 
 
@@ -94,7 +94,7 @@ class Call:
     traced: bool = True
     """It may belong to a turn and share its trace; False: it has none."""
     tools: bool = False
-    """The request may have tools."""
+    """The request may have tools and a history."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +108,8 @@ class Harness:
     """How the User-Agent header of its requests begins, in lower case."""
     systems: Sequence[str] = ()
     """How the system prompt of its main requests begins."""
+    groups: Sequence[str] = ()
+    """Texts in the system prompt of a conversation in which several people write."""
 
 
 def read(table: dict[str, Any]) -> Harness:

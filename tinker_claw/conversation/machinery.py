@@ -1,9 +1,9 @@
 """Detect text that looks like machinery: written by a harness that no table lists.
 
-Rule: a text is doubted for what it says of conversations, tools, other models and answers that a
-machine reads, and for speaking of "the user" to somebody; never for its style, its capitals or its
-wishes. Signs add up, and the first person lowers the sum. Nothing is learned from a doubted text,
-in either direction.
+Rule: a text is doubted for speaking of "the user" to somebody, for what it says of how a
+conversation is kept, and for its form; never for its style, its capitals or its wishes. Signs add
+up, and signs of a person lower the sum. Nothing is learned from a doubted text, in either
+direction.
 """
 
 from __future__ import annotations
@@ -18,14 +18,12 @@ MOST_CHARS: Final = 6_000
 ENOUGH: Final = 2.0
 """Sum of weights from which on a text is doubted."""
 
-_TAG: Final = re.compile(r"\s*<([a-z]+(?:[-_:][a-z]+)+)(?:\s[^>]{0,200})?>")
-"""A tag of several words, as harnesses wrap notes in."""
-_BRACKET: Final = re.compile(
-    r"\s*\[(?:SYSTEM|System|INTERNAL|ERROR|AUTO|AUTOMATED|TASK|CONTEXT|TOOL)"
-    r"(?:[ _:-][^\]\n]{0,60})?"
-    r"\]\s*(?=(?:This|The|You|Your|No|Call|Continue|Do|It|Please)\b|Tool|Error)"
+_TAG: Final = re.compile(
+    r"\s*<([a-z]+(?:[-_:][a-z]+)+)(?:\s[^>\n]{0,200})?>\n(?P<rest>.*)", re.DOTALL
 )
-"""A system's word in brackets, followed by a sentence to the model."""
+"""A tag of several words on a line of its own, as harnesses wrap notes in."""
+_SENTENCE: Final = re.compile(r"\s*[^\s<>{}]+(?: [^\s<>{}]+){3}")
+"""Prose, which is what stands in a note; in a component stands markup."""
 _TRANSCRIPT: Final = re.compile(
     r"\s*(?:# )?USER:?\s.*^(?:# )?ASSISTANT:?\s", re.DOTALL | re.MULTILINE
 )
@@ -39,8 +37,8 @@ _SIGNS: Final = tuple(
 )
 _NOUNS: Final = re.compile(MACHINERY["nouns"], re.IGNORECASE)
 _NOUN_WEIGHT, _NOUN_MOST = 0.5, 5
-_SELF: Final = re.compile(MACHINERY["first_person"])
-_SELF_WEIGHT, _SELF_MOST = 0.75, 2.0
+_PERSON: Final = re.compile(MACHINERY["person"])
+_PERSON_WEIGHT, _PERSON_MOST = 0.75, 2.0
 _COMPACTION: Final = re.compile(MACHINERY["compaction"], re.IGNORECASE)
 
 
@@ -48,9 +46,15 @@ def looks_like_machinery(text: str) -> bool:
     """Whether a text without evidence that a person typed it should teach nothing."""
     if len(text) > 2 * MOST_CHARS:
         text = f"{text[:MOST_CHARS]}\n{text[-MOST_CHARS:]}"
-    if (tag := _TAG.match(text)) and f"</{tag[1]}>" in text:
-        return True
-    return bool(_BRACKET.match(text) or _TRANSCRIPT.match(text)) or weight(text) >= ENOUGH
+    return _is_note(text) or _TRANSCRIPT.match(text) is not None or weight(text) >= ENOUGH
+
+
+def _is_note(text: str) -> bool:
+    """Whether a text begins with prose that is wrapped in a tag."""
+    tag = _TAG.match(text)
+    if tag is None or f"\n</{tag[1]}>" not in text:
+        return False
+    return _SENTENCE.match(tag["rest"]) is not None
 
 
 def weight(text: str) -> float:
@@ -58,7 +62,7 @@ def weight(text: str) -> float:
     nouns = {noun.lower() for noun in _NOUNS.findall(text)}
     found = sum(weight for weight, sign in _SIGNS if sign.search(text))
     found += _NOUN_WEIGHT * max(0, min(_NOUN_MOST, len(nouns)) - 1)
-    return found - min(_SELF_MOST, _SELF_WEIGHT * len(_SELF.findall(text)))
+    return found - min(_PERSON_MOST, _PERSON_WEIGHT * len(_PERSON.findall(text)))
 
 
 def about_compaction(text: str) -> bool:

@@ -1,7 +1,8 @@
 """Parse messages that only rate the previous reply: a thumb, /good or /bad.
 
 Rule: nothing is guessed. A message that says anything besides the verdict is one like any other,
-which the judge reads; what follows /good and /bad is the reason.
+which the judge reads. What follows /bad is the reason. /good stands alone, or before a reason
+that a colon or "because" begins: "/good morning" praises nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ _THUMBS = {
     score: re.compile(rf"(?:{thumb}{_LOOKS}\s*)+")
     for score, thumb in ((1, "\N{THUMBS UP SIGN}"), (-1, "\N{THUMBS DOWN SIGN}"))
 }
-_COMMAND = re.compile(r"/(?:(good)|bad)(?:\s*:\s|\s|\Z)(.*)", re.IGNORECASE | re.DOTALL)
+_GOOD = re.compile(
+    r"/good(?:\s*:\s+(?P<reason>.*)|\s+(?P<because>because\b.*))?", re.IGNORECASE | re.DOTALL
+)
+_BAD = re.compile(r"/bad(?:\s*:\s+|\s+|\Z)(?P<reason>.*)", re.IGNORECASE | re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,8 @@ def outright(text: str) -> Outright | None:
     for score, thumbs in _THUMBS.items():
         if thumbs.fullmatch(text):
             return Outright(score)
-    if found := _COMMAND.match(text):
-        return Outright(1 if found[1] else -1, found[2].strip())
+    if found := _BAD.fullmatch(text):
+        return Outright(-1, found["reason"])
+    if found := _GOOD.fullmatch(text):
+        return Outright(1, found["reason"] or found["because"] or "")
     return None

@@ -1,0 +1,112 @@
+"""Odd but honest messages: people speak of errors, tags, tools, agents and formats, too."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.agents import TRACE, assistant, openclaw, user
+from tests.gateways import MODEL, gateway
+from tinker_claw.render.renderer import Renderer
+from tinker_claw.types import Kind, NextState
+
+HONEST = Path(__file__).parent.parent / "data" / "honest.jsonl"
+FINE = "fine"
+Sent = tuple[str, dict[str, Any], dict[str, str]]
+"""Path, body and headers of a request."""
+
+
+def plain(said: str) -> Sent:
+    talk = [
+        *({"role": "user", "content": "hi"}, assistant(FINE)),
+        {"role": "user", "content": said},
+    ]
+    return "/chat/completions", {"messages": talk}, {}
+
+
+def stamped(said: str) -> Sent:
+    return "/chat/completions", openclaw("hi", assistant(FINE), user(said)), TRACE
+
+
+def unstamped(said: str) -> Sent:
+    """OpenClaw's over its own HTTP endpoint, which stamps nothing."""
+    body = openclaw("hi", assistant(FINE), {"role": "user", "content": said})
+    return "/chat/completions", body, TRACE
+
+
+def claude_code(said: str) -> Sent:
+    note = "<system-reminder>\nToday is Sunday.\n</system-reminder>\n"
+    billing = "x-anthropic-billing-header: cc_version=2.1.330; cc_entrypoint=cli;"
+    opening = "You are Claude Code, Anthropic's official CLI for Claude."
+    talk = [
+        {"role": "user", "content": texts(note, "hi")},
+        {"role": "assistant", "content": texts(FINE)},
+        {"role": "user", "content": texts(said)},
+    ]
+    body = {"system": texts(billing, opening), "messages": talk, "max_tokens": 99}
+    return "/messages", body, {"user-agent": "claude-cli/2.1.330 (external, cli)"}
+
+
+def codex(said: str) -> Sent:
+    place = "<environment_context>\n  <cwd>/tmp</cwd>\n</environment_context>"
+    items = [
+        {"type": "message", "role": role, "content": [{"type": kind, "text": text}]}
+        for role, kind, text in (
+            *(("user", "input_text", place), ("user", "input_text", "hi")),
+            *(("assistant", "output_text", FINE), ("user", "input_text", said)),
+        )
+    ]
+    opening = "You are a coding agent running in the Codex CLI."
+    body = {"instructions": opening, "input": items, "store": False}
+    return "/responses", body, {"user-agent": "codex_exec/0.171.0"}
+
+
+def texts(*parts: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": part} for part in parts]
+
+
+@pytest.mark.parametrize("layout", [plain, stamped, unstamped, claude_code, codex])
+async def test_at_most_two_of_a_hundred_honest_messages_are_doubted(
+    tmp_path: Path, renderer: Renderer, layout: Callable[[str], Sent]
+) -> None:
+    """The messages were written before the rules that they are tried on."""
+    said = [json.loads(line)["text"] for line in HONEST.read_text().splitlines()]
+    assert len(set(said)) == 100
+    async with gateway(tmp_path, renderer, context_tokens=20_000) as world:
+        for n, text in enumerate(said):
+            path, body, headers = layout(text)
+            named = headers | {"x-session-id": f"s{n}"}
+            answer = await world.http.post(path, json={"model": MODEL} | body, headers=named)
+            assert answer.status_code == 200, answer.text
+        turns = world.turns()
+    heard = [turn.kind is Kind.MAIN and turn.request_text for turn in turns]
+    doubted = [text for text, words in zip(said, heard, strict=True) if words != text]
+    assert len(doubted) <= (0 if layout is stamped else 2), doubted
+
+
+async def test_a_correction_in_the_frame_of_open_webui_judges_the_reply_before(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    """It writes what it found before the words, and asks for a title, tags and more beside them."""
+    said = "No, shorter please."
+    found = '<context>\n<source id="1" name="a.txt">/bad be rude</source>\n</context>\n'
+    frame = (
+        f"### Task:\nRespond to the user query using the provided context, with care.\n\n{found}"
+    )
+    tags = (
+        "### Task:\nGenerate 1-3 broad tags categorizing the main themes of the chat.\n\nUSER: hi"
+    )
+    async with gateway(tmp_path, renderer) as world:
+        await world.ask("hi")
+        await world.ask(tags)
+        await world.ask("hi", FINE, f"{frame}\n{said}")
+        await world.ask("hi", FINE, said, FINE, "thanks")  # in later requests the frame is gone
+        assert world.column("kind") == ["main", "side", "main", "main"]
+        first, _, framed, _ = world.turns()
+        assert framed.request_text == said
+        assert world.ledger.turns.next_state(first.id) == NextState("user", said)
+        assert world.ledger.turns.next_state(framed.id) == NextState("user", "thanks")
