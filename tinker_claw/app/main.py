@@ -128,6 +128,9 @@ async def _serve(settings: Settings, system: System, listening: socket, stop: St
         ):
             judging = group.create_task(guarded("judging", system.judging.run, health.judge))
             learning = group.create_task(guarded("learning", system.learner.run, health.learner))
+            publishing = group.create_task(
+                guarded("publishing", system.learner.recovery.keep_published, health.publishing)
+            )
             trimming = group.create_task(guarded("upkeep", trim, health.upkeep))
             run = settings.run
             reporting = [group.create_task(report(name, run.directory)) for name in run.sinks]
@@ -143,6 +146,7 @@ async def _serve(settings: Settings, system: System, listening: socket, stop: St
             spare_collector()
             await server.serve(sockets=[listening])
             judging.cancel()
+            publishing.cancel()
             trimming.cancel()
             if system.learner.stepping:
                 await asyncio.wait({learning}, timeout=STEP_S)

@@ -483,6 +483,12 @@ class StepTable(LedgerTable):
         """Record that the state of a version has been saved."""
         self._db.write("UPDATE versions SET state_ref = ? WHERE id = ?", state_ref, version.id)
 
+    def republish(self, version: PolicyVersion, sampler_ref: str) -> PolicyVersion:
+        """Record the weights of a version under another sampler, as the old one is gone; return the
+        version."""
+        self._db.write("UPDATE versions SET sampler_ref = ? WHERE id = ?", sampler_ref, version.id)
+        return replace(version, sampler_ref=sampler_ref)
+
     def gated(self, version: int, most: int) -> list[Gated]:
         """Return the gate's results for this version and its ancestors, newest first, where there
         are any."""
