@@ -192,6 +192,8 @@ async def upkeep(ledger: Ledger, cfg: Keeping) -> None:
         try:
             await ledger.finish_forgetting()
             await once(ledger, cfg)
+            if not await ledger.empty_log():
+                log.warning("ledger.log_grows", because="another program reads it without a pause")
         except LedgerError as error:
             log.warning("ledger.untrimmed", error=str(error))
         await asyncio.sleep(UPKEEP_S)
