@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 import pytest
-from faults import App, Receive, Scope, Send, _answer, _body, _replay
+from faults import App, Receive, Scope, Send, _body, _replay
 from tinkers import Served, served
 from wire_servers import KEY
 
@@ -33,19 +33,29 @@ from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.retry import Backoff
 
 
+async def say(send: Send, status: int, told: dict[str, Any]) -> None:
+    """Answer with a length: without one the SDK takes a 400 for a proxy's, and retries it."""
+    body = json.dumps(told).encode()
+    length = str(len(body)).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", length)]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
 class Unloads:
     """Refuses to sample from some weights, and to train, as it is told to."""
 
     def __init__(self) -> None:
         self.refused: set[str] = set()
         """Paths of weights, or the base's name."""
-        self.models_gone = False
-        """Whether every model of a trainer that there is now is gone."""
+        self.models: set[str] = set()
+        """Ids of the models that were saved so far."""
+        self.models_gone: set[str] = set()
+        """Those among them that are gone."""
         self.how: int | str = 400
         """A status, or the category of a failed future."""
         self._of: dict[str, str] = {}
         self._failed: set[str] = set()
-        self._models: set[str] = set()
 
     def __call__(self, app: App) -> App:
         async def speaking(scope: Scope, receive: Receive, send: Send) -> None:
@@ -53,14 +63,18 @@ class Unloads:
             body = await _body(receive) if scope["type"] == "http" else b""
             if path == "create_sampling_session":
                 send = self._naming(json.loads(body), send)
+            if path in ("save_weights", "save_weights_for_sampler"):
+                self.models.add(model := json.loads(body)["model_id"])
+                if model in self.models_gone:
+                    return await say(send, 400, {"detail": "model is not loaded"})
             if path == "asample" and self._of[self._session(body)] in self.refused:
                 if isinstance(self.how, int):
-                    return await _answer(send, self.how, {"detail": "model is not loaded"})
+                    return await say(send, self.how, {"detail": "model is not loaded"})
                 self._failed.add(number := f"failed-{len(self._failed)}")
-                return await _answer(send, 200, {"request_id": number})
+                return await say(send, 200, {"request_id": number})
             if path == "retrieve_future" and json.loads(body).get("request_id") in self._failed:
                 told = {"error": "model is not loaded", "category": self.how}
-                return await _answer(send, 200, told)
+                return await say(send, 200, told)
             return await app(scope, _replay(body, receive), send)
 
         return speaking
@@ -157,14 +171,20 @@ async def product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGener
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [400, 404, 410, "user"])
-async def test_a_refused_version_is_told_and_published_anew(product: Product, how: Any) -> None:
+@pytest.mark.parametrize(
+    ("how", "trainer_too"), [(400, False), (400, True), (404, False), (410, False), ("user", True)]
+)
+async def test_a_refused_version_is_told_and_published_anew(
+    product: Product, how: Any, *, trainer_too: bool
+) -> None:
     await product.learn()
     newest = product.newest
     number, ref = newest.version.id, newest.sampler.ref
     async with product.system.learner.between_steps():  # nothing is published for now
         product.speaks.how = how
         product.speaks.refused.add(ref)
+        if trainer_too:
+            product.speaks.models_gone = set(product.speaks.models)
         before = len(product.rows("SELECT id FROM turns"))
         for _ in range(3):
             answer = await product.ask()
@@ -222,7 +242,7 @@ async def test_a_request_that_is_refused_for_itself_leaves_health_well(product: 
     async def picky(scope: Scope, receive: Receive, send: Send) -> None:
         body = await _body(receive) if scope["type"] == "http" else b""
         if scope.get("path", "").endswith("asample") and b"0.1234" in body:
-            return await _answer(send, 400, {"detail": "no such temperature here"})
+            return await say(send, 400, {"detail": "no such temperature here"})
         return await inner(scope, _replay(body, receive), send)
 
     product.there.faulty.app = picky
