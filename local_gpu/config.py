@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from tinker_claw.errors import ConfigError
+from tinker_claw.policy import KEPT_SAMPLERS, KEPT_STATES
 
 Say = Callable[[str], None]
 """Called with a sentence for the user: what is waited for, what was chosen, what goes wrong."""
@@ -74,10 +75,10 @@ class LocalConfig:
     the context too."""
     max_batch_tokens: int = 512
     """Tokens of one sampling pass, which bounds how long a long prompt delays other requests."""
-    keep_states: int = 8
-    """States that are kept: weights with optimizer moments, three times an adapter's size each."""
-    keep_adapters: int = 32
-    """Published versions that are kept on disk, besides those that are open."""
+    keep_states: int = KEPT_STATES
+    """Newest states that are kept, each with optimizer moments three times an adapter's size."""
+    keep_adapters: int = KEPT_SAMPLERS
+    """Newest published versions that are kept on disk, besides those that are open."""
     threads: int | None = None
     """Threads of torch, in the whole process; None leaves torch's own choice."""
 

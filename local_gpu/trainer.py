@@ -1,11 +1,11 @@
 """The local backend as the gateway's trainer: one policy, with its versions and states.
 
-    root/states/<ref>      the newest, float32, with the optimizer's moments
+    root/states/<ref>      float32, with the optimizer's moments
     root/adapters/<ref>    versions that serve or have served, in PEFT's format and the base's type
 
-Rule: what is open, being opened or loaded stays, however old. Beyond a count the oldest of the rest
-are removed; but a version that answered no request is removed first, or a long outage of the
-servers would push out every version to go back to.
+Rule: what is open, being opened or loaded stays, however old. Of the rest `policy.kept` stays; but
+a version that answered no request is removed first, or a long outage of the servers would push out
+every version to go back to.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from local_gpu.backend import LocalBackend, unheard
 from local_gpu.config import LocalConfig, Say
 from local_gpu.halves import BASE_REF, POLICY
 from local_gpu.learn.losses import LOSSES
-from local_gpu.model.files import entries, remove, slug, stamp, sweep
+from local_gpu.model.files import entries, remove, slug, stamp, sweep, written
 from tinker_claw.errors import BackendError
-from tinker_claw.policy import Sampler
+from tinker_claw.policy import Sampler, kept
 from tinker_claw.types import Adam, Capabilities, LossPass, StepReport
 
 
@@ -187,12 +187,15 @@ class KeptFiles:
 
 
 def _prune(folder: Path, keep: int, spare: Callable[[str], bool]) -> None:
-    """Remove all but the newest `keep` entries, except those for which `spare` is true.
+    """Remove the entries that `kept` does not keep, except those for which `spare` is true.
 
     `spare` is called right before each removal: an entry may be opened meanwhile.
+
+    Args:
+        keep: how many of the newest stay.
     """
-    names = sorted(entries(folder))
-    remove(folder / n for n in names[: max(0, len(names) - keep)] if not spare(n))
+    times = {name: at for name in entries(folder) if (at := written(name)) is not None}
+    remove(folder / name for name in sorted(times.keys() - kept(times, keep)) if not spare(name))
 
 
 def _inside(folder: Path, ref: str) -> Path:

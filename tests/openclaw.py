@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from tests.npm import installed, on_path
+from tinker_claw.cli.openclaw import TRIED
 
-VERSION = "2026.9.6"
 
-
-def install() -> Path:
-    """Install Node and OpenClaw from npm. Returns the folder."""
-    return installed(f"openclaw-{VERSION}", f"openclaw@{VERSION}")
+def install(release: str = TRIED[0]) -> Path:
+    """Install Node and a release of OpenClaw from npm. Returns the folder."""
+    return installed(f"openclaw-{release}", f"openclaw@{release}")
 
 
 def readme_block() -> dict[str, Any]:
@@ -45,6 +44,7 @@ class OpenClaw:
         api: str | None = None,
         sees: bool = False,
         tools: bool = True,
+        release: str = TRIED[0],
     ) -> OpenClaw:
         """Configure an OpenClaw as in the README, except for the arguments.
 
@@ -56,7 +56,7 @@ class OpenClaw:
             sees: whether it is told that the model sees.
             tools: whether it may give the model tools, which it does not to small ones.
         """
-        claw = cls(install(), home)
+        claw = cls(install(release), home)
         for name in ("state", "workspace"):
             (home / name).mkdir(parents=True)
         # a workspace that has been introduced skips the first-run ritual

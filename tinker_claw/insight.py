@@ -147,7 +147,8 @@ def read_kept(rows: Rows) -> list[Record]:
     """Return all versions of the ledger, oldest first, and which of their files are left.
 
     `state`: learning can go on from it; `sampler`: it can answer. None: only the service knows.
-    `accepted`: share of its first replies that were accepted, told no lessons; None: none is rated.
+    `lost`: why learning cannot go back to it; None: it can, as far as known. `accepted`: share of
+    its first replies that were accepted, told no lessons; None: none is rated.
     """
     records, directory = read_versions(rows), rows.path.parent
     judged = by_version(rows, behind=True)
@@ -159,7 +160,16 @@ def read_kept(rows: Rows) -> list[Record]:
         sampler = (directory / "adapters" / one["sampler_ref"]).is_dir() if local else None
         one |= {"saved": saved, "state": there if saved else False, "sampler": sampler}
         one["accepted"] = accepted.get(one["id"])
+        one["lost"] = _lost(one)
     return records
+
+
+def _lost(one: Record) -> str | None:
+    """Return why learning cannot go back to a version; None: it can, as far as known."""
+    if not one["saved"]:
+        return "its state was not saved (--save-interval)"
+    gone = [name for name in ("state", "sampler") if one[name] is False]
+    return f"its {' and its '.join(gone)} {'are' if gone[1:] else 'is'} deleted" if gone else None
 
 
 def usable(one: Record, *, with_state: bool = False) -> bool:

@@ -1,8 +1,13 @@
-"""Track whether the service behind the backend answers.
+"""Track whether the service behind the backend answers, and which version does.
 
 Rule: every caller reports how its request went, under the kind of request. An outage begins with an
 `OutageError` and ends with the next answer to a request of the same kind; the log has one event
 when the service goes away and one when it is back, however often either is noticed.
+
+A refusal ends an outage, as somebody answers. A `RequestError` is about one request and changes
+nothing. A `SamplerError` is about the version that was to answer: it counts as refused from then
+until it answers, and its stand-in, if there is one, as what answers. After a `GoneError` it waits
+to be published anew.
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from tinker_claw.errors import BackendError, OutageError
+from tinker_claw.errors import BackendError, GoneError, OutageError
 from tinker_claw.telemetry import log
 
 Asking = Literal["serving", "judging", "teaching", "learning"]
@@ -32,6 +37,21 @@ class Outage:
     attempts: int
 
 
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A version that should answer and cannot."""
+
+    version: int
+    ref: str
+    """Its sampler."""
+    since: float
+    """Time of the first refusal, in seconds since 1970."""
+    error: str
+    """Message of the last refusal."""
+    by: str | None
+    """Name of what answers in its place; None: nothing does."""
+
+
 class Outages:
     """Current outages of the service, with their beginnings and causes."""
 
@@ -40,6 +60,10 @@ class Outages:
         self._away: dict[Asking, Outage] = {}
         self._back = defaultdict[Asking, asyncio.Event](asyncio.Event)
         self._well_since = clock()
+        self.refused: Refused | None = None
+        """The version that should answer and cannot; None: it answers, as far as known."""
+        self.gone = asyncio.Event()
+        """Set while the refused version's weights wait to be published anew."""
         self.closing = False
         """Whether the process is ending, which ends all waits for the service."""
 
@@ -84,6 +108,25 @@ class Outages:
             self._well_since = self._clock()
             log.info("backend.back", noticed=asking, away_s=round(self._well_since - since, 1))
         self._back[asking].set()
+
+    def refuses(self, version: int, ref: str, error: BackendError, by: str | None) -> None:
+        """Record that the version that should answer could not, and what answered instead."""
+        known = self.refused
+        same = known is not None and (known.version, known.ref, known.by) == (version, ref, by)
+        since = known.since if known and known.version == version else self._clock()
+        self.refused = Refused(version, ref, since, str(error), by)
+        if not same:
+            log.error("version.refused", version=version, by=by, error=str(error))
+        if isinstance(error, GoneError):
+            self.gone.set()
+
+    def answers(self, version: int) -> None:
+        """Record that the version that should answer did."""
+        if self.refused is None or version < self.refused.version:
+            return  # an earlier one says nothing of it
+        self.refused = None
+        self.gone.clear()
+        log.info("version.answers", version=version)
 
     @contextmanager
     def watching(self, asking: Asking) -> Generator[None]:

@@ -6,7 +6,7 @@ in flight keep the sampler that they read. Nothing in this file knows any backen
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -25,6 +25,26 @@ from tinker_claw.types import (
     TokenLogprobs,
     Tokens,
 )
+
+KEPT_DAYS = 14
+"""Days, of those on which something was saved, of which the last state and sampler stay."""
+KEPT_STATES, KEPT_SAMPLERS = 8, 32
+"""How many of the newest stay besides."""
+_DAY_S = 86_400
+
+
+def kept(written: Mapping[str, float], newest: int) -> set[str]:
+    """Return which states or samplers of a run stay: the first, the last of each day, and the
+    newest, so that a bad week can be undone as well as a bad hour.
+
+    Args:
+        written: time at which each was written, in seconds since 1970; a day is one of UTC.
+        newest: how many of the newest stay.
+    """
+    order = sorted(written, key=lambda name: (written[name], name))
+    last_of_day = {written[name] // _DAY_S: name for name in order}
+    days = sorted(last_of_day)[-KEPT_DAYS:]
+    return {*order[:1], *(last_of_day[day] for day in days), *order[-newest:]}
 
 
 @runtime_checkable
@@ -162,6 +182,14 @@ class PolicyHolder:
                 f"version {policy.version.id} is not newer than {self._newest.version.id}"
             )
         replaced, self._newest = self._newest, policy
+        return replaced
+
+    def reopen(self, version: PolicyVersion, sampler: Sampler) -> Policy:
+        """Continue with another sampler of the newest version's weights; return the replaced policy
+        for its owner to close."""
+        if version.id != self._newest.version.id:
+            raise ValueError(f"version {version.id} is not the newest, {self._newest.version.id}")
+        replaced, self._newest = self._newest, Policy(version, sampler)
         return replaced
 
     def pin(self, policy: Policy | None, *, half: bool = False) -> Policy | None:

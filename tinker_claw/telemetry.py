@@ -5,7 +5,6 @@ Rule: an event is a name with fields, and never carries a user's words.
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import time
@@ -19,6 +18,7 @@ from typing import Any, TextIO, cast
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from pydantic_core import to_json
 
 from tinker_claw.files import private
 
@@ -269,6 +269,7 @@ class Telemetry:
             return
         try:
             with open(self._file, "a", opener=private) as file:
-                file.write(json.dumps({"time": time.time(), **record}) + "\n")
+                line = to_json({"time": time.time(), **record}, inf_nan_mode="null")
+                file.write(line.decode() + "\n")
         except OSError as error:  # the ledger has it, too
             log.warning("metrics.unwritten", file=str(self._file), error=str(error))

@@ -89,6 +89,15 @@ def stamp(folder: Path) -> str:
     return f"{now:{_TIME}}-{token_hex(3)}"
 
 
+def written(name: str) -> float | None:
+    """Return the time in a name of `stamp`, in seconds since 1970; None: it is no such name."""
+    try:
+        made = datetime.strptime(name.partition("-")[0], _TIME)
+    except ValueError:
+        return None
+    return made.replace(tzinfo=UTC).timestamp()
+
+
 def slug(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "state"
 

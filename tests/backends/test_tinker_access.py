@@ -31,6 +31,7 @@ from tinker_claw.config.settings import Training
 from tinker_claw.errors import BackendError, ConfigError, GoneError, OutageError, SamplerError
 from tinker_claw.methods import build
 from tinker_claw.methods.base import require
+from tinker_claw.policy import KEPT_DAYS
 from tinker_claw.types import Adam, Datum, LossPass, SamplingParams
 
 
@@ -202,6 +203,26 @@ async def test_oldest_checkpoints_are_deleted_but_never_one_in_use(
         await trainer.open(sampler.ref)
     with pytest.raises(BackendError):
         await trainer.open(closed[0].ref)
+    await trainer.aclose()
+
+
+@pytest.mark.slow
+async def test_a_bad_week_can_be_undone_at_the_service(tmp_path: Path) -> None:
+    trainer, now = await start_tinker(tmp_path, keep_states=1, keep_samplers=1), 0.0
+    for shelf in (trainer._states, trainer._samplers):
+        shelf._clock = lambda: now
+    made = list[tuple[str, str]]()
+    for day in range(KEPT_DAYS + 4):
+        for hour in (9, 10):
+            now = 86_400.0 * day + 3600.0 * hour
+            sampler = await trainer.publish()
+            made.append((sampler.ref, await trainer.save_state("day")))
+            await sampler.aclose()
+    there = {place.path for place, _ in served(tmp_path).server.store.all()}
+    assert there == {ref for pair in (made[0], *made[1::2][-KEPT_DAYS:]) for ref in pair}
+    version, state = made[-15]  # of a week ago
+    await trainer.load_state(state)
+    await trainer.open(version)
     await trainer.aclose()
 
 

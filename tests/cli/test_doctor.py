@@ -22,6 +22,7 @@ from tests.processes import LOCAL, ROOT, product
 from tests.talk import HELLO, ask
 from tinker_claw.cli import main
 from tinker_claw.cli.common import span
+from tinker_claw.cli.openclaw import TRIED
 from tinker_claw.config.check import API_KEY
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.render.renderer import Renderer
@@ -222,6 +223,26 @@ def test_a_window_that_is_too_small_for_openclaw_is_a_warning(
     told = line_of(capsys.readouterr().out, "model")
     assert told.startswith("warn")
     assert "OpenClaw needs a window of 32,768 tokens" in told
+
+
+def test_an_openclaw_that_was_not_tried_is_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = tmp_path / "openclaw" / "openclaw.mjs"
+    there.parent.mkdir()
+    there.write_text("")
+    there.chmod(0o755)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "openclaw").symlink_to(there)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    for release, state in ((TRIED[0], "ok"), ("2031.1.1", "warn")):
+        (there.parent / "package.json").write_text(json.dumps({"version": release}))
+        assert doctor(tmp_path / "data", "--port", "30998") == 0
+        told = line_of(capsys.readouterr().out, "openclaw")
+        assert told.startswith(state)
+        assert TRIED[0] in told
+        assert TRIED[1] in told
+        assert release in told
 
 
 @pytest.mark.slow

@@ -151,7 +151,7 @@ async def test_version_that_is_not_there_any_more_is_named_with_those_that_are(
     assert (one["saved"], one["state"], one["sampler"]) == (True, False, True)
     refused = run("rollback", "v0", *flags, directory=trained.data)
     assert refused.returncode == 2
-    assert "v0 cannot be used: its weights or its state were not" in refused.stderr
+    assert "v0 cannot be used: its state is deleted (v0, the last of" in refused.stderr
     assert "possible: v1" in refused.stderr
     assert run("pin", "v0", *flags, directory=trained.data).returncode == 0, "it can answer"
     refused = run("rollback", "v7", *flags, directory=trained.data)

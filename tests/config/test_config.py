@@ -71,6 +71,9 @@ def test_rl_is_binary() -> None:
         ("port = 1\n", "port"),
         ("[training]\nbatch_size = 0\n", "training.batch_size"),
         ("[run]\nmethod = 1\n", "run.method"),
+        ("[training]\nlearning_rate = -1\n", "training.learning_rate"),
+        ("[training]\nw_rl = inf\n", "training.w_rl: Input should be a finite number"),
+        ("[spend]\nbudget_usd = inf\n", "spend.budget_usd: Input should be a finite number"),
         ("[run\n", "not valid TOML"),
     ],
 )

@@ -25,6 +25,7 @@ from tests.npm import npm
 from tests.openclaw import OpenClaw
 from tests.processes import product
 from tinker_claw.app.server import in_background
+from tinker_claw.cli.openclaw import TRIED
 from tinker_claw.conversation.classify import RequestKind
 from tinker_claw.gateway.request import UNASKED
 from tinker_claw.render.renderer import Renderer
@@ -42,10 +43,13 @@ SLOW_S = 62
 GIVES_UP_S = 30
 
 
-def test_three_turns_land_in_the_ledger_of_the_running_product(tmp_path: Path) -> None:
+@pytest.mark.parametrize("release", TRIED)
+def test_three_turns_land_in_the_ledger_of_the_running_product(
+    tmp_path: Path, release: str
+) -> None:
     data = tmp_path / "data"
     with product(data) as running:
-        claw = OpenClaw.create(tmp_path / "user", running.url, "demo")
+        claw = OpenClaw.create(tmp_path / "user", running.url, "demo", release=release)
         for message in MESSAGES:
             assert claw.say("first", message)
         assert running.health()["policy_version"] == 0

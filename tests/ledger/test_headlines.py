@@ -82,6 +82,13 @@ def test_it_claims_nothing_where_chance_may_have_done_it(story: Story) -> None:
     assert said(story) == ["First replies accepted: 47% -> 62% (v0 -> v1): no clear change"]
 
 
+def test_replies_of_a_stand_in_count_for_no_version(story: Story) -> None:
+    rated(story, 6, 16)
+    before = said(story)
+    rated(story, 40, 40, fallback="v1 failed: it is not loaded")
+    assert said(story) == before
+
+
 def test_each_user_has_a_line_and_sees_their_own(story: Story) -> None:
     rated(story, 6, 16, "ann")
     rated(story, 3, 4, "ben")

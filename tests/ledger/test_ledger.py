@@ -493,3 +493,18 @@ def test_a_sample_without_a_next_state_was_judged_by_no_tool(ledger: Ledger) -> 
     waiting = ledger.samples.queue()
     assert [sample.tool for sample in waiting] == [False, False]
     assert len(choose(waiting, batch_size=2, most=16, share=0.5, now=0.0).ids) == 2
+
+
+def test_a_figure_that_is_not_finite_leaves_a_steps_metrics_readable(ledger: Ledger) -> None:
+    first = ledger.steps.newest_version()
+    assert first is not None
+    figures = {
+        "k3": math.nan,
+        "gate": {"asked": 2},
+        "answers": {"a": [-math.inf, 0, 0], "b": [1, 2, 3]},
+    }
+    step = ledger.steps.begin(first.id, [])
+    made = ledger.steps.commit(step, first, state_ref="s", sampler_ref="p", metrics=figures)
+    (gated,) = ledger.steps.gated(made.id, 1)
+    assert gated.answers == {"b": (1, 2, 3)}
+    assert ledger._db.one("SELECT json_extract(metrics, '$.k3') FROM steps") is None

@@ -7,8 +7,9 @@ import json
 import os
 import signal
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from backends import start_local
@@ -16,7 +17,7 @@ from local_reference import WARM, rl_datum
 
 from local_gpu.trainer import LocalTrainer
 from tinker_claw.errors import BackendError, OutageError
-from tinker_claw.policy import Sampler
+from tinker_claw.policy import KEPT_DAYS, Sampler
 from tinker_claw.types import LossPass
 
 TOKENS: Final = tuple((i * i + 7) % 50 for i in range(24))
@@ -106,4 +107,31 @@ async def test_a_version_that_no_server_takes_leaves_nothing(
         await trainer.publish()
     await trainer.load_state(state)
     assert on_disk(tmp_path) == set()
+    await trainer.aclose()
+
+
+async def test_a_bad_week_can_be_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = datetime(2026, 11, 1, 9, tzinfo=UTC)
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime:
+            return now
+
+    monkeypatch.setattr("local_gpu.model.files.datetime", Clock)
+    trainer = await start_local(tmp_path, dtype="bfloat16", keep_states=2, keep_adapters=2)
+    made = list[tuple[str, str]]()
+    for day in range(20):
+        for hour in (0, 1, 2):
+            now = datetime(2026, 11, 1 + day, 9 + hour, tzinfo=UTC)
+            sampler = await trainer.publish()
+            made.append((sampler.ref, await trainer.save_state(f"day {day}")))
+            await sampler.aclose()
+            await trainer.train_step(STEP, WARM)
+    stays = {made[0], *made[-2:], *made[2::3][-KEPT_DAYS:]}
+    assert on_disk(tmp_path) == {sampler for sampler, _ in stays}
+    assert {one.name for one in (tmp_path / "run" / "states").iterdir()} == {s for _, s in stays}
+    version, state = made[12 * 3 + 2]  # of a week ago
+    await trainer.load_state(state)
+    assert await scores(await trainer.open(version)) == await scores(await trainer.publish())
     await trainer.aclose()

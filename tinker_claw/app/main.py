@@ -123,6 +123,9 @@ async def _serve(settings: Settings, system: System, listening: socket, stop: St
         ):
             judging = group.create_task(guarded("judging", system.judging.run, health.judge))
             learning = group.create_task(guarded("learning", system.learner.run, health.learner))
+            publishing = group.create_task(
+                guarded("publishing", system.learner.recovery.keep_published, health.publishing)
+            )
             trimming = group.create_task(guarded("upkeep", trim, health.upkeep))
             run = settings.run
             reporting = [group.create_task(report(name, run.directory)) for name in run.sinks]
@@ -138,6 +141,7 @@ async def _serve(settings: Settings, system: System, listening: socket, stop: St
             spare_collector()
             await server.serve(sockets=[listening])
             judging.cancel()
+            publishing.cancel()
             trimming.cancel()
             if system.learner.stepping:
                 await asyncio.wait({learning}, timeout=STEP_S)
@@ -183,6 +187,8 @@ async def upkeep(ledger: Ledger, cfg: Keeping) -> None:
         try:
             await ledger.finish_forgetting()
             await once(ledger, cfg)
+            if not await ledger.empty_log():
+                log.warning("ledger.log_grows", because="another program reads it without a pause")
         except LedgerError as error:
             log.warning("ledger.untrimmed", error=str(error))
         await asyncio.sleep(UPKEEP_S)

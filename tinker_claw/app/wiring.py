@@ -337,18 +337,24 @@ class Versions:
         """
         # One lock per version: a version that is slow to open blocks no other.
         async with self._opening.setdefault(version_id, asyncio.Lock()):
+            version = self._ledger.steps.version(version_id)
+            if version is None:
+                raise KeyError(version_id)
+            known = self._open.get(version_id)
+            if known is not None and known.ref != version.sampler_ref:  # it was published anew
+                self._close(self._open.pop(version_id))
             if version_id not in self._open:
-                version = self._ledger.steps.version(version_id)
-                if version is None:
-                    raise KeyError(version_id)
                 sampler = await self._trainer.open(version.sampler_ref)
                 if len(self._open) == MOST_OPEN:
-                    _, unused = self._open.popitem()
-                    closing = asyncio.create_task(unused.aclose())  # once its last reply has ended
-                    self._closing.add(closing)
-                    closing.add_done_callback(self._closing.discard)
+                    self._close(self._open.popitem()[1])
                 self._open[version_id] = sampler
             return self._open[version_id]
+
+    def _close(self, unused: Sampler) -> None:
+        """Close a sampler once its last reply has ended."""
+        closing = asyncio.create_task(unused.aclose())
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
 
     async def aclose(self) -> None:
         await asyncio.gather(*self._closing, *(sampler.aclose() for sampler in self._open.values()))

@@ -100,6 +100,7 @@ _CHECKS = {
     "data": (),
     "port": (),
     "model": ("backend",),
+    "openclaw": (),
 }
 """Names of the checks in order, each with the checks that it depends on."""
 
@@ -327,6 +328,12 @@ class Checks:
         if (refusal := openclaw.too_small(offers.tokens)) is None:
             return Finding(told)
         return Finding(f"{told}. {refusal}", "warn")
+
+    async def openclaw(self) -> Finding:
+        told = f"tried with OpenClaw {' and '.join(openclaw.TRIED)}"
+        if (here := openclaw.release()) is None or here in openclaw.TRIED:
+            return Finding(told)
+        return Finding(f"{told}; here is {here}", "warn", "`status` says what is not understood")
 
 
 async def _answers(url: str, settings: JudgeSettings) -> str:

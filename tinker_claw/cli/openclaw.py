@@ -11,6 +11,7 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from pydantic import Field
@@ -24,6 +25,19 @@ if TYPE_CHECKING:
     from tinker_claw.backends.open import Context
 
 SMALLEST_CONTEXT: Final = 32_768
+TRIED: Final = ("2026.9.6", "2026.9.5")
+"""Releases of OpenClaw that the tests run, the newest first."""
+
+
+def release() -> str | None:
+    """Return the release of the OpenClaw on PATH; None: there is none, or it does not say."""
+    if (program := shutil.which("openclaw")) is None:
+        return None
+    try:
+        package = Path(program).resolve().with_name("package.json").read_text(encoding="utf-8")
+        return str(json.loads(package)["version"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 class OpenclawConfig(Command):

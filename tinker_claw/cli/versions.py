@@ -25,7 +25,12 @@ from tinker_claw.insight import read_kept, usable
 from tinker_claw.ledger.database import Rows
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.views import Record
+from tinker_claw.policy import KEPT_DAYS, KEPT_SAMPLERS, KEPT_STATES
 
+STAYS = (
+    f"v0, the last of each of {KEPT_DAYS} days, the newest {KEPT_STATES} states and the newest "
+    f"{KEPT_SAMPLERS} samplers stay"
+)
 AS_SHOWN = BeforeValidator(lambda text: str(text).removeprefix("v"))
 """A version's number may be written as it is shown: v3."""
 
@@ -47,11 +52,7 @@ def named(rows: Rows, version: int | None, *, with_state: bool = False) -> Recor
     if found is None:
         raise UndoError(f"there is no v{version}; possible: {known}")
     if found not in possible:
-        raise UndoError(
-            f"v{version} cannot be used: its weights or its state were not saved "
-            "(--save-interval), or are gone (the newest 8 states and 32 samplers are kept); "
-            f"possible: {known}"
-        )
+        raise UndoError(f"v{version} cannot be used: {found['lost']} ({STAYS}); possible: {known}")
     return found
 
 
@@ -69,7 +70,11 @@ class Versions(LedgerCommand):
     def run(self) -> int:
         with self.rows() as ledger:
             records = read_kept(ledger)
-        write_json(records) if self.as_json else write(table(_COLUMNS, records))
+        if self.as_json:
+            write_json(records)
+            return 0
+        deleted = any(False in (one["state"], one["sampler"]) and one["saved"] for one in records)
+        write([*table(_COLUMNS, records), *([f"Deleted: {STAYS}."] if deleted else [])])
         return 0
 
 

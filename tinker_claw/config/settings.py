@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, cast
+from typing import Annotated, Any, Final, Literal, cast
 
 from pydantic import (
     BaseModel,
@@ -62,7 +62,11 @@ class Section(BaseModel):
     """A group of settings, or a table of the file; the docstring heads a group in --help."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", protected_namespaces=(), hide_input_in_errors=True
+        frozen=True,
+        extra="forbid",
+        protected_namespaces=(),
+        hide_input_in_errors=True,
+        allow_inf_nan=False,
     )
 
 
@@ -329,7 +333,7 @@ class Training(Section):
         "judge and queue samples, train nothing",
         when="you want to see first what would be learned",
     )
-    learning_rate: float | Literal["auto"] = _setting(
+    learning_rate: Annotated[float, Field(gt=0)] | Literal["auto"] = _setting(
         1e-4,
         "Adam's rate; auto: by the model's hidden size",
         when="steps change nothing (higher), or replies get worse (lower)",

@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
 
-from tinker_claw.errors import BackendError, OutageError, RequestError, SamplerError
+from tinker_claw.errors import BackendError, GoneError, OutageError, RequestError, SamplerError
 from tinker_claw.gateway.fallback import PATIENCE_S, Retries, StandIn
 from tinker_claw.gateway.request import GatewayDeps, Job
 from tinker_claw.policy import Sampler
@@ -82,7 +82,9 @@ class Sampling:
             began = time.monotonic()
             try:
                 with serving.outages.watching("serving"):
-                    return await self._attempt(self._job.sampler, take)
+                    await self._attempt(self._job.sampler, take)
+                serving.outages.answers(self._job.version)
+                return
             except (SamplerError, OutageError) as error:
                 if self._over():
                     return
@@ -91,11 +93,24 @@ class Sampling:
                 if self._token_at > began:
                     retries.went_well(self._token_at - began)
                 wait_s = None if self._stuck else retries.wait_s(error)
+                if isinstance(error, GoneError) or self._is_refused():
+                    wait_s = None  # asked once, in case it is there again
                 if wait_s is not None and await self._waited(error, wait_s):
                     continue
                 if serving.outages.closing or not await self._replaced(error, take):
                     raise
                 return
+
+    def _is_refused(self) -> bool:
+        """Whether the version is known to refuse every request."""
+        refused = self._serving.outages.refused
+        return refused is not None and refused.ref == self._job.sampler.ref
+
+    def _refused(self, error: SamplerError | OutageError, by: str | None) -> None:
+        """Report that the version could not answer, and what did instead."""
+        if by is not None or isinstance(error, SamplerError):
+            job = self._job
+            self._serving.outages.refuses(job.version, job.sampler.ref, error, by)
 
     async def _waited(self, error: SamplerError | OutageError, seconds: float) -> bool:
         """Wait before a retry; return whether to retry."""
@@ -130,7 +145,9 @@ class Sampling:
                 log.warning("fallback.failed", by=stand_in.name, error=said)
                 continue
             log.warning("fallback.answered", version=job.version, by=stand_in.name)
+            self._refused(error, stand_in.name)
             return True
+        self._refused(error, None)
         return False
 
     async def _ask(self, stand_in: StandIn, limit_s: float | None, take: Take) -> None:

@@ -23,6 +23,7 @@ from tinker_claw.config.settings import JudgeSettings
 from tinker_claw.errors import (
     AlignmentError,
     BackendError,
+    GoneError,
     JudgeError,
     OutageError,
     RequestError,
@@ -98,6 +99,8 @@ class SamplerEndpoint:
             completions = await self._sampler.sample(prompt, params, n)
         except OutageError:
             raise
+        except GoneError as error:  # no question is to blame
+            raise OutageError(str(error)) from error
         except (AlignmentError, BackendError, RequestError) as error:
             raise JudgeError(f"the base model could not judge: {error}") from error
         return [self._text(done, prompt) for done in completions]

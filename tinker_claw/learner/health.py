@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tinker_claw.errors import OutageError
-from tinker_claw.outages import Outages
+from tinker_claw.outages import Outages, Refused
 from tinker_claw.telemetry import log
 
 
@@ -49,7 +49,9 @@ class Health:
     has ended: by an unexpected error, and then it starts again; or because going on would do harm.
     `agreement` of sampler and trainer is `ok` or, after a batch that disagrees, `alarm`. `servers`,
     where other processes sample, is `ok`, or `away` while some are out of the rotation. `records`
-    is the ledger: `failing` from a refusal until it takes a write. `upkeep` drops data past its
+    is the ledger: `failing` from a refusal until it takes a write. `serving` is `ok`, or `replaced`
+    while another version answers in place of the one that should, or `refused` while none does.
+    `publishing` publishes a version anew whose weights are gone. `upkeep` drops data past its
     retention. `guard` is `ok`, or `warns` that replies get worse; where that is grave the learner
     is `held` until the evidence is gone or a version is rolled back to.
     """
@@ -60,6 +62,7 @@ class Health:
         self.agreement = PartHealth()
         self.servers = PartHealth()
         self.records = PartHealth()
+        self.publishing = PartHealth()
         self.upkeep = PartHealth()
         self.guard = PartHealth()
         self.backend = Outages()
@@ -112,15 +115,20 @@ class Health:
 
     def snapshot(self, *, version: int, waiting: int, batch_size: int) -> dict[str, Any]:
         """Return the JSON of /healthz. `status` covers serving and learning together."""
-        away = self.backend.away
+        away, refused = self.backend.away, self._refused(version)
         parts = {name: part for name, part in vars(self).items() if isinstance(part, PartHealth)}
         wrong = [name for name, part in parts.items() if part.state not in _FINE]
+        wrong = ["serving", *wrong] if refused else wrong
         wrong = ["backend", *wrong] if away else wrong
         shown: dict[str, Any] = {
             "status": "degraded" if wrong else "ok",
             "wrong": wrong,
             "meaning": self._meaning(version, waiting, batch_size),
             "policy_version": version,
+            "answered_by": refused.by if refused else f"v{version}",
+            "serving": "ok" if refused is None else "replaced" if refused.by else "refused",
+            "serving_since": refused.since if refused else self.backend.since,
+            "serving_error": refused and refused.error,
             "backend": "away" if away else "ok",
             "backend_since": self.backend.since,
             "backend_error": self.backend.error,
@@ -136,6 +144,11 @@ class Health:
             "last_error": self.last_error,
         }
 
+    def _refused(self, version: int) -> Refused | None:
+        """Return that this version, which should answer, cannot; None: it can."""
+        refused = self.backend.refused
+        return refused if refused and refused.version == version else None
+
     def _meaning(self, version: int, waiting: int, batch_size: int) -> str:
         """Describe the state in one sentence for the user: what works, and what waits."""
         troubles = [*self._troubles()]
@@ -144,6 +157,12 @@ class Health:
                 "Requests are refused until they can be recorded again: see whether the disk is "
                 "full"
             )
+        elif (refused := self._refused(version)) and refused.by:
+            replies = f"Replies come from {refused.by}, since v{version} cannot answer"
+            if self.backend.gone.is_set():
+                replies += "; it is published anew from its state"
+        elif refused:
+            replies = f"Requests get an error: neither v{version} nor what stands in for it answers"
         elif "serving" in self.backend.away:
             replies = (
                 "Replies wait for the service, which is asked again and again; a request that it "

@@ -23,6 +23,7 @@ from tinker_claw.conversation.lessons import may_be_told
 from tinker_claw.errors import (
     AlignmentError,
     BackendError,
+    GoneError,
     JudgeError,
     LedgerError,
     OutageError,
@@ -537,6 +538,10 @@ class Judging:
                 spending.paying("teacher", turn_id=turn.id),
             ):
                 teacher = await self._scorer.teach(plan)
+        except GoneError as error:  # no reply is to blame
+            outage = OutageError(str(error))
+            self._parts.health.backend.seen("teaching", outage)
+            raise outage from error
         except OutageError:
             raise
         except (AlignmentError, BackendError, RequestError) as error:

@@ -385,7 +385,8 @@ class Learner:
             metrics = step_metrics(known, report, parent.version.step, agreed)
             metrics |= {"rate": rate, "moved": moved} | asked.figures
             metrics |= parts.spending.figures(training.usage + asking.usage)
-            rule = {"rule": {"method": parts.method.name, **parts.training.model_dump()}}
+            settings = parts.training.model_dump(mode="json")
+            rule = {"rule": {"method": parts.method.name, **settings}}
             version = parts.ledger.steps.commit(
                 step_id,
                 parent.version,

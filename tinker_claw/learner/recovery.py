@@ -109,8 +109,10 @@ async def restore(ledger: Ledger, trainer: Trainer) -> Policy:
         return Policy(version, sampler)
     await load(ledger, trainer, saved.state_ref)
     sampler = await _reopened(trainer, saved)
-    if ledger.steps.unsaved(saved) or sampler.ref != saved.sampler_ref:
+    if ledger.steps.unsaved(saved):
         saved = _restarted(ledger, saved, sampler)  # written only once all of it is loaded
+    elif sampler.ref != saved.sampler_ref:
+        saved = ledger.steps.republish(saved, sampler.ref)
     log.info("resumed", version=saved.id, step=saved.step, waiting=ledger.samples.waiting())
     return Policy(saved, sampler)
 
@@ -208,6 +210,44 @@ class Recovery:
             self._health.learner_stalls(outage, wait_s)
             await asyncio.sleep(wait_s)
             outage = await self._try(gone=gone)
+
+    async def keep_published(self) -> None:
+        """Publish the newest version anew whenever its sampler is gone, until cancelled.
+
+        Its weights are loaded from its state: the service may have dropped the trainer's session,
+        too. Replies wait for none of this.
+        """
+        backend, tries = self._health.backend, 0
+        while True:
+            await backend.gone.wait()
+            refused, newest = backend.refused, self._parts.policy.newest
+            if refused is None or refused.ref != newest.sampler.ref:
+                backend.gone.clear()  # another version is the newest, or it is one that was pinned
+                continue
+            try:
+                await self._publish_anew(newest)
+            except (BackendError, LedgerError) as error:
+                tries += 1
+                outage = as_outage(error) if isinstance(error, LedgerError) else error
+                newest = self._parts.policy.newest
+                backend.refuses(newest.version.id, newest.sampler.ref, outage, refused.by)
+                log.warning("version.unpublished", version=newest.version.id, error=str(error))
+            else:
+                tries = 1
+                backend.answers(newest.version.id)
+            await asyncio.sleep(self._waits.after(tries))
+
+    async def _publish_anew(self, lost: Policy) -> None:
+        """Publish a version anew from its state, and check that its new sampler answers."""
+        async with self._one_step:
+            if self._parts.policy.newest is not lost:
+                return  # a step or a rollback came first
+            self.suspect = True  # until the state is loaded
+            await self._restore(gone=True)
+            self.suspect = False
+        newest = self._parts.policy.newest
+        await newest.sampler.sample((1,), SamplingParams(max_tokens=1))
+        log.info("version.published_anew", version=newest.version.id, sampler=newest.sampler.ref)
 
     async def after_step(
         self, batch: Sequence[Sample], step_id: int, error: ClawError, rehearse: Rehearse
@@ -321,13 +361,19 @@ class Recovery:
         await load(self._ledger, self._parts.trainer, saved.state_ref)
         if saved.id == self._parts.policy.newest.version.id and not gone:
             return
-        sampler = await _reopened(self._parts.trainer, saved)
+        trainer, policy = self._parts.trainer, self._parts.policy
+        # A service that refuses a sampler may open it all the same.
+        sampler = await (trainer.publish() if gone else _reopened(trainer, saved))
         try:
-            version = _restarted(self._ledger, saved, sampler)
-        except LedgerError:  # the next attempt opens it anew
+            if saved.id == policy.newest.version.id:
+                version = self._ledger.steps.republish(saved, sampler.ref)
+                self._retire(policy.reopen(version, sampler))
+            else:
+                version = _restarted(self._ledger, saved, sampler)
+                self._retire(policy.swap(Policy(version, sampler)))
+        except LedgerError:  # the next attempt publishes it anew
             await sampler.aclose()
             raise
-        self._retire(self._parts.policy.swap(Policy(version, sampler)))
 
 
 def known_good(version: int, cfg: Training) -> Sample:

@@ -31,6 +31,9 @@ _BUSY_MS = 5000
 """Milliseconds that a connection waits for a writer."""
 _LARGE_BYTES = 200_000_000
 """Size in bytes from which the check at the start takes long enough to be logged."""
+LOG_BYTES: Final = 16_000_000
+"""Size in bytes to which the write-ahead log is cut once no reader holds its pages, and from which
+it is emptied at a quiet moment. SQLite itself begins to empty it at 4 MB."""
 _STATEMENTS = 256
 """Prepared statements that a connection keeps; handling a turn takes about thirty."""
 _LOCK: Final = "lock"
@@ -142,6 +145,7 @@ class Writer(Rows):
         self._connection.execute("PRAGMA secure_delete = ON")
         self._connection.execute("PRAGMA synchronous = NORMAL")
         self._connection.execute("PRAGMA foreign_keys = ON")
+        self._connection.execute(f"PRAGMA journal_size_limit = {LOG_BYTES}")
 
     @contextmanager
     def transaction(self) -> Generator[sqlite3.Connection]:

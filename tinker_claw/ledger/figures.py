@@ -20,15 +20,18 @@ from tinker_claw.ledger.versions import compared_from, gate_of, held, pinned, re
 from tinker_claw.ledger.views import Filter, Record, read
 from tinker_claw.ledger.words import count_outcomes
 
-# First replies are the first main turns of their sessions. Episodes are left out, as they have an
-# outcome: the reply that solves a task has no next state, so the other replies are rejected ones.
+# First replies are the first main turns of their sessions. A stand-in's replies count for no
+# version: the base model's would be v0's, and others came while the service was in trouble.
+# Episodes are left out, as they have an outcome: the reply that solves a task has no next state, so
+# the other replies are rejected ones.
 _BY_VERSION = """
 SELECT policy_version AS version, user, told IS NOT NULL AS told, COUNT(*) AS voted,
   COUNT(*) FILTER (WHERE value = 1) AS good, COUNT(*) FILTER (WHERE idx = 0) AS firsts,
   COUNT(*) FILTER (WHERE idx = 0 AND value >= 0) AS accepted
 FROM turns CROSS JOIN verdicts ON verdicts.turn_id = turns.id
 CROSS JOIN sessions ON sessions.id = session_id
-WHERE kind = 'main' AND value IS NOT NULL AND episode = 0 AND user = COALESCE(?, user)
+WHERE kind = 'main' AND fallback IS NULL AND value IS NOT NULL AND episode = 0
+  AND user = COALESCE(?, user)
 GROUP BY 1, 2, 3 ORDER BY 1
 """
 _VERDICTS = """
@@ -54,8 +57,9 @@ FROM verdicts WHERE audit IS NOT NULL AND judged IS NOT NULL
 # Over the newest episodes: an outcome of -1 gives 0 points, +1 gives 1.
 _ENDED = f"""
 SELECT version, COUNT(*) AS ended, SUM(score + 1) / 2 AS points
-FROM (SELECT (SELECT policy_version FROM turns WHERE session_id = sessions.id AND kind = 'main'
-    ORDER BY idx LIMIT 1) AS version, ({OUTCOME}) AS score
+FROM (SELECT (SELECT IIF(fallback IS NULL, policy_version, NULL) FROM turns
+    WHERE session_id = sessions.id AND kind = 'main' ORDER BY idx LIMIT 1) AS version,
+    ({OUTCOME}) AS score
   FROM sessions WHERE episode <> 0 ORDER BY id DESC LIMIT 5000)
 WHERE score IS NOT NULL AND version IS NOT NULL GROUP BY version ORDER BY version
 """

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tinker_claw.errors import LedgerError
-from tinker_claw.ledger.database import Database, Rows, beside
+from tinker_claw.ledger.database import LOG_BYTES, Database, Rows, beside
 from tinker_claw.ledger.feedback import FeedbackTable
 from tinker_claw.ledger.gains import GainTable
 from tinker_claw.ledger.groups import GroupTable
@@ -131,6 +131,15 @@ class Ledger:
         """Run one round of retention in a thread; return the number of turns dropped."""
         async with self._erasing:
             return await beside(self.path, lambda writer: trim(writer, before, most_bytes))
+
+    async def empty_log(self) -> bool:
+        """Empty the write-ahead log in a thread, if it is long. False: a reader holds its pages, so
+        that it grows until it is emptied later."""
+        log = self.path.with_name(f"{self.path.name}-wal")
+        if not log.exists() or log.stat().st_size <= LOG_BYTES:
+            return True
+        async with self._erasing:
+            return bool(await beside(self.path, lambda writer: iter([writer.empty_log()])))
 
     def live_bytes(self) -> int:
         """Return the bytes in use in the file, without its free pages."""

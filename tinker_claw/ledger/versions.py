@@ -19,6 +19,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
+from pydantic_core import to_json
+
 from tinker_claw.errors import LedgerError, UndoError, WithdrawnError
 from tinker_claw.ledger.codec import pack_floats
 from tinker_claw.ledger.database import LedgerTable, Rows, insert, set_meta
@@ -375,10 +377,15 @@ class StepTable(LedgerTable):
     ) -> PolicyVersion:
         """Commit step, samples and version in one transaction.
 
+        Args:
+            metrics: a figure in it that is not finite is kept as null, since SQLite reads no other
+                JSON.
+
         Raises:
             WithdrawnError: one of its samples was forgotten meanwhile.
             LedgerError: the step is not open, or one of its samples is not queued any more.
         """
+        kept = to_json(metrics, inf_nan_mode="null").decode()
         with self._db.transaction() as tx:
             version = _insert_version(
                 tx, PolicyVersion(0, parent.id, parent.step + 1, state_ref, sampler_ref)
@@ -386,7 +393,7 @@ class StepTable(LedgerTable):
             closed = tx.execute(
                 "UPDATE steps SET status = 'committed', version = ?, finished_at = ?, metrics = ? "
                 "WHERE id = ? AND status = 'intent'",
-                (version.id, time.time(), json.dumps(metrics), step_id),
+                (version.id, time.time(), kept, step_id),
             ).rowcount
             planned = tx.execute(
                 "SELECT COUNT(*) FROM step_samples WHERE step_id = ?", (step_id,)
@@ -476,6 +483,12 @@ class StepTable(LedgerTable):
         """Record that the state of a version has been saved."""
         self._db.write("UPDATE versions SET state_ref = ? WHERE id = ?", state_ref, version.id)
 
+    def republish(self, version: PolicyVersion, sampler_ref: str) -> PolicyVersion:
+        """Record the weights of a version under another sampler, as the old one is gone; return the
+        version."""
+        self._db.write("UPDATE versions SET sampler_ref = ? WHERE id = ?", sampler_ref, version.id)
+        return replace(version, sampler_ref=sampler_ref)
+
     def gated(self, version: int, most: int) -> list[Gated]:
         """Return the gate's results for this version and its ancestors, newest first, where there
         are any."""
@@ -491,7 +504,11 @@ class StepTable(LedgerTable):
             Gated(
                 row["version"],
                 json.loads(row["said"]),
-                {key: Answer(*each) for key, each in json.loads(row["answers"]).items()},
+                {
+                    key: Answer(*each)
+                    for key, each in json.loads(row["answers"]).items()
+                    if None not in each
+                },
             )
             for row in rows
         ]

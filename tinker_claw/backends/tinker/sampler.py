@@ -2,6 +2,11 @@
 
 Rule: weights never change under a sampler. A session that the service has lost is renewed once per
 request, transparently; the ids and logprobs that come back are passed on unchanged.
+
+A refusal is about the request, or about the weights. Only missing weights refuse the smallest
+request, one token after one token, so that is asked next, by a new client. If it is answered, the
+refusal is a `RequestError`. If it is refused, too, the weights are gone (`GoneError`): those of a
+published version where the base model answers, else the base model.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 import tinker
 from tinker import types as sdk
+from tinker.lib.public_interfaces import APIFuture
 
 from tinker_claw.backends.tinker.convert import (
     candidates,
@@ -49,6 +55,7 @@ from tinker_claw.types import (
 T = TypeVar("T")
 
 BASE_REF = "base"
+_SMALLEST: Tokens = (1,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +92,9 @@ class TinkerSampler:
         self._client: tinker.SamplingClient | None = None
         self._client_of: tinker.ServiceClient | None = None
         self._opening = asyncio.Lock()
+        self._checking = asyncio.Lock()
+        self._gone = False
+        """Whether the weights were gone when last checked, and nothing was answered since."""
         self._asking = set[asyncio.Task[sdk.SampleResponse]]()
         self._waiting = set[asyncio.Future[sdk.SampleResponse]]()
         """Futures of requests that a caller still waits for."""
@@ -226,6 +236,7 @@ class TinkerSampler:
         except OutageError:
             bill(Usage(prefill=-tokens))  # it was not computed
             raise
+        self._gone = False
         hits = response.prompt_cache_hit_tokens
         # All but the first of n completions find the prompt in the cache, at the cache's price.
         bill(
@@ -241,14 +252,67 @@ class TinkerSampler:
         self, prompt: sdk.ModelInput, n: int, params: sdk.SamplingParams, options: dict[str, Any]
     ) -> sdk.SampleResponse:
         try:
-            return await self._twice(lambda: self._once(prompt, n, params, options))
+            try:
+                return await self._twice(lambda: self._once(prompt, n, params, options))
+            except Exception as error:
+                if fault_of(error) is not Fault.ASKED:
+                    raise
+                await self._check_weights(error)
+                return await self._once(prompt, n, params, options)  # by a new client
+        except GoneError as error:
+            await self._check_weights(error)
+            raise
         except BackendError:
             raise
         except Exception as error:
-            why = reason(error)
-            if fault_of(error) in (Fault.ASKED, Fault.BROKE):
+            why, fault = reason(error), fault_of(error)
+            if fault is Fault.ASKED:
+                raise RequestError(f"The service refuses the request: {why}.") from error
+            if fault is Fault.BROKE:
                 raise SamplerError(f"Tinker could not sample from {self._name}: {why}.") from error
             raise outage(f"a request to the sampler {self._name}", why) from error
+
+    async def _check_weights(self, refusal: Exception) -> None:
+        """Check after a refusal whether the weights are there.
+
+        Raises:
+            GoneError: they are gone.
+            SamplerError: the base model is gone, so nothing is known of these weights.
+            OutageError: the service cannot be asked at the moment.
+        """
+        async with self._checking:
+            if not self._gone:
+                self._client = None  # a new one may find them
+                own = None if self.ref == BASE_REF else self.ref
+                self._gone = await self._refuses(own)
+                if self._gone and own and await self._refuses(None):
+                    self._gone = False
+                    raise SamplerError(
+                        f"Tinker refuses the base model {self._base_model!r} and the sampler "
+                        f"{self.ref!r}: {reason(refusal)}."
+                    ) from refusal
+        if self._gone:
+            raise self._gone_because(refusal) from refusal
+
+    def _gone_because(self, refusal: Exception) -> GoneError:
+        base = f"the base model {self._base_model!r}"
+        what = base if self.ref == BASE_REF else f"the sampler {self.ref!r}"
+        return GoneError(f"Tinker no longer has {what}: {reason(refusal)}.")
+
+    async def _refuses(self, path: str | None) -> bool:
+        """Whether the service refuses the smallest request to these weights; None: the base's."""
+        try:
+            client = await self._session.ask(self._make(path), self._timeout_s)
+            smallest = client.sample(
+                model_input(_SMALLEST, ()), 1, sdk.SamplingParams(max_tokens=1, temperature=1.0)
+            )
+            await self._session.wait(smallest, self._timeout_s)
+        except Exception as error:
+            if fault_of(error) is Fault.AWAY:
+                raise outage("looking for the weights", reason(error)) from error
+            return True
+        bill(Usage(prefill=len(_SMALLEST), sampled=1))
+        return False
 
     async def _twice(self, call: Callable[[], Awaitable[T]]) -> T:
         """Retry once if the service has lost the session or the weights in it."""
@@ -258,6 +322,8 @@ class TinkerSampler:
         except Exception as error:
             if fault_of(error) is not Fault.LOST:
                 raise
+            if self._gone:
+                raise self._gone_because(error) from error
         self._client = None
         if not await self._lives():
             await self._session.renew(service)
@@ -265,14 +331,14 @@ class TinkerSampler:
             return await call()
         except Exception as error:
             if fault_of(error) is Fault.LOST:  # in a session that lives
-                raise GoneError(f"Tinker no longer has the sampler {self.ref!r}.") from error
+                raise self._gone_because(error) from error
             raise
 
     async def _lives(self) -> bool:
         """Whether the session still serves the base model."""
         try:
             await self._session.ask(
-                lambda service: service.create_sampling_client(base_model=self._base_model),
+                self._make(None),
                 self._timeout_s,
             )
         except Exception as error:
@@ -294,13 +360,14 @@ class TinkerSampler:
         async with self._opening:
             if self._client is None or self._client_of is not self._session.service:
                 service = self._session.service
-                base = self.ref == BASE_REF
-                self._client = await self._session.ask(
-                    lambda service: service.create_sampling_client(
-                        model_path=None if base else self.ref,
-                        base_model=self._base_model if base else None,
-                    ),
-                    self._timeout_s,
-                )
+                path = None if self.ref == BASE_REF else self.ref
+                self._client = await self._session.ask(self._make(path), self._timeout_s)
                 self._client_of = service
             return self._client
+
+    def _make(
+        self, path: str | None
+    ) -> Callable[[tinker.ServiceClient], APIFuture[tinker.SamplingClient]]:
+        """How to make a client of the weights at this path; None: of the base's."""
+        base = self._base_model if path is None else None
+        return lambda service: service.create_sampling_client(model_path=path, base_model=base)

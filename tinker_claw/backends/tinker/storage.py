@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +21,7 @@ import tinker
 
 from tinker_claw.backends.tinker.session import Address, in_daemon_thread
 from tinker_claw.errors import BackendError
+from tinker_claw.policy import kept
 from tinker_claw.telemetry import log
 
 _DELETE_S: Final = 30.0
@@ -36,20 +38,29 @@ def unused_name(name: str) -> str:
 
 
 class Shelf:
-    """The checkpoints of one kind that this process has written; the newest `keep` stay.
+    """The checkpoints of one kind that this process has written; those of `policy.kept` stay.
 
     Storage is billed by the month, and a state with its optimizer is three times its weights.
     """
 
-    def __init__(self, address: Address, keep: int, spare: Callable[[str], bool]) -> None:
+    def __init__(
+        self,
+        address: Address,
+        keep: int,
+        spare: Callable[[str], bool],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`keep`: how many of the newest stay."""
+        self._clock = clock
+        self._written: dict[str, float] = {}
         self._address = address
         self._keep = keep
         self._spare = spare
         self._runs: dict[str, str] = {}
-        """path: the training run that wrote it, oldest first."""
+        """path: the training run that wrote it."""
 
     async def add(self, run: str, path: str) -> None:
-        """Add a new checkpoint, and delete the oldest if there are too many.
+        """Add a new checkpoint, and delete those that need not stay.
 
         Raises:
             BackendError: there is one with that path, which now has other weights.
@@ -59,8 +70,9 @@ class Shelf:
                 f"Tinker gave the path {path!r} to two checkpoints; a version could change while "
                 "it serves, so this server cannot be used."
             )
-        self._runs[path] = run
-        await self.drop(list(self._runs)[: -self._keep])
+        self._runs[path], self._written[path] = run, self._clock()
+        stays = kept({one: self._written[one] for one in self._runs}, self._keep)
+        await self.drop([one for one in self._runs if one not in stays])
 
     async def drop(self, paths: Sequence[str]) -> None:
         """Delete these checkpoints, except those in use."""
@@ -75,6 +87,7 @@ class Shelf:
     async def _delete(self, path: str) -> bool:
         """Delete a checkpoint; returns whether it is gone. A failed deletion is not retried."""
         run = self._runs.pop(path)
+        del self._written[path]
         try:
             async with asyncio.timeout(_DELETE_S):
                 client = await _rest(self._address)

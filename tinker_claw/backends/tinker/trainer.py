@@ -33,6 +33,7 @@ from tinker_claw.backends.tinker.storage import Shelf, download, unused_name
 from tinker_claw.billing.meter import bill
 from tinker_claw.config.settings import Settings
 from tinker_claw.errors import AlignmentError, BackendError, StepError
+from tinker_claw.policy import KEPT_SAMPLERS, KEPT_STATES
 from tinker_claw.types import (
     Adam,
     Capabilities,
@@ -56,14 +57,14 @@ _NORM: Final = "unclipped_grad_l2:mean"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceLimits:
-    """Timeouts of the service, in seconds, and how many checkpoints are kept there."""
+    """Timeouts of the service, in seconds, and how many of the newest checkpoints stay."""
 
     sample_timeout_s: float = 300.0
     step_timeout_s: float = 900.0
     save_timeout_s: float = 600.0
     start_timeout_s: float = 60.0
-    keep_states: int = 8
-    keep_samplers: int = 32
+    keep_states: int = KEPT_STATES
+    keep_samplers: int = KEPT_SAMPLERS
 
 
 async def offered(

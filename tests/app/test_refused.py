@@ -1,0 +1,253 @@
+"""A service that refuses weights: who answers is told, and a version that is gone comes back.
+
+The product's own parts over the real SDK and HTTP, against our Tinker server speaking as SkyRL
+does, which unloads weights while it answers everything else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from faults import App, Receive, Scope, Send, _body, _replay
+from tinkers import Served, served
+from wire_servers import KEY
+
+from examples.demo.recipe import grammar
+from tinker_claw.app.server import in_background
+from tinker_claw.app.wiring import System, wire
+from tinker_claw.backends.model_files import source
+from tinker_claw.billing.prices import price_in_force
+from tinker_claw.cli.status import describe
+from tinker_claw.config.load import load
+from tinker_claw.learner import recovery
+from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.retry import Backoff
+
+
+async def say(send: Send, status: int, told: dict[str, Any]) -> None:
+    """Answer with a length: without one the SDK takes a 400 for a proxy's, and retries it."""
+    body = json.dumps(told).encode()
+    length = str(len(body)).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", length)]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+class Unloads:
+    """Refuses to sample from some weights, and to train, as it is told to."""
+
+    def __init__(self) -> None:
+        self.refused: set[str] = set()
+        """Paths of weights, or the base's name."""
+        self.models: set[str] = set()
+        """Ids of the models that were saved so far."""
+        self.models_gone: set[str] = set()
+        """Those among them that are gone."""
+        self.how: int | str = 400
+        """A status, or the category of a failed future."""
+        self._of: dict[str, str] = {}
+        self._failed: set[str] = set()
+
+    def __call__(self, app: App) -> App:
+        async def speaking(scope: Scope, receive: Receive, send: Send) -> None:
+            path = scope.get("path", "").rsplit("/", 1)[-1]
+            body = await _body(receive) if scope["type"] == "http" else b""
+            if path == "create_sampling_session":
+                send = self._naming(json.loads(body), send)
+            if path in ("save_weights", "save_weights_for_sampler"):
+                self.models.add(model := json.loads(body)["model_id"])
+                if model in self.models_gone:
+                    return await say(send, 400, {"detail": "model is not loaded"})
+            if path == "asample" and self._of[self._session(body)] in self.refused:
+                if isinstance(self.how, int):
+                    return await say(send, self.how, {"detail": "model is not loaded"})
+                self._failed.add(number := f"failed-{len(self._failed)}")
+                return await say(send, 200, {"request_id": number})
+            if path == "retrieve_future" and json.loads(body).get("request_id") in self._failed:
+                told = {"error": "model is not loaded", "category": self.how}
+                return await say(send, 200, told)
+            return await app(scope, _replay(body, receive), send)
+
+        return speaking
+
+    def _session(self, body: bytes) -> str:
+        return next(name for name in self._of if name.encode() in body)
+
+    def _naming(self, asked: dict[str, Any], send: Send) -> Send:
+        """Remember the weights of a session from the answer that names it."""
+
+        async def reading(message: dict[str, Any]) -> None:
+            if body := message.get("body"):
+                name = json.loads(body).get("sampling_session_id")
+                if name:
+                    self._of[name] = asked.get("model_path") or asked["base_model"]
+            await send(message)
+
+        return reading
+
+
+@dataclass
+class Product:
+    system: System
+    http: httpx.AsyncClient
+    speaks: Unloads
+    there: Served
+    root: str
+
+    async def health(self) -> dict[str, Any]:
+        return (await self.http.get(f"{self.root}healthz")).json()
+
+    async def ask(self, **body: Any) -> httpx.Response:
+        messages = [{"role": "user", "content": "Hello"}]
+        body = {"model": "demo", "messages": messages, "max_tokens": 12} | body
+        return await self.http.post("/chat/completions", json=body)
+
+    @property
+    def newest(self) -> Any:
+        return self.system.parts.policy.newest
+
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        return [tuple(row) for row in self.system.parts.ledger._db.rows(query)]
+
+    async def learn(self) -> None:
+        """Talk until there is a first version."""
+        for seed in range(20):
+            rng = random.Random(seed)
+            messages = [
+                {"role": "user", "content": grammar.first_message(grammar.new_problem(rng))}
+            ]
+            for line in (grammar.correction(rng, directive=True), grammar.approval(rng), "Bye."):
+                answer = await self.http.post(
+                    "/chat/completions",
+                    json={"model": "demo", "messages": messages, "max_tokens": 60},
+                    headers={"X-Session-Id": str(seed)},
+                )
+                said = answer.json()["choices"][0]["message"]["content"]
+                messages += [
+                    {"role": "assistant", "content": said},
+                    {"role": "user", "content": line},
+                ]
+            async with asyncio.timeout(120):
+                while self.system.parts.ledger.turns.judgeable() or self.system.learner.stepping:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            if self.newest.version.id:
+                return
+        raise AssertionError("it does not learn")
+
+
+@pytest.fixture
+async def product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Product]:
+    monkeypatch.setenv("TINKER_API_KEY", KEY)
+    monkeypatch.setattr(recovery, "WAITS", Backoff(0.05, 0.2))
+    speaks = Unloads()
+    options = {"model": "demo", "name": "demo", "root": tmp_path / "box", "kv_cache_tokens": None}
+    there = await asyncio.to_thread(lambda: served(tmp_path, speaking=speaks, **options))
+    flags = ("--model-name", "demo", "--base-url", there.url, "--data-dir", str(tmp_path / "data"))
+    settings = load([*flags, "--batch-size", "2", "--gate", "off", "--max-step-kl", "0"])
+    ledger = Ledger(settings.run.directory)
+    async with AsyncExitStack() as stack:
+        stack.callback(ledger.close)
+        price = price_in_force(settings)
+        system = await wire(*(settings, source(settings), None, ledger, price, stack))
+        system.learner.recovery._waits = Backoff(0.05, 0.2)
+        url = await stack.enter_async_context(in_background(system.app))
+        http = httpx.AsyncClient(base_url=url, timeout=240, verify=False)
+        await stack.enter_async_context(http)
+        group = await stack.enter_async_context(asyncio.TaskGroup())
+        works = (system.judging.run, system.learner.run, system.learner.recovery.keep_published)
+        tasks = [group.create_task(work()) for work in works]
+        yield Product(system, http, speaks, there, url.removesuffix("v1"))
+        for task in tasks:
+            task.cancel()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "trainer_too"), [(400, False), (400, True), (404, False), (410, False), ("user", True)]
+)
+async def test_a_refused_version_is_told_and_published_anew(
+    product: Product, how: Any, *, trainer_too: bool
+) -> None:
+    await product.learn()
+    newest = product.newest
+    number, ref = newest.version.id, newest.sampler.ref
+    async with product.system.learner.between_steps():  # nothing is published for now
+        product.speaks.how = how
+        product.speaks.refused.add(ref)
+        if trainer_too:
+            product.speaks.models_gone = set(product.speaks.models)
+        before = len(product.rows("SELECT id FROM turns"))
+        for _ in range(3):
+            answer = await product.ask()
+            assert answer.status_code == 200, answer.text
+        found = await product.health()
+        assert (found["status"], found["serving"]) == ("degraded", "replaced")
+        assert found["policy_version"] == number
+        assert "not loaded" in found["serving_error"]
+        by = found["answered_by"]
+        assert by in {f"v{n}" for n in range(number)} | {"the base model"}
+        assert f"Replies come from {by}, since v{number} cannot answer" in found["meaning"]
+        assert any("not loaded" in line for line in describe(found, "here", 0.0))
+        turns = product.rows("SELECT policy_version, fallback IS NULL FROM turns ORDER BY id")[
+            before:
+        ]
+        assert all(version != number and not own for version, own in turns), turns
+    async with asyncio.timeout(120):
+        while (await product.health())["serving"] != "ok":  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    (kept,) = product.rows(f"SELECT id, sampler_ref, state_ref FROM versions WHERE id = {number}")
+    assert kept == (number, product.newest.sampler.ref, newest.version.state_ref)
+    assert kept[1] != ref
+    assert product.rows("SELECT MAX(id) FROM versions") == [(number,)], "the id stays"
+    assert (await product.ask()).json()["system_fingerprint"] == f"v{number}"
+    found = await product.health()
+    assert (found["status"], found["answered_by"]) == ("ok", f"v{number}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [400, 404, 410, "user"])
+async def test_a_base_model_that_is_gone_is_told(product: Product, how: Any) -> None:
+    speaks, refs = (
+        product.speaks,
+        {ref for (ref,) in product.rows("SELECT sampler_ref FROM versions")},
+    )
+    speaks.how, speaks.refused = how, {"demo", *refs}
+    assert (await product.ask()).status_code == 503
+    found = await product.health()
+    assert (found["status"], found["serving"], found["answered_by"]) == (
+        "degraded",
+        "refused",
+        None,
+    )
+    assert "not loaded" in found["serving_error"]
+    assert found["meaning"].startswith("Requests get an error: neither v0 nor what stands in")
+    speaks.refused = set()
+    assert (await product.ask()).status_code == 200
+    assert (await product.health())["status"] == "ok"
+
+
+@pytest.mark.slow
+async def test_a_request_that_is_refused_for_itself_leaves_health_well(product: Product) -> None:
+    inner = product.there.faulty.app
+
+    async def picky(scope: Scope, receive: Receive, send: Send) -> None:
+        body = await _body(receive) if scope["type"] == "http" else b""
+        if scope.get("path", "").endswith("asample") and b"0.1234" in body:
+            return await say(send, 400, {"detail": "no such temperature here"})
+        return await inner(scope, _replay(body, receive), send)
+
+    product.there.faulty.app = picky
+    answer = await product.ask(temperature=0.1234)
+    assert answer.status_code == 400
+    assert "no such temperature here" in answer.text
+    found = await product.health()
+    assert (found["status"], found["serving"], found["backend"]) == ("ok", "ok", "ok")
