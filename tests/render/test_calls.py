@@ -304,11 +304,21 @@ def test_without_leave_to_call_a_call_is_text(family: str) -> None:
     assert "".join(delta.text for delta in [*shown, *rest] if delta.kind == "text") == reply.text
 
 
-def test_what_follows_a_call_that_breaks_off_in_an_argument_is_text() -> None:
-    """An example of a call in the argument of one is not executed."""
-    renderer = renderer_of("qwen3.5")
-    prompt, _, call = replies("qwen3.5")
-    quoting = call.replace("two", f"like </tool_call> or {OTHER[0]}: {call}")
+@pytest.mark.parametrize("family", ["qwen3.5", "glm-5", "minimax-m2"])
+def test_what_follows_a_call_that_breaks_off_in_an_argument_is_text(family: str) -> None:
+    """Examples of calls in the argument of one are not executed."""
+    renderer = renderer_of(family)
+    prompt, _, call = replies(family)
+    end = FAMILIES[family].call[1]
+    for quoted in (f"like {end} or {call}", f"if (x) {{ y }}{end} or {call}", f"{call} or {call}"):
+        quoting = call.replace("two", quoted, 1)
+        assert is_whole_or_text(renderer, prompt, f"So.{quoting}", []) is None
+
+
+def test_an_example_in_the_argument_of_a_call_in_json_is_not_executed() -> None:
+    renderer = renderer_of("qwen3")
+    prompt, _, call = replies("qwen3")
+    quoting = call.replace("two", f"{{x}}</tool_call> or {call}", 1)
     assert is_whole_or_text(renderer, prompt, f"So.{quoting}", []) is None
 
 

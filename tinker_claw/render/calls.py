@@ -30,6 +30,7 @@ _TAG = "\udc02"
 """Half a surrogate pair, which no decoded text can hold: precedes a tag that is a single token."""
 _NAME = re.compile(r"""[^\s<>{}()\[\]"'=,;]+""")
 """Name of a tool that is not on offer; the agent answers that it does not exist."""
+_ESCAPED = re.compile(r"\\.", re.DOTALL)
 _ARGUMENTS = ("arguments", "parameters", "args")
 _EXECUTABLE = frozenset(
     {
@@ -63,8 +64,8 @@ class Family:
     think: tuple[str, str] = ("<think>", "</think>")
     inner: tuple[str, ...] = ()
     """Tags within a block that are single tokens."""
-    ends: tuple[str, ...] = ("}",)
-    """Endings of a call that show, without its closing mark, that no argument is missing."""
+    end: str = ""
+    """Ends a call of this form, and shows that no argument is missing; "": nothing does."""
 
 
 class CallReader:
@@ -88,7 +89,12 @@ class CallReader:
 
     def breaks_off(self, block: Sequence[int]) -> bool:
         """Whether a block may end within its arguments."""
-        return not self._text(block).rstrip().endswith(self._family.ends)
+        text = self._text(block).strip()
+        end = "}" if text.startswith("{") else self._family.end
+        if not end or not text.endswith(end):
+            return True
+        # In JSON an argument ends with its quotation mark.
+        return not end.endswith(">") and _ESCAPED.sub("", text).count('"') % 2 == 1
 
     def _text(self, block: Sequence[int]) -> str:
         if self._tags.keys().isdisjoint(block):
@@ -303,8 +309,8 @@ def _read_named(form: re.Pattern[str]) -> Read:
     return read
 
 
-_HERMES = Family(_read_hermes)
-_XML = Family(_read_xml, ends=("</function>", "}"))
+HERMES = Family(_read_hermes)
+_XML = Family(_read_xml, end="</function>")
 _GLM_TAGS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 _GLM_FAMILY = Family(_read_pairs(_GLM), inner=_GLM_TAGS)
 _LAGUNA_FAMILY = Family(_read_pairs(_LAGUNA))
@@ -313,13 +319,14 @@ _KIMI = Family(
     ("<|tool_call_begin|>", "<|tool_call_end|>"),
     ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
     inner=("<|tool_call_argument_begin|>",),
+    end="}",
 )
 _DEEPSEEK = Family(
     _read_named(_DEEPSEEK_CALL),
     ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"),
     ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
     inner=("<｜tool▁sep｜>",),
-    ends=("```", "}"),
+    end="```",
 )
 _HUNYUAN = Family(
     _read_pairs(_HY3),
@@ -329,7 +336,7 @@ _HUNYUAN = Family(
     (*(tag.replace(">", f"{_HY3_SUFFIX}>") for tag in _GLM_TAGS), f"<tool_sep{_HY3_SUFFIX}>"),
 )
 FAMILIES: Mapping[str, Family] = {
-    **dict.fromkeys(("qwen3", "qwen3-vl"), _HERMES),
+    **dict.fromkeys(("qwen3", "qwen3-vl"), HERMES),
     **dict.fromkeys(("prime-qwen3", "qwen3.5", "qwen3.6", "qwen3.8"), _XML),
     **dict.fromkeys(("nemotron-3", "nemotron-3-ultra", "nemotron-3.5"), _XML),
     **dict.fromkeys(("glm-4.5", "glm-5", "glm-5.1", "glm-5.3"), _GLM_FAMILY),
@@ -337,13 +344,12 @@ FAMILIES: Mapping[str, Family] = {
     **dict.fromkeys(("kimi-k2", "kimi-k2.5"), _KIMI),
     **dict.fromkeys(("deepseek-v3", "deepseek-r1"), _DEEPSEEK),
     "minimax-m2": Family(
-        _read_minimax, ("<minimax:tool_call>", "</minimax:tool_call>"), ends=("</invoke>", "}")
+        _read_minimax, ("<minimax:tool_call>", "</minimax:tool_call>"), end="</invoke>"
     ),
     "hy3": _HUNYUAN,
 }
 """By the names of the `renderers` package. Replies of its other formats are read by the package,
 when they are complete."""
-HERMES = _HERMES
 
 
 class Late(NamedTuple):
@@ -374,7 +380,9 @@ def _typed(name: str, values: Mapping[str, str], tools: Tools) -> Call:
 
 
 def _takes_nothing(name: str, tools: Tools) -> bool:
-    return any(_named(t) == name and not _parameters(t).get("properties") for t in tools)
+    """Whether this tool is on offer and has no parameters."""
+    found = (_parameters(tool) for tool in tools if _named(tool) == name)
+    return any(not one or one.get("properties") == {} for one in found)
 
 
 def _named(tool: Tool) -> str:

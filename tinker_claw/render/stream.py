@@ -370,7 +370,7 @@ class MarkedStream:
         pieces = self._pieces()
         calls = self._read(pieces, closed=closed)
         if calls is None:
-            if self._breaks_off(pieces[-1]):  # what follows may be part of an argument
+            if any(map(self._breaks_off, pieces)):  # what follows may be part of an argument
                 self._set(self._markers.without_calls)
             self._unread()
             return
