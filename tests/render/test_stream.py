@@ -226,3 +226,22 @@ def test_a_family_that_is_parsed_at_the_end_loses_nothing() -> None:
     deltas, reply = stream.finish()
     assert said(reply) == (f"Look.{bad}", None, [("ls", '{"p":"x"}')])
     assert [d.kind for d in deltas] == ["text", "tool_call"]
+
+
+@pytest.mark.parametrize(
+    ("family", "text", "thinking"),
+    [
+        ("qwen3", "<think>Hm, ü.</think>Yes.<|im_end|>", "Hm, ü."),
+        ("qwen3", "<think>Hm <tool_call> no</think>Yes.<|im_end|>", "Hm <tool_call> no"),
+        ("qwen3", "<think>never closed", "never closed"),
+        ("gemma4", "<|channel>thought\nHm, ü.<channel|>Yes.<turn|>", "Hm, ü."),
+        ("llama-3", "Yes.<|eot_id|>", ""),
+    ],
+)
+def test_tokens_of_thinking_are_counted(family: str, text: str, thinking: str) -> None:
+    renderer = Renderer(tokenizer_for(family), config_from_name(family))
+    stream = renderer.stream(renderer.prompt(chat("hi")).tokens)
+    for token in renderer._encode(text):
+        stream.feed([token])
+    assert stream.finish()[1].reasoning == (thinking or None)
+    assert stream.thought == len(renderer._encode(thinking))
