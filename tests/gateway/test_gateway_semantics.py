@@ -187,20 +187,6 @@ async def test_a_malformed_call_reaches_the_client_as_text(
             assert choice["finish_reason"] == "stop"
 
 
-async def test_a_call_that_the_token_limit_cuts_off_is_text(
-    tmp_path: Path, renderer: Renderer
-) -> None:
-    async with gateway(tmp_path, renderer) as world:
-        tokens = spell(renderer, CALL)
-        world.sampler.say(tokens)
-        events = await world.events("look", tools=[TOOL], max_tokens=len(tokens) - 4)
-        shown = text_of(events)
-        assert shown
-        assert CALL.startswith(shown)
-        finishes = [c["finish_reason"] for e in events for c in e.get("choices", ())]
-        assert finishes[-1] == "length"
-
-
 async def test_a_call_of_a_tool_that_was_not_offered_is_the_agents_to_refuse(
     tmp_path: Path, renderer: Renderer
 ) -> None:

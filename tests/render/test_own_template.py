@@ -360,3 +360,36 @@ async def test_results_that_a_template_leaves_out_are_refused_in_every_format(
                 "no content of messages whose role is 'tool'" in answer.json()["error"]["message"]
             )
             assert (world.turns(), world.sampler.prompts) == ([], [])
+
+
+HERMES = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% if m.tool_calls %}"
+    '{% for c in m.tool_calls %}\n<tool_call>\n{"name": "{{ c.function.name }}", '
+    '"arguments": {{ c.function.arguments | tojson }}}\n</tool_call>{% endfor %}{% endif %}'
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""Writes calls as Qwen2.5's does."""
+WRITTEN = 'So.\n<tool_call>\n{"name": "ls", "arguments": {"p": "x"}}\n</tool_call>'
+
+
+def test_calls_of_a_template_that_writes_them_as_hermes_are_read(tmp_path: Path) -> None:
+    renderer = Renderer.load(str(folder(tmp_path / "m", HERMES, "<|im_end|>")))
+    prompt = renderer.prompt(chat("So?")).tokens
+    reply = renderer.parse(renderer._encode(f"{WRITTEN}<|im_end|>"), prompt)
+    (call,) = reply.tool_calls
+    assert (reply.text, call.name, call.arguments) == ("So.", "ls", '{"p":"x"}')
+    broken = WRITTEN.replace('"arguments"', '"argument"')
+    reply = renderer.parse(renderer._encode(f"{broken}<|im_end|>"), prompt)
+    assert (reply.text, reply.tool_calls) == (broken, ())
+
+
+@pytest.mark.parametrize("template", [CHATML, LATE["opens no reply"][0]])
+def test_marks_of_calls_that_a_template_does_not_write_are_text(
+    tmp_path: Path, template: str
+) -> None:
+    place = folder(tmp_path / "m", template, "<|im_end|>", ("[TOOL_CALLS]",))
+    renderer = Renderer.load(str(place))
+    prompt = renderer.prompt(chat("So?")).tokens
+    for said in (WRITTEN, '[TOOL_CALLS][{"name": "ls", "arguments": {}}]'):
+        reply = renderer.parse(renderer._encode(f"{said}<|im_end|>"), prompt)
+        assert (reply.text, reply.tool_calls) == (said, ())

@@ -8,13 +8,12 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from renderers import PrimeQwen3RendererConfig
-from renderers.base import load_tokenizer
+from renderers import config_from_name
 
 from tests.gateways import chat, spell
+from tests.render.test_prompt_cache import tokenizer_for
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.render.stream import CutStream, StopSearch
-from tinker_claw.shipped import MODEL_DIR
 from tinker_claw.types import Delta, Reply
 
 CALL = '<tool_call>\n{"name": "ls", "arguments": {}}\n</tool_call>'
@@ -151,7 +150,8 @@ def test_a_second_call_ends_the_reply_and_a_lone_one_does_not(renderer: Renderer
 
 @pytest.mark.parametrize("stop", [["END"], []])
 def test_a_family_that_is_parsed_at_the_end_is_cut_at_the_end(stop: list[str]) -> None:
-    buffered = Renderer(load_tokenizer(str(MODEL_DIR)), PrimeQwen3RendererConfig())
-    reply, _, stream = shown(buffered, [[t] for t in spell(buffered, "one END two")], stop)
+    buffered = Renderer(tokenizer_for("llama-3"), config_from_name("llama-3"))
+    told = spell(buffered, "one END two", end="<|eot_id|>")
+    reply, _, stream = shown(buffered, [[t] for t in told], stop)
     assert reply.text == ("one " if stop else "one END two")
     assert bool(stream.cut_because) is bool(stop)

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from renderers import PrimeQwen3RendererConfig, Qwen35RendererConfig
+from renderers import Qwen35RendererConfig, config_from_name
 from renderers.base import load_tokenizer
 
 from tests.gateways import OFF, chat, spell
+from tests.render.test_prompt_cache import tokenizer_for
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.shipped import MODEL_DIR
 from tinker_claw.types import Delta, Reply
@@ -58,7 +59,10 @@ REPLIES: list[tuple[str, tuple[Any, ...]]] = [
     ("<tool_call>{oops</tool_call>", ("<tool_call>{oops</tool_call>", None, [])),
     ("<tool_call>[1]</tool_call>", ("<tool_call>[1]</tool_call>", None, [])),
     ('<tool_call>{"name": "f"', ('<tool_call>{"name": "f"', None, [])),
-    ('<tool_call>{"name": "f"}</tool_call>', ("", None, [("f", "{}")])),
+    ('<tool_call>{"name": "f"}</tool_call>', None),  # type: ignore[list-item]
+    ('<tool_call>{"name": "f", "parameters": {"a": 1}}', ("", None, [("f", '{"a":1}')])),
+    ('<tool_call>{"name": "f", "arguments": {"a": 1}, "b": 2}</tool_call>', None),  # type: ignore[list-item]
+    ('<tool_call>{"name": "f", "arguments": {"a": 1, "a": 2}}</tool_call>', None),  # type: ignore[list-item]
     ('<tool_call>{"arguments": {}}</tool_call>', None),  # type: ignore[list-item]
     ('<tool_call>{"name": 5, "arguments": {}}</tool_call>', None),  # type: ignore[list-item]
     ('<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>', None),  # type: ignore[list-item]
@@ -213,19 +217,31 @@ def test_a_newer_family_with_calls_in_xml(qwen35: Renderer) -> None:
     assert "oops" in qwen35.parse(spell(qwen35, broken), prompt.tokens).text
 
 
-@pytest.fixture(scope="module")
-def buffered() -> Renderer:
-    """A family whose replies are parsed at the end."""
-    tokenizer = load_tokenizer(str(MODEL_DIR))
-    return Renderer(tokenizer, PrimeQwen3RendererConfig())
-
-
-def test_a_family_that_is_parsed_at_the_end_loses_nothing(buffered: Renderer) -> None:
+def test_a_family_that_is_parsed_at_the_end_loses_nothing() -> None:
+    buffered = Renderer(tokenizer_for("gemma4"), config_from_name("gemma4"))
     prompt = buffered.prompt(chat("hi"), hint_message=0)
-    good = "<tool_call>\n<function=ls>\n<parameter=p>\nx\n</parameter>\n</function>\n</tool_call>"
-    bad = "<tool_call>\noops\n</tool_call>"
+    good, bad = '<|tool_call>call:ls{p:<|"|>x<|"|>}<tool_call|>', "<|tool_call>oops<tool_call|>"
     stream = buffered.stream(prompt.tokens)
-    assert stream.feed(spell(buffered, f"Look.\n{good}\n{bad}")) == []
+    assert stream.feed(spell(buffered, f"Look.\n{good}\n{bad}", end="<turn|>")) == []
     deltas, reply = stream.finish()
     assert said(reply) == (f"Look.{bad}", None, [("ls", '{"p":"x"}')])
     assert [d.kind for d in deltas] == ["text", "tool_call"]
+
+
+@pytest.mark.parametrize(
+    ("family", "text", "thinking"),
+    [
+        ("qwen3", "<think>Hm, ü.</think>Yes.<|im_end|>", "Hm, ü."),
+        ("qwen3", "<think>Hm <tool_call> no</think>Yes.<|im_end|>", "Hm <tool_call> no"),
+        ("qwen3", "<think>never closed", "never closed"),
+        ("gemma4", "<|channel>thought\nHm, ü.<channel|>Yes.<turn|>", "Hm, ü."),
+        ("llama-3", "Yes.<|eot_id|>", ""),
+    ],
+)
+def test_tokens_of_thinking_are_counted(family: str, text: str, thinking: str) -> None:
+    renderer = Renderer(tokenizer_for(family), config_from_name(family))
+    stream = renderer.stream(renderer.prompt(chat("hi")).tokens)
+    for token in renderer._encode(text):
+        stream.feed([token])
+    assert stream.finish()[1].reasoning == (thinking or None)
+    assert stream.thought == len(renderer._encode(thinking))

@@ -117,6 +117,8 @@ class TokenCounts:
     completion: int
     cached: int
     """Tokens of the prompt that were not computed again."""
+    thought: int = 0
+    """Tokens of the completion that are thinking, without its marks."""
 
 
 @dataclass(frozen=True, slots=True)

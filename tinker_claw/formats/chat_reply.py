@@ -138,6 +138,7 @@ def _usage(replies: Sequence[TokenCounts]) -> Json:
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": replies[0].cached},
+        "completion_tokens_details": {"reasoning_tokens": sum(one.thought for one in replies)},
     }
 
 

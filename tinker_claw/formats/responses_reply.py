@@ -227,6 +227,6 @@ def _usage(tokens: TokenCounts) -> Json:
         "input_tokens": tokens.prompt,
         "input_tokens_details": {"cached_tokens": tokens.cached, "cache_write_tokens": 0},
         "output_tokens": tokens.completion,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": tokens.thought},
         "total_tokens": tokens.prompt + tokens.completion,
     }

@@ -48,6 +48,8 @@ class Generation:
         )
         self._begun = self._parser.feed(begun)
         """Deltas of the part of the reply that was given to the model."""
+        self._thought_before = self._parser.thought
+        """Tokens of thinking in that part."""
         self.rest: list[Delta] = []
         """Deltas that were held back until the end."""
         self._waited_s = 0.0
@@ -141,6 +143,7 @@ class Generation:
                 prompt=len(self._job.prompt.tokens),
                 completion=len(completion.tokens),
                 cached=completion.cached_tokens,
+                thought=self._parser.thought - self._thought_before,
             ),
             version=self.sampling.version,
             stop_string=self._parser.stop_string,
@@ -181,11 +184,11 @@ class Generation:
         )
 
     def _finish(self, completion: Completion, reply: Reply) -> Finish:
+        if completion.stop_reason is StopReason.LENGTH:  # there may have been more calls
+            return "length"
         if reply.tool_calls:
             return "calls"
-        if self._parser.stop_string is not None:
-            return "stop string"
-        return "length" if completion.stop_reason is StopReason.LENGTH else "stop"
+        return "stop" if self._parser.stop_string is None else "stop string"
 
     def _capture(self, completion: Completion, reply: Reply) -> None:
         """Write the turn, and index it for the request that continues it."""

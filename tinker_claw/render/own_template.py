@@ -16,6 +16,7 @@ from typing import Any, cast
 import renderers
 from jinja2 import TemplateError
 
+from tinker_claw.render.calls import HERMES, read_json
 from tinker_claw.render.outside_text import CutTokenizer
 from tinker_claw.render.prompt_cache import Prompt
 
@@ -52,12 +53,16 @@ class OwnTemplate:
         added: Mapping[str, int] = tokenizer.get_added_vocab()
         self._added = {at: text for text, at in added.items() if text.strip()}
         self._behind = self._context()
+        self._frame = self._frames()
+        """The control tokens that it writes around what is said."""
         self.stop_tokens: tuple[int, ...] = ()
         """The added token that it writes after a reply."""
         self.no_hints = self._no_hints()
         """Why hints have no place in its prompts; None: they have one."""
         self.no_streaming = self._no_streaming()
         """Why its replies cannot be parsed as they arrive; None: they can."""
+        self.calls = self._writes_calls()
+        """Whether its calls of tools are JSON between marks that are tokens."""
 
     def prompt(self, messages: Messages, tools: Any, hint: int | None) -> Prompt:
         """Render a prompt. `hint`: index of the message at whose end a hint would go."""
@@ -78,9 +83,8 @@ class OwnTemplate:
         return Prompt(tuple(ids), place)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of a part of a reply, without control tokens other than thinking
-        marks."""
-        kept = [i for i in ids if self._added.get(i, "") in ("", *THINK)]
+        """Return the text of a part of a reply, without the tokens that frame messages."""
+        kept = [i for i in ids if i not in self._frame]
         text = self._decoded([*self._behind, *kept])
         text = text[len(self._decoded(self._behind)) :] if self._behind else text
         whole = text.rstrip(_UNFINISHED)  # some decoders show a sign for each byte of a letter
@@ -139,6 +143,34 @@ class OwnTemplate:
         if written and self.marks_no_thinking:
             return "it thinks between marks that are no tokens"
         return None
+
+    def _frames(self) -> frozenset[int]:
+        """Return the added tokens of prompts that show neither tools nor thinking."""
+        found = set[int]()
+        for messages in _PROBES:
+            try:
+                found |= {*self._tokenizer.encode(self._text(messages, None))}
+            except UNFIT:
+                continue
+        return frozenset(i for i in found if self._added.get(i, THINK[0]) not in THINK)
+
+    def _writes_calls(self) -> bool:
+        """Return whether the template shows a call as Hermes models write it."""
+        if not {*HERMES.call} <= {*self._added.values()}:
+            return False
+        arguments = {"at": "x", "n": [1]}
+        call = {
+            "type": "function",
+            "id": "a1",
+            "function": {"name": "look", "arguments": arguments},
+        }
+        said = {"role": "assistant", "content": "", "tool_calls": [call]}
+        try:
+            told = self._text([_ASKED, said], None, reply_follows=False)
+        except UNFIT:
+            return False
+        written = told.rpartition(HERMES.call[0])[2].partition(HERMES.call[1])[0]
+        return read_json(written, ()) == ("look", arguments)
 
     def _first_added(self, text: str) -> tuple[int, ...]:
         """Return the added token that a text begins with, after blanks; () where there is none."""

@@ -11,39 +11,35 @@ import asyncio
 import os
 import sys
 import threading
+from bisect import bisect_left
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, lru_cache, partial
+from itertools import chain
 from pathlib import PurePath
 from typing import Any, cast
 
 import renderers
+from renderers import ToolCallParseStatus
 from renderers.base import MODEL_RENDERER_MAP
-from renderers.reasoning import prompt_ends_in_reasoning
 
 from tinker_claw.errors import ConfigError, RequestError
+from tinker_claw.render.calls import FAMILIES, HERMES, LATE, CallReader, Family, of_package
 from tinker_claw.render.eyes import Eyes
 from tinker_claw.render.format import Format, Switches, Tools, first_line
 from tinker_claw.render.outside_text import CutTokenizer, Guard
 from tinker_claw.render.own_template import THINK
 from tinker_claw.render.prompt_cache import Prompt, PromptCache
 from tinker_claw.render.stream import (
+    NO_ID,
     BufferedStream,
     MarkedStream,
     Markers,
     ReplyStream,
-    tool_call,
 )
 from tinker_claw.render.tokenizer import load
 from tinker_claw.types import HINT_TEMPLATE, Message, Reply, Tokens, ToolCall
 
-# Families whose replies are <think>…</think>, text and <tool_call>…</tool_call>, each marker one
-# token. Others of the package are parsed when they are complete.
-_MARKED = frozenset({"qwen3", "qwen3-vl", "qwen3.5", "qwen3.6", "qwen3.8"})
-
-_CALL = ("<tool_call>", "</tool_call>")
-_NO_ID = -1
-"""Stand-in for a marker that the tokenizer does not have."""
 _ASIDE = 8_000
 """Characters of new text from which encoding moves to another thread: milliseconds of work."""
 _FORMATS = 16
@@ -53,8 +49,10 @@ _LONGEST_NAME = 256
 times, while all others wait. OpenAI's have 64 at most, Anthropic's 128."""
 _BEGINNINGS = 256
 """Most beginnings kept: one for each set of tools, in each format."""
-_TAILS = 64
-"""Most ends of prompts for which it is known whether they open thinking."""
+_TAIL = 64
+"""Most tokens between the mark that opens thinking and the end of a prompt."""
+_NONE = ("", "")
+"""Markers that a format does not have."""
 _LETTERS = 16
 """Most characters of a token, for limiting a text before it is encoded."""
 _GAP = " [...] "
@@ -110,12 +108,15 @@ class Renderer:
         self.stop_tokens = tuple(dict.fromkeys(stops))
         self.refusals = self._own.refusals if self._own else ()
         """Features that the model's own chat template was found to lack, each with its reason."""
-        self._opens_thinking = lru_cache(_TAILS)(self._ends_in_thinking)
         self._begin = lru_cache(_BEGINNINGS)(self._beginning)
         self._decode_one = cache(self._decoded)
         """Cached text of single ids, since streaming samplers give one at a time. At most as many
         as there are ids, some 10 MB."""
-        self._markers = self._find_markers()
+        family = HERMES if self._own else FAMILIES.get(self.family)
+        self._markers = self._find_markers(family) if family else None
+        self._calls: CallReader | None = None
+        if family and self._markers and self._markers.tool_call != NO_ID:
+            self._calls = CallReader(family, self._tokenizer.get_added_vocab(), self._decode_reply)
 
     @classmethod
     def load(cls, model: str, family: str = "auto") -> Renderer:
@@ -240,15 +241,19 @@ class Renderer:
         Args:
             may_call: False reads text that looks like a call as text.
         """
-        if self._markers is None:
+        marks, calls = self._markers, self._calls
+        if marks is None:
             return BufferedStream(
-                lambda tokens: self._parse_complete(tokens, prompt, tools, may_call)
+                lambda tokens: self._parse_complete(tokens, prompt, tools or (), may_call)
             )
-        thinking = self._opens_thinking(_behind_last(prompt, self._markers.stop))
+        thinking = _opens_thinking(prompt, marks)
+        if calls is None or not may_call:
+            return MarkedStream(marks.without_calls, self._decode_reply, thinking=thinking)
         return MarkedStream(
-            self._markers,
-            self._own.decode if self._own else self.decode,
-            lambda block: self._parse_call(block, tools) if may_call else None,
+            marks,
+            self._decode_reply,
+            partial(calls.read, tools=tools or ()),
+            calls.breaks_off,
             thinking=thinking,
         )
 
@@ -290,63 +295,79 @@ class Renderer:
         """Return the text of ids, control tokens spelled out."""
         return self._decode_one(*tokens) if len(tokens) == 1 else self._decoded(*tokens)
 
+    def _decode_reply(self, tokens: Tokens) -> str:
+        return self._own.decode(tokens) if self._own else self.decode(tokens)
+
     def _decoded(self, *tokens: int) -> str:
         return self._tokenizer.text(tokens)
 
     def _new_format(self, config: Any, switches: Switches) -> Format:
         return Format(self._tokenizer, self._guard, self._cache, config, dict(switches), self.eyes)
 
-    def _find_markers(self) -> Markers | None:
+    def _find_markers(self, family: Family) -> Markers | None:
         """Return the format's markers; None where replies can only be parsed when they are
         complete."""
         added: dict[str, int] = self._tokenizer.get_added_vocab()
-        think, think_end, call, call_end = (added.get(mark, _NO_ID) for mark in (*THINK, *_CALL))
-        if self._own is not None:  # calls of tools are text: their form is not known
-            call, call_end, known = _NO_ID, _NO_ID, not self._own.no_streaming
-        else:
-            known = self.family in _MARKED and _NO_ID not in (think, think_end, call, call_end)
         stop = frozenset(self.stop_tokens)
-        return Markers(think, think_end, call, call_end, stop) if known else None
-
-    def _ends_in_thinking(self, tail: tuple[int, ...]) -> bool:
-        """Return whether a prompt with this end has opened the thinking block; cached, as most end
-        alike."""
-        if self._own is not None and self._own.marks_no_thinking:
-            return False
-        return prompt_ends_in_reasoning(
-            cast("Any", self._tokenizer), list(tail), stop_ids=set(self.stop_tokens)
-        )
-
-    def _parse_call(self, block: Sequence[int], tools: Tools | None) -> ToolCall | None:
-        """Parse one call, markers included."""
-        try:
-            parsed = self._base.parse_response(list(block), tools=cast("Any", tools))
-        except (ValueError, RecursionError):  # numbers of thousands of digits, endless nesting
+        pairs = (family.think, family.call, family.section or ())
+        if self._own is not None:
+            if self._own.no_streaming:
+                return None
+            pairs = (
+                () if self._own.marks_no_thinking else family.think,
+                family.call if self._own.calls else (),
+                (),
+            )
+        elif not {*chain(*pairs), *family.inner} <= added.keys():
             return None
-        calls = parsed.tool_calls
-        return tool_call(calls[0]) if len(calls) == 1 else None
+        return Markers(stop, *(added.get(mark, NO_ID) for pair in pairs for mark in pair or _NONE))
 
     def _parse_complete(
-        self, tokens: Tokens, prompt: Tokens, tools: Tools | None, may_call: bool
-    ) -> Reply:
+        self, tokens: Tokens, prompt: Tokens, tools: Tools, may_call: bool
+    ) -> tuple[Reply, int]:
+        """Return the package's reading of a reply, and the number of tokens of its thinking."""
         ids = list(tokens)
+        end = next((i for i, t in enumerate(ids) if t in self.stop_tokens), len(ids))
+        cut = end == len(ids)
         try:
             parsed = self._base.parse_response(
-                ids, tools=cast("Any", tools), prompt_ids=list(prompt)
+                ids, tools=cast("Any", tools or None), prompt_ids=list(prompt)
             )
-        except (ValueError, RecursionError):
-            end = next((i for i, t in enumerate(ids) if t in self.stop_tokens), len(ids))
-            return Reply(text=self.decode(ids[:end]).strip())
-        text, calls = parsed.content, list[ToolCall]()
+        except (ValueError, RecursionError):  # numbers of thousands of digits, endless nesting
+            return Reply(text=self.decode(ids[:end]).strip()), 0
+        calls, broken = list[ToolCall](), ""
         for attempt in parsed.tool_calls:
-            call = tool_call(attempt) if may_call else None
+            call = of_package(self.family, attempt, tools) if may_call else None
             if call is not None:
                 calls.append(call)
+            elif cut and may_call and attempt.status is ToolCallParseStatus.UNCLOSED_BLOCK:
+                pass  # half a call is nobody's words
             elif attempt.token_span is None:
-                text += attempt.raw
+                broken += attempt.raw
             else:
-                text += self.decode(ids[slice(*attempt.token_span)])
-        return Reply(text.strip(), parsed.reasoning_content, tuple(calls))
+                broken += self.decode(ids[slice(*attempt.token_span)])
+        text = parsed.content + broken
+        if parsed.reasoning_complete is not False:
+            whole = self._decode_reply(ids[:end])
+            late = LATE.get(self.family)
+            # The package leaves out special tokens, marks of calls among them.
+            if self._own is not None:
+                text = _behind_thinking(whole, parsed.reasoning_content, THINK)
+            elif late and cut and may_call:
+                text = text.partition(late.begin)[0]
+            elif late and not calls and any(tag in whole for tag in late.tags):
+                text = _behind_thinking(whole, parsed.reasoning_content, late.think)
+        thought = self._tokens_of(parsed.reasoning_content or "", ids)
+        return Reply(text.strip(), parsed.reasoning_content, tuple(calls)), thought
+
+    def _tokens_of(self, text: str, ids: Sequence[int]) -> int:
+        """Return the number of ids that hold a text."""
+        if not text or text not in self.decode(ids):  # in several parts
+            return len(self._encode(text))
+        numbers = range(len(ids) + 1)
+        end = bisect_left(numbers, True, key=lambda n: text in self.decode(ids[:n]))
+        begin = bisect_left(numbers, True, key=lambda n: text not in self.decode(ids[n:end]))
+        return end - begin + 1
 
 
 def _after_the_event_loop() -> None:
@@ -355,7 +376,14 @@ def _after_the_event_loop() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
 
 
-def _behind_last(tokens: Tokens, stops: frozenset[int]) -> tuple[int, ...]:
-    """Return the tokens after the last stop token."""
-    at = next((at for at in range(len(tokens), 0, -1) if tokens[at - 1] in stops), 0)
-    return tuple(tokens[at:])
+def _behind_thinking(text: str, reasoning: str | None, marks: tuple[str, str]) -> str:
+    """Return the text of a reply behind its thinking."""
+    _, closed, behind = text.partition(marks[1])
+    return behind if closed and (reasoning or text.lstrip().startswith(marks)) else text
+
+
+def _opens_thinking(prompt: Tokens, marks: Markers) -> bool:
+    """Return whether the last mark of thinking at the end of a prompt opens it."""
+    ends = {marks.think, marks.think_end, *marks.stop}
+    last = next((token for token in reversed(prompt[-_TAIL:]) if token in ends), None)
+    return last is not None and last == marks.think

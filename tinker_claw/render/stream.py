@@ -2,8 +2,8 @@
 
 Rules: a piece that was handed out never changes, and `finish` gives exactly the reply whose pieces
 were streamed; parsing at once is streaming in one piece. Structure is found by token ids, so text
-that merely looks like a marker is text. A call that an agent could not execute is shown as text
-instead.
+that merely looks like a marker is text. A call that is not whole is shown as text instead, unless
+the token limit cut it off: half a call is nobody's words.
 
 Where a request ends its reply before the model does, the cut falls in the same place however the
 tokens were chunked. Only the reply is cut, never the sampled tokens. A stop string counts where it
@@ -14,47 +14,12 @@ second.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from typing import Any, Literal, Protocol, cast
-from uuid import uuid4
-
-from renderers import ParsedToolCall, ToolCallParseStatus
+from typing import Literal, Protocol
 
 from tinker_claw.types import Delta, Reply, Tokens, ToolCall
-
-# The agent checks whether a tool exists and whether an argument has the declared type.
-_EXECUTABLE = frozenset(
-    {
-        ToolCallParseStatus.OK,
-        ToolCallParseStatus.UNKNOWN_TOOL,
-        ToolCallParseStatus.INVALID_JSON,
-    }
-)
-
-
-def tool_call(attempt: ParsedToolCall) -> ToolCall | None:
-    """Return the call, with an id that agents keep unchanged, or None when it is malformed.
-
-    Its arguments become compact JSON, written as JavaScript writes it.
-    """
-    if attempt.status not in _EXECUTABLE:
-        return None
-    name, said = cast("Any", attempt.name), cast("Any", attempt.arguments)
-    try:
-        value = json.loads(said) if isinstance(said, str) else said
-        value = {} if value is None else value
-        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-        # Half a surrogate pair in a name can neither be sent nor stored.
-        if not name.encode() or not isinstance(value, dict):
-            return None
-    except (AttributeError, ValueError, RecursionError):
-        return None
-    # Nor can it in an argument, escaped neither: the call comes back as JSON, which is refused.
-    arguments = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return ToolCall(id=f"call{uuid4().hex}", name=name, arguments=arguments)
 
 
 class CutStream:
@@ -71,6 +36,11 @@ class CutStream:
         self._shown: list[Delta] = []
         self.cut_because: str | None = None
         """Why the reply has ended early, so that sampling on is useless; None: it has not."""
+
+    @property
+    def thought(self) -> int:
+        """See `ReplyStream`."""
+        return self._inner.thought
 
     @property
     def stop_string(self) -> str | None:
@@ -209,6 +179,11 @@ class ReplyStream(Protocol):
         where the format does not show them."""
         ...
 
+    @property
+    def thought(self) -> int:
+        """Number of tokens of thinking, without its marks; complete after `finish`."""
+        ...
+
     def feed(self, tokens: Tokens) -> list[Delta]:
         """Return the pieces that these tokens add; the work is proportional to the new tokens."""
         ...
@@ -218,15 +193,26 @@ class ReplyStream(Protocol):
         ...
 
 
+NO_ID = -1
+"""Stand-in for a marker that a format or tokenizer does not have."""
+
+
 @dataclass(frozen=True, slots=True)
 class Markers:
     """The single tokens that structure a reply."""
 
-    think: int
-    think_end: int
-    tool_call: int
-    tool_call_end: int
     stop: frozenset[int]
+    think: int = NO_ID
+    think_end: int = NO_ID
+    tool_call: int = NO_ID
+    tool_call_end: int = NO_ID
+    section: int = NO_ID
+    """Opens the part with all calls, in some formats."""
+    section_end: int = NO_ID
+
+    @property
+    def without_calls(self) -> Markers:
+        return Markers(self.stop, self.think, self.think_end)
 
 
 class _State(Enum):
@@ -236,6 +222,8 @@ class _State(Enum):
     DRAFT = auto()
     """A call inside open reasoning: a draft if the reasoning is closed later, else a call."""
     TEXT = auto()
+    SECTION = auto()
+    """The part with calls has begun, and no call yet."""
     CALL = auto()
     DONE = auto()
 
@@ -247,28 +235,35 @@ class MarkedStream:
         self,
         markers: Markers,
         decode: Decode,
-        parse_call: Callable[[Sequence[int]], ToolCall | None],
+        read_calls: Callable[[Sequence[int]], Sequence[ToolCall] | None] = lambda _: None,
+        breaks_off: Callable[[Sequence[int]], bool] = lambda _: False,
         *,
         thinking: bool,
     ) -> None:
-        """Set up a stream. `thinking`: the prompt has already opened the thinking block."""
-        self._markers = markers
-        self._marks = markers.stop | {
-            markers.think,
-            markers.think_end,
-            markers.tool_call,
-            markers.tool_call_end,
-        }
-        self._parse_call = parse_call
+        """Set up a stream.
+
+        Args:
+            read_calls: reads what stands between the markers of a call; None: it is not whole.
+            breaks_off: whether such a block may end within its arguments.
+            thinking: the prompt has already opened the thinking block.
+        """
+        self._set(markers)
+        self._decode = decode
+        self._read_calls = read_calls
+        self._breaks_off = breaks_off
         self._text = Channel(decode)
         self._reasoning = Channel(decode)
         self._thought = thinking
         self._state = _State.REASONING if thinking else _State.START
         self._block: list[int] = []
+        """A call from its marker on, and the marker of a section before it."""
         self._block_from = 0
         """Index of the first token of the block."""
         self._place = 0
         """Number of tokens fed."""
+        self._after_call = False
+        """No text has followed the last call."""
+        self.thought = 0
         self.text_at: list[int] = []
         self._calls: list[ToolCall] = []
         self._out: list[Delta] = []
@@ -279,7 +274,8 @@ class MarkedStream:
         return out
 
     def finish(self) -> tuple[list[Delta], Reply]:
-        self._close()
+        if self._state is not _State.DONE:
+            self._close(cut=True)
         out, self._out = self._out, []
         reply = Reply(
             text=self._text.text,
@@ -287,6 +283,17 @@ class MarkedStream:
             tool_calls=tuple(self._calls),
         )
         return out, reply
+
+    def _set(self, markers: Markers) -> None:
+        self._markers = markers
+        self._openers = {markers.tool_call, markers.section} - {NO_ID}
+        self._marks = markers.stop | {
+            markers.think,
+            markers.think_end,
+            *self._openers,
+            markers.tool_call_end,
+            markers.section_end,
+        }
 
     def _take(self, tokens: Tokens) -> None:
         run: list[int] = []
@@ -307,7 +314,11 @@ class MarkedStream:
         if self._state in (_State.CALL, _State.DRAFT):
             self._block.extend(ids)
         elif self._state is _State.REASONING:
-            self._show("reasoning", self._reasoning.feed(ids))
+            self._think(ids)
+        elif self._state is _State.SECTION:
+            self._block.extend(ids)
+            if self._decode(ids).strip():
+                self._unread()
         else:
             self._show_text(self._place - len(ids), ids)
             if not self._text.blank:
@@ -315,66 +326,133 @@ class MarkedStream:
 
     def _mark(self, token: int) -> None:
         marks, state = self._markers, self._state
+        if state is _State.DONE:
+            return
         if token in marks.stop:
-            self._close()
+            self._close(cut=False)
             self._state = _State.DONE
         elif state is _State.START and token == marks.think:
             self._thought = True
             self._state = _State.REASONING
         elif state in (_State.START, _State.TEXT):
             self._state = _State.TEXT
-            if token == marks.tool_call:
+            if token in self._openers:
                 self._show("text", self._text.cut())
-                self._open(_State.CALL, token)
-            else:
+                self._open(_State.CALL if token == marks.tool_call else _State.SECTION, token)
+            elif token != marks.section_end or not self._after_call:
                 self._show_text(self._place, [token])
         elif state is _State.REASONING:
-            if token == marks.tool_call:
+            if token in self._openers:
                 self._open(_State.DRAFT, token)
             elif token == marks.think_end:
                 self._show("reasoning", self._reasoning.cut())
                 self._state = _State.TEXT
             elif token != marks.think:  # else it is opened twice
-                self._show("reasoning", self._reasoning.feed([token]))
+                self._think([token])
         elif state is _State.DRAFT and token == marks.think_end:
-            draft = [t for t in self._block if t != marks.think]
-            self._show("reasoning", self._reasoning.feed(draft) + self._reasoning.cut())
+            self._think_draft()
             self._state = _State.TEXT
-        elif state in (_State.DRAFT, _State.CALL):
+        else:
             self._block.append(token)
-            if state is _State.CALL and token == marks.tool_call_end:
-                self._state = _State.TEXT
-                self._show_call(self._parse_call(self._block))
+            if state is _State.SECTION:
+                self._state = _State.CALL
+                if token != marks.tool_call:
+                    self._unread()
+            elif state is _State.CALL and token == marks.tool_call_end:
+                self._end_call(closed=True)
 
     def _open(self, state: _State, token: int) -> None:
         self._state, self._block, self._block_from = state, [token], self._place
 
-    def _show_call(self, call: ToolCall | None) -> None:
-        if call is None:
-            self._show_text(self._block_from, self._block)
-        else:
-            self._calls.append(call)
-            self._out.append(Delta("tool_call", call=call))
+    def _end_call(self, *, closed: bool) -> None:
+        """Handle a block that is over. `closed`: its closing marker has come."""
+        self._state = _State.TEXT
+        pieces = self._pieces()
+        calls = self._read(pieces, closed=closed)
+        if calls is None:
+            if any(map(self._breaks_off, pieces)):  # what follows may be part of an argument
+                self._set(self._markers.without_calls)
+            self._unread()
+            return
+        self._calls += calls
+        self._out += [Delta("tool_call", call=call) for call in calls]
+        self._after_call = True
 
-    def _close(self) -> None:
-        """Settle open parts when no more tokens come."""
-        if self._state is _State.DRAFT:
+    def _read(self, pieces: list[list[int]], *, closed: bool) -> list[ToolCall] | None:
+        """Read the calls of a block; several where markers between them are missing.
+
+        A call without its closing marker counts where it ends as a whole one does.
+        """
+        whole = self._read_calls(_joined(pieces, self._markers.tool_call)) if closed else None
+        if whole is not None:
+            return [*whole]
+        read = [self._read_calls(piece) for piece in pieces]
+        open_ends = pieces[:-1] if closed else pieces
+        if not all(read) or any(map(self._breaks_off, open_ends)):
+            return None
+        return [call for calls in read for call in calls or ()]
+
+    def _pieces(self) -> list[list[int]]:
+        """Return what stands between the markers of calls in the block."""
+        block, opener = self._block, self._markers.tool_call
+        pieces: list[list[int]] = [[]]
+        for token in block[block.index(opener) + 1 :]:
+            if token == opener:
+                pieces.append([])
+            else:
+                pieces[-1].append(token)
+        if pieces[-1][-1:] == [self._markers.tool_call_end]:
+            pieces[-1].pop()
+        return pieces
+
+    def _unread(self) -> None:
+        """Show the block as text: it is no call."""
+        self._show_text(self._block_from, self._block)
+        self._state = _State.TEXT
+
+    def _close(self, *, cut: bool) -> None:
+        """Settle open parts when no more tokens come.
+
+        Args:
+            cut: the model has not ended its reply.
+        """
+        if self._state is _State.DRAFT and cut:
+            self._think_draft()
+        elif self._state is _State.DRAFT:
             self._show("reasoning", self._reasoning.cut())
-            self._state = _State.TEXT
-            self._place = self._block_from
+            self._state, self._place = _State.TEXT, self._block_from
             self._take(self._block)
-        if self._state is _State.CALL:
-            self._show_call(None)
+        if self._state is _State.CALL and not cut:
+            self._end_call(closed=False)
+        elif self._state is _State.SECTION and not cut:
+            self._unread()
         self._show("reasoning", self._reasoning.cut())
         self._show("text", self._text.cut())
 
+    def _think(self, ids: list[int]) -> None:
+        self.thought += len(ids)
+        self._show("reasoning", self._reasoning.feed(ids))
+
+    def _think_draft(self) -> None:
+        self._think([t for t in self._block if t != self._markers.think])
+        self._show("reasoning", self._reasoning.cut())
+
     def _show_text(self, place: int, ids: Sequence[int]) -> None:
         self.text_at.extend(range(place, place + len(ids)))
-        self._show("text", self._text.feed(ids))
+        text = self._text.feed(ids)
+        self._after_call = self._after_call and not text
+        self._show("text", text)
 
     def _show(self, kind: Literal["text", "reasoning"], text: str) -> None:
         if text:
             self._out.append(Delta(kind, text))
+
+
+def _joined(pieces: Sequence[Sequence[int]], between: int) -> list[int]:
+    joined = [*pieces[0]]
+    for piece in pieces[1:]:
+        joined += (between, *piece)
+    return joined
 
 
 class BufferedStream:
@@ -382,14 +460,16 @@ class BufferedStream:
 
     text_at: Sequence[int] = ()
 
-    def __init__(self, parse: Callable[[Tokens], Reply]) -> None:
+    def __init__(self, parse: Callable[[Tokens], tuple[Reply, int]]) -> None:
+        """`parse`: returns the reply, and the number of tokens of its thinking."""
         self._parse = parse
         self._tokens: list[int] = []
+        self.thought = 0
 
     def feed(self, tokens: Tokens) -> list[Delta]:
         self._tokens.extend(tokens)
         return []
 
     def finish(self) -> tuple[list[Delta], Reply]:
-        reply = self._parse(self._tokens)
+        reply, self.thought = self._parse(self._tokens)
         return reply.deltas, reply

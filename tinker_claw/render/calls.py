@@ -1,0 +1,413 @@
+"""Tool calls in a reply: the marks of each chat format, and how what stands between them is read.
+
+Rules: a call is read as a whole or not at all; where a tag is missing, doubled or ambiguous, there
+is no call, and the client gets the text. Marks are found by token ids, so that text which merely
+looks like one is text. An argument's value is what stands between its tags, except for the newlines
+that the format itself writes there.
+
+In XML the tags of arguments are text. A closing tag is part of a value only where the value opens
+it, too: with one tag lost, their numbers differ.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, NoReturn, TypeAlias, cast
+from uuid import uuid4
+
+from renderers import ParsedToolCall, ToolCallParseStatus
+
+from tinker_claw.render.schema import typed
+from tinker_claw.types import Tool, ToolCall
+
+Tools: TypeAlias = Sequence[Tool]
+Decode: TypeAlias = Callable[[Sequence[int]], str]
+
+_TAG = "\udc02"
+"""Half a surrogate pair, which no decoded text can hold: precedes a tag that is a single token."""
+_NAME = re.compile(r"""[^\s<>{}()\[\]"'=,;]+""")
+"""Name of a tool that is not on offer; the agent answers that it does not exist."""
+_ESCAPED = re.compile(r"\\.", re.DOTALL)
+_ARGUMENTS = ("arguments", "parameters", "args")
+_EXECUTABLE = frozenset(
+    {
+        ToolCallParseStatus.OK,
+        ToolCallParseStatus.UNKNOWN_TOOL,
+        ToolCallParseStatus.INVALID_JSON,
+    }
+)
+
+
+class Call(NamedTuple):
+    """A call as a format writes it."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+
+Read: TypeAlias = Callable[[str, Tools], Sequence[Call] | None]
+"""Reads the text of a block; None: it is no whole call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """The marks of replies in one family of chat formats, each a single token."""
+
+    read: Read
+    call: tuple[str, str] = ("<tool_call>", "</tool_call>")
+    """Around one block of calls."""
+    section: tuple[str, str] | None = None
+    """Around all blocks of a reply."""
+    think: tuple[str, str] = ("<think>", "</think>")
+    inner: tuple[str, ...] = ()
+    """Tags within a block that are single tokens."""
+    end: str = ""
+    """Ends a call of this form, and shows that no argument is missing; "": nothing does."""
+
+
+class CallReader:
+    """Reads the blocks of calls in one tokenizer's replies."""
+
+    def __init__(self, family: Family, added: Mapping[str, int], decode: Decode) -> None:
+        """Set up a reader. `added`: the tokenizer's added tokens, with the family's marks."""
+        self._family = family
+        self._decode = decode
+        self._tags = {added[tag]: _TAG + tag for tag in family.inner}
+
+    def read(self, block: Sequence[int], tools: Tools) -> list[ToolCall] | None:
+        """Return the calls between two marks; None: they are not whole."""
+        text = self._text(block)
+        try:
+            calls = self._family.read(text, tools) or _one(read_json(text, tools))
+        except (ValueError, RecursionError):  # numbers of thousands of digits, endless nesting
+            return None
+        made = [tool_call(one, tools) for one in calls or ()]
+        return [one for one in made if one] if made and all(made) else None
+
+    def breaks_off(self, block: Sequence[int]) -> bool:
+        """Whether a block may end within its arguments."""
+        text = self._text(block).strip()
+        end = "}" if text.startswith("{") else self._family.end
+        if not end or not text.endswith(end):
+            return True
+        # In JSON an argument ends with its quotation mark.
+        return not end.endswith(">") and _ESCAPED.sub("", text).count('"') % 2 == 1
+
+    def _text(self, block: Sequence[int]) -> str:
+        if self._tags.keys().isdisjoint(block):
+            return self._decode(block)
+        pieces, run = list[str](), list[int]()
+        for token in block:
+            if token not in self._tags:
+                run.append(token)
+                continue
+            pieces += (self._decode(run) if run else "", self._tags[token])
+            run = []
+        return "".join([*pieces, self._decode(run) if run else ""])
+
+
+def tool_call(call: Call, tools: Tools) -> ToolCall | None:
+    """Return the call, with an id that agents keep unchanged, or None where it cannot be sent.
+
+    Its arguments become compact JSON, written as JavaScript writes it.
+    """
+    name, value = call
+    if not (_NAME.fullmatch(name) or any(_named(tool) == name for tool in tools)):
+        return None
+    try:
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        # Half a surrogate pair in a name can neither be sent nor stored.
+        name.encode()
+    except (ValueError, RecursionError):
+        return None
+    # Nor can it in an argument, escaped neither: the call comes back as JSON, which is refused.
+    arguments = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return ToolCall(id=f"call{uuid4().hex}", name=name, arguments=arguments)
+
+
+def of_package(family: str, attempt: ParsedToolCall, tools: Tools) -> ToolCall | None:
+    """Return a call as the package has read it; None: it is not whole."""
+    if attempt.status not in _EXECUTABLE:
+        return None
+    name, value = cast("Any", attempt.name), cast("Any", attempt.arguments)
+    try:
+        if family in ("inkling", "llama-3"):
+            found = read_json(attempt.raw, tools)
+            return found and tool_call(found, tools)
+        value = _object(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(name, str) or not isinstance(value, dict):
+        return None
+    call = tool_call(Call(name, cast("dict[str, Any]", value)), tools)
+    late = LATE.get(family)
+    if call and late and any(tag in call.arguments.replace('\\"', '"') for tag in late.tags):
+        return None  # an argument reaches over its own end
+    return call
+
+
+def read_json(text: str, tools: Tools) -> Call | None:
+    """Read a call that is one JSON object: a name and its arguments, nothing else."""
+    text = text.strip()
+    if not text.startswith("{"):
+        return None
+    try:
+        found = _object(text)
+    except ValueError:
+        return None
+    name = found.pop("name", None)
+    if not isinstance(name, str) or len(found) > 1 or not found.keys() <= {*_ARGUMENTS}:
+        return None
+    given = next(iter(found.values()), None)
+    if given is None:  # complete only if there is nothing to give
+        return Call(name, {}) if _takes_nothing(name, tools) else None
+    try:
+        given = _object(given) if isinstance(given, str) else given
+    except ValueError:
+        return None
+    return Call(name, cast("dict[str, Any]", given)) if isinstance(given, dict) else None
+
+
+def _read_hermes(text: str, tools: Tools) -> Sequence[Call] | None:
+    return _one(read_json(text, tools))
+
+
+def _read_xml(text: str, tools: Tools) -> Sequence[Call] | None:
+    return _xml(_QWEN, text, tools)
+
+
+def _read_minimax(text: str, tools: Tools) -> Sequence[Call] | None:
+    return _xml(_MINIMAX, text, tools)
+
+
+class _Xml(NamedTuple):
+    """Tags of a call and of its arguments."""
+
+    begin: re.Pattern[str]
+    end: str
+    argument: re.Pattern[str]
+    line: bool
+    """Whether a value stands on lines of its own."""
+
+
+_QWEN = _Xml(
+    re.compile(r"\s*<function=([^<>\n]+)>\s*"),
+    "</function>",
+    re.compile(r"<parameter=([^<>\n]+)>"),
+    line=True,
+)
+_MINIMAX = _Xml(
+    re.compile(r'\s*<invoke name="([^"<>\n]+)">\s*'),
+    "</invoke>",
+    re.compile(r'<parameter name="([^"<>\n]+)">'),
+    line=False,
+)
+_ARGUMENT = re.compile(r"(</parameter>)|<parameter(?:=[^<>\n]*|\s[^<>]*)?>")
+_BLANKS = re.compile(r"\s*")
+
+
+def _xml(form: _Xml, text: str, tools: Tools) -> list[Call] | None:
+    """Read calls whose tags are text."""
+    calls, at = list[Call](), 0
+    while begun := form.begin.match(text, at):
+        name, at = begun[1], begun.end()
+        values = dict[str, str]()
+        while argument := form.argument.match(text, at):
+            end = _closing(text, argument.end())
+            if end is None or argument[1] in values:
+                return None
+            value = text[argument.end() : end[0]]
+            values[argument[1]] = _without_layout(value) if form.line else value
+            at = _blanks_end(text, end[1])
+        if not text.startswith(form.end, at):
+            return None
+        at = _blanks_end(text, at + len(form.end))
+        calls.append(_typed(name, values, tools))
+    return calls if at == len(text) else None
+
+
+def _closing(text: str, at: int) -> tuple[int, int] | None:
+    """Return where the tag that closes the argument begins and ends."""
+    depth = 1
+    for tag in _ARGUMENT.finditer(text, at):
+        if not tag[0].endswith("/>"):
+            depth += -1 if tag[1] else 1
+        if not depth:
+            return tag.span()
+    return None
+
+
+def _without_layout(value: str) -> str:
+    return value.removeprefix("\n").removesuffix("\n")
+
+
+def _blanks_end(text: str, at: int) -> int:
+    found = _BLANKS.match(text, at)
+    return found.end() if found else at
+
+
+class _Pairs(NamedTuple):
+    """A name and pairs of tags, which are single tokens or, in some formats, text."""
+
+    name: re.Pattern[str]
+    pair: re.Pattern[str]
+    tag: re.Pattern[str]
+
+
+def _pairs(mark: str, suffix: str = "", name_end: str = "") -> _Pairs:
+    tags = [mark + re.escape(f"<{one}{suffix}>") for one in ("arg_key", "/arg_key")]
+    tags += [mark + re.escape(f"<{one}{suffix}>") for one in ("arg_value", "/arg_value")]
+    key, key_end, value, value_end = tags
+    return _Pairs(
+        re.compile(rf"\s*([^\s{_TAG}<>{{}}\"]+)\s*{name_end}\s*"),
+        re.compile(rf"{key}([^<{_TAG}]*){key_end}\s*{value}(.*?){value_end}\s*", re.DOTALL),
+        re.compile("|".join([*tags, _TAG])),
+    )
+
+
+_GLM = _pairs(_TAG)
+_LAGUNA = _pairs("")
+_HY3_SUFFIX = ":opensource"
+_HY3 = _pairs(_TAG, _HY3_SUFFIX, name_end=_TAG + re.escape(f"<tool_sep{_HY3_SUFFIX}>"))
+
+
+def _read_pairs(form: _Pairs) -> Read:
+    def read(text: str, tools: Tools) -> Sequence[Call] | None:
+        begun = form.name.match(text)
+        if begun is None:
+            return None
+        values, at = dict[str, str](), begun.end()
+        while pair := form.pair.match(text, at):
+            key, value = pair[1].strip(), pair[2]
+            if key in values or form.tag.search(value):
+                return None
+            values[key], at = value, pair.end()
+        return [_typed(begun[1], values, tools)] if at == len(text) else None
+
+    return read
+
+
+_KIMI_CALL = re.compile(
+    rf"\s*(?:functions\.)?([^\s{_TAG}:]+)(?::\d+)?\s*"
+    rf"{_TAG}<\|tool_call_argument_begin\|>([^{_TAG}]*)"
+)
+_DEEPSEEK_CALL = re.compile(
+    rf"\s*function\s*{_TAG}<｜tool▁sep｜>\s*([^\s{_TAG}]+)\s*?\n```json\n([^{_TAG}]*?)\n?```\s*"
+)
+
+
+def _read_named(form: re.Pattern[str]) -> Read:
+    """Read a name, and arguments in JSON."""
+
+    def read(text: str, tools: Tools) -> Sequence[Call] | None:
+        found = form.fullmatch(text)
+        return found and [Call(found[1], _object(found[2]))]
+
+    return read
+
+
+HERMES = Family(_read_hermes)
+_XML = Family(_read_xml, end="</function>")
+_GLM_TAGS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+_GLM_FAMILY = Family(_read_pairs(_GLM), inner=_GLM_TAGS)
+_LAGUNA_FAMILY = Family(_read_pairs(_LAGUNA))
+_KIMI = Family(
+    _read_named(_KIMI_CALL),
+    ("<|tool_call_begin|>", "<|tool_call_end|>"),
+    ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+    inner=("<|tool_call_argument_begin|>",),
+    end="}",
+)
+_DEEPSEEK = Family(
+    _read_named(_DEEPSEEK_CALL),
+    ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"),
+    ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+    inner=("<｜tool▁sep｜>",),
+    end="```",
+)
+_HUNYUAN = Family(
+    _read_pairs(_HY3),
+    (f"<tool_call{_HY3_SUFFIX}>", f"</tool_call{_HY3_SUFFIX}>"),
+    (f"<tool_calls{_HY3_SUFFIX}>", f"</tool_calls{_HY3_SUFFIX}>"),
+    (f"<think{_HY3_SUFFIX}>", f"</think{_HY3_SUFFIX}>"),
+    (*(tag.replace(">", f"{_HY3_SUFFIX}>") for tag in _GLM_TAGS), f"<tool_sep{_HY3_SUFFIX}>"),
+)
+FAMILIES: Mapping[str, Family] = {
+    **dict.fromkeys(("qwen3", "qwen3-vl"), HERMES),
+    **dict.fromkeys(("prime-qwen3", "qwen3.5", "qwen3.6", "qwen3.8"), _XML),
+    **dict.fromkeys(("nemotron-3", "nemotron-3-ultra", "nemotron-3.5"), _XML),
+    **dict.fromkeys(("glm-4.5", "glm-5", "glm-5.1", "glm-5.3"), _GLM_FAMILY),
+    **dict.fromkeys(("laguna-xs.2", "laguna-m.1", "laguna-xs-2.1", "laguna-s-2.1"), _LAGUNA_FAMILY),
+    **dict.fromkeys(("kimi-k2", "kimi-k2.5"), _KIMI),
+    **dict.fromkeys(("deepseek-v3", "deepseek-r1"), _DEEPSEEK),
+    "minimax-m2": Family(
+        _read_minimax, ("<minimax:tool_call>", "</minimax:tool_call>"), end="</invoke>"
+    ),
+    "hy3": _HUNYUAN,
+}
+"""By the names of the `renderers` package. Replies of its other formats are read by the package,
+when they are complete."""
+
+
+class Late(NamedTuple):
+    """What is known of a format whose replies the package reads."""
+
+    tags: tuple[str, ...]
+    """Pieces of the tags of its calls."""
+    think: tuple[str, str]
+    begin: str
+    """What its calls begin with."""
+
+
+LATE: Mapping[str, Late] = {
+    "deepseek-v4": Late(("｜DSML｜",), ("<think>", "</think>"), "<｜DSML｜"),
+    "gemma4": Late(
+        ("<|tool_call>", "<tool_call|>", '<|"|>'), ("<|channel>", "<channel|>"), "<|tool_call>"
+    ),
+}
+
+
+def _one(call: Call | None) -> list[Call] | None:
+    return None if call is None else [call]
+
+
+def _typed(name: str, values: Mapping[str, str], tools: Tools) -> Call:
+    schema: Any = next((_parameters(tool) for tool in tools if _named(tool) == name), {})
+    return Call(name, {key: typed(value, key, schema) for key, value in values.items()})
+
+
+def _takes_nothing(name: str, tools: Tools) -> bool:
+    """Whether this tool is on offer and has no parameters."""
+    found = (_parameters(tool) for tool in tools if _named(tool) == name)
+    return any(not one or one.get("properties") == {} for one in found)
+
+
+def _named(tool: Tool) -> str:
+    return tool["function"]["name"]
+
+
+def _parameters(tool: Tool) -> Mapping[str, Any]:
+    return tool["function"].get("parameters") or {}
+
+
+def _object(text: str) -> dict[str, Any]:
+    """Raises ValueError where a text is no JSON object, or has a key twice."""
+    # Newlines may stand in strings as they are: nothing else can be meant.
+    found = json.loads(text, strict=False, object_pairs_hook=_unique, parse_constant=_no_number)
+    if not isinstance(found, dict):
+        raise ValueError("no JSON object")
+    return cast("dict[str, Any]", found)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key stands twice")
+    return found
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not in JSON")

@@ -1,0 +1,118 @@
+"""Types of arguments that a chat format writes as bare text.
+
+Rule: what a tool's JSON Schema allows as text stays text. Only where it does not, the value is read
+as JSON. Checked are types, enum and const, through $ref, anyOf, oneOf and allOf; the agent checks
+the rest.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from math import isfinite
+from typing import Any, NoReturn, cast
+
+_WORDS = {"True": True, "False": False, "None": None}
+"""Spellings in the templates of some formats."""
+_KINDS: Mapping[Any, Any] = {
+    "string": str,
+    "number": (int, float),
+    "object": dict,
+    "array": list,
+    "null": type(None),
+}
+_DEEPEST = 32
+"""Most references and alternatives within each other; a schema may refer to itself."""
+
+
+def typed(text: str, name: str, parameters: Any) -> Any:
+    """Return the value of an argument.
+
+    Args:
+        parameters: the schema of all arguments.
+    """
+    schema = _of(name, parameters)
+    if _accepts(schema, text, parameters):
+        return text
+    try:
+        value = json.loads(text, parse_constant=_no_number)
+    except (ValueError, RecursionError):
+        value = _WORDS.get(text.strip(), text)
+    if isinstance(value, float) and not isfinite(value):
+        return text
+    return value if _accepts(schema, value, parameters) else text
+
+
+def _of(name: str, parameters: Any) -> Any:
+    """Return the schema of one argument; True: there is none."""
+    if not isinstance(parameters, Mapping):
+        return True
+    schema = cast("Mapping[str, Any]", parameters)
+    properties = schema.get("properties")
+    if isinstance(properties, Mapping) and name in properties:
+        return cast("Mapping[str, Any]", properties)[name]
+    others = schema.get("additionalProperties", True)
+    return others if isinstance(others, Mapping) else True
+
+
+def _accepts(schema: Any, value: Any, root: Any, depth: int = 0) -> bool:
+    if not isinstance(schema, Mapping) or depth > _DEEPEST:
+        return schema is not False
+    given = cast("Mapping[str, Any]", schema)
+
+    def accepts(one: Any) -> bool:
+        return _accepts(one, value, root, depth + 1)
+
+    if value is None and given.get("nullable") is True:
+        return True
+    if "const" in given and not _same(given["const"], value):
+        return False
+    if isinstance(given.get("enum"), list) and not any(_same(e, value) for e in given["enum"]):
+        return False
+    if "$ref" in given and not accepts(_target(given["$ref"], root)):
+        return False
+    for either in ("anyOf", "oneOf"):
+        if isinstance(given.get(either), list) and not any(map(accepts, given[either])):
+            return False
+    if isinstance(given.get("allOf"), list) and not all(map(accepts, given["allOf"])):
+        return False
+    types = _types(given)
+    return not types or any(_is(value, one) for one in types)
+
+
+def _types(schema: Mapping[str, Any]) -> list[Any]:
+    """Return the types that a schema names, or that its keywords are about."""
+    named = schema.get("type")
+    if named is not None:
+        return cast("list[Any]", named) if isinstance(named, list) else [named]
+    about = {"properties": "object", "items": "array"}
+    return [kind for keyword, kind in about.items() if keyword in schema]
+
+
+def _is(value: Any, kind: Any) -> bool:
+    if isinstance(value, bool):
+        return kind == "boolean"
+    if kind == "integer":
+        return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    return isinstance(value, _KINDS.get(kind, ()))
+
+
+def _same(wanted: Any, value: Any) -> bool:
+    return wanted == value and isinstance(wanted, bool) == isinstance(value, bool)
+
+
+def _target(ref: Any, root: Any) -> Any:
+    """Return the schema that a reference names; True: it is not found."""
+    if not isinstance(ref, str) or not ref.startswith("#"):
+        return True
+    found = root
+    for step in ref.removeprefix("#").split("/")[1:]:
+        step = step.replace("~1", "/").replace("~0", "~")
+        if not isinstance(found, Mapping) or step not in found:
+            return True
+        found = cast("Mapping[str, Any]", found)[step]
+    return found
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not in JSON")
