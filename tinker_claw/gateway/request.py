@@ -286,7 +286,7 @@ def _identify(
     Args:
         pinned: the version that it asks for by name.
     """
-    identity = identify(request, headers)
+    identity = deps.privacy.identity(identify(request, headers), headers)
     if pinned is not None:
         reason = f"asked for version {pinned}; {identity.reason}"
         identity = replace(identity, kind=Kind.SIDE, reason=reason, attempt=None)
