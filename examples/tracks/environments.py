@@ -99,11 +99,14 @@ async def prepared(track: Track) -> AsyncGenerator[Environment]:
 
 
 def first_line(error: Exception) -> str:
-    """Return what an error of somebody else's says: its kind and first line."""
+    """Return what an error of somebody else's says: its kind and first line. Where that begins a
+    traceback, the last line says what happened."""
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
-    said = next(filter(str.strip, str(error).splitlines()), "")
-    return f"{type(error).__name__}: {said.strip()[:_LONGEST_LINE]}"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    before, traced, _ = lines[0].partition("Traceback (most recent call last)")
+    said = f"{before}{lines[-1]}" if traced else lines[0]
+    return f"{type(error).__name__}: {said[:_LONGEST_LINE]}"
 
 
 def environment(track: Track) -> Environment:

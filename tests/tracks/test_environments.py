@@ -320,3 +320,5 @@ async def test_an_environment_that_cannot_start_says_so_in_a_sentence(
         async with environments.prepared(Track("torn")):
             pass
     assert str(said.value) == "The environment torn cannot start: ValueError: no server answers"
+    traced = ValueError("no server: Traceback (most recent call last):\n  File x\nOSError: disk\n")
+    assert environments.first_line(traced) == "ValueError: no server: OSError: disk"
