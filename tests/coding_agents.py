@@ -27,6 +27,12 @@ QWEN_CODE = "0.24.4"
 AIDER = "0.86.2"
 HERMES = "0.19.0"
 PI = "0.74.2"
+CLAUDE_MODELS = (
+    *("ANTHROPIC_MODEL", "ANTHROPIC_DEFAULT_HAIKU_MODEL", "ANTHROPIC_DEFAULT_SONNET_MODEL"),
+    *("ANTHROPIC_DEFAULT_OPUS_MODEL", "ANTHROPIC_DEFAULT_FABLE_MODEL"),
+    *("ANTHROPIC_SMALL_FAST_MODEL", "CLAUDE_CODE_SUBAGENT_MODEL"),
+)
+"""Variables by which Claude Code chooses a model."""
 PATIENCE_S = 300
 WINDOW = 200_000
 """Tokens of the model's context, as the agents are told."""
@@ -125,6 +131,8 @@ class ClaudeCode(Agent):
     ready = r"\? for shortcuts"
     window: int | None = field(default=None, init=False)
     """Tokens that it thinks fit into the context from now on; None: a million."""
+    model: str | None = field(default=None, init=False)
+    """Model that the user names in the command; None: none."""
     asks_for_titles: bool = field(default=False, init=False)
     """Whether it asks for titles on a terminal, as it does unless told to ask only for what is
     needed."""
@@ -139,7 +147,7 @@ class ClaudeCode(Agent):
             {
                 "ANTHROPIC_BASE_URL": base_url.removesuffix("/v1"),
                 "ANTHROPIC_API_KEY": key,
-                "ANTHROPIC_MODEL": model,
+                **dict.fromkeys(CLAUDE_MODELS, model),
                 "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(WINDOW),
                 "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
             },
@@ -169,6 +177,7 @@ class ClaudeCode(Agent):
 
     def _command(self, message: str) -> list[str]:
         words = ["claude", "-p", message, "--output-format", "json", "--allowedTools", "Bash"]
+        words += ["--model", self.model] if self.model else []
         return [*words, "--continue"] if self.begun else words
 
     def _said(self, out: str) -> str:

@@ -515,9 +515,9 @@ class Wish:
     """What an owner wants of replies from now on."""
 
     text: str
-    """A sentence or a few: the hint."""
+    """The owner's own sentence or sentences."""
     words: str
-    """The owner's own words that show that it lasts; "" where they wrote the text."""
+    """Those of the owner's words that show that it lasts; "" where they wrote it as a lesson."""
     scope: str
     """always, or for this kind of request."""
 

@@ -18,6 +18,9 @@ from examples.tracks import TrackError
 from examples.tracks.episode import Episode
 from examples.tracks.track import Track
 
+_LONGEST_LINE = 300
+"""Most characters of such a line."""
+
 
 class Attempt(Protocol):
     """A world in which one episode acts."""
@@ -84,8 +87,26 @@ async def prepared(track: Track) -> AsyncGenerator[Environment]:
     made = environment(track)
     async with AsyncExitStack() as shared:
         if isinstance(made, AbstractAsyncContextManager):
-            await shared.enter_async_context(made)
+            try:
+                await shared.enter_async_context(made)
+            except TrackError:
+                raise
+            except Exception as error:
+                raise TrackError(
+                    f"The environment {track.environment} cannot start: {first_line(error)}"
+                ) from error
         yield made
+
+
+def first_line(error: Exception) -> str:
+    """Return what an error of somebody else's says: its kind and first line. Where that begins a
+    traceback, the last line says what happened."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    before, traced, _ = lines[0].partition("Traceback (most recent call last)")
+    said = f"{before}{lines[-1]}" if traced else lines[0]
+    return f"{type(error).__name__}: {said[:_LONGEST_LINE]}"
 
 
 def environment(track: Track) -> Environment:

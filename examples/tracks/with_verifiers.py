@@ -14,7 +14,9 @@ Rule: a rollout that broke has no outcome; none is made up for it.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import os
 import secrets
 import threading
 import time
@@ -28,7 +30,7 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from examples.tracks import TrackError
-from examples.tracks.environments import options, outcome
+from examples.tracks.environments import first_line, options, outcome
 from examples.tracks.episode import Episode
 from examples.tracks.sandbox import HARMLESS
 from examples.tracks.track import Track
@@ -48,6 +50,11 @@ def outcome_of(trace: Any) -> float | None:
     return outcome(2 * trace.reward - 1)
 
 
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 class Verifiers:
     """A task set that one harness plays. A finite one is shuffled, and played over and over."""
 
@@ -60,6 +67,15 @@ class Verifiers:
         found = environment.taskset
         self._tasks = iter(found.shuffle(track.seed) if found.bounded else found)
         self._trains = trains
+        at_once = dict(track.options).get("at_once") or cores()
+        self._places = asyncio.Semaphore(at_once)
+        """Rollouts that may run: each may start processes."""
+        if at_once < track.concurrency:
+            print(
+                f"{at_once} episodes of {self._name} run at a time: at_once in [options], else one "
+                "for each core of this machine.",
+                flush=True,
+            )
         self._read: list[Any] = []
         self._calls = _Calls(trains)
         self._open = AsyncExitStack()
@@ -67,8 +83,16 @@ class Verifiers:
     @classmethod
     def of(cls, track: Track) -> Verifiers:
         said = options(
-            track, taskset=..., env={}, harness="null", runtime="subprocess", trains=None
+            track,
+            taskset=...,
+            env={},
+            harness="null",
+            runtime="subprocess",
+            trains=None,
+            at_once=None,
         )
+        if (most := said["at_once"]) is not None and (type(most) is not int or most < 1):
+            raise TrackError(f"at_once in [options] must be a number from 1 on, not {most!r}.")
         named = {name: _named(said[name]) for name in ("taskset", "env")}
         config = named["env"] | {"taskset": named["taskset"]}
         try:
@@ -110,7 +134,12 @@ class Verifiers:
     def _task(self, number: int, index: int, *, held_out: bool) -> Rollout:
         """Return a task of the set, which is read only as far as needed."""
         with waiting(f"the tasks of {self._name}"):
-            self._read += itertools.islice(self._tasks, max(0, index + 1 - len(self._read)))
+            try:
+                self._read += itertools.islice(self._tasks, max(0, index + 1 - len(self._read)))
+            except Exception as error:  # of the set's own code, which may read from anywhere
+                raise TrackError(
+                    f"The tasks of {self._name} cannot be read: {first_line(error)}"
+                ) from error
         if index < len(self._read):
             return Rollout(self, self._read[index])
         fit = [t for i, t in enumerate(self._read) if (i % _HELD_OUT == 0) == held_out]
@@ -120,7 +149,7 @@ class Verifiers:
 
     async def play(self, task: Any, episode: Episode) -> float | None:
         """Play one rollout."""
-        async with self._calls.of(episode) as line:
+        async with self._places, self._calls.of(episode) as line:
             sampling = {"temperature": 1.0, "max_tokens": self.track.max_tokens}
             sampling |= {} if episode.seed is None else {"seed": episode.seed}
             context = vf.ModelContext(

@@ -42,10 +42,31 @@ def test_lessons_are_added_edited_kept_dropped_and_taken_home(tmp_path: Path) ->
     run("lessons", "edit", "2", f"Use the key {SECRET}", directory=tmp_path)
     assert "Use the key [redacted: " in run("lessons", directory=tmp_path).stdout
     assert SECRET.encode() not in Path(tmp_path, FILE).read_bytes()
-    for wrong in (("drop", "9"), ("drop",), ("add", "word " * 41)):
+    for wrong, why in (
+        (("drop", "9"), "`tinker-claw lessons"),
+        (("drop",), "`tinker-claw lessons"),
+        (("add", "word " * 61), "at most 300 characters; these are 304"),
+        (("add", "Be \u202ebrief."), "U+202E"),
+        (("edit", "2", "Be\u200b brief."), "U+200B"),
+    ):
         refused = run("lessons", *wrong, directory=tmp_path)
         assert refused.returncode
-        assert "`tinker-claw lessons" in refused.stderr or "at most 40" in refused.stderr
+        assert why in refused.stderr
+    done = run("lessons", "add", "Ask evil．com, or irc://b\tfirst。", directory=tmp_path)
+    assert done.returncode == 0, "what they write themselves may hold any address"
+
+
+def test_an_export_holds_nothing_that_reads_otherwise(tmp_path: Path) -> None:
+    """Nor of what an earlier version stored, from a judge."""
+    story = Told(tmp_path)
+    odd = "Ask evil。com\u202e\u2066 f\u200birst.", "Be\u2028 brief\x1b[2J\U000e0041。"
+    for text in (*odd, "用短句。"):
+        given: Any = {"verdict_ballots": (), "hint_ballots": (), "hints": ()}
+        learned = story.turn("s", session_id=story.ledger.turns.session("me", text))
+        story.ledger.judgements.add(learned, value=-1, wish=Wish(text, "", "always"), **given)
+    story.ledger.close()
+    home = run("export", "--lessons", "-", directory=tmp_path).stdout
+    assert home.splitlines()[2:] == ["- 用短句。", "- Be brief[2J。", "- Ask evil.com first."]
 
 
 def test_the_version_that_learned_it_is_named_and_a_drop_offers_the_one_before(

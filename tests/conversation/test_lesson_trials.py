@@ -248,7 +248,7 @@ def test_a_lesson_forgotten_while_a_session_starts_is_not_told(ledger: Ledger) -
 
 
 def test_what_each_user_asked_for_is_common(ledger: Ledger) -> None:
-    """In the same sentence or the same words; an agent in training asks for nothing."""
+    """In the same sentence; an agent in training asks for nothing."""
 
     def says(user: str, text: str, words: str) -> None:
         turn(ledger, ledger.turns.session(user, text), -1, Wish(text, words, "always"))
@@ -263,8 +263,8 @@ def test_what_each_user_asked_for_is_common(ledger: Ledger) -> None:
     assert common() == {f"ann: {PLAIN}"}
     says("bob", "Write numbered lists.", "lists, please")
     assert common() == set()
-    says("bob", "Never write a list.", "No lists!")
-    assert common() == {f"ann: {PLAIN}", "bob: Never write a list."}
+    says("bob", "write plain sentences!", "No lists!")
+    assert common() == {f"ann: {PLAIN}", "bob: write plain sentences!"}
     ledger.lessons.rule("drop", "bob", 3)
     assert common() == set()
 
@@ -322,12 +322,18 @@ def test_what_is_there_is_not_added_again(ledger: Ledger) -> None:
     """Else a prompt held it twice, and one drop left the other."""
     turn(ledger, ledger.turns.session("me", "source"), -1, Wish(PLAIN, "no lists", "always"))
     assert ledger.lessons.rule("add", "you", None, PLAIN) == 2
-    assert ledger.lessons.rule("add", "me", None, "No lists!") == 1
-    assert ledger.lessons.rule("add", "me", None, "No lists!") == 1
+    assert ledger.lessons.rule("add", "me", None, PLAIN.upper()) == 1
     (known,) = ledger.lessons.of_user("me")
-    assert (known.text, known.state, known.kept) == ("No lists!", State.TOLD, True)
+    assert (known.text, known.state, known.kept) == (PLAIN.upper(), State.TOLD, True)
     ledger.lessons.rule("keep", "me", 1, "never mind this")
-    assert ledger.lessons.of_user("me")[0].text == "No lists!"
+    assert ledger.lessons.of_user("me")[0].text == PLAIN.upper()
+
+
+def test_two_wishes_that_begin_alike_are_two_lessons(ledger: Ledger) -> None:
+    for text in ("From now on shorter please.", "From now on without lists."):
+        session = ledger.turns.session("me", text)
+        turn(ledger, session, -1, Wish(text, "From now on", "always"))
+    assert len(ledger.lessons.of_user("me")) == 2
 
 
 def test_what_the_user_keeps_is_always_told(ledger: Ledger) -> None:

@@ -90,7 +90,9 @@ async def test_other_model_is_refused_with_the_names_that_there_are(
 ) -> None:
     async with gateway(tmp_path, renderer) as w:
         refused = await w.ask("hi", model="gpt-9")
-        assert refused.json()["error"]["message"].endswith("of which demo@v0 is the newest.")
+        assert refused.json()["error"]["message"].endswith(
+            "of which demo@v0 is the newest. --models gives it other names."
+        )
 
 
 async def test_newest_version_is_not_compared_with_itself(

@@ -129,6 +129,12 @@ def test_majority(votes: tuple[Vote | None, ...], value: Vote | None) -> None:
 
 
 OWNER = "No, no lists! Write  PLAIN sentences, as I\nsaid."
+SENTENCES = {
+    "no lists!": "No, no lists!",
+    "no lists": "No, no lists!",
+    "PLAIN sentences, as I said": "No, no lists! Write PLAIN sentences, as I said.",
+}
+"""The owner's sentences that the judge's quotes point at."""
 Q = "They say [QUOTE]no lists![/QUOTE] "
 
 
@@ -202,7 +208,7 @@ def test_a_wish_lasts_if_the_owners_own_words_show_it(scope: str, words: str, la
         assert parse_hint(said, OWNER) == "Write plain sentences."
         wish = parse_wish(said, OWNER)
         assert (wish is not None) is lasts
-        assert wish is None or (wish.text, wish.words) == ("Write plain sentences.", words)
+        assert wish is None or (wish.text, wish.words) == (SENTENCES[words], words)
 
 
 def test_most_votes_must_call_a_wish_lasting() -> None:

@@ -290,3 +290,35 @@ async def test_in_the_sandbox_there_is_neither_a_network_nor_this_machine(tmp_pa
         assert await shell("ls /proc | grep -c '^[0-9]*$'") in ("2", "3", "4", "5", "6")
         assert await shell("echo here > a-file; cat a-file; pwd") == "here\n/work"
         assert (await shell("env")).count("\n") < 8
+
+
+class Torn:
+    """An environment whose servers do not start."""
+
+    tools = ()
+
+    @classmethod
+    def of(cls, track: Track) -> Torn:
+        return cls()
+
+    async def __aenter__(self) -> Torn:
+        raise ExceptionGroup("several", [ValueError("\nno server answers\n" + "line\n" * 100)])
+
+    async def __aexit__(self, *what: object) -> None: ...
+
+    def task(self, number: int) -> Job:
+        raise NotImplementedError
+
+    held_out = task
+
+
+async def test_an_environment_that_cannot_start_says_so_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(environments.ENVIRONMENTS, "torn", f"{__name__}:Torn")
+    with pytest.raises(TrackError) as said:
+        async with environments.prepared(Track("torn")):
+            pass
+    assert str(said.value) == "The environment torn cannot start: ValueError: no server answers"
+    traced = ValueError("no server: Traceback (most recent call last):\n  File x\nOSError: disk\n")
+    assert environments.first_line(traced) == "ValueError: no server: OSError: disk"

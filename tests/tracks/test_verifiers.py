@@ -5,6 +5,7 @@ Not in the default suite: `make verifiers` installs it, `make test-verifiers` ru
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sqlite3
@@ -174,3 +175,38 @@ def test_a_real_model_gets_no_shell_without_a_container(
     with track(request, tmp_path, "bash", "http://127.0.0.1:1/v1", "Qwen/Qwen3-8B") as refused:
         assert refused.wait(timeout=300) == 1
     assert "say runtime = 'docker'" in (tmp_path / "log").read_text()
+
+
+def test_tools_that_do_not_start_are_a_sentence(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    with life(tmp_path / "data", *FLAGS) as gateway:
+        assert gateway.serves()
+        with track(request, tmp_path, "null", gateway.url, taskset='"torn_tools"') as refused:
+            assert refused.wait(timeout=600) == 1
+        assert gateway.stop() == 0
+    last = (tmp_path / "log").read_text().splitlines()[-1]
+    assert last.startswith("Stopped: The environment verifiers cannot start: ToolsetError: ")
+    assert "Traceback" not in (tmp_path / "log").read_text()
+
+
+def test_as_many_episodes_as_cores_run_at_a_time(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """Each asks with an address of its own, so nothing else holds them back."""
+    data, room = tmp_path / "data", {"taskset": '"short_answers"\nat_once = 1'}
+    with life(data, *FLAGS) as gateway:
+        assert gateway.serves()
+        with track(request, tmp_path, "null", gateway.url, **room) as playing:
+            assert playing.wait(timeout=600) == 0, (tmp_path / "log").read_text()
+        assert gateway.stop() == 0
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert sum("episodes of short_answers run at a time" in line for line in lines) == 1
+    times = read(
+        data,
+        "SELECT sessions.key, MIN(turns.id) AS first, MAX(turns.id) AS last FROM turns "
+        "JOIN sessions ON sessions.id = session_id WHERE kind = 'main' GROUP BY session_id "
+        "ORDER BY first",
+    )
+    assert len(times) >= SIZE * GROUPS
+    assert all(a["last"] < b["first"] for a, b in itertools.pairwise(times)), "one after the other"

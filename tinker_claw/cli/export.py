@@ -23,6 +23,7 @@ from tinker_claw.ledger.database import reading
 from tinker_claw.ledger.lessons import State, of_user
 from tinker_claw.ledger.outcome import run_of
 from tinker_claw.ledger.views import Record, turns_in_full
+from tinker_claw.wishes import plain_line
 
 
 class Export(LedgerCommand):
@@ -77,7 +78,7 @@ class Export(LedgerCommand):
         users, lines = sorted({one.user for one in found}), ["# What the user wants of replies"]
         for user in users:
             lines += ["", *([f"## {user}", ""] if len(users) > 1 else [])]
-            lines += [f"- {one.text}" for one in found if one.user == user]
+            lines += [f"- {plain_line(one.text)}" for one in found if one.user == user]
         _write(target, lines, "The lessons are")
 
     def _turns(self, target: Path) -> None:

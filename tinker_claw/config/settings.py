@@ -7,6 +7,7 @@ machine to read. Which settings exclude one another is said in `config.check`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, cast
@@ -50,6 +51,10 @@ def _setting(default: Any, told: str, *, when: str, unit: str = "", **bounds: An
     """
     told_of: Any = {"description": told, "json_schema_extra": {"when": when, "unit": unit}}
     return Field(default=default, **told_of, **bounds)
+
+
+_VERSIONED = re.compile(r"@v\d+$")
+"""End of a name that asks for a version."""
 
 
 def _listed(text: str | None) -> tuple[str, ...]:
@@ -189,6 +194,12 @@ class Gateway(Section):
         "name under which the model is offered; --model-name unless set",
         when="the agent calls it otherwise",
     )
+    models: str | None = _setting(
+        None,
+        "other names by which clients may ask for the model, with commas between them; one may end "
+        "in *: claude-*, haiku",
+        when="the agent asks for models of its own maker",
+    )
     max_reply_tokens: int = _setting(
         4096,
         "longest reply where the request names no limit; --norm constant divides by it",
@@ -230,6 +241,26 @@ class Gateway(Section):
     @classmethod
     def _none_is_none(cls, value: Any) -> Any:
         return None if value == "none" else value
+
+    @field_validator("models")
+    @classmethod
+    def _stars_at_ends(cls, names: str | None) -> str | None:
+        for name in _listed(names):
+            if "*" in name[:-1]:
+                raise ValueError(f"{name!r}: a * may stand at the end of a name only")
+        return names
+
+    def is_alias(self, name: str) -> bool:
+        """Return whether a client may ask for the model by this name of another."""
+        return _VERSIONED.search(name) is None and any(
+            name.startswith(given[:-1]) if given.endswith("*") else name == given
+            for given in _listed(self.models)
+        )
+
+    def aliases(self, served_name: str) -> tuple[str, ...]:
+        """Return names that clients can choose from, one for each in `models`."""
+        short = served_name.rstrip("/").rsplit("/", 1)[-1]
+        return tuple(given.replace("*", short) for given in _listed(self.models))
 
     @property
     def hosts(self) -> tuple[str, ...]:

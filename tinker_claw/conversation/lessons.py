@@ -10,13 +10,12 @@ that docs/lessons.md measures.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from statistics import fmean
 
-from tinker_claw.ledger.lessons import MOST_WORDS, Evidence, Lesson, LessonTable, State
+from tinker_claw.ledger.lessons import Evidence, Lesson, LessonTable, State
 
 MOST = 8
 """Most lessons that a session is told."""
@@ -40,25 +39,6 @@ ENOUGH = 8
 _LATELY = 32
 """Newest first replies, told and untold, by which that is decided."""
 _GRID = [(n + 0.5) / 200 for n in range(200)]
-_NAME = r"(?<=[\w,;:)] )[A-Z][\w'-]*"
-"""Capital letter within a sentence."""
-_UNSAID = re.compile(
-    rf"\w+://\S+|\S+@\S+|\S*[/\\~`$|<>{{}}=]\S*|--?\w\S*|\b\w+(?:[._]\w+)+|\b[a-z]+[A-Z]\w*|\b\w*\d\w*"
-    rf"|\b(?:www|https?|sudo|bash|curl|wget|exec|eval|rm|ssh|scp|pip|npm|git|python)\b|{_NAME}"
-)
-"""URLs, addresses, paths, commands, names of tools and people, and numbers."""
-_OURS = frozenset({"I", "I'm", "I'd", "I've", "I'll"})
-
-
-def may_be_told(text: str, said: str) -> bool:
-    """Return whether a hint may be told in prompts: it is short, and every URL, path, command, tool
-    or name in it stands in the owner's own words."""
-    words = f" {' '.join(said.casefold().split())} "
-    odd = (one.strip(".,;:!?\"')(") for one in _UNSAID.findall(text))
-    return len(text.split()) <= MOST_WORDS and all(
-        one in _OURS or re.search(rf"(?<!\w){re.escape(one.casefold())}(?!\w)", words)
-        for one in odd
-    )
 
 
 def told_text(lessons: Iterable[Lesson]) -> str:

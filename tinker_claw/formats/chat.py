@@ -44,6 +44,7 @@ from tinker_claw.formats.fields import (
     schema_of,
     stop_strings,
     text_of,
+    top_k,
     unreadable,
 )
 from tinker_claw.types import KnownMessage, KnownTools, Message
@@ -155,7 +156,7 @@ def parse_chat(
         **openai(fields, tools, "max_completion_tokens", "max_tokens", nested=True),
         messages=_messages(fields.get("messages"), read),
         wants_usage=fields.object("stream_options", _STREAM).flag("include_usage"),
-        top_k=_top_k(fields),
+        top_k=top_k(fields),
         seed=fields.integer("seed", -INT64, INT64),
         stop=stop_strings(fields, "stop"),
         schema=schema_of(fields, "response_format", "json_schema"),
@@ -181,13 +182,6 @@ def _choices(fields: Object) -> int:
     if asked > 1 and fields.get("stream"):
         raise RequestError("n: several replies cannot be streamed; send stream: false.", param="n")
     return asked
-
-
-def _top_k(fields: Object) -> int | None:
-    value = fields.get("top_k")
-    if type(value) is int and value in (0, -1):
-        return None  # in use elsewhere for "all tokens"
-    return fields.integer("top_k", 1, INT64)
 
 
 def _tools(raw: Any, at: str) -> KnownTools:

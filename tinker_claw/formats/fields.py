@@ -57,14 +57,22 @@ def openai(fields: Object, tools: tuple[Tool, ...], *lengths: str, nested: bool)
     }
 
 
-def stop_strings(fields: Object, name: str) -> tuple[str, ...]:
-    """A string or a list of them; "" is none."""
+def top_k(fields: Object) -> int | None:
+    """The field `top_k`; 0 and -1, in use elsewhere for all tokens, are none."""
+    value = fields.get("top_k")
+    if type(value) is int and value in (0, -1):
+        return None
+    return fields.integer("top_k", 1, INT64)
+
+
+def stop_strings(fields: Object, name: str, most: int = STOP_STRINGS) -> tuple[str, ...]:
+    """A string or a list of at most so many; "" is none."""
     sent = fields.get(name, "")
     given: list[Any] = sent if isinstance(sent, list) else [] if sent == "" else [sent]
     if not all(isinstance(text, str) and text for text in given):
         raise fields.wrong("must be a string or a list of strings", name)
-    if len(given) > STOP_STRINGS:
-        raise fields.wrong(f"must hold at most {STOP_STRINGS} strings", name)
+    if len(given) > most:
+        raise fields.wrong(f"must hold at most {most} strings", name)
     if max(map(len, given), default=0) > STOP_CHARACTERS:
         raise fields.wrong(f"holds more than {STOP_CHARACTERS} characters in a string", name)
     return tuple(dict.fromkeys(given))

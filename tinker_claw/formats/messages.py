@@ -40,11 +40,14 @@ from tinker_claw.formats.fields import (
     schema_of,
     stop_strings,
     text_of,
+    top_k,
     unreadable,
 )
 from tinker_claw.formats.messages_reply import MessagesReply, error_body
 from tinker_claw.types import KnownMessage, KnownTools, Message, Tool
 
+STOP_SEQUENCES = 64
+"""Most stop sequences of a request."""
 _RUNS_NOTHING = "this server runs no tools itself; offer your own"
 
 FIELDS = Fields(
@@ -111,7 +114,7 @@ class Messages(Format):
 
     about = (
         "Anthropic's Messages: POST /v1/messages. For Claude Code set ANTHROPIC_BASE_URL to this "
-        "address without a path, and ANTHROPIC_MODEL to the model's name"
+        "address without a path, and each of its models (docs/requests.md) to the model's name"
     )
     routes = (
         Route("POST", "/v1/messages", "turn"),
@@ -141,8 +144,8 @@ class Messages(Format):
             **_calls(fields, choice),
             messages=tuple(map(KnownMessage, said)),
             one_call=choice.flag("disable_parallel_tool_use"),
-            top_k=fields.integer("top_k", 1, INT64),
-            stop=stop_strings(fields, "stop_sequences"),
+            top_k=top_k(fields),
+            stop=stop_strings(fields, "stop_sequences", STOP_SEQUENCES),
             schema=schema_of(output, "format"),
             reasoning_effort=effort,
             effort_at=effort_at,

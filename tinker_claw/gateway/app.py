@@ -89,7 +89,8 @@ class _Endpoints:
         wire, served = self._speaker(route, request), self._deps.served_name
         self._caller(request, wire)
         if route.purpose == "models":
-            return JSONResponse(wire.models([served], self._since))
+            names = [served, *self._deps.settings.aliases(served)]
+            return JSONResponse(wire.models(names, self._since))
         name = request.path_params["name"]
         await choose(self._deps, name)
         return JSONResponse(wire.model(name, self._since))

@@ -93,9 +93,18 @@ async def take(
         LedgerError: it could not be written.
     """
     about, said = read(body, headers)
-    text = await deps.privacy.redact_any(said.text)
+    kept = deps.privacy.name
+    if isinstance(about.name, str):
+        about = replace(about, name=kept(about.name))
+    said = replace(
+        said,
+        text=await deps.privacy.redact_any(said.text),
+        task=said.task and kept(said.task),
+        group=said.group and kept(said.group),
+        key=said.key and kept(said.key),
+    )
     try:
-        given = record(deps, caller.user, about, replace(said, text=text))
+        given = record(deps, caller.user, about, said)
     except KeyReusedError as error:
         status = HTTPStatus.UNPROCESSABLE_ENTITY
         raise RequestError(str(error), status=status, code="key_reused", param="key") from error

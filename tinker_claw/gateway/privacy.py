@@ -20,7 +20,7 @@ from tinker_claw.formats.base import GenerationRequest, parts_of
 from tinker_claw.gateway.limits import ComputeRounds
 from tinker_claw.ledger.turns import TurnTable, hidden
 from tinker_claw.privacy.marker import NEAR_MISS, Privacy, ends, marked, may_mark, mentioned
-from tinker_claw.privacy.redact import Redactor
+from tinker_claw.privacy.redact import Redactor, name_digest
 from tinker_claw.telemetry import log
 from tinker_claw.types import Kind, Message, Tool, Writer, noted
 
@@ -138,6 +138,28 @@ class SessionPrivacy:
     def redact(self, text: str) -> str:
         """Redact a text so that it may be kept."""
         return text if self.holds_text(text) is None else self._redactor.redact(text)
+
+    def name(self, name: str) -> str:
+        """Return a client's name for something as it may be kept, the same for the same name."""
+        return name if self.holds_text(name) is None else name_digest(name)
+
+    def identity(self, found: Identity, headers: Mapping[str, str]) -> Identity:
+        """Return an identity that may be kept: without secrets in what the client names."""
+        name, attempt, where = self.name, found.attempt, found.surface
+        if attempt is not None:
+            task, group = (one and name(one) for one in (attempt.task, attempt.group))
+            attempt = replace(attempt, task=task, group=group)
+        channel = where.channel and name(where.channel)
+        # The program's name is a piece of the header, which may be cut within a secret.
+        client = found.client if self.holds_text(headers.get("user-agent", "")) is None else ""
+        return replace(
+            found,
+            key=name(found.key),
+            reason=self.redact(found.reason),
+            attempt=attempt,
+            surface=replace(where, area=name(where.area), channel=channel),
+            client=client,
+        )
 
     async def redacted(self, request: GenerationRequest) -> GenerationRequest:
         """Return the request with redacted messages, to name a session by."""

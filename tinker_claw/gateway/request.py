@@ -286,7 +286,7 @@ def _identify(
     Args:
         pinned: the version that it asks for by name.
     """
-    identity = identify(request, headers)
+    identity = deps.privacy.identity(identify(request, headers), headers)
     if pinned is not None:
         reason = f"asked for version {pinned}; {identity.reason}"
         identity = replace(identity, kind=Kind.SIDE, reason=reason, attempt=None)
@@ -504,6 +504,11 @@ def _shows(renderer: Renderer, role: str, field: str) -> bool:
         return field == "content"
 
 
+def is_current(deps: GatewayDeps, model: str) -> bool:
+    """Return whether a request names the model, and no version of it."""
+    return model == deps.served_name or deps.settings.is_alias(model)
+
+
 async def choose(deps: GatewayDeps, model: str) -> tuple[int, Sampler, bool]:
     """Version, sampler, and whether the request pinned the version by name.
 
@@ -512,7 +517,7 @@ async def choose(deps: GatewayDeps, model: str) -> tuple[int, Sampler, bool]:
         BackendError: the version cannot be opened.
     """
     current = deps.policy.current
-    if model == deps.served_name:
+    if is_current(deps, model):
         return current.version.id, current.sampler, False
     name, _, number = model.rpartition("@v")
     if name == deps.served_name and _ID.fullmatch(number):
@@ -531,7 +536,8 @@ async def choose(deps: GatewayDeps, model: str) -> tuple[int, Sampler, bool]:
     newest = deps.policy.newest.version.id
     raise RequestError(
         f"The model {shown(model)!r} is not served here; ask for {deps.served_name!r}, or for a "
-        f"version of it, of which {deps.served_name}@v{newest} is the newest.",
+        f"version of it, of which {deps.served_name}@v{newest} is the newest. "
+        "--models gives it other names.",
         status=HTTPStatus.NOT_FOUND,
         code="model_not_found",
         param="model",

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from tinker_claw.errors import BackendError, GoneError, OutageError, RequestError, SamplerError
 from tinker_claw.gateway.fallback import PATIENCE_S, Retries, StandIn
-from tinker_claw.gateway.request import GatewayDeps, Job
+from tinker_claw.gateway.request import GatewayDeps, Job, is_current
 from tinker_claw.policy import Sampler
 from tinker_claw.telemetry import log
 from tinker_claw.types import Completion, SamplingParams, StopReason, TokenChunk, Tokens
@@ -29,7 +29,7 @@ class Sampling:
 
     def __init__(self, deps: GatewayDeps, job: Job) -> None:
         self._serving = deps.serving
-        self._served_name = deps.served_name
+        self._pinned = not is_current(deps, job.request.model)
         self._job = job
         self.version = job.version
         """The version that answers."""
@@ -128,7 +128,7 @@ class Sampling:
     async def _replaced(self, error: SamplerError | OutageError, take: Take) -> bool:
         """Ask each stand-in once; return whether one has answered."""
         job = self._job
-        if job.request.model != self._served_name:
+        if self._pinned:
             return False  # a version by name: another one's answer would be a wrong answer
         for stand_in in self._serving.stand_ins(job.version):
             if self._stuck:

@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, StringConstraints
 from tinker_claw.config.load import read_as
 from tinker_claw.judge.fence import TOLD, Part, fence, shares, shorten
 from tinker_claw.types import Images, Message, NextState, Verdict, Vote, Wish, Writer
+from tinker_claw.wishes import hidden, own_sentences
 
 CUT: Final = "\n[cut off before its end]"
 """Suffix of an answer cut by its token limit or a filter. No rating is read past it."""
@@ -251,12 +252,16 @@ def parse_hint(answer: str, owner: str) -> str | None:
 def parse_wish(answer: str, owner: str) -> Wish | None:
     """Return the lasting wish in an answer about a hint; None: there is none.
 
-    Words of the owner's own must show that it lasts.
+    The answer only points at the owner's sentences, and says how far the wish reaches.
     """
-    hint, found = parse_hint(answer, owner), _hint_of(answer)
-    scope = found.scope.strip(" .\"'").casefold()
-    lasts = scope in SCOPES and _stands_in(found.words, owner)
-    return Wish(hint, " ".join(found.words.split()), scope) if hint and lasts else None
+    found = _hint_of(answer)
+    scope, words = found.scope.strip(" .\"'").casefold(), " ".join(found.words.split())
+    if found.rating != 1 or scope not in SCOPES or hidden(words) is not None:
+        return None
+    if not (_stands_in(found.quote, owner) and _stands_in(words, owner)):
+        return None
+    text = own_sentences(owner, found.quote, words)
+    return Wish(text, words, scope) if text else None
 
 
 def _stands_in(quote: str, owner: str) -> bool:
@@ -350,8 +355,8 @@ def choose_hints(found: Sequence[str | None], read: int, most: int) -> tuple[str
 
 
 def choose_wish(found: Sequence[Wish | None], read: int) -> Wish | None:
-    """Return the wish that a majority of the readable answers call lasting, in the words of the
-    hint that `choose_hints` prefers."""
+    """Return the wish that a majority of the readable answers call lasting, in the sentences at
+    which most of those point."""
     by_text = {wish.text: wish for wish in found if wish is not None}
     chosen = choose_hints([wish and wish.text for wish in found], read, 1)
     return by_text[chosen[0]] if chosen else None

@@ -19,7 +19,6 @@ from dataclasses import replace
 from functools import partial
 from random import Random
 
-from tinker_claw.conversation.lessons import may_be_told
 from tinker_claw.errors import (
     AlignmentError,
     BackendError,
@@ -505,17 +504,14 @@ class Judging:
             by_second=judgement.by_second,
             audit=audit.value,
             audit_ballots=_ballots(judgement.audit_answers, audit.votes, redact),
-            wish=self._to_be_told(turn_id, judgement.wish),
+            wish=self._to_be_told(judgement.wish),
         )
 
-    def _to_be_told(self, turn_id: int, wish: Wish | None) -> Wish | None:
-        """Return a wish that may be put into prompts; None: there is none."""
+    def _to_be_told(self, wish: Wish | None) -> Wish | None:
+        """Return a wish that may become a lesson; None: there is none."""
         if wish is None or self._parts.training.lessons == "off":
             return None
-        state = self._parts.ledger.turns.next_state(turn_id)
-        said = state.text if state else ""
-        fit = self._redact(wish.text) == wish.text and may_be_told(wish.text, said)
-        return wish if fit else None
+        return wish if self._redact(wish.text) == wish.text else None
 
     async def _taught(
         self, turn: Turn, verdict: Verdict, told: tuple[str, ...]

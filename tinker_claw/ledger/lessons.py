@@ -19,9 +19,8 @@ from tinker_claw.errors import UndoError
 from tinker_claw.evidence import Rate, record
 from tinker_claw.ledger.database import LedgerTable, Rows, insert
 from tinker_claw.types import Wish
+from tinker_claw.wishes import BLANKS, LONGEST, hidden
 
-MOST_WORDS = 40
-"""Most words of a lesson."""
 FORGOTTEN_LESSON = "its prompt held a lesson whose source was forgotten"
 """Reason why such a turn is not trained."""
 UNTOLD = "[[], 0, 0]"
@@ -157,12 +156,9 @@ class LessonTable(LedgerTable):
         lessons = [one for one in self.of_user() if one.state is not State.DROPPED]
         wanted = defaultdict[str, set[str]](set)
         for lesson in lessons:
-            for meaning in _meanings(lesson):
-                wanted[meaning].add(lesson.user)
+            wanted[_meaning(lesson.text)].add(lesson.user)
         return frozenset(
-            lesson.id
-            for lesson in lessons
-            if any(sharing <= wanted[meaning] for meaning in _meanings(lesson))
+            lesson.id for lesson in lessons if sharing <= wanted[_meaning(lesson.text)]
         )
 
     def sessions(self, lesson: Lesson) -> int:
@@ -230,12 +226,19 @@ class LessonTable(LedgerTable):
             text: the new words.
 
         Raises:
-            UndoError: there is no such lesson, or the words are too many or none.
+            UndoError: there is no such lesson, or its words cannot be one.
         """
         writes = rule in ("add", "edit")
-        words = " ".join(text.split()) if writes else ""
-        if writes and not 0 < len(words.split()) <= MOST_WORDS:
-            raise UndoError(f"a lesson is a sentence of at most {MOST_WORDS} words")
+        words = BLANKS.sub(" ", text).strip() if writes else ""
+        if writes and not 0 < len(words) <= LONGEST:
+            raise UndoError(
+                f"a lesson is a sentence of at most {LONGEST} characters; these are {len(words)}"
+            )
+        if (odd := hidden(words)) is not None:
+            raise UndoError(
+                f"this text holds U+{ord(odd):04X}, which nobody sees or which changes its "
+                "direction; write it without that character"
+            )
         with self._db.transaction() as tx:
             if rule == "add":
                 user, wish = user or "", Wish(words, "", "always")
@@ -294,8 +297,8 @@ def read_lessons(rows: Rows, user: str | None) -> list[dict[str, Any]]:
 
 
 def learn(tx: sqlite3.Connection, turn_id: int, wish: Wish) -> None:
-    """Store the wish that followed a turn as a lesson. One that repeats a lesson's sentence or
-    words is the same lesson, which is told again if it was learned."""
+    """Store the wish that followed a turn as a lesson. One that repeats a lesson's sentence is the
+    same lesson, which is told again if it was learned."""
     found = tx.execute(
         "SELECT user FROM turns JOIN sessions ON sessions.id = session_id "
         "WHERE turns.id = ? AND private <> 1 AND kind = 'main' AND episode = 0",
@@ -353,16 +356,14 @@ def _insert(tx: sqlite3.Connection, user: str, wish: Wish, turn_id: int | None) 
 
 
 def _same(tx: sqlite3.Connection, user: str, wish: Wish) -> int | None:
-    """Return the id of the user's lesson of this meaning; None: there is none."""
-    known = tx.execute("SELECT * FROM lessons WHERE user = ?", (user,)).fetchall()
-    meant = _meanings(wish)
-    return next((row["id"] for row in known if meant & _meanings(_lesson(row))), None)
+    """Return the id of the user's lesson of this sentence; None: there is none."""
+    known = tx.execute("SELECT id, text FROM lessons WHERE user = ?", (user,)).fetchall()
+    return next((id for id, text in known if _meaning(text) == _meaning(wish.text)), None)
 
 
-def _meanings(lesson: Lesson | Wish) -> set[str]:
-    """Return the normalised sentence and user's words; lessons that share one are the same."""
-    plain = {_MARKS.sub(" ", text.casefold()).strip() for text in (lesson.text, lesson.words)}
-    return plain - {""}
+def _meaning(text: str) -> str:
+    """Return a sentence without case and marks; lessons that share it are the same."""
+    return _MARKS.sub(" ", text.casefold()).strip()
 
 
 def _lesson(row: sqlite3.Row) -> Lesson:

@@ -28,6 +28,7 @@ from tinker_claw.ledger.images import let_go, move
 from tinker_claw.ledger.lessons import FORGOTTEN_LESSON, UNTOLD, orphans, taught_by
 from tinker_claw.ledger.turns import BEGUN, mark_private, remove_sample, told_of
 from tinker_claw.ledger.versions import read_line, withdraw_from_step
+from tinker_claw.privacy.redact import name_digest
 
 UNFOLLOWED = "nothing followed it before it was dropped for its age or the ledger's size"
 UNSAID = "what followed it was forgotten"
@@ -269,10 +270,11 @@ def in_session(which: str, user: str | None) -> Callable[[Rows], Forgetting]:
 
     def find(rows: Rows) -> Forgetting:
         found = rows.rows(
-            "SELECT id, user FROM sessions WHERE (key = ?1 OR CAST(id AS TEXT) = ?1) "
+            "SELECT id, user FROM sessions WHERE (key IN (?1, ?3) OR CAST(id AS TEXT) = ?1) "
             "AND (?2 IS NULL OR user = ?2)",
             which,
             user,
+            name_digest(which),
         )
         if not found:
             whose = "" if user is None else f" of user {user}"

@@ -48,7 +48,7 @@ CREATE TABLE versions (
 CREATE TABLE lessons (
   id         INTEGER PRIMARY KEY AUTOINCREMENT,
   user       TEXT NOT NULL,
-  text       TEXT NOT NULL,              -- the sentence inserted into prompts
+  text       TEXT NOT NULL,              -- their own sentences, inserted into prompts
   words      TEXT NOT NULL,              -- the user's own words that show that it lasts; '': the user wrote the lesson
   scope      TEXT NOT NULL,              -- always, for this kind of request
   turn_id    INTEGER,                    -- the reply that they were about; NULL: the user wrote the lesson

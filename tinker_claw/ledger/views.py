@@ -17,6 +17,7 @@ from tinker_claw.ledger.database import Outside, Rows
 from tinker_claw.ledger.turns import OUTCOME, completion_of, state_of
 from tinker_claw.ledger.versions import Line, read_line
 from tinker_claw.ledger.words import TURNS, WORD
+from tinker_claw.privacy.redact import name_digest
 from tinker_claw.types import Completion, Kind, NextState, Source, Vote
 
 Record = dict[str, Any]
@@ -356,7 +357,8 @@ def read(rows: Rows, table: Table, wanted: Filter, limit: int | None) -> list[Re
 
 # "+" keeps SQLite from an index, so that turns are read in order of id.
 _CONDITIONS: Mapping[str, str] = {
-    "session": "turns.session_id IN (SELECT id FROM sessions WHERE ? IN (key, CAST(id AS TEXT)))",
+    "session": "turns.session_id IN (SELECT sessions.id FROM json_each(?) AS named "
+    "CROSS JOIN sessions ON named.value IN (sessions.key, CAST(sessions.id AS TEXT)))",
     "user": "+turns.session_id IN (SELECT id FROM sessions WHERE user = ?)",
     "kind": "+turns.kind = ?",
     "verdict": "EXISTS (SELECT 1 FROM verdicts AS v WHERE v.turn_id = turns.id "
@@ -372,6 +374,8 @@ _CONDITIONS: Mapping[str, str] = {
 
 def _where(table: Table, wanted: Filter) -> tuple[str, list[Any]]:
     given = {name: value for name, value in asdict(wanted).items() if value is not None}
+    if (which := wanted.session) is not None:
+        given["session"] = json.dumps([which, name_digest(which)])
     conditions = [_CONDITIONS[name].format(table=table) for name in given]
     if table in ("verdicts", "samples"):
         conditions.append(f"{table}.turn_id IS NOT NULL")

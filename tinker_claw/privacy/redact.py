@@ -6,6 +6,7 @@ redacting a result again changes nothing.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -15,6 +16,11 @@ from tinker_claw.privacy.rules import RULES, SECRETS, Match, Rule
 _ROUNDS = 8
 """Most passes over a text: removing one secret may reveal the one beside it."""
 _TRIES = 4
+
+
+def name_digest(name: str) -> str:
+    """Return what is kept of a client's name for something, where the name holds a secret."""
+    return f"redacted-{hashlib.sha256(name.encode(errors='surrogatepass')).hexdigest()[:32]}"
 
 
 @dataclass(frozen=True, slots=True)
