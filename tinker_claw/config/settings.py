@@ -216,6 +216,11 @@ class Gateway(Section):
         "them; nothing is fetched unless set",
         when="the agent sends addresses of images, and those hosts tell nobody what is secret",
     )
+    allow_origin: str | None = _setting(
+        None,
+        "origins that may use the wires with a key, as app://obsidian.md, with commas between them",
+        when="a desktop app that is a web page inside gets a 403",
+    )
     chats: Chats = _setting(
         Chats(),
         "whose words count in chat services, a table [gateway.chats]",
@@ -226,6 +231,11 @@ class Gateway(Section):
     @classmethod
     def _none_is_none(cls, value: Any) -> Any:
         return None if value == "none" else value
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        """The origins of `allow_origin`, without duplicates."""
+        return _listed(self.allow_origin)
 
     @property
     def hosts(self) -> tuple[str, ...]:
