@@ -161,7 +161,7 @@ class Stop:
         """
         self._end, self._within_s = end, within_s
         if self.asked:
-            end()
+            self._tell()
         try:
             yield
         finally:
@@ -177,5 +177,6 @@ class Stop:
             self._loop.call_soon_threadsafe(self._tell)
 
     def _tell(self) -> None:
-        if self._end is not None:
-            self._end()
+        end, self._end = self._end, None  # once: a second call would break off the closing
+        if end is not None:
+            end()
