@@ -1,7 +1,7 @@
 """Checks on a request's sender and headers, before anything of its body is read.
 
-Rule: a refusal closes the connection, because an unread body may follow it. Its status is one that
-Tinker's SDK does not retry.
+Rule: the connection of a refusal stays open, so that a client that writes first can read it; the
+server drops the rest of its body. Its status is one that Tinker's SDK does not retry.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Door:
                 self._check(scope["path"], Headers(scope=scope))
             except RequestError as error:
                 told = {"error": str(error), "category": "user"}
-                refusal = JSONResponse(told, error.status, {"Connection": "close"})
+                refusal = JSONResponse(told, error.status)
                 return await refusal(scope, receive, send)
         await self._app(scope, receive, send)
 

@@ -666,6 +666,13 @@ class Settings(Section):
         return settings
 
     @property
+    def keys(self) -> list[str]:
+        """The keys that the gateway takes, those of admins first; none: it needs none."""
+        admins_first = sorted(self.users, key=lambda user: user.role != "admin")
+        given = [self.gateway.api_key, *(user.key for user in admins_first)]
+        return [key.get_secret_value() for key in given if key is not None]
+
+    @property
     def served_name(self) -> str:
         """The model's name in requests."""
         return self.gateway.served_model_name or self.run.model_name
