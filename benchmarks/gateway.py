@@ -56,7 +56,7 @@ from benchmarks.gateway_rows import (
     relaying,
     run,
 )
-from benchmarks.gateway_silence import idle, page_read, too_large
+from benchmarks.gateway_silence import page_read, too_large
 from benchmarks.many_turns import fill
 
 Say = Callable[[str], None]
@@ -164,9 +164,6 @@ async def _gateway(wire: Wire, size: Size, say: Say) -> list[Row]:
     if size.prompts:
         say(f"the gateway: {size.prompts} system prompts in turn")
         rows += await prompts_in_turn(wire, size)
-    for count in size.idle:
-        say(f"the gateway: {count:,} idle connections")
-        rows.append(await idle(wire, count))
     say("the gateway: bodies that cannot fit")
     rows += [await too_large(wire), await too_large(wire, spaced=False)]
     return rows

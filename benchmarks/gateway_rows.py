@@ -51,8 +51,6 @@ class Size:
     """Turns without a successor, and as many sessions."""
     prompts: int = 0
     """System prompts that take turns; 0 leaves that row out."""
-    idle: tuple[int, ...] = (0, 1_000, 10_000)
-    """Numbers of silent connections."""
     turns: int = 100_000
     """Turns of the ledger whose page is read."""
     readers: int = 4
@@ -70,7 +68,7 @@ _NEAR = 5
 """Turns whose mean stands for an early turn, and for a late one."""
 _QUIET_S = 0.6
 """Pause between steps, in seconds."""
-QUICK = Size(alone=60, together=120, rounds=5, further=4, steps=2, memory=300, idle=(0, 1_000))
+QUICK = Size(alone=60, together=120, rounds=5, further=4, steps=2, memory=300)
 
 
 @dataclass(frozen=True)

@@ -1,56 +1,25 @@
-"""Silences of the gateway: idle connections, oversized bodies, and readers of the page.
+"""Silences of the gateway: oversized bodies, and readers of the page.
 
-/healthz is asked while others hold connections and say nothing, and while a body is handled that
-is far too large; first turns are timed while others read the page.
+/healthz is asked while a body is handled that is far too large; first turns are timed while others
+read the page.
 
 Rule: the longest wait of /healthz counts, because that is what a user sees.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
-import resource
-import socket
 from contextlib import ExitStack
 from dataclasses import replace
 from random import Random
-from urllib.parse import urlsplit
 
 from benchmarks.agent_requests import MODEL
 from benchmarks.gateway_client import Connection, pulse
 from benchmarks.gateway_rows import Row, Size, Timing, Wire, openings, run
 
-_AT_ONCE = 200
-_OPENED_WITHIN_S = 90.0
-_HELD_S = 2.0
-"""Seconds that connections are held after the last one was opened."""
 _PROSE_BYTES = 1_200_000
 _ROUNDS = 4
 """Rounds of each kind, in turn, so that other load on the machine hits both."""
-
-
-async def idle(wire: Wire, count: int) -> Row:
-    """Open silent connections as fast as they are accepted, and hold them."""
-    _allow(count + 200)
-    parts = urlsplit(wire.at.url)
-    address = (parts.hostname, parts.port)
-    opened: list[socket.socket] = []
-    loop, cpu = asyncio.get_running_loop(), wire.at.cpu_s()
-    with pulse(wire.at.url, wire.client_core) as waits:
-        try:
-            async with asyncio.timeout(_OPENED_WITHIN_S):
-                for begin in range(0, count, _AT_ONCE):
-                    some = [_socket() for _ in range(min(_AT_ONCE, count - begin))]
-                    opened += some
-                    await asyncio.gather(*(loop.sock_connect(one, address) for one in some))
-        except (TimeoutError, OSError) as error:
-            wire.failures.append(f"{count} connections: {type(error).__name__}: {error}")
-        await asyncio.sleep(_HELD_S)
-        for one in opened:
-            one.close()
-    timing = Timing(waits, wire.at.cpu_s() - cpu)
-    return timing.row(f"{count:,} idle connections", health=waits)
 
 
 async def too_large(wire: Wire, *, spaced: bool = True) -> Row:
@@ -98,16 +67,3 @@ def _prose(random: Random, spaced: bool) -> bytes:
     words = ["".join(random.choices(letters, k=random.randint(2, 9))) for _ in range(5_000)]
     text = (" " if spaced else "-").join(random.choices(words, k=_PROSE_BYTES // 6))[:_PROSE_BYTES]
     return json.dumps({"model": MODEL, "messages": [{"role": "user", "content": text}]}).encode()
-
-
-def _socket() -> socket.socket:
-    one = socket.socket()
-    one.setblocking(False)
-    return one
-
-
-def _allow(descriptors: int) -> None:
-    """Raise this process's limit of open files."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < descriptors:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(descriptors, hard), hard))

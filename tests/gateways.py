@@ -166,6 +166,7 @@ async def gateway(
     constrains: bool = False,
     sees: bool = False,
     api_key: str | None = None,
+    key_file: Path | None = None,
     users: Mapping[str, str] | None = None,
     admins: Collection[str] = (),
     groups: Mapping[str, str] | None = None,
@@ -256,6 +257,7 @@ async def gateway(
                         )
                         for name, key in (users or {}).items()
                     ],
+                    key_file,
                 ),
             ),
             formats,

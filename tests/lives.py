@@ -98,7 +98,7 @@ _PRELOAD = (
     *("pytest", "tests.lives", "tinker_claw.cli.main", "tinker_claw.app.main", "tinker"),
     *("tinker_claw.backends.tinker", "local_gpu.trainer", "examples.demo.judge", "peft"),
     *("transformers.models.qwen3.modeling_qwen3", "uvicorn.protocols.http.h11_impl"),
-    *("uvicorn.protocols.http.httptools_impl", "uvicorn.lifespan.on"),
+    "uvicorn.lifespan.on",
 )
 _SLOW = "this takes long, as told"
 _nursery = multiprocessing.get_context("forkserver")

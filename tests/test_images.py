@@ -134,3 +134,49 @@ def test_text_knows_its_images_through_every_joining() -> None:
     assert split(text) == ["Error: See: ", one, " and ", two]
     assert images_in([{"content": "none"}, {"content": text}]) == [one, two]
     assert split(str(text)) == [str(text)]  # whoever writes such a line shows no image
+
+
+def many_scans(count: int) -> bytes:
+    """A progressive JPEG whose last scan stands there so many times more."""
+    out = BytesIO()
+    Pillow.effect_noise((64, 64), 60).convert("RGB").save(out, "JPEG", progressive=True)
+    file = out.getvalue()
+    last = file.rindex(b"\xff\xda")
+    return file[:-2] + file[last:-2] * count + file[-2:]
+
+
+def test_a_jpeg_of_many_scans_is_refused_before_it_is_decoded() -> None:
+    assert opened(Image(many_scans(10), AT)).size == (64, 64)
+    with pytest.raises(RequestError, match="more than 100 scans"):
+        Image(many_scans(5000), AT)
+
+
+LARGE = """
+import json
+from concurrent.futures import ThreadPoolExecutor
+from tests.test_images import AT, picture
+from tinker_claw.images import Image
+
+
+def rss_mb():
+    with open("/proc/self/status") as lines:
+        return next(int(one.split()[1]) for one in lines if one.startswith("VmRSS")) / 1024
+
+
+files = [picture(5000, 4900, format) for format in ("JPEG", "PNG")]
+with ThreadPoolExecutor(1) as thread:
+    thread.submit(Image(picture(64, 48, "JPEG"), AT).clean).result()
+    before = rss_mb()
+    for file in files * 2:
+        thread.submit(lambda file=file: len(Image(file, AT).clean())).result()
+    print(json.dumps(rss_mb() - before))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_is_given_back_after_large_images() -> None:
+    """Each takes about 75 MB for its pixels, twice for a moment."""
+    run = subprocess.run(
+        [sys.executable, "-c", LARGE], capture_output=True, check=True, timeout=240
+    )
+    assert json.loads(run.stdout) < 60

@@ -38,7 +38,7 @@ os.environ["TINKER_TELEMETRY"] = "0"
 
 
 ROOT = Path(__file__).parent.parent
-KEY = "tml-test"
+KEY = "tml-test-of-the-wire"
 NAME = "tiny"
 START_S = 240
 RAW_TOKENS = [(i * 7 + 3) % 64 for i in range(30)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import ctypes
 import hashlib
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,12 @@ MOST_BYTES: Final = 10_000_000
 """Largest file of an image."""
 MOST_PIXELS: Final = 25_000_000
 """Most pixels of an image: decoded it takes three or four bytes a pixel, twice for a moment."""
+_LARGE: Final = 1_000_000
+"""Pixels of an image after which the C library is told to give memory back."""
+MOST_SCANS: Final = 100
+"""Most scans of a JPEG. A progressive one has about ten; each goes over all pixels again."""
+_SCAN: Final = b"\xff\xda"
+"""Marker of a scan, which stands nowhere within one."""
 FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")
 """Formats of Pillow that are read; of an animation the first frame."""
 _JPEG: Final = ("JPEG", "MPO")
@@ -86,6 +93,11 @@ class Image:
                 f"is an image of {self.width} x {self.height} pixels; at most {MOST_PIXELS:,} in "
                 "all are read: send it smaller"
             )
+        if self.format == "jpeg" and data.count(_SCAN) > MOST_SCANS:
+            raise self.wrong(
+                f"is a JPEG of more than {MOST_SCANS} scans, which take too long to decode: send "
+                "it as a plain JPEG or as PNG"
+            )
         self.digest = hashlib.sha256(data).hexdigest()
         self._clean: bytes | None = None
 
@@ -105,28 +117,33 @@ class Image:
             RequestError: the file is damaged.
         """
         if self._clean is None:
-            from PIL import Image as Pillow
-            from PIL import ImageOps
-
-            try:
-                with self._opened() as opened:
-                    upright = ImageOps.exif_transpose(opened)
-                    if upright.mode.startswith("I"):  # 16 bits of grey, which `convert` clips
-                        upright = upright.point(lambda grey: grey / 256)
-                    if upright.has_transparency_data:
-                        upright = upright.convert("RGBA")
-                        white = Pillow.new("RGBA", upright.size, "white")
-                        upright = Pillow.alpha_composite(white, upright)
-                    plain = upright.convert("RGB")
-                plain.info = {}
-                out = BytesIO()
-                plain.save(out, self.format.upper(), quality=_QUALITY, compress_level=1)
-            except RequestError:
-                raise
-            except Exception as error:  # Pillow raises many types for a damaged file
-                raise self.wrong(f"is a damaged image: {error}") from error
-            self._clean, self._data = out.getvalue(), b""
+            self._clean, self._data = self._encoded(), b""
+            if self.width * self.height > _LARGE:
+                _give_back()
         return self._clean
+
+    def _encoded(self) -> bytes:
+        from PIL import Image as Pillow
+        from PIL import ImageOps
+
+        try:
+            with self._opened() as opened:
+                upright = ImageOps.exif_transpose(opened)
+                if upright.mode.startswith("I"):  # 16 bits of grey, which `convert` clips
+                    upright = upright.point(lambda grey: grey / 256)
+                if upright.has_transparency_data:
+                    upright = upright.convert("RGBA")
+                    white = Pillow.new("RGBA", upright.size, "white")
+                    upright = Pillow.alpha_composite(white, upright)
+                plain = upright.convert("RGB")
+            plain.info = {}
+            out = BytesIO()
+            plain.save(out, self.format.upper(), quality=_QUALITY, compress_level=1)
+        except RequestError:
+            raise
+        except Exception as error:  # Pillow raises many types for a damaged file
+            raise self.wrong(f"is a damaged image: {error}") from error
+        return out.getvalue()
 
     def _opened(self) -> Any:
         from PIL import Image as Pillow  # most gateways never see an image
@@ -138,6 +155,13 @@ class Image:
         except Exception as error:
             known = ", ".join(FORMATS)
             raise self.wrong(f"is no image that is read here ({known}), or damaged") from error
+
+
+def _give_back() -> None:
+    """Return freed memory to the system, which the C library else keeps for this thread."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+    if trim is not None:
+        trim(0)
 
 
 class Pictured(str):

@@ -1,13 +1,13 @@
 """Protection against requests of web pages in the user's browser (CSRF).
 
-Rule: no page but our own may use a server of ours. Any page may try: a browser sends its requests
-to loopback, too, and keeps the answer from the page, but by then the reply is paid for and the turn
-recorded.
+Rule: no page but our own, and those that the user named, may use a server of ours. Any page may
+try: a browser sends its requests to loopback, too, and keeps the answer from the page, but by then
+the reply is paid for and the turn recorded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from http import HTTPStatus
 from ipaddress import IPv6Address, ip_address
@@ -29,7 +29,13 @@ def is_loopback(host: str) -> bool:
     return address.is_loopback
 
 
-def refuse_pages(headers: Mapping[str, str], *, local: bool, own: str | None = None) -> None:
+def refuse_pages(
+    headers: Mapping[str, str],
+    *,
+    local: bool,
+    own: str | None = None,
+    allowed: Collection[str] = (),
+) -> None:
     """Refuse requests of web pages other than our own.
 
     Args:
@@ -38,12 +44,16 @@ def refuse_pages(headers: Mapping[str, str], *, local: bool, own: str | None = N
             to this machine (DNS rebinding) is then recognised by its Host header; elsewhere the
             key keeps it out.
         own: origin of our own page, which is allowed.
+        allowed: origins of other pages that are, letter for letter.
 
     Raises:
         RequestError: 403.
     """
-    if "origin" in headers and headers["origin"] != own:
-        raise _forbidden("Web pages may not use this server: the request has an Origin header.")
+    if "origin" in headers and headers["origin"] not in (own, *allowed):
+        raise _forbidden(
+            "Web pages may not use this server: the request has an Origin header. A desktop app "
+            "may, with a key, once its origin is named: --allow-origin."
+        )
     host = headers.get("host", "")
     if local and not is_loopback(_name(host)):
         raise _forbidden(

@@ -105,7 +105,7 @@ class Repository:
 
     @classmethod
     def read(cls, path: Path) -> Repository:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        found = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         return cls(
             name=path.stem,
             about=found["about"],

@@ -58,7 +58,7 @@ def read(path: Path, **flags: Any) -> Track:
         TrackError: there is no such file, or it says something that is no setting.
     """
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        found = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise TrackError(f"{path} cannot be read as TOML: {error}") from error
     options = found.pop("options", {})

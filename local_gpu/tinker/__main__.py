@@ -94,7 +94,7 @@ def _key(flag: str, given: str | None, variable: str) -> str | None:
     if not given.startswith("@"):
         return given
     try:
-        return Path(given[1:]).expanduser().read_text(encoding="utf-8").strip()
+        return Path(given[1:]).expanduser().read_text(encoding="utf-8-sig").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{flag} {given}: the file cannot be read ({error})") from error
 

@@ -1,7 +1,8 @@
 """Checks on a request's sender and headers, before anything of its body is read.
 
-Rule: a refusal closes the connection, because an unread body may follow it. Its status is one that
-Tinker's SDK does not retry.
+Rule: a refusal closes the connection, because an unread body may follow it. Where the body is too
+long, the connection stays open and the rest is dropped, so that a client that writes first can read
+why. Its status is one that Tinker's SDK does not retry.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ class Door:
                 self._check(scope["path"], Headers(scope=scope))
             except RequestError as error:
                 told = {"error": str(error), "category": "user"}
-                refusal = JSONResponse(told, error.status, {"Connection": "close"})
+                too_long = error.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+                ends = {} if too_long else {"Connection": "close"}
+                refusal = JSONResponse(told, error.status, ends)
                 return await refusal(scope, receive, send)
         await self._app(scope, receive, send)
 

@@ -17,6 +17,8 @@ from tinker_claw.origin import is_loopback
 
 KEY_PREFIX: Final = "tml-"
 """Tinker's SDK refuses a key that starts with anything else."""
+KEY_LENGTH: Final = 16
+"""Fewest characters of a key that nobody guesses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +69,12 @@ class WireConfig:
         if self.api_key is not None and not self.api_key.startswith(KEY_PREFIX):
             raise ConfigError(
                 f"the API key must start with {KEY_PREFIX!r}, because Tinker's SDK sends no other"
+            )
+        if self.api_key is not None and len(self.api_key) < KEY_LENGTH:
+            raise ConfigError(
+                f"the API key must have {KEY_LENGTH} characters or more, or it can be guessed; "
+                "python -c 'import secrets; print(\"tml-\" + secrets.token_urlsafe(32))' makes a "
+                "good one"
             )
 
     @property

@@ -159,3 +159,30 @@ def test_a_key_that_was_given_is_the_key(tmp_path: Path, monkeypatch: pytest.Mon
     assert key() == "a-key-that-somebody-gave"
     monkeypatch.setenv(NAMED, "none")
     assert key() is None
+
+
+def test_data_dir_is_enough_for_every_command(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The gateway has a port that nobody named, and a key that only its directory has."""
+    data = tmp_path / "data"
+    with life(data, fate=among(with_anna), env=UNSET) as running:
+        assert running.serves()
+        key = (data / "api-key").read_text().strip()
+        assert asks(running, key) == 200
+        for words in (
+            *(["status"], ["status", "--json"], ["log", "turns"], ["explain", "1"], ["versions"]),
+            *(["lessons"], ["export", "--jsonl", str(tmp_path / "out")], ["pin", "0"], ["unpin"]),
+        ):
+            status = main.main([*words, "--data-dir", str(data)])
+            out, wrong = capfd.readouterr()
+            assert status == 0, (words, out, wrong)
+            if words[0] == "status":
+                assert running.url.removesuffix("/v1") in out or '"policy_version"' in out
+                assert "No gateway answers" not in out + wrong
+            assert key not in out + wrong
+        main.main(["openclaw-config", "--data-dir", str(data), *DEMO])
+        assert running.url in capfd.readouterr().out
+        assert main.main(["forget", "turn", "1", "--yes", "--data-dir", str(data)]) == 0
+        assert main.main(["doctor", "--data-dir", str(data), *DEMO]) == 0
+        assert running.stop() == 0

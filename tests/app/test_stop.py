@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -152,3 +155,66 @@ def test_second_ctrl_c_ends_at_once_whatever_is_under_way(tmp_path: Path) -> Non
         check(data, who.seen, batch_size=2)
         assert steps(data)[0] == ("void", "the process ended before the step was committed")
         assert again.stop() == 0
+
+
+STARTS = """
+import importlib, os, signal, sys
+
+place, number, *words = sys.argv[1:]
+module, name = place.split(":")
+owner = importlib.import_module(module)
+*outer, name = name.split(".")
+for part in outer:
+    owner = getattr(owner, part)
+usual = getattr(owner, name)
+
+
+def interrupted(*given, **named):
+    try:  # as a library does while it is imported, and Python in a destructor
+        os.kill(os.getpid(), int(number))
+        for _ in range(1000):
+            pass
+    except BaseException:
+        print("swallowed", flush=True)
+    return usual(*given, **named)
+
+
+setattr(owner, name, interrupted)
+from tinker_claw.cli.main import main
+
+sys.exit(main(words))
+"""
+"""Starts the product, and sends it a signal inside of one function."""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "tinker_claw.cli.main:load_given",
+        "asyncio:run",
+        "tinker_claw.app.main:configure",
+        "tinker_claw.app.server:Stop.__init__",
+        "tinker_claw.app.server:Stop.calls",
+        "tinker_claw.app.main:build",
+        "tinker_claw.app.main:listen",
+        "tinker_claw.app.main:wire",
+        "tinker_claw.app.main:Server",
+    ],
+)
+def test_signal_in_a_start_is_never_lost(tmp_path: Path, place: str, number: int) -> None:
+    words = ("--model-name", "demo", "--backend", "local", "--port", "0")
+    started = subprocess.run(
+        [
+            *(sys.executable, "-c", STARTS, place, str(int(number))),
+            *(*words, "--data-dir", str(tmp_path / "data")),
+        ],
+        env=os.environ | {"TINKER_CLAW_GATEWAY__API_KEY": "none", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        timeout=240,
+        check=False,
+    )
+    said = (started.stdout + started.stderr).decode()
+    assert started.returncode in (0, 128 + number), said
+    assert "swallowed" not in said
+    assert "Traceback" not in said

@@ -69,11 +69,11 @@ async def test_thing_that_is_no_key_is_refused_before_it_is_sent(key: str) -> No
 
 
 async def test_wrong_key_is_named(tmp_path: Path) -> None:
-    there = served(tmp_path, root=tmp_path / "served", api_key="tml-right")
+    there = served(tmp_path, root=tmp_path / "served", api_key="tml-right-0123456789")
     said = await refusal(base_url=there.url)
     assert "refuses the key (HTTP 401): check TINKER_API_KEY" in said
     assert KEY not in said
-    trainer = await TinkerTrainer.start(settings(base_url=there.url), key="tml-right")
+    trainer = await TinkerTrainer.start(settings(base_url=there.url), key="tml-right-0123456789")
     await trainer.aclose()
 
 

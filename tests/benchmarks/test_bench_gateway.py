@@ -31,7 +31,6 @@ TINY = Size(
     steps=1,
     memory=4,
     prompts=3,
-    idle=(0, 9),
     turns=200,
     readers=2,
 )
@@ -66,8 +65,6 @@ async def test_one_run_measures_every_row_and_finds_every_prompt_in_the_ledger(
         "6 in flight, prompts unseen",
         "first turn, one system prompt",
         "first turn, 3 system prompts in turn",
-        "0 idle connections",
-        "9 idle connections",
         "1.2 MB of prose, beyond the context",
         "1.2 MB of signs without blanks, beyond the context",
         "first turn, page read by nobody",

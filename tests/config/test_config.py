@@ -9,11 +9,13 @@ import pytest
 from pydantic.fields import FieldInfo
 
 from docs.settings_page import settings_page
+from tinker_claw.config import canaries
 from tinker_claw.config.check import API_KEY
 from tinker_claw.config.flags import has_flag
-from tinker_claw.config.load import flags, load
+from tinker_claw.config.load import flags, load, read_toml
 from tinker_claw.config.settings import sections
 from tinker_claw.errors import ConfigError
+from tinker_claw.judge.prompts import Prompts
 
 
 @pytest.fixture(autouse=True)
@@ -263,3 +265,39 @@ def test_the_pages_settings_for_several_users_work(tmp_path: Path) -> None:
     settings = load(["--config", write(tmp_path / "s.toml", block)])
     assert settings.gateway.host == "0.0.0.0"
     assert [user.name for user in settings.users] == ["anna", "ben"]
+
+
+def test_a_byte_order_mark_before_a_file_is_skipped(tmp_path: Path) -> None:
+    """Editors of Windows write one. All files are read by one function; prices stand for them."""
+    file = tmp_path / "s.toml"
+    file.write_text("[gateway]\nport = 7\n", encoding="utf-8-sig")
+    assert load(["--config", str(file)]).gateway.port == 7
+    text = (CANARIES_FILE, PRICES, PROMPTS)
+    for number, whole in enumerate(text):
+        (tmp_path / f"{number}.toml").write_text(whole, encoding="utf-8-sig")
+    assert canaries.read(tmp_path / "0.toml")[0].replies == ["Hello."]
+    assert read_toml("--prices", tmp_path / "1.toml") == {"model": []}
+    assert Prompts.read(tmp_path / "2.toml").verdict == "Was it good? {reply} {next_state}"
+
+
+CANARIES_FILE = '[[canary]]\nmessages = ["Say hello."]\nreplies = ["Hello."]\n'
+PRICES = "model = []\n"
+PROMPTS = 'verdict = "Was it good? {reply} {next_state}"\n'
+
+
+def test_named_origins_are_origins_and_need_a_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for wrong in ("*", "null", "obsidian.md", "app://obsidian.md/", "https://a.example/x"):
+        with pytest.raises(ConfigError, match="is no origin"):
+            load(["--allow-origin", wrong])
+    named = ["--allow-origin", "app://obsidian.md, http://localhost:8080"]
+    with pytest.raises(ConfigError, match="only with a key"):
+        load([*named, "--api-key", "none"])
+    data = ["--data-dir", str(tmp_path)]
+    (tmp_path / "ledger.sqlite").touch()
+    settings = load([*named, *data])
+    assert settings.gateway.origins == ("app://obsidian.md", "http://localhost:8080")
+    assert settings.key_file == tmp_path / "api-key", "it makes one"
+    monkeypatch.setenv(API_KEY, "a-key-that-is-long-enough")
+    assert load([*named, *data]).key_file is None

@@ -58,8 +58,8 @@ class Letters(Format):
     def claims(self, path: str, headers: Any) -> bool:
         return path.startswith("/v3/letters") or "x-letters" in headers
 
-    def key(self, headers: Any) -> str:
-        return headers.get("x-stamp", "")
+    def keys(self, headers: Any) -> Sequence[str]:
+        return (headers.get("x-stamp", ""),)
 
     def parse(self, body: bytes, route: Route, user: str) -> GenerationRequest:
         fields = load_body(body)
@@ -412,4 +412,4 @@ async def test_a_path_that_two_formats_have_is_told_apart_by_the_client(
         )
         assert reply.choices[0].message.content == "fine", "the first format is spoken as before"
         unknown = await world.http.post("/embeddings", json={})
-        assert (unknown.status_code, unknown.json()["error"]["code"]) == (400, "unknown_url")
+        assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "unknown_url")

@@ -129,8 +129,8 @@ async def test_unknown_paths_and_methods(tmp_path: Path, renderer: Renderer) -> 
 
 
 OTHER_DOORS = (
-    *("/v1/v1/responses", "/v1/v1/messages", "/chat/completions", "/v1/completions"),
-    *("/v1/embeddings", "/api/chat", "/", "/v1", f"/{'long' * 9000}", "/%3Cscript%3E"),
+    *("/v1/v1/completions", "/chat/complete", "/v1/completions", "/v1/embeddings"),
+    *("/api/chat", "/", "/v1", f"/{'long' * 9000}", "/%3Cscript%3E"),
 )
 
 
@@ -144,8 +144,8 @@ async def test_other_formats_and_addresses_are_told_what_to_set(
             told = await world.http.post(f"{root}{path}", json={"model": MODEL})
             if path == "/":
                 assert_error(told, 405, code="unknown_url")
-            else:  # to OpenClaw a 404 says that the model is not known
-                assert_error(told, 400, code="unknown_url")
+            else:
+                assert_error(told, 404, code="unknown_url")
             message = told.json()["error"]["message"]
             assert WHAT in message
             assert len(message) < len(WHAT) + 200

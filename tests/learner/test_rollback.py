@@ -22,6 +22,8 @@ from tinker_claw.ledger.prune import from_turn
 from tinker_claw.ledger.versions import read_versions
 from tinker_claw.types import Adam, LossPass, StepReport
 
+HERE = ("127.0.0.1", 0)
+
 
 def undoing(w: World) -> Rollback:
     return Rollback(w.parts, w.learner, lambda session: None, w.judging.wake)
@@ -164,7 +166,10 @@ async def test_rollback_that_is_taken_back_while_it_waits_changes_nothing(tmp_pa
 async def test_order_whose_sender_leaves_is_taken_back(tmp_path: Path) -> None:
     """For example Ctrl-C in a command that waits for the running step."""
     trainer = SlowTrainer()
-    async with world(tmp_path, trainer=trainer) as w, control(tmp_path, undoing(w)):
+    async with (
+        world(tmp_path, trainer=trainer) as w,
+        control(tmp_path, undoing(w), HERE, None),
+    ):
         await until_it_steps(w, trainer)
         known = json.loads((tmp_path / "control.json").read_bytes())
         _, sender = await asyncio.open_connection("127.0.0.1", known["port"])
@@ -182,7 +187,7 @@ async def test_order_whose_sender_leaves_is_taken_back(tmp_path: Path) -> None:
     "order", [b"{}\n", b"nonsense\n", b'["x"]\n', b'{"do": "unpin", "token": "guess"}\n', b""]
 )
 async def test_order_without_the_secret_is_not_answered(tmp_path: Path, order: bytes) -> None:
-    async with world(tmp_path) as w, control(tmp_path, undoing(w)):
+    async with world(tmp_path) as w, control(tmp_path, undoing(w), HERE, None):
         w.ledger.pin.to(0)
         known = json.loads((tmp_path / "control.json").read_bytes())
         answers, sender = await asyncio.open_connection("127.0.0.1", known["port"])

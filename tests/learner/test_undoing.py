@@ -33,6 +33,8 @@ FOR_HOURS = Backoff(first_s=3600.0, longest_s=3600.0)
 
 FOR_HOURS = Backoff(first_s=3600.0, longest_s=3600.0)
 
+HERE = ("127.0.0.1", 0)
+
 
 def four(w: World) -> None:
     """Add a batch."""
@@ -175,7 +177,10 @@ async def test_forgetting_that_is_left_while_it_waits_is_done_all_the_same(tmp_p
 
 async def test_who_gave_an_order_that_waits_for_a_step_is_told_so(tmp_path: Path) -> None:
     trainer, told = SlowTrainer(), list[str]()
-    async with world(tmp_path, trainer=trainer) as w, control(tmp_path, undoing(w)):
+    async with (
+        world(tmp_path, trainer=trainer) as w,
+        control(tmp_path, undoing(w), HERE, None),
+    ):
         trainer.go_on.clear()
         four(w)
         await asyncio.wait_for(trainer.stepping.wait(), 60)
@@ -207,7 +212,7 @@ async def test_forgetting_has_left_the_ledger_when_orders_are_taken_no_more(tmp_
         undo = undoing(w)
         undo.forget = lambda _: beside(w.ledger.path, work)  # type: ignore[assignment]
         order = {"do": "forget session", "session": "s", "user": "me"}
-        async with control(tmp_path, undo):
+        async with control(tmp_path, undo, HERE, None):
             telling = asyncio.create_task(asyncio.to_thread(tell, tmp_path, order, lambda: None))
             await asyncio.wait_for(begun.wait(), 60)
         assert ended

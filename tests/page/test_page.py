@@ -24,8 +24,8 @@ from starlette.applications import Starlette
 
 from tests.ledger.test_ledger import COMPLETION, new_turn
 from tinker_claw.config.settings import Training, User
-from tinker_claw.errors import RequestError, UndoError
-from tinker_claw.gateway.auth import FREE, Keys
+from tinker_claw.errors import UndoError
+from tinker_claw.gateway.auth import Keys
 from tinker_claw.insight import DEFINED, facts, read_kept, read_overview
 from tinker_claw.learner.rollback import Rollback
 from tinker_claw.ledger.database import reading
@@ -683,37 +683,3 @@ async def test_logins_are_bounded_and_end_in_time(
         assert [await sees(login) for login in logins] == [False, True, True, True]
         opened.now += access.LASTS_S + 1
         assert not await sees(logins[-1])
-
-
-async def test_guesses_are_slowed_down(tmp_path: Path) -> None:
-    async with page(tmp_path, *USERS) as opened:
-        assert (await opened.log_in(ANNA)).status_code == 303
-        opened.client.cookies.clear()
-        tried = [(await opened.log_in(f"guess {n}")).status_code for n in range(FREE + 2)]
-        assert tried == [401] * FREE + [429] * 2
-        refused = await opened.log_in(ROOT_KEY)
-        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
-        assert "try again in 1 s" in told(refused)
-        opened.now += 1
-        tried = [(await opened.log_in(key)).status_code for key in ("guess", ROOT_KEY)]
-        assert tried == [401, 429]
-        opened.now += 1
-        assert (await opened.log_in(ROOT_KEY)).status_code == 303, "who waits is let in"
-
-
-def test_tries_are_counted_by_network_and_take_no_more_memory() -> None:
-    opened = access.Access(Keys(None, USERS), 30000, lambda: 0.0)
-
-    def tried(address: str) -> int:
-        with pytest.raises(RequestError) as error:
-            opened.log_in("wrong", address, secure=False)
-        return error.value.status
-
-    many = [f"2001:db8::{n:x}" for n in range(FREE)]
-    assert {tried(address) for address in many} == {401}
-    assert tried("2001:db8::ffff") == 429
-    assert tried("2001:db8:0:1::1") == 401
-    assert {tried(f"::ffff:10.0.0.{n}") for n in range(20)} == {401}
-    for number in range(5000):
-        tried(f"10.{number >> 8}.{number & 255}.1")
-    assert len(opened._tries._forgiven) <= 4096

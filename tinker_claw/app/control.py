@@ -33,8 +33,15 @@ PATIENCE_S = 3.0
 
 
 @asynccontextmanager
-async def control(directory: Path, undoing: Rollback) -> AsyncGenerator[None]:
-    """Accept orders while the context lasts."""
+async def control(
+    directory: Path, undoing: Rollback, gateway: tuple[str, int], key: str | None
+) -> AsyncGenerator[None]:
+    """Accept orders while the context lasts.
+
+    Args:
+        gateway: host and port at which the gateway listens, for the commands.
+        key: one that it takes, if possible an admin's; None: it needs none.
+    """
     token = secrets.token_urlsafe(32)
     asked = set[asyncio.Task[None]]()
 
@@ -53,7 +60,8 @@ async def control(directory: Path, undoing: Rollback) -> AsyncGenerator[None]:
     port = server.sockets[0].getsockname()[1]
     file = directory / CONTROL_FILE
     file.unlink(missing_ok=True)  # of a process that was killed, perhaps with other rights
-    write_private(file, json.dumps({"port": port, "token": token}))
+    content = {"port": port, "token": token, "gateway": gateway, "key": key}
+    write_private(file, json.dumps(content))
     try:
         yield
     finally:

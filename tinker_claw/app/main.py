@@ -73,7 +73,7 @@ async def serve(settings: Settings) -> None:
     try:
         async with AsyncExitStack() as stack:
             with stop.calls(this.cancel, within_s=CLOSE_S):
-                system, listening = await _start(settings, stack)
+                settings, system, listening = await _start(settings, stack)
             await _serve(settings, system, listening, stop)
     except asyncio.CancelledError:
         if not stop.asked:
@@ -81,8 +81,11 @@ async def serve(settings: Settings) -> None:
     log.info("stopped")
 
 
-async def _start(settings: Settings, stack: AsyncExitStack) -> tuple[System, socket]:
-    """Check the settings, cheapest checks first; then open what is needed."""
+async def _start(settings: Settings, stack: AsyncExitStack) -> tuple[Settings, System, socket]:
+    """Check the settings, cheapest checks first; then open what is needed.
+
+    Returns the settings, with a key that was made, too.
+    """
     run = settings.run
     build(run.method)  # before anything is written under a name that no method has
     check_installed(run.sinks)
@@ -103,7 +106,8 @@ async def _start(settings: Settings, stack: AsyncExitStack) -> tuple[System, soc
     if left := open_to_others(run.directory):
         log.warning("data_dir.open", files=len(left), first=str(left[0]), cure="chmod -R go= it")
     announce(settings, price, ledger)
-    return await wire(settings, model, arranged, ledger, price, stack), listening
+    system = await wire(settings, model, arranged, ledger, price, stack)
+    return settings, system, listening
 
 
 async def _serve(settings: Settings, system: System, listening: socket, stop: Stop) -> None:
@@ -119,7 +123,12 @@ async def _serve(settings: Settings, system: System, listening: socket, stop: St
     with stop.calls(end, within_s=DRAIN_S + STEP_S + CLOSE_S):
         async with (
             asyncio.TaskGroup() as group,
-            control(settings.run.directory, system.rollback),
+            control(
+                settings.run.directory,
+                system.rollback,
+                listening.getsockname()[:2],
+                next(iter(settings.keys), None),
+            ),
         ):
             judging = group.create_task(guarded("judging", system.judging.run, health.judge))
             learning = group.create_task(guarded("learning", system.learner.run, health.learner))

@@ -1,8 +1,6 @@
 """HTTP servers inside our own TaskGroup: their connections, and the signals that end them.
 
-Rule: a connection is kept for a request in flight, and otherwise not for long. Where there are too
-many, the one idle longest is closed, so that new requests get in. A reply that its client does not
-read is dropped after a timeout. All else that a server on the open network needs is left to a
+Rule: the limits are uvicorn's own. All else that a server on the open network needs is left to a
 reverse proxy.
 """
 
@@ -16,30 +14,20 @@ import os
 import resource
 import signal
 import socket
-import struct
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.server import ServerState
 
 from tinker_claw.errors import ConfigError
-from tinker_claw.telemetry import log
 
-HEAD_S = 30.0
-"""Time for a request's headers to arrive, counted from connecting or from its first byte."""
 HEAD_BYTES = 65_536
 IDLE_S = 75
 """Keep-alive timeout; longer than that of clients, so that they close the connection first."""
-WRITE_S = 60.0
-"""How long a client may take to read a reply that no longer fits the send buffer."""
-MOST = min(512, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
-"""Connections at the same time; files and other sockets need descriptors, too."""
-ACCEPTED_AT_ONCE = max(1, min(32, MOST // 8))
-"""Connections accepted per round of the event loop: a flood does not starve open ones."""
+MOST = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+"""Connections at the same time, beyond which a request gets a 503; files need descriptors, too."""
 EXIT_INTERRUPTED = 130
 DRAIN_S = 30
 """How long replies in flight may go on after the first signal."""
@@ -50,8 +38,8 @@ CLOSE_S = 15
 QUEUED = 2048
 """Connections that the kernel holds until they are accepted."""
 SEND_BYTES = 131_072
-"""Size of the socket's send buffer. By default the kernel would buffer megabytes, and a reply that
-nobody reads would be sampled to its end."""
+"""Size of the socket's send buffer. By default the kernel would buffer megabytes of a reply that
+nobody reads."""
 
 _CURES: dict[int, str] = {
     errno.EADDRINUSE: "stop what uses it, or choose another --port (0 takes a free one)",
@@ -69,97 +57,6 @@ def spare_collector() -> None:
     gc.set_threshold(2_000, 20, 100)
 
 
-class Connections(ServerState):
-    """Open connections of one server."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.silent: dict[Connection, None] = {}
-        """Idle connections, the longest idle first."""
-
-    def make_room(self) -> None:
-        """Close the connection that has been idle longest, if there are too many."""
-        if len(self.connections) > MOST and self.silent:
-            longest = next(iter(self.silent))
-            del self.silent[longest]
-            self.connections.discard(longest)
-            longest.transport.abort()
-
-
-class Connection(HttpToolsProtocol):
-    """uvicorn's protocol with a deadline and a size limit for heads, and a deadline for writing."""
-
-    server_state: Connections
-    _head_bytes = 0
-    _head_timer: asyncio.TimerHandle | None = None
-    _write_timer: asyncio.TimerHandle | None = None
-
-    @property
-    def busy(self) -> bool:
-        """Whether a request is in flight."""
-        return self.cycle is not None and not self.cycle.response_complete  # pyright: ignore[reportUnnecessaryComparison]
-
-    def connection_made(self, transport: asyncio.Transport) -> None:
-        super().connection_made(transport)
-        transport.set_write_buffer_limits(0)  # pause_writing comes for every byte not taken
-        self._expect_head()
-        self.server_state.silent[self] = None
-        self.server_state.make_room()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._head_came()
-        self._written()
-        self.server_state.silent.pop(self, None)
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self.busy:
-            self.server_state.silent.pop(self, None)
-            self._head_came()
-            return
-        self._expect_head()
-        if self.cycle is None or not self.cycle.more_body:  # pyright: ignore[reportUnnecessaryComparison]
-            self._head_bytes += len(data)
-        if self._head_bytes > HEAD_BYTES:
-            self.transport.close()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if not self.busy and self in self.connections:
-            self.server_state.silent[self] = None
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._write_timer = self.loop.call_later(WRITE_S, self._stalled)
-
-    def resume_writing(self) -> None:
-        self._written()
-        super().resume_writing()
-
-    def _stalled(self) -> None:
-        unsent = self.transport.get_write_buffer_size()
-        log.warning("connection.stalled", unsent_bytes=unsent, seconds=WRITE_S)
-        # Without SO_LINGER the kernel would keep the unsent bytes, and go on waiting.
-        end: socket.socket = self.transport.get_extra_info("socket")
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.transport.abort()
-
-    def _written(self) -> None:
-        if self._write_timer is not None:
-            self._write_timer.cancel()
-
-    def _expect_head(self) -> None:
-        if self._head_timer is None:
-            self._head_timer = self.loop.call_later(HEAD_S, self.transport.close)
-
-    def _head_came(self) -> None:
-        self._head_bytes = 0
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
-
-
 class Server(uvicorn.Server):
     """uvicorn without its own signal handling.
 
@@ -171,22 +68,18 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=Connection,
+                http="h11",  # httptools drops the body of a request that asks for an upgrade
+                ws="none",
+                h11_max_incomplete_event_size=HEAD_BYTES,
+                limit_concurrency=MOST,
                 log_config=None,
+                log_level="error",  # each request for an upgrade would be two warnings
                 access_log=False,
                 proxy_headers=False,  # a client could forge its address
                 timeout_keep_alive=IDLE_S,
                 timeout_graceful_shutdown=DRAIN_S,
-                backlog=ACCEPTED_AT_ONCE,
             )
         )
-        self.server_state = Connections()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, then lengthen the kernel's queue: asyncio ties it to connections per round."""
-        await super().startup(sockets)
-        for listening in sockets or ():
-            listening.listen(QUEUED)
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -219,7 +112,7 @@ def listen(host: str, port: int) -> Generator[socket.socket]:
             f"cannot listen on {host}:{port} ({reason}); "
             + _CURES.get(error.errno or 0, "give an address of this machine as --host")
         ) from error
-    # Accepted connections inherit both. Without NODELAY a small answer waits 40 ms for an ACK.
+    # Accepted connections inherit these. Without NODELAY a small answer waits 40 ms for an ACK.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
     with listening:
@@ -268,7 +161,7 @@ class Stop:
         """
         self._end, self._within_s = end, within_s
         if self.asked:
-            end()
+            self._tell()
         try:
             yield
         finally:
@@ -284,5 +177,6 @@ class Stop:
             self._loop.call_soon_threadsafe(self._tell)
 
     def _tell(self) -> None:
-        if self._end is not None:
-            self._end()
+        end, self._end = self._end, None  # once: a second call would break off the closing
+        if end is not None:
+            end()

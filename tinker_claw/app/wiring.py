@@ -114,7 +114,7 @@ async def wire(
     require(build(settings.run.method), settings.training, can)
     check_images(settings, can.model, trains=can.trains_images and renderer.eyes is not None)
     telemetry = Telemetry(settings.run.directory / "metrics.jsonl")
-    keys = Keys(settings.gateway.api_key, settings.users)
+    keys = Keys(settings.gateway.api_key, settings.users, settings.key_file)
     parts = await _parts(settings, trainer, ledger, price, health, telemetry, keys.users)
     common = _Common(settings, parts, can, renderer, Redactor(settings.privacy.kinds), keys)
     learner = Learner(

@@ -204,18 +204,24 @@ def url_of(settings: Settings) -> str:
     Raises:
         ConfigError: the port is not known.
     """
-    host, port = settings.gateway.host, settings.gateway.port
+    listens = _at_work(settings).get("gateway")
+    host, port = listens or (settings.gateway.host, settings.gateway.port)
     if port == 0:
         raise ConfigError("--port 0 lets the gateway choose: give the port that it chose")
     host = ANYWHERE.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def keys(settings: Settings) -> list[str]:
-    """Return the keys that the gateway takes, those of admins first; none: it needs none."""
-    admins_first = sorted(settings.users, key=lambda user: user.role != "admin")
-    given = [settings.gateway.api_key, *(user.key for user in admins_first)]
-    return [key.get_secret_value() for key in given if key is not None]
+def _at_work(settings: Settings) -> Mapping[str, Any]:
+    """What the gateway that runs on --data-dir has written for commands; {} where none does."""
+    if settings.run.data_dir is None:
+        return {}
+    from tinker_claw.app.control import CONTROL_FILE
+
+    try:
+        return json.loads((settings.run.directory / CONTROL_FILE).read_text())
+    except (OSError, ValueError):
+        return {}
 
 
 def ask(settings: Settings) -> dict[str, Any]:
@@ -229,7 +235,8 @@ def ask(settings: Settings) -> dict[str, Any]:
     from urllib.request import ProxyHandler, Request, build_opener  # most commands send no request
 
     asked = Request(f"{url_of(settings)}/healthz")
-    for key in keys(settings)[:1]:  # that of an admin, where there is one
+    key = _at_work(settings).get("key") or next(iter(settings.keys), None)
+    if key is not None:
         asked.add_header("Authorization", f"Bearer {key}")
     try:
         # The machine was named: no proxy.

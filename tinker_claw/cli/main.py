@@ -76,10 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         note(f"{told} ({path} --help says more)")
     except ClawError as error:
         note(str(error))
-    except (
-        KeyboardInterrupt,
-        click.Abort,
-    ):  # before serving; from then on Ctrl-C is a signal that serve handles
+    except (KeyboardInterrupt, click.Abort):  # of a command
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # the reader of the output has left
         # Else Python writes the rest once more at exit, and reports that it could not.
@@ -88,8 +85,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return EXIT_USAGE
 
 
+def end_at_once() -> None:
+    """End the process at Ctrl-C or SIGTERM, until `Stop` of app/server.py takes over.
+
+    Nothing is open yet. A KeyboardInterrupt could be lost: libraries swallow one that comes while
+    they are imported, and Python one that comes in a destructor.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, frame: os._exit(128 + number))
+
+
 def serve(given: Mapping[str, Any]) -> int:
     """Run the gateway; this is tinker-claw without a command."""
+    end_at_once()
     settings = load_given(given)
     import asyncio
     import atexit  # takes seconds with what follows: --help and wrong flags need none of it

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from pydantic import Field
 
-from tinker_claw.cli.common import ANYWHERE, Command, keys, note, url_of, write
+from tinker_claw.cli.common import ANYWHERE, Command, note, url_of, write
 from tinker_claw.config.settings import Settings
 from tinker_claw.errors import ConfigError
 from tinker_claw.origin import is_loopback
@@ -176,4 +176,4 @@ def provider(settings: Settings, context_tokens: int) -> dict[str, Any]:
 
 def _needs_key(settings: Settings) -> bool:
     """Whether the gateway has keys, or makes one at its first start."""
-    return bool(keys(settings)) or settings.key_file is not None
+    return bool(settings.keys) or settings.key_file is not None

@@ -33,6 +33,7 @@ _KEY: Final = re.compile(r"[!-~]{16,512}")
 _MAKE_ONE: Final = "python -c 'import secrets; print(secrets.token_urlsafe(32))' makes a good one"
 _HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
 _VALUE: Final = re.compile(r"[ -~]{1,8000}")
+_ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[A-Za-z0-9._-]+(:[0-9]{1,5})?")
 _HOST: Final = re.compile(r"[a-z0-9.-]+(:[0-9]{1,5})?")
 
 
@@ -61,6 +62,17 @@ def _access(settings: Settings) -> Iterator[str]:
         yield (
             f"--host {host} is reachable from other machines: set {API_KEY}, or give each user a "
             "key ([[users]] in the settings file), or bind to 127.0.0.1"
+        )
+    for origin in settings.gateway.origins:
+        if not _ORIGIN.fullmatch(origin):
+            yield (
+                f"--allow-origin: {origin!r} is no origin; write it as the app sends it, without a "
+                "path or a slash at its end, as app://obsidian.md"
+            )
+    if settings.gateway.origins and not keys and settings.key_file is None:
+        yield (
+            "--allow-origin lets a page of that origin in only with a key: set "
+            f"{API_KEY}; {_MAKE_ONE}"
         )
     for named in settings.gateway.hosts:
         if not _HOST.fullmatch(named):

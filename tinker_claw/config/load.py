@@ -106,7 +106,7 @@ def read_toml(flag: str, path: Path) -> dict[str, Any]:
         ConfigError: it is no TOML, or is not there.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         cure = "mend the path, or leave it out"
         if flag == "--config":

@@ -1,8 +1,8 @@
 """The key that a gateway makes for itself where others have accounts on its machine.
 
 Rule: loopback keeps other machines out, and nobody who is logged in on this one. So a gateway that
-nobody gave a key makes one with its new data directory, for its owner alone to read; whoever says
-`--api-key none` wants none.
+nobody gave a key makes one with its new data directory, for its owner alone to read; so does one
+that lets a named origin in. Whoever says `--api-key none` wants none.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def with_own_key(settings: Settings) -> Settings:
         key = file.read_text().strip()
     except (FileNotFoundError, NotADirectoryError):
         new = not directory.exists() or (directory.is_dir() and not any(directory.iterdir()))
-        return settings.with_key(file, None) if new and others() else settings
+        needed = settings.gateway.origins or (new and others())
+        return settings.with_key(file, None) if needed else settings
     except OSError as error:
         raise ConfigError(f"{file}, the gateway's key, cannot be read: {error.strerror}") from error
     return settings.with_key(file, key)

@@ -231,6 +231,11 @@ class Gateway(Section):
         "them; nothing is fetched unless set",
         when="the agent sends addresses of images, and those hosts tell nobody what is secret",
     )
+    allow_origin: str | None = _setting(
+        None,
+        "origins that may use the wires with a key, as app://obsidian.md, with commas between them",
+        when="a desktop app that is a web page inside gets a 403",
+    )
     chats: Chats = _setting(
         Chats(),
         "whose words count in chat services, a table [gateway.chats]",
@@ -261,6 +266,11 @@ class Gateway(Section):
         """Return names that clients can choose from, one for each in `models`."""
         short = served_name.rstrip("/").rsplit("/", 1)[-1]
         return tuple(given.replace("*", short) for given in _listed(self.models))
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        """The origins of `allow_origin`, without duplicates."""
+        return _listed(self.allow_origin)
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -689,6 +699,13 @@ class Settings(Section):
         settings = self.model_copy(update={"gateway": gateway})
         settings._key_file = file
         return settings
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys that the gateway takes, those of admins first; none: it needs none."""
+        admins_first = sorted(self.users, key=lambda user: user.role != "admin")
+        given = [self.gateway.api_key, *(user.key for user in admins_first)]
+        return [key.get_secret_value() for key in given if key is not None]
 
     @property
     def served_name(self) -> str:

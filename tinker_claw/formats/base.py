@@ -227,9 +227,9 @@ class Format(ABC):
         """
         return any(route.path == path for route in self.routes)
 
-    def key(self, headers: Mapping[str, str]) -> str:
-        """The caller's key; "" where none was sent. `headers`: names in lower case."""
-        return bearer(headers)
+    def keys(self, headers: Mapping[str, str]) -> Sequence[str]:
+        """The caller's keys, of which one must be right. `headers`: names in lower case."""
+        return (bearer(headers),)
 
     @abstractmethod
     def parse(self, body: bytes, route: Route, user: str) -> GenerationRequest:

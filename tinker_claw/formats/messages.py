@@ -127,8 +127,9 @@ class Messages(Format):
     def claims(self, path: str, headers: Mapping[str, str]) -> bool:
         return path.startswith("/v1/messages") or "anthropic-version" in headers
 
-    def key(self, headers: Mapping[str, str]) -> str:
-        return headers.get("x-api-key", "").strip() or bearer(headers)
+    def keys(self, headers: Mapping[str, str]) -> Sequence[str]:
+        # Some clients send a placeholder in one header, and the key in the other.
+        return headers.get("x-api-key", "").strip(), bearer(headers)
 
     def parse(self, body: bytes, route: Route, user: str) -> GenerationRequest:
         fields = FIELDS.check(load_body(body))

@@ -29,6 +29,7 @@ from tinker_claw.gateway.auth import Principal
 from tinker_claw.gateway.limits import MAX_QUEUE, Limits, read_body, read_request
 from tinker_claw.gateway.request import GatewayDeps, admit, blind_because, choose, count
 from tinker_claw.gateway.respond import StreamedAnswer, WholeAnswer
+from tinker_claw.gateway.wires import Wires
 from tinker_claw.origin import is_loopback, refuse_forms, refuse_pages
 
 
@@ -41,6 +42,8 @@ def create_app(deps: GatewayDeps, formats: Sequence[Format]) -> FastAPI:
     app = FastAPI(title="tinker-claw", openapi_url=None, redirect_slashes=False)
     errors.install(app, formats)
     app.router.routes.extend(_Endpoints(deps, formats).routes())
+    paths = (route.path for wire in formats for route in wire.routes)
+    app.add_middleware(Wires, paths=[*paths], origins=deps.settings.origins)
     return app
 
 
@@ -92,6 +95,8 @@ class _Endpoints:
             names = [served, *self._deps.settings.aliases(served)]
             return JSONResponse(wire.models(names, self._since))
         name = request.path_params["name"]
+        if name != served:  # a folder's name may end in a slash
+            name = name.rstrip("/")
         await choose(self._deps, name)
         return JSONResponse(wire.model(name, self._since))
 
@@ -146,7 +151,9 @@ class _Endpoints:
             RequestError: a web page sent it, or the key is missing or wrong.
         """
         headers, client = request.headers, request.client
-        refuse_pages(headers, local=self._local)
-        address = client.host if client else ""  # behind a proxy, the proxy's
+        # Without a key, a named origin would be nobody in particular.
+        allowed = self._deps.settings.origins if wire is not None and self._keys.needed else ()
+        refuse_pages(headers, local=self._local, allowed=allowed)
+        here = client is not None and is_loopback(client.host) and "x-forwarded-for" not in headers
         wire = wire or self._formats[0]
-        return self._keys.caller(wire.key(headers), address, wire.key_place)
+        return self._keys.principal(*wire.keys(headers), place=wire.key_place, local=here)

@@ -78,11 +78,6 @@ def install(app: FastAPI, formats: Sequence[Format]) -> None:
         if isinstance(error, HTTPException):  # unknown paths and methods
             status = HTTPStatus(error.status_code)
             message = f"{status.phrase}: {request.method} {shown(path)}. {what(formats)}"
-            claimed = any(wire.claims(path, headers) for wire in formats)
-            if status is HTTPStatus.NOT_FOUND and request.method == "POST" and not claimed:
-                # A format that is not served. OpenClaw takes a 404 to mean an unknown model,
-                # whatever its text.
-                status = HTTPStatus.BAD_REQUEST
             error = RequestError(message, status=status, code="unknown_url", headers=error.headers)
         return answer(wire, error)
 

@@ -12,6 +12,7 @@ their total time. Longer work, for very large requests, runs in a thread.
 from __future__ import annotations
 
 import asyncio
+from codecs import BOM_UTF8
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ from typing import Any, Final, TypeVar
 from starlette.requests import Request
 
 from tinker_claw.errors import RequestError
+from tinker_claw.gateway.coding import TooLongError, coding_of, decode
 
 T = TypeVar("T")
 
@@ -269,26 +271,25 @@ async def read_body(
     caller: Caller | None = None,
     too_long: RequestError | None = None,
 ) -> bytes:
-    """Read the body; refuse it as soon as it is known to be too long, or takes too long.
+    """Read the body, and decode it where the client compressed it; refuse it as soon as it is known
+    to be too long, or takes too long.
 
     Args:
-        most: bytes.
+        most: bytes, before and after decoding.
         caller: the bytes count as theirs until the answer; None: it is small, and not counted.
         too_long: raised for a longer one; None: a 413.
 
     Raises:
-        RequestError: it is too long or too slow, this user's requests hold too much, or the client
-            has disconnected.
+        RequestError: it is too long or too slow, its coding is not read here, this user's requests
+            hold too much, or the client has disconnected.
     """
-    too_long = too_long or RequestError(
-        f"The body is longer than {most} bytes.",
-        status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-        code="request_too_large",
-    )
+    too_long = too_long or _too_large(most)
+    coding = coding_of(request.headers.get("content-encoding", ""))
     declared = request.headers.get("content-length", "0")
     if declared.isascii() and declared.isdigit() and int(declared[:19]) > most:
         raise too_long
-    body, more = bytearray(), True
+    body: bytes | bytearray = bytearray()
+    more = True
     try:
         async with asyncio.timeout(BODY_S):
             while more:
@@ -309,7 +310,29 @@ async def read_body(
             code="request_timeout",
             headers={"connection": "close"},
         ) from error
-    return bytes(body)
+    if coding:
+        body = await _decoded(bytes(body), coding, caller)
+        if len(body) > most:
+            raise too_long
+    return bytes(body).removeprefix(BOM_UTF8)
+
+
+async def _decoded(body: bytes, coding: str, caller: Caller | None) -> bytes:
+    try:
+        found = await decode(body, coding, MAX_BODY_BYTES)
+    except TooLongError as error:
+        raise _too_large(MAX_BODY_BYTES) from error
+    if caller is not None and len(found) > len(body):
+        caller.limits.hold(caller, len(found) - len(body))
+    return found
+
+
+def _too_large(most: int) -> RequestError:
+    return RequestError(
+        f"The body is longer than {most} bytes.",
+        status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+        code="request_too_large",
+    )
 
 
 async def read_request(

@@ -2,8 +2,7 @@
 
 Rule: a browser sends what other people's pages make it send. So a login is a cookie that no script
 reads and no other site's request carries, every change needs a token that only our own pages show,
-and a request with a foreign origin is refused. Attempts are counted by client address, which behind
-a proxy is the same for all.
+and a request with a foreign origin is refused.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Final
 from cachetools import TTLCache
 
 from tinker_claw.errors import RequestError
-from tinker_claw.gateway.auth import Keys, Principal, Tries, network
+from tinker_claw.gateway.auth import Keys, Principal
 
 LASTS_S: Final = 12 * 3600
 """Seconds that a login lasts."""
@@ -52,7 +51,6 @@ class Access:
         self._secret = token_bytes(32)
         self._logins: TTLCache[str, Principal] = TTLCache(MOST, LASTS_S, timer=clock)
         """Logged-in principals, by cookie value."""
-        self._tries = Tries(clock)
 
     @property
     def needed(self) -> bool:
@@ -67,22 +65,18 @@ class Access:
         who = self._logins.get(token)
         return None if who is None else Visitor(who, token)
 
-    def log_in(self, key: str, address: str, *, secure: bool) -> str:
+    def log_in(self, key: str, *, secure: bool) -> str:
         """Log in with a key; return the header value that sets the cookie.
 
         Args:
-            address: client address of the request.
             secure: whether the browser came over TLS, so that cookies are sent over TLS only.
 
         Raises:
-            RequestError: 401, the key is nobody's; 429, too many attempts, so it was not checked.
+            RequestError: 401, the key is nobody's.
         """
-        who_tries = network(address)
-        self._tries.check(who_tries)
         try:
-            who = self._keys.principal(key, "the key of a user")
+            who = self._keys.principal(key)
         except RequestError as error:
-            self._tries.wrong(who_tries)
             raise RequestError(
                 "No user has this key: give the one that your agent sends.", status=error.status
             ) from error

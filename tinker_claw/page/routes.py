@@ -298,13 +298,10 @@ class _Page:
         key = (await self._form(request, visitor)).get("key", "")
         # Behind a TLS proxy we see plain HTTP; the Origin header has the browser's scheme.
         secure = request.headers.get("origin", "").startswith("https:")
-        address = "" if request.client is None else request.client.host
         try:
-            cookie = self._deps.access.log_in(key, address, secure=secure)
+            cookie = self._deps.access.log_in(key, secure=secure)
         except RequestError as error:
-            answer = self._html("login", None, status=error.status, wrong=str(error))
-            answer.headers.update(error.headers or {})
-            return answer
+            return self._html("login", None, status=error.status, wrong=str(error))
         return _to("", {"set-cookie": cookie})
 
     async def log_out(self, request: Request, visitor: Visitor) -> Response:

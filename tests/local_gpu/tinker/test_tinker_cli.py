@@ -157,9 +157,12 @@ def test_a_page_that_cannot_be_is_refused(there: There, query: str) -> None:
 
 
 def test_runs_need_the_key(tmp_path: Path) -> None:
-    with wire_server(tmp_path, api_key="tml-secret") as server:
+    with wire_server(tmp_path, api_key="tml-secret-012345") as server:
         for path in ("training_runs", "training_runs/x", "checkpoints"):
-            for key, status in ((KEY, 401), ("tml-secret", 404 if path[-1] == "x" else 200)):
+            for key, status in (
+                (KEY, 401),
+                ("tml-secret-012345", 404 if path[-1] == "x" else 200),
+            ):
                 raw = Raw(server.url, key)
                 assert raw.http.get(path).status_code == status
                 raw.http.close()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from wire_servers import NAME, Raw, TinkerServer, wire_server
@@ -154,3 +156,16 @@ def test_bodies_that_are_too_long_or_of_unknown_length_are_turned_away_unread(
             assert "may have 1000 bytes" in answer.json()["error"]
         assert raw.session(), "the next client is served"
         raw.http.close()
+
+
+def test_the_413_reaches_a_client_that_writes_first(tmp_path: Path) -> None:
+    """It writes all of its body before it reads a byte."""
+    size = 8_000_000
+    with wire_server(tmp_path, body_bytes=1000) as server:
+        place = urlsplit(server.url)
+        with socket.create_connection((place.hostname, place.port or 80), timeout=60) as client:
+            head = f"POST /api/v1/create_session HTTP/1.1\r\nHost: {place.netloc}\r\n"
+            client.sendall(f"{head}Content-Length: {size}\r\n\r\n".encode())
+            client.sendall(b" " * size)
+            with client.makefile("rb") as answer:
+                assert b" 413 " in answer.readline()

@@ -110,9 +110,9 @@ def test_a_run_may_make_any_number_of_samplers_and_the_newest_are_known() -> Non
 
 
 def test_a_wrong_key_is_turned_away(tmp_path: Path) -> None:
-    with wire_server(tmp_path, api_key="tml-secret") as server:
+    with wire_server(tmp_path, api_key="tml-secret-0123456789") as server:
         assert httpx.get(f"{server.url}/api/v1/healthz").json() == {"status": "ok"}
-        for key in ("", "tml-other", "tml-secreT", "tml-sécret"):
+        for key in ("", "tml-other", "tml-secret-012345678X", "tml-sécret-0123456789"):
             headers = {"X-API-Key": key.encode("latin-1")}
             answer = httpx.post(f"{server.url}/api/v1/create_session", headers=headers, json={})
             assert answer.status_code == 401
@@ -121,7 +121,7 @@ def test_a_wrong_key_is_turned_away(tmp_path: Path) -> None:
             tinker.ServiceClient(base_url=server.url, api_key="tml-other").create_sampling_client(
                 base_model=NAME
             ).result(WAIT_S)
-        raw = Raw(server.url, "tml-secret")
+        raw = Raw(server.url, "tml-secret-0123456789")
         raw.session()
         raw.http.close()
 
@@ -167,6 +167,7 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
     [
         (["--host", "0.0.0.0"], "--api-key"),
         (["--api-key", "secret"], "tml-"),
+        (["--api-key", "tml-secret"], "16 characters or more"),
         (["--model", "/no/such/model"], "no such folder"),
         (["--alpha", "0"], "alpha is 0"),
         (["--device", "toaster"], "toaster"),
@@ -202,15 +203,15 @@ def test_keys_come_from_a_file_or_the_environment_too(
         config = _config(flags)
         return config.api_key, config.local.sampler_api_key
 
-    (tmp_path / "key").write_text("tml-from-a-file\n")
+    (tmp_path / "key").write_text("tml-from-a-file-1\n")
     file = f"@{tmp_path / 'key'}"
     urls = ("--sampler-urls", "http://a")
     assert keys() == (None, None)
-    assert keys("--api-key", file, "--sampler-api-key", file, *urls) == ("tml-from-a-file",) * 2
+    assert keys("--api-key", file, "--sampler-api-key", file, *urls) == ("tml-from-a-file-1",) * 2
     monkeypatch.setenv("TINKER_SERVER_API_KEY", "tml-of-the-environment")
     monkeypatch.setenv("TINKER_SERVER_SAMPLER_API_KEY", "another")
     assert keys(*urls) == ("tml-of-the-environment", "another")
-    assert keys("--api-key", file, *urls) == ("tml-from-a-file", "another")
+    assert keys("--api-key", file, *urls) == ("tml-from-a-file-1", "another")
     assert "tml-of-the-environment" not in parser().format_help()
     assert main(["--api-key", "@/nowhere/key", "--port", "0"]) == 2
     assert "--api-key @/nowhere/key: the file cannot be read" in capsys.readouterr().err

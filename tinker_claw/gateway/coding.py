@@ -1,0 +1,120 @@
+"""Bodies of requests that clients compress.
+
+Rule: the bound of a body holds for what it decodes to, while it is decoded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
+from io import BytesIO
+from typing import Final
+
+from tinker_claw.errors import RequestError
+
+_GZIP: Final = 16 + zlib.MAX_WBITS
+_ZSTD_WINDOW: Final = 8 * 2**20
+"""Largest window in bytes, as RFC 9659 has it for HTTP; a frame could ask for gigabytes."""
+_thread = ThreadPoolExecutor(1, "tinker-claw-decoding")
+"""One at a time: together they could take much memory that nothing counts."""
+
+
+class TooLongError(Exception):
+    """A body decodes to more bytes than are allowed."""
+
+
+def coding_of(header: str) -> str:
+    """Return the one coding of a Content-Encoding header; "" where the body is not compressed.
+
+    Raises:
+        RequestError: 415, it is none that is read here, or there are several.
+    """
+    named = [name.strip().lower() for name in header.split(",")]
+    codings = [name for name in named if name not in ("", "identity")]
+    if not codings:
+        return ""
+    if len(codings) > 1 or codings[0] not in _DECODERS:
+        raise RequestError(
+            f"Content-Encoding {header[:100]!r} is not read here: send the body as it is, or in "
+            f"one of {', '.join(_DECODERS)}.",
+            status=HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+            code="unsupported_content_encoding",
+            headers={"accept-encoding": ", ".join(_DECODERS)},
+        )
+    return codings[0]
+
+
+async def decode(body: bytes, coding: str, most: int) -> bytes:
+    """Decode a body in a thread.
+
+    Args:
+        coding: as `coding_of` returns it.
+        most: bytes.
+
+    Raises:
+        TooLongError: it decodes to more.
+        RequestError: it is damaged.
+    """
+    if not coding or not body:
+        return body
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.run_in_executor(_thread, _DECODERS[coding], body, most)
+    except ValueError as error:
+        raise RequestError(
+            f"The body is not valid {coding}, which its Content-Encoding names: {error}."
+        ) from error
+    if len(found) > most:
+        raise TooLongError
+    return found
+
+
+def _gzip(body: bytes, most: int) -> bytes:
+    """Decode gzip of one or several members, to at most one byte more than `most`."""
+    out = bytearray()
+    while body and len(out) <= most:
+        member, body = _inflate(body, _GZIP, most + 1 - len(out))
+        out += member
+    return bytes(out)
+
+
+def _deflate(body: bytes, most: int) -> bytes:
+    """Decode zlib, which is what HTTP means, or the bare deflate that some clients send."""
+    wrapped = (
+        len(body) > 1 and body[0] & 0x0F == zlib.DEFLATED and not (body[0] << 8 | body[1]) % 31
+    )
+    return _inflate(body, zlib.MAX_WBITS if wrapped else -zlib.MAX_WBITS, most + 1)[0]
+
+
+def _inflate(body: bytes, window: int, most: int) -> tuple[bytes, bytes]:
+    """Return what one stream decodes to, cut at `most`, and what follows it."""
+    stream = zlib.decompressobj(window)
+    try:
+        out = stream.decompress(body, most)
+    except zlib.error as error:
+        raise ValueError(str(error)) from error
+    if not stream.eof and len(out) < most:
+        raise ValueError("its end is missing")
+    return out, stream.unused_data
+
+
+def _zstd(body: bytes, most: int) -> bytes:
+    import zstandard  # most clients send no such body
+
+    decoder = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
+    try:
+        with decoder.stream_reader(BytesIO(body), read_across_frames=True) as reader:
+            return reader.read(most + 1)
+    except zstandard.ZstdError as error:
+        raise ValueError(str(error)) from error
+
+
+_DECODERS: Final[dict[str, Callable[[bytes, int], bytes]]] = {
+    "gzip": _gzip,
+    "x-gzip": _gzip,
+    "deflate": _deflate,
+    "zstd": _zstd,
+}
