@@ -10,6 +10,7 @@ huge integer into a float.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from threading import Lock
@@ -20,6 +21,7 @@ from cachetools import LRUCache
 
 from tinker_claw.errors import RequestError
 from tinker_claw.images import images_in
+from tinker_claw.telemetry import log
 
 INT64 = 2**63
 _Made = TypeVar("_Made")
@@ -40,10 +42,32 @@ def _decode(
     except RecursionError as error:
         raise RequestError("The body is nested too deeply.") from error
     except (msgspec.MsgspecError, ValueError) as error:
-        # msgspec reports half a surrogate pair as truncated data.
-        told = f"The body is not valid JSON, or holds half a surrogate pair: {error}."
+        whole = _without_halves(bytes(raw))
+        if whole != bytes(raw):
+            log.warning("request.half_surrogate", meaning=_HALVES)
+            return _decode(whole, decoder, otherwise)
         other = otherwise if isinstance(error, msgspec.ValidationError) else None
-        raise other or RequestError(told) from error
+        raise other or RequestError(f"The body is not valid JSON: {error}.") from error
+
+
+_HALVES = "half a surrogate pair in a request (a tool may have cut a text) was read as U+FFFD"
+_ESCAPE = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    rb"|(?P<half>u[dD][89a-fA-F][0-9a-fA-F]{2})|.)|(?P<raw>\xed[\xa0-\xbf][\x80-\xbf])",
+    re.DOTALL,
+)
+"""An escape in JSON, or half a pair in bytes, which no UTF-8 has."""
+
+
+def _without_halves(raw: bytes) -> bytes:
+    """Replace halves of surrogate pairs by U+FFFD."""
+
+    def mended(found: re.Match[bytes]) -> bytes:
+        if found["raw"]:
+            return "\ufffd".encode()
+        return rb"\ufffd" if found["half"] else found[0]
+
+    return _ESCAPE.sub(mended, raw)
 
 
 @dataclass(frozen=True, slots=True)
