@@ -25,7 +25,7 @@ from openai.types.responses.response_input_param import ResponseInputItemParam
 
 from tests.formats.typed_items import IMAGE, values
 from tests.gateways import MODEL, World, gateway
-from tests.pictures import url_of
+from tests.pictures import seeing_renderer, url_of
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import NextState
 
@@ -369,7 +369,10 @@ DOCUMENTS: list[tuple[str, Body, str]] = [
             "title": "Plan",
             "source": {
                 "type": "content",
-                "content": [{"type": "text", "text": "Page one."}, {"type": "text", "text": " Two."}],
+                "content": [
+                    {"type": "text", "text": "Page one."},
+                    {"type": "text", "text": " Two."},
+                ],
             },
         },
         "[document: Plan]\nPage one. Two.",
@@ -528,3 +531,12 @@ async def test_a_refusal_names_the_message(
         response = await world.http.post(route, json=sent)
         assert response.status_code == 400
         assert f"It stands in {place}." in response.json()["error"]["message"]
+
+
+async def test_half_a_pair_in_the_arguments_of_a_call_is_read(tmp_path: Path) -> None:
+    """They are JSON within JSON, which some chat formats read, Qwen3.5's among them."""
+    renderer = seeing_renderer(tmp_path / "model", "qwen3.5")
+    call = LS | {"function": {"name": "ls", "arguments": '{"path": "cut \\ud83d here"}'}}
+    said = [OPENING, assistant(None, tool_calls=[call]), *result_of_a_tool("chat", "x")[1:]]
+    async with gateway(tmp_path / "data", renderer) as world:
+        assert "cut \ufffd here" in await prompt(world, "chat", said)

@@ -42,9 +42,7 @@ def _decode(
     except RecursionError as error:
         raise RequestError("The body is nested too deeply.") from error
     except (msgspec.MsgspecError, ValueError) as error:
-        whole = _without_halves(bytes(raw))
-        if whole != bytes(raw):
-            log.warning("request.half_surrogate", meaning=_HALVES)
+        if (whole := without_halves(bytes(raw))) is not None:
             return _decode(whole, decoder, otherwise)
         other = otherwise if isinstance(error, msgspec.ValidationError) else None
         raise other or RequestError(f"The body is not valid JSON: {error}.") from error
@@ -52,22 +50,28 @@ def _decode(
 
 _HALVES = "half a surrogate pair in a request (a tool may have cut a text) was read as U+FFFD"
 _ESCAPE = re.compile(
-    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-    rb"|(?P<half>u[dD][89a-fA-F][0-9a-fA-F]{2})|.)|(?P<raw>\xed[\xa0-\xbf][\x80-\xbf])",
-    re.DOTALL,
+    rb"\\(?:\\|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    rb"|(?P<half>u[dD][89a-fA-F][0-9a-fA-F]{2}))|(?P<raw>\xed[\xa0-\xbf][\x80-\xbf])"
 )
-"""An escape in JSON, or half a pair in bytes, which no UTF-8 has."""
+"""An escaped backslash in JSON, a pair, half a pair, or half a pair as no UTF-8 has it."""
 
 
-def _without_halves(raw: bytes) -> bytes:
-    """Replace halves of surrogate pairs by U+FFFD."""
+def without_halves(raw: bytes) -> bytes | None:
+    """Replace halves of surrogate pairs in JSON by U+FFFD; None: it holds none."""
+    found = False
 
-    def mended(found: re.Match[bytes]) -> bytes:
-        if found["raw"]:
-            return "\ufffd".encode()
-        return rb"\ufffd" if found["half"] else found[0]
+    def mended(escape: re.Match[bytes]) -> bytes:
+        nonlocal found
+        if not (escape["half"] or escape["raw"]):
+            return escape[0]
+        found = True
+        return "\ufffd".encode() if escape["raw"] else rb"\ufffd"
 
-    return _ESCAPE.sub(mended, raw)
+    whole = _ESCAPE.sub(mended, raw)
+    if not found:
+        return None
+    log.warning("request.half_surrogate", meaning=_HALVES)
+    return whole
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any, TypedDict, cast
 
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import EFFORTS
-from tinker_claw.formats.body import INT64, Object, shown
+from tinker_claw.formats.body import INT64, Object, shown, without_halves
 from tinker_claw.formats.parts import MAX_DEPTH, joined
 from tinker_claw.images import AwayError
 from tinker_claw.types import KnownMessage, KnownTools, Message, Reply, Tool, ToolCall
@@ -90,7 +90,9 @@ def arguments_of(given: Object, name: str) -> str:
     """Arguments of a call as JSON: sent as such, as an object, or not at all."""
     sent = given.get(name)
     if isinstance(sent, str):
-        return sent or "{}"
+        # They are JSON in JSON, which some chat formats read.
+        whole = without_halves(sent.encode()) if "\\u" in sent else None
+        return (sent if whole is None else whole.decode()) or "{}"
     found = given.object(name)
     refuse_deep(found)
     return json.dumps(given.get(name, {}), ensure_ascii=False, separators=(",", ":"))
