@@ -447,6 +447,7 @@ async def test_one_key_sent_many_times_at_once_is_recorded_once(
         ({"turn": 1, "score": 1, "task": "x" * (MAX_NAME + 1)}, "task must be at most 256"),
         ({"turn": 1, "score": 1, "group": ["g"]}, "group must be a string"),
         ({"turn": 1, "score": 1, "key": "a\nb"}, "key must be at most 256 printable"),
+        ({"turn": 1, "score": 1, "text": "\ud800"}, "half a surrogate pair"),
     ],
 )
 async def test_what_is_wrong_is_named(

@@ -21,7 +21,6 @@ from cachetools import LRUCache
 
 from tinker_claw.errors import RequestError
 from tinker_claw.images import images_in
-from tinker_claw.telemetry import log
 
 INT64 = 2**63
 _Made = TypeVar("_Made")
@@ -42,13 +41,12 @@ def _decode(
     except RecursionError as error:
         raise RequestError("The body is nested too deeply.") from error
     except (msgspec.MsgspecError, ValueError) as error:
-        if (whole := without_halves(bytes(raw))) is not None:
-            return _decode(whole, decoder, otherwise)
+        # msgspec reports half a surrogate pair as truncated data.
+        told = f"The body is not valid JSON, or holds half a surrogate pair: {error}."
         other = otherwise if isinstance(error, msgspec.ValidationError) else None
-        raise other or RequestError(f"The body is not valid JSON: {error}.") from error
+        raise other or RequestError(told) from error
 
 
-_HALVES = "half a surrogate pair in a request (a tool may have cut a text) was read as U+FFFD"
 _ESCAPE = re.compile(
     rb"\\(?:\\|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
     rb"|(?P<half>u[dD][89a-fA-F][0-9a-fA-F]{2}))|(?P<raw>\xed[\xa0-\xbf][\x80-\xbf])"
@@ -56,22 +54,17 @@ _ESCAPE = re.compile(
 """An escaped backslash in JSON, a pair, half a pair, or half a pair as no UTF-8 has it."""
 
 
-def without_halves(raw: bytes) -> bytes | None:
-    """Replace halves of surrogate pairs in JSON by U+FFFD; None: it holds none."""
-    found = False
+def without_halves(raw: bytes) -> bytes:
+    """Replace halves of surrogate pairs in JSON by U+FFFD: tools cut texts within an emoji."""
+    if not any(mark in raw for mark in (b"\\ud", b"\\uD", b"\xed")):
+        return raw  # most, in a tenth of the time
 
-    def mended(escape: re.Match[bytes]) -> bytes:
-        nonlocal found
-        if not (escape["half"] or escape["raw"]):
-            return escape[0]
-        found = True
-        return "\ufffd".encode() if escape["raw"] else rb"\ufffd"
+    def mended(found: re.Match[bytes]) -> bytes:
+        if found["raw"]:
+            return "\ufffd".encode()
+        return rb"\ufffd" if found["half"] else found[0]
 
-    whole = _ESCAPE.sub(mended, raw)
-    if not found:
-        return None
-    log.warning("request.half_surrogate", meaning=_HALVES)
-    return whole
+    return _ESCAPE.sub(mended, raw)
 
 
 @dataclass(frozen=True, slots=True)

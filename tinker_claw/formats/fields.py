@@ -91,8 +91,7 @@ def arguments_of(given: Object, name: str) -> str:
     sent = given.get(name)
     if isinstance(sent, str):
         # They are JSON in JSON, which some chat formats read.
-        whole = without_halves(sent.encode()) if "\\u" in sent else None
-        return (sent if whole is None else whole.decode()) or "{}"
+        return without_halves(sent.encode()).decode() or "{}"
     found = given.object(name)
     refuse_deep(found)
     return json.dumps(given.get(name, {}), ensure_ascii=False, separators=(",", ":"))

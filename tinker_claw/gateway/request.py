@@ -35,7 +35,7 @@ from tinker_claw.conversation.lessons import Lessons
 from tinker_claw.conversation.outright import outright
 from tinker_claw.errors import ContextLengthError, OutageError, RequestError
 from tinker_claw.formats.base import Format, GenerationRequest, ReplyHead, ReplyWriter, Route
-from tinker_claw.formats.body import shown
+from tinker_claw.formats.body import shown, without_halves
 from tinker_claw.formats.parts import READS_TEXT, UNREAD, without_images
 from tinker_claw.gateway.auth import Keys
 from tinker_claw.gateway.fallback import Serving
@@ -81,6 +81,7 @@ _ID = re.compile(r"[0-9]{1,18}")
 """Number of a version; a longer one is invalid."""
 _MOST_LEFT_OUT = 30
 """Most kinds of things left out that are named: clients may call them anything."""
+_HALF = "half_surrogate (a text): half of an emoji or the like was read as U+FFFD"
 _NOWHERE = 0
 """The session of a private request, which the ledger does not know."""
 
@@ -387,7 +388,8 @@ async def parse(
     Raises:
         RequestError: it is malformed, or the chat template has no place for something in it.
     """
-    request = None
+    request, sent = None, body
+    body = without_halves(sent)
     # Files by URL; an error instead is shown as a line, unless the user has just sent the image.
     files: dict[str, bytes | RequestError] | str = {}
     if (why := blind_because(deps)) is not None or not deps.settings.hosts:
@@ -408,7 +410,7 @@ async def parse(
         except AwayError as away:
             assert isinstance(files, dict)
             files[away.url] = await _fetch(deps, away, caller, len(files))
-    deps.left_out.note(request.left_out)
+    deps.left_out.note((*request.left_out, *([_HALF] if body != sent else [])))
     request = replace(request, messages=await _look(deps, request.messages, why))
     _check_shown(deps.renderer, request.messages)
     _check_reply(deps, request)
