@@ -307,6 +307,22 @@ async def test_an_image_that_the_user_has_just_sent_is_refused_by_name_and_then_
         assert state.text == "Look.\n\nGo on.", "its line is not the owner's"
 
 
+@pytest.mark.parametrize("wire", ROUTES)
+async def test_a_refused_image_that_comes_again_with_other_words_is_a_line(
+    tmp_path: Path, renderer: Renderer, wire: str
+) -> None:
+    """Claude Code sends the refused message and the user's next words as one."""
+    route, body = ROUTES[wire]
+    words = {"type": "text", "text": "Look."}
+    async with gateway(tmp_path, renderer) as world:
+        for _ in range(2):
+            sent = {"model": MODEL} | body([user([image(wire), words])])
+            assert (await world.http.post(route, json=sent)).status_code == 400
+        more = {"type": "text", "text": "Never mind, hello."}
+        shown = await prompt(world, wire, [user([image(wire), words, more])])
+        assert f"[{PICTURE}\nLook.Never mind, hello." in shown
+
+
 async def test_an_image_beside_the_results_of_tools_is_the_tools(
     tmp_path: Path, renderer: Renderer
 ) -> None:

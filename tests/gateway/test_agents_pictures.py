@@ -153,6 +153,26 @@ async def test_a_file_that_a_tool_shows_to_a_model_without_eyes_ends_no_session(
 
 
 @pytest.mark.parametrize("kind", [ClaudeCode, Codex])
+async def test_a_picture_that_was_refused_ends_no_session(
+    tmp_path: Path, renderer: Renderer, kind: Any
+) -> None:
+    sampler = scripted(renderer, {HELLO: "I am Claw."})
+    async with gateway(tmp_path / "data", renderer, sampler, context_tokens=200_000) as world:
+        agent = kind.create(tmp_path / "home", world.url, "demo", "any")
+        (agent.workspace / "picture.png").write_bytes(FILE)
+        if isinstance(agent, Codex):
+            agent.attached = agent.workspace / "picture.png"
+        ran = await asyncio.to_thread(agent.ask, "What does @picture.png show?")
+        assert "demo reads text only" in ran.stdout + ran.stderr
+        agent.begun = True
+        if isinstance(agent, Codex):
+            agent.attached = None
+        assert await asyncio.to_thread(agent.say, HELLO) == "I am Claw."
+        (turn,) = world.turns()
+        assert "[image/png, 1 kB: this model reads text only]" in renderer.decode(turn.prompt)
+
+
+@pytest.mark.parametrize("kind", [ClaudeCode, Codex])
 async def test_a_picture_that_the_user_attached_is_answered_and_recorded(
     tmp_path: Path, kind: Any
 ) -> None:

@@ -16,6 +16,8 @@ from functools import lru_cache, partial
 from http import HTTPStatus
 from typing import Any
 
+from cachetools import LRUCache
+
 from tinker_claw.billing.budget import Spending
 from tinker_claw.config.settings import Gateway
 from tinker_claw.conversation.attribution import (
@@ -131,6 +133,8 @@ class GatewayDeps:
     lessons: Lessons | None = None
     """None: nothing is told in prompts."""
     left_out: LeftOut = field(default_factory=LeftOut)
+    refused: LRUCache[tuple[str, str], int] = field(default_factory=lambda: LRUCache(4096))
+    """Hash of the message in which something was refused first, by user and what it was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,7 +415,7 @@ async def parse(
             assert isinstance(files, dict)
             files[away.url] = await _fetch(deps, away, caller, len(files))
     deps.left_out.note((*request.left_out, *([_HALF] if body != sent else [])))
-    request = replace(request, messages=await _look(deps, request.messages, why))
+    request = replace(request, messages=await _look(deps, caller.user, request.messages, why))
     _check_shown(deps.renderer, request.messages)
     _check_reply(deps, request)
     if not request.template and request.reasoning_effort is None:
@@ -442,7 +446,7 @@ async def _fetch(
 
 
 async def _look(
-    deps: GatewayDeps, messages: Sequence[Message], blind: str | None
+    deps: GatewayDeps, user: str, messages: Sequence[Message], blind: str | None
 ) -> tuple[Message, ...]:
     """Return the messages as the model is shown them: with a line in place of each image that it
     cannot be shown. Images are decoded outside the event loop.
@@ -454,19 +458,21 @@ async def _look(
         RequestError: the user has just sent what cannot be shown.
     """
     asked = newest_asked(messages)
-    for refusal in (part.refusal for part in attached_to(asked)) if asked else ():
-        if refusal is not None:
-            raise RequestError(str(refusal), param=refusal.param)
+    for part in attached_to(asked) if asked else ():
+        if asked and part.refusal and _just_sent(deps, user, part, asked):
+            raise RequestError(str(part.refusal), param=part.refusal.param)
     images, theirs = images_in(messages), images_in([asked] if asked else [])
     if not images:
         return tuple(messages)
     if blind is not None:
-        if theirs:
-            raise theirs[0].wrong(blind)
+        for image in theirs:
+            if asked and _just_sent(deps, user, image.digest, asked):
+                raise image.wrong(blind)
         return tuple(noted(_unseen, m) if placed(m["content"]) else m for m in messages)
     unfit = await _unfit(deps, images)
     for image in theirs:
-        if (error := unfit.get(image)) is not None:
+        error = unfit.get(image)
+        if error and asked and _just_sent(deps, user, image.digest, asked):
             raise error
     if not unfit:
         return tuple(messages)
@@ -474,6 +480,13 @@ async def _look(
         _without(m, lambda image: UNREAD if image in unfit else None) if placed(m["content"]) else m
         for m in messages
     )
+
+
+def _just_sent(deps: GatewayDeps, user: str, what: str, message: Message) -> bool:
+    """Whether a user sends this with no other message before. An agent may put a message that was
+    refused into one with the user's next words, which would be refused for ever."""
+    words = hash(message["content"])
+    return deps.refused.setdefault((user, what.strip()), words) == words
 
 
 async def _unfit(deps: GatewayDeps, images: Sequence[Image]) -> Mapping[Image, RequestError]:
