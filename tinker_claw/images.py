@@ -34,7 +34,14 @@ FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")
 _JPEG: Final = ("JPEG", "MPO")
 _QUALITY: Final = 95
 _AWAY: Final = ("http:", "https:")
-_files: ContextVar[Mapping[str, bytes]] = ContextVar("files", default=MappingProxyType({}))
+Files = Mapping[str, bytes | RequestError] | str
+"""Files by URL, or the errors that came instead; a text: why none is fetched."""
+UNFETCHED: Final = (
+    "is at a URL of a host from which nothing is fetched here: anyone who can write to the agent "
+    "could make this machine request any URL. Send the image itself, as "
+    "data:image/png;base64,…, or name its host in --image-hosts"
+)
+_files: ContextVar[Files] = ContextVar("files", default=MappingProxyType({}))
 
 
 class AwayError(RequestError):
@@ -45,12 +52,7 @@ class AwayError(RequestError):
     """
 
     def __init__(self, at: str, url: str) -> None:
-        super().__init__(
-            f"{at} is at a URL of a host from which nothing is fetched here: anyone who can write "
-            "to the agent could make this machine request any URL. Send the image itself, as "
-            "data:image/png;base64,…, or name its host in --image-hosts.",
-            param=at,
-        )
+        super().__init__(f"{at} {UNFETCHED}.", param=at)
         self.at = at
         self.url = url
 
@@ -60,8 +62,8 @@ class AwayError(RequestError):
 
 
 @contextmanager
-def fetched(files: Mapping[str, bytes]) -> Generator[None]:
-    """Let `read_url` use these files, by URL, in this thread or task."""
+def fetched(files: Files) -> Generator[None]:
+    """Let `read_url` use these files in this thread or task."""
     token = _files.set(files)
     try:
         yield
@@ -88,6 +90,7 @@ class Image:
         with self._opened() as found:
             self.width, self.height = found.size
             self.format: Literal["png", "jpeg"] = "jpeg" if found.format in _JPEG else "png"
+            self.kind = f"image/{'jpeg' if found.format in _JPEG else found.format.lower()}"
         if self.width * self.height > MOST_PIXELS:
             raise self.wrong(
                 f"is an image of {self.width} x {self.height} pixels; at most {MOST_PIXELS:,} in "
@@ -98,6 +101,7 @@ class Image:
                 f"is a JPEG of more than {MOST_SCANS} scans, which take too long to decode: send "
                 "it as a plain JPEG or as PNG"
             )
+        self.size = len(data)
         self.digest = hashlib.sha256(data).hexdigest()
         self._clean: bytes | None = None
 
@@ -219,7 +223,13 @@ def read_url(url: str, at: str) -> Image:
     if kind.lower().startswith("data:") and comma and kind.endswith(";base64"):
         return read_data(data, at)
     if url.lower().startswith(_AWAY):
-        if (file := _files.get().get(url)) is None:
+        files = _files.get()
+        if isinstance(files, str):
+            raise RequestError(f"{at} {files}.", param=at)
+        file = files.get(url)
+        if file is None:
             raise AwayError(at, url)
+        if isinstance(file, RequestError):
+            raise RequestError(str(file), param=at)
         return Image(file, at)
     raise RequestError(f"{at} must be an image as data:image/png;base64,…", param=at)

@@ -9,13 +9,6 @@ from typing import Any, get_type_hints
 
 import pytest
 from msgspec import Raw
-from openai.types.chat import (
-    ChatCompletionAssistantMessageParam,
-    ChatCompletionDeveloperMessageParam,
-    ChatCompletionSystemMessageParam,
-    ChatCompletionToolMessageParam,
-    ChatCompletionUserMessageParam,
-)
 from openai.types.chat.completion_create_params import (
     CompletionCreateParamsNonStreaming,
     CompletionCreateParamsStreaming,
@@ -35,13 +28,6 @@ USER = {"role": "user", "content": "hi"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "ls", "arguments": "{}"}}
 ASSISTANT = {"role": "assistant", "content": "x"}
 SYSTEM = {"role": "system", "content": "be brief"}
-MESSAGES: list[tuple[Any, str]] = [
-    (ChatCompletionUserMessageParam, "user"),
-    (ChatCompletionAssistantMessageParam, "assistant"),
-    (ChatCompletionToolMessageParam, "tool"),
-    (ChatCompletionSystemMessageParam, "system"),
-    (ChatCompletionDeveloperMessageParam, "developer"),
-]
 TOOL = {"type": "function", "function": {"name": "ls", "description": "d", "parameters": {}}}
 
 
@@ -53,18 +39,6 @@ def assert_each_in_one_table(names: set[str], fields: Fields) -> None:
 
 def parse(**fields: Any) -> GenerationRequest:
     return parse_chat(json.dumps({"model": "m", "messages": [USER]} | fields).encode())
-
-
-def outcome(**fields: Any) -> str:
-    """Messages of the request, or the field that a refusal names."""
-    try:
-        return json.dumps(parse(**fields).messages)
-    except RequestError as error:
-        return error.param or ""
-
-
-def said_in_parts(*parts: Any) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": list(parts)}]}
 
 
 def deep(levels: int) -> dict[str, Any]:
@@ -155,17 +129,6 @@ def test_every_field_of_the_openai_client_is_in_one_table() -> None:
     assert_each_in_one_table(theirs, FIELDS)
 
 
-def test_every_field_of_an_openai_message_is_taken_or_refused_by_name() -> None:
-    """Whatever else the client's types allow, no field of a message vanishes."""
-    for kind, role in MESSAGES:
-        for name in set(get_type_hints(kind)) - {"role"}:
-            said = {"role": role, "content": "x"} | (
-                {"tool_call_id": "c"} if role == "tool" else {}
-            )
-            found = outcome(messages=[said | {name: "zebra"}])
-            assert "zebra" in found or found.startswith(f"messages[0].{name}"), name
-
-
 def test_messages_come_out_in_one_shape() -> None:
     messages = [
         {"role": "developer", "content": "be brief"},
@@ -204,47 +167,19 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("messages", {"messages": {"role": "user"}}),
     ("messages[0]", {"messages": ["hi"]}),
     ("messages[0].role", {"messages": [{"content": "x"}]}),
-    ("messages[0].role", {"messages": [{"role": "function", "content": "x"}]}),
+    ("messages[0].role", {"messages": [{"role": "robot", "content": "x"}]}),
     ("messages[0].role", {"messages": [{"role": ["user"], "content": "x"}]}),
-    ("messages[0].content", {"messages": [{"role": "user"}]}),
-    ("messages[0].content", {"messages": [{"role": "user", "content": None}]}),
     ("messages[0].content", {"messages": [{"role": "user", "content": 5}]}),
-    ("messages[0].content[0]", {"messages": [{"role": "user", "content": ["x"]}]}),
-    ("messages[0].content", {"messages": [{"role": "user", "content": []}]}),
-    ("messages[0].content[0].style", said_in_parts({"type": "text", "text": "x", "style": "b"})),
-    ("messages[0].content[0]", said_in_parts({"type": "input_audio", "input_audio": {}})),
-    ("messages[0].content[0]", said_in_parts({"type": "file", "file": {"file_id": "f"}})),
-    ("messages[0].content[0]", said_in_parts({"text": "x"})),
-    ("messages[0].function_call", {"messages": [ASSISTANT | {"function_call": {"name": "f"}}]}),
-    ("messages[0].audio", {"messages": [ASSISTANT | {"audio": {"id": "a"}}]}),
     ("messages[0].refusal", {"messages": [ASSISTANT | {"refusal": 3}]}),
     (
         "messages[0].content[0].text",
-        {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]},
     ),
-    (
-        "messages[0].content[1].image_url.url",
-        {
-            "messages": [
-                {
-                    "role": "user",
-                    "content": [
-                        {"type": "text", "text": "see"},
-                        {"type": "image_url", "image_url": {"url": "data:"}},
-                    ],
-                }
-            ]
-        },
-    ),
-    ("messages[0].content", {"messages": [{"role": "assistant", "content": None}]}),
-    ("messages[0].tool_call_id", {"messages": [{"role": "tool", "content": "x"}]}),
-    ("messages[0].tool_call_id", {"messages": [USER | {"tool_call_id": "c"}]}),
-    ("messages[0].tool_calls", {"messages": [USER | {"tool_calls": [CALL]}]}),
     ("messages[0].tool_calls", {"messages": [{"role": "assistant", "tool_calls": "x"}]}),
     ("messages[0].tool_calls[0]", {"messages": [{"role": "assistant", "tool_calls": [3]}]}),
     (
         "messages[0].tool_calls[0].function.name",
-        {"messages": [{"role": "assistant", "tool_calls": [{"id": "c"}]}]},
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": 5}}]}]},
     ),
     (
         "messages[0].tool_calls[0].function.arguments",
@@ -252,12 +187,11 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
             "messages": [
                 {
                     "role": "assistant",
-                    "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": {}}}],
+                    "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": 5}}],
                 }
             ]
         },
     ),
-    ("messages[0].cache", {"messages": [USER | {"cache": 1}]}),
     ("messages[0].name", {"messages": [USER | {"name": 3}]}),
     ("max_tokens", {"max_tokens": 0}),
     ("max_tokens", {"max_tokens": -5}),
@@ -284,7 +218,27 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("verbosity", {"verbosity": "low"}),
     ("min_p", {"min_p": 0.1}),
     ("stream_options.include_obfuscation", {"stream_options": {"include_obfuscation": True}}),
-    ("tool_choice", {"tool_choice": {"type": "allowed_tools", "allowed_tools": {}}}),
+    (
+        "tool_choice.allowed_tools.mode",
+        {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "some"}}},
+    ),
+    (
+        "tool_choice.allowed_tools.tools[0]",
+        {
+            "tools": [TOOL],
+            "tool_choice": {
+                "type": "allowed_tools",
+                "allowed_tools": {"tools": [{"type": "function", "function": {"name": "rm"}}]},
+            },
+        },
+    ),
+    (
+        "tool_choice",
+        {
+            "tools": [TOOL, {"type": "custom", "custom": {"name": "patch"}}],
+            "tool_choice": {"type": "custom", "custom": {"name": "patch"}},
+        },
+    ),
     (
         "response_format.json_schema.schema",
         {"response_format": {"type": "json_schema", "json_schema": {}}},

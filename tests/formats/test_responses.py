@@ -225,24 +225,26 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("tool_choice", {"tool_choice": "required"}),
     ("tool_choice", {"tools": [TOOL], "tool_choice": {"type": "function", "name": "rm"}}),
     ("tool_choice", {"tools": [TOOL], "tool_choice": {"type": "web_search"}}),
-    ("tool_choice", {"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "tools": []}}),
+    (
+        "tool_choice.tools[0]",
+        {
+            "tools": [TOOL],
+            "tool_choice": {"type": "allowed_tools", "tools": [{"type": "function", "name": "rm"}]},
+        },
+    ),
     ("tools[0]", {"tools": [{"type": "web_search"}]}),
     ("tools[0]", {"tools": [{"type": "custom", "name": "patch"}]}),
     ("tools[0].name", {"tools": [TOOL | {"name": ""}]}),
-    ("tools[0].tools[0]", {"tools": [SPACE | {"tools": [{"type": "custom"}]}]}),
+    ("tools[0]", {"tools": [SPACE | {"tools": [{"type": "custom"}]}]}),
+    ("tools[0].tools[0]", {"tools": [SPACE | {"tools": [{}]}]}),
+    ("context_management[0].type", {"context_management": [{}]}),
     ("tools[1]", {"tools": [TOOL, TOOL | {"parameters": deep(80)}]}),
     ("previous_response_id", {"previous_response_id": "resp_1"}),
-    ("input[0]", {"input": [{"type": "item_reference", "id": "x"}]}),
-    ("input[0]", {"input": [{"type": "computer_call"}]}),
     ("input[0].role", {"input": [{"role": "tool", "content": "x"}]}),
-    ("input[0].tone", {"input": [USER | {"tone": "x"}]}),
-    ("input[0].content", {"input": [{"role": "user"}]}),
-    (
-        "input[0].content[0]",
-        {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]},
-    ),
-    ("input[0].output[0]", {"input": [RESULT | {"output": [{"type": "input_file"}]}]}),
-    ("input[0].call_id", {"input": [{"type": "function_call", "name": "x", "arguments": ""}]}),
+    ("input[0].content", {"input": [{"role": "user", "content": 5}]}),
+    ("input[0].output", {"input": [RESULT | {"output": 5}]}),
+    ("input[0].call_id", {"input": [CALL | {"call_id": 5}]}),
+    ("input[0].type", {"input": [{"type": 5}]}),
 ]
 
 

@@ -260,7 +260,7 @@ async def test_who_does_not_see_refuses_by_name(
         assert "--images off" in (await refused(world, message))["message"]
 
 
-async def test_addresses_crowds_and_images_of_the_system_are_clear_errors(
+async def test_addresses_and_crowds_are_clear_errors_and_images_of_the_system_are_lines(
     tmp_path: Path, seeing: Renderer
 ) -> None:
     async with gateway(tmp_path, seeing, sees=True) as world:
@@ -271,7 +271,11 @@ async def test_addresses_crowds_and_images_of_the_system_are_clear_errors(
         error = await refused(world, many)
         assert error["code"] == "context_length_exceeded"
         by_system = {"role": "system", "content": shown(ONE)["content"]}
-        assert "not read here" in (await refused(world, by_system))["message"]
+        assert (await world.ask(by_system, {"role": "user", "content": "Hi"})).status_code == 200
+        assert (
+            "[image/png, 1 kB: images are shown in messages of users and results of tools only]"
+            in (seeing.decode(world.sampler.prompts[-1]))
+        )
 
 
 WIRES: dict[str, tuple[str, str, Callable[[str], dict[str, Any]]]] = {

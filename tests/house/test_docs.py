@@ -28,7 +28,7 @@ from tinker_claw.billing.prices import price_in_force
 from tinker_claw.cli import main
 from tinker_claw.config.load import load
 from tinker_claw.formats import FORMATS
-from tinker_claw.formats.fields import Fields
+from tinker_claw.formats.body import Fields
 from tinker_claw.learner.gate import FIGURES
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.methods import METHODS

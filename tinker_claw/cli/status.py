@@ -196,6 +196,8 @@ def _wrong(health: Mapping[str, Any], now: float) -> Iterator[str]:
     if taken := health.get("private_near_misses"):
         yield f"  private: near misses, {plural(taken, 'time')} since the start"
         yield f"    {NEAR_MISS}"
+    for sentence in health.get("left_out", ()):
+        yield f"  left out of requests: {printable(sentence)}"
     if paused := health.get("spending_paused"):
         yield f"  spending: paused {since('learner')}"
         yield f"    {paused}"

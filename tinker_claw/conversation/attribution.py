@@ -18,7 +18,7 @@ from tinker_claw.conversation import openclaw
 from tinker_claw.conversation.harnesses import HARNESSES, Block, after_blanks
 from tinker_claw.conversation.machinery import looks_like_machinery
 from tinker_claw.conversation.openclaw import FORWARDED, Automation, Carried, Sender, Surface
-from tinker_claw.formats.base import parts_of
+from tinker_claw.formats.base import Attached, parts_of
 from tinker_claw.images import placed
 from tinker_claw.types import Message, Piece, Writer, noted
 
@@ -184,7 +184,8 @@ def _read(message: Message) -> Reading:
 
 def read_text(text: str) -> Reading:
     """Split the text of a user message into pieces."""
-    if placed(text) and text.startswith(openclaw.TOOL_IMAGES):
+    attached = any(isinstance(part, Attached) for part in parts_of(text))
+    if (attached or placed(text)) and text.startswith(openclaw.TOOL_IMAGES):
         return Reading((Piece(Writer.TOOL, text, "images"),))
     automatic = openclaw.automation(text)
     if automatic is not None:
@@ -249,6 +250,9 @@ class _Reader:
     def _part(self, number: int, part: str) -> Iterator[Piece]:
         """Yield the pieces of one part: leading blocks, the person's words, trailing blocks."""
         found = self.found
+        if isinstance(part, Attached):  # a document, or a line in place of an image
+            yield Piece(Writer.QUOTATION, part, "attachment")
+            return
         end = openclaw.runtime_at(part)
         body, at, wrapped = part[:end], 0, list[Block]()
         head = openclaw.Head(body)
@@ -370,6 +374,24 @@ def asking(messages: Sequence[Message]) -> list[Reading]:
         if _asks(message):
             found.append(read(message))
     return found
+
+
+def newest_asked(messages: Sequence[Message]) -> Message | None:
+    """The newest message of a user that asks for the reply; None: the results of tools do."""
+    since = list[Message]()
+    for message in reversed(without_volatile(messages)):
+        if message["role"] == "assistant":
+            break
+        if is_result(message):
+            return None
+        since.append(message)
+    users = (message for message in since if message["role"] == "user")
+    return next((m for m in users if attached_to(m) or not read(m).note), None)
+
+
+def attached_to(message: Message) -> list[Attached]:
+    """Parts of a message that nobody typed."""
+    return [part for part in parts_of(message["content"]) if isinstance(part, Attached)]
 
 
 def last_said(messages: Sequence[Message]) -> Message | None:

@@ -17,7 +17,7 @@ from functools import cached_property
 from itertools import islice
 from typing import Any, Final, TypeVar, cast
 
-from tinker_claw.formats.base import parts_of
+from tinker_claw.formats.base import Attached, parts_of
 from tinker_claw.types import Message, Piece, Writer
 
 _Value = TypeVar("_Value")
@@ -208,7 +208,8 @@ def runtime(messages: Sequence[Message], *, in_user_message: bool) -> Runtime | 
                 return _fields(part[at:].partition("\n")[0])
     user = next((m["content"] for m in messages if m["role"] == "user"), None)
     if in_user_message and user is not None:
-        ends = ((part, runtime_at(part)) for part in parts_of(user))
+        own = (part for part in parts_of(user) if not isinstance(part, Attached))
+        ends = ((part, runtime_at(part)) for part in own)
         lines = [part[end:].lstrip() for part, end in ends if end < len(part)]
         if lines:
             return _fields(lines[-1])

@@ -26,21 +26,45 @@ Finish = Literal["stop", "stop string", "length", "calls"]
 or the model waits for the results of its calls."""
 
 
+class Attached(str):
+    """Part of a message that nobody typed: the text of a document, or a line in place of something
+    that the model is not shown. It is data, whoever sent the message.
+
+    `refusal`: raised where the part stands in the user's message that asks; None: it is read there.
+    """
+
+    __slots__ = ("refusal",)
+
+    refusal: RequestError | None
+
+    @classmethod
+    def of(cls, text: str, refusal: RequestError | None = None) -> Attached:
+        """Return a part with this text."""
+        made = cls(text)
+        made.refusal = refusal
+        return made
+
+
 class Joined(Pictured):
     """Text that came in several parts. To the model it is one; the agent's own words may be a part.
 
-    `starts`: where each part begins.
+    `starts`: where each part begins; `attached`: the refusals of attached parts, by their number.
     """
 
-    __slots__ = ("starts",)
+    __slots__ = ("attached", "starts")
 
     starts: tuple[int, ...]
+    attached: Mapping[int, RequestError | None]
 
     @classmethod
     def of(cls, parts: Sequence[str]) -> Joined:
         """Join parts without a separator, as the renderers do."""
+        parts = [part for outer in parts for part in parts_of(outer)]
         joined = cls("".join(parts))
         joined.starts = (0, *accumulate(len(part) for part in parts[:-1]))
+        joined.attached = {
+            at: part.refusal for at, part in enumerate(parts) if isinstance(part, Attached)
+        }
         joined.images = tuple(
             (start + at, image)
             for start, part in zip(joined.starts, parts, strict=True)
@@ -53,7 +77,20 @@ def parts_of(text: str) -> list[str]:
     """Return the parts of a text as the client sent them; a plain string is one part."""
     if not isinstance(text, Joined):
         return [text]
-    return [text[begin:end] for begin, end in pairwise((*text.starts, len(text)))]
+    parts = [_part(text, begin, end) for begin, end in pairwise((*text.starts, len(text)))]
+    for at, refusal in text.attached.items():
+        parts[at] = Attached.of(parts[at], refusal)
+    return parts
+
+
+def _part(text: Joined, begin: int, end: int) -> str:
+    """Return a part with the images in it."""
+    images = tuple((at - begin, image) for at, image in text.images if begin <= at < end)
+    if not images:
+        return text[begin:end]
+    part = Pictured(text[begin:end])
+    part.images = images
+    return part
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +139,8 @@ class GenerationRequest:
     """The client's name for the session, and the field that holds it; None: the body has none."""
     follows: str | None = None
     """Id of the reply that it continues; None: the history shows it."""
+    left_out: tuple[str, ...] = ()
+    """Sentences about what was asked for and is left out, such as a service's own tools."""
     own: Mapping[Any, Any] = field(default_factory=dict[Any, Any])
     """Data of the format's own, which nothing else reads."""
 

@@ -10,6 +10,7 @@ huge integer into a float.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from threading import Lock
@@ -44,6 +45,26 @@ def _decode(
         told = f"The body is not valid JSON, or holds half a surrogate pair: {error}."
         other = otherwise if isinstance(error, msgspec.ValidationError) else None
         raise other or RequestError(told) from error
+
+
+_ESCAPE = re.compile(
+    rb"\\(?:\\|u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    rb"|(?P<half>u[dD][89a-fA-F][0-9a-fA-F]{2}))|(?P<raw>\xed[\xa0-\xbf][\x80-\xbf])"
+)
+"""An escaped backslash in JSON, a pair, half a pair, or half a pair as no UTF-8 has it."""
+
+
+def without_halves(raw: bytes) -> bytes:
+    """Replace halves of surrogate pairs in JSON by U+FFFD: tools cut texts within an emoji."""
+    if not any(mark in raw for mark in (b"\\ud", b"\\uD", b"\xed")):
+        return raw  # most, in a tenth of the time
+
+    def mended(found: re.Match[bytes]) -> bytes:
+        if found["raw"]:
+            return "\ufffd".encode()
+        return rb"\ufffd" if found["half"] else found[0]
+
+    return _ESCAPE.sub(mended, raw)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,17 +35,30 @@ from tinker_claw.formats.fields import (
     MOST_CHOICES,
     MOST_LOGPROBS,
     TEXT_ONLY,
+    arguments_of,
     effort_level,
     function_call,
     function_tool,
-    image_url,
+    left_out,
+    name_of,
+    naming,
     openai,
+    paired,
     refuse_deep,
+    result,
     schema_of,
     stop_strings,
-    text_of,
     top_k,
-    unreadable,
+)
+from tinker_claw.formats.parts import (
+    READS_TEXT,
+    joined,
+    line,
+    plain_part,
+    seen_part,
+    text_of,
+    thought_in,
+    told,
 )
 from tinker_claw.types import KnownMessage, KnownTools, Message
 
@@ -82,22 +95,17 @@ FIELDS = Fields(
 _STREAM = Fields(
     "include_usage", neutral={"include_obfuscation": Neutral((False,), "no padding is sent")}
 )
-# Fields of an earlier reply that OpenAI's clients send back empty.
-_EMPTY: Mapping[str, Neutral] = dict.fromkeys(
-    ("refusal", "annotations", "audio", "function_call"),
-    Neutral(("", [], {}), "it is nobody's but the assistant's, and is not read"),
-)
-_OTHERS = Fields("role content name", neutral=_EMPTY)
-_MESSAGES = {
-    **dict.fromkeys(("system", "developer", "user"), _OTHERS),
-    "assistant": Fields("role content name tool_calls reasoning_content refusal", neutral=_EMPTY),
-    "tool": Fields("role content name tool_call_id", neutral=_EMPTY),
+# Roles of messages: developer is OpenAI's newer name for system, function its older one for tool.
+_ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
 }
-# Hints to a cache change no reply.
-_HINTS = "cache_control prompt_cache_breakpoint"
-_PART = Fields("type text", _HINTS)
-_IMAGE = Fields("type image_url", _HINTS)
-_URL = Fields("url", "detail")  # the model's own files set the tokens of an image
+_THOUGHT = ("reasoning_content", "reasoning", "reasoning_text")
+"""Names that servers give to the thinking of their replies."""
 
 
 class Chat(Format):
@@ -151,10 +159,10 @@ def parse_chat(
         RequestError: names the first field that is malformed or cannot be honoured.
     """
     fields = FIELDS.check(load_body(body, raw=("messages", "tools")))
-    tools = read(_tools, fields["tools"], "tools") if "tools" in fields else ()
+    tools, missing = read(_tools, fields["tools"], "tools") if "tools" in fields else ((), ())
     return GenerationRequest(
         **openai(fields, tools, "max_completion_tokens", "max_tokens", nested=True),
-        messages=_messages(fields.get("messages"), read),
+        messages=tuple(_messages(fields.get("messages"), read)),
         wants_usage=fields.object("stream_options", _STREAM).flag("include_usage"),
         top_k=top_k(fields),
         seed=fields.integer("seed", -INT64, INT64),
@@ -164,6 +172,7 @@ def parse_chat(
         choices=_choices(fields),
         template=fields.scalars("chat_template_kwargs", "must be a string, a number or a boolean"),
         reasoning_effort=effort_level(fields, "reasoning_effort"),
+        left_out=missing,
         own=own or {},
     )
 
@@ -184,19 +193,31 @@ def _choices(fields: Object) -> int:
     return asked
 
 
-def _tools(raw: Any, at: str) -> KnownTools:
-    """Check the shape of tools. They go into the prompt unchanged, and constrain no reply."""
-    for tool in Object({at: raw}).objects(at, required=True):
-        if tool.get("type") != "function":
+def _tools(raw: Any, at: str) -> tuple[KnownTools, tuple[str, ...]]:
+    """Check the shape of tools. They go into the prompt unchanged, and constrain no reply.
+
+    Returns:
+        The functions, and sentences about tools of other types, which are left out.
+    """
+    functions, missing = list[Any](), list[str]()
+    for tool, sent in zip(Object({at: raw}).objects(at, required=True), raw, strict=True):
+        kind = tool.get("type")
+        if kind != "function" and isinstance(kind, str):
+            missing.append(left_out(kind, tool.at))
+            continue
+        if kind != "function":
             raise tool.wrong("must be an object of type function")
         function_tool(tool.object("function"))
         refuse_deep(tool)
-    return KnownTools(raw)
+        functions.append(sent)
+    if missing and not functions:
+        raise RequestError(f"{missing[0]}; offer functions.", param=f"{at}[0]")
+    return KnownTools(functions), tuple(missing)
 
 
-def _messages(raw: Raw | None, read: Read) -> tuple[Message, ...]:
-    """Check `messages`. Content becomes one string, which knows its parts and images; parts that
-    are not read here (audio, files) are refused, never skipped.
+def _messages(raw: Raw | None, read: Read) -> list[Message]:
+    """Check `messages`. Content becomes one string, which knows its parts and images. Members that
+    are not known are other servers' notes on their replies, and passed over.
 
     Raises:
         RequestError: names the message and the field.
@@ -204,69 +225,55 @@ def _messages(raw: Raw | None, read: Read) -> tuple[Message, ...]:
     messages = raw_items(raw, "messages")
     if not messages:
         raise RequestError("messages must be a list of at least one message.", param="messages")
-    return tuple([read(_message, said, f"messages[{i}]") for i, said in enumerate(messages)])
+    return paired([read(_message, said, f"messages[{i}]") for i, said in enumerate(messages)])
 
 
 def _message(raw: Any, at: str) -> KnownMessage:
-    given = Object(raw, at)
-    role = given.get("role")
-    if not isinstance(role, str) or role not in _MESSAGES:
-        raise given.wrong(f"must be one of {', '.join(_MESSAGES)}", "role")
-    _MESSAGES[role].check(given)
-    message = _assistant(given) if role == "assistant" else _other(given, role)
-    if "name" in given:
-        message["name"] = given.string("name")
-    return KnownMessage(message)
+    with naming(at, raw):
+        given = Object(raw, at)
+        role = given.get("role")
+        if not isinstance(role, str) or role not in _ROLES:
+            raise given.wrong(f"must be one of {', '.join(_ROLES)}", "role")
+        message = _assistant(given) if role == "assistant" else _other(given, _ROLES[role])
+        if "name" in given:
+            message["name"] = given.string("name")
+        return KnownMessage(message)
 
 
 def _other(given: Object, role: str) -> dict[str, Any]:
     """A message of anyone but the assistant."""
-    if "content" not in given:
-        raise given.wrong("is missing", "content")
-    message = {
-        # OpenAI's newer name for the same role.
-        "role": "system" if role == "developer" else role,
-        "content": text_of(given, "content", _seen if role in ("user", "tool") else _part),
-    }
+    content = text_of(given, "content", plain_part if role == "system" else seen_part)
     if role == "tool":
-        message["tool_call_id"] = given.string("tool_call_id")
-    return message
+        return {**result(given.optional("tool_call_id", empty=True), content)}
+    return {"role": role, "content": content}
 
 
 def _assistant(given: Object) -> dict[str, Any]:
     calls = [_call(call) for call in given.objects("tool_calls")]
-    refusal = given.optional("refusal", empty=True) or ""
-    if "content" not in given and not calls and not refusal:
-        raise given.wrong("is missing, and there are no tool_calls", "content")
+    if "function_call" in given:
+        calls.append(_called("", given.object("function_call")))
     # A refusal is what the assistant said instead.
-    content = text_of(given, "content", _part) if "content" in given else ""
-    message: dict[str, Any] = {"role": "assistant", "content": content + refusal}
+    said = [text_of(given, "content", plain_part), given.optional("refusal", empty=True) or ""]
+    if "audio" in given:
+        said.append(line(READS_TEXT, "audio"))
+    message: dict[str, Any] = {"role": "assistant", "content": joined([*filter(None, said)])}
     if calls:
         message["tool_calls"] = calls
-    if "reasoning_content" in given:
-        message["reasoning_content"] = given.string("reasoning_content", empty=True)
+    # "" is sent by agents whose service demands the field.
+    thought = [text for name in _THOUGHT if isinstance(text := given.get(name), str)]
+    if found := thought[:1] or thought_in(given.get("content")):
+        message["reasoning_content"] = "".join(found)
     return message
 
 
 def _call(call: Object) -> dict[str, Any]:
-    if call.get("type", "function") != "function":
-        raise call.wrong("must be function", "type")
-    function = call.object("function")
-    name, arguments = function.string("name"), function.string("arguments", empty=True)
-    return function_call(call.string("id"), name, arguments)
+    """A call in the history, whatever kind of tool it was."""
+    id, kind = call.optional("id", empty=True) or "", call.get("type", "function")
+    if kind != "function" and isinstance(kind, str):
+        given = call.object(kind)
+        return function_call(id, name_of(given), told({"input": given.get("input")}))
+    return _called(id, call.object("function"))
 
 
-def _part(part: Object) -> str:
-    kind = part.get("type")
-    if kind == "refusal":
-        return part.string("refusal", empty=True)
-    if kind != "text":
-        raise unreadable(part)
-    return _PART.check(part).string("text", empty=True)
-
-
-def _seen(part: Object) -> str:
-    """A part of a message that may hold images."""
-    if part.get("type") != "image_url":
-        return _part(part)
-    return image_url(_IMAGE.check(part).object("image_url", _URL))
+def _called(id: str, function: Object) -> dict[str, Any]:
+    return function_call(id, name_of(function), arguments_of(function, "arguments"))

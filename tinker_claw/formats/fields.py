@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from typing import Any, TypedDict
+from collections import OrderedDict
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from typing import Any, TypedDict, cast
 
 from tinker_claw.errors import RequestError
-from tinker_claw.formats.base import EFFORTS, Joined
-from tinker_claw.formats.body import INT64, Fields, Object, shown
-from tinker_claw.images import Pictured, read_data, read_url
-from tinker_claw.types import Message, Reply, Tool, ToolCall
+from tinker_claw.formats.base import EFFORTS
+from tinker_claw.formats.body import INT64, Object, shown, without_halves
+from tinker_claw.formats.parts import MAX_DEPTH, joined
+from tinker_claw.images import AwayError
+from tinker_claw.types import KnownMessage, KnownTools, Message, Reply, Tool, ToolCall
 
 STOP_STRINGS = 4
 """Most stop strings of a request, as at OpenAI."""
 STOP_CHARACTERS = 256
 """Most characters of one stop string; as much text may have to be held back at any time."""
-MAX_DEPTH = 64
-"""Levels of nesting in one tool: deeper ones would overflow the encoder's stack later."""
-
-# The image's own header tells its type.
-_BASE64 = Fields("type data", "media_type")
-_URL = Fields("type url")
 
 TEXT_ONLY = "this model writes text only"
 MOST_CHOICES = 8
@@ -86,28 +83,6 @@ def effort_level(fields: Object, name: str) -> str | None:
     raise fields.wrong(f"must be one of {', '.join(EFFORTS)}", name)
 
 
-def text_of(given: Object, name: str, part: Callable[[Object], str], *, empty: bool = False) -> str:
-    """Text of a string or of a list of parts; it knows its parts.
-
-    Args:
-        part: reads one of them.
-        empty: there may be none.
-    """
-    content = given.get(name, [])
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list) or not (content or empty):
-        raise given.wrong("must be a string or a list of parts", name)
-    return joined([part(one) for one in given.objects(name)])
-
-
-def joined(texts: Sequence[str]) -> str:
-    """Texts of the parts of one message; "" of none."""
-    if len(texts) > 1:
-        return Joined.of(texts)
-    return texts[0] if texts else ""
-
-
 def parted(texts: Sequence[str]) -> str:
     """Join texts of several authors with blank lines."""
     heads = [text if text.endswith("\n\n") else f"{text}\n\n" for text in texts[:-1]]
@@ -117,6 +92,73 @@ def parted(texts: Sequence[str]) -> str:
 def function_call(id: str, name: str, arguments: str) -> dict[str, Any]:
     """A call in a message of the assistant. `arguments`: JSON."""
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def arguments_of(given: Object, name: str) -> str:
+    """Arguments of a call as JSON: sent as such, as an object, or not at all."""
+    sent = given.get(name)
+    if isinstance(sent, str):
+        # They are JSON in JSON, which some chat formats read.
+        return without_halves(sent.encode()).decode() or "{}"
+    found = given.object(name)
+    refuse_deep(found)
+    return json.dumps(given.get(name, {}), ensure_ascii=False, separators=(",", ":"))
+
+
+def name_of(given: Object, name: str = "name") -> str:
+    """Name of a tool that was called; a call without one was another server's mistake."""
+    return given.optional(name, empty=True) or "unknown"
+
+
+def result(id: str | None, content: str) -> Message:
+    """Result of a tool. `id`: of the call; None or "": the next one without a result."""
+    return {"role": "tool", "tool_call_id": id or "", "content": content}
+
+
+def paired(messages: Iterable[Message]) -> list[Message]:
+    """Give ids to calls and results that came without, in their order.
+
+    A result that answers no call stays where it is: it is data like any other.
+    """
+    found, waiting = list[Message](), OrderedDict[str, None]()
+    for at, message in enumerate(messages):
+        calls = cast("Sequence[dict[str, Any]]", message.get("tool_calls", ()))
+        if not all(call["id"] for call in calls):
+            calls = [call | {"id": call["id"] or f"call{at}n{n}"} for n, call in enumerate(calls)]
+            message = KnownMessage({**message, "tool_calls": calls})
+        waiting |= dict.fromkeys(call["id"] for call in calls)
+        if message["role"] == "tool":
+            if not message["tool_call_id"] and waiting:
+                message = KnownMessage({**message, "tool_call_id": next(iter(waiting))})
+            waiting.pop(message["tool_call_id"], None)
+        found.append(message)
+    return found
+
+
+@contextmanager
+def naming(at: str, raw: Any) -> Generator[None]:
+    """Name the message in the errors about it.
+
+    Args:
+        at: its place in the body.
+        raw: the message.
+    """
+    try:
+        yield
+    except AwayError:
+        raise  # nothing is wrong with it
+    except RequestError as error:
+        sent = cast("dict[str, Any]", raw) if isinstance(raw, dict) else {}
+        what = next(
+            (f"{n} {sent[n]}" for n in ("role", "type") if isinstance(sent.get(n), str)), ""
+        )
+        where = f"{at} ({shown(what)})" if what else at
+        raise RequestError(
+            f"{error} It stands in {where}.",
+            status=error.status,
+            code=error.code,
+            param=error.param,
+        ) from error
 
 
 def called(call: ToolCall) -> dict[str, Any]:
@@ -146,29 +188,6 @@ def one_reply(first: Message, second: Message) -> Message:
     calls = [call for message in both for call in message.get("tool_calls", ())]
     thought = [m["reasoning_content"] for m in both if "reasoning_content" in m]
     return assistant([message["content"] for message in both], thought, calls)
-
-
-def unreadable(part: Object) -> RequestError:
-    """Return the error for a part that is not read here: audio and files are never skipped."""
-    kind = part.get("type")
-    what = f"of type {shown(kind)}" if isinstance(kind, str) else "without a type"
-    return part.wrong(
-        f"is a part {what}, which is not read here; images are, of users and results of tools"
-    )
-
-
-def image_url(given: Object, name: str = "url") -> str:
-    """An image in a data: URL, as the text that stands for it."""
-    return Pictured.showing(read_url(given.string(name), given.place(name)))
-
-
-def image_source(source: Object) -> str:
-    """An image as Anthropic's format has it, as the text that stands for it."""
-    if source.get("type") == "url":
-        return image_url(_URL.check(source))
-    if source.get("type") != "base64":
-        raise source.wrong("must be base64 or url", "type")
-    return Pictured.showing(read_data(_BASE64.check(source).string("data"), source.place("data")))
 
 
 def function_tool(given: Object, schema: str = "parameters") -> Tool:
@@ -207,7 +226,9 @@ def forced(tools: tuple[Tool, ...], name: str | None, at: str) -> Calls:
     if not offered:
         raise RequestError(f"{at}: there are no tools to call.", param=at)
     if name is not None and name not in offered:
-        raise RequestError(f"{at} names {shown(name)}, which is none of the tools.", param=at)
+        raise RequestError(
+            f"{at} names {shown(name)}, which is none of the functions offered.", param=at
+        )
     return {"tools": tools, "must_call": tuple(dict.fromkeys(offered)) if name is None else (name,)}
 
 
@@ -240,15 +261,49 @@ def _openai_calls(fields: Object, tools: tuple[Tool, ...], *, nested: bool) -> C
         nested: the choice is in a member named after its type.
     """
     at = "tool_choice"
-    choice = fields.get(at, "auto")
-    if choice == "none":
+    sent = fields.get(at, "auto")
+    choice = fields.object(at) if isinstance(sent, dict) else Object({"type": sent}, at)
+    kind = choice.get("type")
+    inner = choice.object(kind) if nested and isinstance(kind, str) else choice
+    if kind == "none":
         return {"may_call": False}
-    if choice in ("auto", "required"):
-        return forced(tools, None, at) if choice == "required" else {"tools": tools}
-    told = fields.object(at)
-    if told.get("type") != "function":
-        raise fields.wrong("must be auto, none, required or a function", at)
-    return forced(tools, (told.object("function") if nested else told).string("name"), at)
+    if kind in ("auto", "required"):
+        return forced(tools, None, at) if kind == "required" else {"tools": tools}
+    if kind == "allowed_tools":
+        return _allowed(inner, tools, at, nested=nested)
+    if isinstance(sent, str) or not isinstance(kind, str):
+        raise fields.wrong("must be auto, none, required, allowed_tools or a function", at)
+    if kind != "function":
+        raise fields.wrong(
+            f"asks for a tool of type {shown(kind)}, which was left out: this server runs no tools "
+            "itself; name a function",
+            at,
+        )
+    return forced(tools, inner.string("name"), at)
+
+
+def _allowed(choice: Object, tools: tuple[Tool, ...], at: str, *, nested: bool) -> Calls:
+    """The functions of a choice among some tools, which the model is shown alone."""
+    mode, names = choice.get("mode", "auto"), set[str]()
+    if mode not in ("auto", "required"):
+        raise choice.wrong("must be auto or required", "mode")
+    offered = {tool["function"]["name"] for tool in tools}
+    for one in choice.objects("tools"):
+        if one.get("type", "function") != "function":
+            continue  # left out, like the tool itself
+        name = (one.object("function") if nested else one).string("name")
+        if name not in offered:
+            raise one.wrong(f"names {shown(name)}, which is none of the functions offered")
+        names.add(name)
+    kept = KnownTools([tool for tool in tools if tool["function"]["name"] in names])
+    if mode == "required":
+        return forced(kept, None, at)
+    return {"tools": kept} if kept else {"may_call": False}
+
+
+def left_out(kind: str, at: str) -> str:
+    """Say that a tool was left out. `kind`: its type."""
+    return f"{shown(kind)} ({at}): this server runs no tools itself, so it was not offered"
 
 
 def refuse_deep(given: Object) -> None:

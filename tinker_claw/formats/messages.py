@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, cast
 
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import (
+    Attached,
     Format,
     GenerationRequest,
     Json,
@@ -23,27 +24,41 @@ from tinker_claw.formats.base import (
     Route,
     bearer,
 )
-from tinker_claw.formats.body import INT64, Fields, Neutral, Object, load_body
+from tinker_claw.formats.body import INT64, Fields, Neutral, Object, load_body, shown
 from tinker_claw.formats.fields import (
     Calls,
+    arguments_of,
     assistant,
     common,
     effort_level,
     forced,
     function_call,
     function_tool,
-    image_source,
-    joined,
+    left_out,
+    name_of,
+    naming,
     one_reply,
+    paired,
     parted,
     refuse_deep,
+    result,
     schema_of,
     stop_strings,
-    text_of,
     top_k,
-    unreadable,
 )
 from tinker_claw.formats.messages_reply import MessagesReply, error_body
+from tinker_claw.formats.parts import (
+    READS_TEXT,
+    THOUGHTS,
+    answered,
+    joined,
+    kind_of,
+    line,
+    plain_part,
+    seen_part,
+    text_of,
+    unreadable,
+)
 from tinker_claw.types import KnownMessage, KnownTools, Message, Tool
 
 STOP_SEQUENCES = 64
@@ -76,9 +91,9 @@ _USUAL = "high"
 
 _TOOL = Fields(
     honoured="type name description input_schema strict",
-    ignored="cache_control eager_input_streaming",  # a call comes when it is complete
+    # A call comes when it is complete, and the model is shown all tools at once.
+    ignored="cache_control eager_input_streaming defer_loading",
     neutral={
-        "defer_loading": Neutral((False,), "all tools are shown to the model"),
         "allowed_callers": Neutral((["direct"],), _RUNS_NOTHING),
         "input_examples": Neutral(([],), "write them into the description"),
     },
@@ -88,20 +103,10 @@ _THINKING = Fields("type budget_tokens display")
 _OUTPUT = Fields("effort format")
 _MANAGEMENT = Fields("edits")
 _CHOICE = Fields("type name disable_parallel_tool_use")
-_MESSAGE = Fields("role content")
-_BLOCKS = {
-    "text": Fields("type text", "cache_control citations"),
-    "image": Fields("type source", "cache_control"),
-    "thinking": Fields("type thinking", "cache_control signature"),
-    "redacted_thinking": Fields("type", "cache_control data"),
-    "tool_use": Fields("type id name input", "cache_control caller"),
-    "tool_result": Fields("type tool_use_id content is_error", "cache_control"),
-}
-_BY: Mapping[str, frozenset[str]] = {
-    "user": frozenset({"text", "image", "tool_result"}),
-    "assistant": frozenset({"text", "thinking", "redacted_thinking", "tool_use"}),
-    "system": frozenset({"text"}),
-}
+_ROLES = ("user", "assistant", "system")
+_CALLS = frozenset({"tool_use", "server_tool_use", "mcp_tool_use"})
+_RESULT = "tool_result"
+"""How the types of blocks end that hold the result of a call."""
 _BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\s*")
 """Line for Anthropic's accounts before the system text. Claude Code writes another into every
 request, so that no prompt would begin like the one before."""
@@ -138,11 +143,11 @@ class Messages(Format):
         choice = fields.object("tool_choice", _CHOICE)
         output = fields.object("output_config", _OUTPUT)
         effort, effort_at, shows = _thinking(fields, output)
-        _check_edits(fields)
-        said = [*_system(fields), *_conversation(fields)]
+        tools, missing = _tools(fields)
+        said = [*_system(fields), *paired(_conversation(fields))]
         return GenerationRequest(
             **common(fields, 1, "max_tokens"),
-            **_calls(fields, choice),
+            **_calls(fields, choice, tools),
             messages=tuple(map(KnownMessage, said)),
             one_call=choice.flag("disable_parallel_tool_use"),
             top_k=top_k(fields),
@@ -151,6 +156,7 @@ class Messages(Format):
             reasoning_effort=effort,
             effort_at=effort_at,
             session=_session(fields.object("metadata", _METADATA)),
+            left_out=(*missing, *_edits(fields)),
             own={"thinking": shows},
         )
 
@@ -216,18 +222,33 @@ def _thinking(fields: Object, output: Object) -> tuple[str | None, str, bool]:
     return effort, at, shows
 
 
-def _check_edits(fields: Object) -> None:
-    """Accept edits of thinking only: the chat template decides which thinking is shown again, and
-    nothing else of a history is removed."""
-    for edit in fields.object("context_management", _MANAGEMENT).objects("edits"):
-        kind = edit.get("type")
-        if not isinstance(kind, str) or not kind.startswith("clear_thinking"):
-            raise edit.wrong("is not supported: nothing is taken out of a history here")
+def _edits(fields: Object) -> list[str]:
+    """Sentences about edits of the history that are not made. The chat template decides which
+    thinking is shown again, and nothing else is removed."""
+    edits = fields.object("context_management", _MANAGEMENT).objects("edits")
+    kinds = [edit.string("type") for edit in edits]
+    return [
+        f"{shown(kind)} (context_management): nothing is taken out of a history here"
+        for kind in kinds
+        if not kind.startswith("clear_thinking")
+    ]
 
 
-def _calls(fields: Object, choice: Object) -> Calls:
-    """Read tools and `tool_choice`."""
-    tools = KnownTools([_tool(tool) for tool in fields.objects("tools")])
+def _tools(fields: Object) -> tuple[KnownTools, list[str]]:
+    """The functions, and sentences about tools of other types, which are left out."""
+    functions, missing = list[Tool](), list[str]()
+    for given in fields.objects("tools"):
+        if given.get("type", "custom") == "custom":
+            functions.append(_tool(given))
+        else:
+            missing.append(left_out(given.string("type"), given.at))
+    if missing and not functions:
+        raise RequestError(f"{missing[0]}; offer your own.", param="tools[0]")
+    return KnownTools(functions), missing
+
+
+def _calls(fields: Object, choice: Object, tools: KnownTools) -> Calls:
+    """Read `tool_choice`."""
     kind = choice.get("type", "auto")
     if kind in ("any", "tool"):
         name = choice.string("name") if kind == "tool" else None
@@ -243,10 +264,6 @@ def _calls(fields: Object, choice: Object) -> Calls:
 
 
 def _tool(given: Object) -> Tool:
-    if given.get("type", "custom") != "custom":
-        kind = given.string("type")[:80]
-        why = f"is of type {kind}, but {_RUNS_NOTHING}, with a name and an input_schema"
-        raise given.wrong(why)
     refuse_deep(given)
     if "input_schema" not in _TOOL.check(given):
         raise given.wrong("is missing", "input_schema")
@@ -256,85 +273,101 @@ def _tool(given: Object) -> Tool:
 def _system(fields: Object) -> list[Message]:
     texts = [fields.get("system", "")]
     if not isinstance(texts[0], str):
-        texts = [_text_in(_checked(block, "system")) for block in fields.objects("system")]
+        texts = [_text(block) for block in fields.objects("system")]
     texts = [said for text in texts if (said := _BILLING.sub("", text))]
     return [{"role": "system", "content": parted(texts)}] if texts else []
 
 
+def _text(block: Object) -> str:
+    if block.get("type") != "text":
+        raise unreadable(block)
+    return block.string("text", empty=True)
+
+
 def _conversation(fields: Object) -> list[Message]:
-    sent = fields.objects("messages", required=True)
+    sent = fields.listed("messages", required=True)
     if not sent:
         raise RequestError("messages must be a list of at least one message.", param="messages")
     said: list[Message] = []
-    for message in (message for one in sent for message in _messages(one)):
+    for message in (m for i, one in enumerate(sent) for m in _messages(one, f"messages[{i}]")):
         if said and message["role"] == said[-1]["role"] == "assistant":
             message = one_reply(said.pop(), message)
         said.append(message)
     if said[-1]["role"] == "assistant":
-        raise sent[-1].wrong("is the assistant's: a reply cannot be begun for the model here")
+        raise RequestError(
+            f"messages[{len(sent) - 1}] is the assistant's: a reply cannot be begun for the model "
+            "here.",
+            param=f"messages[{len(sent) - 1}]",
+        )
     return said
 
 
-def _messages(given: Object) -> list[Message]:
+def _messages(raw: Any, at: str) -> list[Message]:
     """Convert one message of the client's into neutral messages."""
-    role = given.get("role")
-    if not isinstance(role, str) or role not in _BY:
-        raise given.wrong(f"must be one of {', '.join(_BY)}", "role")
-    content = _MESSAGE.check(given).get("content")
-    if isinstance(content, str):
-        return [{"role": role, "content": content}]
-    blocks = [_checked(block, role) for block in given.objects("content", required=True)]
-    kinds = [block["type"] for block in blocks]
-
-    def read(kind: str, make: Callable[[Object], Any]) -> list[Any]:
-        return [make(block) for block in blocks if block["type"] == kind]
-
-    texts = [_text_in(block) for block in blocks if block["type"] in ("text", "image")]
-    if role == "assistant":
-        thought = read("thinking", lambda block: block.string("thinking", empty=True))
-        return [assistant(texts, thought, read("tool_use", _call))]
-    if not blocks:
-        raise given.wrong("must be a string or a list of blocks", "content")
-    results = read("tool_result", _result)
-    if "tool_result" in kinds[len(results) :]:
-        raise given.wrong("has results of tools behind text; they must come before it", "content")
-    return [*results, *([{"role": role, "content": joined(texts)}] if texts else [])]
+    with naming(at, raw):
+        given = Object(raw, at)
+        role = given.get("role")
+        if not isinstance(role, str) or role not in _ROLES:
+            raise given.wrong(f"must be one of {', '.join(_ROLES)}", "role")
+        content = given.get("content", [])
+        if not isinstance(content, list):
+            return [{"role": role, "content": text_of(given, "content", plain_part)}]
+        blocks = [
+            Object(
+                {"type": "text", "text": one} if isinstance(one, str) else one, f"{at}.content[{i}]"
+            )
+            for i, one in enumerate(cast("list[Any]", content))
+        ]
+        return _replies(blocks) if role == "assistant" else _others(blocks, role)
 
 
-def _checked(block: Object, role: str) -> Object:
-    kind = block.get("type")
-    if not isinstance(kind, str) or kind not in _BLOCKS:
-        raise unreadable(block)
-    if kind not in _BY[role]:
-        raise block.wrong(f"is of type {kind}, which is not the {role}'s")
-    return _BLOCKS[kind].check(block)  # redacted thinking, another server's, is not read
+def _others(blocks: Sequence[Object], role: str) -> list[Message]:
+    """Messages of anyone but the assistant: results of tools first, as they answer its calls."""
+    results = [_result(block) for block in blocks if kind_of(block).endswith(_RESULT)]
+    read = seen_part if role == "user" else plain_part
+    texts = [
+        Attached.of(line(READS_TEXT, kind_of(block))) if kind_of(block) in _CALLS else read(block)
+        for block in blocks
+        if not kind_of(block).endswith(_RESULT)
+    ]
+    if texts or not results:
+        return [*results, {"role": role, "content": joined(texts)}]
+    return list(results)
 
 
-def _text_in(block: Object) -> str:
-    if block["type"] == "image":
-        return image_source(block.object("source"))
-    return block.string("text", empty=True)
-
-
-def _resulting(block: Object) -> str:
-    """A block in the result of a tool."""
-    if block.get("type") == "tool_result":
-        raise unreadable(block)
-    return _text_in(_checked(block, "user"))
+def _replies(blocks: Sequence[Object]) -> list[Message]:
+    """Messages of one by the assistant: what a service's own tools answered in its middle is a
+    result like any other, and what follows another reply."""
+    found, texts, thought, calls = list[Message](), list[str](), list[str](), list[Any]()
+    for block in blocks:
+        kind = kind_of(block)
+        if kind.endswith(_RESULT):
+            if texts or thought or calls:
+                found.append(assistant(texts, thought, calls))
+                texts, thought, calls = [], [], []
+            found.append(_result(block))
+        elif kind in _CALLS:
+            calls.append(_call(block))
+        elif kind == "thinking":
+            thought.append(block.optional("thinking", empty=True) or "")
+        elif kind == "compaction" and isinstance(block.get("content"), str):
+            texts.append(block["content"])
+        elif kind not in THOUGHTS:
+            texts.append(plain_part(block))
+    if texts or thought or calls or not found:
+        found.append(assistant(texts, thought, calls))
+    return found
 
 
 def _call(block: Object) -> dict[str, Any]:
-    if "input" not in block:
-        raise block.wrong("must be an object", "input")
-    refuse_deep(block.object("input"))
-    arguments = json.dumps(block["input"], ensure_ascii=False, separators=(",", ":"))
-    return function_call(block.string("id"), block.string("name"), arguments)
+    id = block.optional("id", empty=True) or ""
+    return function_call(id, name_of(block), arguments_of(block, "input"))
 
 
 def _result(block: Object) -> Message:
-    told = text_of(block, "content", _resulting, empty=True)
-    return {
-        "role": "tool",
-        "tool_call_id": block.string("tool_use_id"),
-        "content": joined(["Error: ", told]) if block.flag("is_error") else told,
-    }
+    id, content = block.optional("tool_use_id", empty=True), block.get("content")
+    if kind_of(block) == _RESULT:
+        told = text_of(block, "content", seen_part)
+    else:
+        told = answered(content, block.place("content"))
+    return result(id, joined(["Error: ", told]) if block.flag("is_error") else told)

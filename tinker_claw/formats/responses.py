@@ -23,23 +23,36 @@ from tinker_claw.formats.base import (
     ReplyWriter,
     Route,
 )
-from tinker_claw.formats.body import Fields, Neutral, Object, load_body
+from tinker_claw.formats.body import Fields, Neutral, Object, load_body, shown
 from tinker_claw.formats.chat_reply import error_body
 from tinker_claw.formats.fields import (
     MOST_LOGPROBS,
+    arguments_of,
     as_message,
     assistant,
     effort_level,
     function_call,
     function_tool,
-    image_url,
+    left_out,
+    name_of,
+    naming,
     one_reply,
     openai,
+    paired,
     parted,
     refuse_deep,
+    result,
     schema_of,
+)
+from tinker_claw.formats.parts import (
+    READS_TEXT,
+    answered,
+    line,
+    plain_part,
+    seen_part,
     text_of,
-    unreadable,
+    thought_in,
+    told,
 )
 from tinker_claw.formats.responses_reply import Names, ResponsesReply
 from tinker_claw.images import images_in
@@ -52,7 +65,7 @@ FIELDS = Fields(
     honoured=(
         "model input instructions previous_response_id store tools tool_choice "
         "parallel_tool_calls stream stream_options max_output_tokens temperature top_p "
-        "reasoning text include top_logprobs prompt_cache_key metadata"
+        "reasoning text include top_logprobs prompt_cache_key metadata context_management"
     ),
     ignored=(
         "user safety_identifier client_metadata access_programs service_tier "
@@ -62,7 +75,6 @@ FIELDS = Fields(
         "background": Neutral((False,), "a reply comes to the client that waits for it"),
         "conversation": Neutral((), _KEEPS_NOTHING),
         "prompt": Neutral((), _KEEPS_NOTHING),
-        "context_management": Neutral(([],), "nothing is taken out of a history here"),
         "truncation": Neutral(("disabled",), "nothing is taken out of a history here"),
         "max_tool_calls": Neutral((), _RUNS_NOTHING),
         "moderation": Neutral((), "nothing is moderated here"),
@@ -90,31 +102,29 @@ _INCLUDED = (_LOGPROBS, "reasoning.encrypted_content")
 _STREAM = Fields("", neutral={"include_obfuscation": Neutral((False,), "no padding is sent")})
 _FUNCTION = Fields(
     honoured="type name description parameters strict",
-    ignored="output_schema",
+    ignored="output_schema defer_loading",  # the model is shown all tools at once
     neutral={
         "async": Neutral((False,), "an agent goes on once all its calls have results"),
-        "defer_loading": Neutral((False,), "all tools are shown to the model"),
         "allowed_callers": Neutral((["direct"],), _RUNS_NOTHING),
     },
 )
 _NAMESPACE = Fields("type name description tools")
 
 
-_ITEMS = {
-    "message": Fields("type role content", "id status phase"),
-    "reasoning": Fields("type content", "id status summary encrypted_content"),
-    "function_call": Fields("type call_id name namespace arguments", "id status caller async"),
-    "function_call_output": Fields("type call_id output", "id status caller name namespace"),
-}
-_PARTS = {
-    "input_text": Fields("type text", "prompt_cache_breakpoint"),
-    "output_text": Fields("type text", "annotations logprobs"),
-    "refusal": Fields("type refusal"),
-    "reasoning_text": Fields("type text"),
-}
-# The model's own files set the tokens of an image.
-_IMAGE = Fields("type image_url", "detail prompt_cache_breakpoint")
 _ROLES = ("user", "assistant", "system", "developer")
+_ASKED = (
+    "arguments",
+    "input",
+    "action",
+    "actions",
+    "operation",
+    "code",
+    "queries",
+    "revised_prompt",
+)
+"""Members of an item that say what a service's own tool was asked."""
+_ANSWERED = ("output", "outputs", "results", "result", "tools", "error", "approve", "reason")
+"""Members that say what it answered."""
 _ROOM = 64_000_000
 """Cache size for replies that may be continued by id, in characters of the conversations before
 them: some six hundred of long sessions, which share their messages."""
@@ -145,14 +155,16 @@ class Responses(Format):
 
     def parse(self, body: bytes, route: Route, user: str) -> GenerationRequest:
         fields, names = FIELDS.check(load_body(body)), Names()
+        tools, missing = _tools(fields, names)
         known = self._said  # what is forgotten meanwhile is not remembered in another
         said = self._history(fields, user, known)
         head = [fields.string("instructions")] if fields.get("instructions") else []
         effort = effort_level(fields.object("reasoning", _REASONING), "effort")
         fields.object("stream_options", _STREAM)
         return GenerationRequest(
-            **openai(fields, _tools(fields, names), "max_output_tokens", nested=False),
+            **openai(fields, tools, "max_output_tokens", nested=False),
             messages=tuple(map(KnownMessage, _with_one_head(head, said))),
+            left_out=(*missing, *_edits(fields), *_references(fields)),
             schema=schema_of(fields.object("text", _TEXT), "format"),
             top_logprobs=_top_logprobs(fields),
             reasoning_effort=effort,
@@ -187,7 +199,7 @@ class Responses(Format):
                     param=where,
                 )
             before = found
-        return (*before, *_conversation(fields))
+        return tuple(paired([*before, *_conversation(fields)]))
 
     def remember(self, request: GenerationRequest, user: str) -> None:
         cast("dict[str, Any]", request.own)["open"] = True
@@ -238,30 +250,55 @@ def _top_logprobs(fields: Object) -> int | None:
     return most if most or _LOGPROBS in included else None
 
 
-def _tools(fields: Object, names: Names) -> KnownTools:
-    """
+def _edits(fields: Object) -> list[str]:
+    """Sentences about edits of the history, none of which is made."""
+    edits = fields.objects("context_management")
+    return [
+        f"{shown(edit.string('type'))} (context_management): nothing is taken out of a history here"
+        for edit in edits
+    ]
+
+
+def _references(fields: Object) -> list[str]:
+    """A sentence about items that are named only, where there are some."""
+    sent: Any = fields.get("input")
+    items = cast("list[Any]", sent) if isinstance(sent, list) else []
+    if not any(isinstance(one, dict) and _is_reference(Object(one)) for one in items):
+        return []
+    return [f"item_reference (input): {_KEEPS_NOTHING}, with store: false"]
+
+
+def _is_reference(item: Object) -> bool:
+    return item.get("type") == "item_reference" or item.keys() == {"id"}
+
+
+def _tools(fields: Object, names: Names) -> tuple[KnownTools, list[str]]:
+    """The functions, and sentences about tools of other types, which are left out.
+
     Args:
         names: filled with the names of tools in a namespace, by the name the model is shown.
     """
-    return KnownTools([found for one in fields.objects("tools") for found in _tool(one, names)])
-
-
-def _tool(given: Object, names: Names) -> list[Tool]:
-    refuse_deep(given)
-    kind = given.get("type")
-    if kind == "function":
-        return [_function(given)]
-    if kind != "namespace":
-        what = f"of type {kind[:80]}" if isinstance(kind, str) else "without a type"
-        raise given.wrong(
-            f'is {what}, but {_RUNS_NOTHING}; in Codex, web_search = "disabled" leaves its own out'
+    functions, missing = list[Tool](), list[str]()
+    for one in fields.objects("tools"):
+        refuse_deep(one)
+        space = _NAMESPACE.check(one).string("name") if one.get("type") == "namespace" else None
+        for tool in [one] if space is None else one.objects("tools", required=True):
+            kind = tool.get("type")
+            if isinstance(kind, str) and kind != "function":
+                missing.append(left_out(kind, tool.at))
+                continue
+            found = _function(tool)
+            if space is not None:
+                function = found["function"]
+                names[name := _shown(space, function["name"])] = (space, function["name"])
+                found = {"type": "function", "function": {**function, "name": name}}
+            functions.append(found)
+    if missing and not functions:
+        raise RequestError(
+            f'{missing[0]}; offer functions. In Codex, web_search = "disabled" leaves its own out.',
+            param="tools[0]",
         )
-    space, found = _NAMESPACE.check(given).string("name"), list[Tool]()
-    for one in given.objects("tools", required=True):
-        function = _function(one)["function"]
-        names[shown := _shown(space, function["name"])] = (space, function["name"])
-        found.append({"type": "function", "function": {**function, "name": shown}})
-    return found
+    return KnownTools(functions), missing
 
 
 def _function(given: Object) -> Tool:
@@ -282,71 +319,88 @@ def _conversation(fields: Object) -> list[Message]:
         return [{"role": "user", "content": raw}]
     if not raw:
         raise fields.wrong("must be a string or a list of items", "input")
+    if not isinstance(raw, list):
+        raise fields.wrong("must be a string or a list of items", "input")
     said = list[Message]()
-    for given in fields.objects("input"):
-        kind = given.get("type", "message")
-        if not isinstance(kind, str) or kind not in _ITEMS:
-            why = _KEEPS_NOTHING if kind == "item_reference" else "no reply of this server has one"
-            raise given.wrong(f"is an item of type {str(kind)[:80]}: {why}")
-        _ITEMS[kind].check(given)
-        message = _READ[kind](given)
-        if kind == "reasoning" and "reasoning_content" not in message:
-            continue
-        last = said[-1] if said else {"role": None}
-        begins = kind == "reasoning" and (last.get("content") or "tool_calls" in last)
-        if last["role"] == message["role"] == "assistant" and not begins:
-            message = one_reply(said.pop(), message)
-        said.append(message)
+    for at, one in enumerate(cast("list[Any]", raw)):
+        with naming(f"input[{at}]", one):
+            messages = _item(Object(one, f"input[{at}]"))
+        for message in messages:
+            last = said[-1] if said else {"role": None}
+            thinks = "reasoning_content" in message
+            begins = thinks and (last.get("content") or "tool_calls" in last)
+            if last["role"] == message["role"] == "assistant" and not begins:
+                message = one_reply(said.pop(), message)
+            said.append(message)
     if not said:
         raise RequestError("input holds nothing that this model can read.", param="input")
     return said
 
 
-def _reasoning(given: Object) -> Message:
+def _item(given: Object) -> list[Message]:
+    """Messages of one item, whoever made it. What a service's own tool was asked and has answered
+    is a call and its result; of anything else a line says what stood there."""
+    kind = "item_reference" if _is_reference(given) else given.get("type", "message")
+    if not isinstance(kind, str):
+        raise given.wrong("must be a string", "type")
+    if kind in _READ:
+        return _READ[kind](given)
+    id = given.optional("call_id", empty=True) or given.optional("id", empty=True)
+    if kind.endswith(("_call", "_request")) or kind == "program":
+        name = given.optional("name", empty=True) or kind.removesuffix("_call")
+        asked = [name for name in _ASKED if name in given]
+        sent = {name: given[name] for name in asked}
+        alone = asked == ["arguments"] and isinstance(sent["arguments"], str)
+        call = function_call(id or "", name, sent["arguments"] if alone else told(sent))
+        has = any(name in given for name in _ANSWERED)
+        return [assistant([], [], [call]), *([_answer(given, id)] if has else [])]
+    if kind.endswith(("_output", "_response")):
+        return [_answer(given, given.optional("approval_request_id", empty=True) or id)]
+    return [{"role": "system", "content": line(READS_TEXT, kind)}]
+
+
+def _answer(given: Object, id: str | None) -> Message:
+    """What a service's own tool, or the user who was asked for leave, has answered."""
+    names = [name for name in _ANSWERED if name in given]
+    if len(names) == 1:
+        (name,) = names
+        content = [given[name]] if isinstance(given[name], dict) else given[name]
+        return result(id, answered(content, given.place(name)))
+    return result(id, told({name: given[name] for name in names}))
+
+
+def _reasoning(given: Object) -> list[Message]:
     """Reasoning in clear; ciphertext and summaries were for another server and are dropped."""
-    return assistant([], [_part(part) for part in given.objects("content")], [])
+    thought = thought_in(given.get("content"))
+    return [assistant([], thought, [])] if thought else []
 
 
-def _message(given: Object) -> Message:
+def _message(given: Object) -> list[Message]:
     role = given.get("role")
     if role not in _ROLES:
         raise given.wrong(f"must be one of {', '.join(_ROLES)}", "role")
     if role == "assistant":
-        return assistant([text_of(given, "content", _part, empty=True)], [], [])
-    content = text_of(given, "content", _seen if role == "user" else _part)
-    return {"role": "system" if role == "developer" else role, "content": content}
+        return [assistant([text_of(given, "content", plain_part)], [], [])]
+    content = text_of(given, "content", seen_part if role == "user" else plain_part)
+    return [{"role": "system" if role == "developer" else role, "content": content}]
 
 
-def _part(given: Object) -> str:
-    kind = given.get("type")
-    if not isinstance(kind, str) or kind not in _PARTS:
-        raise unreadable(given)
-    name = "refusal" if kind == "refusal" else "text"
-    return _PARTS[kind].check(given).string(name, empty=True)
-
-
-def _seen(given: Object) -> str:
-    """A part of a message that may hold images."""
-    if given.get("type") != "input_image":
-        return _part(given)
-    return image_url(_IMAGE.check(given), "image_url")
-
-
-def _call(given: Object) -> Message:
-    name, arguments = given.string("name"), given.string("arguments", empty=True)
+def _call(given: Object) -> list[Message]:
+    name = name_of(given)
     if "namespace" in given:
         name = _shown(given.string("namespace"), name)
-    return assistant([], [], [function_call(given.string("call_id"), name, arguments)])
+    id = given.optional("call_id", empty=True) or ""
+    return [assistant([], [], [function_call(id, name, arguments_of(given, "arguments"))])]
 
 
-def _result(given: Object) -> Message:
-    output = text_of(given, "output", _seen, empty=True)
-    return {"role": "tool", "tool_call_id": given.string("call_id"), "content": output}
+def _result(given: Object) -> list[Message]:
+    return [result(given.optional("call_id", empty=True), text_of(given, "output", seen_part))]
 
 
-_READ: Mapping[str, Callable[[Object], Message]] = {
+_READ: Mapping[str, Callable[[Object], list[Message]]] = {
     "message": _message,
     "reasoning": _reasoning,
     "function_call": _call,
     "function_call_output": _result,
+    "custom_tool_call_output": _result,
 }

@@ -117,6 +117,7 @@ class _Endpoints:
         refuse_pages(request.headers, local=self._local)
         deps = self._deps
         health = {**deps.health(), "private_near_misses": deps.privacy.near_misses}
+        health |= {"left_out": [*deps.left_out.kinds.values()]}
         well = {"status": health["status"]}
         try:
             who = self._caller(request)

@@ -11,18 +11,22 @@ import hashlib
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from http import HTTPStatus
 from typing import Any
+
+from cachetools import LRUCache
 
 from tinker_claw.billing.budget import Spending
 from tinker_claw.config.settings import Gateway
 from tinker_claw.conversation.attribution import (
     Attribute,
     asked_by,
+    attached_to,
     attribute,
     last_said,
+    newest_asked,
     read,
     shows_own,
 )
@@ -34,7 +38,8 @@ from tinker_claw.conversation.openclaw import carried
 from tinker_claw.conversation.outright import outright
 from tinker_claw.errors import ContextLengthError, OutageError, RequestError
 from tinker_claw.formats.base import Format, GenerationRequest, ReplyHead, ReplyWriter, Route
-from tinker_claw.formats.body import shown
+from tinker_claw.formats.body import shown, without_halves
+from tinker_claw.formats.parts import READS_TEXT, UNREAD, without_images
 from tinker_claw.gateway.auth import Keys
 from tinker_claw.gateway.fallback import Serving
 from tinker_claw.gateway.fetch import MOST_FETCHED, fetch
@@ -42,7 +47,7 @@ from tinker_claw.gateway.limits import MAX_BODY_BYTES, Caller, ComputeRounds
 from tinker_claw.gateway.owners import Owners
 from tinker_claw.gateway.privacy import AFTERWARDS, SessionPrivacy
 from tinker_claw.gateway.prompt import build_prompt, new_messages, refuse_without_room
-from tinker_claw.images import MOST_BYTES, AwayError, Image, fetched, images_in, placed
+from tinker_claw.images import MOST_BYTES, UNFETCHED, AwayError, Image, fetched, images_in, placed
 from tinker_claw.ledger.feedback import ENDED, LONGEST_TEXT, About, Feedback, Given
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.lessons import Lesson
@@ -51,17 +56,19 @@ from tinker_claw.privacy.marker import Privacy
 from tinker_claw.render.format import ASKED, SOUGHT, switches
 from tinker_claw.render.prompt_cache import Prompt
 from tinker_claw.render.renderer import Renderer
-from tinker_claw.telemetry import Telemetry
+from tinker_claw.telemetry import Telemetry, log
 from tinker_claw.types import (
     Capabilities,
     Images,
     Kind,
+    KnownMessage,
     Lost,
     Message,
     Piece,
     PlacedImage,
     SamplingParams,
     Writer,
+    noted,
 )
 
 _LARGE = 200_000
@@ -73,8 +80,27 @@ UNASKED = "reply to a rating; nothing to learn from"
 """Why a reply is not trained on if the user's message was nothing but a verdict."""
 _ID = re.compile(r"[0-9]{1,18}")
 """Number of a version; a longer one is invalid."""
+_MOST_LEFT_OUT = 30
+"""Most kinds of things left out that are named: clients may call them anything."""
+_HALF = "half_surrogate (a text): half of an emoji or the like was read as U+FFFD"
 _NOWHERE = 0
 """The session of a private request, which the ledger does not know."""
+
+
+class LeftOut:
+    """What requests asked for that is left out: each kind once in the log, and in `status`."""
+
+    def __init__(self) -> None:
+        self.kinds: dict[str, str] = {}
+        """Sentence about each, by its kind."""
+
+    def note(self, sentences: Sequence[str]) -> None:
+        """Note what a request asked for. `sentences`: begin with the kind, before a blank."""
+        for sentence in sentences:
+            kind = sentence.partition(" ")[0]
+            if kind not in self.kinds and len(self.kinds) < _MOST_LEFT_OUT:
+                self.kinds[kind] = sentence
+                log.warning("request.left_out", what=sentence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +131,9 @@ class GatewayDeps:
     """Called when a turn got its next state or its verdict, and can be judged or scored."""
     lessons: Lessons | None = None
     """None: nothing is told in prompts."""
+    left_out: LeftOut = field(default_factory=LeftOut)
+    refused: LRUCache[tuple[str, str], int] = field(default_factory=lambda: LRUCache(4096))
+    """Hash of the message in which something was refused first, by user and what it was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,7 +392,12 @@ async def parse(
     Raises:
         RequestError: it is malformed, or the chat template has no place for something in it.
     """
-    request, files = None, dict[str, bytes]()
+    request, sent = None, body
+    body = without_halves(sent)
+    # Files by URL; an error instead is shown as a line, unless the user has just sent the image.
+    files: dict[str, bytes | RequestError] | str = {}
+    if (why := blind_because(deps)) is not None or not deps.settings.hosts:
+        files = why or UNFETCHED
 
     def parsed() -> GenerationRequest:
         with fetched(files):
@@ -378,10 +412,12 @@ async def parse(
                 await deps.compute.own_round()
                 request = parsed()
         except AwayError as away:
+            assert isinstance(files, dict)
             files[away.url] = await _fetch(deps, away, caller, len(files))
+    deps.left_out.note((*request.left_out, *([_HALF] if body != sent else [])))
+    request = replace(request, messages=await _look(deps, caller.user, request.messages, why))
     _check_shown(deps.renderer, request.messages)
     _check_reply(deps, request)
-    await _look(deps, images_in(request.messages))
     if not request.template and request.reasoning_effort is None:
         return request
     found = switches(
@@ -390,43 +426,101 @@ async def parse(
     return replace(request, switches=found)
 
 
-async def _fetch(deps: GatewayDeps, away: AwayError, caller: Caller, before: int) -> bytes:
-    """Fetch an image; its bytes count as the request's.
+async def _fetch(
+    deps: GatewayDeps, away: AwayError, caller: Caller, before: int
+) -> bytes | RequestError:
+    """Fetch an image; its bytes count as the request's. An error: it cannot be fetched.
 
     Args:
         before: number of images that were fetched for the same request.
-
-    Raises:
-        RequestError: it cannot be fetched, or images are not served here.
     """
-    why = blind_because(deps)
-    if why is None and before >= MOST_FETCHED:
-        why = f"is one of more than {MOST_FETCHED} images by address in one request"
-    if why is not None:
-        raise away.wrong(why) from away
+    if before >= MOST_FETCHED:
+        return away.wrong(f"is one of more than {MOST_FETCHED} images by address in one request")
     room = min(MOST_BYTES, MAX_BODY_BYTES - caller.bytes)
-    file = await fetch(away, deps.settings.hosts, room)
+    try:
+        file = await fetch(away, deps.settings.hosts, room)
+    except RequestError as error:
+        return RequestError(str(error), param=error.param)
     caller.limits.hold(caller, len(file))
     return file
 
 
-async def _look(deps: GatewayDeps, images: Sequence[Image]) -> None:
-    """Decode images, outside the event loop.
+async def _look(
+    deps: GatewayDeps, user: str, messages: Sequence[Message], blind: str | None
+) -> tuple[Message, ...]:
+    """Return the messages as the model is shown them: with a line in place of each image that it
+    cannot be shown. Images are decoded outside the event loop.
+
+    Args:
+        blind: why images are not shown, as the rest of a sentence; None: they are.
 
     Raises:
-        RequestError: images are not served here, or one of them is damaged.
+        RequestError: the user has just sent what cannot be shown.
     """
+    asked = newest_asked(messages)
+    for part in attached_to(asked) if asked else ():
+        if asked and part.refusal and _just_sent(deps, user, part, asked):
+            raise RequestError(str(part.refusal), param=part.refusal.param)
+    images, theirs = images_in(messages), images_in([asked] if asked else [])
     if not images:
-        return
-    if (why := blind_because(deps)) is not None:
-        raise images[0].wrong(why)
+        return tuple(messages)
+    if blind is not None:
+        for image in theirs:
+            if asked and _just_sent(deps, user, image.digest, asked):
+                raise image.wrong(blind)
+        return tuple(noted(_unseen, m) if placed(m["content"]) else m for m in messages)
+    unfit = await _unfit(deps, images)
+    for image in theirs:
+        error = unfit.get(image)
+        if error and asked and _just_sent(deps, user, image.digest, asked):
+            raise error
+    if not unfit:
+        return tuple(messages)
+    return tuple(
+        _without(m, lambda image: UNREAD if image in unfit else None) if placed(m["content"]) else m
+        for m in messages
+    )
+
+
+def _just_sent(deps: GatewayDeps, user: str, what: str, message: Message) -> bool:
+    """Whether a user sends this with no other message before. An agent may put a message that was
+    refused into one with the user's next words, which would be refused for ever."""
+    words = hash(message["content"])
+    return deps.refused.setdefault((user, what.strip()), words) == words
+
+
+async def _unfit(deps: GatewayDeps, images: Sequence[Image]) -> Mapping[Image, RequestError]:
+    """Decode images; return those that the model cannot be shown, and why."""
     eyes = deps.renderer.eyes
     assert eyes is not None
-    taken = sum(map(eyes.tokens, images))  # before one is decoded: there may be many
+    unfit, taken = dict[Image, RequestError](), 0
+    for image in images:  # before one is decoded: there may be many
+        try:
+            taken += eyes.tokens(image)
+        except RequestError as error:
+            unfit[image] = error
     if taken >= deps.can.context_tokens:
         raise ContextLengthError(taken, 1, deps.can.context_tokens)
-    await deps.compute.aside(lambda: [image.clean() for image in images])
+
+    def decode() -> None:
+        for image in images:
+            try:
+                image.clean()
+            except RequestError as error:
+                unfit[image] = error
+
+    await deps.compute.aside(decode)
     await deps.compute.own_round()
+    return unfit
+
+
+def _unseen(message: Message) -> Message:
+    """A message as a model that reads text only is shown it."""
+    return _without(message, lambda image: READS_TEXT)
+
+
+def _without(message: Message, whys: Callable[[Image], str | None]) -> Message:
+    return KnownMessage({**message, "content": without_images(message["content"], whys)})
 
 
 def blind_because(deps: GatewayDeps) -> str | None:
@@ -479,13 +573,13 @@ def _check_reply(deps: GatewayDeps, request: GenerationRequest) -> None:
 def _check_shown(renderer: Renderer, messages: Sequence[Message]) -> None:
     for i, message in enumerate(messages):
         role = message["role"]
-        for field in ("content", "name"):
+        for name in ("content", "name"):
             # The name of a tool is in the call that its result answers.
-            said = field in message and (role, field) != ("tool", "name")
-            if said and not _shows(renderer, role, field):
-                at = f"messages[{i}].{'role' if field == 'content' else field}"
+            said = name in message and (role, name) != ("tool", "name")
+            if said and not _shows(renderer, role, name):
+                at = f"messages[{i}].{'role' if name == 'content' else name}"
                 raise RequestError(
-                    f"{at}: this model's chat format shows no {field} of messages whose role is "
+                    f"{at}: this model's chat format shows no {name} of messages whose role is "
                     f"{shown(role)!r}; put it into the content of a user's.",
                     param=at,
                 )

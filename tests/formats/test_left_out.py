@@ -1,0 +1,186 @@
+"""Tools that a service would run, beside functions: left out, and said once; alone: refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from anthropic.types.beta.beta_tool_union_param import BetaToolUnionParam
+from openai.types.chat import ChatCompletionToolUnionParam
+from openai.types.responses.tool_param import ToolParam
+
+from tests.formats.typed_items import values
+from tests.gateways import MODEL, gateway
+from tinker_claw.cli.status import describe
+from tinker_claw.render.renderer import Renderer
+
+Body = dict[str, Any]
+SCHEMA: Body = {"type": "object", "properties": {}}
+FUNCTION: dict[str, Body] = {
+    "chat": {"type": "function", "function": {"name": "look", "parameters": SCHEMA}},
+    "messages": {"name": "look", "input_schema": SCHEMA, "defer_loading": True},
+    "responses": {
+        "type": "function",
+        "name": "look",
+        "parameters": SCHEMA,
+        "strict": None,
+        "defer_loading": True,
+    },
+}
+OTHER: dict[str, Body] = {
+    "chat": {"type": "custom", "custom": {"name": "patch"}},
+    "messages": {"type": "web_search_20250305", "name": "web_search"},
+    "responses": {"type": "image_generation"},
+}
+TYPES = {
+    "chat": ChatCompletionToolUnionParam,
+    "messages": BetaToolUnionParam,
+    "responses": ToolParam,
+}
+OWN = (None, "function", "custom", "namespace")
+"""Types of functions: Anthropic's are custom, or have none."""
+
+
+def asked(wire: str, **fields: Any) -> tuple[str, Body]:
+    said = [{"role": "user", "content": "Look."}]
+    route, body = {
+        "chat": ("/chat/completions", {"messages": said}),
+        "messages": ("/messages", {"messages": said, "max_tokens": 9}),
+        "responses": ("/responses", {"input": said}),
+    }[wire]
+    return route, {"model": MODEL} | body | fields
+
+
+@pytest.mark.parametrize("wire", TYPES)
+async def test_the_tools_of_services_are_left_out_beside_functions(
+    tmp_path: Path, renderer: Renderer, wire: str
+) -> None:
+    others = [
+        tool
+        for tool in values(TYPES[wire])
+        if tool.get("type") not in OWN or (wire != "messages" and tool["type"] == "custom")
+    ]
+    assert others
+    async with gateway(tmp_path, renderer) as world:
+        for tool in others:
+            route, body = asked(wire, tools=[tool, FUNCTION[wire]])
+            response = await world.http.post(route, json=body)
+            assert response.status_code == 200, (tool, response.text)
+            assert '"name": "look"' in renderer.decode(world.sampler.prompts[-1])
+            route, body = asked(wire, tools=[tool])
+            refused = await world.http.post(route, json=body)
+            assert refused.status_code == 400, tool
+            assert "tools[0]" in refused.json()["error"]["message"]
+            assert tool["type"] in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("wire", OTHER)
+async def test_what_was_left_out_is_said_once_in_the_log_and_in_status(
+    tmp_path: Path, renderer: Renderer, wire: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        root = world.url.removesuffix("/v1")
+        assert (await world.http.get(f"{root}/healthz")).json()["left_out"] == []
+        route, body = asked(wire, tools=[FUNCTION[wire], OTHER[wire]])
+        for _ in range(3):
+            assert (await world.http.post(route, json=body)).status_code == 200
+        health = (await world.http.get(f"{root}/healthz")).json()
+        (sentence,) = health["left_out"]
+        assert sentence.startswith(f"{OTHER[wire]['type']} (tools[1]): ")
+        assert f"  left out of requests: {sentence}" in describe(health, world.url, 0.0)
+        assert health["status"] == "ok"
+    assert capsys.readouterr().out.count("request.left_out") == 1
+
+
+EDITS: dict[str, Any] = {
+    "messages": {"edits": [{"type": "clear_tool_uses_20250919"}, {"type": "compact_20260112"}]},
+    "responses": [{"type": "compaction", "compact_threshold": 1000}],
+}
+
+
+@pytest.mark.parametrize("wire", EDITS)
+async def test_edits_of_the_history_are_left_out_and_said(
+    tmp_path: Path, renderer: Renderer, wire: str
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        route, body = asked(wire, context_management=EDITS[wire])
+        assert (await world.http.post(route, json=body)).status_code == 200
+        health = (await world.http.get(world.url.removesuffix("/v1") + "/healthz")).json()
+        assert health["left_out"]
+        assert all("nothing is taken out of a history" in one for one in health["left_out"])
+
+
+async def test_kinds_left_out_are_bounded(tmp_path: Path, renderer: Renderer) -> None:
+    async with gateway(tmp_path, renderer, context_tokens=40_000) as world:
+        tools = [{"type": f"x{n}" * 90} for n in range(500)]
+        route, body = asked("chat", tools=[FUNCTION["chat"], *tools])
+        assert (await world.http.post(route, json=body)).status_code == 200
+        health = (await world.http.get(world.url.removesuffix("/v1") + "/healthz")).json()
+        assert 0 < len(health["left_out"]) < 50
+        assert max(map(len, health["left_out"])) < 300
+
+
+def allowed(wire: str, mode: str, *named: Body) -> Body:
+    inner = {"mode": mode, "tools": list(named)}
+    if wire == "chat":
+        return {"type": "allowed_tools", "allowed_tools": inner}
+    return {"type": "allowed_tools"} | inner
+
+
+def function(wire: str, name: str) -> Body:
+    if wire == "chat":
+        return {"type": "function", "function": {"name": name}}
+    return {"type": "function", "name": name}
+
+
+@pytest.mark.parametrize("wire", ["chat", "responses"])
+async def test_choices_of_tools_are_understood(
+    tmp_path: Path, renderer: Renderer, wire: str
+) -> None:
+    second = {
+        "chat": {"type": "function", "function": {"name": "touch", "parameters": SCHEMA}},
+        "responses": {"type": "function", "name": "touch", "parameters": SCHEMA, "strict": None},
+    }[wire]
+    tools = [FUNCTION[wire], second, OTHER[wire]]
+    other = {"type": OTHER[wire]["type"]}
+    async with gateway(tmp_path, renderer) as world:
+
+        async def shown(choice: Body) -> str:
+            route, body = asked(wire, tools=tools, tool_choice=choice)
+            response = await world.http.post(route, json=body)
+            assert response.status_code == 200, response.text
+            return renderer.decode(world.sampler.prompts[-1])
+
+        both = await shown({"type": "auto"})
+        assert '"look"' in both
+        assert '"touch"' in both
+        for mode in ("auto", "required"):
+            one = await shown(allowed(wire, mode, function(wire, "look"), other))
+            assert '"look"' in one
+            assert '"touch"' not in one
+            assert one.endswith('{"name": "look", "arguments":') is (mode == "required")
+        assert '"look"' not in await shown(allowed(wire, "auto", other))
+        assert '"look"' not in await shown({"type": "none"})
+        for choice in (
+            other,
+            allowed(wire, "required", other),
+            function(wire, "patch"),
+            {"type": "mcp", "server_label": "x"},
+        ):
+            route, body = asked(wire, tools=tools, tool_choice=choice)
+            refused = await world.http.post(route, json=body)
+            assert refused.status_code == 400, choice
+            assert refused.json()["error"]["param"].startswith("tool_choice")
+
+
+async def test_a_choice_of_a_tool_that_was_left_out_is_refused_on_messages(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        choice = {"type": "tool", "name": "web_search"}
+        tools = [FUNCTION["messages"], OTHER["messages"]]
+        route, body = asked("messages", tools=tools, tool_choice=choice)
+        refused = await world.http.post(route, json=body)
+        assert refused.status_code == 400
+        assert "web_search" in refused.json()["error"]["message"]

@@ -1,0 +1,337 @@
+"""Parts of messages, as the clients of all formats send them.
+
+Rule: a history is read, whoever wrote it. Text is shown as text, and anything else as one line that
+says what stood there; nothing vanishes. Only the user's message that asks is refused later where it
+holds such a thing: see `Attached.refusal`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, cast
+
+from tinker_claw.errors import RequestError
+from tinker_claw.formats.base import Attached, Joined, parts_of
+from tinker_claw.formats.body import Object, shown
+from tinker_claw.images import AwayError, Image, Pictured, read_data, read_url, split
+
+READS_TEXT: Final = "this model reads text only"
+_ELSEWHERE: Final = "it was kept by another service, and is not here"
+_NOT_THEIRS: Final = "images are shown in messages of users and results of tools only"
+UNREAD: Final = "it cannot be read here"
+MAX_DEPTH: Final = 64
+"""Levels of nesting in one value: deeper ones would overflow the encoder's stack later."""
+_BINARY: Final = re.compile(r"[A-Za-z0-9+/=_-]{1000}")
+"""How a text begins that is packed data."""
+_PACKED: Final = ("encrypted_", "signature", "cache_control")
+"""How the names of members begin that were for another service."""
+_TEXTS: Final = frozenset({"text", "input_text", "output_text", "summary_text"})
+THOUGHTS: Final = frozenset(
+    {"thinking", "redacted_thinking", "reasoning", "reasoning_text", "reasoning_details"}
+)
+_PICTURES: Final = frozenset({"image", "image_url", "input_image", "computer_screenshot"})
+
+
+def line(why: str, *what: str) -> str:
+    """One line in place of something that is not shown.
+
+    Args:
+        why: it is not shown.
+        what: its kind, name and size; "" where one is not known.
+    """
+    return f"[{', '.join(shown(' '.join(one.split())) for one in what if one)}: {why}]"
+
+
+def size(count: int) -> str:
+    """A size as lines show it. `count`: bytes."""
+    return f"{max(1, round(count / 1000)):,} kB"
+
+
+def joined(texts: Sequence[str]) -> str:
+    """Texts of the parts of one message; "" of none. What is attached begins and ends a line."""
+    if len(texts) < 2:
+        return texts[0] if texts else ""
+    parts = [part for text in texts for part in parts_of(text)]
+    attached = [isinstance(part, Attached) for part in parts]
+    if not any(attached):
+        return Joined.of(texts)
+    made = list[str]()
+    for at, part in enumerate(parts):
+        if at and (attached[at] or attached[at - 1]) and not made[-1].endswith("\n"):
+            part = _behind_a_break(part)
+        made.append(part)
+    return Joined.of(made)
+
+
+def _behind_a_break(part: str) -> str:
+    if isinstance(part, Attached):
+        return Attached.of(f"\n{part}", part.refusal)
+    return Joined.of([Attached.of("\n"), part])
+
+
+def kind_of(part: Mapping[str, Any]) -> str:
+    """Type of a part; "" where it has none."""
+    kind = part.get("type")
+    return kind if isinstance(kind, str) else ""
+
+
+def text_of(given: Object, name: str, part: Callable[[Object], str]) -> str:
+    """Text of a string or of a list of parts; it knows its parts. "" where there are none.
+
+    Args:
+        part: reads one of them.
+    """
+    content = given.get(name, [])
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise given.wrong("must be a string or a list of parts", name)
+    at = given.place(name)
+    return joined(
+        [
+            one if isinstance(one, str) else part(Object(one, f"{at}[{i}]"))
+            for i, one in enumerate(cast("list[Any]", content))
+            if one is not None
+        ]
+    )
+
+
+def seen_part(part: Object) -> str:
+    """A part of a message whose images the model may see: a user's, or the result of a tool."""
+    return _picture(part) if kind_of(part) in _PICTURES else plain_part(part)
+
+
+def plain_part(part: Object) -> str:
+    """A part of a message of the assistant or the system, who show no images."""
+    kind = kind_of(part)
+    if kind in _TEXTS:
+        return part.optional("text", empty=True) or ""
+    if kind == "refusal":
+        return part.optional("refusal", empty=True) or ""
+    if kind in THOUGHTS:
+        return ""  # another model's; `thought_in` reads those in clear
+    if kind in _PICTURES:
+        return _unpictured(part)
+    if kind in _READ:
+        return _READ[kind](part)
+    if isinstance(part.get("text"), str):
+        return part["text"]
+    inner = part.get(kind)
+    packed = inner.get("data") if isinstance(inner, dict) else None
+    how_much = size(len(packed) * 3 // 4) if isinstance(packed, str) else ""
+    return Attached.of(
+        line(READS_TEXT, kind or "a part without a type", how_much), unreadable(part)
+    )
+
+
+def thought_in(content: Any) -> list[str]:
+    """The thinking in clear among the parts of a message of the assistant."""
+    found = list[str]()
+    for part in cast("list[Any]", content if isinstance(content, list) else []):
+        if isinstance(part, dict) and kind_of(cast("dict[str, Any]", part)) in THOUGHTS:
+            told = cast("dict[str, Any]", part)
+            texts = (told.get(name) for name in ("thinking", "reasoning", "text"))
+            found += [text for text in texts if isinstance(text, str) and text][:1]
+    return found
+
+
+def unreadable(part: Object) -> RequestError:
+    """Return the error for a part that is not read here."""
+    kind = part.get("type")
+    what = f"of type {shown(kind)}" if isinstance(kind, str) else "without a type"
+    return part.wrong(
+        f"is a part {what}, which is not read here; images are, of users and results of tools"
+    )
+
+
+def _picture(part: Object) -> str:
+    """An image, as the text that stands for it."""
+    try:
+        return Pictured.showing(_image_of(part))
+    except AwayError:
+        raise  # its file is fetched first
+    except RequestError as error:
+        # Without its traceback, which would hold the whole body.
+        refusal = RequestError(str(error), param=error.param)
+        return Attached.of(line(UNREAD, *_described(part)), refusal)
+
+
+def _unpictured(part: Object) -> str:
+    return Attached.of(line(_NOT_THEIRS, *_described(part)))
+
+
+def _image_of(part: Object) -> Image:
+    if part.get("type") == "image" and "source" in part:
+        source = part.object("source")
+        if source.get("type") == "url":
+            return read_url(source.string("url"), source.place("url"))
+        if source.get("type") != "base64":
+            raise source.wrong("must be base64 or url", "type")
+        return read_data(source.string("data"), source.place("data"))
+    if isinstance(part.get("image_url"), str):
+        return read_url(part["image_url"], part.place("image_url"))
+    given = part.object("image_url")
+    return read_url(given.string("url"), given.place("url"))
+
+
+def _described(part: Object) -> tuple[str, str]:
+    """Kind and size of an image, or its address."""
+    given: Any = part.get("source") or part.get("image_url") or part.get("file_id") or {}
+    told: dict[str, Any] = given if isinstance(given, dict) else {"url": given}
+    data, url = told.get("data"), told.get("url") or told.get("file_id")
+    kind = told.get("media_type") if isinstance(told.get("media_type"), str) else None
+    if isinstance(url, str):
+        head, comma, data = url.partition(",")
+        if not (comma and head.startswith("data:")):
+            return "image", url
+        kind = head.removeprefix("data:").partition(";")[0]
+    return kind or "image", size(len(data) * 3 // 4) if isinstance(data, str) else ""
+
+
+def without_images(text: str, whys: Callable[[Image], str | None]) -> str:
+    """Return a text with a line in place of some of its images.
+
+    Args:
+        whys: says why an image is not shown; None: it is shown.
+    """
+    pieces = list[str]()
+    for part in parts_of(text):
+        if isinstance(part, Attached):
+            pieces.append(part)
+            continue
+        for one in split(part) or [part]:
+            if isinstance(one, str):
+                pieces.append(one)
+            elif (why := whys(one)) is None:
+                pieces.append(Pictured.showing(one))
+            else:
+                pieces.append(Attached.of(line(why, one.kind, size(one.size))))
+    return joined(pieces)
+
+
+def _document(block: Object) -> str:
+    """A document as Anthropic's format has it."""
+    given: Any = block.get("source")
+    source = Object(given if isinstance(given, dict) else {}, block.place("source"))
+    title, kind = _named(block, "title"), source.get("type")
+    if kind == "text":
+        return _headed("document", title, [_named(source, "data")])
+    if kind == "content":
+        return _headed("document", title, [text_of(source, "content", seen_part)])
+    data, media = source.get("data"), _named(source, "media_type")
+    if isinstance(data, str):
+        if (text := _decoded(media, data)) is not None:
+            return _headed("document", title, [text])
+        return Attached.of(line(READS_TEXT, media or "document", title, size(len(data) * 3 // 4)))
+    at = _named(source, "url") or _named(source, "file_id")
+    return Attached.of(line(_ELSEWHERE, "document", title, at))
+
+
+def _search_result(block: Object) -> str:
+    named = f"{_named(block, 'title')} {_named(block, 'source')}"
+    return _headed("search result", named, [text_of(block, "content", seen_part)])
+
+
+def _headed(kind: str, title: str, texts: Sequence[str]) -> str:
+    """Attached texts under a line that says what they are."""
+    named = shown(" ".join(title.split()))
+    pieces = [f"[{kind}: {named}]\n" if named else f"[{kind}]\n"]
+    for part in (part for text in texts for part in parts_of(text)):
+        if type(part) is str and type(pieces[-1]) is str:
+            pieces[-1] += part
+        else:  # an image, or a line in its place
+            pieces.append(part)
+    return joined([Attached.of(one) if type(one) is str else one for one in pieces])
+
+
+def _tool_reference(block: Object) -> str:
+    return Attached.of(f"[tool: {shown(_named(block, 'tool_name'))}]")
+
+
+def _file(part: Object) -> str:
+    """A file as OpenAI's formats have it: in a member of the part, or the part itself."""
+    given: Any = part.get("file")
+    file = Object(given, part.place("file")) if isinstance(given, dict) else part
+    name, data = _named(file, "filename"), _named(file, "file_data")
+    if not data:
+        at = _named(file, "file_url") or _named(file, "file_id")
+        return Attached.of(line(_ELSEWHERE, "file", name, at))
+    head, comma, packed = data.partition(",")
+    named = bool(comma) and head.startswith("data:")
+    kind = head.removeprefix("data:").partition(";")[0] if named else ""
+    packed = packed if named else data
+    if (text := _decoded(kind, packed)) is not None:
+        return _headed("file", name, [text])
+    return Attached.of(line(READS_TEXT, kind or "file", name, size(len(packed) * 3 // 4)))
+
+
+def _decoded(media: str, data: str) -> str | None:
+    """Text of a file in base64; None: it is none."""
+    if not (media.startswith("text/") or media in ("application/json", "application/xml")):
+        return None
+    try:
+        return base64.b64decode(data, validate=True).decode()
+    except (binascii.Error, ValueError):
+        return None
+
+
+def _named(given: Object, name: str) -> str:
+    """A text that describes something; "" where there is none."""
+    value = given.get(name)
+    return value if isinstance(value, str) else ""
+
+
+_READ: dict[str, Callable[[Object], str]] = {
+    "document": _document,
+    "search_result": _search_result,
+    "tool_reference": _tool_reference,
+    "file": _file,
+    "input_file": _file,
+}
+
+
+def told(value: Any) -> str:
+    """What a service's own tool was asked or has answered, as text: JSON without packed data."""
+    if isinstance(value, str):
+        packed = _BINARY.match(value)
+        return line(UNREAD, "data", size(len(value) * 3 // 4)) if packed else value
+    return json.dumps(_clear(value, 0), ensure_ascii=False, separators=(",", ":"))
+
+
+def _clear(value: Any, depth: int) -> Any:
+    """A value without what was packed for another service."""
+    if depth == MAX_DEPTH:
+        return "…"
+    if isinstance(value, dict):
+        return {
+            name: _clear(one, depth + 1)
+            for name, one in cast("dict[str, Any]", value).items()
+            if one is not None and not name.startswith(_PACKED)
+        }
+    if isinstance(value, list):
+        return [_clear(one, depth + 1) for one in cast("list[Any]", value)]
+    return told(value) if isinstance(value, str) else value
+
+
+def answered(content: Any, at: str) -> str:
+    """What a service's own tool has answered: its texts, documents and images, or JSON."""
+    if isinstance(content, dict) and "source" in _inner(content):
+        content = [_inner(content)]  # a page that was fetched
+    blocks: Iterable[Any] = content if isinstance(content, list) else []
+    if content and isinstance(content, list) and all(map(_is_part, blocks)):
+        return joined([seen_part(Object(block, f"{at}[{i}]")) for i, block in enumerate(blocks)])
+    return told(content if content is not None else "")
+
+
+def _inner(content: dict[str, Any]) -> dict[str, Any]:
+    inner = content.get("content")
+    return cast("dict[str, Any]", inner) if isinstance(inner, dict) else {}
+
+
+def _is_part(block: Any) -> bool:
+    kind = kind_of(cast("dict[str, Any]", block)) if isinstance(block, dict) else ""
+    return kind in _TEXTS or kind in _PICTURES or kind in _READ
