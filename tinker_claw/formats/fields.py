@@ -6,11 +6,13 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, TypedDict
 
+from msgspec import Raw
+
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import EFFORTS, Joined
-from tinker_claw.formats.body import INT64, Fields, Object, shown
+from tinker_claw.formats.body import INT64, Fields, Object, Read, listed_together, shown
 from tinker_claw.images import Pictured, read_data, read_url
-from tinker_claw.types import Message, Reply, Tool, ToolCall
+from tinker_claw.types import KnownMessage, Message, Reply, Tool, ToolCall
 
 STOP_STRINGS = 4
 """Most stop strings of a request, as at OpenAI."""
@@ -132,12 +134,50 @@ def as_message(reply: Reply) -> Message:
     return assistant([reply.text], thought, [*map(called, reply.tool_calls)])
 
 
-def one_reply(first: Message, second: Message) -> Message:
-    """Two messages of the assistant in a row, as one."""
-    both = (first, second)
-    calls = [call for message in both for call in message.get("tool_calls", ())]
-    thought = [m["reasoning_content"] for m in both if "reasoning_content" in m]
-    return assistant([message["content"] for message in both], thought, calls)
+def one_reply(messages: Sequence[Message]) -> Message:
+    """Messages of the assistant in a row, as one."""
+    calls = [call for message in messages for call in message.get("tool_calls", ())]
+    thought = [m["reasoning_content"] for m in messages if "reasoning_content" in m]
+    return assistant([message["content"] for message in messages], thought, calls)
+
+
+def conversation(
+    items: Sequence[Raw],
+    messages_of: Callable[[Any, str], Sequence[KnownMessage]],
+    reply_of: Callable[[Any, str], KnownMessage],
+    at: str,
+    read: Read,
+    *,
+    thought_begins: bool = False,
+) -> list[Message]:
+    """Return the messages in the items of a body; the assistant's in a row are one.
+
+    Args:
+        messages_of: converts one item.
+        reply_of: converts a list of items, all the assistant's, to one message.
+        at: the field that holds the items.
+        thought_begins: an item that only thinks begins another message, once one has said more.
+    """
+    rows, says = list[tuple[KnownMessage, list[Raw]]](), False
+    for i, raw in enumerate(items):
+        for message in read(messages_of, raw, f"{at}[{i}]"):
+            more = bool(message["content"] or "tool_calls" in message)
+            assistant_s = bool(rows) and rows[-1][0]["role"] == message["role"] == "assistant"
+            if assistant_s and not (thought_begins and says and not more):
+                rows[-1][1].append(raw)
+                says |= more
+            else:
+                rows.append((message, [raw]))
+                says = more
+    return [
+        message if len(row) == 1 else read(reply_of, listed_together(row), at)
+        for message, row in rows
+    ]
+
+
+def system_message(texts: list[str], at: str) -> KnownMessage:
+    """The system message of texts of several authors. `at`: where they stand; they were checked."""
+    return KnownMessage({"role": "system", "content": parted(texts)})
 
 
 def unreadable(part: Object) -> RequestError:

@@ -15,7 +15,6 @@ from typing import Any, cast
 
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import (
-    Format,
     GenerationRequest,
     Json,
     ReplyHead,
@@ -23,11 +22,22 @@ from tinker_claw.formats.base import (
     Route,
     bearer,
 )
-from tinker_claw.formats.body import INT64, Fields, Neutral, Object, load_body
+from tinker_claw.formats.body import (
+    INT64,
+    CachingFormat,
+    Fields,
+    Neutral,
+    Object,
+    Read,
+    load_body,
+    raw_items,
+    written,
+)
 from tinker_claw.formats.fields import (
     Calls,
     assistant,
     common,
+    conversation,
     effort_level,
     forced,
     function_call,
@@ -35,10 +45,10 @@ from tinker_claw.formats.fields import (
     image_source,
     joined,
     one_reply,
-    parted,
     refuse_deep,
     schema_of,
     stop_strings,
+    system_message,
     text_of,
     unreadable,
 )
@@ -106,7 +116,7 @@ request, so that no prompt would begin like the one before."""
 _SESSION = re.compile(r"_session_([0-9a-f-]{36})\Z")
 
 
-class Messages(Format):
+class Messages(CachingFormat):
     """Anthropic's Messages, which its clients use, Claude Code among them."""
 
     about = (
@@ -128,18 +138,19 @@ class Messages(Format):
         return headers.get("x-api-key", "").strip() or bearer(headers)
 
     def parse(self, body: bytes, route: Route, user: str) -> GenerationRequest:
-        fields = FIELDS.check(load_body(body))
+        read, own = self._reading(user)
+        fields = FIELDS.check(load_body(body, raw=("messages", "tools")))
         if route.purpose == "turn" and "max_tokens" not in fields:
             raise fields.wrong("is missing", "max_tokens")
         choice = fields.object("tool_choice", _CHOICE)
         output = fields.object("output_config", _OUTPUT)
         effort, effort_at, shows = _thinking(fields, output)
         _check_edits(fields)
-        said = [*_system(fields), *_conversation(fields)]
+        said = [*_system(fields, read), *_conversation(fields, read)]
         return GenerationRequest(
             **common(fields, 1, "max_tokens"),
-            **_calls(fields, choice),
-            messages=tuple(map(KnownMessage, said)),
+            **_calls(fields, choice, read),
+            messages=tuple(said),
             one_call=choice.flag("disable_parallel_tool_use"),
             top_k=fields.integer("top_k", 1, INT64),
             stop=stop_strings(fields, "stop_sequences"),
@@ -147,7 +158,7 @@ class Messages(Format):
             reasoning_effort=effort,
             effort_at=effort_at,
             session=_session(fields.object("metadata", _METADATA)),
-            own={"thinking": shows},
+            own=own | {"thinking": shows},
         )
 
     def reply(self, request: GenerationRequest, head: ReplyHead) -> ReplyWriter:
@@ -221,9 +232,9 @@ def _check_edits(fields: Object) -> None:
             raise edit.wrong("is not supported: nothing is taken out of a history here")
 
 
-def _calls(fields: Object, choice: Object) -> Calls:
+def _calls(fields: Object, choice: Object, read: Read) -> Calls:
     """Read tools and `tool_choice`."""
-    tools = KnownTools([_tool(tool) for tool in fields.objects("tools")])
+    tools = read(_tools, fields["tools"], "tools") if "tools" in fields else KnownTools(())
     kind = choice.get("type", "auto")
     if kind in ("any", "tool"):
         name = choice.string("name") if kind == "tool" else None
@@ -238,6 +249,10 @@ def _calls(fields: Object, choice: Object) -> Calls:
     return {"tools": tools} if kind == "auto" else {"may_call": False}
 
 
+def _tools(raw: Any, at: str) -> KnownTools:
+    return KnownTools([_tool(tool) for tool in Object({at: raw}).objects(at)])
+
+
 def _tool(given: Object) -> Tool:
     if given.get("type", "custom") != "custom":
         kind = given.string("type")[:80]
@@ -249,26 +264,32 @@ def _tool(given: Object) -> Tool:
     return function_tool(given, "input_schema")
 
 
-def _system(fields: Object) -> list[Message]:
+def _system(fields: Object, read: Read) -> list[Message]:
     texts = [fields.get("system", "")]
     if not isinstance(texts[0], str):
         texts = [_text_in(_checked(block, "system")) for block in fields.objects("system")]
     texts = [said for text in texts if (said := _BILLING.sub("", text))]
-    return [{"role": "system", "content": parted(texts)}] if texts else []
+    # By its text: Claude Code's billing line, which is gone by now, is another in every request.
+    return [read(system_message, written(texts), "system")] if texts else []
 
 
-def _conversation(fields: Object) -> list[Message]:
-    sent = fields.objects("messages", required=True)
+def _conversation(fields: Object, read: Read) -> list[Message]:
+    sent = raw_items(fields.get("messages"), "messages")
     if not sent:
         raise RequestError("messages must be a list of at least one message.", param="messages")
-    said: list[Message] = []
-    for message in (message for one in sent for message in _messages(one)):
-        if said and message["role"] == said[-1]["role"] == "assistant":
-            message = one_reply(said.pop(), message)
-        said.append(message)
+    said = conversation(sent, _known_messages, _known_reply, "messages", read)
     if said[-1]["role"] == "assistant":
-        raise sent[-1].wrong("is the assistant's: a reply cannot be begun for the model here")
+        why = "is the assistant's: a reply cannot be begun for the model here"
+        raise Object({}, f"messages[{len(sent) - 1}]").wrong(why)
     return said
+
+
+def _known_messages(raw: Any, at: str) -> tuple[KnownMessage, ...]:
+    return tuple(map(KnownMessage, _messages(Object(raw, at))))
+
+
+def _known_reply(raw: list[Any], at: str) -> KnownMessage:
+    return KnownMessage(one_reply([said for one in raw for said in _known_messages(one, at)]))
 
 
 def _messages(given: Object) -> list[Message]:

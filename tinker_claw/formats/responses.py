@@ -13,31 +13,41 @@ from threading import Lock
 from typing import Any, cast
 
 from cachetools import LRUCache
+from msgspec import Raw
 
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import (
-    Format,
     GenerationRequest,
     Json,
     ReplyHead,
     ReplyWriter,
     Route,
 )
-from tinker_claw.formats.body import Fields, Neutral, Object, load_body
+from tinker_claw.formats.body import (
+    CachingFormat,
+    Fields,
+    Neutral,
+    Object,
+    Read,
+    load_body,
+    text_or_items,
+    written,
+)
 from tinker_claw.formats.chat_reply import error_body
 from tinker_claw.formats.fields import (
     MOST_LOGPROBS,
     as_message,
     assistant,
+    conversation,
     effort_level,
     function_call,
     function_tool,
     image_url,
     one_reply,
     openai,
-    parted,
     refuse_deep,
     schema_of,
+    system_message,
     text_of,
     unreadable,
 )
@@ -124,7 +134,7 @@ _Said = LRUCache[tuple[str, str], tuple[Message, ...]]
 """Conversation up to and including each reply, by user and id, without instructions."""
 
 
-class Responses(Format):
+class Responses(CachingFormat):
     """OpenAI's Responses, which its newer clients use, Codex among them."""
 
     about = (
@@ -137,6 +147,7 @@ class Responses(Format):
     )
 
     def __init__(self) -> None:
+        super().__init__()
         self._said = _Said(_ROOM, getsizeof=_size)
         self._lock = Lock()  # large bodies are read in a thread
 
@@ -144,21 +155,24 @@ class Responses(Format):
         return path.startswith("/v1/responses")
 
     def parse(self, body: bytes, route: Route, user: str) -> GenerationRequest:
-        fields, names = FIELDS.check(load_body(body)), Names()
-        known = self._said  # what is forgotten meanwhile is not remembered in another
-        said = self._history(fields, user, known)
+        read, own = self._reading(user)
+        fields = FIELDS.check(load_body(body, raw=("input", "tools")))
+        replies = self._said  # what is forgotten meanwhile is not remembered in another
+        said = self._history(fields, user, replies, read)
+        tools, names, fields["tools"] = read(_tools, fields.get("tools", Raw(b"[]")), "tools")
         head = [fields.string("instructions")] if fields.get("instructions") else []
         effort = effort_level(fields.object("reasoning", _REASONING), "effort")
         fields.object("stream_options", _STREAM)
         return GenerationRequest(
-            **openai(fields, _tools(fields, names), "max_output_tokens", nested=False),
-            messages=tuple(map(KnownMessage, _with_one_head(head, said))),
+            **openai(fields, tools, "max_output_tokens", nested=False),
+            messages=_with_one_head(head, said, read),
             schema=schema_of(fields.object("text", _TEXT), "format"),
             top_logprobs=_top_logprobs(fields),
             reasoning_effort=effort,
             effort_at="reasoning.effort",
             follows=fields.get("previous_response_id"),
-            own={
+            own=own
+            | {
                 "fields": fields
                 | {
                     "reasoning": {"effort": effort, "summary": None},
@@ -168,16 +182,18 @@ class Responses(Format):
                 "said": said,
                 "kept": fields.flag("store", True),
                 "user": user,
-                "known": known,
+                "replies": replies,
             },
         )
 
-    def _history(self, fields: Object, user: str, known: _Said) -> tuple[Message, ...]:
+    def _history(
+        self, fields: Object, user: str, replies: _Said, read: Read
+    ) -> tuple[Message, ...]:
         """Return the conversation so far, without instructions."""
         where, before = "previous_response_id", ()
         if (name := fields.optional(where)) is not None:
             with self._lock:
-                found = known.get((user, name))
+                found = replies.get((user, name))
             if found is None:
                 raise RequestError(
                     f"{where}: there is no such reply any more; they are kept in memory, a few "
@@ -187,12 +203,14 @@ class Responses(Format):
                     param=where,
                 )
             before = found
-        return (*before, *_conversation(fields))
+        return (*before, *_conversation(fields, read))
 
     def remember(self, request: GenerationRequest, user: str) -> None:
+        super().remember(request, user)
         cast("dict[str, Any]", request.own)["open"] = True
 
     def forget(self) -> None:
+        super().forget()
         self._said = _Said(_ROOM, getsizeof=_size)
 
     def reply(self, request: GenerationRequest, head: ReplyHead) -> ReplyWriter:
@@ -201,7 +219,8 @@ class Responses(Format):
 
         def keep(id: str, reply: Reply) -> None:
             with self._lock, suppress(ValueError):  # larger than the cache
-                own["known"][own["user"], id] = (*own["said"], as_message(reply))
+                said = KnownMessage(as_message(reply))
+                own["replies"][own["user"], id] = (*own["said"], said)
 
         return ResponsesReply(own["fields"], own["names"], head, keep if keeps else None)
 
@@ -220,12 +239,12 @@ def _size(said: Sequence[Message]) -> int:
     return 1000 * len(said) + texts + images + sum(len(call["arguments"]) for call in calls)
 
 
-def _with_one_head(head: list[str], said: Sequence[Message]) -> tuple[Message, ...]:
+def _with_one_head(head: list[str], said: Sequence[Message], read: Read) -> tuple[Message, ...]:
     """Merge instructions and leading developer messages into one system message: many chat
     templates accept only one."""
     at = next((i for i, m in enumerate(said) if m["role"] != "system"), len(said))
     texts = [*head, *(message["content"] for message in said[:at])]
-    found = ({"role": "system", "content": parted(texts)},) if texts else ()
+    found = (read(system_message, written(texts), "instructions"),) if texts else ()
     return (*found, *said[at:])
 
 
@@ -238,12 +257,11 @@ def _top_logprobs(fields: Object) -> int | None:
     return most if most or _LOGPROBS in included else None
 
 
-def _tools(fields: Object, names: Names) -> KnownTools:
-    """
-    Args:
-        names: filled with the names of tools in a namespace, by the name the model is shown.
-    """
-    return KnownTools([found for one in fields.objects("tools") for found in _tool(one, names)])
+def _tools(raw: Any, at: str) -> tuple[KnownTools, Names, list[Any]]:
+    """Return the tools, the names of those in a namespace, by the name the model is shown, and the
+    list as it was sent, which the reply repeats."""
+    names, given = Names(), Object({at: raw}).objects(at)
+    return KnownTools([found for one in given for found in _tool(one, names)]), names, raw
 
 
 def _tool(given: Object, names: Names) -> list[Tool]:
@@ -275,31 +293,35 @@ def _shown(space: str, name: str) -> str:
     return f"{space}__{name}"
 
 
-def _conversation(fields: Object) -> list[Message]:
+def _conversation(fields: Object, read: Read) -> list[Message]:
     """Convert the items of an input to messages."""
-    raw = fields.get("input")
-    if isinstance(raw, str):
-        return [{"role": "user", "content": raw}]
-    if not raw:
-        raise fields.wrong("must be a string or a list of items", "input")
-    said = list[Message]()
-    for given in fields.objects("input"):
-        kind = given.get("type", "message")
-        if not isinstance(kind, str) or kind not in _ITEMS:
-            why = _KEEPS_NOTHING if kind == "item_reference" else "no reply of this server has one"
-            raise given.wrong(f"is an item of type {str(kind)[:80]}: {why}")
-        _ITEMS[kind].check(given)
-        message = _READ[kind](given)
-        if kind == "reasoning" and "reasoning_content" not in message:
-            continue
-        last = said[-1] if said else {"role": None}
-        begins = kind == "reasoning" and (last.get("content") or "tool_calls" in last)
-        if last["role"] == message["role"] == "assistant" and not begins:
-            message = one_reply(said.pop(), message)
-        said.append(message)
+    wrong = fields.wrong("must be a string or a list of items", "input")
+    items = text_or_items(fields.get("input"), wrong)
+    if not items:
+        raise wrong
+    if isinstance(items, str):
+        return [KnownMessage({"role": "user", "content": items})]
+    said = conversation(items, _item, _reply, "input", read, thought_begins=True)
     if not said:
         raise RequestError("input holds nothing that this model can read.", param="input")
     return said
+
+
+def _item(raw: Any, at: str) -> tuple[KnownMessage, ...]:
+    """Convert an item to a message; () where it is another server's reasoning."""
+    given = Object(raw, at)
+    kind = given.get("type", "message")
+    if not isinstance(kind, str) or kind not in _ITEMS:
+        why = _KEEPS_NOTHING if kind == "item_reference" else "no reply of this server has one"
+        raise given.wrong(f"is an item of type {str(kind)[:80]}: {why}")
+    _ITEMS[kind].check(given)
+    message = _READ[kind](given)
+    hidden = kind == "reasoning" and "reasoning_content" not in message
+    return () if hidden else (KnownMessage(message),)
+
+
+def _reply(raw: list[Any], at: str) -> KnownMessage:
+    return KnownMessage(one_reply([said for one in raw for said in _item(one, at)]))
 
 
 def _reasoning(given: Object) -> Message:

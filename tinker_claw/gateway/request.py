@@ -27,19 +27,26 @@ from tinker_claw.conversation.attribution import (
     shows_own,
 )
 from tinker_claw.conversation.classify import Identity, RequestKind, identify
-from tinker_claw.conversation.history import Conversation, heard
-from tinker_claw.conversation.index import Continuation, ConversationIndex
+from tinker_claw.conversation.history import Conversation, digest, heard
+from tinker_claw.conversation.index import Continuation, ConversationIndex, exact_digest
 from tinker_claw.conversation.lessons import Lessons
 from tinker_claw.conversation.outright import outright
 from tinker_claw.errors import ContextLengthError, OutageError, RequestError
-from tinker_claw.formats.base import Format, GenerationRequest, ReplyHead, ReplyWriter, Route
+from tinker_claw.formats.base import (
+    Format,
+    GenerationRequest,
+    ReplyHead,
+    ReplyWriter,
+    Route,
+    parts_of,
+)
 from tinker_claw.formats.body import shown
 from tinker_claw.gateway.auth import Keys
 from tinker_claw.gateway.fallback import Serving
 from tinker_claw.gateway.fetch import MOST_FETCHED, fetch
 from tinker_claw.gateway.limits import MAX_BODY_BYTES, Caller, ComputeRounds
 from tinker_claw.gateway.owners import Owners
-from tinker_claw.gateway.privacy import AFTERWARDS, SessionPrivacy
+from tinker_claw.gateway.privacy import AFTERWARDS, SessionPrivacy, note_marks
 from tinker_claw.gateway.prompt import build_prompt, new_messages, refuse_without_room
 from tinker_claw.images import MOST_BYTES, AwayError, Image, fetched, images_in, placed
 from tinker_claw.ledger.feedback import ENDED, LONGEST_TEXT, About, Feedback, Given
@@ -61,10 +68,19 @@ from tinker_claw.types import (
     PlacedImage,
     SamplingParams,
     Writer,
+    has_note,
+    noted,
 )
 
 _LARGE = 200_000
-"""Bytes of a body that is read in a thread: on the event loop it would take 5 ms."""
+"""Bytes of a body that is read and rendered in a thread: on the event loop it would take 5 ms."""
+_MANY = 1_000
+"""Objects in a body that is, too: messages, parts of messages, calls and tools. Agents' bodies of
+50 kB have some 130."""
+_UNREAD = 50_000
+"""Characters of new messages that are read in a thread: on the event loop they would take 40 ms."""
+_EACH = 200
+"""Characters of a long text that take as long as a part of a message."""
 PICTURED = "holds an image, on which --images serve does not train"
 NOT_THEIRS = "holds an image that neither an owner nor a tool has sent"
 """Why a turn with images is not trained with --images serve, or with --images train."""
@@ -207,14 +223,17 @@ async def admit(
         RequestError: it cannot be served as asked.
         BackendError: the version it asks for cannot be opened.
     """
-    started, user = time.monotonic(), caller.user
+    started, user, large = time.monotonic(), caller.user, is_large(body)
     request = await parse(deps, wire, route, body, caller)
+    await _read_ahead(deps, request)
     version, sampler, pinned = await choose(deps, request.model)
     identity, parent = _identify(deps, request, headers, user, version if pinned else None)
     privacy = deps.privacy.privacy(user, identity, headers, request)
     said, told = Said(), list[Lesson]()
     if privacy is not Privacy.PRIVATE:
-        if privacy is Privacy.OPEN:
+        if privacy is Privacy.OPEN and large:
+            await deps.compute.aside(partial(wire.remember, request, user))
+        elif privacy is Privacy.OPEN:
             wire.remember(request, user)
         await deps.privacy.look_at(request)
         holds = deps.privacy.holds(request)
@@ -230,7 +249,9 @@ async def admit(
         named = partial(
             attribute, surface=identity.surface, is_owner=is_owner, trusted=identity.trusted
         )
-        said = await _place(deps, request, identity, named, session_id, parent, known=known)
+        said = await _place(
+            deps, request, identity, named, session_id, parent, known=known, large=large
+        )
         said = replace(said, holds=holds, pictured=_pictured(deps, request, named))
         if known and deps.lessons is not None and identity.kind is Kind.MAIN:
             opener = user if _is_owners(identity, said) else None
@@ -238,8 +259,9 @@ async def admit(
         if said.link is not None:
             # Before the prompt: what the user said counts even when it does not fit the context.
             await _attach(deps, said.link, named, user, session_id, started)
-    prompt = await build_prompt(deps, request, said.link, told, forget=privacy is not Privacy.OPEN)
-    params = _params(deps, request, prompt)
+    forget = privacy is not Privacy.OPEN
+    prompt = await build_prompt(deps, request, said.link, told, forget=forget, large=large)
+    params = await _params(deps, request, prompt)
     fit = identity.kind is Kind.MAIN and (said.pictured or params.unfit_because()) is None
     keeps_topk = deps.student_topk if fit else 0
     return Job(
@@ -257,6 +279,34 @@ async def admit(
         privacy=privacy,
         context={name: headers[name] for name in _CONTEXT if name in headers},
     )
+
+
+def is_large(body: bytes) -> bool:
+    """Whether reading or rendering a request takes so long that a thread does it."""
+    return len(body) >= _LARGE or body.count(b"{") >= _MANY
+
+
+async def _read_ahead(deps: GatewayDeps, request: GenerationRequest) -> None:
+    """Read many new messages in a thread, so that all that follows finds them read."""
+    new = [message for message in request.messages if not has_note(digest, message)]
+    if sum(map(_reading_costs, new)) < _UNREAD:
+        return
+
+    def read_them() -> None:
+        for message in new:
+            noted(digest, message)
+            note_marks(message)
+        exact_digest(request.messages, request.tools, request.switches)
+
+    await deps.compute.aside(read_them)
+    await deps.compute.own_round()
+
+
+def _reading_costs(message: Message) -> int:
+    """How long reading a message takes, in characters."""
+    text = message["content"]
+    pieces = len(parts_of(text)) + len(message.get("tool_calls", ()))
+    return _EACH * pieces + (len(text) if message["role"] == "user" else 0)
 
 
 def _pictured(deps: GatewayDeps, request: GenerationRequest, named: Attribute) -> str | None:
@@ -313,6 +363,7 @@ async def _place(
     parent: tuple[int, str] | None,
     *,
     known: bool,
+    large: bool,
 ) -> Said:
     """Find the request's place in its conversation.
 
@@ -320,9 +371,12 @@ async def _place(
         named: gives every piece of a message its writer.
         parent: the turn that it says to go on from, with the key of its session.
         known: all that was said in the session is known.
+        large: see `is_large`.
     """
     messages = deps.index.said(session_id, request.messages)
-    conversation, link, lost = Conversation.of(messages), None, None
+    conversed = partial(Conversation.of, messages)
+    conversation = await deps.compute.aside(conversed) if large else conversed()
+    link, lost = None, None
     if identity.kind is Kind.MAIN or identity.call is RequestKind.UNKNOWN:
         if parent:
             link = deps.index.after(parent[0], conversation)
@@ -352,7 +406,9 @@ async def count(deps: GatewayDeps, wire: Format, route: Route, body: bytes, call
     """
     request = await parse(deps, wire, route, body, caller)
     await choose(deps, request.model)
-    return len((await build_prompt(deps, request, None, (), forget=True)).tokens)
+    large = is_large(body)
+    prompt = await build_prompt(deps, request, None, (), forget=True, large=large)
+    return len(prompt.tokens)
 
 
 async def parse(
@@ -367,11 +423,13 @@ async def parse(
 
     def parsed() -> GenerationRequest:
         with fetched(files):
-            return wire.parse(body, route, caller.user)
+            found = wire.parse(body, route, caller.user)
+        _check_shown(deps.renderer, found.messages)
+        return found
 
     while request is None:
         try:
-            if len(body) >= _LARGE:
+            if is_large(body):
                 request = await deps.compute.aside(parsed)
                 await deps.compute.own_round()
             else:
@@ -379,7 +437,6 @@ async def parse(
                 request = parsed()
         except AwayError as away:
             files[away.url] = await _fetch(deps, away, caller, len(files))
-    _check_shown(deps.renderer, request.messages)
     _check_reply(deps, request)
     await _look(deps, images_in(request.messages))
     if not request.template and request.reasoning_effort is None:
@@ -563,8 +620,8 @@ async def _attach(
     if said is not None:
         # Before the next state, which would go to the judge. Agents retry requests, so it has a
         # key; no client's key begins with a newline.
-        digest = hashlib.sha256(reason.encode()).hexdigest()[:16]
-        name = f"\nmessage after turn {link.turn_id}: {said.score} {digest}"
+        short = hashlib.sha256(reason.encode()).hexdigest()[:16]
+        name = f"\nmessage after turn {link.turn_id}: {said.score} {short}"
         feedback = Feedback(float(said.score), reason, key=name)
         record(deps, user, About("turn", link.turn_id), feedback)
     if deps.ledger.turns.add_next_state(link.turn_id, state):
@@ -592,12 +649,12 @@ def record(deps: GatewayDeps, user: str, about: About, said: Feedback) -> Given 
     return given
 
 
-def _params(deps: GatewayDeps, request: GenerationRequest, prompt: Prompt) -> SamplingParams:
+async def _params(deps: GatewayDeps, request: GenerationRequest, prompt: Prompt) -> SamplingParams:
     """Raises ContextLengthError when not even one token of a reply fits."""
     asked = request.max_tokens or deps.settings.max_reply_tokens
     left = deps.can.context_tokens - len(prompt.tokens)
     if left < 1:
-        refuse_without_room(deps, request)
+        await refuse_without_room(deps, request)
         raise ContextLengthError(len(prompt.tokens), asked, deps.can.context_tokens)
     return SamplingParams(
         # Agents always ask for the same limit; near the end of the context less is left.
