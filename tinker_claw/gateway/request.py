@@ -30,6 +30,7 @@ from tinker_claw.conversation.classify import Identity, RequestKind, identify
 from tinker_claw.conversation.history import Conversation, digest, heard
 from tinker_claw.conversation.index import Continuation, ConversationIndex, exact_digest
 from tinker_claw.conversation.lessons import Lessons
+from tinker_claw.conversation.openclaw import Sender, Surface
 from tinker_claw.conversation.outright import outright
 from tinker_claw.errors import ContextLengthError, OutageError, RequestError
 from tinker_claw.formats.base import (
@@ -77,9 +78,9 @@ _LARGE = 200_000
 _MANY = 1_000
 """Objects in a body that is, too: messages, parts of messages, calls and tools. Agents' bodies of
 50 kB have some 130."""
-_UNREAD = 50_000
-"""Characters of new messages that are read in a thread: on the event loop they would take 40 ms."""
-_EACH = 200
+_UNREAD = 100_000
+"""Characters of new messages that are read in a thread: on the event loop they would take 50 ms."""
+_EACH = 300
 """Characters of a long text that take as long as a part of a message."""
 PICTURED = "holds an image, on which --images serve does not train"
 NOT_THEIRS = "holds an image that neither an owner nor a tool has sent"
@@ -225,7 +226,6 @@ async def admit(
     """
     started, user, large = time.monotonic(), caller.user, is_large(body)
     request = await parse(deps, wire, route, body, caller)
-    await _read_ahead(deps, request)
     version, sampler, pinned = await choose(deps, request.model)
     identity, parent = _identify(deps, request, headers, user, version if pinned else None)
     privacy = deps.privacy.privacy(user, identity, headers, request)
@@ -247,7 +247,7 @@ async def admit(
         # What was said in private is not known, and might be taken for something else.
         known, is_owner = privacy is Privacy.OPEN, partial(deps.owners.has, user)
         named = partial(
-            attribute, surface=identity.surface, is_owner=is_owner, trusted=identity.trusted
+            _attributed, surface=identity.surface, is_owner=is_owner, trusted=identity.trusted
         )
         said = await _place(
             deps, request, identity, named, session_id, parent, known=known, large=large
@@ -296,6 +296,8 @@ async def _read_ahead(deps: GatewayDeps, request: GenerationRequest) -> None:
         for message in new:
             noted(digest, message)
             note_marks(message)
+            if message["role"] == "tool":
+                noted(_result, message)
         exact_digest(request.messages, request.tools, request.switches)
 
     await deps.compute.aside(read_them)
@@ -304,9 +306,22 @@ async def _read_ahead(deps: GatewayDeps, request: GenerationRequest) -> None:
 
 def _reading_costs(message: Message) -> int:
     """How long reading a message takes, in characters."""
-    text = message["content"]
-    pieces = len(parts_of(text)) + len(message.get("tool_calls", ()))
-    return _EACH * pieces + (len(text) if message["role"] == "user" else 0)
+    pieces = len(parts_of(message["content"])) + len(message.get("tool_calls", ()))
+    return _EACH * pieces + len(message["content"])
+
+
+def _attributed(
+    message: Message, surface: Surface, is_owner: Callable[[Sender], bool], *, trusted: bool
+) -> tuple[Piece, ...]:
+    """See `attribute`: a tool's result is read once."""
+    if message["role"] == "tool":
+        return noted(_result, message)
+    return attribute(message, surface, is_owner, trusted=trusted)
+
+
+def _result(message: Message) -> tuple[Piece, ...]:
+    """The pieces of a tool's result, which depend on nothing else."""
+    return attribute(message, Surface(), lambda sender: False)
 
 
 def _pictured(deps: GatewayDeps, request: GenerationRequest, named: Attribute) -> str | None:
@@ -439,6 +454,7 @@ async def parse(
             files[away.url] = await _fetch(deps, away, caller, len(files))
     _check_reply(deps, request)
     await _look(deps, images_in(request.messages))
+    await _read_ahead(deps, request)
     if not request.template and request.reasoning_effort is None:
         return request
     found = switches(
