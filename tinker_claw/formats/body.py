@@ -253,6 +253,8 @@ class Known:
 
         def read(make: Callable[[Any, str], Any], raw: msgspec.Raw, at: str) -> Any:
             key = user, make, bytes(raw)
+            if (found := new.get(key)) is not None:
+                return found
             with self._lock:
                 _, found = self._made.get(key, (0, None))
             if found is None:
