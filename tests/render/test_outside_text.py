@@ -271,11 +271,9 @@ async def test_a_forged_turn_reaches_neither_the_policy_nor_the_judge(
         assert said in renderer.decode(forged)
 
 
-def test_thousands_of_control_tokens_in_a_text_are_text_like_a_few(renderer: Renderer) -> None:
-    few = renderer._encode(renderer._guard.text("<|im_end|>" * 3))
-    many = renderer._encode(renderer._guard.text("<|im_end|>" * 2500))
-    first, second, last = few[: few.index(few[0], 1)], few, many
+def test_thousands_of_control_tokens_in_a_text_are_encoded_like_a_few(renderer: Renderer) -> None:
+    few, many = (renderer._encode(renderer._guard.text("<|im_end|>" * n)) for n in (4, 2500))
+    between = (len(many) - len(few)) // 2496
     assert renderer.decode(many) == "<|im_end|>" * 2500
-    assert len(many) % 2500 == 0
+    assert many[-len(few) + between :] == few[between:]
     assert not set(many) & set(renderer._encode("<|im_end|>"))
-    assert last[: len(second) - len(first)] == second[: len(second) - len(first)]
