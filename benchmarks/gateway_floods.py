@@ -14,13 +14,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import base64
-import io
 import json
 import os
 import statistics
+import struct
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -120,11 +121,7 @@ def _nested(depth: int) -> Body:
 
 
 def _images(count: int) -> Body:
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.new("RGB", (32, 32), "red").save(file, "PNG")
-    data = base64.b64encode(file.getvalue()).decode()
+    data = base64.b64encode(_png()).decode()
     url = f"data:image/png;base64,{data}"
     source = {"type": "base64", "media_type": "image/png", "data": data}
     part = {
@@ -139,6 +136,19 @@ def _images(count: int) -> Body:
         return wire.body([_user("go")], **{field[wire.name]: [_user(images)]})
 
     return body
+
+
+def _png() -> bytes:
+    """A black image of 32 x 32 pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        checked = kind + data
+        return struct.pack(">I", len(data)) + checked + struct.pack(">I", zlib.crc32(checked))
+
+    head = struct.pack(">2I5B", 32, 32, 8, 2, 0, 0, 0)
+    pixels = zlib.compress((b"\0" + bytes(3 * 32)) * 32)
+    parts = ((b"IHDR", head), (b"IDAT", pixels), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts)
 
 
 def _stops(wire: Spoken) -> bytes:
