@@ -1,4 +1,4 @@
-"""`python -m benchmarks.bare_server`: a FastAPI route that answers a canned stream.
+"""`python -m benchmarks.bare_server`: a FastAPI route that answers a canned stream, or one event.
 
 Rule: it reads the JSON and does nothing else. Its times are what HTTP costs on the product's
 server.
@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import StreamingResponse
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from benchmarks.agent_requests import MODEL, RELAYED
 from tinker_claw.app.server import Server, listen, url_of
@@ -48,10 +48,11 @@ def bare_app() -> FastAPI:
         for event in [*stream, b"data: [DONE]\n\n"]:
             yield event
 
-    @app.post("/v1/chat/completions", response_model=None)
-    async def chat(request: Request) -> StreamingResponse:
+    @app.post("/v1/{path:path}", response_model=None)
+    async def answer(request: Request) -> Response:
         body = await request.json()
-        assert body["stream"]
+        if not body.get("stream"):
+            return JSONResponse(events[0])
         tokens = RELAYED if body.get("max_completion_tokens") == RELAYED else 0
         return StreamingResponse(canned(tokens), media_type="text/event-stream")
 
@@ -59,7 +60,7 @@ def bare_app() -> FastAPI:
     async def healthz() -> dict[str, str]:
         return {"status": "ok"}
 
-    _ = (chat, healthz)  # reached through the router
+    _ = (answer, healthz)  # reached through the router
     return app
 
 

@@ -45,20 +45,24 @@ class Answer:
 class Connection:
     """One kept-alive HTTP/1.1 connection."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, url: str):
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, url: str, path: str
+    ) -> None:
         self._reader = reader
         self._writer = writer
         parts = urlsplit(url)
         self._head = (
-            f"POST {parts.path}/chat/completions HTTP/1.1\r\nhost: {parts.netloc}\r\n"
+            f"POST {parts.path}{path} HTTP/1.1\r\nhost: {parts.netloc}\r\n"
             f"connection: keep-alive\r\n{HEADERS}"
         )
 
     @classmethod
-    async def open(cls, url: str) -> Connection:
+    async def open(cls, url: str, path: str = "/chat/completions") -> Connection:
+        """Connect. `path`: of the route that `ask` asks, behind /v1."""
         parts = urlsplit(url)
         assert parts.hostname is not None
-        return cls(*await asyncio.open_connection(parts.hostname, parts.port, limit=2**20), url)
+        reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=2**20)
+        return cls(reader, writer, url, path)
 
     async def ask(self, body: bytes) -> Answer:
         """Send a request and wait for the whole answer."""

@@ -28,7 +28,7 @@ from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.settings import Gateway, Training
 from tinker_claw.conversation.index import IDLE_S, ConversationIndex
-from tinker_claw.formats.chat import Chat
+from tinker_claw.formats import spoken
 from tinker_claw.gateway.app import create_app
 from tinker_claw.gateway.auth import Keys
 from tinker_claw.gateway.fallback import Serving
@@ -197,7 +197,7 @@ def _chunk(
     )
 
 
-def gateway_app(directory: Path, vocabulary: Path) -> FastAPI:
+def gateway_app(directory: Path, vocabulary: Path, context_tokens: int) -> FastAPI:
     """Make the gateway's app from the product's parts, as `tinker_claw.app.wiring` does."""
     ledger = Ledger(directory)
     renderer = Renderer.load(str(vocabulary), "qwen3")
@@ -239,7 +239,7 @@ def gateway_app(directory: Path, vocabulary: Path) -> FastAPI:
         compute=compute,
         spending=spending,
         renderer=renderer,
-        can=Capabilities("bench", frozenset(), True, True, CONTEXT_TOKENS),
+        can=Capabilities("bench", frozenset(), True, True, context_tokens),
         student_topk=TOPK,
         on_next_state=lambda: None,
         health=lambda: spending.shown_in(
@@ -251,7 +251,7 @@ def gateway_app(directory: Path, vocabulary: Path) -> FastAPI:
         ),
         telemetry=telemetry,
     )
-    app = create_app(deps, [Chat()])
+    app = create_app(deps, spoken())
     page = PageDeps(
         ledger=ledger.path,
         training=Training(),
@@ -290,12 +290,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gateway_server")
     parser.add_argument("directory", type=Path, help="of the ledger")
     parser.add_argument("vocabulary", type=Path, help="folder of the tokenizer")
+    parser.add_argument("context_tokens", type=int, nargs="?", default=CONTEXT_TOKENS)
     arguments = parser.parse_args()
     redactor = Redactor([SECRETS])
     redactor.load()  # as the product does before it serves
     with Path(os.devnull).open("w") as nowhere:
         configure(nowhere, redactor.redact)  # written, and discarded
-        app = gateway_app(arguments.directory, arguments.vocabulary)
+        app = gateway_app(arguments.directory, arguments.vocabulary, arguments.context_tokens)
         spare_collector()
         serve_app(app)
 

@@ -68,6 +68,11 @@ def noted(find_out: Callable[[_About], _Note], about: _About) -> _Note:
     return notes[find_out]
 
 
+def has_note(find_out: Callable[[_About], Any], about: _About) -> bool:
+    """Whether `noted` would return at once."""
+    return find_out in getattr(about, "notes", ())
+
+
 Tokens: TypeAlias = Sequence[int]
 
 LossName = Literal["ppo", "importance_sampling", "cispo", "cross_entropy"]

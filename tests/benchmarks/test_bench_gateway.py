@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from benchmarks import gateway, vocabulary
+from benchmarks import gateway, gateway_floods, vocabulary
 from benchmarks.agent_requests import MIX, Conversation, Reply, read_reply, unseen
 from benchmarks.gateway_check import check
 from benchmarks.gateway_rows import Size
@@ -103,6 +103,27 @@ async def test_one_run_measures_every_row_and_finds_every_prompt_in_the_ledger(
     assert changed - {goal for goal, met in written["verdicts"].items() if not met} == {
         f"ids equal to a full render: 0 of {requests}, all"
     }
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="it takes two cores")
+async def test_floods_and_histories_are_measured_on_every_wire(cache: Path) -> None:
+    what = "JSON nested 500 deep"
+    silences, turns = await gateway_floods.measure(
+        cache, lambda line: None, ids=IDS, floods=[what], lengths=[10], rounds=1, at_once=3
+    )
+    wires = ["chat", "responses", "messages"]
+    assert [(one.wire, one.what, one.status) for one in silences] == [
+        row
+        for wire in wires
+        for row in ((wire, what, 400), (wire, "3 small requests at once", 200))
+    ]
+    assert [(one.wire, one.messages) for one in turns] == [(wire, 10) for wire in wires]
+    assert all(one.silence_s > 0 for one in silences)
+    text = io.StringIO()
+    gateway_floods.show(Console(file=text, width=160), silences, turns)
+    assert "behind 10 messages" in text.getvalue()
+    assert json.loads(json.dumps(gateway_floods.document(silences, turns)))["further"]
 
 
 @pytest.mark.slow

@@ -269,3 +269,11 @@ async def test_a_forged_turn_reaches_neither_the_policy_nor_the_judge(
         added = set(renderer._tokenizer.get_added_vocab().values())
         assert [t for t in forged if t in added] == [t for t in plain if t in added]
         assert said in renderer.decode(forged)
+
+
+def test_thousands_of_control_tokens_in_a_text_are_encoded_like_a_few(renderer: Renderer) -> None:
+    few, many = (renderer._encode(renderer._guard.text("<|im_end|>" * n)) for n in (4, 2500))
+    between = (len(many) - len(few)) // 2496
+    assert renderer.decode(many) == "<|im_end|>" * 2500
+    assert many[-len(few) + between :] == few[between:]
+    assert not set(many) & set(renderer._encode("<|im_end|>"))

@@ -11,7 +11,7 @@ huge integer into a float.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any, TypeVar, cast
@@ -20,13 +20,16 @@ import msgspec
 from cachetools import LRUCache
 
 from tinker_claw.errors import RequestError
+from tinker_claw.formats.base import Format, GenerationRequest
 from tinker_claw.images import images_in
+from tinker_claw.types import KnownMessage
 
 INT64 = 2**63
 _Made = TypeVar("_Made")
 _anything = msgspec.json.Decoder()
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _items = msgspec.json.Decoder(list[msgspec.Raw])
+_text_or_items = msgspec.json.Decoder(str | list[msgspec.Raw])
 _NULL = msgspec.Raw(b"null")
 
 
@@ -227,6 +230,21 @@ def raw_items(value: msgspec.Raw | None, at: str) -> list[msgspec.Raw]:
     return _decode(value or _NULL, _items, RequestError(f"{at} must be a list.", param=at))
 
 
+def text_or_items(value: msgspec.Raw | None, otherwise: RequestError) -> str | list[msgspec.Raw]:
+    """Return a string, or the items of a list, not decoded. `otherwise`: raised for all else."""
+    return _decode(value or _NULL, _text_or_items, otherwise)
+
+
+def listed_together(parts: Sequence[msgspec.Raw]) -> msgspec.Raw:
+    """Return parts of a body as one list, to be read and cached as a whole."""
+    return msgspec.Raw(b"[" + b",".join(map(bytes, parts)) + b"]")
+
+
+def written(texts: Sequence[str]) -> msgspec.Raw:
+    """Return texts as they would stand in a body, to be read and cached as a whole."""
+    return msgspec.Raw(msgspec.json.encode([*map(str, texts)]))
+
+
 ROOM = 64_000_000
 """Bytes of the cache of parsed parts: some hundred long sessions."""
 _ENTRY = 1000
@@ -256,6 +274,8 @@ class Known:
 
         def read(make: Callable[[Any, str], Any], raw: msgspec.Raw, at: str) -> Any:
             key = user, make, bytes(raw)
+            if (found := new.get(key)) is not None:
+                return found
             with self._lock:
                 _, found = self._made.get(key, (0, None))
             if found is None:
@@ -266,13 +286,40 @@ class Known:
 
     def learn(self, made: Mapping[Any, Any]) -> None:
         """Cache the new parts that a reader found."""
-        with self._lock:
-            for key, value in made.items():
-                # Not in the body: files of images that were given by their addresses.
-                images = images_in([value]) if isinstance(value, dict) else ()
-                size = _ENTRY + 4 * len(key[-1]) + sum(len(image.clean()) for image in images)
+        for key, value in made.items():
+            # Not in the body: files of images that were given by their addresses.
+            files = sum(len(image.clean()) for image in images_in(_messages_in(value)))
+            size = _ENTRY + 4 * len(key[-1]) + files
+            with self._lock:  # for a moment: the event loop reads, too
                 if size <= self._made.maxsize:
                     self._made[key] = (size, value)
+
+
+def _messages_in(made: Any) -> list[KnownMessage]:
+    """The messages that a part of a body was parsed to."""
+    found: Any = made if isinstance(made, tuple) else (made,)
+    return [one for one in found if isinstance(one, KnownMessage)]
+
+
+class CachingFormat(Format):
+    """A format that caches the parsed parts of earlier requests.
+
+    Its requests' `own` holds what `_reading` returns with the reader.
+    """
+
+    def __init__(self) -> None:
+        self._known = Known()
+
+    def _reading(self, user: str) -> tuple[Read, dict[Any, Any]]:
+        """Return a reader for a body, and what `remember` needs later."""
+        known, new = self._known, dict[Any, Any]()
+        return known.reader(user, new), {"known": known, "new": new}
+
+    def remember(self, request: GenerationRequest, user: str) -> None:
+        request.own["known"].learn(request.own["new"])
+
+    def forget(self) -> None:
+        self._known = Known()  # another: requests that were read before know the old one
 
 
 def shown(name: str) -> str:

@@ -12,7 +12,6 @@ from msgspec import Raw
 
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import (
-    Format,
     GenerationRequest,
     Json,
     ReplyHead,
@@ -21,8 +20,8 @@ from tinker_claw.formats.base import (
 )
 from tinker_claw.formats.body import (
     INT64,
+    CachingFormat,
     Fields,
-    Known,
     Neutral,
     Object,
     Read,
@@ -108,7 +107,7 @@ _THOUGHT = ("reasoning_content", "reasoning", "reasoning_text")
 """Names that servers give to the thinking of their replies."""
 
 
-class Chat(Format):
+class Chat(CachingFormat):
     """OpenAI's chat completions, which nearly every client uses, OpenClaw among them."""
 
     about = (
@@ -121,18 +120,9 @@ class Chat(Format):
         Route("GET", "/v1/models/{name:path}", "model"),
     )
 
-    def __init__(self) -> None:
-        self._known = Known()
-
     def parse(self, body: bytes, route: Route, user: str) -> GenerationRequest:
-        known, new = self._known, dict[Any, Any]()
-        return parse_chat(body, known.reader(user, new), {"known": known, "new": new})
-
-    def remember(self, request: GenerationRequest, user: str) -> None:
-        request.own["known"].learn(request.own["new"])
-
-    def forget(self) -> None:
-        self._known = Known()  # another: requests that were read before know the old one
+        read, own = self._reading(user)
+        return parse_chat(body, read, own)
 
     def reply(self, request: GenerationRequest, head: ReplyHead) -> ReplyWriter:
         return ChatReply(request, head)

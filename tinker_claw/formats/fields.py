@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypedDict, cast
+
+from msgspec import Raw
 
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import EFFORTS
-from tinker_claw.formats.body import INT64, Object, shown, without_halves
+from tinker_claw.formats.body import (
+    INT64,
+    Object,
+    Read,
+    listed_together,
+    shown,
+    without_halves,
+)
 from tinker_claw.formats.parts import MAX_DEPTH, joined
 from tinker_claw.images import AwayError
 from tinker_claw.types import KnownMessage, KnownTools, Message, Reply, Tool, ToolCall
@@ -182,12 +192,74 @@ def as_message(reply: Reply) -> Message:
     return assistant([reply.text], thought, [*map(called, reply.tool_calls)])
 
 
-def one_reply(first: Message, second: Message) -> Message:
-    """Two messages of the assistant in a row, as one."""
-    both = (first, second)
-    calls = [call for message in both for call in message.get("tool_calls", ())]
-    thought = [m["reasoning_content"] for m in both if "reasoning_content" in m]
-    return assistant([message["content"] for message in both], thought, calls)
+def one_reply(messages: Sequence[Message]) -> Message:
+    """Messages of the assistant in a row, as one."""
+    calls = [call for message in messages for call in message.get("tool_calls", ())]
+    thought = [m["reasoning_content"] for m in messages if "reasoning_content" in m]
+    return assistant([message["content"] for message in messages], thought, calls)
+
+
+def conversation(
+    items: Sequence[Raw],
+    messages_of: Callable[[Any, str], Sequence[KnownMessage]],
+    reply_of: Callable[[Any, str], KnownMessage],
+    at: str,
+    read: Read,
+    *,
+    thought_begins: bool = False,
+) -> list[Message]:
+    """Return the messages in the items of a body; the assistant's in a row are one.
+
+    Args:
+        messages_of: converts one item.
+        reply_of: converts a list of items, all the assistant's, to one message.
+        at: the field that holds the items.
+        thought_begins: an item that only thinks begins another message, once one has said more.
+    """
+    rows, says = list[_Row](), False
+    for i, raw in enumerate(items):
+        made = read(messages_of, raw, f"{at}[{i}]")
+        for message in made:
+            more = bool(message["content"] or "tool_calls" in message)
+            assistant_s = bool(rows) and rows[-1].role == message["role"] == "assistant"
+            if assistant_s and not (thought_begins and says and not more):
+                rows[-1].add(message, raw, alone=len(made) == 1)
+                says |= more
+            else:
+                rows.append(_Row([message], [raw], alone=len(made) == 1))
+                says = more
+    return [row.joined(reply_of, at, read) for row in rows]
+
+
+@dataclass(slots=True)
+class _Row:
+    """Messages that are one, and the items that they stand in."""
+
+    messages: list[KnownMessage]
+    items: list[Raw]
+    alone: bool
+    """Whether no item holds further messages, so that the items say the whole."""
+
+    @property
+    def role(self) -> str:
+        return self.messages[0]["role"]
+
+    def add(self, message: KnownMessage, item: Raw, *, alone: bool) -> None:
+        self.messages.append(message)
+        self.items.append(item)
+        self.alone &= alone
+
+    def joined(self, reply_of: Callable[[Any, str], KnownMessage], at: str, read: Read) -> Message:
+        if len(self.messages) == 1:
+            return self.messages[0]
+        if not self.alone:
+            return KnownMessage(one_reply(self.messages))
+        return read(reply_of, listed_together(self.items), at)
+
+
+def system_message(texts: list[str], at: str) -> KnownMessage:
+    """The system message of texts of several authors. `at`: where they stand; they were checked."""
+    return KnownMessage({"role": "system", "content": parted(texts)})
 
 
 def function_tool(given: Object, schema: str = "parameters") -> Tool:

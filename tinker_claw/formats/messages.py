@@ -16,7 +16,6 @@ from typing import Any, cast
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import (
     Attached,
-    Format,
     GenerationRequest,
     Json,
     ReplyHead,
@@ -24,12 +23,24 @@ from tinker_claw.formats.base import (
     Route,
     bearer,
 )
-from tinker_claw.formats.body import INT64, Fields, Neutral, Object, load_body, shown
+from tinker_claw.formats.body import (
+    INT64,
+    CachingFormat,
+    Fields,
+    Neutral,
+    Object,
+    Read,
+    load_body,
+    raw_items,
+    shown,
+    written,
+)
 from tinker_claw.formats.fields import (
     Calls,
     arguments_of,
     assistant,
     common,
+    conversation,
     effort_level,
     forced,
     function_call,
@@ -39,11 +50,11 @@ from tinker_claw.formats.fields import (
     naming,
     one_reply,
     paired,
-    parted,
     refuse_deep,
     result,
     schema_of,
     stop_strings,
+    system_message,
     top_k,
 )
 from tinker_claw.formats.messages_reply import MessagesReply, error_body
@@ -114,7 +125,7 @@ request, so that no prompt would begin like the one before."""
 _SESSION = re.compile(r"_session_([0-9a-f-]{36})\Z")
 
 
-class Messages(Format):
+class Messages(CachingFormat):
     """Anthropic's Messages, which its clients use, Claude Code among them."""
 
     about = (
@@ -137,18 +148,21 @@ class Messages(Format):
         return headers.get("x-api-key", "").strip(), bearer(headers)
 
     def parse(self, body: bytes, route: Route, user: str) -> GenerationRequest:
-        fields = FIELDS.check(load_body(body))
+        read, own = self._reading(user)
+        fields = FIELDS.check(load_body(body, raw=("messages", "tools")))
         if route.purpose == "turn" and "max_tokens" not in fields:
             raise fields.wrong("is missing", "max_tokens")
         choice = fields.object("tool_choice", _CHOICE)
         output = fields.object("output_config", _OUTPUT)
         effort, effort_at, shows = _thinking(fields, output)
-        tools, missing = _tools(fields)
-        said = [*_system(fields), *paired(_conversation(fields))]
+        tools, missing = (
+            read(_tools, fields["tools"], "tools") if "tools" in fields else (KnownTools(()), ())
+        )
+        said = [*_system(fields, read), *paired(_conversation(fields, read))]
         return GenerationRequest(
             **common(fields, 1, "max_tokens"),
             **_calls(fields, choice, tools),
-            messages=tuple(map(KnownMessage, said)),
+            messages=tuple(said),
             one_call=choice.flag("disable_parallel_tool_use"),
             top_k=top_k(fields),
             stop=stop_strings(fields, "stop_sequences", STOP_SEQUENCES),
@@ -157,7 +171,7 @@ class Messages(Format):
             effort_at=effort_at,
             session=_session(fields.object("metadata", _METADATA)),
             left_out=(*missing, *_edits(fields)),
-            own={"thinking": shows},
+            own=own | {"thinking": shows},
         )
 
     def reply(self, request: GenerationRequest, head: ReplyHead) -> ReplyWriter:
@@ -234,17 +248,17 @@ def _edits(fields: Object) -> list[str]:
     ]
 
 
-def _tools(fields: Object) -> tuple[KnownTools, list[str]]:
+def _tools(raw: Any, at: str) -> tuple[KnownTools, tuple[str, ...]]:
     """The functions, and sentences about tools of other types, which are left out."""
     functions, missing = list[Tool](), list[str]()
-    for given in fields.objects("tools"):
+    for given in Object({at: raw}).objects(at):
         if given.get("type", "custom") == "custom":
             functions.append(_tool(given))
         else:
             missing.append(left_out(given.string("type"), given.at))
     if missing and not functions:
         raise RequestError(f"{missing[0]}; offer your own.", param="tools[0]")
-    return KnownTools(functions), missing
+    return KnownTools(functions), tuple(missing)
 
 
 def _calls(fields: Object, choice: Object, tools: KnownTools) -> Calls:
@@ -270,12 +284,13 @@ def _tool(given: Object) -> Tool:
     return function_tool(given, "input_schema")
 
 
-def _system(fields: Object) -> list[Message]:
+def _system(fields: Object, read: Read) -> list[Message]:
     texts = [fields.get("system", "")]
     if not isinstance(texts[0], str):
         texts = [_text(block) for block in fields.objects("system")]
     texts = [said for text in texts if (said := _BILLING.sub("", text))]
-    return [{"role": "system", "content": parted(texts)}] if texts else []
+    # By its text: Claude Code's billing line, which is gone by now, is another in every request.
+    return [read(system_message, written(texts), "system")] if texts else []
 
 
 def _text(block: Object) -> str:
@@ -284,15 +299,11 @@ def _text(block: Object) -> str:
     return block.string("text", empty=True)
 
 
-def _conversation(fields: Object) -> list[Message]:
-    sent = fields.listed("messages", required=True)
+def _conversation(fields: Object, read: Read) -> list[Message]:
+    sent = raw_items(fields.get("messages"), "messages")
     if not sent:
         raise RequestError("messages must be a list of at least one message.", param="messages")
-    said: list[Message] = []
-    for message in (m for i, one in enumerate(sent) for m in _messages(one, f"messages[{i}]")):
-        if said and message["role"] == said[-1]["role"] == "assistant":
-            message = one_reply(said.pop(), message)
-        said.append(message)
+    said = conversation(sent, _known_messages, _known_reply, "messages", read)
     if said[-1]["role"] == "assistant":
         raise RequestError(
             f"messages[{len(sent) - 1}] is the assistant's: a reply cannot be begun for the model "
@@ -300,6 +311,14 @@ def _conversation(fields: Object) -> list[Message]:
             param=f"messages[{len(sent) - 1}]",
         )
     return said
+
+
+def _known_messages(raw: Any, at: str) -> tuple[KnownMessage, ...]:
+    return tuple(map(KnownMessage, _messages(raw, at)))
+
+
+def _known_reply(raw: list[Any], at: str) -> KnownMessage:
+    return KnownMessage(one_reply([said for one in raw for said in _known_messages(one, at)]))
 
 
 def _messages(raw: Any, at: str) -> list[Message]:

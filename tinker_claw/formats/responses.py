@@ -13,23 +13,34 @@ from threading import Lock
 from typing import Any, cast
 
 from cachetools import LRUCache
+from msgspec import Raw
 
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import (
-    Format,
     GenerationRequest,
     Json,
     ReplyHead,
     ReplyWriter,
     Route,
 )
-from tinker_claw.formats.body import Fields, Neutral, Object, load_body, shown
+from tinker_claw.formats.body import (
+    CachingFormat,
+    Fields,
+    Neutral,
+    Object,
+    Read,
+    load_body,
+    shown,
+    text_or_items,
+    written,
+)
 from tinker_claw.formats.chat_reply import error_body
 from tinker_claw.formats.fields import (
     MOST_LOGPROBS,
     arguments_of,
     as_message,
     assistant,
+    conversation,
     effort_level,
     function_call,
     function_tool,
@@ -39,10 +50,10 @@ from tinker_claw.formats.fields import (
     one_reply,
     openai,
     paired,
-    parted,
     refuse_deep,
     result,
     schema_of,
+    system_message,
 )
 from tinker_claw.formats.parts import (
     READS_TEXT,
@@ -60,6 +71,8 @@ from tinker_claw.types import KnownMessage, KnownTools, Message, Reply, Tool
 
 _RUNS_NOTHING = "this server runs no tools itself; offer functions"
 _KEEPS_NOTHING = "nothing is kept here for clients but their last replies; send the input itself"
+_REFERENCE = line(READS_TEXT, "item_reference")
+"""What stands for an item that is named only."""
 
 FIELDS = Fields(
     honoured=(
@@ -134,7 +147,7 @@ _Said = LRUCache[tuple[str, str], tuple[Message, ...]]
 """Conversation up to and including each reply, by user and id, without instructions."""
 
 
-class Responses(Format):
+class Responses(CachingFormat):
     """OpenAI's Responses, which its newer clients use, Codex among them."""
 
     about = (
@@ -147,6 +160,7 @@ class Responses(Format):
     )
 
     def __init__(self) -> None:
+        super().__init__()
         self._said = _Said(_ROOM, getsizeof=_size)
         self._lock = Lock()  # large bodies are read in a thread
 
@@ -154,23 +168,27 @@ class Responses(Format):
         return path.startswith("/v1/responses")
 
     def parse(self, body: bytes, route: Route, user: str) -> GenerationRequest:
-        fields, names = FIELDS.check(load_body(body)), Names()
-        tools, missing = _tools(fields, names)
-        known = self._said  # what is forgotten meanwhile is not remembered in another
-        said = self._history(fields, user, known)
+        read, own = self._reading(user)
+        fields = FIELDS.check(load_body(body, raw=("input", "tools")))
+        replies = self._said  # what is forgotten meanwhile is not remembered in another
+        said = self._history(fields, user, replies, read)
+        tools, missing, names, fields["tools"] = read(
+            _tools, fields.get("tools", Raw(b"[]")), "tools"
+        )
         head = [fields.string("instructions")] if fields.get("instructions") else []
         effort = effort_level(fields.object("reasoning", _REASONING), "effort")
         fields.object("stream_options", _STREAM)
         return GenerationRequest(
             **openai(fields, tools, "max_output_tokens", nested=False),
-            messages=tuple(map(KnownMessage, _with_one_head(head, said))),
-            left_out=(*missing, *_edits(fields), *_references(fields)),
+            messages=_with_one_head(head, said, read),
+            left_out=(*missing, *_edits(fields), *_references(said)),
             schema=schema_of(fields.object("text", _TEXT), "format"),
             top_logprobs=_top_logprobs(fields),
             reasoning_effort=effort,
             effort_at="reasoning.effort",
             follows=fields.get("previous_response_id"),
-            own={
+            own=own
+            | {
                 "fields": fields
                 | {
                     "reasoning": {"effort": effort, "summary": None},
@@ -180,16 +198,18 @@ class Responses(Format):
                 "said": said,
                 "kept": fields.flag("store", True),
                 "user": user,
-                "known": known,
+                "replies": replies,
             },
         )
 
-    def _history(self, fields: Object, user: str, known: _Said) -> tuple[Message, ...]:
+    def _history(
+        self, fields: Object, user: str, replies: _Said, read: Read
+    ) -> tuple[Message, ...]:
         """Return the conversation so far, without instructions."""
         where, before = "previous_response_id", ()
         if (name := fields.optional(where)) is not None:
             with self._lock:
-                found = known.get((user, name))
+                found = replies.get((user, name))
             if found is None:
                 raise RequestError(
                     f"{where}: there is no such reply any more; they are kept in memory, a few "
@@ -199,12 +219,14 @@ class Responses(Format):
                     param=where,
                 )
             before = found
-        return tuple(paired([*before, *_conversation(fields)]))
+        return tuple(paired([*before, *_conversation(fields, read)]))
 
     def remember(self, request: GenerationRequest, user: str) -> None:
+        super().remember(request, user)
         cast("dict[str, Any]", request.own)["open"] = True
 
     def forget(self) -> None:
+        super().forget()
         self._said = _Said(_ROOM, getsizeof=_size)
 
     def reply(self, request: GenerationRequest, head: ReplyHead) -> ReplyWriter:
@@ -213,7 +235,8 @@ class Responses(Format):
 
         def keep(id: str, reply: Reply) -> None:
             with self._lock, suppress(ValueError):  # larger than the cache
-                own["known"][own["user"], id] = (*own["said"], as_message(reply))
+                said = KnownMessage(as_message(reply))
+                own["replies"][own["user"], id] = (*own["said"], said)
 
         return ResponsesReply(own["fields"], own["names"], head, keep if keeps else None)
 
@@ -232,12 +255,12 @@ def _size(said: Sequence[Message]) -> int:
     return 1000 * len(said) + texts + images + sum(len(call["arguments"]) for call in calls)
 
 
-def _with_one_head(head: list[str], said: Sequence[Message]) -> tuple[Message, ...]:
+def _with_one_head(head: list[str], said: Sequence[Message], read: Read) -> tuple[Message, ...]:
     """Merge instructions and leading developer messages into one system message: many chat
     templates accept only one."""
     at = next((i for i, m in enumerate(said) if m["role"] != "system"), len(said))
     texts = [*head, *(message["content"] for message in said[:at])]
-    found = ({"role": "system", "content": parted(texts)},) if texts else ()
+    found = (read(system_message, written(texts), "instructions"),) if texts else ()
     return (*found, *said[at:])
 
 
@@ -259,11 +282,9 @@ def _edits(fields: Object) -> list[str]:
     ]
 
 
-def _references(fields: Object) -> list[str]:
+def _references(said: Sequence[Message]) -> list[str]:
     """A sentence about items that are named only, where there are some."""
-    sent: Any = fields.get("input")
-    items = cast("list[Any]", sent) if isinstance(sent, list) else []
-    if not any(isinstance(one, dict) and _is_reference(Object(one)) for one in items):
+    if not any(message["content"] == _REFERENCE for message in said):
         return []
     return [f"item_reference (input): {_KEEPS_NOTHING}, with store: false"]
 
@@ -272,14 +293,16 @@ def _is_reference(item: Object) -> bool:
     return item.get("type") == "item_reference" or item.keys() == {"id"}
 
 
-def _tools(fields: Object, names: Names) -> tuple[KnownTools, list[str]]:
-    """The functions, and sentences about tools of other types, which are left out.
+def _tools(raw: Any, at: str) -> tuple[KnownTools, tuple[str, ...], Names, list[Any]]:
+    """Read the tools.
 
-    Args:
-        names: filled with the names of tools in a namespace, by the name the model is shown.
+    Returns:
+        The functions; sentences about tools of other types, which are left out; the names of those
+        in a namespace, by the name the model is shown; and the list as it was sent, which the
+        reply repeats.
     """
-    functions, missing = list[Tool](), list[str]()
-    for one in fields.objects("tools"):
+    functions, missing, names = list[Tool](), list[str](), Names()
+    for one in Object({at: raw}).objects(at):
         refuse_deep(one)
         space = _NAMESPACE.check(one).string("name") if one.get("type") == "namespace" else None
         for tool in [one] if space is None else one.objects("tools", required=True):
@@ -298,7 +321,7 @@ def _tools(fields: Object, names: Names) -> tuple[KnownTools, list[str]]:
             f'{missing[0]}; offer functions. In Codex, web_search = "disabled" leaves its own out.',
             param="tools[0]",
         )
-    return KnownTools(functions), missing
+    return KnownTools(functions), tuple(missing), names, raw
 
 
 def _function(given: Object) -> Tool:
@@ -312,29 +335,27 @@ def _shown(space: str, name: str) -> str:
     return f"{space}__{name}"
 
 
-def _conversation(fields: Object) -> list[Message]:
+def _conversation(fields: Object, read: Read) -> list[Message]:
     """Convert the items of an input to messages."""
-    raw = fields.get("input")
-    if isinstance(raw, str):
-        return [{"role": "user", "content": raw}]
-    if not raw:
-        raise fields.wrong("must be a string or a list of items", "input")
-    if not isinstance(raw, list):
-        raise fields.wrong("must be a string or a list of items", "input")
-    said = list[Message]()
-    for at, one in enumerate(cast("list[Any]", raw)):
-        with naming(f"input[{at}]", one):
-            messages = _item(Object(one, f"input[{at}]"))
-        for message in messages:
-            last = said[-1] if said else {"role": None}
-            thinks = "reasoning_content" in message
-            begins = thinks and (last.get("content") or "tool_calls" in last)
-            if last["role"] == message["role"] == "assistant" and not begins:
-                message = one_reply(said.pop(), message)
-            said.append(message)
+    wrong = fields.wrong("must be a string or a list of items", "input")
+    items = text_or_items(fields.get("input"), wrong)
+    if not items:
+        raise wrong
+    if isinstance(items, str):
+        return [KnownMessage({"role": "user", "content": items})]
+    said = conversation(items, _known_items, _known_reply, "input", read, thought_begins=True)
     if not said:
         raise RequestError("input holds nothing that this model can read.", param="input")
     return said
+
+
+def _known_items(raw: Any, at: str) -> tuple[KnownMessage, ...]:
+    with naming(at, raw):
+        return tuple(map(KnownMessage, _item(Object(raw, at))))
+
+
+def _known_reply(raw: list[Any], at: str) -> KnownMessage:
+    return KnownMessage(one_reply([said for one in raw for said in _known_items(one, at)]))
 
 
 def _item(given: Object) -> list[Message]:

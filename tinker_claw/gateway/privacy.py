@@ -10,6 +10,7 @@ import marshal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
+from threading import Lock
 from typing import Any
 
 from cachetools import LRUCache
@@ -19,16 +20,26 @@ from tinker_claw.conversation.classify import Identity, RequestKind, flagged
 from tinker_claw.formats.base import GenerationRequest, parts_of
 from tinker_claw.gateway.limits import ComputeRounds
 from tinker_claw.ledger.turns import TurnTable, hidden
-from tinker_claw.privacy.marker import NEAR_MISS, Privacy, ends, marked, may_mark, mentioned
+from tinker_claw.privacy.marker import (
+    NEAR_MISS,
+    Marker,
+    Privacy,
+    ends,
+    marked,
+    may_mark,
+    mentioned,
+)
 from tinker_claw.privacy.redact import Redactor, name_digest
 from tinker_claw.telemetry import log
-from tinker_claw.types import Kind, Message, Tool, Writer, noted
+from tinker_claw.types import Kind, Message, Tool, Writer, has_note, noted
 
 TRACES = 4096
 TEXTS = 28_000
 """Texts whose findings are cached, in 16 MB: every request repeats its history."""
 _LONG = 20_000
-"""Characters of a text that is searched in a thread: on the event loop it would take 10 ms."""
+"""Characters that are searched in a thread: on the event loop they would take 10 ms."""
+_EACH = 100
+"""Characters of a long text that take as long as the search of a short one."""
 _OF_ANOTHER = frozenset({RequestKind.FLUSH, RequestKind.SUBAGENT, RequestKind.UTILITY})
 """Calls with keys of their own, and with words from the session that they were made for."""
 _Key = tuple[int, int]
@@ -44,6 +55,7 @@ class SessionPrivacy:
         self._sessions = turns.private_sessions()
         self._traces = LRUCache[tuple[str, str], Privacy](TRACES)
         self._held = LRUCache[_Key, str](TEXTS)
+        self._lock = Lock()  # large requests are searched in a thread
         self.near_misses = 0
         """Requests since the start that made a session private by a near miss of the marker."""
         self.compute = compute
@@ -64,18 +76,13 @@ class SessionPrivacy:
             named: gives every piece of a message its writer: only an owner ends what is private.
         """
         messages = request.messages
-        users = (
-            said
-            for m in messages
-            if m["role"] == "user"
-            for said in noted(_marking, m)
-            if not ends(said) or any(piece.writer is Writer.OWNER for piece in named(m))
-        )
+        users = (m for m in reversed(messages) if m["role"] == "user")
+        markers = (_marker_by(m, named) for m in users)
         known = self._known(user, identity)
         found = known
         if flagged(headers, "x-private"):
             found = Privacy.PRIVATE
-        elif (told := marked(users)) is not None:
+        elif (told := next(filter(None, markers), None)) is not None:
             found = told.privacy
             if found is Privacy.PRIVATE and not told.exact and known is not found:
                 self.near_misses += 1
@@ -99,17 +106,16 @@ class SessionPrivacy:
         return found
 
     async def look_at(self, request: GenerationRequest) -> None:
-        """Search long new texts in a thread, then wait for a round of the event loop.
+        """Search much new text in a thread, then wait for a round of the event loop.
 
         From then on it is known what the request holds.
         """
-        texts = (text for message in request.messages for text in _texts(message))
-        long = {_key(text): text for text in texts if len(text) >= _LONG}
-        new = {key: text for key, text in long.items() if key not in self._held}
-        if new:
-            holds = self._redactor.holds
-            found = await self.compute.aside(lambda: [holds(text) or "" for text in new.values()])
-            self._held.update(zip(new, found, strict=True))
+        held = self._held_by
+        new = (message for message in request.messages if not has_note(held, message))
+        size = sum(_EACH + len(text) for message in new for text in _texts(message))
+        tools = bool(request.tools) and not has_note(self._held_by_tools, request.tools)
+        if tools or size >= _LONG:
+            await self.compute.aside(lambda: self.holds(request))
         await self.compute.own_round()
 
     async def redact_any(self, text: str) -> str:
@@ -120,11 +126,15 @@ class SessionPrivacy:
 
     def holds(self, request: GenerationRequest) -> str | None:
         """Description of a secret or personal data found in a request, or None."""
-        texts = chain(request.stop, *map(_texts, request.messages))
-        found = next(filter(None, map(self.holds_text, texts)), None)
+        stops = map(self.holds_text, request.stop)
+        messages = (noted(self._held_by, message) for message in request.messages)
+        found = next(filter(None, chain(stops, messages)), None)
         if found or not request.tools:
             return found
         return noted(self._held_by_tools, request.tools)
+
+    def _held_by(self, message: Message) -> str | None:
+        return next(filter(None, map(self.holds_text, _texts(message))), None)
 
     def _held_by_tools(self, tools: Sequence[Tool]) -> str | None:
         # This takes a tenth of what JSON takes.
@@ -168,10 +178,12 @@ class SessionPrivacy:
         return replace(request, messages=tuple(kept))
 
     def _holds(self, key: _Key, texts: Iterable[str]) -> str | None:
-        known = self._held.get(key)
+        with self._lock:
+            known = self._held.get(key)
         if known is None:
             known = next(filter(None, map(self._redactor.holds, texts)), "")
-            self._held[key] = known
+            with self._lock:
+                self._held[key] = known
         return known or None
 
     def _known(self, user: str, identity: Identity) -> Privacy:
@@ -211,8 +223,25 @@ def _mentions(message: Message) -> bool:
     return mentioned(parts_of(message["content"]))
 
 
-def _marking(message: Message) -> list[str]:
-    return read(message).sayings if may_mark(message["content"]) else []
+def note_marks(message: Message) -> None:
+    """Find out what a message says of privacy; cached on it."""
+    if message["role"] == "user":
+        noted(_marker, message)
+    noted(_mentions, message)
+
+
+def _marker_by(message: Message, named: Attribute) -> Marker | None:
+    """The newest marker in a user's message. What ends privacy counts from an owner only."""
+    found = noted(_marker, message)
+    ended = found is not None and found.privacy is Privacy.AFTER
+    if ended and all(piece.writer is not Writer.OWNER for piece in named(message)):
+        return marked(said for said in read(message).sayings if not ends(said))
+    return found
+
+
+def _marker(message: Message) -> Marker | None:
+    """The newest marker in a user's message, whoever wrote it; cached on it."""
+    return marked(read(message).sayings) if may_mark(message["content"]) else None
 
 
 def _strings(value: Any) -> Iterator[str]:

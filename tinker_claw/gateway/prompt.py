@@ -6,8 +6,9 @@ Rule: nothing is sampled and nothing is written here; what cannot be a prompt is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tinker_claw.conversation.attribution import first_asked, last_asked
@@ -32,6 +33,7 @@ async def build_prompt(
     lessons: Sequence[Lesson],
     *,
     forget: bool,
+    large: bool,
 ) -> Prompt:
     """Build the prompt: the request, then the first tokens of a reply that must be a call. The
     request is the exact extension of the sampled stream where that holds, else a full render.
@@ -39,6 +41,7 @@ async def build_prompt(
     Args:
         lessons: told at the end of the session's first message.
         forget: keep nothing of it in memory that was new.
+        large: it is built in a thread.
 
     Raises:
         RequestError: the chat template refuses these messages, or it is not known how such a
@@ -47,17 +50,19 @@ async def build_prompt(
     begun = _begun(deps, request)
     await deps.compute.own_round()
     told = deps.renderer.hint_tokens(told_text(lessons)) if lessons else ()
-    prompt = _extended(deps, request, link, told)
+    extended = partial(_extended, deps, request, link, told)
+    prompt = await deps.compute.aside(extended) if large else extended()
     if prompt is None:
-        prompt = await _rendered(deps, request, last_asked(request.messages), forget=forget)
-        at = await _first_end(deps, request, prompt, forget=forget) if told else None
+        rendered = partial(_rendered, deps, forget=forget, large=large)
+        prompt = await rendered(request, last_asked(request.messages))
+        at = await _first_end(request, prompt, rendered) if told else None
         if at is not None and len(prompt.tokens) + len(told) < deps.can.context_tokens:
             prompt = prompt.telling(told, at, [lesson.id for lesson in lessons])
     return prompt.followed_by(begun) if begun else prompt
 
 
 async def _rendered(
-    deps: GatewayDeps, request: GenerationRequest, hint: int | None, *, forget: bool
+    deps: GatewayDeps, request: GenerationRequest, hint: int | None, *, forget: bool, large: bool
 ) -> Prompt:
     return await deps.renderer.prompt_aside(
         request.messages,
@@ -65,11 +70,14 @@ async def _rendered(
         hint_message=hint,
         switches=request.switches,
         remembers=not forget,
+        large=large,
     )
 
 
 async def _first_end(
-    deps: GatewayDeps, request: GenerationRequest, prompt: Prompt, *, forget: bool
+    request: GenerationRequest,
+    prompt: Prompt,
+    rendered: Callable[[GenerationRequest, int | None], Awaitable[Prompt]],
 ) -> int | None:
     """Index in the prompt after the first message that asks for something; None: it is not
     known."""
@@ -77,7 +85,7 @@ async def _first_end(
     if first is None or first == last_asked(request.messages):
         return prompt.hint_at
     begun = replace(request, messages=request.messages[: first + 1])
-    short = await _rendered(deps, begun, first, forget=forget)
+    short = await rendered(begun, first)
     at = short.hint_at
     return at if at is not None and short.tokens[:at] == prompt.tokens[:at] else None
 
@@ -106,15 +114,16 @@ def _begun(deps: GatewayDeps, request: GenerationRequest) -> tuple[int, ...]:
     return begun
 
 
-def refuse_without_room(deps: GatewayDeps, request: GenerationRequest) -> None:
+async def refuse_without_room(deps: GatewayDeps, request: GenerationRequest) -> None:
     """Raise RequestError if system prompt and tools leave no room for a conversation."""
     first = [m for m in request.messages if m["role"] == "system"]
     nothing: Message = {"role": "user", "content": ""}
-    prompt = deps.renderer.prompt(
+    prompt = await deps.renderer.prompt_aside(
         [*first, nothing],
         request.tools,
         switches=request.switches,
         remembers=False,  # this request may be private
+        large=True,
     )
     if len(prompt.tokens) >= deps.can.context_tokens:
         raise no_room(deps.can.context_tokens)

@@ -31,13 +31,20 @@ from tinker_claw.conversation.attribution import (
     shows_own,
 )
 from tinker_claw.conversation.classify import Identity, RequestKind, identify
-from tinker_claw.conversation.history import Conversation, heard
-from tinker_claw.conversation.index import Continuation, ConversationIndex
+from tinker_claw.conversation.history import Conversation, digest, heard
+from tinker_claw.conversation.index import Continuation, ConversationIndex, exact_digest
 from tinker_claw.conversation.lessons import Lessons
-from tinker_claw.conversation.openclaw import carried
+from tinker_claw.conversation.openclaw import Carried, Sender, Surface, carried
 from tinker_claw.conversation.outright import outright
 from tinker_claw.errors import ContextLengthError, OutageError, RequestError
-from tinker_claw.formats.base import Format, GenerationRequest, ReplyHead, ReplyWriter, Route
+from tinker_claw.formats.base import (
+    Format,
+    GenerationRequest,
+    ReplyHead,
+    ReplyWriter,
+    Route,
+    parts_of,
+)
 from tinker_claw.formats.body import shown, without_halves
 from tinker_claw.formats.parts import READS_TEXT, UNREAD, without_images
 from tinker_claw.gateway.auth import Keys
@@ -45,7 +52,7 @@ from tinker_claw.gateway.fallback import Serving
 from tinker_claw.gateway.fetch import MOST_FETCHED, fetch
 from tinker_claw.gateway.limits import MAX_BODY_BYTES, Caller, ComputeRounds
 from tinker_claw.gateway.owners import Owners
-from tinker_claw.gateway.privacy import AFTERWARDS, SessionPrivacy
+from tinker_claw.gateway.privacy import AFTERWARDS, SessionPrivacy, note_marks
 from tinker_claw.gateway.prompt import build_prompt, new_messages, refuse_without_room
 from tinker_claw.images import MOST_BYTES, UNFETCHED, AwayError, Image, fetched, images_in, placed
 from tinker_claw.ledger.feedback import ENDED, LONGEST_TEXT, About, Feedback, Given
@@ -68,11 +75,19 @@ from tinker_claw.types import (
     PlacedImage,
     SamplingParams,
     Writer,
+    has_note,
     noted,
 )
 
 _LARGE = 200_000
-"""Bytes of a body that is read in a thread: on the event loop it would take 5 ms."""
+"""Bytes of a body that is read and rendered in a thread: on the event loop it would take 5 ms."""
+_MANY = 1_000
+"""Objects in a body that is, too: messages, parts of messages, calls and tools. Agents' bodies of
+50 kB have some 130."""
+_UNREAD = 100_000
+"""Characters of new messages that are read in a thread: on the event loop they would take 50 ms."""
+_EACH = 300
+"""Characters of a long text that take as long as a part of a message."""
 PICTURED = "holds an image, on which --images serve does not train"
 NOT_THEIRS = "holds an image that neither an owner nor a tool has sent"
 """Why a turn with images is not trained with --images serve, or with --images train."""
@@ -233,12 +248,12 @@ async def admit(
         RequestError: it cannot be served as asked.
         BackendError: the version it asks for cannot be opened.
     """
-    started, user = time.monotonic(), caller.user
+    started, user, large = time.monotonic(), caller.user, is_large(body)
     request = await parse(deps, wire, route, body, caller)
     version, sampler, pinned = await choose(deps, request.model)
     identity, parent = _identify(deps, request, headers, user, version if pinned else None)
     named = partial(
-        attribute,
+        _attributed,
         surface=identity.surface,
         is_owner=partial(deps.owners.has, user),
         trusted=identity.trusted,
@@ -247,7 +262,9 @@ async def admit(
     privacy = deps.privacy.privacy(user, identity, headers, request, named)
     said, told = Said(), list[Lesson]()
     if privacy is not Privacy.PRIVATE:
-        if privacy is Privacy.OPEN:
+        if privacy is Privacy.OPEN and large:
+            await deps.compute.aside(partial(wire.remember, request, user))
+        elif privacy is Privacy.OPEN:
             wire.remember(request, user)
         await deps.privacy.look_at(request)
         holds = deps.privacy.holds(request)
@@ -260,7 +277,9 @@ async def admit(
             version, sampler = answers.version.id, answers.sampler
         # What was said in private is not known, and might be taken for something else.
         known = privacy is Privacy.OPEN
-        said = await _place(deps, request, identity, named, session_id, parent, known=known)
+        said = await _place(
+            deps, request, identity, named, session_id, parent, known=known, large=large
+        )
         said = replace(said, holds=holds, pictured=_pictured(deps, request, named))
         if known and deps.lessons is not None and identity.kind is Kind.MAIN:
             opener = user if _is_owners(identity, said) else None
@@ -268,8 +287,9 @@ async def admit(
         if said.link is not None:
             # Before the prompt: what the user said counts even when it does not fit the context.
             await _attach(deps, said.link, named, user, session_id, started)
-    prompt = await build_prompt(deps, request, said.link, told, forget=privacy is not Privacy.OPEN)
-    params = _params(deps, request, prompt)
+    forget = privacy is not Privacy.OPEN
+    prompt = await build_prompt(deps, request, said.link, told, forget=forget, large=large)
+    params = await _params(deps, request, prompt)
     fit = identity.kind is Kind.MAIN and (said.pictured or params.unfit_because()) is None
     keeps_topk = deps.student_topk if fit else 0
     return Job(
@@ -286,6 +306,54 @@ async def admit(
         started=started,
         privacy=privacy,
     )
+
+
+def is_large(body: bytes) -> bool:
+    """Whether reading or rendering a request takes so long that a thread does it."""
+    return len(body) >= _LARGE or body.count(b"{") >= _MANY
+
+
+async def _read_ahead(deps: GatewayDeps, request: GenerationRequest) -> None:
+    """Read many new messages in a thread, so that all that follows finds them read."""
+    new = [message for message in request.messages if not has_note(digest, message)]
+    if sum(map(_reading_costs, new)) < _UNREAD:
+        return
+
+    def read_them() -> None:
+        for message in new:
+            noted(digest, message)
+            note_marks(message)
+            if message["role"] == "tool":
+                noted(_result, message)
+        exact_digest(request.messages, request.tools, request.switches)
+
+    await deps.compute.aside(read_them)
+    await deps.compute.own_round()
+
+
+def _reading_costs(message: Message) -> int:
+    """How long reading a message takes, in characters."""
+    pieces = len(parts_of(message["content"])) + len(message.get("tool_calls", ()))
+    return _EACH * pieces + len(message["content"])
+
+
+def _attributed(
+    message: Message,
+    surface: Surface,
+    is_owner: Callable[[Sender], bool],
+    *,
+    trusted: bool,
+    carried: Carried | None,
+) -> tuple[Piece, ...]:
+    """See `attribute`: a tool's result is read once."""
+    if message["role"] == "tool":
+        return noted(_result, message)
+    return attribute(message, surface, is_owner, trusted=trusted, carried=carried)
+
+
+def _result(message: Message) -> tuple[Piece, ...]:
+    """The pieces of a tool's result, which depend on nothing else."""
+    return attribute(message, Surface(), lambda sender: False)
 
 
 def _pictured(deps: GatewayDeps, request: GenerationRequest, named: Attribute) -> str | None:
@@ -342,6 +410,7 @@ async def _place(
     parent: tuple[int, str] | None,
     *,
     known: bool,
+    large: bool,
 ) -> Said:
     """Find the request's place in its conversation.
 
@@ -349,9 +418,12 @@ async def _place(
         named: gives every piece of a message its writer.
         parent: the turn that it says to go on from, with the key of its session.
         known: all that was said in the session is known.
+        large: see `is_large`.
     """
     messages = deps.index.said(session_id, request.messages)
-    conversation, link, lost = Conversation.of(messages), None, None
+    conversed = partial(Conversation.of, messages)
+    conversation = await deps.compute.aside(conversed) if large else conversed()
+    link, lost = None, None
     if identity.kind is Kind.MAIN or identity.call is RequestKind.UNKNOWN:
         if parent:
             link = deps.index.after(parent[0], conversation)
@@ -381,7 +453,9 @@ async def count(deps: GatewayDeps, wire: Format, route: Route, body: bytes, call
     """
     request = await parse(deps, wire, route, body, caller)
     await choose(deps, request.model)
-    return len((await build_prompt(deps, request, None, (), forget=True)).tokens)
+    large = is_large(body)
+    prompt = await build_prompt(deps, request, None, (), forget=True, large=large)
+    return len(prompt.tokens)
 
 
 async def parse(
@@ -392,8 +466,8 @@ async def parse(
     Raises:
         RequestError: it is malformed, or the chat template has no place for something in it.
     """
-    request, sent = None, body
-    body = without_halves(sent)
+    request, sent, large = None, body, is_large(body)
+    body = await deps.compute.aside(lambda: without_halves(sent)) if large else without_halves(sent)
     # Files by URL; an error instead is shown as a line, unless the user has just sent the image.
     files: dict[str, bytes | RequestError] | str = {}
     if (why := blind_because(deps)) is not None or not deps.settings.hosts:
@@ -401,11 +475,14 @@ async def parse(
 
     def parsed() -> GenerationRequest:
         with fetched(files):
-            return wire.parse(body, route, caller.user)
+            found = wire.parse(body, route, caller.user)
+        _check_shown(deps.renderer, found.messages)
+        newest_asked(found.messages)  # reads the newest messages here, for all that ask later
+        return found
 
     while request is None:
         try:
-            if len(body) >= _LARGE:
+            if large:
                 request = await deps.compute.aside(parsed)
                 await deps.compute.own_round()
             else:
@@ -416,8 +493,8 @@ async def parse(
             files[away.url] = await _fetch(deps, away, caller, len(files))
     deps.left_out.note((*request.left_out, *([_HALF] if body != sent else [])))
     request = replace(request, messages=await _look(deps, caller.user, request.messages, why))
-    _check_shown(deps.renderer, request.messages)
     _check_reply(deps, request)
+    await _read_ahead(deps, request)
     if not request.template and request.reasoning_effort is None:
         return request
     found = switches(
@@ -663,8 +740,8 @@ async def _attach(
     if said is not None:
         # Before the next state, which would go to the judge. Agents retry requests, so it has a
         # key; no client's key begins with a newline.
-        digest = hashlib.sha256(reason.encode()).hexdigest()[:16]
-        name = f"\nmessage after turn {link.turn_id}: {said.score} {digest}"
+        short = hashlib.sha256(reason.encode()).hexdigest()[:16]
+        name = f"\nmessage after turn {link.turn_id}: {said.score} {short}"
         feedback = Feedback(float(said.score), reason, key=name)
         record(deps, user, About("turn", link.turn_id), feedback)
     if deps.ledger.turns.add_next_state(link.turn_id, state):
@@ -692,12 +769,12 @@ def record(deps: GatewayDeps, user: str, about: About, said: Feedback) -> Given 
     return given
 
 
-def _params(deps: GatewayDeps, request: GenerationRequest, prompt: Prompt) -> SamplingParams:
+async def _params(deps: GatewayDeps, request: GenerationRequest, prompt: Prompt) -> SamplingParams:
     """Raises ContextLengthError when not even one token of a reply fits."""
     asked = request.max_tokens or deps.settings.max_reply_tokens
     left = deps.can.context_tokens - len(prompt.tokens)
     if left < 1:
-        refuse_without_room(deps, request)
+        await refuse_without_room(deps, request)
         raise ContextLengthError(len(prompt.tokens), asked, deps.can.context_tokens)
     return SamplingParams(
         # Agents always ask for the same limit; near the end of the context less is left.

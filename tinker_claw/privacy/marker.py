@@ -97,8 +97,9 @@ def mentioned(texts: Iterable[str]) -> bool:
     return any(
         _is_like(found["word"])
         for text in texts
-        if may_mark(text)
-        for found in _COMMAND.finditer(_plain(text.replace("\\n", "\n")))
+        for line in text.replace("\\n", "\n").split("\n")  # a long text holds the GIL for long
+        if may_mark(line)
+        for found in _COMMAND.finditer(_plain(line))
     )
 
 

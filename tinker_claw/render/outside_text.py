@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeAlias, cast
 
@@ -22,6 +22,9 @@ _Encoded: TypeAlias = tuple[list[int], list[tuple[int, int]]]
 CUT = "\udc00"
 """Half a surrogate pair: the one character that no outside text can hold. Formats pass it through,
 and `CutTokenizer` removes it."""
+
+_AT_ONCE = 1_000
+"""Pieces that are encoded in one call."""
 
 # Keys of a tool's schema that formats look up by name.
 _STRUCTURE = frozenset(
@@ -180,29 +183,31 @@ class CutTokenizer:
         """Return the text of ids, control tokens spelled out."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
-    def _pieces(self, text: str, *, with_places: bool = True) -> list[_Encoded]:
+    def _pieces(self, text: str, *, with_places: bool = True) -> Iterator[_Encoded]:
         """Encode each piece between two cuts separately."""
         first, *rest = text.split(CUT)
-        if not rest:
-            return self._encoded([first], with_places=with_places)
-        before = self._before  # tokenizers may treat the start of a text differently
-        found = self._encoded([first, *(before + piece for piece in rest)], with_places=with_places)
-        if before:
-            n = len(before)
-            found[1:] = [
-                (ids[1:], [(max(0, start - n), end - n) for start, end in places[1:]])
-                for ids, places in found[1:]
-            ]
-        return found
+        before = (
+            self._before if rest else ""
+        )  # tokenizers may treat the start of a text differently
+        texts = [first, *(before + piece for piece in rest)]
+        found, n = self._encoded(texts, with_places=with_places), len(before)
+        yield next(found)
+        for ids, places in found:
+            if before:
+                ids, places = ids[1:], [(max(0, b - n), e - n) for b, e in places[1:]]
+            yield ids, places
 
-    def _encoded(self, texts: Sequence[str], *, with_places: bool = False) -> list[_Encoded]:
+    def _encoded(self, texts: Sequence[str], *, with_places: bool = False) -> Iterator[_Encoded]:
         if not self.tells_starts:
-            return [(self._tokenizer.encode(t, add_special_tokens=False), []) for t in texts]
+            yield from ((self._tokenizer.encode(t, add_special_tokens=False), []) for t in texts)
+            return
         # Not encode(), which holds the GIL all the time.
         backend = self._tokenizer.backend_tokenizer
         encode = backend.encode_batch if with_places else backend.encode_batch_fast
-        found = encode(texts, add_special_tokens=False)
-        return [(one.ids, one.offsets if with_places else []) for one in found]
+        # Some at a time: handing a million pieces over and back holds it, too.
+        for at in range(0, len(texts), _AT_ONCE):
+            for one in encode(texts[at : at + _AT_ONCE], add_special_tokens=False):
+                yield one.ids, one.offsets if with_places else []
 
     @cached_property
     def _before(self) -> str:
@@ -218,5 +223,5 @@ class CutTokenizer:
         if joined("") == "aa":
             return ""
         added: dict[str, int] = self._tokenizer.get_added_vocab()
-        able = (t for t, i in added.items() if self._encoded([t]) == [([i], [])])
+        able = (t for t, i in added.items() if [*self._encoded([t])] == [([i], [])])
         return next((token for token in able if joined(token) == "aa"), "")

@@ -22,6 +22,8 @@ CAPACITY = 52_000_000
 """Capacity in bytes: texts of some five million ids."""
 _ENTRY = 400
 """Bytes of an entry besides its ids."""
+_AT_ONCE = 100_000
+"""Ids that are interned in one call, which other threads wait for."""
 _NUMBERS: dict[int, int] = {}
 """Interned ids: each is one shared int object, however often it is kept."""
 
@@ -31,7 +33,11 @@ Ids: TypeAlias = tuple[int, ...]
 
 def interned(ids: Sequence[int]) -> Ids:
     """Return the ids as shared int objects."""
-    return tuple(map(_NUMBERS.setdefault, ids, ids))
+    found = list[int]()
+    for at in range(0, len(ids), _AT_ONCE):
+        part = ids[at : at + _AT_ONCE]
+        found.extend(map(_NUMBERS.setdefault, part, part))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)

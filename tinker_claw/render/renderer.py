@@ -177,15 +177,23 @@ class Renderer:
         hint_message: int | None = None,
         switches: Switches = (),
         remembers: bool = True,
+        large: bool = False,
     ) -> Prompt:
         """Render like `prompt`, but encode long new text in a thread, one request at a time, so
         that the event loop goes on and a text that requests share is encoded once.
+
+        Args:
+            large: whether laying it out takes long, too.
         """
-        plan = self._format(switches).plan(messages, tools, hint_message, remembers=remembers)
-        if plan.size < _ASIDE:
-            return plan.encode()
+        lay_out = partial(
+            self._format(switches).plan, messages, tools, hint_message, remembers=remembers
+        )
+        run_aside = partial(asyncio.get_running_loop().run_in_executor, self._thread)
+        if large:
+            return await run_aside(lambda: lay_out().encode())
+        plan = lay_out()
         # The thread looks texts up again, after the requests that came before.
-        return await asyncio.get_running_loop().run_in_executor(self._thread, plan.encode)
+        return plan.encode() if plan.size < _ASIDE else await run_aside(plan.encode)
 
     def extend(
         self,
