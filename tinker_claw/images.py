@@ -10,11 +10,8 @@ import base64
 import binascii
 import ctypes
 import hashlib
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping, Sequence
 from io import BytesIO
-from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from tinker_claw.errors import RequestError
@@ -34,41 +31,6 @@ FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")
 _JPEG: Final = ("JPEG", "MPO")
 _QUALITY: Final = 95
 _AWAY: Final = ("http:", "https:")
-Files = Mapping[str, bytes | RequestError] | str
-"""Files by URL, or the errors that came instead; a text: why none is fetched."""
-UNFETCHED: Final = (
-    "is at a URL of a host from which nothing is fetched here: anyone who can write to the agent "
-    "could make this machine request any URL. Send the image itself, as "
-    "data:image/png;base64,…, or name its host in --image-hosts"
-)
-_files: ContextVar[Files] = ContextVar("files", default=MappingProxyType({}))
-
-
-class AwayError(RequestError):
-    """An image is given by a URL whose file has not been fetched.
-
-    Args:
-        at: place of the image in the request.
-    """
-
-    def __init__(self, at: str, url: str) -> None:
-        super().__init__(f"{at} {UNFETCHED}.", param=at)
-        self.at = at
-        self.url = url
-
-    def wrong(self, why: str) -> RequestError:
-        """Return another error about the image. `why`: the rest of the sentence."""
-        return RequestError(f"{self.at} {why}.", param=self.at)
-
-
-@contextmanager
-def fetched(files: Files) -> Generator[None]:
-    """Let `read_url` use these files in this thread or task."""
-    token = _files.set(files)
-    try:
-        yield
-    finally:
-        _files.reset(token)
 
 
 class Image:
@@ -214,22 +176,15 @@ def read_data(data: str, at: str) -> Image:
 
 
 def read_url(url: str, at: str) -> Image:
-    """Read the image in a data: URL, or at an address that is `fetched`; see `Image`.
-
-    Raises:
-        AwayError: it is at an address that is not.
-    """
+    """Read the image in a data: URL; see `Image`. Nothing is fetched: anyone who can write to the
+    agent could make this machine request any URL."""
     kind, comma, data = url.partition(",")
     if kind.lower().startswith("data:") and comma and kind.endswith(";base64"):
         return read_data(data, at)
     if url.lower().startswith(_AWAY):
-        files = _files.get()
-        if isinstance(files, str):
-            raise RequestError(f"{at} {files}.", param=at)
-        file = files.get(url)
-        if file is None:
-            raise AwayError(at, url)
-        if isinstance(file, RequestError):
-            raise RequestError(str(file), param=at)
-        return Image(file, at)
+        raise RequestError(
+            f"{at} is at a URL, and nothing is fetched here. Send the image itself, as "
+            "data:image/png;base64,…",
+            param=at,
+        )
     raise RequestError(f"{at} must be an image as data:image/png;base64,…", param=at)

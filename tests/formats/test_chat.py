@@ -15,13 +15,11 @@ from openai.types.chat.completion_create_params import (
 )
 
 from tests.mutations import Mutants
-from tests.pictures import picture
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import GenerationRequest, ReplyHead
-from tinker_claw.formats.body import ROOM, Fields, Known
+from tinker_claw.formats.body import Fields, Known
 from tinker_claw.formats.chat import FIELDS, Chat, parse_chat
 from tinker_claw.formats.chat_reply import ChatReply
-from tinker_claw.images import fetched
 from tinker_claw.types import Delta
 
 USER = {"role": "user", "content": "hi"}
@@ -473,13 +471,3 @@ def test_what_is_remembered_is_bounded() -> None:
         assert ("ann", make, json.dumps("x" * 9000).encode()) not in known._made, "too large"
         assert 0 < len(known._made) < 20
         assert ("ann", make, json.dumps(str(number)).encode()) in known._made
-
-
-def test_images_that_were_fetched_count_by_their_files() -> None:
-    """They are not in the body, and may be a thousand times as long as their addresses."""
-    chat, file = Chat(), picture(1200, 800, "JPEG")
-    url = "https://images.example.org/a.jpg"
-    part = {"type": "image_url", "image_url": {"url": url}}
-    with fetched({url: file}):
-        read_as(chat, written({"role": "user", "content": [part]}))
-    assert len(file) < chat._known._made.currsize < ROOM

@@ -83,7 +83,6 @@ FENCES = {
     "httpx": (
         "tinker_claw.judge",
         "tinker_claw.backends",
-        "tinker_claw.gateway.fetch",
         "local_gpu.sample",
         "examples",
         "benchmarks",

@@ -99,7 +99,7 @@ ELSEWHERE = {
 GOING = {
     *("training.opd_clip", "training.norm", "training.clip_low", "training.clip_high"),
     *("training.kl_beta", "training.max_step_kl", "training.hint_candidates"),
-    *("training.save_interval", "privacy.keep_gb", "gateway.image_hosts", "judge.second"),
+    *("training.save_interval", "privacy.keep_gb", "judge.second"),
     *("judge.prm_max_tokens", "local.sampler_quantization", "local.torchrun"),
     *("local.actor_gpus", "local.prm_gpus", "local.gpu_memory_gb"),
 }

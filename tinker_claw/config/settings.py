@@ -225,12 +225,6 @@ class Gateway(Section):
         "neither keeps nor trains them; train keeps and trains those of owners and tools",
         when="no image shall reach the model, or it shall learn from them (docs/images.md)",
     )
-    image_hosts: str | None = _setting(
-        None,
-        "hosts from which images by address are fetched, as host or host:port, with commas between "
-        "them; nothing is fetched unless set",
-        when="the agent sends addresses of images, and those hosts tell nobody what is secret",
-    )
     allow_origin: str | None = _setting(
         None,
         "origins that may use the wires with a key, as app://obsidian.md, with commas between them",
@@ -271,11 +265,6 @@ class Gateway(Section):
     def origins(self) -> tuple[str, ...]:
         """The origins of `allow_origin`, without duplicates."""
         return _listed(self.allow_origin)
-
-    @property
-    def hosts(self) -> tuple[str, ...]:
-        """The hosts of `image_hosts`, without the default port."""
-        return tuple(h.removesuffix(":443") for h in _listed((self.image_hosts or "").lower()))
 
 
 class SecondJudge(Section):

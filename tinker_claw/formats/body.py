@@ -21,8 +21,6 @@ from cachetools import LRUCache
 
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import Format, GenerationRequest
-from tinker_claw.images import images_in
-from tinker_claw.types import KnownMessage
 
 INT64 = 2**63
 _Made = TypeVar("_Made")
@@ -287,18 +285,10 @@ class Known:
     def learn(self, made: Mapping[Any, Any]) -> None:
         """Cache the new parts that a reader found."""
         for key, value in made.items():
-            # Not in the body: files of images that were given by their addresses.
-            files = sum(len(image.clean()) for image in images_in(_messages_in(value)))
-            size = _ENTRY + 4 * len(key[-1]) + files
+            size = _ENTRY + 4 * len(key[-1])
             with self._lock:  # for a moment: the event loop reads, too
                 if size <= self._made.maxsize:
                     self._made[key] = (size, value)
-
-
-def _messages_in(made: Any) -> list[KnownMessage]:
-    """The messages that a part of a body was parsed to."""
-    found: Any = made if isinstance(made, tuple) else (made,)
-    return [one for one in found if isinstance(one, KnownMessage)]
 
 
 class CachingFormat(Format):

@@ -22,7 +22,6 @@ from tinker_claw.formats.body import (
     without_halves,
 )
 from tinker_claw.formats.parts import MAX_DEPTH, joined
-from tinker_claw.images import AwayError
 from tinker_claw.types import KnownMessage, KnownTools, Message, Reply, Tool, ToolCall
 
 STOP_STRINGS = 4
@@ -155,8 +154,6 @@ def naming(at: str, raw: Any) -> Generator[None]:
     """
     try:
         yield
-    except AwayError:
-        raise  # nothing is wrong with it
     except RequestError as error:
         sent = cast("dict[str, Any]", raw) if isinstance(raw, dict) else {}
         what = next(

@@ -17,7 +17,7 @@ from typing import Any, Final, cast
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import Attached, Joined, parts_of
 from tinker_claw.formats.body import Object, shown
-from tinker_claw.images import AwayError, Image, Pictured, read_data, read_url, split
+from tinker_claw.images import Image, Pictured, read_data, read_url, split
 
 READS_TEXT: Final = "this model reads text only"
 _ELSEWHERE: Final = "it was kept by another service, and is not here"
@@ -152,8 +152,6 @@ def _picture(part: Object) -> str:
     """An image, as the text that stands for it."""
     try:
         return Pictured.showing(_image_of(part))
-    except AwayError:
-        raise  # its file is fetched first
     except RequestError as error:
         # Without its traceback, which would hold the whole body.
         refusal = RequestError(str(error), param=error.param)

@@ -49,12 +49,11 @@ from tinker_claw.formats.body import shown, without_halves
 from tinker_claw.formats.parts import READS_TEXT, UNREAD, without_images
 from tinker_claw.gateway.auth import Keys
 from tinker_claw.gateway.fallback import Serving
-from tinker_claw.gateway.fetch import MOST_FETCHED, fetch
-from tinker_claw.gateway.limits import MAX_BODY_BYTES, Caller, ComputeRounds
+from tinker_claw.gateway.limits import Caller, ComputeRounds
 from tinker_claw.gateway.owners import Owners
 from tinker_claw.gateway.privacy import AFTERWARDS, SessionPrivacy, note_marks
 from tinker_claw.gateway.prompt import build_prompt, new_messages, refuse_without_room
-from tinker_claw.images import MOST_BYTES, UNFETCHED, AwayError, Image, fetched, images_in, placed
+from tinker_claw.images import Image, images_in, placed
 from tinker_claw.ledger.feedback import ENDED, LONGEST_TEXT, About, Feedback, Given
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.lessons import Lesson
@@ -466,33 +465,23 @@ async def parse(
     Raises:
         RequestError: it is malformed, or the chat template has no place for something in it.
     """
-    request, sent, large = None, body, is_large(body)
-    body = await deps.compute.aside(lambda: without_halves(sent)) if large else without_halves(sent)
-    # Files by URL; an error instead is shown as a line, unless the user has just sent the image.
-    files: dict[str, bytes | RequestError] | str = {}
-    if (why := blind_because(deps)) is not None or not deps.settings.hosts:
-        files = why or UNFETCHED
+    sent, large = body, is_large(body)
 
-    def parsed() -> GenerationRequest:
-        with fetched(files):
-            found = wire.parse(body, route, caller.user)
+    def parsed() -> tuple[GenerationRequest, bool]:
+        body = without_halves(sent)
+        found = wire.parse(body, route, caller.user)
         _check_shown(deps.renderer, found.messages)
         newest_asked(found.messages)  # reads the newest messages here, for all that ask later
-        return found
+        return found, body != sent
 
-    while request is None:
-        try:
-            if large:
-                request = await deps.compute.aside(parsed)
-                await deps.compute.own_round()
-            else:
-                await deps.compute.own_round()
-                request = parsed()
-        except AwayError as away:
-            assert isinstance(files, dict)
-            files[away.url] = await _fetch(deps, away, caller, len(files))
-    deps.left_out.note((*request.left_out, *([_HALF] if body != sent else [])))
-    request = replace(request, messages=await _look(deps, caller.user, request.messages, why))
+    if large:
+        request, mended = await deps.compute.aside(parsed)
+        await deps.compute.own_round()
+    else:
+        await deps.compute.own_round()
+        request, mended = parsed()
+    deps.left_out.note((*request.left_out, *([_HALF] if mended else [])))
+    request = replace(request, messages=await _look(deps, caller.user, request.messages))
     _check_reply(deps, request)
     await _read_ahead(deps, request)
     if not request.template and request.reasoning_effort is None:
@@ -503,33 +492,9 @@ async def parse(
     return replace(request, switches=found)
 
 
-async def _fetch(
-    deps: GatewayDeps, away: AwayError, caller: Caller, before: int
-) -> bytes | RequestError:
-    """Fetch an image; its bytes count as the request's. An error: it cannot be fetched.
-
-    Args:
-        before: number of images that were fetched for the same request.
-    """
-    if before >= MOST_FETCHED:
-        return away.wrong(f"is one of more than {MOST_FETCHED} images by address in one request")
-    room = min(MOST_BYTES, MAX_BODY_BYTES - caller.bytes)
-    try:
-        file = await fetch(away, deps.settings.hosts, room)
-    except RequestError as error:
-        return RequestError(str(error), param=error.param)
-    caller.limits.hold(caller, len(file))
-    return file
-
-
-async def _look(
-    deps: GatewayDeps, user: str, messages: Sequence[Message], blind: str | None
-) -> tuple[Message, ...]:
+async def _look(deps: GatewayDeps, user: str, messages: Sequence[Message]) -> tuple[Message, ...]:
     """Return the messages as the model is shown them: with a line in place of each image that it
     cannot be shown. Images are decoded outside the event loop.
-
-    Args:
-        blind: why images are not shown, as the rest of a sentence; None: they are.
 
     Raises:
         RequestError: the user has just sent what cannot be shown.
@@ -541,7 +506,7 @@ async def _look(
     images, theirs = images_in(messages), images_in([asked] if asked else [])
     if not images:
         return tuple(messages)
-    if blind is not None:
+    if (blind := blind_because(deps)) is not None:
         for image in theirs:
             if asked and _just_sent(deps, user, image.digest, asked):
                 raise image.wrong(blind)
