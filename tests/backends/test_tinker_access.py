@@ -367,7 +367,7 @@ async def test_rehearsal_leaves_nothing_behind_and_says_what_it_cannot_delete(
     assert len(left := await trainer.rehearse(student_topk=0)) == 2
     assert all(path.startswith("tinker://") for path in left)
     there.faulty.spoil(Fault("retrieve_future", "fail", of="Sample", category="user"))
-    with pytest.raises(SamplerError, match=r"could not sample from v-.*the test says so"):
+    with pytest.raises(SamplerError, match=r"refuses the base model .*the test says so"):
         await trainer.rehearse(student_topk=0)
     assert len(list((tmp_path / "served").glob("[!.]*/*/*"))) == 2, (
         "what could not be deleted before"

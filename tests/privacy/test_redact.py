@@ -28,14 +28,11 @@ def refused() -> Iterator[bytes]:
         {MARK: MARK},
         {"messages": [{"role": MARK, "content": MARK}]},
         {"messages": [{"role": "user", "content": [{"type": MARK, "text": MARK}]}]},
-        {"messages": [{"role": "tool", "content": MARK}]},
-        {"messages": [said | {MARK: MARK}]},
         {"messages": MARK},
         {"temperature": MARK},
         {"tools": [{"type": "function", "function": {"name": MARK, "parameters": MARK}}]},
         {"tool_choice": MARK},
         {"response_format": {"type": MARK}},
-        {"messages": [{"role": "user", "content": f"{MARK} \ud800"}]},
         {"messages": [{"role": "user", "content": f"{MARK} " * 60_000}]},
     ):
         yield json.dumps(good | fields).encode()
@@ -46,8 +43,14 @@ def refused() -> Iterator[bytes]:
 
 
 def converse(running: Running, client: httpx.Client) -> None:
-    """Send good requests: streamed, judged, and aborted."""
+    """Send requests that are read: odd, streamed, judged, and aborted."""
     messages = [{"role": "user", "content": f"Hello, I am {MARK}. What is 2 + 3?"}]
+    odd = [
+        {"role": "tool", "content": MARK},
+        {"role": "user", "content": f"{MARK} \ud800", MARK: MARK},
+    ]
+    answer = client.post(CHAT, content=json.dumps({"model": "demo", "messages": odd}))
+    assert answer.status_code == 200, answer.text
     for stream in (False, True, False):
         body = {"model": "demo", "messages": messages, "max_tokens": 40}
         headers = {"X-Session-Id": MARK, "traceparent": MARK, "user-agent": MARK}
