@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Iterator, Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from openai.types.chat import ChatCompletionMessageParam
 from openai.types.chat.chat_completion_content_part_param import ChatCompletionContentPartParam
 from openai.types.responses.response_input_content_param import ResponseInputContentParam
 from openai.types.responses.response_input_param import ResponseInputItemParam
+from PIL import Image
 
 from tests.formats.typed_items import IMAGE, values
 from tests.gateways import MODEL, World, gateway
@@ -236,16 +238,16 @@ async def test_calls_and_results_without_ids_are_paired_in_order(
             )
 
 
-def image(wire: str) -> Body:
+def image(wire: str, file: bytes = IMAGE) -> Body:
     return {
-        "chat": {"type": "image_url", "image_url": {"url": url_of(IMAGE)}},
-        "responses": {"type": "input_image", "image_url": url_of(IMAGE)},
+        "chat": {"type": "image_url", "image_url": {"url": url_of(file)}},
+        "responses": {"type": "input_image", "image_url": url_of(file)},
         "messages": {
             "type": "image",
             "source": {
                 "type": "base64",
                 "media_type": "image/png",
-                "data": base64.b64encode(IMAGE).decode(),
+                "data": base64.b64encode(file).decode(),
             },
         },
     }[wire]
@@ -284,6 +286,20 @@ async def test_an_image_in_a_result_or_in_the_history_is_a_line(
         shown = await prompt(world, wire, [attached, *CLOSING])
         assert f"My words.\n[{PICTURE}" in shown
         assert world.column("untrained_because") == [None] * 3
+
+
+@pytest.mark.parametrize("wire", ROUTES)
+async def test_screenshots_larger_than_any_prompt_are_lines_like_others(
+    tmp_path: Path, renderer: Renderer, wire: str
+) -> None:
+    """The context bounds what the model is shown, not what stands in the body."""
+    screen = Image.effect_noise((700, 700), 64)
+    screen.save(out := BytesIO(), "PNG")
+    shots = [image(wire, out.getvalue()) for _ in range(4)]
+    assert len(json.dumps(shots)) > 32 * 4096 * 4
+    async with gateway(tmp_path, renderer, context_tokens=4096) as world:
+        said = [OPENING, *result_of_a_tool(wire, shots), assistant("fine"), user("thanks")]
+        assert (await prompt(world, wire, said)).count("this model reads text only]") == 4
 
 
 @pytest.mark.parametrize("wire", ROUTES)

@@ -484,7 +484,7 @@ async def test_who_has_no_key_is_refused_before_the_body_is_read(
         writer.close()
 
 
-async def test_what_is_many_times_the_context_is_refused_before_it_is_read(
+async def test_what_is_many_times_the_context_is_refused_before_it_is_rendered(
     tmp_path: Path, renderer: Renderer
 ) -> None:
     async with gateway(tmp_path, renderer, context_tokens=4000) as world:

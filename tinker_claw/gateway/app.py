@@ -1,7 +1,7 @@
 """Routes, and the path of a turn through them.
 
 A turn: `_caller` authenticates the client; `Limits.place` holds a place for it until its answer is
-complete; `read_request` reads the body; `admit` (request.py) parses it, ties it to the turn before
+complete; `read_body` reads the body; `admit` (request.py) parses it, ties it to the turn before
 and renders its prompt; an `Answer` (respond.py) runs a `Generation` (generation.py), which waits
 for a slot, gets the tokens from a `Sampling` (sampling.py) and writes the turn to the ledger.
 
@@ -26,8 +26,8 @@ from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import Format, Route
 from tinker_claw.gateway import errors, feedback
 from tinker_claw.gateway.auth import Principal
-from tinker_claw.gateway.limits import MAX_QUEUE, Limits, read_body, read_request
-from tinker_claw.gateway.request import GatewayDeps, admit, blind_because, choose, count
+from tinker_claw.gateway.limits import MAX_QUEUE, Limits, read_body
+from tinker_claw.gateway.request import GatewayDeps, admit, choose, count
 from tinker_claw.gateway.respond import StreamedAnswer, WholeAnswer
 from tinker_claw.gateway.wires import Wires
 from tinker_claw.origin import is_loopback, refuse_forms, refuse_pages
@@ -79,9 +79,7 @@ class _Endpoints:
         with ExitStack() as held:
             place = self._limits.place(who.name, who.cache_salt, episode=is_episode(headers))
             caller = held.enter_context(place)
-            body = await read_request(
-                request, deps.can.context_tokens, caller, images=blind_because(deps) is None
-            )
+            body = await read_body(request, caller=caller)
             if route.purpose == "count":
                 return JSONResponse(wire.counted(await count(deps, wire, route, body, caller)))
             job = await admit(deps, wire, route, body, headers, caller)

@@ -39,10 +39,10 @@ MAX_BODY_BYTES: Final = 16_000_000
 """Largest body of a request: twice what the longest served context (262,144 tokens) can need."""
 BODY_S: Final = 60.0
 """Most seconds to receive a body: OpenClaw's have 38 to 156 kB, so a slow network takes seconds."""
-BYTES_PER_TOKEN = 32
-"""Most bytes of a body per token of context; real requests have four to five."""
-ALWAYS_READ_BYTES = 65_536
-"""Size up to which a body is read, however small the context."""
+CHARS_PER_TOKEN = 32
+"""Most characters of a prompt per token of context; real ones have four to five."""
+ALWAYS_READ = 65_536
+"""Characters up to which a prompt is read, however small the context."""
 COME_BACK_S = 10
 """Retry-After for a client that finds the queue full."""
 LEFT_FREE = 2
@@ -266,24 +266,21 @@ class Caller:
 
 
 async def read_body(
-    request: Request,
-    most: int,
-    caller: Caller | None = None,
-    too_long: RequestError | None = None,
+    request: Request, most: int | None = None, caller: Caller | None = None
 ) -> bytes:
     """Read the body, and decode it where the client compressed it; refuse it as soon as it is known
     to be too long, or takes too long.
 
     Args:
-        most: bytes, before and after decoding.
+        most: bytes, before and after decoding; None: MAX_BODY_BYTES.
         caller: the bytes count as theirs until the answer; None: it is small, and not counted.
-        too_long: raised for a longer one; None: a 413.
 
     Raises:
         RequestError: it is too long or too slow, its coding is not read here, this user's requests
             hold too much, or the client has disconnected.
     """
-    too_long = too_long or _too_large(most)
+    most = MAX_BODY_BYTES if most is None else most
+    too_long = _too_large(most)
     coding = coding_of(request.headers.get("content-encoding", ""))
     declared = request.headers.get("content-length", "0")
     if declared.isascii() and declared.isdigit() and int(declared[:19]) > most:
@@ -335,23 +332,6 @@ def _too_large(most: int) -> RequestError:
     )
 
 
-async def read_request(
-    request: Request, context_tokens: int, caller: Caller, *, images: bool = False
-) -> bytes:
-    """Read the body of a request for a reply, at most as many bytes as the context can need.
-
-    Args:
-        images: it may hold images, whose bytes say little about their tokens.
-
-    Raises:
-        RequestError: as `read_body`; the 400 of a prompt that does not fit the context.
-    """
-    useful = max(ALWAYS_READ_BYTES, BYTES_PER_TOKEN * context_tokens)
-    useful = MAX_BODY_BYTES if images else useful
-    too_long = hopeless(context_tokens) if useful < MAX_BODY_BYTES else None
-    return await read_body(request, min(useful, MAX_BODY_BYTES), caller, too_long)
-
-
 def _too_many(what: str) -> RequestError:
     return RequestError(
         f"Too many requests at once: {what}; come back in {COME_BACK_S} seconds.",
@@ -375,8 +355,8 @@ def no_room(context_tokens: int) -> RequestError:
 def hopeless(context_tokens: int) -> RequestError:
     """Return the error of any prompt that does not fit, so that agents compact their history."""
     return RequestError(
-        f"This model's maximum context length is {context_tokens} tokens; the body is so long that "
-        "it cannot fit.",
+        f"This model's maximum context length is {context_tokens} tokens; the messages are so "
+        "long that they cannot fit.",
         code="context_length_exceeded",
         param="messages",
     )

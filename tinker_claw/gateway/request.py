@@ -49,7 +49,13 @@ from tinker_claw.formats.body import shown, without_halves
 from tinker_claw.formats.parts import READS_TEXT, UNREAD, without_images
 from tinker_claw.gateway.auth import Keys
 from tinker_claw.gateway.fallback import Serving
-from tinker_claw.gateway.limits import Caller, ComputeRounds
+from tinker_claw.gateway.limits import (
+    ALWAYS_READ,
+    CHARS_PER_TOKEN,
+    Caller,
+    ComputeRounds,
+    hopeless,
+)
 from tinker_claw.gateway.owners import Owners
 from tinker_claw.gateway.privacy import AFTERWARDS, SessionPrivacy, note_marks
 from tinker_claw.gateway.prompt import build_prompt, new_messages, refuse_without_room
@@ -73,6 +79,7 @@ from tinker_claw.types import (
     Piece,
     PlacedImage,
     SamplingParams,
+    Tool,
     Writer,
     has_note,
     noted,
@@ -471,6 +478,7 @@ async def parse(
         body = without_halves(sent)
         found = wire.parse(body, route, caller.user)
         _check_shown(deps.renderer, found.messages)
+        _refuse_hopeless(found, deps.can.context_tokens)
         newest_asked(found.messages)  # reads the newest messages here, for all that ask later
         return found, body != sent
 
@@ -610,6 +618,25 @@ def _check_reply(deps: GatewayDeps, request: GenerationRequest) -> None:
             "only; send 0.",
             param="top_logprobs",
         )
+
+
+def _refuse_hopeless(request: GenerationRequest, context_tokens: int) -> None:
+    """Refuse a prompt that cannot fit before it is rendered, which takes seconds. What the model is
+    shown as a line (images, packed documents) is counted as that."""
+    most = max(ALWAYS_READ, CHARS_PER_TOKEN * context_tokens)
+    said = sum(_said_chars(message) for message in request.messages)
+    if said > most or noted(_written_chars, request.tools) > most:
+        raise hopeless(context_tokens)
+
+
+def _said_chars(message: Message) -> int:
+    calls = message.get("tool_calls", ())
+    called = sum(len(call["function"]["arguments"]) for call in calls)
+    return CHARS_PER_TOKEN * (1 + len(calls)) + len(message["content"]) + called
+
+
+def _written_chars(tools: Sequence[Tool]) -> int:
+    return len(str(tools))
 
 
 def _check_shown(renderer: Renderer, messages: Sequence[Message]) -> None:
