@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import resource
@@ -78,6 +79,9 @@ def test_a_key_is_made_with_a_new_data_directory_and_kept(
         port = running.url.removesuffix("/v1").rpartition(":")[2]
         assert main.main(["status", *flags, "--port", port]) == 0
         assert "policy v0" in capsys.readouterr().out, "commands find the key"
+        assert key not in (data / "control.json").read_text()
+        token = json.loads((data / "control.json").read_text())["token"]
+        assert asks(running, token) == 401, "the commands' token is no key"
         assert running.stop() == 0
     with life(data, fate=among(alone), env=UNSET) as again:
         assert again.serves()

@@ -329,3 +329,19 @@ def test_a_part_that_starts_again_says_when() -> None:
             "    KeyError: 3",
         ]
         assert "until a restart" not in told[3]
+
+
+def test_a_killed_gateways_port_is_sent_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "api-key").write_text("the-key-that-the-gateway-made\n")
+    (tmp_path / "lock").touch()
+    with socket.create_server(("127.0.0.1", 0)) as strangers:
+        strangers.settimeout(0)
+        content = {"port": 1, "token": "old", "gateway": strangers.getsockname(), "key": "old"}
+        (tmp_path / "control.json").write_text(json.dumps(content))
+        with deaf_port() as port:
+            assert main.main(["status", "--data-dir", str(tmp_path), "--port", str(port)]) == 2
+        with pytest.raises(BlockingIOError):
+            strangers.accept()
+    assert "No gateway answers" in capsys.readouterr().err

@@ -76,6 +76,10 @@ def test_rl_is_binary() -> None:
         ("[training]\nlearning_rate = -1\n", "training.learning_rate"),
         ("[training]\nw_rl = inf\n", "training.w_rl: Input should be a finite number"),
         ("[spend]\nbudget_usd = inf\n", "spend.budget_usd: Input should be a finite number"),
+        (
+            '[run]\ndata_dir = "a\\u0000b"\n',
+            "run.data_dir: Value error, it holds the character NUL",
+        ),
         ("[run\n", "not valid TOML"),
     ],
 )

@@ -168,7 +168,7 @@ async def test_order_whose_sender_leaves_is_taken_back(tmp_path: Path) -> None:
     trainer = SlowTrainer()
     async with (
         world(tmp_path, trainer=trainer) as w,
-        control(tmp_path, undoing(w), HERE, None),
+        control(tmp_path, undoing(w), HERE, "a-token"),
     ):
         await until_it_steps(w, trainer)
         known = json.loads((tmp_path / "control.json").read_bytes())
@@ -187,7 +187,7 @@ async def test_order_whose_sender_leaves_is_taken_back(tmp_path: Path) -> None:
     "order", [b"{}\n", b"nonsense\n", b'["x"]\n', b'{"do": "unpin", "token": "guess"}\n', b""]
 )
 async def test_order_without_the_secret_is_not_answered(tmp_path: Path, order: bytes) -> None:
-    async with world(tmp_path) as w, control(tmp_path, undoing(w), HERE, None):
+    async with world(tmp_path) as w, control(tmp_path, undoing(w), HERE, "a-token"):
         w.ledger.pin.to(0)
         known = json.loads((tmp_path / "control.json").read_bytes())
         answers, sender = await asyncio.open_connection("127.0.0.1", known["port"])

@@ -179,7 +179,7 @@ async def test_who_gave_an_order_that_waits_for_a_step_is_told_so(tmp_path: Path
     trainer, told = SlowTrainer(), list[str]()
     async with (
         world(tmp_path, trainer=trainer) as w,
-        control(tmp_path, undoing(w), HERE, None),
+        control(tmp_path, undoing(w), HERE, "a-token"),
     ):
         trainer.go_on.clear()
         four(w)
@@ -212,7 +212,7 @@ async def test_forgetting_has_left_the_ledger_when_orders_are_taken_no_more(tmp_
         undo = undoing(w)
         undo.forget = lambda _: beside(w.ledger.path, work)  # type: ignore[assignment]
         order = {"do": "forget session", "session": "s", "user": "me"}
-        async with control(tmp_path, undo, HERE, None):
+        async with control(tmp_path, undo, HERE, "a-token"):
             telling = asyncio.create_task(asyncio.to_thread(tell, tmp_path, order, lambda: None))
             await asyncio.wait_for(begun.wait(), 60)
         assert ended

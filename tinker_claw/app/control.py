@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-import secrets
 import select
 import socket
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -34,15 +33,15 @@ PATIENCE_S = 3.0
 
 @asynccontextmanager
 async def control(
-    directory: Path, undoing: Rollback, gateway: tuple[str, int], key: str | None
+    directory: Path, undoing: Rollback, gateway: tuple[str, int], token: str
 ) -> AsyncGenerator[None]:
     """Accept orders while the context lasts.
 
     Args:
         gateway: host and port at which the gateway listens, for the commands.
-        key: one that it takes, if possible an admin's; None: it needs none.
+        token: proves that a sender can read the file; /healthz takes it, too. No key stands there:
+            the file may outlive its gateway, and another process may get the port.
     """
-    token = secrets.token_urlsafe(32)
     asked = set[asyncio.Task[None]]()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -60,7 +59,7 @@ async def control(
     port = server.sockets[0].getsockname()[1]
     file = directory / CONTROL_FILE
     file.unlink(missing_ok=True)  # of a process that was killed, perhaps with other rights
-    content = {"port": port, "token": token, "gateway": gateway, "key": key}
+    content = {"port": port, "token": token, "gateway": gateway}
     write_private(file, json.dumps(content))
     try:
         yield

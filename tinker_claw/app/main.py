@@ -127,7 +127,7 @@ async def _serve(settings: Settings, system: System, listening: socket, stop: St
                 settings.run.directory,
                 system.rollback,
                 listening.getsockname()[:2],
-                next(iter(settings.keys), None),
+                system.keys.control,
             ),
         ):
             judging = group.create_task(guarded("judging", system.judging.run, health.judge))

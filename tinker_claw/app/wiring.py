@@ -73,6 +73,7 @@ class System:
     judging: Judging
     learner: Learner
     rollback: Rollback
+    keys: Keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,7 @@ async def wire(
     rollback = Rollback(parts, learner, forget_session, judging.wake)
     if settings.gateway.page:
         app.router.routes.extend(_page(common, deps, rollback))
-    return System(app, parts, judging, learner, rollback)
+    return System(app, parts, judging, learner, rollback, keys)
 
 
 def _renderer(model: Source) -> Renderer:

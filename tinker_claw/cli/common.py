@@ -218,9 +218,11 @@ def _at_work(settings: Settings) -> Mapping[str, Any]:
         return {}
     from tinker_claw.app.control import CONTROL_FILE
 
+    directory = settings.run.directory
     try:
-        return json.loads((settings.run.directory / CONTROL_FILE).read_text())
-    except (OSError, ValueError):
+        # A killed gateway leaves its file, and another process may have its port.
+        return json.loads((directory / CONTROL_FILE).read_text()) if is_locked(directory) else {}
+    except (OSError, ValueError, LedgerError):
         return {}
 
 
@@ -235,7 +237,7 @@ def ask(settings: Settings) -> dict[str, Any]:
     from urllib.request import ProxyHandler, Request, build_opener  # most commands send no request
 
     asked = Request(f"{url_of(settings)}/healthz")
-    key = _at_work(settings).get("key") or next(iter(settings.keys), None)
+    key = _at_work(settings).get("token") or next(iter(settings.keys), None)
     if key is not None:
         asked.add_header("Authorization", f"Bearer {key}")
     try:

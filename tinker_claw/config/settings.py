@@ -74,6 +74,13 @@ class Section(BaseModel):
         allow_inf_nan=False,
     )
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_nul(cls, value: Any) -> Any:
+        if isinstance(value, str) and "\0" in value:  # no path, address or name has one
+            raise ValueError("it holds the character NUL; leave that out")
+        return value
+
 
 class Run(Section):
     """What runs, and where it keeps its records"""
