@@ -115,6 +115,22 @@ async def test_beside_a_gateway_with_keys(
             )
 
 
+def test_a_data_directory_says_what_its_run_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "data"
+    ledger = Ledger(data)
+    ledger.bind({"model": "demo", "method": "opd", "backend": "local", "lora_rank": "8"})
+    ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
+    ledger.close()
+    main.main(["doctor", "--data-dir", str(data), "--port", "0"])
+    told = capsys.readouterr().out
+    assert line_of(told, "settings").endswith("opd on demo, backend local")
+    assert line_of(told, "data").startswith("ok")
+    main.main(["doctor", "--data-dir", str(data), "--port", "0", "--method", "binary", *DEMO])
+    assert line_of(capsys.readouterr().out, "settings").endswith("binary on demo, backend local")
+
+
 def test_a_port_that_somebody_else_has_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

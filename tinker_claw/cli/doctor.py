@@ -12,6 +12,7 @@ import asyncio
 import os
 import shutil
 from dataclasses import dataclass, field
+from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -31,8 +32,9 @@ from tinker_claw.backends.tinker_sdk import SDK_VERSION
 from tinker_claw.billing.estimate import forecast
 from tinker_claw.billing.prices import check_budget, price_in_force, unknown
 from tinker_claw.cli import common, openclaw
-from tinker_claw.cli.common import Command, write
+from tinker_claw.cli.common import WHAT_RUNS, Command, nothing_said, write
 from tinker_claw.config.canaries import in_force
+from tinker_claw.config.load import load_given
 from tinker_claw.config.settings import JudgeSettings, Settings
 from tinker_claw.errors import ClawError, ConfigError, RequestError
 from tinker_claw.formats import spoken
@@ -48,6 +50,13 @@ from tinker_claw.render.stream import BufferedStream
 from tinker_claw.shipped import MODELS
 from tinker_claw.sinks.base import SINKS, check_installed
 
+_DATA_DIR = "run__data_dir"
+_HELD = {
+    **{"model": "run__model_name", "method": "run__method", "backend": "run__backend"},
+    "lora_rank": "training__lora_rank",
+}
+"""What a ledger holds of its run, and the flag for each."""
+
 
 class Doctor(Command):
     """Check what a start with these flags needs: what is there, what is missing and what to do.
@@ -60,6 +69,20 @@ class Doctor(Command):
     MORE: ClassVar[str] = (
         "Exit status: 0 nothing keeps it from starting, 1 something does, 2 a flag is wrong."
     )
+
+    @cached_property
+    def settings(self) -> Settings:
+        """The settings; where --data-dir alone says what runs, with those of its run."""
+        settings = super().settings
+        others = {name: value for name, value in self._given.items() if name != _DATA_DIR}
+        file = settings.run.directory / FILE
+        alone = self._given.get(_DATA_DIR) is not None and nothing_said(others, WHAT_RUNS)
+        if not alone or not file.exists():
+            return settings
+        with reading(file) as rows:
+            held = rows.pairs("SELECT key, value FROM meta")
+        own = {flag: held[key] for key, flag in _HELD.items() if key in held}
+        return load_given({**self._given, **own})
 
     def run(self) -> int:
         try:
