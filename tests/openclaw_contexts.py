@@ -135,4 +135,4 @@ def built(words: str) -> list[Built]:
         timeout=300,
     )
     assert ran.returncode == 0, ran.stderr[-2000:]
-    return [Built(**one) for one in json.loads(ran.stdout.splitlines()[-1])]
+    return [Built(**one) for one in json.loads(ran.stdout.strip("\n").split("\n")[-1])]

@@ -25,11 +25,19 @@ _END = re.compile(
 )
 """What ends a sentence: its marks, or an empty line."""
 _ABBREVIATED = re.compile(
-    r"(?:(?<![\w/])[^\W\d_]|\b(?:etc|vs|cf|ca|bzw|usw|approx|dr|mrs?|ms|st)|(?<![\w.])\d+)\.$",
+    r"(?:(?<![\w/])[^\W\d_]|\b(?:etc|vs|cf|ca|bzw|usw|approx|dr|mrs?|ms|st|prof|max|min|vgl|inkl|evtl|ggf)|(?<![\w.])\d+)\.$",
     re.IGNORECASE,
 )
 """What ends with a dot and mostly goes on: e.g., z. B., etc., Dr., 3."""
 _LONGEST_ABBREVIATED = 12
+_QUOTED = re.compile(
+    r"“[^“”]*”|„[^„“”]*[“”]|«[^«»]*»|»[^«»]*«|「[^「」]*」|『[^『』]*』|```(?:(?!```).)*```"
+    r"|(?<![^\s(\[:])\"(?=\S)[^\"\n]*\"(?!\w)",
+    re.DOTALL,
+)
+"""Words within quotation marks, and code. A sentence of those alone may be another's."""
+_MAIL = re.compile(r"^[ \t]*>.*$", re.MULTILINE)
+"""A line of a message that is answered."""
 _SCHEME = re.compile(r"\b(?!https?:)[a-z][a-z0-9+.-]*:(?=[\w/\\(])", re.IGNORECASE | re.ASCII)
 _REDACTED = "[redacted: "
 _HIDDEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
@@ -47,6 +55,7 @@ def own_sentences(owner: str, *quotes: str) -> str | None:
         owner: the owner's own words.
         quotes: must stand in those letter for letter; blanks may differ.
     """
+    owner = _MAIL.sub("\n", owner)
     text = BLANKS.sub(lambda blank: "\n" if blank[0].count("\n") > 1 else " ", owner)
     spans = [_span(quote, text) for quote in quotes]
     chosen, lesson, whole_to = list[str](), "", 0
@@ -83,13 +92,21 @@ def _span(quote: str, text: str) -> tuple[int, int]:
 def _sentences(text: str) -> Iterator[tuple[int, int]]:
     """Yield start and end of each sentence."""
     start = 0
+    inside = {at for found in _QUOTED.finditer(text) for at in range(found.start(), found.end())}
     for mark in _END.finditer(text):
         end = mark.end()
         before = max(start, end - _LONGEST_ABBREVIATED)
-        if end > start and not (mark[0] and _ABBREVIATED.search(text, before, end)):
+        goes_on = _goes_on(mark[0], text[end : end + 2].lstrip()[:1]) or {end - 1, end} <= inside
+        if end > start and not (goes_on or (mark[0] and _ABBREVIATED.search(text, before, end))):
             yield start, end
             start = end
     yield start, len(text)
+
+
+def _goes_on(mark: str, following: str) -> bool:
+    """Whether a sentence goes on behind a mark: "Never (!) delete", "I never want you to", an empty
+    line, "delete". Many begin sentences with small letters, but only behind a single dot."""
+    return following.islower() and mark.rstrip(_CLOSERS) != "."
 
 
 def _reads_alike(text: str) -> bool:

@@ -258,7 +258,7 @@ class _Reader:
         head = openclaw.Head(body)
         while at < len(body):
             piece = head.take(at)
-            if piece is None and not (found.typed or head.typed):  # what was typed is a person's
+            if piece is None and not head.typed:  # what was typed is a person's
                 piece = self._block(number, body, at, wrapped)
             if piece is None:
                 break
@@ -268,10 +268,11 @@ class _Reader:
         if head.framed is not None:
             found.lead, found.framed = body[: head.framed], body[at:].strip()
         words, tail = body[at:], None
-        if words and (self._uncertain or _ambiguous(words, wrapped)):
+        # Text in a block may also end in what looks like the Runtime line.
+        if words and (self._uncertain or _ambiguous(part[at:], wrapped)):
             yield Piece(Writer.UNKNOWN, words, AMBIGUOUS)
         else:
-            if not found.typed:
+            if not head.typed:
                 words, tail = self._trailing(words)
             if words:
                 yield from openclaw.person(words, head)

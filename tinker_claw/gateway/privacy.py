@@ -233,8 +233,11 @@ def note_marks(message: Message) -> None:
 def _marker_by(message: Message, named: Attribute) -> Marker | None:
     """The newest marker in a user's message. What ends privacy counts from an owner only."""
     found = noted(_marker, message)
-    ended = found is not None and found.privacy is Privacy.AFTER
-    if ended and all(piece.writer is not Writer.OWNER for piece in named(message)):
+    if found is None or found.privacy is not Privacy.AFTER:
+        return found
+    writers = {piece.writer for piece in named(message)}
+    # Of a message with words that may stand in a file nobody can say who typed the line.
+    if Writer.OWNER not in writers or Writer.UNKNOWN in writers:
         return marked(said for said in read(message).sayings if not ends(said))
     return found
 
