@@ -7,6 +7,7 @@ among so many), as processor time of the server, and as requests a second when i
 from __future__ import annotations
 
 import asyncio
+import math
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -261,7 +262,9 @@ async def beside(bare: Wire, ours: Wire, size: Size) -> Beside:
                     timing.add(one)
                 rows[side] = alone.row(what, full)
             one, other = rows[1], rows[0]
-            ratios[what].append((one.median_ms / other.median_ms, one.cpu_ms / other.cpu_ms))
+            # Processor time comes in ticks: a few quick turns of the bare route may take none.
+            times = one.cpu_ms / other.cpu_ms if other.cpu_ms else math.inf
+            ratios[what].append((one.median_ms / other.median_ms, times))
     bare_rows, our_rows = (
         [sums[what, side][0].row(what, sums[what, side][1]) for what in kinds] for side in (0, 1)
     )

@@ -46,23 +46,6 @@ def _or_null(schema: Schema) -> Schema:
     return {"anyOf": [schema, {"type": "null"}]}
 
 
-CONTENT: Schema = {
-    "anyOf": [
-        {"type": "string"},
-        {
-            "type": "array",
-            "minItems": 1,
-            "items": _object("type text", type={"const": "text"}, text={"type": "string"}),
-        },
-    ]
-}
-CALL = _open(
-    "id function",
-    id=WORDS,
-    type={"const": "function"},
-    function=_open("name arguments", name=WORDS, arguments={"type": "string"}),
-)
-CALLS: Schema = {"type": "array", "items": CALL, "minItems": 1}
 TOOL = _open(
     "type function",
     type={"const": "function"},
@@ -74,23 +57,13 @@ TOOL = _open(
         strict={"type": "boolean"},
     ),
 )
-_SAYING: Schema = {"enum": ["system", "developer", "user"]}
+# Histories are read, whoever wrote them: further members, parts and results without a call, too.
+_PARTS: Schema = {"type": "array", "items": {"type": ["object", "string", "null"]}}
+_ROLES: Schema = {"enum": ["system", "developer", "user", "assistant", "tool", "function"]}
 MESSAGES: Schema = {
     "type": "array",
     "minItems": 1,
-    "items": {
-        "anyOf": [
-            _object("role content", role=_SAYING, content=CONTENT),
-            _object("role content", role={"const": "assistant"}, content=CONTENT),
-            _object("role tool_calls", role={"const": "assistant"}, tool_calls=CALLS),
-            _object(
-                "role content tool_call_id",
-                role={"const": "tool"},
-                content=CONTENT,
-                tool_call_id=WORDS,
-            ),
-        ]
-    },
+    "items": _open("role", role=_ROLES, content={"anyOf": [{"type": "string"}, _PARTS]}),
 }
 FIELDS: dict[str, Schema] = {
     "model": {"const": MODEL},

@@ -100,7 +100,6 @@ CAPS = {
     "tinker_claw.app.main:UPKEEP_S": 6.0,
     "tinker_claw.app.main:DAY_S": 300.0,
     "tinker_claw.app.server:MOST": 64,
-    "tinker_claw.app.server:HEAD_S": 3.0,
     "tinker_claw.app.server:WRITE_S": 3.0,
 }
 """Caps of the product at a hundredth of their values; a day is five minutes, the connections are as

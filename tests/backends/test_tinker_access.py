@@ -217,7 +217,8 @@ async def test_a_bad_week_can_be_undone_at_the_service(tmp_path: Path) -> None:
             now = 86_400.0 * day + 3600.0 * hour
             sampler = await trainer.publish()
             made.append((sampler.ref, await trainer.save_state("day")))
-            await sampler.aclose()
+            if len(made) < 2 * (KEPT_DAYS + 4):  # the last one serves
+                await sampler.aclose()
     there = {place.path for place, _ in served(tmp_path).server.store.all()}
     assert there == {ref for pair in (made[0], *made[1::2][-KEPT_DAYS:]) for ref in pair}
     version, state = made[-15]  # of a week ago

@@ -75,7 +75,7 @@ async def test_one_run_measures_every_row_and_finds_every_prompt_in_the_ledger(
     assert sum(row.errors for row in [*figures.bare, *figures.ours]) == 0
     assert sum(row.cpu_ms for row in figures.ours) > 0
     asked = [row.what for row in figures.ours if row.health_ms is not None]
-    assert len(asked) == 6
+    assert len(asked) == 4
     # 1 cold, 12 to warm up; in each of two rounds 2 and 2, and twice a session begun and gone on
     # with twice; 2 never seen; one turn in ten of two long sessions; 6; 6; 4 times 3; twice 4.
     requests = 1 + len(MIX) + 2 * (2 + 2 + 2 * (1 + 2)) + 2 + 2 * 1 + 6 + 6 + 4 * 3 + 8

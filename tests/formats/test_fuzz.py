@@ -20,6 +20,7 @@ import pytest
 from tests.fakes import FakeSampler, Script
 from tests.gateways import MODEL, World, gateway, read_events, spell
 from tests.mutations import Mutants
+from tinker_claw.conversation.index import PAGES, STREAM_TOKENS
 from tinker_claw.formats.body import ROOM
 from tinker_claw.render.prompt_cache import CAPACITY
 from tinker_claw.render.renderer import Renderer
@@ -28,9 +29,11 @@ from tinker_claw.types import SamplingParams, TokenChunk, Tokens
 REQUESTS = 10_000
 CONNECTIONS = 6
 LONGEST_S = 60
-GROWTH_MB = 1.3 * (CAPACITY + ROOM) / 1e6
+INDEX = 300 * PAGES + 10 * STREAM_TOKENS
+"""Bytes of the index of turns, as it says of itself."""
+GROWTH_MB = (1.3 * (CAPACITY + ROOM) + INDEX) / 1e6
 """Growth in MB from the first thousand requests to the last: cached prompts and pieces of bodies,
-what their objects take beside them, and no more."""
+what their objects take beside them, the index of turns, and no more."""
 
 
 REPLIES = (

@@ -25,7 +25,7 @@ from tests.seeing_models import tiny_qwen3_vl
 from tinker_claw.backends.tinker.trainer import TinkerTrainer
 from tinker_claw.billing.meter import charged
 from tinker_claw.config.settings import Run, Settings, Training
-from tinker_claw.errors import BackendError, StepError
+from tinker_claw.errors import RequestError, StepError
 from tinker_claw.images import images_in
 from tinker_claw.policy import Sampler
 from tinker_claw.render.renderer import Renderer
@@ -161,12 +161,12 @@ async def test_over_tinkers_wire_it_is_the_same_reply(
             assert there.topk_ids == here.topk_ids
         prompt, params = asked(renderer, ONE)
         wrong = replace(params.images[0], tokens=params.images[0].tokens - 1)
-        with pytest.raises(BackendError, match="of 6 tokens, not of the 5 that are expected"):
+        with pytest.raises(RequestError, match="of 6 tokens, not of the 5 that are expected"):
             await (await far.base()).sample(prompt, replace(params, images=(wrong,)))
         thrown = bombs() | {"GIF": (picture(96, 64, "GIF"), "cannot be read")}
         for data, why in thrown.values():
             broken = replace(params.images[0], data=data)
-            with pytest.raises(BackendError, match=why):
+            with pytest.raises(RequestError, match=why):
                 await (await far.base()).sample(prompt, replace(params, images=(broken,)))
     finally:
         await near.aclose()
