@@ -178,6 +178,7 @@ FOREIGN: list[list[Body]] = [
     ],
     [{"role": "tool", "tool_call_id": "of nobody", "content": "an orphan's words"}],
     [{"role": "tool", "content": "an orphan's words"}],
+    [assistant("just text", name=""), user("and more") | {"name": ""}],
     [
         assistant(None, function_call={"name": "ls", "arguments": "{}"}),
         {"role": "function", "name": "ls", "content": "old style"},
@@ -196,6 +197,18 @@ async def test_what_other_servers_wrote_into_a_chat_is_read(
         assert '"arguments": }' not in shown
         (turn,) = world.turns()
         assert turn.request_text == "Go on, please.", "a result is nobody's words"
+
+
+async def test_an_empty_item_beside_a_call_is_of_the_same_reply(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    call = {"type": "function_call", "call_id": "c1", "name": "ls", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "c1", "output": "a.txt"}
+    async with gateway(tmp_path, renderer) as world:
+        without = await prompt(world, "responses", [OPENING, call, result])
+        for empty in ("", [], [{"type": "output_text", "text": ""}]):
+            said = [OPENING, call, assistant(empty), result]
+            assert await prompt(world, "responses", said) == without
 
 
 async def test_calls_and_results_without_ids_are_paired_in_order(

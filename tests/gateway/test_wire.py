@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import random
 import shutil
 import zlib
 from codecs import BOM_UTF8
@@ -18,6 +19,7 @@ import zstandard
 
 from tests.gateway.test_gateway_refusals import assert_error
 from tests.gateways import MODEL, gateway
+from tinker_claw.gateway.coding import TooLongError, decode
 from tinker_claw.gateway.limits import MAX_BODY_BYTES
 from tinker_claw.render.renderer import Renderer
 
@@ -116,6 +118,38 @@ async def test_gzip_of_several_members_and_zstd_of_several_frames_are_one_body(
             sent = CODINGS[coding](whole[:9]) + CODINGS[coding](whole[9:])
             headers = {"content-encoding": coding, "content-type": "application/json"}
             assert (await world.http.post(CHAT, content=sent, headers=headers)).status_code == 200
+
+
+async def test_gzip_of_very_many_members_is_refused(tmp_path: Path, renderer: Renderer) -> None:
+    """Empty ones decode to nothing, so that no bound on bytes would ever end them."""
+    async with gateway(tmp_path, renderer) as world:
+        headers = {"content-encoding": "gzip", "content-type": "application/json"}
+        empty, whole = gzip.compress(b""), body()
+        few = [whole[:9], *[b""] * 900, whole[9:]]
+        sent = b"".join(gzip.compress(piece) for piece in few)
+        assert (await world.http.post(CHAT, content=sent, headers=headers)).status_code == 200
+        sent = empty * 3000 + gzip.compress(whole)
+        told = await world.http.post(CHAT, content=sent, headers=headers)
+        assert_error(told, 400)
+        assert "more than 1000 members" in told.json()["error"]["message"]
+        assert len(world.turns()) == 1
+
+
+def noise(size: int) -> str:
+    """Text that packs badly, so that it is decoded in several pieces."""
+    return "".join(chr(33 + one % 90) for one in random.Random(7).randbytes(size))
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "Deflate", "zstd"])
+async def test_a_long_body_is_decoded_to_its_last_byte(coding: str) -> None:
+    for size in (65_500, 65_536, 81_000, 300_000):
+        whole = noise(size).encode()
+        packed = CODINGS[coding](whole)
+        assert await decode(packed, coding.lower(), len(whole)) == whole
+        with pytest.raises(TooLongError):
+            await decode(packed, coding.lower(), len(whole) - 1)
+        if coding == "gzip":
+            assert await decode(packed * 2, "gzip", 2 * len(whole)) == whole * 2
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate", "Deflate", "zstd"])

@@ -225,8 +225,8 @@ def _message(raw: Any, at: str) -> KnownMessage:
         if not isinstance(role, str) or role not in _ROLES:
             raise given.wrong(f"must be one of {', '.join(_ROLES)}", "role")
         message = _assistant(given) if role == "assistant" else _other(given, _ROLES[role])
-        if "name" in given:
-            message["name"] = given.string("name")
+        if name := given.optional("name", empty=True):
+            message["name"] = name
         return KnownMessage(message)
 
 

@@ -219,7 +219,8 @@ def conversation(
         for message in made:
             more = bool(message["content"] or "tool_calls" in message)
             assistant_s = bool(rows) and rows[-1].role == message["role"] == "assistant"
-            if assistant_s and not (thought_begins and says and not more):
+            thinks = not more and "reasoning_content" in message
+            if assistant_s and not (thought_begins and says and thinks):
                 rows[-1].add(message, raw, alone=len(made) == 1)
                 says |= more
             else:

@@ -18,6 +18,10 @@ from tinker_claw.errors import RequestError
 _GZIP: Final = 16 + zlib.MAX_WBITS
 _ZSTD_WINDOW: Final = 8 * 2**20
 """Largest window in bytes, as RFC 9659 has it for HTTP; a frame could ask for gigabytes."""
+_MOST_MEMBERS: Final = 1_000
+"""Most members of a gzip body: parallel packers begin one for each 64 kB."""
+_PIECE: Final = 65_536
+"""Bytes that zlib is given at once."""
 _thread = ThreadPoolExecutor(1, "tinker-claw-decoding")
 """One at a time: together they could take much memory that nothing counts."""
 
@@ -74,10 +78,13 @@ async def decode(body: bytes, coding: str, most: int) -> bytes:
 
 def _gzip(body: bytes, most: int) -> bytes:
     """Decode gzip of one or several members, to at most one byte more than `most`."""
-    out = bytearray()
-    while body and len(out) <= most:
-        member, body = _inflate(body, _GZIP, most + 1 - len(out))
+    out, left, members = bytearray(), memoryview(body), 0
+    while left and len(out) <= most:
+        if members == _MOST_MEMBERS:
+            raise ValueError(f"it has more than {_MOST_MEMBERS} members")
+        member, left = _inflate(left, _GZIP, most + 1 - len(out))
         out += member
+        members += 1
     return bytes(out)
 
 
@@ -86,19 +93,23 @@ def _deflate(body: bytes, most: int) -> bytes:
     wrapped = (
         len(body) > 1 and body[0] & 0x0F == zlib.DEFLATED and not (body[0] << 8 | body[1]) % 31
     )
-    return _inflate(body, zlib.MAX_WBITS if wrapped else -zlib.MAX_WBITS, most + 1)[0]
+    window = zlib.MAX_WBITS if wrapped else -zlib.MAX_WBITS
+    return bytes(_inflate(memoryview(body), window, most + 1)[0])
 
 
-def _inflate(body: bytes, window: int, most: int) -> tuple[bytes, bytes]:
+def _inflate(body: memoryview, window: int, most: int) -> tuple[bytearray, memoryview]:
     """Return what one stream decodes to, cut at `most`, and what follows it."""
-    stream = zlib.decompressobj(window)
+    stream, out, at = zlib.decompressobj(window), bytearray(), 0
     try:
-        out = stream.decompress(body, most)
+        while not stream.eof and len(out) < most and at < len(body):
+            # In pieces: zlib copies all that it was given and that is not of this stream.
+            out += stream.decompress(body[at : at + _PIECE], most - len(out))
+            at += _PIECE
     except zlib.error as error:
         raise ValueError(str(error)) from error
     if not stream.eof and len(out) < most:
         raise ValueError("its end is missing")
-    return out, stream.unused_data
+    return out, body[min(at, len(body)) - len(stream.unused_data) :]
 
 
 def _zstd(body: bytes, most: int) -> bytes:
