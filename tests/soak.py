@@ -100,10 +100,9 @@ CAPS = {
     "tinker_claw.app.main:UPKEEP_S": 6.0,
     "tinker_claw.app.main:DAY_S": 300.0,
     "tinker_claw.app.server:MOST": 64,
-    "tinker_claw.app.server:WRITE_S": 3.0,
 }
-"""Caps of the product at a hundredth of their values; a day is five minutes, the connections are as
-many as the talkers need, and timeouts of a connection are a tenth."""
+"""Caps of the product at a hundredth of their values; a day is five minutes, and the connections are
+as many as the talkers need."""
 
 
 # The process under test
