@@ -101,8 +101,8 @@ CAPS = {
     "tinker_claw.app.main:DAY_S": 300.0,
     "tinker_claw.app.server:MOST": 64,
 }
-"""Caps of the product at a hundredth of their values; a day is five minutes, and the connections are
-as many as the talkers need."""
+"""Caps of the product at a hundredth of their values; a day is five minutes, and there are as many
+connections as the talkers need."""
 
 
 # The process under test
