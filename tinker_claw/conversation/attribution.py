@@ -196,6 +196,11 @@ def read_text(text: str) -> Reading:
     if not reader.found.typed:
         foreign = any(piece.writer is Writer.EXTERNAL for piece in pieces)
         pieces = [_doubted(piece, foreign=foreign) for piece in pieces]
+    # OpenClaw names no sender of a message that begins like one from another session.
+    reader.found.doubted |= any(
+        piece.writer is Writer.OWNER and piece.words.startswith(openclaw.INTER_SESSION)
+        for piece in pieces
+    )
     reader.found.pieces = tuple(pieces)
     return reader.found
 
