@@ -25,6 +25,7 @@ from tinker_claw.conversation.attribution import (
 )
 from tinker_claw.conversation.machinery import about_compaction
 from tinker_claw.conversation.openclaw import is_silent, is_volatile, queued
+from tinker_claw.formats.base import parts_of
 from tinker_claw.formats.fields import as_message
 from tinker_claw.types import Message, NextState, Reply, Writer, noted
 
@@ -130,6 +131,8 @@ def without_queued(
     found = None if at is None else read(messages[at])
     if at is None or found is None or found.framed is None:
         return messages
+    if len(parts_of(messages[at]["content"])) > 1:
+        return messages  # other parts say who wrote it, and would be lost
     known = asked()
     # The longest first: the earlier message may itself begin with one that was asked before.
     for before, now in reversed(queued(found.framed)):
