@@ -30,11 +30,10 @@ from local_gpu.model.vision import Vision
 from local_gpu.ranks.remote import RankedLearning
 from local_gpu.room import Breaks, Room
 from local_gpu.sample.batching import check_version
-from local_gpu.sample.connect import connect_all
-from local_gpu.sample.dialect import HttpServer
 from local_gpu.sample.embedded import EmbeddedServing, EngineSize
 from local_gpu.sample.member import PoolOptions
 from local_gpu.sample.serving import PoolServing
+from local_gpu.sample.vllm import VllmServer, connect
 from local_gpu.tasks import together
 from tinker_claw.errors import BackendError, OutageError
 from tinker_claw.types import TokenLogprobs
@@ -98,9 +97,7 @@ class LocalBackend:
             BackendError: ranks or servers did not start.
         """
         # Before the base is loaded, which takes minutes: an address may be wrong.
-        servers = await connect_all(
-            config.sampler_urls, config.sampler_kind, config.sampler_api_key
-        )
+        servers = await connect(config.sampler_urls, config.sampler_api_key)
         executor = ThreadPoolExecutor(1, thread_name_prefix="tinker-claw-torch")
         loop = asyncio.get_running_loop()
         started: LocalBackend | None = None
@@ -167,7 +164,7 @@ class LocalBackend:
     async def _serve(
         self,
         base: BaseModel | None,
-        servers: Sequence[HttpServer],
+        servers: Sequence[VllmServer],
         say: Say,
         away: Callable[[Sequence[str]], object],
     ) -> None:

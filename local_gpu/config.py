@@ -62,8 +62,7 @@ class LocalConfig:
     torchrun: tuple[str, ...] = ()
     """Further arguments of torchrun, for several machines."""
     sampler_urls: tuple[str, ...] = ()
-    """URLs of vLLM or SGLang servers that sample; () samples in this process."""
-    sampler_kind: Literal["auto", "vllm", "sglang"] = "auto"
+    """URLs of vLLM servers that sample; () samples in this process."""
     sampler_api_key: str | None = field(default=None, repr=False)
     """API key for all of `sampler_urls`; None: they need none."""
     student_topk: int = 0

@@ -1,7 +1,7 @@
 """Interfaces of the backend's two halves, training and serving, and the records they exchange.
 
     LocalBackend ── Learning   in this process, or in one or more of its own (`ranks/`)
-                 └─ Serving    the embedded sampler, or vLLM and SGLang servers over HTTP
+                 └─ Serving    the embedded sampler, or vLLM servers over HTTP
 
 The gateway's trainer and Tinker's HTTP API (`tinker/`) both use these two.
 

@@ -64,8 +64,6 @@ class Faults:
     refuses_loads: bool = False
     ignores_adapters: bool = False
     """Whether adapters are reported as loaded, but the base answers."""
-    ignores_salts: bool = False
-    """Whether prefixes are shared across salts."""
     alpha: float = 1.0
     """Factor on the adapter's own alpha."""
     stale: bool = False
@@ -107,9 +105,8 @@ class InferenceServer:
         *,
         model: str = MODEL,
         context: int = CONTEXT,
-        ignores_salts: bool = False,
     ) -> None:
-        self.faults = Faults(ignores_salts=ignores_salts)
+        self.faults = Faults()
         self.log = Log()
         self._base = base
         self._model = model
@@ -297,7 +294,7 @@ class InferenceServer:
         self, name: str, engine: Engine, prompt: tuple[int, ...], body: Mapping[str, Any]
     ) -> AsyncIterator[bytes]:
         """Events per token and choice; choices go on side by side."""
-        params = _params(body, raw=self.faults.raw, shares=self.faults.ignores_salts)
+        params = _params(body, raw=self.faults.raw)
         keep, sampled, cached = body["logprobs"], 0, 0
         if self.faults.breaks_after == 0:
             raise ConnectionError("the process dies")
@@ -339,7 +336,7 @@ def inference_servers(
             server.stop()
 
 
-def _params(body: Mapping[str, Any], *, raw: bool, shares: bool) -> SamplingParams:
+def _params(body: Mapping[str, Any], *, raw: bool) -> SamplingParams:
     return SamplingParams(
         max_tokens=body["max_tokens"],
         temperature=body["temperature"],
@@ -348,7 +345,7 @@ def _params(body: Mapping[str, Any], *, raw: bool, shares: bool) -> SamplingPara
         seed=body.get("seed"),
         stop_tokens=tuple(body.get("stop_token_ids") or ()),
         student_topk=VOCABULARY if raw else body["logprobs"],
-        cache_salt=None if shares else body["cache_salt"],
+        cache_salt=body["cache_salt"],
     )
 
 

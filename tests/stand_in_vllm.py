@@ -46,10 +46,11 @@ class Answer(BaseHTTPRequestHandler):
         self.answer(500 if "refuses" in behave else 200)
 
     def answer(self, status):
+        body = json.dumps({"data": [{"id": str(model), "owned_by": "vllm"}]}).encode()
         self.send_response(status)
-        self.send_header("Content-Length", "2")
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(b"{}")
+        self.wfile.write(body)
 
     def log_message(self, *_):
         pass

@@ -1,1 +1,1 @@
-"""Sampling, by an engine in this process or by vLLM or SGLang servers over HTTP."""
+"""Sampling, by an engine in this process or by vLLM servers over HTTP."""

@@ -26,12 +26,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from secrets import token_hex
 from statistics import fmean
 from typing import Final
 
 from local_gpu.halves import Facts, Score, ScoreAsk
-from local_gpu.sample.dialect import HttpServer
+from local_gpu.sample.vllm import VllmServer
 from local_gpu.tasks import together
 from tinker_claw.types import SamplingParams, Tokens
 
@@ -99,7 +98,7 @@ async def table(score: Score, facts: Facts, ref: str, prompts: Sequence[Tokens])
     )
 
 
-async def sit(server: HttpServer, name: str | None, exam: Exam) -> list[ExamSample]:
+async def sit(server: VllmServer, name: str | None, exam: Exam) -> list[ExamSample]:
     """Sample the exam's prompts on a server. Raises what the server raises."""
     params = SamplingParams(
         max_tokens=1,
@@ -121,16 +120,6 @@ async def sit(server: HttpServer, name: str | None, exam: Exam) -> list[ExamSamp
 
     answers = await together(answer(prompt) for prompt in range(len(exam.prompts)))
     return [drawn for some in answers for drawn in some]
-
-
-async def keeps_apart(server: HttpServer, exam: Exam) -> bool:
-    """Whether the server computes a prompt again under another salt.
-
-    A server that reports no cached tokens at all can leak nothing but timing, and passes.
-    """
-    params = SamplingParams(max_tokens=1, cache_salt=token_hex(16), person=True)
-    (drawn,) = await server.sample(None, exam.prompts[0], params, 1)
-    return drawn.cached_tokens == 0
 
 
 def tempered(rows: Rows, temperature: float, vocabulary: int) -> Rows:

@@ -2,7 +2,7 @@
 
 Rule: foreign exceptions are mapped here and nowhere else. Whatever means that the server cannot
 serve at present (no answer, too late, broken off, 5xx) is an `OutageError`; everything else is
-passed on as an answer or a `Refusal`, for the dialect to interpret.
+passed on as an answer or a `Refusal`, for the caller to interpret.
 """
 
 from __future__ import annotations
@@ -17,8 +17,12 @@ from typing import Any, Final, cast
 
 import httpx
 
-from local_gpu.sample.server import Busy
 from tinker_claw.errors import ConfigError, OutageError, SamplerError
+
+
+class Busy(OutageError):
+    """The server is well but at its limit (429): another may answer, or this one later."""
+
 
 _KEY: Final = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 _AWAY: Final = (
@@ -40,8 +44,7 @@ class Deadlines:
 
     connect_s: float = 5.0
     answer_s: float = 30.0
-    """Deadline for a health check or the list of models. SGLang's health check waits for a token
-    that it samples."""
+    """Deadline for a health check or the list of models."""
     load_s: float = 120.0
     """Deadline for loading or unloading an adapter."""
     first_token_s: float = 300.0

@@ -16,10 +16,10 @@ from pathlib import Path
 from statistics import pstdev
 
 from local_gpu.config import Say
-from local_gpu.sample.dialect import HttpServer
-from local_gpu.sample.exam import Exam, differences, judge, keeps_apart, sit
+from local_gpu.sample.exam import Exam, differences, judge, sit
+from local_gpu.sample.http import Busy
 from local_gpu.sample.routing import Prefix
-from local_gpu.sample.server import Busy, ServerInfo
+from local_gpu.sample.vllm import ServerInfo, VllmServer
 from tinker_claw.errors import BackendError, OutageError, RequestError
 from tinker_claw.retry import Backoff
 from tinker_claw.types import SamplingParams
@@ -117,7 +117,7 @@ class Member:
     def __init__(
         self,
         number: int,
-        server: HttpServer,
+        server: VllmServer,
         base_exams: tuple[Exam, Exam],
         options: PoolOptions,
         probe: Probe | None = None,
@@ -140,8 +140,6 @@ class Member:
         self.sees = False
         """Whether it takes images."""
         self._image_token = image_token
-        self.keeps_apart = True
-        """Whether the prefix cache of one salt is never used under another."""
         self.ready: set[str] = set()
         """Names that it has answered with."""
         self._noise = 0.0
@@ -189,13 +187,6 @@ class Member:
                 await self._try(self._probe)
             if self._image_token is not None:
                 self.sees = await self.server.sees(self._image_token)
-            self.keeps_apart = await keeps_apart(self.server, plain)
-            if not self.keeps_apart:
-                self._options.say(
-                    f"The server {self.url} shares its prefix cache among all users, so the time "
-                    "of a reply may reveal another user's prompt: take a newer release where users "
-                    "must be separated. Cached tokens are not reported."
-                )
 
     async def _try(self, probe: Probe) -> None:
         self.held.add(probe.name)

@@ -81,7 +81,6 @@ class Pool:
         self._options = options
         self._model = model
         self.context_tokens = context_tokens
-        self.constrains = all(member.server.constrains for member in members)
         self.sees = all(member.sees for member in members if member.away is None)
         """Whether all servers took an image at the start, as any of them may get the request."""
         self._wanted: dict[str, Adapter] = {}

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import replace
 from typing import Final
 
 from local_gpu.halves import BASE_REF, Facts, Score, TrainerScores, check_request
+from local_gpu.sample.http import Busy
 from local_gpu.sample.member import Adapter, Member
 from local_gpu.sample.pool import Lease, Pool
-from local_gpu.sample.server import Busy
 from tinker_claw.errors import BackendError, OutageError, SamplerError
 from tinker_claw.types import Completion, SamplingParams, TokenChunk, Tokens
 
@@ -46,8 +45,6 @@ class PoolSampler(TrainerScores):
                     async with aclosing(chunks):  # which aborts the generation there
                         async for chunk in chunks:
                             lease.begun = lease.begun or bool(chunk.tokens)
-                            if params.cache_salt and not lease.member.keeps_apart:
-                                chunk = replace(chunk, cached_tokens=0)
                             yield chunk
                             if chunk.stop_reason is not None:
                                 return

@@ -21,12 +21,11 @@ from typing import TYPE_CHECKING, Final
 from safetensors import SafetensorError, safe_open
 
 from local_gpu.halves import BASE_REF, Facts, Score
-from local_gpu.sample.dialect import HttpServer
 from local_gpu.sample.exam import PLACES, Exam, moved, table, tempered
 from local_gpu.sample.member import Adapter, Member, PoolOptions, Probe
 from local_gpu.sample.pool import Pool
 from local_gpu.sample.sampler import PoolSampler
-from local_gpu.sample.server import NEVER_LOADED
+from local_gpu.sample.vllm import NEVER_LOADED, VllmServer
 from local_gpu.tasks import together
 from tinker_claw.errors import BackendError, ConfigError, GoneError, OutageError, RequestError
 from tinker_claw.types import Tokens
@@ -44,8 +43,8 @@ _OTHER_MODEL: Final = (
     "Is it another base model than the trainer's, or quantised where the trainer is not?"
 )
 _RAW: Final = (
-    "Start vLLM with --logprobs-mode processed_logprobs, and SGLang without "
-    "SGLANG_RETURN_ORIGINAL_LOGPROB: training needs the logprobs that tokens were drawn with."
+    "Start vLLM with --logprobs-mode processed_logprobs: training needs the logprobs that tokens "
+    "were drawn with."
 )
 _NOT_APPLIED: Final = (
     "Was the adapter not applied, or with another alpha, or does the server answer from a prefix "
@@ -160,6 +159,7 @@ class Examiner:
 class PoolServing(Pool):
     """Implements `local_gpu.halves.Serving`. Made by `start`."""
 
+    constrains = True
     rounds_otherwise = True
     """Servers have other kernels, whatever the number format."""
     vision: Vision | None = None
@@ -179,7 +179,7 @@ class PoolServing(Pool):
     @classmethod
     async def start(
         cls,
-        servers: Sequence[HttpServer],
+        servers: Sequence[VllmServer],
         facts: Facts,
         score: Score,
         options: PoolOptions | None = None,

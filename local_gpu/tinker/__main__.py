@@ -194,9 +194,8 @@ def parser() -> argparse.ArgumentParser:
         "--rank", type=int, default=32, help="of all models, where the base is split over GPUs"
     )
     halves.add_argument(
-        "--sampler-urls", nargs="+", default=(), help="vLLM or SGLang servers; without, in here"
+        "--sampler-urls", nargs="+", default=(), help="vLLM servers; without, in here"
     )
-    halves.add_argument("--sampler-kind", choices=["auto", "vllm", "sglang"], default="auto")
     halves.add_argument(
         "--sampler-api-key",
         help=f"of all --sampler-urls; better @FILE, or the variable {_KEYS['sampler_api_key']}",

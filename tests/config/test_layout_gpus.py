@@ -357,7 +357,7 @@ def test_what_the_trainer_is_told(model: str, box: Callable[..., None], vllm: Pa
     told = local_config(given, model, arrange(given), ("http://127.0.0.1:1",))
     assert (told.device, told.train_gpus, told.ranks, told.shard) == ("cuda", (0,), 1, "off")
     assert told.torchrun == ("--rdzv-id", "a b")
-    assert (told.sampler_urls, told.sampler_kind) == (("http://127.0.0.1:1",), "vllm")
+    assert told.sampler_urls == ("http://127.0.0.1:1",)
     assert told.sampler_api_key == KEY, "of the servers that were started here"
     assert told.micro_batch_tokens is not None
     assert told.gpu_memory is None
@@ -370,7 +370,7 @@ def test_what_the_trainer_is_told(model: str, box: Callable[..., None], vllm: Pa
     on_cpu = load([*LOCAL, "--model-name", model, "--device", "cpu", "--actor-gpus", "2"])
     told = local_config(on_cpu, model, arrange(on_cpu), ())
     assert (told.device, told.ranks, told.train_gpus) == ("cpu", 2, ())
-    assert (told.shard, told.micro_batch_tokens, told.sampler_kind) == ("off", None, "auto")
+    assert (told.shard, told.micro_batch_tokens) == ("off", None)
     demo = load([*LOCAL, "--model-name", "demo"])
     told = local_config(demo, model, arrange(demo), ())
     assert (told.device, told.ranks) == ("cpu", 1), "whatever GPUs there are"

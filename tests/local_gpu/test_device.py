@@ -248,7 +248,7 @@ async def test_where_a_cuda_device_is_seen_a_process_of_its_own_learns(
         raise Asked
 
     monkeypatch.setattr("local_gpu.backend.RankedLearning", ranked)
-    monkeypatch.setattr("local_gpu.backend.connect_all", _nobody)
+    monkeypatch.setattr("local_gpu.backend.connect", _nobody)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for device in ("auto", "cuda", "cuda:1"):
         with pytest.raises(Asked):

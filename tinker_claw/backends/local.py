@@ -141,12 +141,11 @@ async def served_at(url: str, settings: Settings) -> str:
     Raises:
         ConfigError: it does not answer, or cannot be used.
     """
-    from local_gpu.sample.connect import connect
-    from local_gpu.sample.server import NEVER_LOADED
+    from local_gpu.sample.vllm import NEVER_LOADED, connect
 
     try:
         key = settings.local.sampler_api_key
-        server = await connect(url, "auto", api_key=key.get_secret_value() if key else None)
+        (server,) = await connect([url], key.get_secret_value() if key else None)
         try:
             info = await server.info()
             await server.unload(NEVER_LOADED)
@@ -366,7 +365,6 @@ def local_config(
         torchrun=tuple(shlex.split(local.torchrun or "")),
         sampler_urls=urls,
         sampler_api_key=KEY if ours else key.get_secret_value() if key else None,
-        sampler_kind="vllm" if ours else "auto",
         student_topk=student_topk(build(settings.run.method), settings.training),
         context_tokens=settings.run.context_tokens,
     )

@@ -606,7 +606,7 @@ class Local(Section):
     )
     sampler_urls: str | None = _setting(
         None,
-        "vLLM or SGLang servers that run already, with commas between them; none is started",
+        "vLLM servers that run already, with commas between them; none is started",
         when="samplers run elsewhere (configs/remote-samplers.toml)",
     )
     sampler_api_key: SecretStr | None = _setting(

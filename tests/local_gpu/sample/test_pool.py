@@ -209,18 +209,6 @@ async def test_prefixes_are_computed_beforehand_and_used_by_salt(tmp_path: Path)
         assert (await one(second, asked, max_tokens=2, cache_salt="anna")).cached_tokens >= 512
 
 
-async def test_a_server_that_shares_what_it_has_computed_tells_none_of_it(tmp_path: Path) -> None:
-    said: list[str] = []
-    options = PoolOptions(say=said.append, look_s=600)
-    async with site(tmp_path, options=options, ignores_salts=True) as place:
-        assert any("shares its prefix cache among all users" in line for line in said)
-        sampler, tokens = await place.publish("v1"), prompt(300, salt=5)
-        for salt in ("anna", "ben"):
-            drawn = await one(sampler, tokens, max_tokens=2, cache_salt=salt)
-            assert drawn.cached_tokens == 0
-        assert (await one(sampler, tokens, max_tokens=2)).cached_tokens >= 256, "of nobody's"
-
-
 @pytest.mark.slow
 async def test_a_conversation_is_computed_for_a_new_version_where_it_goes_on(
     tmp_path: Path,

@@ -20,9 +20,7 @@ from local_reference import sequence
 from real_vllm import MAX_LOGPROBS, SEQUENCES, Numbers
 
 from local_gpu.config import LocalConfig
-from local_gpu.sample.connect import connect
-from local_gpu.sample.dialect import HttpServer
-from local_gpu.sample.vllm import VllmServer
+from local_gpu.sample.vllm import VllmServer, connect
 from local_gpu.trainer import LocalTrainer
 from tinker_claw.errors import BackendError, ContextLengthError, OutageError, RequestError
 from tinker_claw.policy import Sampler
@@ -44,7 +42,7 @@ pytestmark = [
 
 @dataclass
 class Ground:
-    server: HttpServer
+    server: VllmServer
     root: Path
     one: Sampler
     """A version of the trainer's; like the next one it is loaded on the server."""
@@ -81,7 +79,7 @@ async def ground(
     for salt in (1, 2):
         await learn(trainer, salt)
         versions.append(await trainer.publish())
-    server = await connect(vllm_url)
+    (server,) = await connect([vllm_url])
     ground = Ground(server, root, *versions, await trainer.base(), numbers)
     for version in versions:
         await server.load(version.ref, ground.folder(version))
@@ -99,7 +97,7 @@ async def scored(version: Sampler, prompt: list[int], completion: Completion) ->
 
 
 async def drained(
-    server: HttpServer, name: str | None, prompt: list[int], params: SamplingParams
+    server: VllmServer, name: str | None, prompt: list[int], params: SamplingParams
 ) -> Completion:
     async with aclosing(server.stream(name, prompt, params)) as stream:
         return Completion.collect([chunk async for chunk in stream], params)
@@ -311,7 +309,6 @@ async def test_loading_what_is_there_and_unloading_what_is_not_are_no_errors(
 
 async def test_it_says_what_it_is_and_refuses_in_our_words(ground: Ground) -> None:
     server, name = ground.server, ground.one.ref
-    assert isinstance(server, VllmServer)
     info = await server.info()
     assert (info.model, info.context_tokens) == ("tiny", CONTEXT)
     with pytest.raises(ContextLengthError, match=str(CONTEXT)):

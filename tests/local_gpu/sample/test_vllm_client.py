@@ -1,7 +1,4 @@
-"""Dialects of vLLM and SGLang over HTTP: requests, answers and refusals.
-
-Answers of vLLM were captured from a real one (0.32); those of SGLang follow its sources (0.5.23).
-"""
+"""The client of vLLM over HTTP: requests, answers (captured from a real 0.32) and refusals."""
 
 from __future__ import annotations
 
@@ -15,11 +12,8 @@ from typing import Any
 
 import pytest
 
-from local_gpu.sample.connect import connect, connect_all
-from local_gpu.sample.dialect import HttpServer
 from local_gpu.sample.http import Deadlines
-from local_gpu.sample.sglang import SglangServer
-from local_gpu.sample.vllm import VllmServer
+from local_gpu.sample.vllm import VllmServer, connect
 from tinker_claw.errors import (
     BackendError,
     ClawError,
@@ -117,25 +111,16 @@ async def script() -> AsyncIterator[Scripted]:
 
 
 @pytest.fixture
-async def vllm(script: Scripted) -> AsyncIterator[HttpServer]:
+async def vllm(script: Scripted) -> AsyncIterator[VllmServer]:
     async with aclosing(VllmServer(script.url)) as server:
         yield server
 
 
-@pytest.fixture
-async def sglang(script: Scripted) -> AsyncIterator[HttpServer]:
-    async with aclosing(SglangServer(script.url)) as server:
-        yield server
-
-
 async def drained(
-    server: HttpServer, params: SamplingParams, name: str | None = "v1"
+    server: VllmServer, params: SamplingParams, name: str | None = "v1"
 ) -> list[TokenChunk]:
     async with aclosing(server.stream(name, PROMPT, params)) as stream:
         return [chunk async for chunk in stream]
-
-
-# vLLM
 
 
 def choice(
@@ -183,7 +168,7 @@ PARAMS = SamplingParams(max_tokens=3, seed=5, student_topk=2)
 
 
 async def test_vllm_is_told_every_setting_and_its_tokens_come_one_by_one(
-    script: Scripted, vllm: HttpServer
+    script: Scripted, vllm: VllmServer
 ) -> None:
     script.replies["/v1/completions"] = streamed(*THREE)
     shape = {"temperature": 0.7, "top_p": 0.9, "top_k": 40}
@@ -228,20 +213,18 @@ async def test_vllm_is_told_every_setting_and_its_tokens_come_one_by_one(
     }
 
 
-async def test_vllm_is_asked_for_what_fits_a_schema(script: Scripted, vllm: HttpServer) -> None:
+async def test_vllm_is_asked_for_what_fits_a_schema(script: Scripted, vllm: VllmServer) -> None:
     script.replies["/v1/completions"] = streamed(*THREE)
     schema = {"type": "object", "required": ["city"]}
     await drained(vllm, SamplingParams(max_tokens=3, schema=json.dumps(schema)))
     assert script.asked[-1][1]["structured_outputs"] == {"json": schema}
-    assert vllm.constrains
-    assert not SglangServer.constrains
     script.replies["/v1/completions"] = said(error(400, "The schema has $ref to nowhere."), 400)
     with pytest.raises(RequestError, match=r"refuses the request: .*\$ref to nowhere"):
         await drained(vllm, SamplingParams(max_tokens=3, schema="{}"))
 
 
 async def test_vllm_is_asked_for_the_base_by_its_own_name_and_all_tokens_by_0(
-    script: Scripted, vllm: HttpServer
+    script: Scripted, vllm: VllmServer
 ) -> None:
     script.replies["/v1/completions"] = streamed(*THREE)
     await drained(vllm, SamplingParams(max_tokens=3), name=None)
@@ -251,7 +234,7 @@ async def test_vllm_is_asked_for_the_base_by_its_own_name_and_all_tokens_by_0(
 
 
 async def test_completions_of_one_request_are_told_apart(
-    script: Scripted, vllm: HttpServer
+    script: Scripted, vllm: VllmServer
 ) -> None:
     script.replies["/v1/completions"] = streamed(
         event(choice(1, -1.0)),
@@ -266,7 +249,7 @@ async def test_completions_of_one_request_are_told_apart(
     assert second.params.seed == 6
 
 
-async def test_greedy_completions_are_drawn_once(script: Scripted, vllm: HttpServer) -> None:
+async def test_greedy_completions_are_drawn_once(script: Scripted, vllm: VllmServer) -> None:
     script.replies["/v1/completions"] = streamed(event(choice(1, -1.0, ends="length")), USAGE)
     params = SamplingParams(max_tokens=1, temperature=0)
     first, second = await vllm.sample("v1", PROMPT, params, 2)
@@ -275,7 +258,7 @@ async def test_greedy_completions_are_drawn_once(script: Scripted, vllm: HttpSer
 
 
 async def test_events_may_be_torn_anywhere_and_hold_any_character(
-    script: Scripted, vllm: HttpServer
+    script: Scripted, vllm: VllmServer
 ) -> None:
     odd = choice(1, -1.0, ends="length") | {"text": "line\u2028and\u0085next 中"}
     line = "data: " + json.dumps(event(odd), ensure_ascii=False) + "\r\n\r\n"
@@ -325,20 +308,20 @@ def row(logprob: object) -> dict[str, object]:
     ],
 )
 async def test_an_answer_that_does_not_add_up_is_an_error(
-    script: Scripted, vllm: HttpServer, odd: dict[str, Any]
+    script: Scripted, vllm: VllmServer, odd: dict[str, Any]
 ) -> None:
     script.replies["/v1/completions"] = streamed(event(odd), USAGE)
     with pytest.raises(SamplerError, match=script.url):
         await drained(vllm, SamplingParams(max_tokens=1, student_topk=2))
 
 
-async def test_a_reply_that_was_cut_short_is_an_error(script: Scripted, vllm: HttpServer) -> None:
+async def test_a_reply_that_was_cut_short_is_an_error(script: Scripted, vllm: VllmServer) -> None:
     script.replies["/v1/completions"] = streamed(event(choice(1, -1.0, ends="length")), USAGE)
     with pytest.raises(SamplerError, match="after 1 tokens"):
         await drained(vllm, SamplingParams(max_tokens=2))
 
 
-async def test_what_is_not_json_is_an_error(script: Scripted, vllm: HttpServer) -> None:
+async def test_what_is_not_json_is_an_error(script: Scripted, vllm: VllmServer) -> None:
     for sent in (b"{", b"[" * 100_000 + b"]" * 100_000, b"\xff", b"9" * 5000):
         script.replies["/v1/completions"] = Reply(pieces=[b"data: %b\n\n" % sent])
         with pytest.raises(SamplerError, match="not JSON"):
@@ -346,7 +329,7 @@ async def test_what_is_not_json_is_an_error(script: Scripted, vllm: HttpServer) 
 
 
 async def test_what_a_server_says_of_itself_is_not_trusted_either(
-    script: Scripted, vllm: HttpServer
+    script: Scripted, vllm: VllmServer
 ) -> None:
     for body in (b"[" * 100_000, b"[1]", b'{"data": [1]}', b'{"data": [{"id": 1}]}'):
         script.replies["/v1/models"] = Reply(pieces=[body])
@@ -358,7 +341,7 @@ async def test_what_a_server_says_of_itself_is_not_trusted_either(
 
 
 async def test_an_answer_without_end_is_not_read_to_its_end(
-    script: Scripted, vllm: HttpServer, monkeypatch: pytest.MonkeyPatch
+    script: Scripted, vllm: VllmServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server is not trusted for the size of what it sends."""
     monkeypatch.setattr("local_gpu.sample.http._MOST_BYTES", 1000)
@@ -372,7 +355,7 @@ async def test_an_answer_without_end_is_not_read_to_its_end(
 
 @pytest.mark.parametrize("cached", ["many", -3, 10**400, 2.5])
 async def test_a_count_of_cached_tokens_costs_no_reply(
-    script: Scripted, vllm: HttpServer, cached: object
+    script: Scripted, vllm: VllmServer, cached: object
 ) -> None:
     usage = event() | {"usage": {"prompt_tokens_details": {"cached_tokens": cached}}}
     script.replies["/v1/completions"] = streamed(event(LAST), usage)
@@ -397,7 +380,7 @@ async def test_a_count_of_cached_tokens_costs_no_reply(
     ],
 )
 async def test_a_server_that_breaks_off_or_cannot_at_present_is_an_outage(
-    script: Scripted, vllm: HttpServer, reply: Reply
+    script: Scripted, vllm: VllmServer, reply: Reply
 ) -> None:
     script.replies["/v1/completions"] = reply
     with pytest.raises(OutageError, match=script.url):
@@ -412,7 +395,7 @@ async def test_a_server_that_is_not_there_is_an_outage() -> None:
             with pytest.raises(OutageError, match=f"{url} cannot be reached"):
                 await call
         with pytest.raises(OutageError):
-            await connect(url)
+            await connect([url])
 
 
 @pytest.mark.parametrize(
@@ -444,7 +427,7 @@ async def test_questions_and_loads_have_deadlines_of_their_own(script: Scripted)
                 await call
 
 
-async def test_closing_a_stream_hangs_up(script: Scripted, vllm: HttpServer) -> None:
+async def test_closing_a_stream_hangs_up(script: Scripted, vllm: VllmServer) -> None:
     script.replies["/v1/completions"] = streamed(THREE[0], then="hang")
     async with aclosing(vllm.stream("v1", PROMPT, PARAMS)) as stream:
         await anext(stream)
@@ -470,7 +453,7 @@ CONTEXT_ERROR = (
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "in mid-stream"])
 async def test_a_refusal_keeps_the_servers_words(
     script: Scripted,
-    vllm: HttpServer,
+    vllm: VllmServer,
     status: int,
     message: str,
     ours: type[ClawError],
@@ -490,7 +473,7 @@ THERE = said(error(400, "The lora adapter 'v1' has already been loaded."), 400)
 
 @pytest.mark.parametrize("reply", [ADDED, THERE])
 async def test_an_adapter_that_is_loaded_is_loaded(
-    script: Scripted, vllm: HttpServer, reply: Reply
+    script: Scripted, vllm: VllmServer, reply: Reply
 ) -> None:
     script.replies["/v1/load_lora_adapter"] = reply
     await vllm.load("v1", FOLDER)
@@ -513,7 +496,7 @@ async def test_an_adapter_that_is_loaded_is_loaded(
     ],
 )
 async def test_an_adapter_that_cannot_be_loaded_is_not_an_outage(
-    script: Scripted, vllm: HttpServer, reply: Reply, words: str
+    script: Scripted, vllm: VllmServer, reply: Reply, words: str
 ) -> None:
     script.replies["/v1/load_lora_adapter"] = reply
     with pytest.raises(BackendError, match=words) as raised:
@@ -522,7 +505,7 @@ async def test_an_adapter_that_cannot_be_loaded_is_not_an_outage(
 
 
 async def test_a_load_that_fails_on_a_sick_server_is_an_outage(
-    script: Scripted, vllm: HttpServer
+    script: Scripted, vllm: VllmServer
 ) -> None:
     script.replies["/v1/load_lora_adapter"] = said(error(500, "EngineCore"), 500)
     script.replies["/health"] = Reply(503)
@@ -530,7 +513,7 @@ async def test_a_load_that_fails_on_a_sick_server_is_an_outage(
         await vllm.load("v2", FOLDER)
 
 
-async def test_an_adapter_that_is_gone_is_unloaded(script: Scripted, vllm: HttpServer) -> None:
+async def test_an_adapter_that_is_gone_is_unloaded(script: Scripted, vllm: VllmServer) -> None:
     script.replies["/v1/unload_lora_adapter"] = said(
         error(404, "The lora adapter 'v2' cannot be found."), 404
     )
@@ -541,7 +524,7 @@ async def test_an_adapter_that_is_gone_is_unloaded(script: Scripted, vllm: HttpS
         await vllm.unload("v1")
 
 
-async def test_a_server_says_what_it_serves(script: Scripted, vllm: HttpServer) -> None:
+async def test_a_server_says_what_it_serves(script: Scripted, vllm: VllmServer) -> None:
     info = await vllm.info()
     assert (info.model, info.context_tokens, info.adapters) == ("base", 2048, frozenset({"v1"}))
     script.replies["/v1/models"] = said({"data": []})
@@ -552,193 +535,19 @@ async def test_a_server_says_what_it_serves(script: Scripted, vllm: HttpServer) 
         await vllm.info()
 
 
-# SGLang
+# What it is
 
 
-def told(
-    count: int, tokens: list[int], *, ends: dict[str, Any] | None = None, **more: Any
-) -> dict[str, Any]:
-    """An event after `count` tokens, with logprob -t of each token t that it lists."""
-    return more | {
-        "text": "",
-        "output_ids": tokens,
-        "meta_info": {
-            "id": "1",
-            "finish_reason": ends,
-            "prompt_tokens": 5,
-            "completion_tokens": count,
-            "cached_tokens": 4,
-            "output_token_logprobs": [[-float(t), t, None] for t in tokens],
-            "output_top_logprobs": [[[-0.5, 60, None], [-1.5, 61, None]] for _ in tokens],
-        },
-    }
-
-
-LENGTH = {"type": "length", "length": 4}
-ALL_ALONG = [
-    told(1, [7]),
-    told(3, [7, 8, 9, 10]),  # its lists may be ahead of its count
-    told(4, [7, 8, 9, 10], ends=LENGTH),
-]
-SINCE_THE_LAST = [told(1, [7]), told(3, [8, 9]), told(4, [10], ends=LENGTH)]
-
-
-@pytest.mark.parametrize("events", [ALL_ALONG, SINCE_THE_LAST], ids=["all along", "since last"])
-async def test_sglang_may_tell_all_along_or_what_is_new(
-    script: Scripted, sglang: HttpServer, events: list[dict[str, Any]]
-) -> None:
-    script.replies["/generate"] = streamed(*events)
-    params = replace(PARAMS, max_tokens=4, stop_tokens=(3,), cache_salt="anna's", person=True)
-    chunks = await drained(sglang, params)
-    assert [chunk.tokens for chunk in chunks] == [(7,), (8, 9), (10,)]
-    assert [chunk.logprobs for chunk in chunks] == [(-7.0,), (-8.0, -9.0), (-10.0,)]
-    assert chunks[1].topk_ids == ((60, 61), (60, 61))
-    assert chunks[1].topk_logprobs == ((-0.5, -1.5), (-0.5, -1.5))
-    assert [chunk.stop_reason for chunk in chunks] == [None, None, StopReason.LENGTH]
-    assert chunks[-1].cached_tokens == 4
-    assert script.asked[-1] == (
-        "/generate",
-        {
-            "input_ids": list(PROMPT),
-            "lora_path": "v1",
-            "return_logprob": True,
-            "logprob_start_len": -1,
-            "top_logprobs_num": 2,
-            "return_text_in_logprobs": False,
-            "extra_key": "anna's",
-            "priority": 100,
-            "stream": True,
-            "sampling_params": {
-                "max_new_tokens": 4,
-                "min_new_tokens": 0,
-                "temperature": 1.0,
-                "top_p": 1.0,
-                "top_k": -1,
-                "min_p": 0.0,
-                "repetition_penalty": 1.0,
-                "presence_penalty": 0.0,
-                "frequency_penalty": 0.0,
-                "sampling_seed": 5,
-                "stop_token_ids": [3],
-                "ignore_eos": False,
-                "skip_special_tokens": False,
-                "no_stop_trim": True,
-                "n": 1,
-            },
-        },
-    )
-
-
-async def test_sglang_draws_each_of_n_with_its_own_seed(
-    script: Scripted, sglang: HttpServer
-) -> None:
-    script.replies["/generate"] = streamed(
-        told(1, [7], index=1),
-        told(1, [3], index=0, ends={"type": "stop", "matched": 3}),
-        told(2, [8], index=1, ends={"type": "length", "length": 2}),
-    )
-    params = SamplingParams(max_tokens=2, seed=0, stop_tokens=(3,))
-    first, second = await sglang.sample(None, PROMPT, params, 2)
-    assert (first.tokens, first.stop_reason) == ((3,), StopReason.STOP)
-    assert (second.tokens, second.stop_reason) == ((7, 8), StopReason.LENGTH)
-    body = script.asked[-1][1]
-    assert body["input_ids"] == [list(PROMPT)] * 2
-    assert body["lora_path"] == [None, None]
-    assert [each["sampling_seed"] for each in body["sampling_params"]] == [0, 1]
-
-
-async def test_sglang_ends_at_the_models_own_end_token_too(
-    script: Scripted, sglang: HttpServer
-) -> None:
-    script.replies["/generate"] = streamed(told(1, [9], ends={"type": "stop", "matched": 9}))
-    [chunk] = await drained(sglang, SamplingParams(max_tokens=4, stop_tokens=(3,)))
-    assert (chunk.tokens, chunk.stop_reason) == ((9,), StopReason.STOP)
-
-
-BROKEN = told(2, [7, 8], ends=LENGTH)
-UNTOLD = BROKEN["meta_info"] | {"output_token_logprobs": [[-7.0, 7, None]]}
-OTHERS = BROKEN["meta_info"] | {"output_token_logprobs": [[-7.0, 7, None], [-7.0, 7, None]]}
-NEVER = "Got LoRA adapter that has never been loaded: v1"
-LONG = "The input (2100 tokens) is longer than the model's context length (2048 tokens)."
-ABORTED = {"type": "abort", "message": "Abort in waiting queue", "status_code": None}
-
-
-@pytest.mark.parametrize(
-    ("reply", "ours"),
-    [
-        (streamed(BROKEN | {"meta_info": UNTOLD}), SamplerError),
-        (streamed(BROKEN | {"meta_info": OTHERS}), SamplerError),
-        (streamed(told(1, [7], ends=LENGTH)), SamplerError),
-        (streamed({"text": "what?"}), SamplerError),
-        (streamed(told(1, [7])), OutageError),
-        (streamed(told(1, [7], ends=ABORTED)), OutageError),
-        (streamed(told(1, [7], ends=ABORTED | {"status_code": 503})), OutageError),
-        (streamed(told(0, [], ends=ABORTED | {"status_code": 400})), RequestError),
-        (streamed(error(400, NEVER)), OutageError),
-        (said({"error": {"message": NEVER}}, 400), OutageError),
-        (said({"error": {"message": LONG}}, 400), ContextLengthError),
-        (said({"error": "min_p is not a number"}, 400), RequestError),
-        (Reply(503), OutageError),
-    ],
-)
-async def test_what_sglang_says_of_a_failure_is_sorted(
-    script: Scripted, sglang: HttpServer, reply: Reply, ours: type[ClawError]
-) -> None:
-    script.replies["/generate"] = reply
-    with pytest.raises(ours) as raised:
-        await drained(sglang, SamplingParams(max_tokens=2))
-    assert type(raised.value) is ours
-
-
-async def test_sglang_loads_and_unloads(script: Scripted, sglang: HttpServer) -> None:
-    script.replies["/load_lora_adapter"] = said({"success": True, "error_message": None})
-    script.replies["/unload_lora_adapter"] = said({"success": True, "error_message": None})
-    await sglang.load("v1", FOLDER)
-    await sglang.unload("v1")
-    assert script.asked == [
-        ("/load_lora_adapter", {"lora_name": "v1", "lora_path": str(FOLDER)}),
-        ("/unload_lora_adapter", {"lora_name": "v1"}),
-    ]
-
-
-async def test_sglang_is_none_the_worse_for_what_is_done_already_and_says_what_cannot_be(
-    script: Scripted, sglang: HttpServer
-) -> None:
-    refusal = {"success": False, "error_message": "it will not do"}
-    for path in ("/load_lora_adapter", "/unload_lora_adapter"):
-        script.replies[path] = said(refusal, 400)
-    await sglang.load("v1", FOLDER)  # which is there
-    await sglang.unload("v2")  # which is not
-    with pytest.raises(BackendError, match="it will not do"):
-        await sglang.load("v2", FOLDER)
-    with pytest.raises(BackendError, match="it will not do"):
-        await sglang.unload("v1")
-
-
-# Which of the two
-
-
-async def test_a_server_is_known_by_what_it_says_of_itself(script: Scripted) -> None:
-    for owner, kind in (("vllm", VllmServer), ("sglang", SglangServer)):
-        script.replies["/v1/models"] = said({"data": [BASE | {"owned_by": owner}]})
-        server = await connect(f"{script.url}/v1/")
-        assert type(server) is kind
-        assert server.url == script.url
-        await server.aclose()
-
-
-async def test_the_first_that_answers_says_of_which_kind_all_are(script: Scripted) -> None:
-    script.replies["/v1/models"] = said({"data": [BASE | {"owned_by": "sglang"}]})
+async def test_one_that_is_away_keeps_no_others_from_starting(script: Scripted) -> None:
     nobody = "http://127.0.0.1:9"
     async with scripted() as other:
-        servers = await connect_all([nobody, script.url, other.url])
-        assert [type(server) for server in servers] == [SglangServer] * 3
+        servers = await connect([nobody, f"{script.url}/v1/", other.url])
         assert [server.url for server in servers] == [nobody, script.url, other.url]
         other.replies["/v1/models"] = Reply(404)
         with pytest.raises(ConfigError, match=other.url):
-            await connect_all([other.url, script.url])
+            await connect([script.url, other.url])
     with pytest.raises(OutageError, match="cannot be reached"):
-        await connect_all([nobody])
+        await connect([nobody])
     for server in servers:
         await server.aclose()
 
@@ -746,8 +555,8 @@ async def test_the_first_that_answers_says_of_which_kind_all_are(script: Scripte
 async def test_a_server_that_wants_a_key_gets_it_with_everything(script: Scripted) -> None:
     script.key = "of-the-box"
     with pytest.raises(OutageError, match=r"401.*SAMPLER_API_KEY"):
-        await connect_all([script.url])
-    (server,) = await connect_all([script.url], api_key="of-the-box")
+        await connect([script.url])
+    (server,) = await connect([script.url], "of-the-box")
     assert (await server.info()).model == BASE["id"]
     script.replies["/v1/load_lora_adapter"] = Reply()
     await server.load("v1", Path("/adapters/v1"))
@@ -757,29 +566,26 @@ async def test_a_server_that_wants_a_key_gets_it_with_everything(script: Scripte
 @pytest.mark.parametrize(
     "reply", [said({"data": [{"id": "gpt", "owned_by": "me"}]}), Reply(404), said([1])]
 )
-async def test_what_is_neither_must_be_named(script: Scripted, reply: Reply) -> None:
+async def test_what_is_not_vllm_is_refused(script: Scripted, reply: Reply) -> None:
     script.replies["/v1/models"] = reply
-    with pytest.raises(ConfigError, match=r"neither a vLLM nor an SGLang.*check the address"):
-        await connect(script.url)
-    server = await connect(script.url, "sglang")
-    assert type(server) is SglangServer
-    await server.aclose()
+    with pytest.raises(ConfigError, match=r"is not vLLM.*check the address"):
+        await connect([script.url])
 
 
 async def test_a_gateway_of_ours_is_told_from_an_inference_server(script: Scripted) -> None:
     script.replies["/v1/models"] = said(Chat().models(["demo"], 0))
     with pytest.raises(ConfigError, match="is a gateway of this project"):
-        await connect(script.url)
+        await connect([script.url])
 
 
 async def test_an_address_without_a_scheme_is_refused() -> None:
     with pytest.raises(ConfigError, match="http://host:port"):
-        await connect("gpu-box:8000")
+        await connect(["gpu-box:8000"])
 
 
 async def test_an_address_that_holds_a_password_is_refused_and_not_shown() -> None:
     with pytest.raises(ConfigError, match="SAMPLER_API_KEY") as refused:
-        await connect("http://me:secret@127.0.0.1:1", "vllm")
+        await connect(["http://me:secret@127.0.0.1:1"])
     assert "secret" not in str(refused.value)
 
 
