@@ -105,7 +105,7 @@ tracks: $(READY)
 	$(BIN)/python -m examples.tracks.compare $(ARGS)
 
 bench: $(READY)
-	$(BIN)/python -m benchmarks $(ARGS)
+	$(BIN)/python -m benchmarks.training $(ARGS)
 
 # The list is of an environment that has the packages alone.
 dist: $(READY)

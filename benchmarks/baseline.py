@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from tinker_claw.types import Datum
 
@@ -69,36 +67,3 @@ def padded_loss(model: Any, datums: Sequence[Datum], device: torch.device) -> Te
     learns = advantages[:, 1:] != 0
     picked = chosen[learns.to(device)]
     return ppo(picked, behaviour[:, 1:][learns].to(device), advantages[:, 1:][learns].to(device))
-
-
-class Plain:
-    """A peft model that samples by `generate`."""
-
-    def __init__(self, folder: Path) -> None:
-        self.model: Any = with_peft(AutoModelForCausalLM.from_pretrained(folder), 32, 32)
-
-    def generate(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> None:
-        """Sample every prompt, one after the other."""
-        for prompt in prompts:
-            self._generate(torch.tensor([list(prompt)]), None, new_tokens)
-
-    def generate_batch(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> None:
-        """Sample all prompts in one left-padded batch."""
-        longest = max(map(len, prompts))
-        tokens = torch.zeros(len(prompts), longest, dtype=torch.long)
-        mask = torch.zeros_like(tokens)
-        for row, prompt in enumerate(prompts):
-            tokens[row, longest - len(prompt) :] = torch.tensor(list(prompt))
-            mask[row, longest - len(prompt) :] = 1
-        self._generate(tokens, mask, new_tokens)
-
-    def _generate(self, tokens: Any, mask: Any, new_tokens: int) -> None:
-        self.model.generate(
-            input_ids=tokens,
-            attention_mask=torch.ones_like(tokens) if mask is None else mask,
-            do_sample=True,
-            top_k=0,
-            max_new_tokens=new_tokens,
-            min_new_tokens=new_tokens,
-            pad_token_id=0,
-        )

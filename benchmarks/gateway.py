@@ -43,21 +43,16 @@ from benchmarks.gateway_rows import (
     Size,
     Wire,
     beside,
-    cold,
     crowd,
-    first_tokens,
     first_turns,
     long_sessions,
     memory,
     never_seen,
     opening,
     openings,
-    prompts_in_turn,
     relaying,
     run,
 )
-from benchmarks.gateway_silence import page_read, too_large
-from benchmarks.many_turns import fill
 
 Say = Callable[[str], None]
 BUSY = 0.9
@@ -120,17 +115,12 @@ async def measure(
             server("gateway_server", cores.server, str(directory), str(tokenizer)) as at,
         ):
             bare, wire = Wire(plain, cores.client), Wire(at, cores.client)
-            first = await cold(wire)
             say("a bare route and the gateway in turn: first and further turns")
             found = await beside(bare, wire, size)
             relayed = await relaying(bare, size)
-            ours = [first, *found.ours, *await _gateway(wire, size, say)]
+            ours = [*found.ours, *await _gateway(wire, size, say)]
             say(f"memory: twice {size.memory:,} requests")
             grown = await memory(wire, size, say)
-        say(f"the gateway: the page of {size.turns:,} turns")
-        fill(folder / "long", size.turns)
-        with server("gateway_server", cores.server, str(folder / "long"), str(tokenizer)) as at:
-            ours += await page_read(Wire(at, cores.client, failures=wire.failures), size)
         other = await _litellm(folder, cores, size, say) if litellm else None
         say(f"comparing {len(wire.sent):,} prompts with a full render")
     finally:
@@ -154,18 +144,11 @@ async def _gateway(wire: Wire, size: Size, say: Say) -> list[Row]:
     rows = [await never_seen(wire, size), *await long_sessions(wire, size)]
     say("the gateway: tokens one by one")
     rows += await relaying(wire, size)
-    say("the gateway: first tokens while it learns")
-    rows += await first_tokens(wire, size)
     say(f"the gateway: {size.crowd} in flight")
     seen = openings(wire, max(size.crowd, size.together), "crowd")
     strange = [opening(wire, s, f"unseen-{n}") for n, s in enumerate(unseen(size.crowd))]
     for what, talks in (("seen", seen), ("unseen", strange)):
         rows.append(await crowd(wire, size, f"prompts {what}", talks))
-    if size.prompts:
-        say(f"the gateway: {size.prompts} system prompts in turn")
-        rows += await prompts_in_turn(wire, size)
-    say("the gateway: bodies that cannot fit")
-    rows += [await too_large(wire), await too_large(wire, spaced=False)]
     return rows
 
 
@@ -280,7 +263,7 @@ def _shown(ms: float) -> str:
 
 
 def ratios(figures: Figures) -> dict[str, float]:
-    """Ratios: ours to the others, late to early turns, learning to idle, many prompts to one."""
+    """Ratios of ours to the others, and of late to early turns."""
     rows = {row.what: row for row in figures.ours}
     pairs = list[tuple[str, Row, Row]]()
     if figures.litellm is not None:
@@ -290,15 +273,6 @@ def ratios(figures: Figures) -> dict[str, float]:
         ]
     early, late = (row for row in figures.ours if row.what.startswith("turn "))
     pairs.append((f"{late.what} / turn 4", late, early))
-    idle = rows["first token, idle"]
-    learning = [row for row in figures.ours if row.what.startswith("first token, during")]
-    pairs += [(f"{row.what} / idle", row, idle) for row in learning]
-    unread, read = (row for row in figures.ours if row.what.startswith("first turn, page"))
-    pairs.append((f"{read.what} / by nobody", read, unread))
-    taken = [row for row in figures.ours if row.what.startswith("first turn, one system")]
-    taken += [row for row in figures.ours if row.what.endswith("system prompts in turn")]
-    if taken:
-        pairs.append(("many system prompts / one", taken[1], taken[0]))
     found: dict[str, float] = {}
     for name, one, other in pairs:
         found[f"{name}, median"] = one.median_ms / other.median_ms
@@ -322,9 +296,6 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gateway", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of the requests")
     parser.add_argument("--memory", type=int, help="turns and sessions for memory (10,000)")
-    parser.add_argument(
-        "--prompts", type=int, default=0, help="as many system prompts in turn, too"
-    )
     parser.add_argument("--litellm", action="store_true", help="LiteLLM's proxy, too")
     parser.add_argument("--json", type=Path, help="write everything here, too")
     return parser
@@ -333,7 +304,7 @@ def parser() -> argparse.ArgumentParser:
 def main() -> None:
     """Read flags, measure, print tables and, where asked, a JSON file."""
     arguments = parser().parse_args()
-    size = replace(QUICK if arguments.quick else Size(), prompts=arguments.prompts)
+    size = QUICK if arguments.quick else Size()
     if arguments.memory is not None:
         size = replace(size, memory=arguments.memory)
     console, started = Console(width=120), time.monotonic()

@@ -18,7 +18,6 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from benchmarks.agent_requests import HEADERS
@@ -89,16 +88,6 @@ class Connection:
                     first_s = time.perf_counter() - started
             seconds = time.perf_counter() - started
         return Answer(status, _unchunked(bytes(raw)), seconds, first_s)
-
-    async def post(self, path: str) -> Any:
-        """POST to another route without a body, and return its JSON."""
-        head = self._head.partition("\r\n")[2]
-        self._writer.write(f"POST {path} HTTP/1.1\r\n{head}content-length: 0\r\n\r\n".encode())
-        status, told = await self._status()
-        body = await self._reader.readexactly(int(told["content-length"]))
-        if status != 200:
-            raise RuntimeError(f"HTTP {status}: {body[:300]!r}")
-        return json.loads(body)
 
     async def _status(self) -> tuple[int, dict[str, str]]:
         lines = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")

@@ -46,16 +46,8 @@ class Size:
     """Turns of a long session."""
     streams: tuple[int, ...] = (1, 16, 64)
     """Replies in flight that are relayed token by token."""
-    steps: int = 5
-    """Training steps taken while others wait for their first token."""
     memory: int = 10_000
     """Turns without a successor, and as many sessions."""
-    prompts: int = 0
-    """System prompts that take turns; 0 leaves that row out."""
-    turns: int = 100_000
-    """Turns of the ledger whose page is read."""
-    readers: int = 4
-    """Readers of that page at the same time."""
 
     @property
     def memory_every(self) -> int:
@@ -67,9 +59,7 @@ FIRST, FURTHER = "first turn of a session", "further turn"
 NEVER_SEEN = "first turn, system prompt never seen"
 _NEAR = 5
 """Turns whose mean stands for an early turn, and for a late one."""
-_QUIET_S = 0.6
-"""Pause between steps, in seconds."""
-QUICK = Size(alone=60, together=120, rounds=5, further=4, steps=2, memory=300)
+QUICK = Size(alone=60, together=120, rounds=5, further=4, memory=300)
 
 
 @dataclass(frozen=True)
@@ -196,11 +186,6 @@ def openings(wire: Wire, count: int, name: str) -> list[Talk]:
     return [opening(wire, MIX[n % len(MIX)], f"{name}-{n}") for n in range(count)]
 
 
-async def cold(wire: Wire) -> Row:
-    """Time the very first request of the process."""
-    return (await run(wire, [opening(wire, MIX[0], "cold")], 1)).row("first request of the process")
-
-
 @dataclass(frozen=True)
 class Multiple:
     """Ours as a multiple of the bare route's, the median over the rounds."""
@@ -280,23 +265,6 @@ async def beside(bare: Wire, ours: Wire, size: Size) -> Beside:
     return Beside(bare_rows, our_rows, multiples, bare_silence, silence)
 
 
-async def prompts_in_turn(wire: Wire, size: Size) -> list[Row]:
-    """Time new sessions of one system prompt, then as many that take turns over several, each seen
-    before."""
-    surfaces = unseen(size.prompts, "in turn")
-    rows: list[Row] = []
-    for what, taken in (("one system prompt", surfaces[:1]), ("system prompts in turn", surfaces)):
-        for measured in (False, True):
-            talks = [
-                opening(wire, taken[n % len(taken)], f"in-turn-{len(taken)}-{n}-{measured}")
-                for n in range(size.prompts)
-            ]
-            timing = await run(wire, talks, 1)
-        name = what if len(taken) == 1 else f"{len(taken)} {what}"
-        rows.append(timing.row(f"first turn, {name}"))
-    return rows
-
-
 async def never_seen(wire: Wire, size: Size) -> Row:
     """Time new sessions that each have a new system prompt."""
     surfaces = unseen(max(2, size.alone // 4), "never seen")
@@ -350,44 +318,6 @@ async def relaying(wire: Wire, size: Size) -> list[Row]:
             )
         )
     return rows
-
-
-async def first_tokens(wire: Wire, size: Size) -> list[Row]:
-    """Time to the first token before, while and after steps are taken and versions published."""
-    seen: list[tuple[float, Answer]] = []
-    spans: list[tuple[str, float, float]] = []
-    over = asyncio.Event()
-
-    async def ask(number: int) -> None:
-        connection, count = await Connection.open(wire.at.url), 0
-        while not over.is_set():
-            count += 1
-            conversation = Conversation(MIX[count % 4], f"learning-{number}-{count}")
-            conversation.open()
-            began = time.perf_counter()
-            seen.append((began, await wire.ask(connection, conversation.body(), False)))
-            await asyncio.sleep(0.005)
-        connection.close()
-
-    async with asyncio.TaskGroup() as group:
-        for number in range(2):
-            group.create_task(ask(number))
-        connection = await Connection.open(wire.at.url)
-        for _ in range(size.steps):
-            await asyncio.sleep(_QUIET_S)
-            spans += await connection.post("/learn")
-        await asyncio.sleep(_QUIET_S)
-        connection.close()
-        over.set()
-    timings = {name: Timing() for name in ("idle", "step", "publish")}
-    for began, answer in seen:
-        during = [what for what, start, end in spans if start <= began < end]
-        timings[during[0] if during else "idle"].seconds.append(answer.first_s)
-    return [
-        timing.row(f"first token, {'idle' if name == 'idle' else f'during a {name}'}")
-        for name, timing in timings.items()
-        if timing.seconds
-    ]
 
 
 async def _begun(wire: Wire, count: int, name: str) -> list[Conversation]:

@@ -1,8 +1,6 @@
-"""`python -m benchmarks.gateway_server`: the gateway over a sampler that answers at once, with a
-learner whose trainer stands for one on another machine.
+"""`python -m benchmarks.gateway_server`: the gateway over a sampler that answers at once.
 
-Rule: renderer, ledger, learner, HTTP server and all between are the product's; only sampler and
-trainer are not.
+Rule: renderer, ledger, HTTP server and all between are the product's; only the sampler is not.
 """
 
 from __future__ import annotations
@@ -12,10 +10,7 @@ import asyncio
 import itertools
 import os
 import sys
-import time
-from collections import deque
 from collections.abc import AsyncGenerator, Sequence
-from functools import partial
 from pathlib import Path
 
 from fastapi import FastAPI
@@ -26,7 +21,7 @@ from benchmarks.bare_server import TEXT, serve_app
 from tinker_claw.app.server import spare_collector
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
-from tinker_claw.config.settings import Gateway, Training
+from tinker_claw.config.settings import Gateway
 from tinker_claw.conversation.index import IDLE_S, ConversationIndex
 from tinker_claw.formats import spoken
 from tinker_claw.gateway.app import create_app
@@ -35,28 +30,19 @@ from tinker_claw.gateway.fallback import Serving
 from tinker_claw.gateway.limits import ComputeRounds
 from tinker_claw.gateway.owners import Owners
 from tinker_claw.gateway.privacy import SessionPrivacy
-from tinker_claw.gateway.request import GatewayDeps, record
+from tinker_claw.gateway.request import GatewayDeps
 from tinker_claw.learner.health import Health
-from tinker_claw.learner.loop import Learner
-from tinker_claw.learner.parts import LoopParts
-from tinker_claw.learner.rollback import Rollback
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.methods import build
-from tinker_claw.page.access import Access
-from tinker_claw.page.routes import PageDeps, create_page
-from tinker_claw.policy import Policy, PolicyHolder, Sampler, Trainer
+from tinker_claw.policy import Policy, PolicyHolder, Sampler
 from tinker_claw.privacy.redact import Redactor
 from tinker_claw.privacy.rules import SECRETS
 from tinker_claw.render.renderer import Renderer
-from tinker_claw.telemetry import Served, Telemetry, configure
+from tinker_claw.telemetry import Telemetry, configure
 from tinker_claw.types import (
-    Adam,
     Capabilities,
     Completion,
     Images,
-    LossPass,
     SamplingParams,
-    StepReport,
     StopReason,
     TokenChunk,
     TokenLogprobs,
@@ -115,72 +101,6 @@ class AtOnce(Sampler):
         """Do nothing: there is nothing to free."""
 
 
-class Remembering(Telemetry):
-    """Telemetry that remembers the newest turns, which the next step trains on."""
-
-    def __init__(self, file: Path | None) -> None:
-        super().__init__(file)
-        self.turns: deque[int] = deque(maxlen=Training().batch_size)
-
-    def served(self, served: Served) -> None:
-        if served.turn is not None:
-            self.turns.append(served.turn)
-        super().served(served)
-
-
-class Elsewhere(Trainer):
-    """A trainer on another machine: it takes its time, and no processor time here."""
-
-    def __init__(self, sampler: Sampler) -> None:
-        self._sampler = sampler
-        self.spans: list[tuple[str, float, float]] = []
-        """Name, begin and end of each call, in `time.perf_counter` seconds."""
-
-    async def capabilities(self) -> Capabilities:
-        losses = frozenset({"ppo", "cross_entropy"})
-        return Capabilities("bench", losses, True, True, CONTEXT_TOKENS)
-
-    async def train_step(self, passes: Sequence[LossPass], adam: Adam) -> StepReport:
-        await self._take("step")
-        rows = [[len(d.tokens) - d.start for d in p.datums] for p in passes]
-        return StepReport(
-            losses=(0.0,) * len(passes),
-            logprobs=tuple(tuple((_LOGPROB,) * n for n in lengths) for lengths in rows),
-            grad_norm=1.0,
-            tokens=sum(len(d.tokens) for p in passes for d in p.datums),
-        )
-
-    async def publish(self) -> Sampler:
-        await self._take("publish")
-        return self._sampler
-
-    async def open(self, ref: str) -> Sampler:
-        return self._sampler
-
-    async def base(self) -> Sampler:
-        return self._sampler
-
-    async def save_state(self, name: str) -> str:
-        return name
-
-    async def load_state(self, ref: str, *, moments: bool = True) -> None:
-        """Do nothing: there is one state."""
-
-    async def export_adapter(self, directory: Path) -> None:
-        raise NotImplementedError
-
-    def forget(self) -> None:
-        """Do nothing: no prompt is kept."""
-
-    async def aclose(self) -> None:
-        """Do nothing: there is nothing to free."""
-
-    async def _take(self, what: str) -> None:
-        began = time.perf_counter()
-        await asyncio.sleep(TAKES_S)
-        self.spans.append((what, began, time.perf_counter()))
-
-
 def _chunk(
     reply: Sequence[int], topk: int, stop: StopReason | None = StopReason.STOP
 ) -> TokenChunk:
@@ -206,21 +126,8 @@ def gateway_app(directory: Path, vocabulary: Path, context_tokens: int) -> FastA
     version = ledger.steps.add_first_version(state_ref="none", sampler_ref="none")
     sampler = AtOnce(replies)
     policy = PolicyHolder(Policy(version, sampler))
-    telemetry, health = Remembering(None), Health()
+    telemetry, health = Telemetry(None), Health()
     spending = Spending(Price(), ledger.spend, telemetry)
-    trainer = Elsewhere(sampler)
-    parts = LoopParts(
-        ledger=ledger,
-        trainer=trainer,
-        base=sampler,
-        method=build("binary"),
-        policy=policy,
-        telemetry=telemetry,
-        health=health,
-        spending=spending,
-        training=Training(),
-    )
-    learner = Learner(parts, learning_rate=1e-4)
 
     async def open_version(number: int) -> Sampler:
         raise LookupError(number)
@@ -251,38 +158,7 @@ def gateway_app(directory: Path, vocabulary: Path, context_tokens: int) -> FastA
         ),
         telemetry=telemetry,
     )
-    app = create_app(deps, spoken())
-    page = PageDeps(
-        ledger=ledger.path,
-        training=Training(),
-        access=Access(Keys(None, ()), 0),
-        local=True,
-        health=deps.health,
-        decode=renderer.decode,
-        say=partial(record, deps),
-        undo=Rollback(parts, learner, lambda session: None, lambda: None),
-    )
-    app.router.routes.extend(create_page(page))
-
-    learning: list[asyncio.Task[None]] = []
-
-    @app.post("/learn")
-    async def learn() -> list[tuple[str, float, float]]:
-        """Take one step on the newest sixteen turns, publish, and return the times of both."""
-        trainer.spans.clear()
-        before = policy.current.version.id
-        for number, turn in enumerate(telemetry.turns):
-            ledger.samples.add(turn, 1 if number % 2 else -1, None)
-        telemetry.turns.clear()
-        if not learning:
-            learning.append(asyncio.create_task(learner.run()))
-        learner.wake()
-        while policy.current.version.id == before:  # noqa: ASYNC110 (as an operator would look)
-            await asyncio.sleep(0.01)
-        return trainer.spans
-
-    _ = learn  # reached through the router
-    return app
+    return create_app(deps, spoken())
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.training`: steps of the local backend beside peft's and TRL's.
+"""`python -m benchmarks.training`: steps of the local backend beside peft's.
 
 Random weights of a preset's shape, LoRA on every linear layer, one clipped-ratio step over a batch
 whose samples share a long prefix, over one whose samples share nothing, and over one long sample.
@@ -24,7 +24,7 @@ from typing import Any, get_args
 
 import torch
 
-from benchmarks.training_peers import LossRows, Padded, TrlFused, TrlTree
+from benchmarks.training_peers import LossRows, Padded
 from benchmarks.training_reference import true_gradients
 from benchmarks.training_report import OURS, Figures, document, screen, show
 from benchmarks.training_run import Make, Measurement, Say
@@ -44,8 +44,6 @@ SIDES = {
     "peft": "peft, one padded batch",
     "peft-1": "peft, one at a time",
     "peft-rows": "peft, logits of the loss",
-    "trl": "TRL, fused head",
-    "trl-tree": "TRL, packed tree",
 }
 FORMATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
@@ -132,8 +130,6 @@ def _sides(settings: Settings, only: tuple[str, ...]) -> dict[str, Make]:
         "peft": functools.partial(Padded, settings=settings, rows=None),
         "peft-1": functools.partial(Padded, settings=settings, rows=1),
         "peft-rows": functools.partial(LossRows, settings=settings),
-        "trl": functools.partial(TrlFused, settings=settings),
-        "trl-tree": functools.partial(TrlTree, settings=settings),
     }
     return {
         shown: functools.partial(make[name], shown)

@@ -13,11 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
 
 import torch
 
-from benchmarks.training_peers import LeftOut
 from benchmarks.training_shapes import Shape, useful_tokens
 from benchmarks.training_sides import Gradients, Settings, Side, distance
 from benchmarks.training_work import Work, clock, flops
@@ -73,10 +71,9 @@ class Row:
 
 @dataclass
 class _Built:
-    """A side that was built, or why not, and the memory that it holds between steps."""
+    """A side, and the memory that it holds between steps."""
 
-    side: Side | None
-    why_not: str = ""
+    side: Side
     own_bytes: int = 0
 
 
@@ -107,15 +104,11 @@ class Measurement:
         for side_name, built in self._sides.items():
             self._say(f"{name}: {side_name}, warm-up and gradients")
             rows[side_name] = row = Row(side_name, useful_tokens=useful_tokens(datums))
-            if built.side is None:
-                row.failed = built.why_not
-            else:
-                self._warm(row, built, datums, reference)
+            self._warm(row, built, datums, reference)
         for repetition in range(self._repeat):
             for side_name, row in rows.items():
-                side = self._sides[side_name].side
-                if side is not None and row.failed is None:
-                    self._measure(row, side, datums)
+                if row.failed is None:
+                    self._measure(row, self._sides[side_name].side, datums)
                     # Reported at once: a run that is ended from outside has shown this much.
                     taken = row.failed or f"{row.seconds[-1]:.2f} s"
                     self._say(f"{name}: {side_name}, {repetition + 1} of {self._repeat}: {taken}")
@@ -125,10 +118,7 @@ class Measurement:
 
     def _build(self, make: Make) -> _Built:
         before = self._memory.held()
-        try:
-            side = make()
-        except LeftOut as reason:
-            return _Built(None, f"left out: {reason}")
+        side = make()
         return _Built(side, own_bytes=self._memory.held() - before)
 
     def _warm(
@@ -138,7 +128,7 @@ class Measurement:
         datums: Sequence[Datum],
         reference: tuple[Sequence[Datum], Gradients],
     ) -> None:
-        side, before = cast(Side, built.side), self._memory.held()
+        side, before = built.side, self._memory.held()
         some, true = reference
         began = time.perf_counter()
 

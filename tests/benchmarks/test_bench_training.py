@@ -6,7 +6,6 @@ import io
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -47,17 +46,9 @@ def test_every_side_has_the_reference_s_gradients(figures: training_report.Figur
     for rows in figures.cases.values():
         assert [row.side for row in rows] == list(training.SIDES.values())
         for row in rows:
-            if row.failed is None:
-                assert row.gradient_error is not None
-                assert 0 < row.gradient_error < 1e-5, row
-
-
-def test_what_cannot_be_measured_here_says_why(figures: training_report.Figures) -> None:
-    failed = {row.side: row.failed for row in figures.cases["shared"] if row.failed}
-    assert "CUDA" in failed.pop(training.SIDES["trl-tree"])
-    if find_spec("trl") is None:
-        assert "TRL is not installed" in failed.pop(training.SIDES["trl"])
-    assert not failed
+            assert row.failed is None
+            assert row.gradient_error is not None
+            assert 0 < row.gradient_error < 1e-5, row
 
 
 def test_work_is_what_each_side_computes(figures: training_report.Figures) -> None:
@@ -73,6 +64,7 @@ def test_work_is_what_each_side_computes(figures: training_report.Figures) -> No
     )
     assert work["tree-off"] == Work(apart, 3 * causal_pairs(135), rest, 3, False)
     assert work["packing-off"] == work["tree-off"]
+    assert work["ours"] is not None
     assert work["head-off"] == replace(work["ours"], head_rows=apart)
     assert work["peft-1"] == work["peft"] == Work(408, 3 * causal_pairs(136), 408, 2, False)
     assert {row.useful_tokens for row in rows.values()} == {apart}
@@ -86,7 +78,6 @@ def test_figures_are_printed_and_written(figures: training_report.Figures) -> No
     training_report.show(figures, shown)
     text = out.getvalue()
     assert text.count(training.SIDES["peft-rows"]) == 3
-    assert "TRL, packed tree: left out" in text
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
-from benchmarks import chains, gpu_day, serving, training
+from benchmarks import training
 from examples.judge_check import __main__ as judge_check
 from local_gpu.tinker import __main__ as wire_server
 from tinker_claw.cli import main
@@ -37,12 +37,6 @@ def parse(command: str) -> None:
         assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in rest), command
     elif program == "benchmarks.training":
         training.parser().parse_args(rest)
-    elif program == "benchmarks.chains":
-        chains.parser().parse_args(rest)
-    elif program == "benchmarks.serving":
-        serving.parser().parse_args(rest)
-    elif program == "benchmarks.gpu_day":
-        gpu_day.parser().parse_args(rest)
     elif program == "local_gpu.tinker":
         wire_server.parser().parse_args(rest)
     elif program == "examples.judge_check":
