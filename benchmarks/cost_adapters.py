@@ -13,8 +13,6 @@ from dataclasses import replace
 
 from benchmarks.tiny_server import VOCABULARY
 from tinker_claw.judge.endpoints import Endpoint
-from tinker_claw.learner.scoring import HintScorer
-from tinker_claw.methods.teachability import Teachability, teachability
 from tinker_claw.policy import Sampler
 from tinker_claw.types import (
     Completion,
@@ -71,18 +69,6 @@ class Fresh(Sampler):
 
     async def aclose(self) -> None:
         await self._inner.aclose()
-
-
-class Known(HintScorer):
-    """A hint scorer that counts hints as useful once `teaches` is set: with a random model they
-    never would be."""
-
-    teaches = False
-
-    def known(self, user: str) -> Teachability:
-        return (
-            teachability([(True, 1.0), (False, -1.0)] * 16) if self.teaches else super().known(user)
-        )
 
 
 class Scripted(Endpoint):

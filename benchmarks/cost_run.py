@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.cost_adapters import HINTS, MARK, Fresh, Known, OneByOne, Scripted
+from benchmarks.cost_adapters import HINTS, MARK, Fresh, OneByOne, Scripted
 from benchmarks.tiny_server import NAME, VOCABULARY
 from tinker_claw.backends.tinker.trainer import TinkerTrainer
 from tinker_claw.billing.budget import Spending
@@ -139,8 +139,7 @@ async def ours(
 
     In each of them the first `hinted` turns get a hint.
 
-    In the first it is measured whether hints teach, and how far the step moves the policy. In the
-    later one they are known to teach, so every fourth turn is measured, and its step is not.
+    In the first it is measured how far the step moves the policy, in the later one not.
     """
     trainer = await bench.trainer()
     ledger = Ledger(bench.folder / f"ours-{hinted}")
@@ -154,13 +153,12 @@ async def ours(
     judge = Judge(
         Scripted(SamplerEndpoint(base, bench.renderer, bench.judge)), bench.judge, hint_candidates=1
     )
-    scorer = Known(parts, bench.renderer, context_tokens=bench.shape.context)
+    scorer = HintScorer(parts, bench.renderer, context_tokens=bench.shape.context)
     judging = Judging(parts, judge, scorer, learner.wake, concurrency=8)
     bills = list[Bills]()
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(part.run()) for part in (judging, learner)]
         for version in range(2):
-            scorer.teaches = version > 0
             began = time.time()
             for number, (prompt, done) in enumerate(turns):
                 session = ledger.turns.session("me", f"{version}-{number}")
@@ -202,7 +200,7 @@ async def naive(bench: Bench, turns: Sequence[tuple[Tokens, Completion]]) -> Bil
         for number, (prompt, done) in enumerate(turns):
             session = ledger.turns.session("me", str(number))
             turn_id = ledger.turns.add(captured(bench, prompt, done, session=session))
-            await scorer.under(ledger.turns.get(turn_id), HINTS)
+            await scorer.teach(ledger.turns.get(turn_id), HINTS)
         found["teacher"] = account.usage
     ledger.close()
     await trainer.aclose()

@@ -52,8 +52,6 @@ HINTS: Final = (
     "Write the steps as casual running text with no formatting at all.",
 )
 """Three ways to say what the demo's user wants."""
-UNKNOWN: Final = 0.25
-"""Weight of hints before anything is known of them."""
 REPLY_TOKENS: Final = 128
 RATE: Final = 2.0**60
 EPS: Final = 2.0**40
@@ -68,7 +66,7 @@ class Drawn:
     sample: Sample
     hints: Sequence[HintScores]
 
-    def told(self, choice: int | None = None, *, weight: float = 1.0, own: bool = False) -> Sample:
+    def told(self, choice: int | None = None, *, own: bool = False) -> Sample:
         """Return the sample with one hint.
 
         Args:
@@ -78,7 +76,7 @@ class Drawn:
         if not self.hints:
             return self.sample
         at = max(range(3), key=lambda n: self.hints[n].overlap) if choice is None else choice
-        teacher = replace(self.hints[at], weight=weight)
+        teacher = self.hints[at]
         if not own:
             teacher = replace(teacher, topk_ids=(), topk_logprobs=())
         return replace(self.sample, teacher=teacher)
@@ -138,11 +136,11 @@ def reward_row(rewards: Callable[[Sequence[float]], Sequence[float]]) -> Row:
     return row
 
 
-def hint_row(choice: int | None = None, *, weight: float = 1.0, own: bool = False) -> Row:
-    """Make a row whose hints are chosen, weighed or scored otherwise; see `Drawn.told`."""
+def hint_row(choice: int | None = None, *, own: bool = False) -> Row:
+    """Make a row whose hints are chosen or scored otherwise; see `Drawn.told`."""
 
     def row(drawn: Sequence[Drawn]) -> Batch:
-        samples = [each.told(choice, weight=weight, own=own) for each in drawn]
+        samples = [each.told(choice, own=own) for each in drawn]
         return [(s, spread(s, s.reward or 0.0, 1.0, PAPER)) for s in samples]
 
     return row
@@ -163,7 +161,7 @@ def spared(drawn: Sequence[Drawn]) -> Batch:
 
 def default(drawn: Sequence[Drawn]) -> Batch:
     """Compute the default recipe as the learner does, with one hint and all +1 from users."""
-    samples = [each.told(0, weight=UNKNOWN, own=True) for each in drawn]
+    samples = [each.told(0, own=True) for each in drawn]
     found, _ = build("combine").advantages([BatchItem(s) for s in samples], DEFAULT, None)
     return list(zip(samples, found, strict=True))
 
@@ -171,7 +169,6 @@ def default(drawn: Sequence[Drawn]) -> Batch:
 PAPERS: Final = hint_row()
 ROWS: Final[dict[str, Row]] = {
     "the batch's mean is subtracted": reward_row(reward_advantages),
-    "hints weigh 0.25": hint_row(weight=UNKNOWN),
     "negative advantages times 1 - p": spared,
     "the teacher's candidates count, too": hint_row(own=True),
     "+1 counts half (all from tools)": reward_row(

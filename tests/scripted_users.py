@@ -124,7 +124,6 @@ class Run:
     """A run, and the users who talk to it."""
 
     parts: LoopParts
-    scorer: HintScorer
     client: Direct
     seed: int
     right: Right | None
@@ -220,7 +219,7 @@ async def demo_run(
             judging = Judging(parts, judge, scorer, learner.wake)
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(part.run()) for part in (judging, learner)]
-                yield Run(parts, scorer, Direct(parts, judging, renderer), seed, audit, thought)
+                yield Run(parts, Direct(parts, judging, renderer), seed, audit, thought)
                 for task in tasks:
                     task.cancel()
     finally:

@@ -6,17 +6,13 @@ Rule: the figures and the words are those of `ledger`; nothing is locked or writ
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
-from tinker_claw import methods
 from tinker_claw.ledger.database import FILE, Rows, reading
 from tinker_claw.ledger.figures import accepted_by, by_version, read_figures
-from tinker_claw.ledger.gains import read_gains
 from tinker_claw.ledger.outcome import plural, read_run, run_of
 from tinker_claw.ledger.versions import read_versions
 from tinker_claw.ledger.views import Record
-from tinker_claw.methods.teachability import teachability
 
 LAST_STEPS = 5
 
@@ -37,20 +33,7 @@ def read_overview(directory: Path, batch_size: int) -> Record:
 def overview(rows: Rows, batch_size: int) -> Record:
     """Return the figures of a ledger. `batch_size`: samples of a step."""
     figures = read_figures(rows, read_run(rows, batch_size), LAST_STEPS)
-    method = methods.known(figures["run"].get("method", ""))
-    rewards = method is None or method.reward > 0
-    taught = dict[str, Record]()
-    for user, found in read_gains(rows).items():
-        known = teachability(found)
-        said = {"teaches": known.teaches, "weight": known.weight(rewards=rewards)}
-        taught[user] = {**asdict(known), **said, "meaning": str(known)}
-    return {
-        "data_dir": str(rows.path.parent),
-        "batch_size": batch_size,
-        **figures,
-        # By user, whether the hints for their turns teach.
-        "teachability": taught,
-    }
+    return {"data_dir": str(rows.path.parent), "batch_size": batch_size, **figures}
 
 
 # In words
@@ -107,8 +90,6 @@ def facts(seen: Record) -> Iterator[tuple[str, str]]:
         replies = "1 reply" if said["replies"] == 1 else f"{said['replies']} replies"
         told = f"{replies} and {plural(said['sessions'], 'session')} rated outright"
         yield "feedback", f"{told}; the judge disagreed on {said['unlike']} of the replies"
-    for user, known in seen["teachability"].items():
-        yield "hints", f"for {user}, {known['meaning']}; they count {known['weight']:.0%}"
     if seen["lost_next_states"]:
         causes = seen["lost_next_states"]
         told = ", ".join(f"{n} {cause}" for cause, n in sorted(causes.items()))

@@ -600,8 +600,6 @@ class HintScores:
     overlap: int = 0
     """Number of the student's top-k candidates that are in the teacher's top k, summed over
     positions."""
-    weight: float = 1.0
-    """Weight of the distillation, 0 to 1: how well such hints teach (methods/teachability.py)."""
     topk_ids: tuple[tuple[int, ...], ...] = ()
     """[T, k] the teacher's own top-k ids; () in token mode."""
     topk_logprobs: tuple[tuple[float, ...], ...] = ()

@@ -73,8 +73,7 @@ async def test_every_turn_and_step_has_its_own_bill(tmp_path: Path) -> None:
     found = await scripted(tmp_path)
     accepted = Usage(prefill=100, cached=200, sampled=30)  # one question; else a hint is a second
     judged = accepted + accepted
-    # Prompt 4, hint 2, reply 2; and the like of one that was accepted, to see if the hint teaches.
-    taught = Usage(prefill=8 + 8, sampled=1 + 1)
+    taught = Usage(prefill=8, sampled=1)  # prompt 4, hint 2, reply 2
     assert found.turns == [accepted, judged, accepted, judged + taught]
     trained = Usage(trained=4 * 5)  # four samples of 6 tokens, one of them with a hint, too
     assert found.step == Spent(trained, 20 * 0.5 / 1e6)
@@ -88,8 +87,8 @@ async def test_sums_are_shown_to_prometheus_and_in_health(tmp_path: Path) -> Non
     assert 'tinker_claw_spent_usd_total{purpose="train"} 1e-05' in figures
     health = found.health
     tokens = health["spent_tokens"]
-    assert tokens == {"prefill": 616, "cached": 1200, "sampled": 182, "trained": 20}
-    assert health["spent_usd"] == pytest.approx((616 + 300 + 364 + 10) * 1e-6)
+    assert tokens == {"prefill": 608, "cached": 1200, "sampled": 181, "trained": 20}
+    assert health["spent_usd"] == pytest.approx((608 + 300 + 362 + 10) * 1e-6)
     assert (health["budget_usd"], health["spending_paused"]) == (None, None)
 
 
@@ -101,7 +100,7 @@ async def test_unknown_price_counts_tokens_and_no_dollars(tmp_path: Path) -> Non
     assert found.metrics["usd"] is None
     ledger = Ledger(tmp_path)
     known = Spending(PRICE, ledger.spend, Telemetry(None))
-    assert known.spent_usd == pytest.approx((616 + 300 + 364 + 10) * 1e-6), "priced afterwards"
+    assert known.spent_usd == pytest.approx((608 + 300 + 362 + 10) * 1e-6), "priced afterwards"
     ledger.close()
 
 
@@ -209,11 +208,11 @@ def test_first_estimate_says_what_it_assumes() -> None:
     for words in ("16 samples from 16", "11,000", "300", "3 votes", "30% of", "assumed"):
         assert words in told.words
     assert "on a hint for 50% of the turns" in told.words
-    # A hint is asked of every other turn. Every fourth taught turn takes three passes more. Half of
+    # A hint is asked of every other turn. Half of
     # the samples are scored again, and all of them by the candidate of every fourth step. The gate
     # scores and answers six first turns.
     judge = Usage(prefill=24 * 1_100, cached=24 * 2_200, sampled=24 * 1_500)
-    teacher = Usage(prefill=round(4.8 * 11_340 * 7 / 4), sampled=round(4.8 * 7 / 4))
+    teacher = Usage(prefill=round(4.8 * 11_340), sampled=5)
     train = Usage(prefill=12 * 11_300, sampled=12, trained=16 * 11_299)
     gate = Usage(prefill=12 * 11_300, sampled=12)
     assert told.step == judge + teacher + train + gate
@@ -235,7 +234,8 @@ def test_method_and_judge_change_the_estimate() -> None:
     assert "on a hint" not in forecast(load(["--method", "binary"]), Price()).words
     # opd learns from hinted turns only, so more turns are judged for a batch.
     assert step("--method", "opd").cached > 3 * step("--method", "binary").cached
-    assert step("--hint-candidates", "3").prefill > step().prefill + 2 * 4 * 11_000
+    three = step("--recipe", "paper").prefill - step().prefill
+    assert three > 2 * 4 * 11_000, "it scores three hints"
 
 
 @pytest.fixture

@@ -34,8 +34,7 @@ from tinker_claw.types import Usage, Vote
 KEYS = (
     "data_dir batch_size headlines run policy_version pinned compared held step samples_waiting "
     "sessions private_sessions episodes turns verdicts auditor feedback hints samples steps gate "
-    "not_trained lost_next_states not_understood strangers usd bills_without_price helps "
-    "teachability"
+    "not_trained lost_next_states not_understood strangers usd bills_without_price helps"
 )
 
 
@@ -76,33 +75,6 @@ def test_without_a_gateway_the_ledger_is_told_all_the_same(directory: Path, free
     (void,) = [line for line in lines if line.endswith("it makes no sense")]
     assert "void" in void
     assert SECRET not in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("gain", "says"),
-    [
-        (0.2, "they help: with them accepted replies gain +0.200 nats a token on rejected ones (10 "
-         "accepted, 10 rejected; evidence 24 to 1); they count 100%"),
-        (-0.2, "they do not help: with them accepted replies gain -0.200 nats a token on rejected "
-         "ones (10 accepted, 10 rejected; evidence 24 to 1); they count 0%"),
-        (0.0, "whether they help is not known yet: with them accepted replies gain +0.000 nats a "
-         "token on rejected ones (10 accepted, 10 rejected; no evidence yet); they count 25%"),
-    ],
-)  # fmt: skip
-def test_whether_hints_teach_is_told(
-    tmp_path: Path, free: str, capsys: pytest.CaptureFixture[str], gain: float, says: str
-) -> None:
-    told = Told(tmp_path)
-    for number in range(10):
-        good, bad = told.judged(f"good {number}", 1), told.judged(f"bad {number}", -1, "hint")
-        told.ledger.gains.add("me", {good: gain, bad: 0.0})
-    told.ledger.close()
-    assert main.main(["status", "--port", free, "--data-dir", str(tmp_path)]) == 2
-    assert f"hints      for me, {says}" in capsys.readouterr().out.splitlines()
-    assert main.main(["status", "--port", free, "--json", "--data-dir", str(tmp_path)]) == 2
-    found = json.loads(capsys.readouterr().out)["ledger"]["teachability"]["me"]
-    assert found["difference"] == pytest.approx(gain)
-    assert found["weight"] == {0.2: 1.0, -0.2: 0.0, 0.0: 0.25}[gain]
 
 
 def test_how_often_the_auditor_agrees_is_told_in_a_line(tmp_path: Path) -> None:

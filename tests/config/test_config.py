@@ -52,13 +52,12 @@ def test_defaults_are_those_of_the_method() -> None:
     assert load([]).judge.prm_m == 3
 
 
-def test_the_papers_recipe_scores_three_hints_unless_told_otherwise() -> None:
+def test_the_papers_recipe_scores_three_hints() -> None:
     def hints(*flags: str) -> int:
         return load(flags).training.hints_scored
 
     assert hints() == 1
     assert hints("--recipe", "paper") == 3
-    assert hints("--recipe", "paper", "--hint-candidates", "2") == 2
 
 
 def test_rl_is_binary() -> None:

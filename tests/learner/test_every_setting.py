@@ -100,7 +100,7 @@ ELSEWHERE = {
 """Settings that no step on this machine depends on, and what tries them."""
 GOING = {
     *("training.opd_clip", "training.norm", "training.clip_low", "training.clip_high"),
-    *("training.kl_beta", "training.max_step_kl", "training.hint_candidates"),
+    *("training.kl_beta", "training.max_step_kl"),
     *("training.save_interval", "privacy.keep_gb", "judge.second"),
     *("judge.prm_max_tokens", "local.sampler_quantization", "local.torchrun"),
     *("local.actor_gpus", "local.prm_gpus", "local.gpu_memory_gb"),

@@ -20,14 +20,14 @@ from tinker_claw.errors import JudgeError
 from tinker_claw.learner import judging as judging_module
 from tinker_claw.learner.guard import LIMIT, contradicted
 from tinker_claw.learner.rollback import Rollback
-from tinker_claw.learner.scoring import HintScorer, Plan
+from tinker_claw.learner.scoring import HintScorer
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.judgements import SET_ASIDE, TRIES
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.prune import from_turn
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import Telemetry
-from tinker_claw.types import HintScores, Message, Verdict
+from tinker_claw.types import HintScores, Message, Turn, Verdict
 
 NEVER = Backoff(1e6, 1e6)
 RARE = Backoff(0.1, 0.2)
@@ -460,9 +460,9 @@ async def test_check_of_the_judge_teaches_nothing_twice_and_asks_no_judge_that_f
     taught = list[int]()
     teach = HintScorer.teach
 
-    async def counted(self: HintScorer, plan: Plan) -> HintScores | None:
-        taught.append(plan.turn.id)
-        return await teach(self, plan)
+    async def counted(self: HintScorer, turn: Turn, texts: Sequence[str]) -> HintScores:
+        taught.append(turn.id)
+        return await teach(self, turn, texts)
 
     monkeypatch.setattr(HintScorer, "teach", counted)
     async with world(tmp_path, running=False) as w:

@@ -47,9 +47,9 @@ def test_a_run_by_a_name_that_no_method_has_leaves_nothing(tmp_path: Path) -> No
 def test_its_estimate_rests_on_its_record() -> None:
     settings = Settings(run=Run(method="nudge"), training=Training(gate="off", max_step_kl=0))
     step = forecast(settings, Price()).step
-    # One verdict question, two judged turns a sample; a quarter is taught, and of that every fourth
-    # is measured as well; half of the samples are scored again.
-    judge, teacher = 2 * 16 * 1_100, 4 * 11_360 * 7 // 4
+    # One verdict question, two judged turns a sample; a quarter is taught, half of the
+    # samples are scored again.
+    judge, teacher = 2 * 16 * 1_100, 4 * 11_360
     assert step.prefill == judge + teacher + 8 * 11_300
     assert step.trained == 16 * 11_299
 

@@ -29,7 +29,6 @@ from tinker_claw.types import (
     Capabilities,
     Completion,
     HintScores,
-    LossPass,
     NextState,
     Sample,
     SamplingParams,
@@ -410,30 +409,6 @@ class TestPasses:
         assert hint.targets == ((7, 17), (8, 18))
         halves = build("combine").prepare(items, cfg.model_copy(update={"w_opd": 1.0})).passes[1]
         assert ce.datums[0].weights[0][1] == pytest.approx(halves.datums[0].weights[0][1] / 2)
-
-    @pytest.mark.parametrize("topk", [2, 0])
-    def test_the_teachers_weight_multiplies_distillation_alone(self, topk: int) -> None:
-        teacher = hinted((-0.5, -9.0), ((-2.0, -1.0), (-2.0, -3.0)) if topk else ())
-        cfg = CFG.model_copy(update={"opd_topk": topk})
-
-        def passes(weight: float) -> list[LossPass]:
-            told = sample(reward=-1, teacher=replace(teacher, weight=weight))
-            return build("combine").prepare([BatchItem(told), good], cfg).passes
-
-        good = BatchItem(sample(1, reward=1))
-        whole, half, nothing = passes(1.0), passes(0.5), passes(0.0)
-        (plain,) = build("combine").prepare([BatchItem(sample(reward=-1)), good], cfg).passes
-        assert nothing == [plain], "the reward stays as it was"
-        own = plain.datums[0].advantages
-        if topk:
-            (taught,), (more,) = half[1].datums, whole[1].datums
-            assert [row[-1] for row in taught.weights] == list(own)
-            rows = zip(taught.weights, more.weights, strict=True)
-            assert all(a == pytest.approx([w / 2 for w in b[:-1]] + [b[-1]]) for a, b in rows)
-        else:
-            told = (step[0].datums[0].advantages for step in (half, whole))
-            parts = zip(*told, own, strict=True)
-            assert all(a - r == pytest.approx((b - r) / 2) for a, b, r in parts)
 
     def test_hint_without_verdict_carries_no_reward(self) -> None:
         teacher = hinted((-3.0, -3.0), ((-2.0, -1.0), (-2.0, -3.0)))

@@ -16,7 +16,6 @@ from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.methods import build
 from tinker_claw.methods.base import Signal
 from tinker_claw.methods.passes import UNTOLD_SHARE
-from tinker_claw.methods.teachability import EVERY
 from tinker_claw.shipped import MODELS
 from tinker_claw.telemetry import log
 from tinker_claw.types import Usage
@@ -94,8 +93,7 @@ def _assumed(settings: Settings, price: Price) -> Estimate:
         judge += f", and on a hint for {UNACCEPTED:.0%} of the turns" if hints else ""
     if method.teaching is not None:
         texts = cfg.hints_scored if hints else 1
-        passes = texts + (texts + 2) * (1 if texts > 1 else 1 / EVERY)
-        step += _scored(length + method.teaching.tokens, taught * passes)
+        step += _scored(length + method.teaching.tokens, taught * texts)
     topk = method.distill > 0 and cfg.opd_mode == "topk"
     datums = batch if method.reward > 0 or not topk or cfg.kl_beta > 0 else taught
     step += _times(Usage(trained=length - 1), datums)

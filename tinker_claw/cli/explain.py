@@ -195,15 +195,13 @@ def _verdict(value: Vote | None) -> str:
 
 
 def _trained(rows: Rows, turn: TurnView, known: Contents) -> Iterator[str]:
-    sample, each, weight = turn.sample, known.advantages, known.weight
+    sample, each = turn.sample, known.advantages
     if turn.trained_in_step is None or sample is None or sample.advantage is None:
         return
     yield f"Advantage by its reward: {sample.advantage:+z.3f} (above 0: more of this)."
     if each:
         told = f"{min(each):+z.3f} to {max(each):+z.3f}, {fmean(each):+z.3f} in the mean"
         yield from wrapped(f"On its tokens {told}: with all that the method adds or takes away.")
-    if weight not in (None, 1):
-        yield f"Its hint counted {weight:.0%}: so likely do such hints help."
     made = read_version(rows, sample.version) if sample.version is not None else None
     if made is not None and (age := made.step - 1 - turn.version_step):
         yield f"It was {plural(age, 'step')} old by then; its advantages are corrected for that."

@@ -468,13 +468,6 @@ class Training(Section):
         "train the model to do it untold",
         when="nobody is to say a thing twice (docs/lessons.md)",
     )
-    hint_candidates: int | None = _setting(
-        None,
-        "hints scored per turn, of which the best fit teaches; 1 unless set, 3 with --recipe paper",
-        unit="hints",
-        ge=1,
-        when="hints are often beside the point; each costs a pass of the teacher",
-    )
     max_staleness: int = _setting(
         4,
         "optimizer steps after which samples expire",
@@ -498,7 +491,7 @@ class Training(Section):
     @property
     def hints_scored(self) -> int:
         """Hints that the teacher scores for one turn, at most."""
-        return self.hint_candidates or (3 if self.recipe == "paper" else 1)
+        return 3 if self.recipe == "paper" else 1
 
 
 class Keeping(Section):

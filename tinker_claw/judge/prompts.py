@@ -341,8 +341,7 @@ def majority(votes: Sequence[Vote | None]) -> Verdict:
 def choose_hints(found: Sequence[str | None], read: int, most: int) -> tuple[str, ...]:
     """Return distinct hints, at most `most`, where a majority of the readable answers gave one.
 
-    The most frequent come first, then the shortest: how well a hint teaches is not known before a
-    teacher is asked (methods/teachability.py).
+    The most frequent come first, then the shortest.
 
     Args:
         found: the hint of each answer, or None.

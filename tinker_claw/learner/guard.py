@@ -94,14 +94,14 @@ def trust(batch: Sequence[Sample]) -> float:
     """Return the share of the rate that a batch is worth: all of it where its verdicts differ, or
     reject a reply that was cut.
 
-    Where they agree, only hints say what would be better, and the share is the largest probability
-    that one helps. As a weight alone it would do nothing: Adam divides scale out.
+    Where they agree, only hints say what would be better. As a weight the share would do nothing:
+    Adam divides scale out.
     """
     if len({s.reward for s in batch} - {None}) > 1:
         return 1.0
     if any(s.bucket is not None or (s.cut and (s.reward or 0) < 0) for s in batch):
         return 1.0
-    return max((s.teacher.weight for s in batch if s.teacher), default=0.0) or _UNTAUGHT
+    return 1.0 if any(s.teacher for s in batch) else _UNTAUGHT
 
 
 # How replies change

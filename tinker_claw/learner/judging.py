@@ -1,8 +1,8 @@
 """Turn a next state into a sample: judge, then score, then queue.
 
 Rule: the work comes from the ledger, so a restart picks up where this stopped. If the judge or the
-ledger fails, the turn is tried again, and no verdict is made up; if the teacher fails, or teaches
-nothing, the sample keeps its reward and records why. While the service behind either is away, the
+ledger fails, the turn is tried again, and no verdict is made up; if the teacher fails, the
+sample keeps its reward and records why. While the service behind either is away, the
 turn waits.
 
 A turn that cannot be judged although others can is tried three times, with growing waits, and then
@@ -33,7 +33,6 @@ from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.scoring import HintScorer
 from tinker_claw.ledger.held_out import HELD_OUT
 from tinker_claw.ledger.judgements import TRIES, Ballot
-from tinker_claw.ledger.samples import TEACHES_NOTHING
 from tinker_claw.methods.base import Evidence, Signal, reward_of, step_reward
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import log
@@ -380,7 +379,7 @@ class Judging:
         if reason := refuses(told):
             self._refuse(turn_id, reason)
             return
-        teacher, untaught = await self._taught(turn, verdict, told)
+        teacher, untaught = await self._taught(turn, told)
         self._check(turn_id)
         now = judgements.verdict(turn_id) or _NONE, judgements.hints(turn_id)
         if (verdict, hints) != now:
@@ -514,7 +513,7 @@ class Judging:
         return wish if self._redact(wish.text) == wish.text else None
 
     async def _taught(
-        self, turn: Turn, verdict: Verdict, told: tuple[str, ...]
+        self, turn: Turn, told: tuple[str, ...]
     ) -> tuple[HintScores | None, str | None]:
         """Return the teacher's scores, or why there are none; both None: there is nothing to tell
         it. A failure leaves the reward."""
@@ -523,17 +522,15 @@ class Judging:
         spending = self._parts.spending
         await spending.room()
         self._check(turn.id)  # forgotten while waiting for budget?
-        state = self._parts.ledger.turns.next_state(turn.id)
-        rejected = verdict.value == -1 and state is not None and state.role == "user"
-        plan = self._scorer.plan(turn, told, rejected=rejected)
-        if isinstance(plan, str):
-            return None, plan
+        texts = self._scorer.fitting(turn, told)
+        if isinstance(texts, str):
+            return None, texts
         try:
             with (
                 self._parts.health.backend.watching("teaching"),
                 spending.paying("teacher", turn_id=turn.id),
             ):
-                teacher = await self._scorer.teach(plan)
+                return await self._scorer.teach(turn, texts), None
         except GoneError as error:  # no reply is to blame
             outage = OutageError(str(error))
             self._parts.health.backend.seen("teaching", outage)
@@ -542,7 +539,6 @@ class Judging:
             raise
         except (AlignmentError, BackendError, RequestError) as error:
             return None, f"the teacher could not score it: {error}"
-        return teacher, None if teacher else TEACHES_NOTHING
 
     def _check(self, turn_id: int) -> None:
         """Raise where the turn was forgotten meanwhile."""

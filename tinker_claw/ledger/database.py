@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from tinker_claw.errors import LedgerError
 
-SCHEMA_VERSION: Final = 5
+SCHEMA_VERSION: Final = 6
 """`PRAGMA user_version` of the schema in schema.sql."""
 FILE = "ledger.sqlite3"
 """File name in the data directory."""

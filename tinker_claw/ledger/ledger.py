@@ -13,7 +13,6 @@ from pathlib import Path
 from tinker_claw.errors import LedgerError
 from tinker_claw.ledger.database import LOG_BYTES, Database, Rows, beside
 from tinker_claw.ledger.feedback import FeedbackTable
-from tinker_claw.ledger.gains import GainTable
 from tinker_claw.ledger.groups import GroupTable
 from tinker_claw.ledger.held_out import HeldOutTable
 from tinker_claw.ledger.judgements import JudgementTable
@@ -65,7 +64,6 @@ class Ledger:
         self.judgements = JudgementTable(self._db)
         self.lessons = LessonTable(self._db)
         self.feedback = FeedbackTable(self._db)
-        self.gains = GainTable(self._db)
         self.samples = SampleTable(self._db)
         self.groups = GroupTable(self._db)
         self.held_out = HeldOutTable(self._db, self.turns)

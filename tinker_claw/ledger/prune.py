@@ -464,7 +464,7 @@ def _write_begun(tx: sqlite3.Connection, begun: Sequence[tuple[int, int, int]]) 
 
 
 def _forget_turn(tx: sqlite3.Connection, turn: int) -> None:
-    for table in ("next_states", "votes", "verdicts", "hints", "feedback", "gains"):
+    for table in ("next_states", "votes", "verdicts", "hints", "feedback"):
         tx.execute(f"DELETE FROM {table} WHERE turn_id = ?", (turn,))
     tx.execute("UPDATE spend SET turn_id = NULL WHERE turn_id = ?", (turn,))
     if _withdraw(tx, turn):

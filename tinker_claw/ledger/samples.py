@@ -25,12 +25,9 @@ from tinker_claw.ledger.codec import (
 from tinker_claw.ledger.database import LedgerTable, insert
 from tinker_claw.ledger.groups import COMPARED, expire_mates
 from tinker_claw.ledger.images import kept
-from tinker_claw.ledger.turns import OVER, STEP, completion_of, remove_sample, told_of
+from tinker_claw.ledger.turns import OVER, STEP, completion_of, told_of
 from tinker_claw.ledger.versions import expire_left_behind, read_line
 from tinker_claw.types import HintScores, Images, Sample
-
-TEACHES_NOTHING = "what its teacher would be told teaches nothing, as far as is known"
-"""Reason why a sample is not taught, or its turn not trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +83,6 @@ class SampleTable(LedgerTable):
         if teacher is not None:
             values |= {
                 "hint": teacher.hint,
-                "weight": teacher.weight,
                 "teacher_logprobs": pack_floats(teacher.logprobs),
                 "teacher_targets": pack_floats(flat(teacher.targets)),
                 "teacher_ids": pack_ids(flat(teacher.topk_ids)),
@@ -106,28 +102,6 @@ class SampleTable(LedgerTable):
             values["state"] = ("queued", "held", "expired")[found["episode"]]
             values["expired_because"] = OVER if found["episode"] == 2 else None
             return insert(tx, "samples", values)
-
-    def weigh(self, user: str, weight: float, *, rewards_count: bool) -> None:
-        """Apply the current weight of a user's teacher to queued samples too, except those of a
-        step in progress. A sample left without any signal is removed."""
-        with self._db.transaction() as tx:
-            found = tx.execute(
-                "SELECT samples.id, turn_id, reward FROM samples "
-                "JOIN turns ON turns.id = turn_id JOIN sessions ON sessions.id = session_id "
-                "WHERE state = 'queued' AND user = ? AND teacher_logprobs IS NOT NULL "
-                "AND samples.id NOT IN (SELECT sample_id FROM step_samples JOIN steps "
-                "ON steps.id = step_samples.step_id WHERE status = 'intent')",
-                (user,),
-            ).fetchall()
-            for row in found:
-                if weight or (rewards_count and row["reward"] is not None):
-                    tx.execute("UPDATE samples SET weight = ? WHERE id = ?", (weight, row["id"]))
-                    continue
-                remove_sample(tx, row["turn_id"])
-                tx.execute(
-                    "UPDATE turns SET untrained_because = ? WHERE id = ?",
-                    (TEACHES_NOTHING, row["turn_id"]),
-                )
 
     def waiting(self) -> int:
         """Return the number of queued samples."""
@@ -167,7 +141,7 @@ class SampleTable(LedgerTable):
         rows = self._db.rows(
             "SELECT samples.id AS sample_id, samples.reward, samples.hint, "
             "samples.teacher_logprobs, samples.teacher_targets, samples.teacher_ids, "
-            "samples.teacher_own, samples.overlap, samples.weight, "
+            "samples.teacher_own, samples.overlap, "
             f"versions.step AS policy_step, {COMPARED} AS compared, "
             f"{STEP} AS step, {BY_TOOLS} AS tool, sessions.user, "
             f"turns.* {_QUEUED} "
@@ -232,7 +206,6 @@ def _teacher(row: sqlite3.Row) -> HintScores | None:
         logprobs=logprobs,
         targets=rows_of(unpack_floats(row["teacher_targets"]), row["topk"]),
         overlap=row["overlap"],
-        weight=row["weight"],
         topk_ids=rows_of(ids, own),
         topk_logprobs=rows_of(unpack_floats(row["teacher_own"]), own),
     )

@@ -212,21 +212,12 @@ CREATE TABLE hints (
   PRIMARY KEY (turn_id, rank)
 ) STRICT;
 
--- How much a text raises the teacher's logprob of a reply, in nats per token.
-CREATE TABLE gains (
-  turn_id INTEGER PRIMARY KEY REFERENCES turns (id),
-  user    TEXT NOT NULL,
-  gain    REAL NOT NULL
-) STRICT;
-CREATE INDEX gains_by_user ON gains (user, turn_id);
-
 CREATE TABLE samples (
   id               INTEGER PRIMARY KEY AUTOINCREMENT,
   turn_id          INTEGER NOT NULL UNIQUE REFERENCES turns (id),
   reward           REAL,                 -- NULL: hint only; while held, the mean of its votes without the outcome
   hint             TEXT,                 -- NULL: reward only
   untaught         TEXT,                 -- why it has no hint, though there was one; NULL otherwise
-  weight           REAL,                 -- weight of its distillation; NULL: reward only
   teacher_logprobs BLOB,
   teacher_targets  BLOB,
   teacher_ids      BLOB,                 -- the teacher's top-k candidates; teacher_own has their logprobs

@@ -188,7 +188,7 @@ _FEEDBACK = (
 _CONTENTS = f"""
 SELECT sessions.key AS session_key, ({OUTCOME}) AS session_outcome, request_text, voices,
   reply_text, params, trace, verdicts.prompt AS judge_prompt, by_second, audit, hint, untaught,
-  overlap, weight, advantages, (SELECT SUM(usd) FROM spend WHERE spend.turn_id = turns.id) AS usd,
+  overlap, advantages, (SELECT SUM(usd) FROM spend WHERE spend.turn_id = turns.id) AS usd,
   (SELECT json_group_array(json_object('about', about, 'value', value, 'answer', answer))
     FROM (SELECT * FROM votes WHERE votes.turn_id = turns.id ORDER BY about DESC, n)) AS answers,
   (SELECT json_group_array(text)
@@ -233,8 +233,6 @@ class Contents:
     untaught: str | None
     """Why the teacher was not asked, though there was something to tell."""
     overlap: int | None
-    weight: float | None
-    """Weight of the teacher; None: it was not asked."""
     advantages: tuple[float, ...]
     """(T,) advantage of each sampled token, in the newest step that took it; (): none has, or they
     are gone."""

@@ -120,12 +120,11 @@ def spread(sample: Sample, reward: float, distill: float, cfg: Training) -> Adva
     done, teacher = sample.completion, sample.teacher
     paper = cfg.recipe == "paper"
     tokens = [reward] * len(done.tokens) if paper else spread_reward(reward, done.logprobs)
-    weight = distill * teacher.weight if teacher else 0.0
-    if not weight or teacher is None:
+    if teacher is None or not distill:
         return Advantages(reward, tokens)
     if cfg.opd_mode == "token" or not teacher.targets:  # it was sampled with --opd-topk 0
         hinted = token_advantages(teacher.logprobs, done.logprobs, cfg.opd_clip)
-        return Advantages(reward, [a + weight * h for a, h in zip(tokens, hinted, strict=True)])
+        return Advantages(reward, [a + distill * h for a, h in zip(tokens, hinted, strict=True)])
     if len(teacher.targets) != len(done.topk_logprobs):
         raise AlignmentError(f"sample {sample.id}: the teacher did not score every position")
     table = list[list[float]]()
@@ -135,7 +134,7 @@ def spread(sample: Sample, reward: float, distill: float, cfg: Training) -> Adva
             new = unproposed_advantages(teacher.topk_logprobs[at], min(own), cfg.opd_clip)
             named = zip(teacher.topk_ids[at], new, strict=True)
             row += [0.0 if v in done.topk_ids[at] else a for v, a in named]
-        table.append([weight * a for a in row])
+        table.append([distill * a for a in row])
     return Advantages(reward, tokens, table)
 
 
