@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tinker_claw.errors import LedgerError
-from tinker_claw.ledger.database import FILE, reading
+from tinker_claw.ledger.database import FILE, SCHEMA_VERSION, reading
 from tinker_claw.ledger.ledger import Ledger
 
 
@@ -28,8 +28,9 @@ def read_it(file: Path) -> None:
     ("version", "says"),
     [
         (
-            6,
-            r"schema is version 6, this program knows 5\), and was left as it is; get that release",
+            SCHEMA_VERSION + 1,
+            rf"schema is version {SCHEMA_VERSION + 1}, this program knows {SCHEMA_VERSION}\), "
+            "and was left as it is; get that release",
         ),
         (-1, "is no ledger"),
     ],
