@@ -122,8 +122,8 @@ class Outages:
 
     def answers(self, version: int) -> None:
         """Record that the version that should answer did."""
-        if self.refused is None or version < self.refused.version:
-            return  # an earlier one says nothing of it
+        if self.refused is None or version != self.refused.version:
+            return  # another one says nothing of it
         self.refused = None
         self.gone.clear()
         log.info("version.answers", version=version)

@@ -184,13 +184,15 @@ class PolicyHolder:
         replaced, self._newest = self._newest, policy
         return replaced
 
-    def reopen(self, version: PolicyVersion, sampler: Sampler) -> Policy:
-        """Continue with another sampler of the newest version's weights; return the replaced policy
-        for its owner to close."""
-        if version.id != self._newest.version.id:
-            raise ValueError(f"version {version.id} is not the newest, {self._newest.version.id}")
-        replaced, self._newest = self._newest, Policy(version, sampler)
-        return replaced
+    def reopen(self, lost: Policy, reopened: Policy) -> None:
+        """Continue with another sampler of the same weights in place of `lost`, the newest policy
+        or the pinned one, which its owner then closes."""
+        if lost.version.id != reopened.version.id or lost not in (self._newest, self._pinned):
+            raise ValueError(f"version {reopened.version.id} neither is the newest nor pinned")
+        if self._pinned is lost:
+            self._pinned = reopened
+        else:
+            self._newest = reopened
 
     def pin(self, policy: Policy | None, *, half: bool = False) -> Policy | None:
         """Let `policy` answer, with a sampler of its own, or the newest again (None).

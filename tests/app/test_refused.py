@@ -7,21 +7,25 @@ does, which unloads weights while it answers everything else.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
-from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
 from faults import App, Receive, Scope, Send, _body, _replay
 from tinkers import Served, served
 from wire_servers import KEY
 
 from examples.demo.recipe import grammar
+from tinker_claw.app import wiring
 from tinker_claw.app.server import in_background
 from tinker_claw.app.wiring import System, wire
 from tinker_claw.backends.model_files import source
@@ -80,7 +84,7 @@ class Unloads:
         return speaking
 
     def _session(self, body: bytes) -> str:
-        return next(name for name in self._of if name.encode() in body)
+        return max((name for name in self._of if name.encode() in body), key=len)
 
     def _naming(self, asked: dict[str, Any], send: Send) -> Send:
         """Remember the weights of a session from the answer that names it."""
@@ -118,6 +122,30 @@ class Product:
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         return [tuple(row) for row in self.system.parts.ledger._db.rows(query)]
 
+    async def until(
+        self, happened: Callable[[], bool] | None = None, **fields: Any
+    ) -> dict[str, Any]:
+        """Wait for something, or for a health with these fields; return the health."""
+        async with asyncio.timeout(240):
+            while True:
+                health = await self.health()
+                if happened is not None and happened():
+                    return health
+                if happened is None and health.items() >= fields.items():
+                    return health
+                await asyncio.sleep(0.05)
+
+    async def complain(self, seed: int = 3) -> None:
+        """Say something, and be displeased with the reply."""
+        opening = {
+            "role": "user",
+            "content": grammar.first_message(grammar.new_problem(random.Random(seed))),
+        }
+        answer = await self.ask(messages=[opening])
+        said = {"role": "assistant", "content": answer.json()["choices"][0]["message"]["content"]}
+        no = {"role": "user", "content": "Use fewer words, please."}
+        assert (await self.ask(messages=[opening, said, no])).status_code == 200
+
     async def learn(self) -> None:
         """Talk until there is a first version."""
         for seed in range(20):
@@ -144,21 +172,24 @@ class Product:
         raise AssertionError("it does not learn")
 
 
-@pytest.fixture
-async def product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Product]:
+@asynccontextmanager
+async def running(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, *more: str
+) -> AsyncGenerator[Product]:
+    """Run the product on a Tinker server of its own. `more`: flags of the start."""
     monkeypatch.setenv("TINKER_API_KEY", KEY)
     monkeypatch.setattr(recovery, "WAITS", Backoff(0.05, 0.2))
     speaks = Unloads()
-    options = {"model": "demo", "name": "demo", "root": tmp_path / "box", "kv_cache_tokens": None}
-    there = await asyncio.to_thread(lambda: served(tmp_path, speaking=speaks, **options))
-    flags = ("--model-name", "demo", "--base-url", there.url, "--data-dir", str(tmp_path / "data"))
-    settings = load([*flags, "--batch-size", "2", "--gate", "off", "--max-step-kl", "0"])
+    options = {"model": "demo", "name": "demo", "root": directory / "box", "kv_cache_tokens": None}
+    there = await asyncio.to_thread(lambda: served(directory, speaking=speaks, **options))
+    flags = ("--model-name", "demo", "--base-url", there.url, "--data-dir", str(directory / "data"))
+    settings = load([*flags, "--batch-size", "2", "--gate", "off", "--max-step-kl", "0", *more])
     ledger = Ledger(settings.run.directory)
     async with AsyncExitStack() as stack:
         stack.callback(ledger.close)
         price = price_in_force(settings)
         system = await wire(*(settings, source(settings), None, ledger, price, stack))
-        system.learner.recovery._waits = Backoff(0.05, 0.2)
+        system.learner.recovery._waits = system.judging._waits = Backoff(0.05, 0.2)
         url = await stack.enter_async_context(in_background(system.app))
         http = httpx.AsyncClient(base_url=url, timeout=240, verify=False)
         await stack.enter_async_context(http)
@@ -168,6 +199,12 @@ async def product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGener
         yield Product(system, http, speaks, there, url.removesuffix("v1"))
         for task in tasks:
             task.cancel()
+
+
+@pytest.fixture
+async def product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Product]:
+    async with running(tmp_path, monkeypatch) as product:
+        yield product
 
 
 @pytest.mark.slow
@@ -201,9 +238,7 @@ async def test_a_refused_version_is_told_and_published_anew(
             before:
         ]
         assert all(version != number and not own for version, own in turns), turns
-    async with asyncio.timeout(120):
-        while (await product.health())["serving"] != "ok":  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+    await product.until(serving="ok")
     (kept,) = product.rows(f"SELECT id, sampler_ref, state_ref FROM versions WHERE id = {number}")
     assert kept == (number, product.newest.sampler.ref, newest.version.state_ref)
     assert kept[1] != ref
@@ -251,3 +286,155 @@ async def test_a_request_that_is_refused_for_itself_leaves_health_well(product: 
     assert "no such temperature here" in answer.text
     found = await product.health()
     assert (found["status"], found["serving"], found["backend"]) == ("ok", "ok", "ok")
+
+
+@pytest.mark.slow
+async def test_a_version_that_comes_back_and_is_refused_again_is_told_and_published_each_time(
+    product: Product,
+) -> None:
+    await product.learn()
+    number, ref = product.newest.version.id, product.newest.sampler.ref
+    async with product.system.learner.between_steps():  # nothing is published for now
+        for _ in range(2):
+            product.speaks.refused.add(ref)
+            assert (await product.ask()).json()["system_fingerprint"] != f"v{number}"
+            found = await product.health()
+            assert (found["status"], found["serving"]) == ("degraded", "replaced")
+            product.speaks.refused.clear()
+            assert (await product.ask()).json()["system_fingerprint"] == f"v{number}"
+            await product.until(serving="ok")
+    refs = [ref]
+    for _ in range(2):
+        product.speaks.refused.add(refs[-1])
+        assert (await product.ask()).status_code == 200
+        assert (await product.health())["policy_version"] == number
+        await product.until(serving="ok")
+        assert (await product.ask()).json()["system_fingerprint"] == f"v{number}"
+        refs.append(product.newest.sampler.ref)
+    assert len(set(refs)) == 3, "published anew each time it was gone"
+    assert (await product.health())["status"] == "ok"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [400, 404, 410])
+async def test_a_pinned_version_that_is_gone_is_published_anew_from_its_state(
+    product: Product, how: int
+) -> None:
+    await product.learn()
+    newest = product.newest
+    await product.system.rollback.pin(0)
+    (kept,) = product.rows("SELECT sampler_ref, state_ref FROM versions WHERE id = 0")
+    product.speaks.how = how
+    product.speaks.refused.add(kept[0])
+    async with product.system.learner.between_steps():
+        assert (await product.ask()).status_code == 200
+        found = await product.health()
+        assert (found["policy_version"], found["serving"]) == (0, "replaced")
+        assert found["meaning"].startswith("Replies come from the base model, since v0 cannot")
+    found = await product.until(serving="ok")
+    assert (found["status"], found["answered_by"], found["pinned"]) == ("ok", "v0", True)
+    ((ref, state),) = product.rows("SELECT sampler_ref, state_ref FROM versions WHERE id = 0")
+    assert (ref != kept[0], state) == (True, kept[1])
+    before = len(product.rows("SELECT id FROM turns"))
+    assert (await product.ask()).json()["system_fingerprint"] == "v0"
+    (turn,) = product.rows("SELECT policy_version, fallback FROM turns ORDER BY id")[before:]
+    assert turn == (0, None)
+    # Learning goes on from the newest version, whose weights are loaded again.
+    assert product.newest == newest
+    assert not product.system.learner.recovery.suspect
+    assert product.newest.version.id == await product.system.rollback.unpin()
+    assert (await product.ask()).json()["system_fingerprint"] == f"v{newest.version.id}"
+
+
+@dataclass
+class Scold:
+    """A judge over HTTP: each reply was bad, and each has a hint."""
+
+    status: int = 200
+
+    def app(self) -> FastAPI:
+        app = FastAPI()
+
+        async def answer(request: Request) -> JSONResponse:
+            body = await request.json()
+            if self.status != 200:
+                return JSONResponse({"detail": "no such model here"}, self.status)
+            hints = "[HINT]" in body["messages"][0]["content"]
+            text = "[QUOTE]Use fewer words[/QUOTE] \\boxed{1}[HINT]use fewer words[/HINT]"
+            one = {
+                "message": {"content": text if hints else "\\boxed{-1}"},
+                "finish_reason": "stop",
+            }
+            return JSONResponse({"choices": [one] * body.get("n", 1)})
+
+        app.add_api_route("/v1/chat/completions", answer, methods=["POST"])
+        return app
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [400, 404, 410])
+async def test_a_judge_that_is_gone_is_told_and_replies_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: int
+) -> None:
+    judge, seeds = Scold(how), itertools.count(10)
+    async with (
+        in_background(judge.app()) as url,
+        running(tmp_path, monkeypatch, "--judge-url", url) as product,
+    ):
+        await product.complain()
+        found = await product.until(judge="failing")
+        assert (found["status"], found["wrong"], found["serving"]) == ("degraded", ["judge"], "ok")
+        assert f"HTTP {how}" in found["judge_error"]
+        assert "judging waits" in found["meaning"]
+        lines = "\n".join(describe(found, "here", found["judge_since"]))
+        assert "judge: failing since" in lines
+        assert f"HTTP {how}" in lines
+        assert (await product.ask()).status_code == 200
+        judge.status = 200
+        while (await product.health())["judge"] != "ok":
+            await product.complain(next(seeds))
+            await product.until(lambda: not product.system.parts.ledger.turns.judgeable())
+        assert (await product.until(judge="ok"))["status"] == "ok"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [400, 404, 410, "user"])
+async def test_a_base_model_that_teaches_and_is_gone_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: Any
+) -> None:
+    async with (
+        in_background(Scold().app()) as url,
+        running(tmp_path, monkeypatch, "--judge-url", url, "--method", "opd") as product,
+    ):
+        product.speaks.how, product.speaks.refused = how, {"demo"}
+        await product.complain()
+        first = await product.until(backend="away")
+        await product.until(lambda: product.system.parts.health.backend.attempts("teaching") > 2)
+        found = await product.health()
+        assert found["backend_since"] == first["backend_since"], "one outage, however often tried"
+        assert (found["status"], found["serving"]) == ("degraded", "ok")
+        assert "no longer has the base model" in found["backend_error"]
+        assert found["meaning"].startswith("Replies come from policy v0 as before; judging waits")
+        assert any("no longer has" in line for line in describe(found, "here", 0.0))
+        assert found["samples_waiting"] == 0
+        product.speaks.refused.clear()
+        assert (await product.until(backend="ok", samples_waiting=1))["status"] == "ok"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [400, 404, 410, "user"])
+async def test_a_base_model_that_judges_and_is_gone_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: Any
+) -> None:
+    monkeypatch.setattr(wiring, "MODELS", ())  # as a model without a judge of its own
+    async with running(tmp_path, monkeypatch) as product:
+        product.speaks.how, product.speaks.refused = how, {"demo"}
+        await product.complain()
+        await product.until(backend="away")
+        found = await product.until(judge="stalled")
+        assert (found["status"], found["serving"]) == ("degraded", "ok")
+        assert "no longer has the base model" in found["backend_error"]
+        assert "judging waits" in found["meaning"]
+        assert (await product.ask()).status_code == 200
+        product.speaks.refused.clear()
+        await product.until(backend="ok")

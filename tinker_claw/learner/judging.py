@@ -530,11 +530,10 @@ class Judging:
                 self._parts.health.backend.watching("teaching"),
                 spending.paying("teacher", turn_id=turn.id),
             ):
-                return await self._scorer.teach(turn, texts), None
-        except GoneError as error:  # no reply is to blame
-            outage = OutageError(str(error))
-            self._parts.health.backend.seen("teaching", outage)
-            raise outage from error
+                try:
+                    return await self._scorer.teach(turn, texts), None
+                except GoneError as error:  # no reply is to blame
+                    raise OutageError(str(error)) from error
         except OutageError:
             raise
         except (AlignmentError, BackendError, RequestError) as error:

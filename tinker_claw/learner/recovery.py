@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -212,7 +212,8 @@ class Recovery:
             outage = await self._try(gone=gone)
 
     async def keep_published(self) -> None:
-        """Publish the newest version anew whenever its sampler is gone, until cancelled.
+        """Publish the version that should answer anew whenever its sampler is gone, until
+        cancelled.
 
         Its weights are loaded from its state: the service may have dropped the trainer's session,
         too. Replies wait for none of this.
@@ -220,34 +221,70 @@ class Recovery:
         backend, tries = self._health.backend, 0
         while True:
             await backend.gone.wait()
-            refused, newest = backend.refused, self._parts.policy.newest
-            if refused is None or refused.ref != newest.sampler.ref:
-                backend.gone.clear()  # another version is the newest, or it is one that was pinned
+            refused = backend.refused
+            if refused is None or (lost := self._with_sampler(refused.ref)) is None:
+                backend.gone.clear()  # another version answers now
                 continue
             try:
-                await self._publish_anew(newest)
+                await self._publish_anew(lost)
             except (BackendError, LedgerError) as error:
                 tries += 1
                 outage = as_outage(error) if isinstance(error, LedgerError) else error
-                newest = self._parts.policy.newest
-                backend.refuses(newest.version.id, newest.sampler.ref, outage, refused.by)
-                log.warning("version.unpublished", version=newest.version.id, error=str(error))
+                now = self._with_version(lost.version.id)
+                if now is not None and backend.gone.is_set():  # else it has answered meanwhile
+                    backend.refuses(now.version.id, now.sampler.ref, outage, refused.by)
+                log.warning("version.unpublished", version=lost.version.id, error=str(error))
             else:
                 tries = 1
-                backend.answers(newest.version.id)
+                backend.answers(lost.version.id)
             await asyncio.sleep(self._waits.after(tries))
+
+    def _with_sampler(self, ref: str) -> Policy | None:
+        """Return the pinned or the newest policy, if this is its sampler."""
+        return next((one for one in self._open() if one.sampler.ref == ref), None)
+
+    def _with_version(self, number: int) -> Policy | None:
+        return next((one for one in self._open() if one.version.id == number), None)
+
+    def _open(self) -> Iterator[Policy]:
+        """Yield the pinned policy, then the newest."""
+        if (pinned := self._parts.policy.pinned) is not None:
+            yield pinned
+        yield self._parts.policy.newest
 
     async def _publish_anew(self, lost: Policy) -> None:
         """Publish a version anew from its state, and check that its new sampler answers."""
+        policy = self._parts.policy
         async with self._one_step:
-            if self._parts.policy.newest is not lost:
-                return  # a step or a rollback came first
-            self.suspect = True  # until the state is loaded
-            await self._restore(gone=True)
-            self.suspect = False
-        newest = self._parts.policy.newest
-        await newest.sampler.sample((1,), SamplingParams(max_tokens=1))
-        log.info("version.published_anew", version=newest.version.id, sampler=newest.sampler.ref)
+            if not self._health.backend.gone.is_set():
+                return  # it has answered meanwhile
+            if policy.newest is lost:
+                self.suspect = True  # until the state is loaded
+                await self._restore(gone=True)
+                self.suspect = False
+            elif policy.pinned is lost:
+                await self._publish_pinned(lost)
+        if (now := self._with_version(lost.version.id)) is None or now is lost:
+            return  # a step, a rollback or another pin came first
+        await now.sampler.sample((1,), SamplingParams(max_tokens=1))
+        log.info("version.published_anew", version=now.version.id, sampler=now.sampler.ref)
+
+    async def _publish_pinned(self, lost: Policy) -> None:
+        """Load the state of the pinned version, publish it, and go back to the newest state."""
+        ledger, trainer, policy = self._parts.ledger, self._parts.trainer, self._parts.policy
+        if lost.version.state_ref is None:
+            raise StepError(f"The state of v{lost.version.id} was not saved.")
+        self.suspect = True  # until the newest state is loaded; the next step sees to it otherwise
+        await load(ledger, trainer, lost.version.state_ref)
+        sampler = await trainer.publish()
+        if policy.pinned is lost:
+            version = ledger.steps.republish(lost.version, sampler.ref)
+            policy.reopen(lost, Policy(version, sampler))
+            self._retire(lost)
+        else:
+            await sampler.aclose()  # unpinned meanwhile
+        await self._restore(gone=False)
+        self.suspect = False
 
     async def after_step(
         self, batch: Sequence[Sample], step_id: int, error: ClawError, rehearse: Rehearse
@@ -366,8 +403,9 @@ class Recovery:
         sampler = await (trainer.publish() if gone else _reopened(trainer, saved))
         try:
             if saved.id == policy.newest.version.id:
-                version = self._ledger.steps.republish(saved, sampler.ref)
-                self._retire(policy.reopen(version, sampler))
+                version, lost = self._ledger.steps.republish(saved, sampler.ref), policy.newest
+                policy.reopen(lost, Policy(version, sampler))
+                self._retire(lost)
             else:
                 version = _restarted(self._ledger, saved, sampler)
                 self._retire(policy.swap(Policy(version, sampler)))
