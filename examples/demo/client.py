@@ -7,7 +7,7 @@ because the gateway does that.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from math import isfinite
@@ -116,13 +116,8 @@ async def connected(
     key: str | None = None,
     model: str = MODEL,
     max_tokens: int = MAX_TOKENS,
-    of: Callable[[httpx.AsyncClient, str, int], Client] | None = None,
 ) -> AsyncGenerator[Client]:
-    """Make a client with this key for the gateway at this address, which does not end in /v1.
-
-    Args:
-        of: makes it; None: a plain one.
-    """
+    """Make a client with this key for the gateway at this address, which does not end in /v1."""
     http = httpx.AsyncClient(
         base_url=url,
         timeout=httpx.Timeout(ANSWER_S),
@@ -130,7 +125,7 @@ async def connected(
         headers={} if key is None else {"Authorization": f"Bearer {key}"},
     )
     async with http:
-        yield (of or Client)(http, model, max_tokens)
+        yield Client(http, model, max_tokens)
 
 
 class Client:
@@ -145,17 +140,6 @@ class Client:
     async def ask(self, request: Request) -> str:
         """Send a chat request and return the text of the reply."""
         return await (self._streamed(request) if request.stream else self._whole(request))
-
-    async def tell(self, session: str, liked: Sequence[bool]) -> None:
-        """Report which replies of a finished session the user liked. Does nothing here: most users
-        have said so in the session."""
-
-    async def press(self, reply: str, score: float) -> None:
-        """Rate a reply by its id."""
-        said = {"response_id": reply, "score": score}
-        with _mapped("feedback"):
-            answer = await self._http.post("/v1/feedback", json=said)
-        _good(answer, answer.text)
 
     async def health(self) -> Health:
         answer = await self._get("/healthz")

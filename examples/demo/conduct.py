@@ -35,8 +35,6 @@ class Cast:
     exam: Exam
     at_once: int = IN_FLIGHT
     """Sessions at the same time."""
-    held: Callable[[], Awaitable[None]] | None = None
-    """Continues where learning is held; None: the run ends there."""
 
 
 async def conduct(cast: Cast, progress: Progress, watches: tuple[Watch, ...]) -> None:
@@ -122,9 +120,6 @@ async def _observe(cast: Cast, progress: Progress, scorer: Scorer) -> None:
             if progress.options.scores(version):
                 scorer.add(version)
         progress.figures = await client.figures()
-        if health.learner == "held" and cast.held is not None:
-            progress.overruled += 1
-            await cast.held()
         well_at = clock() if health.status == "ok" or progress.held else well_at
         if health.learner == "failed" or clock() - well_at > DEGRADED_S:
             raise DemoError(f"the server stopped learning: {health.last_error or health.learner}")

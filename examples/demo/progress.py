@@ -53,8 +53,6 @@ class Progress:
     ended: float | None = None
     outcomes: list[Outcome] = field(default_factory=list[Outcome])
     """Outcomes of the sessions that ended, in that order."""
-    overruled: int = 0
-    """Number of times that learning was held and went on because the run continues."""
     last: int | None = None
     """Newest version when all sessions were over; a step from samples that were left makes one
     more, which is no part of the run. None: they are not over."""
@@ -84,7 +82,7 @@ class Progress:
     @property
     def enough(self) -> bool:
         """Whether no further session needs to begin."""
-        if self.held and not self.overruled:
+        if self.held:
             return True
         if self.sessions < self.options.sessions:
             return False
@@ -130,7 +128,6 @@ class Progress:
         """State from which another run can continue, as JSON holds it."""
         return {
             "seconds": self.seconds,
-            "overruled": self.overruled,
             "outcomes": [asdict(outcome) for outcome in self.outcomes],
             "births": [asdict(moment) for moment in self.births.values()],
             "marks": {str(at): asdict(moment) for at, moment in self.marks.items()},
@@ -140,7 +137,6 @@ class Progress:
     def take_up(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved `state`. Sessions that were in flight do not count as ended."""
         self.started = time.monotonic() - state["seconds"]
-        self.overruled = state["overruled"]
         self.outcomes = [Outcome(**one) for one in state["outcomes"]]
         self.births = {one["version"]: Moment(**one) for one in state["births"]}
         self.marks = {int(at): Moment(**one) for at, one in state["marks"].items()}

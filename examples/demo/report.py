@@ -66,7 +66,6 @@ def contents(progress: Progress) -> dict[str, Any]:
         "verdicts": dict(progress.figures.verdicts),
         "hints": progress.figures.hints,
         "usd": round(progress.figures.usd, 4),
-        "overruled": progress.overruled,
         "replies": {
             str(version): progress.scores[version].shown
             for version in sorted({min(progress.scores), max(progress.scores)})

@@ -211,7 +211,7 @@ async def hold_session(
     """
     talk = user.begin(Random(f"session-{seed}-{number}"), step)
     session, messages = f"demo-{seed}-{number}", [{"role": "user", "content": talk.opening}]
-    turn, content, first, liked = 0, False, False, list[bool]()
+    turn, content, first = 0, False, False
     while True:
         turn += 1
         last = content or turn == MAX_TURNS
@@ -219,10 +219,8 @@ async def hold_session(
             Request(tuple(messages), session, last=last, stream=number % 2 == 1)
         )
         if last:
-            await client.tell(session, liked)
             return Outcome(turn, content, first, number)
         right, content, said = await talk.hears(reply)
-        liked.append(content)
         first = right if turn == 1 else first
         messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": said}]
 

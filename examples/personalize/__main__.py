@@ -20,15 +20,14 @@ import sys
 from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from time import monotonic
 
 import httpx
-from rich.console import Console
 
 from examples.demo import DemoError, server
 from examples.demo.options import positive
-from examples.personalize import estimate, report
+from examples.personalize import report
 from examples.personalize.experiment import CONDITIONS, TINY, Experiment, Run, load
-from examples.personalize.openclaw import Agent
 from examples.personalize.played import Model
 from examples.personalize.run import Surroundings, perform, written
 from examples.personalize.users import USERS
@@ -38,8 +37,10 @@ from tinker_claw.methods import names
 
 EXIT_FAILED = 1
 MODEL_ANSWER_S = 300.0
-WIDTH = 150
-"""Width of a table in characters; a narrower one would cut its figures."""
+_OVERRIDES = (
+    *("methods", "conditions", "seeds", "steps", "sessions", "questions", "scenarios"),
+    *("users", "at_once", "max_tokens", "model"),
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,11 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         asked = _parser().parse_args(arguments)
     except ConfigError as error:
         raise SystemExit(str(error)) from error
-    given = list(arguments if arguments is not None else sys.argv[1:])
     try:
-        names = ("methods", "conditions", "seeds", "steps", "sessions", "questions", "scenarios")
-        names += ("users", "at_once", "max_tokens", "model")
-        flags = {name: getattr(asked, name) for name in names}
+        flags = {name: getattr(asked, name) for name in _OVERRIDES}
         flags["config"] = asked.config and str(asked.config.resolve())
         flags["flags"] = tuple(shlex.split(asked.flags)) if asked.flags else None
         experiment = load(asked.experiment, **flags)
@@ -62,11 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not asked.report_only:
             with _alone(out):
                 asyncio.run(_all(experiment, asked, out))
-        command = shlex.join(["python", "-m", "examples.personalize", *given])
-        paths = report.write(experiment, out, "" if asked.report_only else command)
-        Console(width=max(WIDTH, Console().width)).print(*report.tables(experiment, out))
-        for path in paths:
-            print(path)
+        paths = report.write(experiment, out)
+        print(*report.table(experiment, report.rows(experiment, out)), *paths, sep="\n")
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except asyncio.CancelledError:
@@ -93,13 +88,7 @@ async def _all(experiment: Experiment, asked: argparse.Namespace, out: Path) -> 
     server.end_on_signals()
     runs = experiment.runs()
     missing = [run for run in runs if written(out, run) is None]
-    if asked.url is not None and len(missing) > 1:
-        raise DemoError(
-            "a gateway that runs already holds one policy, which learns in one way: choose one "
-            "method, one scenario and one seed, or give --config to have one started for each run"
-        )
-    for line in estimate.lines(experiment, out, missing):
-        print(line, flush=True)
+    _say(f"{len(missing)} runs, {len(runs) - len(missing)} are there already")
     async with (
         _model(asked.user_url, asked.user_model, asked.user_key) as player,
         _model(
@@ -109,15 +98,13 @@ async def _all(experiment: Experiment, asked: argparse.Namespace, out: Path) -> 
             asked.scorer_key or ("" if asked.scorer_url else asked.user_key),
         ) as scorer,
     ):
-        key = os.environ.get(asked.key) if asked.key else None
-        agent = _agent(asked)
-        around = Surroundings(out, _say, player, scorer, asked.url, key, agent)
+        around, started = Surroundings(out, _say, player, scorer), monotonic()
         for number, run in enumerate(missing, 1):
             _say(f"{number} of {len(missing)}: {run.name}")
             await _one(run, experiment, around)
-            report.write(experiment, out, "")
-            left = estimate.left(experiment, out, missing[number:])
-            _say(f"  done; about {left} to go" if missing[number:] else "  done")
+            report.write(experiment, out)
+            left = (monotonic() - started) / number * (len(missing) - number)
+            _say(f"  done; about {left / 60:.0f} minutes to go")
 
 
 async def _one(run: Run, experiment: Experiment, around: Surroundings) -> None:
@@ -126,16 +113,6 @@ async def _one(run: Run, experiment: Experiment, around: Surroundings) -> None:
     except DemoError as error:
         log = around.out / run.name / "server.log"
         raise DemoError(f"{run.name}: {error}\n{server.last_lines(log)}") from error
-
-
-def _agent(asked: argparse.Namespace) -> Agent | None:
-    if asked.openclaw is None:
-        return None
-    if asked.url is None or asked.workspace is None:
-        raise DemoError(
-            "--openclaw needs --url, the gateway that its configuration names, and --workspace"
-        )
-    return Agent(tuple(shlex.split(asked.openclaw)), asked.workspace)
 
 
 @asynccontextmanager
@@ -171,7 +148,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SCENARIO",
         help=f"files, or users of the demo: {', '.join(USERS)}",
     )
-    add("--conditions", nargs="+", choices=CONDITIONS, help="which parts (default all)")
+    add("--conditions", nargs="+", choices=CONDITIONS, help="which parts (default: the file's)")
     add("--seeds", type=positive, metavar="N", help="of each kind of run, from 0")
     add("--steps", type=positive, metavar="N", help="optimizer steps of a run")
     add("--sessions", type=positive, metavar="N", help="sessions of a run, at least")
@@ -182,16 +159,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--config", type=Path, help="the product's settings")
     add("--flags", help="further flags of run.py, in one string")
     add("--model", help="the gateway's name for the model (default: as in the settings)")
-    add("--url", help="a gateway that runs already, without /v1; else each run starts one")
-    add("--key", metavar="VARIABLE", help="environment variable with its key, of an admin")
     add("--user-url", help="OpenAI-compatible endpoint (…/v1) of the model that plays the users")
     add("--user-model", help="its name there")
     add("--user-key", metavar="VARIABLE", default="USER_API_KEY", help="variable with its key")
     add("--scorer-url", help="the same for the model that scores (default: the one that plays)")
     add("--scorer-model")
     add("--scorer-key", metavar="VARIABLE", help="variable with the key of --scorer-url")
-    add("--openclaw", help="command of an OpenClaw, as in 'openclaw agent --local --json'")
-    add("--workspace", type=Path, help="folder of that OpenClaw's files")
     add("--report-only", action="store_true", help="run nothing, and report what is there")
     return parser
 

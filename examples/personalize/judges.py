@@ -8,7 +8,7 @@ answers the same case in the same way each time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 
 from examples.demo.judge import Case, Opinion, opinion
@@ -65,3 +65,10 @@ def shuffled(think: Think, other_hints: Sequence[str]) -> Think:
         return said[case.whole]
 
     return lie
+
+
+LIES: Mapping[str, Callable[[Think, Sequence[str]], Think]] = {
+    "flipped": flipped,
+    "shuffled": shuffled,
+}
+"""Lying judges by name. Each is made from an honest one and the hints of another rule."""

@@ -1,7 +1,7 @@
-"""One run: a gateway, started or given, with its users, exams and results.
+"""One run: a gateway with its users, exams and results.
 
 Rule: progress is saved every few seconds, so a run that was killed continues; its server continues
-from its ledger, as it does for any user. Results are read from the ledger where there is one.
+from its ledger, as it does for any user. Results are read from the ledger.
 """
 
 from __future__ import annotations
@@ -11,45 +11,32 @@ import json
 import os
 import sqlite3
 import subprocess
-import sys
 import time
-from asyncio import to_thread
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from random import Random
 from secrets import token_hex
-from statistics import fmean
 from typing import Any
 
 from examples.demo import DemoError, report, server
 from examples.demo.client import Client, connected
 from examples.demo.conduct import Cast, conduct
-from examples.demo.judge import Case, Opinion, create_app
+from examples.demo.judge import create_app
 from examples.demo.options import ROOT, Options
 from examples.demo.progress import Progress
-from examples.demo.scoring import Exam, Score
+from examples.demo.scoring import Exam
 from examples.demo.user import Speaker
 from examples.personalize import judges
-from examples.personalize.controls import CONTROLS, TOLD, Control, Presses
-from examples.personalize.experiment import Experiment, Run
-from examples.personalize.openclaw import Agent, ThroughOpenClaw
+from examples.personalize.experiment import TOLD, Experiment, Run
 from examples.personalize.played import Model, Played, ScoredExam
 from examples.personalize.scenario import Scenario
-from examples.personalize.users import USERS
 from tinker_claw.app.server import in_background
-from tinker_claw.learner.gate import REFUSED
 
 SAVE_S = 2.0
 STATE = "progress.json"
 LEDGER = Path("run") / "ledger.sqlite3"
-GUARDS_OFF = (
-    "--max-step-kl=0",
-    "--gate=off",
-)
-_PASSED = ("TINKER_", "HF_", "CUDA_", "NUM_GPUS", "ACTOR_GPUS", "ROLLOUT_GPUS", "PRM_GPUS")
+_PASSED = ("TINKER_", "HF_", "CUDA_", "NUM_GPUS", "ROLLOUT_GPUS")
 """Prefixes of variables by which a product reaches its service, its models and its GPUs."""
 
 
@@ -63,12 +50,6 @@ class Surroundings:
     """Model that plays users with a persona."""
     scorer: Model | None = None
     """Model that scores replies where a scenario wants that."""
-    gateway: str | None = None
-    """Address of a gateway that runs already; None: each run starts one."""
-    key: str | None = None
-    """Admin key of that gateway."""
-    agent: Agent | None = None
-    """Agent between the users and that gateway; None: they ask it themselves."""
 
 
 def written(out: Path, run: Run) -> dict[str, Any] | None:
@@ -90,31 +71,25 @@ async def perform(run: Run, experiment: Experiment, around: Surroundings) -> Non
     if (state := folder / STATE).is_file():
         progress.take_up(json.loads(state.read_text()))
     try:
-        stage = _stage(run, experiment, around, folder, lambda: progress.version)
-        async with stage as (cast, watch):
+        async with _stage(run, experiment, around, folder) as (cast, watch):
             watches = (watch, lambda: _saved(progress, state), lambda: _shown(progress, around.say))
             await conduct(cast, progress, watches)
     finally:
         progress.ended = time.monotonic()
         _save(progress, state)
-    found = report.contents(progress) | {
-        "run": {"method": run.method, "scenario": run.scenario, "condition": run.condition}
-    }
-    found |= told_by(folder / LEDGER) | _circumstances()
+    found = report.contents(progress) | _counted(folder / LEDGER) | _circumstances()
     _replace(folder / report.REPORT, json.dumps(found, indent=1) + "\n")
 
 
 def _options(run: Run, experiment: Experiment, folder: Path) -> Options:
-    steps, sessions, many = experiment.steps, experiment.sessions, len(experiment.cast(run))
-    if run.condition == TOLD:
-        steps, sessions, many = 0, 0, 1
+    learns = run.condition != TOLD
     return Options(
         out=folder,
         method=run.method,
         user=run.scenario,
         seed=run.seed,
-        steps=steps * many,
-        sessions=sessions * many,
+        steps=experiment.steps if learns else 0,
+        sessions=experiment.sessions if learns else 0,
         eval_prompts=experiment.questions,
         config=experiment.config,
     )
@@ -122,104 +97,46 @@ def _options(run: Run, experiment: Experiment, folder: Path) -> Options:
 
 @asynccontextmanager
 async def _stage(
-    run: Run,
-    experiment: Experiment,
-    around: Surroundings,
-    folder: Path,
-    step: Callable[[], int],
-) -> AsyncGenerator[tuple[Cast, Callable[[], Any]]]:
-    """Set up the clients, users and server of a run, from the moment that the server answers.
-
-    Args:
-        step: how many optimizer steps were taken.
-    """
-    scenarios, control = experiment.cast(run), CONTROLS.get(run.condition, Control())
+    run: Run, experiment: Experiment, around: Surroundings, folder: Path
+) -> AsyncGenerator[tuple[Cast, Callable[[], Awaitable[None]]]]:
+    """Set up the clients, users and server of a run, from the moment that the server answers."""
+    scenario = experiment.scenarios[run.scenario]
     async with AsyncExitStack() as stack:
-
-        async def judge(think: judges.Think) -> str:
-            return await stack.enter_async_context(in_background(create_app(run.seed, think)))
-
         flags = [f"--config={experiment.config}", f"--method={run.method}", f"--seed={run.seed}"]
         flags += [f"--data-dir={folder / 'run'}", *experiment.flags]
-        honest, think = _judges(run, control, list(scenarios.values()), step)
-        if think is not None:
-            flags += [f"--judge-url={await judge(think)}"]
-        flags += () if control.guarded else GUARDS_OFF
-        keys = _keys(scenarios, experiment.users) if around.gateway is None else {}
+        if (think := _judge(run, scenario)) is not None:
+            judge = await stack.enter_async_context(in_background(create_app(run.seed, think)))
+            flags += [f"--judge-url={judge}"]
+        people = [f"user-{number}" for number in range(experiment.users)]
+        keys = {name: token_hex(16) for name in ("admin", *people)} if len(people) > 1 else {}
         passed = {name: os.environ[name] for name in os.environ if name.startswith(_PASSED)}
-        admin = around.key if around.gateway is not None else keys.get("admin")
-        url, watch = around.gateway, asyncio.Event().wait
-        if url is None:
-            if keys:
-                passed["TINKER_CLAW_USERS"] = json.dumps(_users(keys))
-            if control.audited:
-                second = {"url": await judge(honest), "role": "auditor", "share": control.audited}
-                passed["TINKER_CLAW_JUDGE__SECOND"] = json.dumps(second)
-            launch = server.Launch(folder, tuple(flags), passed, admin)
-            child = await stack.enter_async_context(server.running(launch))
-            url, watch = child.url, child.watch
+        if keys:
+            roles = {"admin": "admin"}
+            users = [{"name": n, "key": k, "role": roles.get(n, "user")} for n, k in keys.items()]
+            passed["TINKER_CLAW_USERS"] = json.dumps(users)
+        admin = keys.get("admin")
+        launch = server.Launch(folder, tuple(flags), passed, admin)
+        child = await stack.enter_async_context(server.running(launch))
 
-        async def client(key: str | None, presses: float = 0.0) -> Client:
+        async def client(key: str | None) -> Client:
             model, most = experiment.served, experiment.max_tokens
-            of = partial(Presses, share=presses) if presses else None
-            return await stack.enter_async_context(connected(url, key, model, most, of))
+            return await stack.enter_async_context(connected(child.url, key, model, most))
 
-        first = await client(admin)
-        talkers = list[tuple[Client, Speaker]]()
-        for number in range(max(experiment.users, 1)):
-            for label, scenario in scenarios.items():
-                key = keys.get(_person(label, number), admin)
-                asked = await client(key, control.presses)
-                if around.agent is not None:
-                    asked = ThroughOpenClaw(asked, around.agent)
-                instead = USERS[control.user] if control.user else None
-                talkers.append((asked, instead or _speaker(scenario, around)))
-        exam = _exam(scenarios, experiment, around, told=run.condition == TOLD)
-
-        async def overrule() -> None:
-            await to_thread(_go_on, folder / "run", (await first.health()).policy_version)
-
-        held = None if control.guarded or around.gateway is not None else overrule
-        yield Cast(first, talkers, exam, experiment.at_once, held), watch
+        speaker = _speaker(scenario, around)
+        talkers = [(await client(keys.get(name)), speaker) for name in people]
+        exam = _exam(scenario, experiment, around, told=run.condition == TOLD)
+        yield Cast(await client(admin), talkers, exam, experiment.at_once), child.watch
 
 
-def _judges(
-    run: Run, control: Control, scenarios: Sequence[Scenario], step: Callable[[], int]
-) -> tuple[judges.Think, judges.Think | None]:
-    """Return an honest rule-based judge, and the judge that is asked; None: the product's, or the
-    demo's."""
-    honest = judges.honest(scenarios)
-    if control.lie is None:
-        own = any(s.hints or (s.later and s.later.hints) for s in scenarios)
-        return honest, honest if own else None
-    others = [hint for scenario in scenarios for hint in scenario.other_hints]
-    if not others:
-        raise DemoError(f"{run.scenario}: a control needs other_hints, of another rule")
-    lie = control.lie(honest, others)
-
-    def think(case: Case, rng: Random) -> Opinion:
-        return (lie if step() >= control.lies_from else honest)(case, rng)
-
-    return honest, think
-
-
-def _keys(scenarios: Mapping[str, Scenario], users: int) -> dict[str, str]:
-    """Keys by label, one per user where there are several."""
-    if len(scenarios) * users == 1:
-        return {}
-    people = [_person(label, number) for number in range(users) for label in scenarios]
-    return {name: token_hex(16) for name in ("admin", *people)}
-
-
-def _users(keys: Mapping[str, str]) -> list[dict[str, str]]:
-    return [
-        {"name": name, "key": key, "role": "admin" if name == "admin" else "user"}
-        for name, key in keys.items()
-    ]
-
-
-def _person(label: str, number: int) -> str:
-    return f"{label}{number or ''}"
+def _judge(run: Run, scenario: Scenario) -> judges.Think | None:
+    """Judge that is asked; None: the product's, or the demo's."""
+    honest = judges.honest([scenario])
+    if run.condition in judges.LIES:
+        if not scenario.other_hints:
+            raise DemoError(f"{run.scenario}: a lying judge needs other_hints, of another rule")
+        return judges.LIES[run.condition](honest, scenario.other_hints)
+    own = scenario.hints or (scenario.later and scenario.later.hints)
+    return honest if own else None
 
 
 def _speaker(scenario: Scenario, around: Surroundings) -> Speaker:
@@ -230,56 +147,13 @@ def _speaker(scenario: Scenario, around: Surroundings) -> Speaker:
     return Played(scenario, around.player)
 
 
-def _exam(
-    scenarios: Mapping[str, Scenario], experiment: Experiment, around: Surroundings, *, told: bool
-) -> Exam:
-    exams = dict[str, Exam]()
-    for label, scenario in scenarios.items():
-        exam = scenario.exam(experiment.questions, told=told)
-        if scenario.scored == "model":
-            if around.scorer is None:
-                raise DemoError(f"{label} is scored by a model: name one with --user-url")
-            exams[label] = ScoredExam(exam, scenario, around.scorer)
-        else:
-            exams[label] = exam
-    return exams.popitem()[1] if len(exams) == 1 else Together(exams)
-
-
-@dataclass(frozen=True, slots=True)
-class Together:
-    """Exams of several users combined: `accepted` is their mean."""
-
-    exams: Mapping[str, Exam]
-
-    def questions(self) -> list[str]:
-        return [question for exam in self.exams.values() for question in exam.questions()]
-
-    async def grade(self, replies: Sequence[str], version: int) -> Score:
-        scores, at = dict[str, Score](), 0
-        for label, exam in self.exams.items():
-            count = len(exam.questions())
-            scores[label] = await exam.grade(replies[at : at + count], version)
-            at += count
-        named = {name for score in scores.values() for name in score.shares}
-        shares = {
-            name: fmean(s.shares[name] for s in scores.values() if name in s.shares)
-            for name in sorted(named)
-        }
-        return Score(
-            accepted=fmean(score.accepted for score in scores.values()),
-            shares=shares | {label: score.accepted for label, score in scores.items()},
-            alike=fmean(score.alike for score in scores.values()),
-            characters=fmean(score.characters for score in scores.values()),
-            shown=tuple(one for score in scores.values() for one in score.shown[:2]),
-        )
-
-
-def _go_on(folder: Path, version: int) -> None:
-    """Continue learning after a hold, as an owner would: roll back to a version."""
-    command = [sys.executable, str(ROOT / "run.py"), "rollback", f"v{version}"]
-    subprocess.run(
-        [*command, f"--data-dir={folder}"], check=False, capture_output=True, timeout=300
-    )
+def _exam(scenario: Scenario, experiment: Experiment, around: Surroundings, *, told: bool) -> Exam:
+    exam = scenario.exam(experiment.questions, told=told)
+    if scenario.scored != "model":
+        return exam
+    if around.scorer is None:
+        raise DemoError(f"{scenario.name} is scored by a model: name one with --user-url")
+    return ScoredExam(exam, scenario, around.scorer)
 
 
 async def _saved(progress: Progress, path: Path) -> None:
@@ -329,41 +203,12 @@ def _circumstances() -> dict[str, Any]:
     }
 
 
-def told_by(ledger: Path) -> dict[str, Any]:
-    """Read a ledger's verdicts, hints, bill, and actions of gate and guard; empty where the ledger
-    is elsewhere."""
-    if not ledger.is_file():
-        return {}
+def _counted(ledger: Path) -> dict[str, Any]:
+    """Count a ledger's verdicts, hints and bill."""
     with closing(sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)) as rows:
         verdicts = rows.execute("SELECT value, COUNT(*) FROM verdicts GROUP BY value").fetchall()
-        hints = rows.execute(
-            "SELECT text, COUNT(*) FROM hints GROUP BY text ORDER BY 2 DESC, 1"
-        ).fetchall()
-        ((usd, sampled, trained),) = rows.execute(
-            "SELECT TOTAL(usd), TOTAL(sampled), TOTAL(trained) FROM spend"
-        ).fetchall()
-        guard = _guard(rows)
+        ((hints,),) = rows.execute("SELECT COUNT(*) FROM hints").fetchall()
+        ((usd,),) = rows.execute("SELECT TOTAL(usd) FROM spend").fetchall()
     names = {1: "+1", 0: "0", -1: "-1", None: "none"}
-    return {
-        "verdicts": {names[value]: count for value, count in verdicts},
-        "hints": sum(count for _, count in hints),
-        "hint_texts": [[text, count] for text, count in hints[:8]],
-        "usd": usd,
-        "tokens": {"sampled": int(sampled), "trained": int(trained)},
-        "guard": guard,
-    }
-
-
-def _guard(rows: sqlite3.Connection) -> dict[str, Any]:
-    """Count committed steps, versions that the gate refused and steps with a warning by alarm;
-    where learning is held, add the reason and the alarm."""
-    ((steps, refused),) = rows.execute(
-        "SELECT TOTAL(status = 'committed'), TOTAL(error LIKE ? || '%') FROM steps", (REFUSED,)
-    ).fetchall()
-    warned = rows.execute(
-        "SELECT key, COUNT(*) FROM steps, json_each(metrics, '$.alarms') "
-        "WHERE status = 'committed' GROUP BY key"
-    ).fetchall()
-    hold = rows.execute("SELECT key, value FROM meta WHERE key IN ('held', 'alarm')").fetchall()
-    counted = {"steps": int(steps), "refused": int(refused), "warned": dict(warned)}
-    return counted | dict(hold)
+    counts = {names[value]: count for value, count in verdicts}
+    return {"verdicts": counts, "hints": hints, "usd": usd}

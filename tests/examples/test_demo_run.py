@@ -429,7 +429,6 @@ def test_the_report_holds_the_curve_the_settings_and_the_seconds(tmp_path: Path)
         "verdicts": {},
         "hints": 0,
         "usd": 0.0,
-        "overruled": 0,
         "replies": {"0": [], "8": []},
         "whole": False,
         "learner": "waiting",
