@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Seque
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import httpx
@@ -15,6 +15,7 @@ from openai import AsyncOpenAI
 from pydantic import SecretStr
 
 from tests.fakes import FakeSampler
+from tinker_claw.app.admin import Orders
 from tinker_claw.app.server import in_background
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
@@ -31,6 +32,7 @@ from tinker_claw.gateway.owners import Owners
 from tinker_claw.gateway.privacy import SessionPrivacy
 from tinker_claw.gateway.request import GatewayDeps
 from tinker_claw.learner.health import Health
+from tinker_claw.learner.rollback import Rollback
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.policy import Policy, PolicyHolder, Sampler
 from tinker_claw.privacy.redact import Redactor
@@ -179,6 +181,7 @@ async def gateway(
     owners: Collection[str] = (),
     hears_others: bool = False,
     lessons: bool = False,
+    undoing: Any = None,
     **settings: Any,
 ) -> AsyncGenerator[World]:
     """Start one on `directory`; starting again there is a restart. `health`: to be told of.
@@ -206,68 +209,70 @@ async def gateway(
     with ExitStack() as small:
         for place in places:
             small.enter_context(place)
-        app = create_app(
-            GatewayDeps(
-                settings=Gateway(
-                    chats=Chats(others_judge=hears_others),
-                    **settings,
-                ),
-                served_name=MODEL,
-                policy=policy,
-                serving=Serving(
-                    open_version,
-                    parts.backend,
-                    lineage(ledger.steps.version, open_version, base) if base else lambda _: (),
-                    waits=Backoff(first_s=0.05, longest_s=0.2),
-                    retries=Backoff(first_s=0.02, longest_s=0.1, attempts=3),
-                    stand_in_s=stand_in_s,
-                ),
-                ledger=ledger,
-                index=index,
-                privacy=SessionPrivacy(ledger.turns, redactor or Redactor([SECRETS]), lock),
-                owners=Owners(ledger.turns, owners),
-                compute=lock,
-                spending=paid,
-                renderer=renderer,
-                can=Capabilities(
-                    *(MODEL, frozenset(), True, gives_topk, context_tokens),
-                    constrains=constrains,
-                    sees=sees,
-                ),
-                student_topk=student_topk,
-                lessons=Lessons(ledger.lessons, renderer.hint_tokens) if lessons else None,
-                on_next_state=lambda: woken.append("judge"),
-                health=lambda: paid.shown_in(
-                    parts.snapshot(
-                        version=policy.current.version.id,
-                        waiting=ledger.samples.waiting(),
-                        batch_size=16,
-                    )
-                    | {"data_dir": str(directory.absolute())}
-                ),
-                telemetry=observer,
-                keys=Keys(
-                    SecretStr(api_key) if api_key else None,
-                    [
-                        User(
-                            name=name,
-                            key=SecretStr(key),
-                            role="admin" if name in admins else "user",
-                            group=(groups or {}).get(name),
-                        )
-                        for name, key in (users or {}).items()
-                    ],
-                    key_file,
-                ),
-            ),
-            formats,
+        keys = Keys(
+            SecretStr(api_key) if api_key else None,
+            [
+                User(
+                    name=name,
+                    key=SecretStr(key),
+                    role="admin" if name in admins else "user",
+                    group=(groups or {}).get(name),
+                )
+                for name, key in (users or {}).items()
+            ],
+            key_file,
         )
+        deps = GatewayDeps(
+            settings=Gateway(
+                chats=Chats(others_judge=hears_others),
+                **settings,
+            ),
+            served_name=MODEL,
+            policy=policy,
+            serving=Serving(
+                open_version,
+                parts.backend,
+                lineage(ledger.steps.version, open_version, base) if base else lambda _: (),
+                waits=Backoff(first_s=0.05, longest_s=0.2),
+                retries=Backoff(first_s=0.02, longest_s=0.1, attempts=3),
+                stand_in_s=stand_in_s,
+            ),
+            ledger=ledger,
+            index=index,
+            privacy=SessionPrivacy(ledger.turns, redactor or Redactor([SECRETS]), lock),
+            owners=Owners(ledger.turns, owners),
+            compute=lock,
+            spending=paid,
+            renderer=renderer,
+            can=Capabilities(
+                *(MODEL, frozenset(), True, gives_topk, context_tokens),
+                constrains=constrains,
+                sees=sees,
+            ),
+            student_topk=student_topk,
+            lessons=Lessons(ledger.lessons, renderer.hint_tokens) if lessons else None,
+            on_next_state=lambda: woken.append("judge"),
+            health=lambda: paid.shown_in(
+                parts.snapshot(
+                    version=policy.current.version.id,
+                    waiting=ledger.samples.waiting(),
+                    batch_size=16,
+                )
+                | {"data_dir": str(directory.absolute())}
+            ),
+            telemetry=observer,
+            keys=keys,
+        )
+        app = create_app(deps, formats)
+        orders = Orders(cast("Rollback", undoing), deps.figures, local=not keys.needed)
+        app.router.routes.extend(orders.routes())
         async with (
             in_background(app) as url,
             # verify=False: loading certificates would take longer than most tests.
             httpx.AsyncClient(
                 base_url=url, timeout=120, verify=False, limits=httpx.Limits(max_connections=None)
             ) as http,
+            orders.announced(directory, ("127.0.0.1", httpx.URL(url).port or 0)),
         ):
             client = AsyncOpenAI(base_url=url, api_key=key, max_retries=0, http_client=http)
             yield World(

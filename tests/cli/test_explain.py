@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from pathlib import Path
 
 import pytest
 
+from tests.gateways import gateway
 from tests.ledger.test_ledger import COMPLETION, queue
 from tests.stories import SECRET, TEACHER, Told, every_state, run
-from tinker_claw.cli import common, main
+from tinker_claw.cli import main
 from tinker_claw.ledger.database import FILE, reading
 from tinker_claw.ledger.feedback import About, Feedback
-from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.outcome import outcome, read_run
 from tinker_claw.ledger.prune import from_turn
 from tinker_claw.ledger.views import read_turns
+from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import Told as Lessons
 
 SENTENCES = {
@@ -269,17 +271,14 @@ def test_a_turn_or_ledger_that_is_not_there_is_a_sentence(
     assert "holds no ledger; name the directory with --data-dir" in capsys.readouterr().err
 
 
-def test_before_the_first_step_a_batch_is_that_of_the_gateway_that_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+async def test_before_the_first_step_a_batch_is_that_of_the_gateway_that_runs(
+    tmp_path: Path, renderer: Renderer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ledger = Ledger(tmp_path / "data")
-    ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
-    queue(ledger, 1)
-    ledger.close()
-    health = {"data_dir": str(tmp_path / "data"), "batch_size": 4}
-    monkeypatch.setattr(common, "ask", lambda settings: health)
-    assert main.main(["explain", "1"]) == 0
-    assert "A step takes 4, so 3 are missing." in capsys.readouterr().out
+    async with gateway(tmp_path, renderer) as world:
+        queue(world.ledger, 1)
+        flags = ["explain", "1", "--data-dir", str(tmp_path), "--batch-size", "2"]
+        assert await asyncio.to_thread(main.main, flags) == 0
+    assert "A step takes 16, so 15 are missing." in capsys.readouterr().out
 
 
 def test_after_another_batch_size_was_said_the_next_step_takes_that(

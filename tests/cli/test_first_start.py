@@ -451,7 +451,7 @@ def openclaw_in_a_small_window(at: Newcomer) -> Sequence[str]:
     return ("openclaw-config", *DEMO, "--port", "1", "--context-tokens", "20480")
 
 
-@trouble(r"Start one with `tinker-claw`, or name the port")
+@trouble(r"Start one with `tinker-claw`, or give the --data-dir of the one that runs")
 def status_before_a_start(at: Newcomer) -> Sequence[str]:
     return ("status", *DEMO, "--port", "1")
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.ports import deaf_port
 from tests.stories import TEACHER, Told, every_state
 from tinker_claw.cli import main
 from tinker_claw.ledger import prune
@@ -135,8 +134,7 @@ def test_every_outcome_is_the_same_words_everywhere(
         # Lines end at hyphens, too.
         assert words[state].replace(" ", "") in explained.replace(" ", "")
         assert SENTENCES.get(state, "") in explained
-    with deaf_port() as port:
-        status = json.loads(run("status", "--port", str(port), "--json", status=2))["ledger"]
+    status = json.loads(run("status", "--json", status=2))["ledger"]
     untrained = [word for word in words.values() if not word.startswith("trained")]
     assert status["not_trained"] == Counter(untrained)
     assert status["samples"].get("trained", 0) == len(words) - len(untrained)

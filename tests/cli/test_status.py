@@ -10,21 +10,21 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
 
 from tests.gateways import World, gateway
-from tests.ports import deaf_port
 from tests.processes import ROOT
-from tinker_claw.app.server import in_background
-from tinker_claw.cli import common, main
+from tinker_claw.app import orders
+from tinker_claw.cli import main
 from tinker_claw.cli.status import describe
 from tinker_claw.errors import OutageError
 from tinker_claw.learner.health import Health
+from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.render.renderer import Renderer
 
 NOON = datetime(2026, 3, 5, 12, 0).timestamp()
@@ -41,9 +41,10 @@ def port_of(url: str) -> str:
     return url.removesuffix("/v1").rpartition(":")[2]
 
 
-async def ask(url: str, *flags: str) -> int:
+async def ask(directory: Path, *flags: str) -> int:
     """Run the command as the shell would, but in this process."""
-    return await asyncio.to_thread(main.main, ["status", "--port", port_of(url), *flags])
+    flags = ("status", "--data-dir", str(directory), *flags)
+    return await asyncio.to_thread(main.main, flags)
 
 
 def goes_away(world: World) -> None:
@@ -56,7 +57,7 @@ async def test_all_is_well(
     tmp_path: Path, renderer: Renderer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with gateway(tmp_path, renderer) as world:
-        assert await ask(world.url) == 0
+        assert await ask(tmp_path) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[:4] == [
         "First replies accepted: not enough ratings yet: 0 of 16",
@@ -72,17 +73,17 @@ async def test_outage_says_what_since_when_and_what_it_means(
     async with gateway(tmp_path, renderer) as world:
         goes_away(world)
         capsys.readouterr()  # the event
-        assert await ask(world.url) == 1
+        assert await ask(tmp_path) == 1
         told = capsys.readouterr().out
         assert re.search(r"backend: away since \d\d:\d\d:\d\d \(\d+ s ago\)", told)
         assert told.count("because it answers HTTP 503") == 1
         assert re.search(r"after 1 attempt; next try in [34]\d s", told)
         assert "as before; learning waits; nothing is lost." in told
-        assert await ask(world.url, "--json") == 1
+        assert await ask(tmp_path, "--json") == 1
         health = json.loads(capsys.readouterr().out)
         assert (health["backend"], health["learner"]) == ("away", "stalled")
         # As a user types it.
-        flags = ("status", "--port", port_of(world.url))
+        flags = ("status", "--data-dir", str(tmp_path))
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "run.py", *flags), cwd=ROOT, stdout=asyncio.subprocess.PIPE
         )
@@ -91,65 +92,52 @@ async def test_outage_says_what_since_when_and_what_it_means(
         assert b"learning waits" in out
 
 
-async def test_nobody_there_is_said_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    with deaf_port() as port:
-        free = f"http://127.0.0.1:{port}/v1"
-        assert await ask(free) == 2
-        told = capsys.readouterr()
-        assert told.out == ""
-        assert f"No gateway answers at {free.removesuffix('/v1')} (" in told.err
-        assert "Start one with `tinker-claw`, or name the port" in told.err
-        assert await ask(free, "--json") == 2
-    assert json.loads(capsys.readouterr().out)["status"] == "unreachable"
-    assert main.main(["status", "--port", "0"]) == 2
-    assert "the port that it chose" in capsys.readouterr().err
-
-
-async def test_somebody_else_there_is_not_taken_for_a_gateway(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+async def test_nobody_there_is_said_in_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with in_background(FastAPI()) as url:
-        assert await ask(url) == 2
-        assert "no tinker-claw" in capsys.readouterr().err
-    monkeypatch.setattr(common, "TIMEOUT_S", 0.1)
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, says nothing
-        assert await ask(f"http://127.0.0.1:{silent.getsockname()[1]}/v1") == 2
-    assert "timed out" in capsys.readouterr().err
+    assert await ask(tmp_path) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert f"No gateway runs on {tmp_path}. Start one with `tinker-claw`, or give the" in told.err
+    assert await ask(tmp_path, "--json") == 2
+    assert json.loads(capsys.readouterr().out)["status"] == "unreachable"
 
 
-async def test_settings_file_names_the_port(
+async def test_gateway_that_does_not_answer_is_said_in_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(Ledger(tmp_path)):
+        assert await ask(tmp_path) == 2
+        assert f"No gateway answers: a process has {tmp_path} in use" in capsys.readouterr().err
+        monkeypatch.setattr(orders, "TIMEOUT_S", 0.1)
+        with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, says nothing
+            known = {"gateway": silent.getsockname(), "token": "mine"}
+            (tmp_path / "control.json").write_text(json.dumps(known))
+            assert await ask(tmp_path) == 2
+        assert "timed out" in capsys.readouterr().err
+
+
+async def test_settings_file_names_the_data_directory(
     tmp_path: Path, renderer: Renderer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with gateway(tmp_path / "data", renderer) as world:
         file = tmp_path / "mine.toml"
-        file.write_text(f"[gateway]\nport = {port_of(world.url)}\n")
-        assert await asyncio.to_thread(main.main, ["status", "--config", str(file)]) == 0
+        file.write_text(f"[run]\ndata_dir = '{tmp_path / 'data'}'\n")
+        for command in (["status"], ["log", "turns"], ["versions"]):
+            await world.ask("hello")
+            assert await asyncio.to_thread(main.main, [*command, "--config", str(file)]) == 0
     assert ": ok\n" in capsys.readouterr().out
 
 
-async def test_a_gateway_with_keys_tells_all_to_who_sends_an_admins(
+async def test_a_gateway_with_keys_tells_all_to_its_own_commands(
     tmp_path: Path, renderer: Renderer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     key = "mine-0123456789abcdef"
-    async with gateway(tmp_path / "data", renderer, users={"anna": key}) as world:
-        assert await ask(world.url) == 0
-        told = capsys.readouterr().out
-        assert told.splitlines()[0].endswith(": ok")
-        assert "policy" not in told
-        assert "TINKER_CLAW_GATEWAY__API_KEY" in told
-        file = tmp_path / "mine.toml"
-        file.write_text(f"[[users]]\nname = 'anna'\nkey = '{key}'\n")
-        assert await ask(world.url, "--config", str(file)) == 0
-        told = capsys.readouterr().out
-        assert "anna: 0 turns since the start" in told
-        assert 'role = "admin"' in told
-        assert "policy" not in told
-    async with gateway(tmp_path / "data", renderer, users={"anna": key}, admins=["anna"]) as world:
-        ben = "\n[[users]]\nname = 'ben'\nkey = 'ben-0123456789abcdef'\n"
-        anna = f"[[users]]\nname = 'anna'\nkey = '{key}'\nrole = 'admin'\n"
-        file.write_text(ben + anna)
-        assert await ask(world.url, "--config", str(file)) == 0, "an admin's key goes first"
-        assert "policy v0" in capsys.readouterr().out
+    async with gateway(tmp_path, renderer, users={"anna": key}):
+        assert await ask(tmp_path) == 0
+    told = capsys.readouterr().out
+    assert "policy v0" in told
+    assert key not in told
 
 
 def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
@@ -180,29 +168,6 @@ def test_help_is_a_screen(columns: int, lines: int) -> None:
     assert set(main.COMMANDS) <= words
     assert {"--model-name", "--backend", "--config", "--port", "--help-all"} <= words
     assert "--batch-size" not in words
-
-
-async def test_other_commands_find_the_gateways_records_too(
-    tmp_path: Path, renderer: Renderer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    async with gateway(tmp_path / "run", renderer) as world:
-        await world.ask("hello")
-        port = ("--port", port_of(world.url))
-        for command in (["log", "turns"], ["explain", "1"], ["versions"]):
-            assert await asyncio.to_thread(main.main, [*command, *port]) == 0
-            told = capsys.readouterr()
-            assert told.out
-            assert f"records, in {tmp_path / 'run'} (name others" in told.err
-        jsonl = str(tmp_path / "turns.jsonl")
-        assert await asyncio.to_thread(main.main, ["export", "--jsonl", jsonl, *port]) == 0
-        capsys.readouterr()
-        named = ("--data-dir", str(tmp_path / "elsewhere"))
-        assert await asyncio.to_thread(main.main, ["log", "turns", *port, *named]) == 2
-        assert f"{tmp_path / 'elsewhere'} holds no ledger" in capsys.readouterr().err
-    with open(jsonl) as lines:  # noqa: ASYNC230 (a line)
-        assert len(list(lines)) == 1
-    assert await asyncio.to_thread(main.main, ["log", "turns", *port]) == 2
-    assert "holds no ledger" in capsys.readouterr().err, "when it has ended, as before"
 
 
 def snapshot(health: Health, **figures: Any) -> dict[str, Any]:
@@ -329,19 +294,3 @@ def test_a_part_that_starts_again_says_when() -> None:
             "    KeyError: 3",
         ]
         assert "until a restart" not in told[3]
-
-
-def test_a_killed_gateways_port_is_sent_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "api-key").write_text("the-key-that-the-gateway-made\n")
-    (tmp_path / "lock").touch()
-    with socket.create_server(("127.0.0.1", 0)) as strangers:
-        strangers.settimeout(0)
-        content = {"port": 1, "token": "old", "gateway": strangers.getsockname(), "key": "old"}
-        (tmp_path / "control.json").write_text(json.dumps(content))
-        with deaf_port() as port:
-            assert main.main(["status", "--data-dir", str(tmp_path), "--port", str(port)]) == 2
-        with pytest.raises(BlockingIOError):
-            strangers.accept()
-    assert "No gateway answers" in capsys.readouterr().err

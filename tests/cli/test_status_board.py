@@ -10,17 +10,14 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cli.test_status import port_of
 from tests.gateways import gateway
 from tests.ledger.test_ledger import new_turn
-from tests.ports import deaf_port
 from tests.processes import ROOT
 from tests.stories import SECRET, Told, every_state, run
 from tinker_claw.cli import main
@@ -45,17 +42,10 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.fixture(scope="module")
-def free() -> Iterator[str]:
-    """Address of a port on which nobody answers."""
-    with deaf_port() as port:
-        yield str(port)
-
-
-def test_without_a_gateway_the_ledger_is_told_all_the_same(directory: Path, free: str) -> None:
-    done = run("status", "--port", free, directory=directory)
+def test_without_a_gateway_the_ledger_is_told_all_the_same(directory: Path) -> None:
+    done = run("status", directory=directory)
     assert done.returncode == 2
-    assert f"No gateway answers at http://127.0.0.1:{free} (" in done.stderr
+    assert f"No gateway runs on {directory}." in done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == "First replies accepted: not enough ratings yet: 10 of 16"
     for line in (
@@ -103,9 +93,9 @@ def test_hold_is_told_until_a_rollback(tmp_path: Path) -> None:
 
 
 def test_every_turn_is_trained_or_has_its_reason(
-    directory: Path, free: str, capsys: pytest.CaptureFixture[str]
+    directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main.main(["status", "--port", free, "--json", "--data-dir", str(directory)]) == 2
+    assert main.main(["status", "--json", "--data-dir", str(directory)]) == 2
     told = json.loads(capsys.readouterr().out)
     assert list(told) == ["status", "error", "ledger"]
     assert told["status"] == "unreachable"
@@ -139,8 +129,8 @@ def test_every_turn_is_trained_or_has_its_reason(
 async def test_with_a_gateway_both_are_told(
     directory: Path, tmp_path: Path, renderer: Renderer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with gateway(tmp_path, renderer) as world:
-        flags = ["status", "--port", port_of(world.url), "--data-dir", str(tmp_path)]
+    async with gateway(tmp_path, renderer):
+        flags = ["status", "--data-dir", str(tmp_path)]
         assert await asyncio.to_thread(main.main, flags) == 0
         lines = capsys.readouterr().out.splitlines()
         assert lines[0] == "First replies accepted: not enough ratings yet: 0 of 16"
@@ -153,7 +143,7 @@ async def test_with_a_gateway_both_are_told(
 
 
 def test_a_pin_is_told_and_versions_left_behind_do_not_count(
-    tmp_path: Path, free: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     story = Told(tmp_path)
     base = story.version
@@ -162,7 +152,7 @@ def test_a_pin_is_told_and_versions_left_behind_do_not_count(
     story.step(story.sampled("s", -1)[1])
     for number in range(40):
         story.judged(f"worse {number}", -1)
-    flags = ["status", "--port", free, "--json", "--data-dir", str(tmp_path)]
+    flags = ["status", "--json", "--data-dir", str(tmp_path)]
 
     def helps() -> Any:
         assert main.main(flags) == 2
@@ -174,7 +164,7 @@ def test_a_pin_is_told_and_versions_left_behind_do_not_count(
     assert good["meaning"].startswith("worse: ")
     story.ledger.pin.to(0)
     assert helps()[0] == 0
-    assert main.main([*flags[:3], *flags[4:]]) == 2
+    assert main.main(["status", "--data-dir", str(tmp_path)]) == 2
     assert "policy     v1, 1 step from the base; v0 answers, which is pinned" in (
         capsys.readouterr().out
     )
@@ -185,25 +175,25 @@ def test_a_pin_is_told_and_versions_left_behind_do_not_count(
 
 
 def test_spend_is_told_where_something_was_billed(
-    tmp_path: Path, free: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     story = Told(tmp_path)
     story.ledger.spend.add(Bill("serve", Usage(prefill=1), 0.25))
     story.ledger.spend.add(Bill("judge", Usage(prefill=1), 0.5))
     story.ledger.spend.add(Bill("judge", Usage(prefill=1), None))
     story.ledger.close()
-    assert main.main(["status", "--port", free, "--data-dir", str(tmp_path)]) == 2
+    assert main.main(["status", "--data-dir", str(tmp_path)]) == 2
     told = capsys.readouterr().out
     assert "spent      $0.7500: judge $0.5000, serve $0.2500; 1 bills without a price" in told
 
 
 def test_a_ledger_that_cannot_be_read_does_not_hide_the_gateway(
-    tmp_path: Path, free: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "ledger.sqlite3").write_bytes(b"no database at all, but something else" * 100)
-    assert main.main(["status", "--port", free, "--data-dir", str(tmp_path)]) == 2
+    assert main.main(["status", "--data-dir", str(tmp_path)]) == 2
     told = capsys.readouterr().err
-    assert "No gateway answers" in told
+    assert "No gateway runs on" in told
     assert "No figures of the ledger: " in told
     assert "cannot be read as a ledger" in told
 
@@ -211,15 +201,13 @@ def test_a_ledger_that_cannot_be_read_does_not_hide_the_gateway(
 @pytest.mark.parametrize(
     ("size", "last"), [("120x80", b"waits for its step"), ("80x24", b"good verdicts: ")]
 )
-def test_live_view_is_drawn_and_ends_with_ctrl_c(
-    directory: Path, free: str, size: str, last: bytes
-) -> None:
+def test_live_view_is_drawn_and_ends_with_ctrl_c(directory: Path, size: str, last: bytes) -> None:
     columns, lines = size.split("x")
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [
             *(sys.executable, "run.py", "status", "--live"),
-            *("--port", free, "--data-dir", str(directory)),
+            *("--data-dir", str(directory)),
         ],
         cwd=ROOT,
         stdout=theirs,
@@ -244,8 +232,8 @@ def test_live_view_is_drawn_and_ends_with_ctrl_c(
         process.wait()
         os.close(ours)
     text = seen.decode()
-    assert "No gateway answers" in text
-    assert text.index("First replies accepted") < text.index("No gateway answers")
+    assert "No gateway runs" in text
+    assert text.index("First replies accepted") < text.index("No gateway runs")
     assert "next step  [####" in text
     assert "does it help?" in text
     assert SECRET not in text

@@ -125,7 +125,7 @@ def test_orders_need_the_secret_of_the_data_directory(tmp_path: Path) -> None:
         known = json.loads(file.read_text())
         file.write_text(json.dumps(known | {"token": "guessed"}))
         refused = command("pin", "v0", data=data, env={}, status=2)
-        assert "the gateway ended before it was done" in refused.stderr
+        assert "what answers is not its gateway" in refused.stderr
         assert running.health()["pinned"] is False
         file.unlink()
         refused = command("pin", "v0", data=data, env={}, status=2)

@@ -135,7 +135,7 @@ def test_status_says_whose_first_replies_are_accepted(
     for number in range(9):
         story.judged(f"before {number}", -1)
     story.step(story.sampled("s", -1)[1])
-    flags = ["status", "--port", "1", "--data-dir", str(tmp_path)]
+    flags = ["status", "--data-dir", str(tmp_path)]
     story.ledger.pin.to(0, half=True)
     for number in range(20):
         story.judged(f"after {number}", 1 if number % 4 else -1)

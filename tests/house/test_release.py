@@ -188,7 +188,7 @@ def test_the_gateways_image_serves_and_is_healthy_over_a_root_that_cannot_be_wri
                 timeout=240,
             )
             assert answer.status_code == 200, answer.text
-            asked = box.run(["tinker-claw", "status"], **inside)
+            asked = box.run(["tinker-claw", "status", "--data-dir", "runs/demo-combine"], **inside)
             assert "ok" in asked.stdout, asked
         finally:
             gateway.kill()

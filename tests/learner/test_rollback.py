@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,6 @@ from tests.fakes import FakeTrainer
 from tests.learner.test_loop import World, world
 from tests.ledger.test_ledger import queue
 from tests.tallies import sample_counts, step_counts, verdict_counts
-from tinker_claw.app.control import control
 from tinker_claw.errors import BackendError, OutageError, UndoError
 from tinker_claw.learner.recovery import restore, restore_pin
 from tinker_claw.learner.rollback import Rollback
@@ -21,8 +18,6 @@ from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.prune import from_turn
 from tinker_claw.ledger.versions import read_versions
 from tinker_claw.types import Adam, LossPass, StepReport
-
-HERE = ("127.0.0.1", 0)
 
 
 def undoing(w: World) -> Rollback:
@@ -161,42 +156,6 @@ async def test_rollback_that_is_taken_back_while_it_waits_changes_nothing(tmp_pa
         trainer.go_on.set()
         await w.version(2)
         assert w.policy.current.version.parent == 1
-
-
-async def test_order_whose_sender_leaves_is_taken_back(tmp_path: Path) -> None:
-    """For example Ctrl-C in a command that waits for the running step."""
-    trainer = SlowTrainer()
-    async with (
-        world(tmp_path, trainer=trainer) as w,
-        control(tmp_path, undoing(w), HERE, "a-token"),
-    ):
-        await until_it_steps(w, trainer)
-        known = json.loads((tmp_path / "control.json").read_bytes())
-        _, sender = await asyncio.open_connection("127.0.0.1", known["port"])
-        order = {"do": "rollback", "version": 0, "token": known["token"]}
-        sender.write(json.dumps(order).encode() + b"\n")
-        await w.until(lambda: w.policy.current.version.id == 0)
-        sender.close()
-        await w.until(lambda: w.policy.current.version.id == 1)
-        trainer.go_on.set()
-        await w.version(2)
-        assert w.policy.current.version.parent == 1
-
-
-@pytest.mark.parametrize(
-    "order", [b"{}\n", b"nonsense\n", b'["x"]\n', b'{"do": "unpin", "token": "guess"}\n', b""]
-)
-async def test_order_without_the_secret_is_not_answered(tmp_path: Path, order: bytes) -> None:
-    async with world(tmp_path) as w, control(tmp_path, undoing(w), HERE, "a-token"):
-        w.ledger.pin.to(0)
-        known = json.loads((tmp_path / "control.json").read_bytes())
-        answers, sender = await asyncio.open_connection("127.0.0.1", known["port"])
-        sender.write(order)
-        sender.write_eof()
-        assert await answers.read() == b""
-        sender.close()
-        assert w.ledger.pin.version == 0
-    assert "control.json" not in os.listdir(tmp_path)
 
 
 @pytest.mark.parametrize("what", ["open", "load_state"])

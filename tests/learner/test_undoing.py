@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,11 +17,8 @@ from tests.fakes import LOGPROB, UNTIL_TOLD, FakeSampler, FakeTrainer
 from tests.learner.test_loop import World, has_token, world
 from tests.learner.test_rollback import SlowTrainer, learn, undoing
 from tests.tallies import sample_counts, step_counts
-from tinker_claw.app.control import control, tell
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
-from tinker_claw.errors import UndoError
-from tinker_claw.ledger.database import Writer, beside
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.prune import from_turn, in_session
@@ -30,10 +27,6 @@ from tinker_claw.telemetry import Telemetry
 from tinker_claw.types import Adam, LossPass, StepReport
 
 FOR_HOURS = Backoff(first_s=3600.0, longest_s=3600.0)
-
-FOR_HOURS = Backoff(first_s=3600.0, longest_s=3600.0)
-
-HERE = ("127.0.0.1", 0)
 
 
 def four(w: World) -> None:
@@ -173,51 +166,6 @@ async def test_forgetting_that_is_left_while_it_waits_is_done_all_the_same(tmp_p
         texts = w.ledger._db.rows("SELECT 1 FROM sessions JOIN turns ON session_id = sessions.id "
                                   "WHERE key LIKE 'forgotten%'")  # fmt: skip
         assert texts == []
-
-
-async def test_who_gave_an_order_that_waits_for_a_step_is_told_so(tmp_path: Path) -> None:
-    trainer, told = SlowTrainer(), list[str]()
-    async with (
-        world(tmp_path, trainer=trainer) as w,
-        control(tmp_path, undoing(w), HERE, "a-token"),
-    ):
-        trainer.go_on.clear()
-        four(w)
-        await asyncio.wait_for(trainer.stepping.wait(), 60)
-        order = {"do": "rollback", "version": 0}
-        telling = asyncio.create_task(
-            asyncio.to_thread(
-                tell, tmp_path, order, lambda: told.append("it waits"), patience_s=0.01
-            )
-        )
-        await w.until(lambda: told == ["it waits"])
-        assert not telling.done()
-        trainer.go_on.set()
-        assert (await asyncio.wait_for(telling, 60))["parent"] == 0
-
-
-async def test_forgetting_has_left_the_ledger_when_orders_are_taken_no_more(tmp_path: Path) -> None:
-    begun, ended = asyncio.Event(), list[bool]()
-    loop = asyncio.get_running_loop()
-
-    def work(_: Writer) -> Iterator[int]:
-        try:
-            while True:
-                loop.call_soon_threadsafe(begun.set)
-                yield 0
-        finally:
-            ended.append(True)
-
-    async with world(tmp_path) as w:
-        undo = undoing(w)
-        undo.forget = lambda _: beside(w.ledger.path, work)  # type: ignore[assignment]
-        order = {"do": "forget session", "session": "s", "user": "me"}
-        async with control(tmp_path, undo, HERE, "a-token"):
-            telling = asyncio.create_task(asyncio.to_thread(tell, tmp_path, order, lambda: None))
-            await asyncio.wait_for(begun.wait(), 60)
-        assert ended
-        with pytest.raises(UndoError, match="the gateway ended before it was done"):
-            await telling
 
 
 async def test_state_is_not_saved_while_another_is_loaded(tmp_path: Path) -> None:

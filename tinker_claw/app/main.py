@@ -18,7 +18,6 @@ from functools import partial
 from socket import socket
 from typing import Final
 
-from tinker_claw.app.control import control
 from tinker_claw.app.reporting import report
 from tinker_claw.app.server import (
     CLOSE_S,
@@ -119,16 +118,12 @@ async def _serve(settings: Settings, system: System, listening: socket, stop: St
         server.should_exit = True
         health.backend.give_up()
         system.learner.finish()
+        system.orders.end()
 
     with stop.calls(end, within_s=DRAIN_S + STEP_S + CLOSE_S):
         async with (
             asyncio.TaskGroup() as group,
-            control(
-                settings.run.directory,
-                system.rollback,
-                listening.getsockname()[:2],
-                system.keys.control,
-            ),
+            system.orders.announced(settings.run.directory, listening.getsockname()[:2]),
         ):
             judging = group.create_task(guarded("judging", system.judging.run, health.judge))
             learning = group.create_task(guarded("learning", system.learner.run, health.learner))

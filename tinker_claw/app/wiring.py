@@ -15,6 +15,7 @@ from cachetools import LRUCache
 from fastapi import FastAPI
 from starlette.routing import BaseRoute
 
+from tinker_claw.app.admin import Orders
 from tinker_claw.app.server import in_background
 from tinker_claw.backends.local import Arrangement, open_judge
 from tinker_claw.backends.model_files import Source, check_images
@@ -72,8 +73,7 @@ class System:
     parts: LoopParts
     judging: Judging
     learner: Learner
-    rollback: Rollback
-    keys: Keys
+    orders: Orders
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +140,12 @@ async def wire(
             wire_format.forget()
 
     rollback = Rollback(parts, learner, forget_session, judging.wake)
+    local = is_loopback(settings.gateway.host) and not keys.needed
+    orders = Orders(rollback, deps.figures, local=local)
+    app.router.routes.extend(orders.routes())
     if settings.gateway.page:
-        app.router.routes.extend(_page(common, deps, rollback))
-    return System(app, parts, judging, learner, rollback, keys)
+        app.router.routes.extend(_page(common, deps, rollback, local=local))
+    return System(app, parts, judging, learner, orders)
 
 
 def _renderer(model: Source) -> Renderer:
@@ -288,14 +291,16 @@ def _deps(
     )
 
 
-def _page(common: _Common, deps: GatewayDeps, rollback: Rollback) -> Sequence[BaseRoute]:
+def _page(
+    common: _Common, deps: GatewayDeps, rollback: Rollback, *, local: bool
+) -> Sequence[BaseRoute]:
     settings, cfg, keys = common.settings, deps.settings, common.keys
     return create_page(
         PageDeps(
             ledger=common.parts.ledger.path,
             training=settings.training,
             access=Access(keys, cfg.port),
-            local=is_loopback(cfg.host) and not keys.needed,
+            local=local,
             health=deps.health,
             decode=common.renderer.decode,
             say=partial(record, deps),

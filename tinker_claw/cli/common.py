@@ -16,10 +16,11 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 
+from tinker_claw.app.orders import address, order, url
 from tinker_claw.config.flags import WORD
 from tinker_claw.config.load import CONFIG, load_given
 from tinker_claw.config.settings import ENV_PREFIX, Settings
@@ -124,28 +125,8 @@ class LedgerCommand(Command):
     """A command about one data directory."""
 
     MORE: ClassVar[str] = (
-        "The data directory is that of --data-dir, else that of the gateway that runs, or the one "
-        "that tinker-claw would use with the same flags."
+        "The data directory is that of --data-dir, else the one of a start with the same flags."
     )
-
-    @cached_property
-    def settings(self) -> Settings:
-        """The settings, by default with data directory and batch size of the running gateway."""
-        settings = super().settings
-        if settings.run.data_dir is not None or settings.gateway.port == 0:
-            return settings
-        try:
-            health = ask(settings)
-            found, batch_size = Path(health["data_dir"]), health["batch_size"]
-        except (GatewayUnreachable, KeyError, TypeError):  # it tells admins only
-            return settings
-        if not found.is_dir():
-            return settings
-        if found != settings.run.directory.absolute():
-            note(f"the running gateway's records, in {found} (name others with --data-dir).")
-        run = settings.run.model_copy(update={"data_dir": found})
-        training = settings.training.model_copy(update={"batch_size": batch_size})
-        return settings.model_copy(update={"run": run, "training": training})
 
     @cached_property
     def ledger(self) -> Path:
@@ -169,7 +150,7 @@ class LedgerCommand(Command):
             yield ledger
 
     def carry_out(
-        self, order: Mapping[str, Any], offline: Callable[[Ledger], Any]
+        self, name: str, given: Mapping[str, Any], offline: Callable[[Ledger], Any]
     ) -> tuple[Any, bool]:
         """Ask the running gateway to do it, or call `offline` on the ledger where none runs.
 
@@ -180,22 +161,12 @@ class LedgerCommand(Command):
         """
         directory = self.ledger.parent
         if is_locked(directory):
-            from tinker_claw.app.control import tell  # most commands give no orders
-
-            return tell(directory, order, _waits), True
+            return order(directory, name, given, _waits), True
         with closing(Ledger(directory)) as ledger:
             return offline(ledger), False
 
 
 # The gateway that runs
-
-TIMEOUT_S = 5.0
-ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""Loopback address for each wildcard address that a gateway may listen on."""
-
-
-class GatewayUnreachable(Exception):
-    """No gateway answers; the message says why."""
 
 
 def url_of(settings: Settings) -> str:
@@ -204,53 +175,10 @@ def url_of(settings: Settings) -> str:
     Raises:
         ConfigError: the port is not known.
     """
-    listens = _at_work(settings).get("gateway")
-    host, port = listens or (settings.gateway.host, settings.gateway.port)
+    host, port = address(settings.run.directory) or (settings.gateway.host, settings.gateway.port)
     if port == 0:
         raise ConfigError("--port 0 lets the gateway choose: give the port that it chose")
-    host = ANYWHERE.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _at_work(settings: Settings) -> Mapping[str, Any]:
-    """What the gateway that runs on --data-dir has written for commands; {} where none does."""
-    if settings.run.data_dir is None:
-        return {}
-    from tinker_claw.app.control import CONTROL_FILE
-
-    directory = settings.run.directory
-    try:
-        # A killed gateway leaves its file, and another process may have its port.
-        return json.loads((directory / CONTROL_FILE).read_text()) if is_locked(directory) else {}
-    except (OSError, ValueError, LedgerError):
-        return {}
-
-
-def ask(settings: Settings) -> dict[str, Any]:
-    """Return the gateway's /healthz; without a key it has `status` alone.
-
-    Raises:
-        GatewayUnreachable: there is none.
-    """
-    from http.client import HTTPException
-    from urllib.error import HTTPError
-    from urllib.request import ProxyHandler, Request, build_opener  # most commands send no request
-
-    asked = Request(f"{url_of(settings)}/healthz")
-    key = _at_work(settings).get("token") or next(iter(settings.keys), None)
-    if key is not None:
-        asked.add_header("Authorization", f"Bearer {key}")
-    try:
-        # The machine was named: no proxy.
-        with build_opener(ProxyHandler({})).open(asked, timeout=TIMEOUT_S) as answer:
-            health = json.loads(answer.read())
-        if not isinstance(health, dict) or "status" not in health:
-            raise ValueError("it is no health")
-        return cast("dict[str, Any]", health)
-    except (HTTPError, HTTPException, ValueError) as error:
-        raise GatewayUnreachable("what answers there is no tinker-claw") from error
-    except OSError as error:
-        raise GatewayUnreachable(str(getattr(error, "reason", error))) from error
+    return url(host, port)
 
 
 def _waits() -> None:

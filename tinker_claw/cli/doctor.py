@@ -11,13 +11,15 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from tinker_claw import plugins
+from tinker_claw.app import orders
 from tinker_claw.app.server import listen
 from tinker_claw.backends import local
 from tinker_claw.backends.model_files import Source, check_images, source
@@ -31,7 +33,7 @@ from tinker_claw.backends.open import (
 from tinker_claw.backends.tinker_sdk import SDK_VERSION
 from tinker_claw.billing.estimate import forecast
 from tinker_claw.billing.prices import check_budget, price_in_force, unknown
-from tinker_claw.cli import common, openclaw
+from tinker_claw.cli import openclaw
 from tinker_claw.cli.common import WHAT_RUNS, Command, nothing_said, write
 from tinker_claw.config.canaries import in_force
 from tinker_claw.config.load import load_given
@@ -325,24 +327,24 @@ class Checks:
             with listen(gateway.host, gateway.port):
                 return Finding(f"{gateway.host}:{gateway.port} is free")
         except ConfigError as taken:
-            try:
-                health = await asyncio.to_thread(common.ask, self.settings)
-            except common.GatewayUnreachable:
+            if (health := await asyncio.to_thread(self._runs)) is None:
                 raise taken from None
-        url, state = common.url_of(self.settings), health["status"]
-        here = f"a gateway of this project answers at {url}. It is {state}"
-        if "user" in health:  # not an admin's key: it tells no more than that
-            return Finding(here)
-        if "data_dir" not in health:  # without a key it shows the status only
-            takes = "it takes another key than these flags give; give one of its keys"
-            raise ConfigError(f"{here}; {takes}, or choose another --port")
-        told, its_own = f"{here}. {health['meaning']}", Path(health["data_dir"])
-        if its_own != self.ledger.parent.absolute():
-            elsewhere = f"{told} It keeps its records elsewhere, in {its_own}"
-            return Finding(elsewhere, "warn", "see --data-dir")
+        state = health["status"]
+        told = f"the gateway of {self.ledger.parent} answers. It is {state}. {health['meaning']}"
         if state != "ok":
             return Finding(told, "warn", "`tinker-claw status` says why")
         return Finding(told)
+
+    def _runs(self) -> Mapping[str, Any] | None:
+        """Return the health of the gateway that has this port and data directory; None: neither."""
+        directory = self.ledger.parent
+        running = orders.address(directory)
+        if running is None or running[1] != self.settings.gateway.port:
+            return None
+        try:
+            return orders.health(directory)
+        except ClawError:
+            return None
 
     async def model(self) -> Finding:
         offers = self.offers or await context_of(self.settings)

@@ -7,15 +7,17 @@ are those that the step has stored.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from statistics import fmean
 from typing import Annotated
 
 from pydantic import Field
 
+from tinker_claw.app import orders
 from tinker_claw.cli.common import LedgerCommand, wrapped, write
 from tinker_claw.config.flags import WORD
 from tinker_claw.config.settings import Training
-from tinker_claw.errors import LedgerError
+from tinker_claw.errors import ClawError, LedgerError
 from tinker_claw.ledger.database import Rows
 from tinker_claw.ledger.outcome import (
     LOST,
@@ -58,8 +60,12 @@ class Explain(LedgerCommand):
     no_text: bool = Field(False, description="leave out the texts of user, model and tools")
 
     def run(self) -> int:
+        training = self.settings.training
+        with suppress(ClawError):  # the ledger is there all the same
+            if running := orders.health(self.ledger.parent):
+                training = training.model_copy(update={"batch_size": running["batch_size"]})
         with self.rows() as ledger:
-            lines = tell(ledger, self.turn, self.settings.training, text=not self.no_text)
+            lines = tell(ledger, self.turn, training, text=not self.no_text)
         write(lines)
         return 0
 

@@ -68,9 +68,11 @@ class Forget(LedgerCommand):
             if sys.stdin.readline().strip().lower() not in ("y", "yes"):
                 write(["Nothing was forgotten."])
                 return EXIT_LEFT
-        order = {"do": f"forget {self.what}", self.what: self.which, "user": self.user}
+        named = {self.what: self.which, "user": self.user}
         # There may be more turns by now than were shown.
-        gone, running = self.carry_out(order, lambda ledger: asdict(ledger.forget(find)))
+        gone, running = self.carry_out(
+            f"forget-{self.what}", named, lambda ledger: asdict(ledger.forget(find))
+        )
         write([f"Forgotten: {_turns(gone['turns'])} of session {gone['session']}."])
         if running:
             write(
@@ -148,8 +150,9 @@ class Rejudge(LedgerCommand):
         wanted = list(self.turns) or None
         with self.rows():
             pass  # checks that it is a ledger of this schema
-        order = {"do": "rejudge", "turns": wanted}
-        again, running = self.carry_out(order, lambda ledger: ledger.judgements.take_up(wanted))
+        again, running = self.carry_out(
+            "rejudge", {"turns": wanted}, lambda ledger: ledger.judgements.take_up(wanted)
+        )
         when = "now" if running else "when the gateway is started"
         if again:
             write([f"Judged again {when}: {', '.join(f'turn {turn}' for turn in again)}."])

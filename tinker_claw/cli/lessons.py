@@ -78,9 +78,9 @@ class Lessons(LedgerCommand):
         from tinker_claw.privacy.redact import Redactor  # not needed to list
 
         said = Redactor(self.settings.privacy.kinds).redact(" ".join(text))
-        order = {"do": "lesson", "rule": self.do, "user": user, "lesson": number, "text": said}
+        given = {"rule": self.do, "user": user, "lesson": number, "text": said}
         values = self.do, user, number, said
-        done, _ = self.carry_out(order, lambda ledger: ledger.lessons.rule(*values))
+        done, _ = self.carry_out("lesson", given, lambda ledger: ledger.lessons.rule(*values))
         write([f"Lesson {done}: {_DONE[self.do]}."])
         if self.do == "drop":
             with self.rows() as ledger:

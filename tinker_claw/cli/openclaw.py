@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from pydantic import Field
 
-from tinker_claw.cli.common import ANYWHERE, Command, note, url_of, write
+from tinker_claw.app.orders import ANYWHERE
+from tinker_claw.cli.common import Command, note, url_of, write
 from tinker_claw.config.settings import Settings
 from tinker_claw.errors import ConfigError
 from tinker_claw.origin import is_loopback

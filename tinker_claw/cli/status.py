@@ -10,17 +10,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import Field
 
+from tinker_claw.app import orders
 from tinker_claw.cli.common import (
     WIDTH,
     Column,
     Command,
-    GatewayUnreachable,
-    ask,
     note,
     printable,
     short,
@@ -32,9 +30,8 @@ from tinker_claw.cli.common import (
     write_json,
 )
 from tinker_claw.cli.log import COLUMNS
-from tinker_claw.config.check import API_KEY
 from tinker_claw.config.settings import Settings
-from tinker_claw.errors import LedgerError
+from tinker_claw.errors import ClawError, LedgerError
 from tinker_claw.insight import DEFINED, facts, read_overview
 from tinker_claw.ledger.outcome import moment, plural
 from tinker_claw.ledger.views import Record
@@ -52,10 +49,9 @@ class Status(Command):
     progress of its run, and whether learning helps."""
 
     MORE: ClassVar[str] = (
-        "The gateway is the one at --host and --port. The data directory is that of --data-dir, "
-        "else the one that the gateway names; without a gateway the one of a start with "
-        "the same flags. Exit status: 0 all is well, 1 something is wrong, 2 no gateway answers "
-        "(its ledger is shown all the same)."
+        "The gateway is the one that runs on the data directory: that of --data-dir, else the one "
+        "of a start with the same flags. Exit status: 0 all is well, 1 something is wrong, 2 no "
+        "gateway runs there (its ledger is shown all the same)."
     )
 
     as_json: bool = Field(
@@ -66,11 +62,10 @@ class Status(Command):
     live: bool = Field(False, description="refresh the view until Ctrl-C")
 
     def run(self) -> int:
-        url = url_of(self.settings)
         if self.live:
-            _watch(lambda: _look(url, self.settings))
+            _watch(lambda: _look(self.settings))
             return EXIT_WELL
-        look = _look(url, self.settings)
+        look = _look(self.settings)
         if self.as_json:
             health = look.health or {"status": "unreachable", "error": " ".join(look.notes)}
             write_json([{**health, "ledger": look.overview}])
@@ -102,32 +97,25 @@ class _Look:
         return EXIT_WELL if self.health["status"] == "ok" else EXIT_WRONG
 
 
-def _look(url: str, settings: Settings) -> _Look:
-    health, overview, notes = None, None, list[str]()
+def _look(settings: Settings) -> _Look:
+    health, overview, notes, directory = None, None, list[str](), settings.run.directory
     try:
-        health = ask(settings)
-    except GatewayUnreachable as error:
-        notes.append(
-            f"No gateway answers at {url} ({error}). Start one with `tinker-claw`, or name the "
-            "port of the one that runs with --port (its event `serving` says which)."
-        )
-    seen, directory = health or {}, settings.run.directory
-    its_own = Path(named) if (named := seen.get("data_dir")) else None
-    asked_for = settings.run.data_dir is not None or health is None
-    if place := directory if asked_for else its_own:
-        try:
-            batch_size = seen.get("batch_size", settings.training.batch_size)
-            overview = read_overview(place, batch_size)
-        except LedgerError as error:
-            notes.append(f"No figures of the ledger: {error}.")
-        else:
-            if its_own is not None and its_own != place.absolute():
-                notes.append(
-                    f"The gateway keeps its records in {its_own}; the figures are those of {place}."
-                )
+        health = orders.health(directory)
+        if health is None:
+            notes.append(
+                f"No gateway runs on {directory}. Start one with `tinker-claw`, or give the "
+                "--data-dir of the one that runs (its event `serving` says which)."
+            )
+    except ClawError as error:
+        notes.append(f"No gateway answers: {error}.")
+    try:
+        batch_size = (health or {}).get("batch_size", settings.training.batch_size)
+        overview = read_overview(directory, batch_size)
+    except LedgerError as error:
+        notes.append(f"No figures of the ledger: {error}.")
     headlines = overview["headlines"] if overview else []
     said = [line for one in headlines for line in wrapped(printable(one["said"]))]
-    said += [] if health is None else describe(health, url, time.time())
+    said += [] if health is None else describe(health, url_of(settings), time.time())
     return _Look(health, overview, notes, said, board(overview) if overview else [])
 
 
@@ -154,19 +142,6 @@ def _watch(look: Callable[[], _Look]) -> None:
 def describe(health: Mapping[str, Any], url: str, now: float) -> list[str]:
     """The lines for a terminal. `now`: seconds since 1970."""
     head = f"tinker-claw at {url}: {health['status']}"
-    if "user" in health:
-        return [
-            head,
-            f"{health['user']}: {health['turns']} turns since the start; tokens: "
-            f"{health['prompt_tokens']} of prompts, {health['completion_tokens']} of replies",
-            'It tells more to admins: role = "admin" in [[users]], or the key of the gateway.',
-        ]
-    if "policy_version" not in health:
-        return [
-            head,
-            "It tells more to who sends its key: give the flags of its start, or --data-dir, where "
-            f"the key is that it made; or set {API_KEY}.",
-        ]
     lines = [head, *_wrong(health, now), health["meaning"]]
     if spent := health.get("spent_usd"):
         budget = health.get("budget_usd")

@@ -126,8 +126,8 @@ class Pin(_AnswerCommand):
     def run(self) -> int:
         with self.rows() as ledger:
             pinned: int = named(ledger, self.version)["id"]
-        order = {"do": "pin", "version": pinned, "half": self.half}
-        _, now = self.carry_out(order, lambda ledger: ledger.pin.to(pinned, half=self.half))
+        given = {"version": pinned, "half": self.half}
+        _, now = self.carry_out("pin", given, lambda ledger: ledger.pin.to(pinned, half=self.half))
         whom = " one session in two, and the newest the others" if self.half else ""
         write([f"v{pinned} {_answers(now, whom)}; learning goes on."])
         return 0
@@ -137,7 +137,7 @@ class Unpin(_AnswerCommand):
     """Let the newest version answer again."""
 
     def run(self) -> int:
-        newest, now = self.carry_out({"do": "unpin"}, lambda ledger: ledger.pin.end())
+        newest, now = self.carry_out("unpin", {}, lambda ledger: ledger.pin.end())
         write([f"The newest version{f', v{newest},' if now else ''} {_answers(now)}."])
         return 0
 
@@ -166,7 +166,7 @@ class Rollback(_AnswerCommand):
             ledger.steps.void_unfinished()
             return asdict(ledger.steps.roll_back(to))
 
-        made, now = self.carry_out({"do": "rollback", "version": kept["id"]}, offline)
+        made, now = self.carry_out("rollback", {"version": kept["id"]}, offline)
         write(
             [
                 f"v{made['id']}, with the weights of v{kept['id']}, {_answers(now)}, and learning "

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from secrets import token_bytes, token_urlsafe
+from secrets import token_bytes
 
 from pydantic import SecretStr
 
@@ -42,8 +42,6 @@ class Keys:
         everybody = [*users]
         if api_key is not None:
             everybody.append(User(name=DEFAULT_USER, key=api_key, role="admin", group=None))
-        self.control = token_urlsafe(32)
-        """Token of `control.json`, for the commands of whoever can read that file."""
         self._secret = token_bytes(32)
         self._file = file
         groups = {(user.group, user.group or user.name) for user in everybody}
@@ -94,10 +92,6 @@ class Keys:
             code="invalid_api_key",
             headers={"www-authenticate": "Bearer"},
         )
-
-    def is_control(self, authorization: str) -> bool:
-        """Return whether the token of `control.json` is sent; no route of a model takes it."""
-        return hmac.compare_digest(authorization.encode(), f"Bearer {self.control}".encode())
 
     def _digest(self, key: str) -> bytes:
         return hmac.digest(self._secret, key.encode(), "sha256")

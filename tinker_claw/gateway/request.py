@@ -156,6 +156,11 @@ class GatewayDeps:
     refused: LRUCache[tuple[str, str], int] = field(default_factory=lambda: LRUCache(4096))
     """Hash of the message in which something was refused first, by user and what it was."""
 
+    def figures(self) -> dict[str, Any]:
+        """Return the body of /healthz, as an admin sees it."""
+        here = {"private_near_misses": self.privacy.near_misses}
+        return {**self.health(), **here, "left_out": [*self.left_out.kinds.values()]}
+
 
 @dataclass(frozen=True, slots=True)
 class Said:

@@ -1,0 +1,141 @@
+"""Orders of commands to the gateway that runs on their data directory, and its address.
+
+Rule: whoever answers must prove first that it has the token of `control.json`; nobody else is sent
+anything. A killed gateway leaves its file, and another process may have its port. No command sends
+an API key.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import select
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from secrets import token_urlsafe
+from typing import Any, Final
+
+from tinker_claw.errors import LedgerError, UndoError
+from tinker_claw.ledger.database import is_locked
+
+ROOT: Final = "/admin"
+CONTROL_FILE: Final = "control.json"
+ENDED: Final = "the gateway ended before it was done; look with `tinker-claw versions`"
+TIMEOUT_S = 5.0
+PATIENCE_S = 3.0
+"""Time after which the sender of an order is told that the order is still waiting."""
+ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Loopback address for each wildcard address that a gateway may listen on."""
+
+
+def address(directory: Path) -> tuple[str, int] | None:
+    """Host and port of the gateway that runs on this directory; None: none takes orders."""
+    try:
+        return _control(directory)[:2] if is_locked(directory) else None
+    except (OSError, ValueError, KeyError, LedgerError):
+        return None
+
+
+def url(host: str, port: int) -> str:
+    """URL of a gateway for callers on its own machine, without /v1."""
+    host = ANYWHERE.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def health(directory: Path) -> dict[str, Any] | None:
+    """Return the /healthz of the gateway that runs on this directory; None: none runs.
+
+    Raises:
+        UndoError: a process has the directory, and does not answer.
+        LedgerError: the directory cannot be used.
+    """
+    if not is_locked(directory):
+        return None
+    with _proven(directory) as (gateway, token):
+        return _asked(gateway, "GET", "health", token)
+
+
+def order(
+    directory: Path,
+    name: str,
+    given: Mapping[str, Any],
+    waits: Callable[[], None],
+    *,
+    patience_s: float = PATIENCE_S,
+) -> Any:
+    """Give an order to the gateway that runs on this directory, and wait until it is done.
+
+    Leaving (Ctrl-C) withdraws an order that has not been carried out yet; forgetting that has
+    begun goes on. `waits` is called if it takes longer than `patience_s`.
+
+    Raises:
+        UndoError: the gateway says why it cannot be done, or does not answer.
+    """
+
+    def sent() -> None:
+        gateway.sock.settimeout(None)  # a step in progress may take minutes
+        if not select.select([gateway.sock], [], [], patience_s)[0]:
+            waits()
+
+    with _proven(directory) as (gateway, token):
+        try:
+            answer = _asked(gateway, "POST", name, token, json.dumps(given), sent)
+        except (OSError, HTTPException) as error:
+            raise UndoError(ENDED) from error
+    if "done" not in answer:
+        raise UndoError(answer["error"])
+    return answer["done"]
+
+
+def proof(token: str, nonce: str) -> str:
+    """Return what shows that a gateway has the token, for a nonce that nobody has used before."""
+    return hmac.digest(token.encode(), nonce.encode(), "sha256").hex()
+
+
+@contextmanager
+def _proven(directory: Path) -> Generator[tuple[HTTPConnection, str]]:
+    """Yield a connection whose other end has proved that it is this directory's gateway, and the
+    token for it.
+
+    Raises:
+        UndoError: there is none.
+    """
+    try:
+        host, port, token = _control(directory)
+        nonce = token_urlsafe(16)
+        gateway = HTTPConnection(ANYWHERE.get(host, host), port, timeout=TIMEOUT_S)
+        with closing(gateway):
+            gateway.request("GET", f"{ROOT}/proof/{nonce}")
+            gateway.auto_open = 0  # another connection would have to prove it anew
+            shown = gateway.getresponse().read()
+            if not hmac.compare_digest(shown, proof(token, nonce).encode()):
+                raise ValueError("what answers is not its gateway")
+            yield gateway, token
+    except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
+        raise UndoError(
+            f"a process has {directory} in use and takes no orders ({error}); it may be starting "
+            "or stopping: try again, or stop it first"
+        ) from error
+
+
+def _control(directory: Path) -> tuple[str, int, str]:
+    """Return host, port and token that the gateway wrote down."""
+    found = json.loads((directory / CONTROL_FILE).read_text())
+    host, port = found["gateway"]
+    return str(host), int(port), str(found["token"])
+
+
+def _asked(
+    gateway: HTTPConnection,
+    method: str,
+    name: str,
+    token: str,
+    body: str | None = None,
+    sent: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
+    gateway.request(method, f"{ROOT}/{name}", body, {"authorization": f"Bearer {token}"})
+    sent()
+    with gateway.getresponse() as answer:
+        return json.loads(answer.read())
