@@ -239,7 +239,7 @@ def _ranked(config: LocalConfig) -> bool:
     serves must not end with it.
     """
     cuda = config.device.startswith(("auto", "cuda")) and torch.cuda.is_available()
-    return cuda or config.ranks > 1 or bool(config.torchrun) or not config.in_process
+    return cuda or config.ranks > 1 or not config.in_process
 
 
 def _learning(config: LocalConfig, say: Say) -> tuple[BaseModel | None, Learning]:

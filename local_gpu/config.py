@@ -59,8 +59,6 @@ class LocalConfig:
     """Indices of the visible GPUs that learn, one per rank; () takes the first ones."""
     shard: Literal["on", "off"] = "off"
     """Shard the frozen base over the ranks (FSDP2), where a GPU has too little memory for it."""
-    torchrun: tuple[str, ...] = ()
-    """Further arguments of torchrun, for several machines."""
     sampler_urls: tuple[str, ...] = ()
     """URLs of vLLM servers that sample; () samples in this process."""
     sampler_api_key: str | None = field(default=None, repr=False)

@@ -1,13 +1,12 @@
-"""Ranks whose memory is full beyond some number of rows; run in place of `local_gpu.ranks`.
+"""Ranks whose memory is full beyond some number of rows.
 
-`FULL` says where it shows: in the forward pass of the second layer, in its backward pass, or while
-its weights are gathered. Rank 1 has less room than rank 0.
+`FULL` says where it shows: in the forward pass of the second layer, or in its backward pass. Rank 1
+has less room than rank 0.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from typing import Any
 
 import torch
@@ -16,9 +15,7 @@ from torch import Tensor
 from local_gpu.config import LocalConfig
 from local_gpu.learn.learning import LearningCore
 from local_gpu.learn.world import World
-from local_gpu.ranks import shard
-from local_gpu.ranks.__main__ import build
-from local_gpu.ranks.rank import live
+from local_gpu.ranks.rank import build_learner
 
 ROOM = (150, 60)
 """Rows that fit, by rank."""
@@ -44,32 +41,15 @@ def check(where: str, rank: int, rows: int) -> None:
 
 def build_full(config: LocalConfig, world: World) -> LearningCore:
     """Build a learner with little memory."""
-    built, where = build(config, world), os.environ["FULL"]
+    built, where = build_learner(config, world), os.environ["FULL"]
     layer: Any = built._models["policy"].module.base_model.layers[1]
-    rows = 0
 
     def look(_: Any, args: tuple[Tensor, ...]) -> Any:
-        nonlocal rows
-        rows = args[0].shape[1]
         if where == "forward":
-            check(where, world.rank, rows)
+            check(where, world.rank, args[0].shape[1])
         if where == "backward" and args[0].requires_grad:
             return (_Backward.apply(args[0], world.rank), *args[1:])
         return None
 
     layer.mlp.register_forward_pre_hook(look)
-    if where == "gather":
-        gather = shard._Gathers.__call__
-
-        def gathered(self: Any, *args: Any, **kwargs: Any) -> Any:
-            done = gather(self, *args, **kwargs)
-            if self.count % 4 == 3 and not self.skip:
-                check(where, world.rank, rows)
-            return done
-
-        shard._Gathers.__call__ = gathered
     return built
-
-
-if __name__ == "__main__":
-    sys.exit(live(build_full))

@@ -1,18 +1,14 @@
-"""Ranks for tests: real torchrun processes, over a real learner or over an echo.
-
-Run by torchrun (`python -m rank_runs`), every rank is an echo: it does what the name of a folder
-says, and tells about itself.
-"""
+"""Ranks for tests: real processes, over a learner without a model that tells about itself."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
-import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +17,6 @@ import torch
 from local_gpu.config import LocalConfig
 from local_gpu.halves import Facts, ScoreAsk
 from local_gpu.learn.world import OutOfStep, World
-from local_gpu.ranks.rank import live
 from local_gpu.ranks.remote import RankedLearning
 from tinker_claw.errors import ContextLengthError, StepError
 from tinker_claw.types import Adam, LossPass, StepReport, TokenLogprobs
@@ -37,8 +32,7 @@ class Echo:
     def __init__(self, config: LocalConfig, world: World) -> None:
         self._world = world
         self._tokens = config.micro_batch_tokens
-        differ = world.rank if config.model == "different" else 0
-        self.facts = Facts(config.model, world.size, differ)
+        self.facts = Facts(config.model, world.size, 0)
         print(f"an echo of rank {world.rank}")
         if config.model == "missing" and world.rank == 1:
             raise ContextLengthError(1, 2, 3)
@@ -50,7 +44,7 @@ class Echo:
         refuses = adam.learning_rate == 7 and self._world.rank == 1
         if any(self._world.gather(refuses)):
             raise StepError("rank 1 says no")
-        most = float(self._world.most(self._world.rank))
+        most = float(max(self._world.gather(self._world.rank)))
         return StepReport((float(flat[0]),), (), most, self._tokens or 0)
 
     def score(self, adapter: Path | None, asks: Sequence[ScoreAsk]) -> list[TokenLogprobs]:
@@ -62,10 +56,15 @@ class Echo:
             raise FileNotFoundError(2, "No such file or directory", str(folder))
 
     def export_adapter(self, folder: Path, model: str) -> None:
-        """Fail on one rank in the middle of a call."""
+        """Fail on one rank in the middle of a call, as a pass without enough memory does."""
         if self._world.rank == 1:
-            raise OutOfStep("left in the middle")
-        self._world.gather(None)  # which rank 1 never reaches
+            raise OutOfStep("left in the middle", budget=7 if folder.name == "full" else None)
+        self._world.sum(torch.ones(1))  # which rank 1 never reaches
+
+    def discard(self, model: str) -> None:
+        """Make different calls on two ranks."""
+        if self._world.rank == 1:
+            self._world.gather(None)
 
     def write_state(self, folder: Path, model: str) -> None:
         """Run a long command."""
@@ -86,33 +85,19 @@ def config(folder: Path, ranks: int, **settings: Any) -> LocalConfig:
 @contextmanager
 def echoes(folder: Path, ranks: int = 2, **settings: Any) -> Iterator[RankedLearning]:
     """Ranks that only echo."""
-    before, os.environ["PYTHONPATH"] = os.environ.get("PYTHONPATH", ""), HERE
     wanted = config(folder, ranks, **({"model": "echo"} | settings))
+    learning = RankedLearning(wanted, build=Echo)
     try:
-        learning = RankedLearning(wanted, module="rank_runs")
-        try:
-            yield learning
-        finally:
-            learning.close()
+        yield learning
     finally:
-        os.environ["PYTHONPATH"] = before
+        learning.close()
 
 
-def listens(port: int) -> bool:
-    with socket.socket() as asking:
-        return asking.connect_ex(("127.0.0.1", port)) == 0
-
-
-def rank_pids(root: Path) -> dict[int, int]:
-    """Process ids, by rank, of the ranks that write to the log in that folder."""
-    found: dict[int, int] = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it ended meanwhile
-            raw = (entry / "environ").read_bytes().split(b"\0")
-            env = dict(one.partition(b"=")[::2] for one in raw)
-            if b"RANK" in env and (entry / "fd" / "1").readlink() == root / "logs" / "ranks.log":
-                found[int(env[b"RANK"])] = int(entry.name)
-    return found
+def rank_pids(root: Path) -> list[int]:
+    """Ids of the rank processes that live and have this root, in rank order."""
+    log = (root / "logs" / "ranks.log").read_text()
+    ids = {rank: int(pid) for rank, pid in re.findall(r"Rank (\d+) of .* is process (\d+)", log)}
+    return [pid for _, pid in sorted(ids.items()) if alive(pid)]
 
 
 def alive(pid: int) -> bool:
@@ -136,19 +121,11 @@ def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def _parent(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
-
-
-def _control(folder: Path, ranks: str, *torchrun: str) -> None:
+def _control(folder: Path, ranks: str) -> None:
     """Run a control process that prints its ranks, and waits for its end."""
-    with echoes(folder, int(ranks), torchrun=torchrun) as learning:
-        pids = learning.score(None, ())
+    with echoes(folder, int(ranks)) as learning:
         try:
-            print(*pids, *map(_parent, pids[:1]), flush=True)
+            print(*learning.score(None, ()), flush=True)
             time.sleep(600)
         except KeyboardInterrupt:
             print(learning.step((), Adam(1.0)).losses[0], flush=True)
@@ -156,6 +133,4 @@ def _control(folder: Path, ranks: str, *torchrun: str) -> None:
 
 
 if __name__ == "__main__":
-    if "RANK" not in os.environ:
-        _control(Path(sys.argv[1]), *sys.argv[2:])
-    sys.exit(live(Echo))
+    _control(Path(sys.argv[1]), sys.argv[2])

@@ -1,15 +1,14 @@
 """A rank whose device fails for good: from one of its passes on, every call fails.
 
-Run in the place of `local_gpu.ranks`; the product's own functions are wrapped from outside. `SICK`
-names a folder: `words` has the class of the error and what the device says, `well` how many passes
-go well before, `ill` how many processes fall ill, the first ones, and `lives` the ids of all.
+`build_ill` is given to ranks; the product's own functions are wrapped from outside. `SICK` names a
+folder: `words` has the class of the error and what the device says, `well` how many passes go well
+before, `ill` how many processes fall ill, the first ones, and `lives` the ids of all.
 """
 
 from __future__ import annotations
 
 import functools
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,7 @@ from local_gpu.config import LocalConfig
 from local_gpu.learn.learning import LearningCore
 from local_gpu.learn.masters import Masters
 from local_gpu.learn.world import World
-from local_gpu.ranks.__main__ import build
-from local_gpu.ranks.rank import live
+from local_gpu.ranks.rank import build_learner
 from local_gpu.tree.body import Body
 
 
@@ -32,8 +30,7 @@ def prescribe(folder: Path, error: Exception, *, well: int, ill: int) -> dict[st
     (folder / "well").write_text(str(well))
     (folder / "ill").write_text(str(ill))
     (folder / "lives").touch()
-    paths = (str(Path(__file__).parent), os.environ.get("PYTHONPATH", ""))
-    return {"SICK": str(folder), "PYTHONPATH": os.pathsep.join(paths)}
+    return {"SICK": str(folder)}
 
 
 def lives(folder: Path) -> list[int]:
@@ -64,13 +61,9 @@ def _fall_ill(folder: Path) -> None:
 
 def build_ill(config: LocalConfig, world: World) -> LearningCore:
     """Build a learner on a device that is well."""
-    built, folder = build(config, world), Path(os.environ["SICK"])
+    built, folder = build_learner(config, world), Path(os.environ["SICK"])
     with (folder / "lives").open("a") as file:
         file.write(f"{os.getpid()}\n")
     if len(lives(folder)) <= int((folder / "ill").read_text()):
         _fall_ill(folder)
     return built
-
-
-if __name__ == "__main__":
-    sys.exit(live(build_ill))

@@ -143,8 +143,9 @@ class LearningCore:
             fuse(base.module, device=base.device, dtype=base.dtype, say=say)
         kernel = self._kernel(config.attention, say, config.root / "kernels.json")
         body = Body(kernel, base.device, packs=base.packs)
-        budget = PassBudget(tokens) if shards is None else shards.budget(tokens)
-        self._passes = Passes(body, budget, self._world, self.vision)
+        self._passes = Passes(
+            body, PassBudget(tokens), self._world, self.vision, together=shards is not None
+        )
         self._models: dict[str, LoraOptimizer] = {}
         self._learners: dict[LoraShape, Any] = {}
         """Modules in training, here and below by shape."""
@@ -368,7 +369,7 @@ class LearningCore:
                 result = call()
             except (ClawError, OSError, RuntimeError) as error:
                 failure = error
-        failure, result = self._world.share((failure, result))
+        failure, result = self._world.gather((failure, result))[0]
         if failure is not None:
             raise failure
         return cast(T, result)

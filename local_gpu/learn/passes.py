@@ -1,6 +1,8 @@
 """Passes that fit into memory.
 
 Rule: a pass that runs out of memory is halved and tried again; its partial results are discarded.
+Over a sharded base, where other ranks are in the same pass, all ranks end instead, and the next
+ones have half the budget.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import torch
 from torch import Tensor
 
 from local_gpu.device import out_of_memory
-from local_gpu.learn.world import Alone, World
+from local_gpu.learn.world import Alone, OutOfStep, World
 from local_gpu.model.vision import Pictures, Vision, paint
 from local_gpu.plan.memory import DEFAULT_TOKENS
 from local_gpu.tree.body import Body
@@ -28,6 +30,10 @@ T = TypeVar("T")
 
 FAILURES = (ClawError, RuntimeError, ValueError, TypeError, IndexError)
 """Errors of a computation that leave this process as it was."""
+_NO_ROOM: Final = (
+    "One sample alone does not fit in the memory. Let --context-tokens be less, or use more or "
+    "larger GPUs."
+)
 _BUSY: Final = 1024
 """Tokens that keep a CPU busy: more at once are no faster, and take more memory."""
 
@@ -45,7 +51,6 @@ class PassBudget:
         *,
         sequences: Sequence[Tensor],
         undo: Callable[[], None],
-        idle: Callable[[], None],
     ) -> dict[int, T]:
         """Compute every pass; return the results by index.
 
@@ -54,7 +59,6 @@ class PassBudget:
             compute: one pass; results in the order of its indices.
             sequences: what the indices stand for.
             undo: removes what a failed pass has left behind.
-            idle: an empty pass, for ranks that must run as many passes as the others.
 
         Raises:
             StepError: a single sequence is too long for the memory.
@@ -67,31 +71,22 @@ class PassBudget:
             if done is not None:
                 results.update(zip(indices, done, strict=True))
                 continue
-            self._forget(undo)
-            waiting += self._halves(indices, sequences)
+            undo()
+            # The exception's frames, which held the failed pass's tensors, are gone by now.
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            if len(indices) == 1:
+                raise StepError(_NO_ROOM)
+            self.tokens = self.halved(indices, sequences)
+            half = len(indices) // 2
+            waiting += [list(indices[half:]), list(indices[:half])]
         return results
 
-    @staticmethod
-    def _forget(undo: Callable[[], None]) -> None:
-        undo()
-        # The exception's frames, which held the failed pass's tensors, are gone by now.
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-
-    def _halves(self, indices: Sequence[int], sequences: Sequence[Tensor]) -> list[list[int]]:
-        """Split a pass that did not fit into halves, the last first; an empty one into none."""
-        if not indices:
-            return []
-        if len(indices) == 1:
-            raise StepError(
-                "One sample alone does not fit in the memory. Let --context-tokens be less, or use "
-                "more or larger GPUs."
-            )
-        half = len(indices) // 2
+    def halved(self, indices: Sequence[int], sequences: Sequence[Tensor]) -> int:
+        """Half the tokens of a pass that ran out of memory, or the budget if that is less."""
         failed = len(grow([sequences[i] for i in indices]).tokens)
-        self.tokens = min(self.tokens, max(1, failed // 2))
-        return [list(indices[half:]), list(indices[:half])]
+        return min(self.tokens, max(1, failed // 2))
 
     @staticmethod
     def _try(indices: list[int], compute: Callable[[Sequence[int]], list[T]]) -> list[T] | None:
@@ -114,6 +109,8 @@ class Passes:
     world: World = Alone()  # noqa: RUF009 - it has no state
     vision: Vision | None = None
     """The vision half of the base; None: there are no images."""
+    together: bool = False
+    """Whether the ranks must be in every pass together, as over a sharded base."""
 
     def run(
         self,
@@ -142,14 +139,18 @@ class Passes:
         parts = cut(sequences, ranks=self.world.size, tokens=tokens, even=even, enough=enough)
         failure: Exception | None = None
         mine: dict[int, T] = {}
+
+        def compute_part(part: Sequence[int]) -> list[T]:
+            return compute(part, [sequences[i] for i in part], pictures)
+
         try:
-            mine = self.budget.run(
-                parts[self.world.rank],
-                lambda part: compute(part, [sequences[i] for i in part], pictures),
-                sequences=sequences,
-                undo=undo,
-                idle=lambda: self.body.idle(module, learn=learns),
-            )
+            if self.together:
+                rest = [list(part) for part in parts[self.world.rank]]
+                mine = self._in_step(module, rest, compute_part, sequences, learns=learns)
+            else:
+                mine = self.budget.run(
+                    parts[self.world.rank], compute_part, sequences=sequences, undo=undo
+                )
         except FAILURES as error:
             failure = error
         every = self.world.gather((failure and (str(failure) or type(failure).__name__), mine))
@@ -157,3 +158,39 @@ class Passes:
             raise StepError(told) from failure
         done = {i: one for _, part in every for i, one in part.items()}
         return [done[i] for i in range(len(shown))]
+
+    def _in_step(
+        self,
+        module: Any,
+        passes: Sequence[Sequence[int]],
+        compute: Callable[[Sequence[int]], list[T]],
+        sequences: Sequence[Tensor],
+        *,
+        learns: bool,
+    ) -> dict[int, T]:
+        """Compute every pass, and idle passes while other ranks have more.
+
+        Raises:
+            OutOfStep: a pass was left in the middle.
+        """
+        results: dict[int, T] = {}
+        failure: ClawError | None = None
+        for at in range(max(self.world.gather(len(passes)))):
+            indices = passes[at] if at < len(passes) else ()
+            try:
+                if indices:
+                    results.update(zip(indices, compute(indices), strict=True))
+                else:
+                    self.body.idle(module, learn=learns)
+            except ClawError as error:  # raised after all passes
+                failure = failure or error
+            except FAILURES as error:
+                full = isinstance(error, RuntimeError) and out_of_memory(error)
+                if full and len(indices) > 1:
+                    budget = self.budget.halved(indices, sequences)
+                    raise OutOfStep("Out of memory", budget=budget) from error
+                sentence = _NO_ROOM if full else f"{type(error).__name__}: {error}"
+                raise OutOfStep(sentence) from error
+        if failure is not None:
+            raise failure
+        return results

@@ -6,18 +6,21 @@ Rule: every rank makes the same calls in the same order. A rank that fails alone
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from local_gpu.learn.passes import PassBudget
 
 T = TypeVar("T")
 
 
 class OutOfStep(Exception):
     """This rank has left a pass that the others are in. Not a ClawError: it ends all ranks."""
+
+    def __init__(self, sentence: str, *, follows: bool = False, budget: int | None = None) -> None:
+        """See `RankLost` for the arguments."""
+        super().__init__(sentence)
+        self.follows = follows
+        self.budget = budget
 
 
 class World(Protocol):
@@ -30,16 +33,8 @@ class World(Protocol):
         """Add up over the ranks, in place: afterwards the same bits on each."""
         ...
 
-    def most(self, count: int) -> int:
-        """The largest of all ranks' counts."""
-        ...
-
     def gather(self, mine: T) -> list[T]:
         """Small objects of all ranks, in rank order, on every rank."""
-        ...
-
-    def share(self, value: T) -> T:
-        """Rank 0's object, on every rank."""
         ...
 
 
@@ -52,14 +47,8 @@ class Alone:
     def sum(self, flat: Tensor) -> None:
         pass
 
-    def most(self, count: int) -> int:
-        return count
-
     def gather(self, mine: T) -> list[T]:
         return [mine]
-
-    def share(self, value: T) -> T:
-        return value
 
 
 class Sharding(Protocol):
@@ -67,8 +56,4 @@ class Sharding(Protocol):
 
     def cut(self, module: Any) -> None:
         """Shard the layers of a module over the base, in place."""
-        ...
-
-    def budget(self, tokens: int | None) -> PassBudget:
-        """Token budget for passes that all ranks enter together."""
         ...

@@ -63,8 +63,6 @@ class Demand:
     context_tokens: int
     """Prompt and reply together; every pass and every cache must hold one such sequence."""
     quantization: Literal["none", "4bit"] = "none"
-    nodes: int = 1
-    """Machines that train together, each with as many GPUs."""
     sampler_quantization: str | None = None
     """Quantization of the samplers; None: bfloat16."""
     embedded_tokens: int = 0
@@ -126,7 +124,7 @@ def reckon(layout: Layout, gpus: Sequence[Gpu], demand: Demand) -> Fit:
     """Add up the memory of every GPU; `gpus` in the order of the layout's numbers."""
     learns = _Side(layout.train, "learn", gpus)
     shard = _shards(learns.gpu, layout, demand)
-    learns.parts += _learner(learns.gpu, len(layout.train) * demand.nodes, demand, shard=shard)
+    learns.parts += _learner(learns.gpu, len(layout.train), demand, shard=shard)
     sides = [learns]
     each = _MARGIN * token_bytes(demand.model, checkpointing=True)
     share = None
@@ -189,7 +187,7 @@ class _Side:
 
 
 def _shards(gpu: Gpu, layout: Layout, demand: Demand) -> bool:
-    several = len(layout.train) * demand.nodes > 1
+    several = len(layout.train) > 1
     too_large = base_bytes(demand.model, "none") > _SHARD_ABOVE * gpu.total
     return several and demand.quantization == "none" and too_large
 

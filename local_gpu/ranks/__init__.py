@@ -1,7 +1,7 @@
-"""Training processes: one, or several with adapter replicas and one gradient all-reduce per step.
+"""Training processes on this machine: one, or several with one all-reduce of gradients per step.
 
-    control process                     torchrun, unless rank 0 is alone
-    RankedLearning ── socket pair ── rank 0 ── NCCL or gloo ── rank 1 ... on this or other machines
+    control process ── pipe ── rank 0
+                    ── pipe ── rank 1 ...      gradients by NCCL or gloo, everything else by pipes
 
-Rule: every rank carries out the same commands in the same order; rank 0 alone answers and writes.
+Rule: every rank carries out the same commands in the same order; rank 0 alone writes files.
 """

@@ -1,224 +1,212 @@
-"""Run one rank: join the others, load the base, carry out commands until told to close.
+"""Run one rank: join the others, load the base, carry out commands for as long as its parent lives.
 
-Rule: a rank that fails reports why and ends, and the others end with it. No rank is repaired while
-it runs: the control process restarts all of them.
+Rule: a rank that fails says why and ends; the control process then ends the others. No rank is
+repaired while it runs.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
-import time
-import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from multiprocessing import parent_process
 from multiprocessing.connection import Connection
-from typing import Any
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
 import torch
-from torch.distributed.rendezvous import rendezvous
+import torch.distributed as dist
+from torch import Tensor
 
 from local_gpu.config import LocalConfig
 from local_gpu.device import device_fault
 from local_gpu.halves import Learning
+from local_gpu.learn.learning import LearningCore
 from local_gpu.learn.world import Alone, OutOfStep, World
-from local_gpu.ranks.distributed import Distributed
+from local_gpu.model.load import keep_memory_whole, open_base
 from local_gpu.ranks.messages import (
-    CLOSE,
+    BUILD,
     COMMANDS,
-    EXPECTED,
     Command,
     Failure,
+    Part,
     RankAnswer,
     RankLost,
-    Start,
-    decode,
-    encode,
+    receive,
+    send,
 )
-from local_gpu.ranks.torchrun import LEASH, when_let_go
+from local_gpu.ranks.shard import Shards
 from tinker_claw.errors import ClawError, ConfigError
+
+T = TypeVar("T")
 
 Build = Callable[[LocalConfig, World], Learning]
 """Builds this rank's learner; `config.device` is this rank's."""
 
-_TROUBLE = "tinker-claw-trouble"
-_LOOK_S = 0.1
-_GOODBYE_S = 1.0
-"""Delay before a failed rank ends: torchrun then ends rank 0, which must have reported why
-before."""
-_TICK_S = 30.0
-"""Seconds between heartbeats while there is nothing to do; at most a quarter of the timeout."""
-_JOIN_S = 900.0
-"""Seconds for all machines to join: they may be started one after the other, by hand."""
+_EXPECTED: Final = (ClawError, OSError)
+"""Errors that a command may raise without ending the ranks; anything else ends them."""
+_APART: Final = timedelta(hours=1)
+"""Longest wait for another rank in a sum: they differ by less within one command."""
 
 
-def live(build: Build) -> int:
-    """Run the rank to its end; return the exit status."""
-    rank = int(os.environ["RANK"])
-    leashed = LEASH in os.environ
-    if leashed:
-        # Safe at any time: files appear whole or not at all.
-        when_let_go(lambda: os._exit(1))
-    elif rank == 0:
-        print(
-            "Rank 0 is started by the control process. Start this machine with --node-rank 1 or "
-            "more, and name the first machine by --master-addr and --master-port.",
-            file=sys.stderr,
-        )
-        return 2
-    size, store = int(os.environ["WORLD_SIZE"]), None
-    if size > 1:
-        store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=_JOIN_S)))
-    link = Connection(os.dup(0)) if leashed and rank == 0 else None
-    with _Voice(rank, link, store) as voice:
-        start = voice.start()
-        device = _device(start.config)
-        config = replace(start.config, device=str(device))
-        if size == 1:
-            _carry_out(voice, Alone(), build, config)
-        else:
-            world = Distributed(device, store, rank=rank, size=size, timeout_s=start.timeout_s)
-            _carry_out(voice, world, build, config)
-            world.leave()
-    return 0
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which of the ranks this is, and where they meet."""
+
+    rank: int
+    size: int
+    meeting: Path
+    """A file that does not exist yet, for all of them."""
+    log: Path
+    """File that all of them append to."""
 
 
-def _carry_out(voice: _Voice, world: World, build: Build, config: LocalConfig) -> None:
-    """Build the learner, then carry out rank 0's commands until it is told to close."""
-    built: list[Learning] = []
-
-    def make() -> Any:
-        built.append(build(config, world))
-        return built[0].facts
-
-    def compare() -> Any:
-        facts = built[0].facts
-        if len(set(world.gather(facts))) > 1:
-            raise ConfigError(f"The ranks have loaded different models as {config.model!r}.")
-        return facts
-
-    outcome = _tried(world, make)
-    if isinstance(outcome, RankAnswer):
-        outcome = _tried(world, compare)
-    voice.send(outcome)
-    if isinstance(outcome, Failure):
-        return
-    (learning,) = built
-    name = None
-    while name != CLOSE:
-        command = voice.next(world)
-        name = command.name
-        if name not in COMMANDS:
-            raise OutOfStep(f"There is no command {name!r}.")
-        voice.send(_tried(world, lambda c=command: getattr(learning, c.name)(*c.arguments)))
-
-
-def _tried(world: World, call: Callable[[], Any]) -> Failure | RankAnswer:
-    """Run a call that every rank makes; return rank 0's value, or the first failure."""
-    value, failure = None, None
+def live(build: Build, config: LocalConfig, place: Place, link: Connection) -> None:
+    """Run a rank until its parent ends it, or is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the parent
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    _log_to(place.log)
+    print(f"Rank {place.rank} of {place.size} is process {os.getpid()}.")
     try:
-        value = call()
-    except EXPECTED as error:
+        _carry_out(link, build, config, place)
+    except EOFError:
+        os._exit(1)  # the parent is gone
+    except BaseException as error:
+        with suppress(OSError):
+            send(link, _lost(error))
+        raise  # into the log; if cleaning up waits for other ranks, the parent ends it
+
+
+def build_learner(config: LocalConfig, world: World) -> LearningCore:
+    """Build a learner with the whole base on this rank's device, or with its layers sharded over
+    all ranks."""
+    if config.shard != "on" or not isinstance(world, Ranks):
+        base = open_base(
+            config.model,
+            device=config.device,
+            dtype=config.dtype,
+            threads=config.threads,
+            quantization=config.quantization,
+        )
+        return LearningCore(config, base, world)
+    cuda = torch.device(config.device).type == "cuda"
+    if cuda:
+        keep_memory_whole()
+    dtype = "bfloat16" if config.dtype == "auto" and cuda else config.dtype
+    # It does not fit on one GPU: every rank loads it into CPU memory first.
+    base = open_base(config.model, device="cpu", dtype=dtype, threads=config.threads)
+    base = replace(base, device=world.device)
+    return LearningCore(config, base, world, Shards(base, world.device, world.size))
+
+
+class Ranks:
+    """Implements `World`: tensors by NCCL on CUDA and gloo elsewhere, the rest by the parent."""
+
+    def __init__(self, device: torch.device, place: Place, link: Connection) -> None:
+        # All on this machine: nothing listens on an address that another can reach.
+        loopback = "lo" if sys.platform == "linux" else "lo0"
+        os.environ |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+            init_method=place.meeting.absolute().as_uri(),
+            rank=place.rank,
+            world_size=place.size,
+            timeout=_APART,
+        )
+        self.device = device
+        self.rank = place.rank
+        self.size = place.size
+        self._link = link
+        self.sum(torch.ones(1, device=device))  # fails at once if GPUs cannot communicate
+
+    def sum(self, flat: Tensor) -> None:
+        try:
+            dist.all_reduce(flat)
+        except RuntimeError as error:
+            raise OutOfStep(f"The ranks lost one another ({error}).", follows=True) from error
+
+    def gather(self, mine: T) -> list[T]:
+        send(self._link, Part(mine))
+        return receive(self._link)
+
+
+def _carry_out(link: Connection, build: Build, config: LocalConfig, place: Place) -> None:
+    """Answer commands, of which the first builds the learner."""
+    learning: Learning | None = None
+
+    def begin() -> Any:
+        nonlocal learning
+        device = _device(config, place)
+        world = Alone() if place.size == 1 else Ranks(device, place, link)
+        learning = build(replace(config, device=str(device), threads=_threads(config)), world)
+        return learning.facts
+
+    while True:
+        command: Command = receive(link)
+        if command.name == BUILD:
+            send(link, _tried(begin))
+            continue
+        assert learning is not None
+        assert command.name in COMMANDS
+        method = getattr(learning, command.name)
+        send(link, _tried(lambda m=method, c=command: m(*c.arguments)))
+
+
+def _tried(call: Callable[[], Any]) -> Failure | RankAnswer:
+    try:
+        return RankAnswer(call())
+    except _EXPECTED as error:
         if device_fault(error):
             raise  # whatever this process computes next may fail as well
-        failure = Failure(error)
-    first = next((f for f in world.gather(failure) if f is not None), None)
-    return RankAnswer(value) if first is None else first
+        return Failure(error)
 
 
-class _Voice:
-    """Messages of this rank to the control process: sent by rank 0 itself, by others through rank
-    0."""
-
-    def __init__(self, rank: int, link: Connection | None, store: Any | None) -> None:
-        """`link`: rank 0's; `store`: torch's, of the rendezvous; None: this rank is alone."""
-        self._rank = rank
-        self._link = link
-        self._store = store and store.clone()
-        self._writing = threading.Lock()
-        self._tick_s = _TICK_S
-        if link is not None and store is not None:
-            threading.Thread(target=self._pass_on, args=(store.clone(),), daemon=True).start()
-
-    def __enter__(self) -> _Voice:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """End the process at once on an error, without cleanup: other ranks may be waiting for
-        it."""
-        if error is not None:
-            traceback.print_exception(error)
-            sys.stderr.flush()
-            self._lose(error)
-            os._exit(1)
-
-    def start(self) -> Start:
-        """Return rank 0's start message on every rank."""
-        told = None if self._link is None else self._link.recv_bytes()
-        if self._store is not None:
-            if told is not None:
-                self._store.set("start", told)
-            told = self._store.get("start")
-        assert told is not None
-        start: Start = decode(told)
-        self._tick_s = min(_TICK_S, start.timeout_s / 4)
-        return start
-
-    def next(self, world: World) -> Command:
-        """Return the next command. While there is none, rank 0 sends heartbeats to the others."""
-        if self._link is None:
-            command: Command | None = None
-            while command is None:
-                command = world.share(command)
-            return command
-        while not self._link.poll(self._tick_s):
-            world.share(None)
-        try:
-            return world.share(decode(self._link.recv_bytes()))
-        except (EOFError, ConnectionError):
-            os._exit(1)  # the control process is gone
-
-    def _lose(self, error: BaseException) -> None:
-        """Report why this rank ends, unless another rank did before: the first reason is the
-        cause."""
-        plain = isinstance(error, (ClawError, OutOfStep))
-        sentence = str(error) if plain else f"{type(error).__name__}: {error}"
-        fault = device_fault(error)
-        lost = RankLost(self._rank, fault or sentence, outage=fault is not None)
-        if self._store is None:
-            with suppress(OSError):  # the control process is gone
-                self.send(lost)
-            return
-        with suppress(RuntimeError):  # the store ends with the first machine
-            if self._store.add(f"{_TROUBLE}-count", 1) == 1:
-                self._store.set(_TROUBLE, encode(lost))
-        time.sleep(_GOODBYE_S)
-
-    def _pass_on(self, store: Any) -> None:
-        """On rank 0: report the first rank that failed to the control process."""
-        with suppress(RuntimeError):
-            while not store.check([_TROUBLE]):
-                time.sleep(_LOOK_S)
-            self.send(decode(store.get(_TROUBLE)))
-
-    def send(self, what: object) -> None:
-        if self._link is not None:
-            with self._writing:
-                self._link.send_bytes(encode(what))
+def _lost(error: BaseException) -> RankLost:
+    fault = device_fault(error)
+    plain = isinstance(error, (ClawError, OutOfStep))
+    sentence = fault or (str(error) if plain else f"{type(error).__name__}: {error}")
+    if isinstance(error, OutOfStep):
+        return RankLost(sentence, fault is not None, error.follows, error.budget)
+    return RankLost(sentence, fault is not None)
 
 
-def _device(config: LocalConfig) -> torch.device:
-    """This rank's GPU of its machine, or the CPU."""
+def _device(config: LocalConfig, place: Place) -> torch.device:
+    """This rank's GPU, or the CPU."""
     wanted = config.device
     if wanted == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
     if wanted != "cuda":
         return torch.device(wanted)
-    local, count = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
-    if local >= count:
-        raise ConfigError(f"A rank found no GPU: this machine shows {count}, one for each rank.")
-    torch.cuda.set_device(local)
-    return torch.device("cuda", local)
+    number = config.train_gpus[place.rank] if config.train_gpus else place.rank
+    if number >= (count := torch.cuda.device_count()):
+        raise ConfigError(f"GPU {number} is to learn, but torch sees {count} GPUs here.")
+    torch.cuda.set_device(number)
+    return torch.device("cuda", number)
+
+
+def _threads(config: LocalConfig) -> int | None:
+    """Threads of this rank: its share of the CPU's, unless something else was asked for."""
+    if config.threads is not None or "OMP_NUM_THREADS" in os.environ:
+        return config.threads
+    return max(1, (os.cpu_count() or 1) // config.ranks)
+
+
+def _end_with_parent() -> None:
+    """Safe at any time: files appear whole or not at all."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _log_to(file: Path) -> None:
+    number = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    for stream, which in ((sys.stdout, 1), (sys.stderr, 2)):
+        os.dup2(number, which)
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    os.close(number)

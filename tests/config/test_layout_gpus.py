@@ -27,7 +27,6 @@ from tinker_claw.backends.local import (
     check_fit,
     local_config,
     no_compiler,
-    nodes,
     open_judge,
     open_local,
     why_not,
@@ -145,7 +144,6 @@ def test_openclaw_rls_variables_count_where_nothing_else_is_set(
             "-quantization needs GPUs, but --device is cpu",
         ),
         ("--device cuda:1 --gpus 2", "is one GPU; for several"),
-        ("--torchrun '", "mind its quotes"),
         ("--gpu-memory-gb 0", r"local\.gpu_memory_gb"),
     ],
 )
@@ -160,11 +158,6 @@ def test_settings_that_go_together() -> None:
     urls = settings("--sampler-urls", "http://a:1/, https://b").local.urls
     assert urls == ("http://a:1", "https://b")
     assert settings("--device", "cpu", "--actor-gpus", "2").local.actor_gpus == 2
-    assert nodes(settings("--torchrun", "--nnodes=2 --master-addr h")) == 2
-    assert nodes(settings("--torchrun", "--nnodes 2:4")) == 2
-    assert nodes(settings()) == 1
-    with pytest.raises(ConfigError, match="is no number of machines"):
-        nodes(settings("--torchrun", "--nnodes some"))
 
 
 # The plan
@@ -352,11 +345,10 @@ def test_layout_goes_by_the_gpus_that_are_visible(
 
 def test_what_the_trainer_is_told(model: str, box: Callable[..., None], vllm: Path) -> None:
     box()
-    flags = [*LOCAL, "--model-name", model, "--torchrun", "--rdzv-id 'a b'"]
+    flags = [*LOCAL, "--model-name", model]
     given = load(flags)
     told = local_config(given, model, arrange(given), ("http://127.0.0.1:1",))
     assert (told.device, told.train_gpus, told.ranks, told.shard) == ("cuda", (0,), 1, "off")
-    assert told.torchrun == ("--rdzv-id", "a b")
     assert told.sampler_urls == ("http://127.0.0.1:1",)
     assert told.sampler_api_key == KEY, "of the servers that were started here"
     assert told.micro_batch_tokens is not None

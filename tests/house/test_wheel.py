@@ -47,7 +47,7 @@ def test_a_shipped_file_of_settings_goes_by_its_name(
     assert load(["--config", "1x80GB"]).local.gpus == 1
     for named in ("demo", "demo.toml", "configs/demo.toml"):
         assert load(["--config", named]).run.model_name == "demo"
-    assert {"1x80GB", "demo", "two-nodes"} <= set(shipped.shipped_configs())
+    assert {"1x80GB", "demo", "8x80GB"} <= set(shipped.shipped_configs())
     (tmp_path / "demo.toml").write_text("[run]\nmodel_name = 'mine'\n")
     assert load(["--config", "demo.toml"]).run.model_name == "mine", "what is here goes first"
     with pytest.raises(ConfigError, match=r"cannot be read .* go by their names alone: 1x24GB-4"):

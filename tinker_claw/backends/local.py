@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shlex
 import shutil
 import sysconfig
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -214,25 +212,12 @@ def _demand(settings: Settings, *, embedded: bool) -> Demand:
         rank=settings.training.lora_rank,
         context_tokens=context,
         quantization=local.base_quantization,
-        nodes=nodes(settings),
         sampler_quantization=local.sampler_quantization,
         embedded_tokens=int(context * _EMBEDDED_CONTEXTS) if embedded else 0,
         judge=(
             model_size(config_folder(judging, "--judge-model"), learns=False) if judging else None
         ),
     )
-
-
-def nodes(settings: Settings) -> int:
-    """Number of machines that train together: torchrun's --nnodes, where MIN:MAX counts as MIN."""
-    words = shlex.split((settings.local.torchrun or "").replace("=", " "))
-    for flag, value in pairwise(words):
-        if flag == "--nnodes":
-            count = value.partition(":")[0]
-            if not count.isdecimal() or int(count) < 1:
-                raise ConfigError(f"--torchrun: --nnodes {value} is no number of machines")
-            return int(count)
-    return 1
 
 
 def check_fit(settings: Settings) -> Arrangement:
@@ -362,7 +347,6 @@ def local_config(
         device="cpu" if shipped and local.device == "auto" else local.device,
         quantization=local.base_quantization,
         ranks=arranged.ranks,
-        torchrun=tuple(shlex.split(local.torchrun or "")),
         sampler_urls=urls,
         sampler_api_key=KEY if ours else key.get_secret_value() if key else None,
         student_topk=student_topk(build(settings.run.method), settings.training),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections.abc import Iterator
 from itertools import chain
 from typing import Final
@@ -141,10 +140,6 @@ def _local(run: Run, local: Local) -> Iterator[str]:
     if local.device.startswith("cuda:") and (local.gpus or local.actor_gpus or 1) > 1:
         yield f"--device {local.device} is one GPU; for several give --gpus and --device cuda"
     yield from _servers(local)
-    try:
-        shlex.split(local.torchrun or "")
-    except ValueError as error:
-        yield f"--torchrun cannot be split into arguments ({error}); mind its quotes"
 
 
 def _judge(settings: Settings) -> Iterator[str]:

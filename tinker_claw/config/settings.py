@@ -618,11 +618,6 @@ class Local(Section):
         "quantization of the base that learns (bitsandbytes nf4); GPU only",
         when="the base does not fit (configs/1x24GB-4bit.toml)",
     )
-    torchrun: str | None = _setting(
-        None,
-        "further arguments of torchrun, as a string",
-        when="several machines learn together (configs/two-nodes.toml)",
-    )
     device: str = _setting(
         "auto",
         "auto, cpu, cuda or cuda:N",

@@ -397,7 +397,7 @@ def test_openclaw_can_be_served_from_every_settings_file(file: Path) -> None:
 def test_there_is_a_file_for_every_usual_machine() -> None:
     names = {file.stem for file in FOR_GPUS}
     assert {"1x24GB-4bit", "1x80GB", "1xH200", "2x80GB", "4x80GB", "8x80GB"} <= names
-    assert {"remote-samplers", "two-nodes"} <= names
+    assert "remote-samplers" in names
 
 
 def fitted(what: Demand, there: list[Gpu]) -> Fit:

@@ -179,7 +179,7 @@ def test_a_learner_that_dies_takes_its_models_and_not_the_server(server: TinkerS
     training.optim_step(ADAM).result(WAIT_S)
     state = training.save_state("before").result(WAIT_S).path
     right = rows(training.forward(entropy(2), "cross_entropy").result(WAIT_S))
-    for pid in rank_pids(server.service.shared.config.local.root).values():
+    for pid in rank_pids(server.service.shared.config.local.root):
         kill(pid)
     for sentence in ("died", "load a state first"):
         with pytest.raises(tinker.RequestFailedError, match=sentence) as failed:
