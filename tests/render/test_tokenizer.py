@@ -1,4 +1,4 @@
-"""A tokenizer from its folder: as transformers reads it, without torch and without transformers."""
+"""A tokenizer from its folder: as `AutoTokenizer` reads it, without torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.agents import assistant, tool, user
 from tests.processes import ROOT, product
 from tests.wire_servers import wire_process
 from tinker_claw.render.outside_text import CutTokenizer
-from tinker_claw.render.tokenizer import FileTokenizer, load
+from tinker_claw.render.tokenizer import load
 from tinker_claw.shipped import MODEL_DIR
 
 MARKS = list(load_tokenizer(str(MODEL_DIR)).get_added_vocab())
@@ -36,7 +36,6 @@ TALK = [
 
 def ours_in(folder: Path) -> CutTokenizer:
     ours = load(str(folder))
-    assert isinstance(ours, FileTokenizer)
     return CutTokenizer(ours)
 
 
@@ -138,7 +137,6 @@ def test_a_folder_without_tokenizer_json_is_left_to_transformers(tmp_path: Path)
     (tmp_path / "merges.txt").write_text(f"#version: 0.2\n{merges}\n")
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     found = load(str(tmp_path))
-    assert not isinstance(found, FileTokenizer)
     assert found.encode("look") == ours_in(MODEL_DIR).encode("look")
 
 
@@ -149,11 +147,11 @@ def run(script: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-NOT_THERE = "assert not {'torch', 'transformers'} & sys.modules.keys(), 'imported'\n"
+NOT_THERE = "assert 'torch' not in sys.modules, 'imported'\n"
 
 
 @pytest.mark.slow
-def test_a_gateway_over_tinker_imports_neither_and_may_import_them_later() -> None:
+def test_a_gateway_over_tinker_does_not_import_torch_and_may_import_it_later() -> None:
     run(
         "import sys\nfrom tinker_claw.render.renderer import Renderer\n"
         f"for family in ('qwen3', 'auto'):\n"
