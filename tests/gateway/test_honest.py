@@ -14,7 +14,7 @@ from tests.gateways import MODEL, gateway
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import Kind, NextState
 
-HONEST = Path(__file__).parent.parent / "data" / "honest.jsonl"
+DATA = Path(__file__).parent.parent / "data"
 FINE = "fine"
 Sent = tuple[str, dict[str, Any], dict[str, str]]
 """Path, body and headers of a request."""
@@ -69,14 +69,41 @@ def texts(*parts: str) -> list[dict[str, str]]:
     return [{"type": "text", "text": part} for part in parts]
 
 
-@pytest.mark.parametrize("layout", [plain, stamped, unstamped, claude_code, codex])
+LAYOUTS = (plain, stamped, unstamped, claude_code, codex)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 async def test_at_most_two_of_a_hundred_honest_messages_are_doubted(
     tmp_path: Path, renderer: Renderer, layout: Callable[[str], Sent]
 ) -> None:
     """The messages were written before the rules that they are tried on."""
-    said = [json.loads(line)["text"] for line in HONEST.read_text().splitlines()]
+    said = texts_in("honest.jsonl")
     assert len(set(said)) == 100
-    async with gateway(tmp_path, renderer, context_tokens=20_000) as world:
+    doubted = await doubted_of(said, layout, tmp_path, renderer)
+    assert len(doubted) <= (0 if layout is stamped else 2), doubted
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+async def test_of_forty_messages_held_out_MEASURED(
+    tmp_path: Path, renderer: Renderer, layout: Callable[[str], Sent]
+) -> None:
+    """They were written without a look at the rules, and no rule is tuned to them: the bound is
+    what was measured."""
+    said = texts_in("honest_held_out.jsonl")
+    assert len(set(said)) == 40
+    doubted = await doubted_of(said, layout, tmp_path, renderer)
+    assert len(doubted) <= 0, doubted
+
+
+def texts_in(name: str) -> list[str]:
+    return [json.loads(line)["text"] for line in (DATA / name).read_text().splitlines()]
+
+
+async def doubted_of(
+    said: list[str], layout: Callable[[str], Sent], folder: Path, renderer: Renderer
+) -> list[str]:
+    """Those whose words are not the owner's to the gateway, letter for letter."""
+    async with gateway(folder, renderer, context_tokens=20_000) as world:
         for n, text in enumerate(said):
             path, body, headers = layout(text)
             named = headers | {"x-session-id": f"s{n}"}
@@ -84,8 +111,7 @@ async def test_at_most_two_of_a_hundred_honest_messages_are_doubted(
             assert answer.status_code == 200, answer.text
         turns = world.turns()
     heard = [turn.kind is Kind.MAIN and turn.request_text for turn in turns]
-    doubted = [text for text, words in zip(said, heard, strict=True) if words != text]
-    assert len(doubted) <= (0 if layout is stamped else 2), doubted
+    return [text for text, words in zip(said, heard, strict=True) if words != text]
 
 
 async def test_a_correction_in_the_frame_of_open_webui_judges_the_reply_before(
