@@ -26,11 +26,11 @@ from tinker_claw.conversation.index import IDLE_S, ConversationIndex
 from tinker_claw.formats import spoken
 from tinker_claw.gateway.app import create_app
 from tinker_claw.gateway.auth import Keys
+from tinker_claw.gateway.deps import GatewayDeps
 from tinker_claw.gateway.fallback import Serving
 from tinker_claw.gateway.limits import ComputeRounds
 from tinker_claw.gateway.owners import Owners
 from tinker_claw.gateway.privacy import SessionPrivacy
-from tinker_claw.gateway.request import GatewayDeps
 from tinker_claw.learner.health import Health
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.policy import Policy, PolicyHolder, Sampler

@@ -20,7 +20,7 @@ from tests.gateways import OFF, chat, gateway, spell
 from tests.render.test_prompt_cache import FAMILIES, tokenizer_for
 from tinker_claw.config.settings import JudgeSettings
 from tinker_claw.errors import RequestError
-from tinker_claw.gateway.request import _shows
+from tinker_claw.gateway.reading import _shows
 from tinker_claw.judge.endpoints import SamplerEndpoint
 from tinker_claw.judge.prompts import verdict_messages
 from tinker_claw.render.outside_text import CUT, Guard

@@ -30,11 +30,12 @@ from tinker_claw.conversation.lessons import Lessons
 from tinker_claw.formats import spoken
 from tinker_claw.gateway.app import create_app
 from tinker_claw.gateway.auth import Keys
+from tinker_claw.gateway.deps import GatewayDeps
 from tinker_claw.gateway.fallback import Serving, lineage
+from tinker_claw.gateway.feedback import record
 from tinker_claw.gateway.limits import ComputeRounds
 from tinker_claw.gateway.owners import Owners
 from tinker_claw.gateway.privacy import SessionPrivacy
-from tinker_claw.gateway.request import GatewayDeps, record
 from tinker_claw.judge.endpoints import Endpoint, HttpEndpoint, SamplerEndpoint
 from tinker_claw.judge.judge import Judge, Second
 from tinker_claw.judge.prompts import INCLUDED, Prompts

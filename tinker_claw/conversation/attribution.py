@@ -119,7 +119,7 @@ def attribute(
     if role == "assistant":
         return (Piece(Writer.AGENT, message["content"]),)
     if role == "tool":
-        return tuple(openclaw.external(message["content"], Writer.TOOL))
+        return result_pieces(message)
     if role != "user":
         return (Piece(Writer.HARNESS, message["content"], "instructions"),)
     found = read(message)
@@ -134,6 +134,15 @@ def attribute(
         else piece
         for piece in found.pieces
     )
+
+
+def result_pieces(message: Message) -> tuple[Piece, ...]:
+    """The pieces of a tool's result; cached on the message."""
+    return noted(_result_pieces, message)
+
+
+def _result_pieces(message: Message) -> tuple[Piece, ...]:
+    return tuple(openclaw.external(message["content"], Writer.TOOL))
 
 
 def _person(

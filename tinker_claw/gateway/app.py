@@ -26,8 +26,9 @@ from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import Format, Route
 from tinker_claw.gateway import errors, feedback
 from tinker_claw.gateway.auth import Principal
+from tinker_claw.gateway.deps import GatewayDeps
 from tinker_claw.gateway.limits import MAX_QUEUE, Limits, read_body
-from tinker_claw.gateway.request import GatewayDeps, admit, choose, count
+from tinker_claw.gateway.request import admit, choose, count
 from tinker_claw.gateway.respond import StreamedAnswer, WholeAnswer
 from tinker_claw.gateway.wires import Wires
 from tinker_claw.origin import is_loopback, refuse_forms, refuse_pages

@@ -14,9 +14,9 @@ from typing import Any, Final
 from tinker_claw.conversation.classify import session_key
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.body import INT64, Fields, Object, load_body
+from tinker_claw.gateway.deps import GatewayDeps
 from tinker_claw.gateway.limits import Caller
-from tinker_claw.gateway.request import GatewayDeps, record
-from tinker_claw.ledger.feedback import LONGEST_TEXT, About, Feedback, KeyReusedError
+from tinker_claw.ledger.feedback import LONGEST_TEXT, About, Feedback, Given, KeyReusedError
 
 PATH = "/v1/feedback"
 MAX_BYTES: Final = 32_768
@@ -123,3 +123,24 @@ async def take(
         "counts": given.unused is None,
         "because": given.unused,
     }
+
+
+def record(deps: GatewayDeps, user: str, about: About, said: Feedback) -> Given | None:
+    """Record a user's explicit rating, and let it count; None: they have no such turn.
+
+    Raises:
+        KeyReusedError: its key was used for other feedback before.
+        LedgerError: it cannot be written.
+    """
+    given = deps.ledger.feedback.give(user, about, said)
+    if given is not None and not given.repeated:
+        deps.telemetry.feedback(
+            user=user,
+            turn=given.turn_id,
+            score=said.score,
+            source=said.source,
+            final=said.final,
+            counts=given.unused is None,
+        )
+        deps.on_next_state()
+    return given

@@ -17,7 +17,8 @@ from tinker_claw.conversation.history import reply_digest
 from tinker_claw.conversation.index import Stream, exact_digest
 from tinker_claw.errors import ClawError
 from tinker_claw.formats.base import Finish, FinishedReply, TokenCounts, TokenLogprob
-from tinker_claw.gateway.request import GatewayDeps, Job
+from tinker_claw.gateway.deps import GatewayDeps
+from tinker_claw.gateway.request import Job
 from tinker_claw.gateway.sampling import Sampling
 from tinker_claw.ledger.turns import NewTurn
 from tinker_claw.privacy.marker import Privacy

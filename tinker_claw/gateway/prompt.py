@@ -9,21 +9,18 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from tinker_claw.conversation.attribution import first_asked, last_asked
 from tinker_claw.conversation.index import Continuation, exact_digest
 from tinker_claw.conversation.lessons import told_text
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import GenerationRequest
+from tinker_claw.gateway.deps import GatewayDeps
 from tinker_claw.gateway.limits import no_room
 from tinker_claw.images import images_in
 from tinker_claw.ledger.lessons import Lesson
 from tinker_claw.render.prompt_cache import Prompt
 from tinker_claw.types import Message
-
-if TYPE_CHECKING:
-    from tinker_claw.gateway.request import GatewayDeps
 
 
 async def build_prompt(

@@ -17,9 +17,10 @@ from fastapi.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from tinker_claw.formats.base import FinishedReply, Format
+from tinker_claw.gateway.deps import GatewayDeps
 from tinker_claw.gateway.errors import answer, told
 from tinker_claw.gateway.generation import Generation
-from tinker_claw.gateway.request import GatewayDeps, Job
+from tinker_claw.gateway.request import Job
 from tinker_claw.types import Delta
 
 KEEPALIVE_S = 10.0

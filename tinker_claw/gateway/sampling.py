@@ -14,8 +14,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
 
 from tinker_claw.errors import BackendError, GoneError, OutageError, RequestError, SamplerError
+from tinker_claw.gateway.deps import GatewayDeps
 from tinker_claw.gateway.fallback import PATIENCE_S, Retries, StandIn
-from tinker_claw.gateway.request import GatewayDeps, Job, is_current
+from tinker_claw.gateway.request import Job, is_current
 from tinker_claw.policy import Sampler
 from tinker_claw.telemetry import log
 from tinker_claw.types import Completion, SamplingParams, StopReason, TokenChunk, Tokens

@@ -1,0 +1,269 @@
+"""Read the body of a request into what the model can be shown.
+
+Rule: what the chat template would leave out is refused by name, never dropped silently. Of images
+and other parts only those that the user has just sent are refused; a line stands for the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+from tinker_claw.conversation.attribution import attached_to, newest_asked, result_pieces
+from tinker_claw.conversation.history import digest
+from tinker_claw.conversation.index import exact_digest
+from tinker_claw.errors import ContextLengthError, RequestError
+from tinker_claw.formats.base import Format, GenerationRequest, Route, parts_of
+from tinker_claw.formats.body import shown, without_halves
+from tinker_claw.formats.parts import READS_TEXT, UNREAD, without_images
+from tinker_claw.gateway.deps import GatewayDeps
+from tinker_claw.gateway.limits import ALWAYS_READ, CHARS_PER_TOKEN, Caller, hopeless
+from tinker_claw.gateway.privacy import note_marks
+from tinker_claw.images import Image, images_in, placed
+from tinker_claw.render.format import ASKED, SOUGHT, switches
+from tinker_claw.render.renderer import Renderer
+from tinker_claw.types import KnownMessage, Message, Tool, has_note, noted
+
+_LARGE = 200_000
+"""Bytes of a body that is read and rendered in a thread: on the event loop it would take 5 ms."""
+_MANY = 1_000
+"""Objects in a body that is, too: messages, parts of messages, calls and tools. Agents' bodies of
+50 kB have some 130."""
+_UNREAD = 100_000
+"""Characters of new messages that are read in a thread: on the event loop they would take 50 ms."""
+_EACH = 300
+"""Characters of a long text that take as long as a part of a message."""
+_HALF = "half_surrogate (a text): half of an emoji or the like was read as U+FFFD"
+
+
+def is_large(body: bytes) -> bool:
+    """Whether reading or rendering a request takes so long that a thread does it."""
+    return len(body) >= _LARGE or body.count(b"{") >= _MANY
+
+
+async def parse(
+    deps: GatewayDeps, wire: Format, route: Route, body: bytes, caller: Caller
+) -> GenerationRequest:
+    """The request in a body, with the switches of its prompt.
+
+    Raises:
+        RequestError: it is malformed, or the chat template has no place for something in it.
+    """
+    sent, large = body, is_large(body)
+
+    def parsed() -> tuple[GenerationRequest, bool]:
+        body = without_halves(sent)
+        found = wire.parse(body, route, caller.user)
+        _check_shown(deps.renderer, found.messages)
+        _refuse_hopeless(found, deps.can.context_tokens)
+        newest_asked(found.messages)  # reads the newest messages here, for all that ask later
+        return found, body != sent
+
+    if large:
+        request, mended = await deps.compute.aside(parsed)
+        await deps.compute.own_round()
+    else:
+        await deps.compute.own_round()
+        request, mended = parsed()
+    deps.left_out.note((*request.left_out, *([_HALF] if mended else [])))
+    request = replace(request, messages=await _look(deps, caller.user, request.messages))
+    _check_reply(deps, request)
+    await _read_ahead(deps, request)
+    if not request.template and request.reasoning_effort is None:
+        return request
+    found = switches(
+        deps.renderer.config, request.template, request.reasoning_effort, request.effort_at
+    )
+    return replace(request, switches=found)
+
+
+async def _read_ahead(deps: GatewayDeps, request: GenerationRequest) -> None:
+    """Read many new messages in a thread, so that all that follows finds them read."""
+    new = [message for message in request.messages if not has_note(digest, message)]
+    if sum(map(_reading_costs, new)) < _UNREAD:
+        return
+
+    def read_them() -> None:
+        for message in new:
+            noted(digest, message)
+            note_marks(message)
+            if message["role"] == "tool":
+                result_pieces(message)
+        exact_digest(request.messages, request.tools, request.switches)
+
+    await deps.compute.aside(read_them)
+    await deps.compute.own_round()
+
+
+def _reading_costs(message: Message) -> int:
+    """How long reading a message takes, in characters."""
+    pieces = len(parts_of(message["content"])) + len(message.get("tool_calls", ()))
+    return _EACH * pieces + len(message["content"])
+
+
+async def _look(deps: GatewayDeps, user: str, messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Return the messages as the model is shown them: with a line in place of each image that it
+    cannot be shown. Images are decoded outside the event loop.
+
+    Raises:
+        RequestError: the user has just sent what cannot be shown.
+    """
+    asked = newest_asked(messages)
+    for part in attached_to(asked) if asked else ():
+        if asked and part.refusal and _just_sent(deps, user, part, asked):
+            raise RequestError(str(part.refusal), param=part.refusal.param)
+    images, theirs = images_in(messages), images_in([asked] if asked else [])
+    if not images:
+        return tuple(messages)
+    if (blind := blind_because(deps)) is not None:
+        for image in theirs:
+            if asked and _just_sent(deps, user, image.digest, asked):
+                raise image.wrong(blind)
+        return tuple(noted(_unseen, m) if placed(m["content"]) else m for m in messages)
+    unfit = await _unfit(deps, images)
+    for image in theirs:
+        error = unfit.get(image)
+        if error and asked and _just_sent(deps, user, image.digest, asked):
+            raise error
+    if not unfit:
+        return tuple(messages)
+    return tuple(
+        _without(m, lambda image: UNREAD if image in unfit else None) if placed(m["content"]) else m
+        for m in messages
+    )
+
+
+def _just_sent(deps: GatewayDeps, user: str, what: str, message: Message) -> bool:
+    """Whether a user sends this with no other message before. An agent may put a message that was
+    refused into one with the user's next words, which would be refused for ever."""
+    words = hash(message["content"])
+    return deps.refused.setdefault((user, what.strip()), words) == words
+
+
+async def _unfit(deps: GatewayDeps, images: Sequence[Image]) -> Mapping[Image, RequestError]:
+    """Decode images; return those that the model cannot be shown, and why."""
+    eyes = deps.renderer.eyes
+    assert eyes is not None
+    unfit, taken = dict[Image, RequestError](), 0
+    for image in images:  # before one is decoded: there may be many
+        try:
+            taken += eyes.tokens(image)
+        except RequestError as error:
+            unfit[image] = error
+    if taken >= deps.can.context_tokens:
+        raise ContextLengthError(taken, 1, deps.can.context_tokens)
+
+    def decode() -> None:
+        for image in images:
+            try:
+                image.clean()
+            except RequestError as error:
+                unfit[image] = error
+
+    await deps.compute.aside(decode)
+    await deps.compute.own_round()
+    return unfit
+
+
+def _unseen(message: Message) -> Message:
+    """A message as a model that reads text only is shown it."""
+    return _without(message, lambda image: READS_TEXT)
+
+
+def _without(message: Message, whys: Callable[[Image], str | None]) -> Message:
+    return KnownMessage({**message, "content": without_images(message["content"], whys)})
+
+
+def blind_because(deps: GatewayDeps) -> str | None:
+    """Why images cannot be shown to the model, as the rest of a sentence; None: they can."""
+    if deps.settings.images == "off":
+        return "is an image, and images are switched off here (--images off)"
+    if deps.renderer.eyes is None:
+        return (
+            f"is an image, and {deps.served_name} reads text only: describe it in words, or have "
+            "a model served that sees (docs/images.md)"
+        )
+    if not deps.can.sees:
+        return (
+            "is an image, and what samples here does not take images yet: docs/images.md says "
+            "which samplers do"
+        )
+    return None
+
+
+def _check_reply(deps: GatewayDeps, request: GenerationRequest) -> None:
+    """Raise RequestError unless model and sampler can do what is asked of the reply."""
+    if request.schema is not None:
+        at = request.schema[1]
+        if not deps.can.constrains:
+            raise RequestError(
+                f"{at}: the sampler that serves here cannot constrain a reply to JSON. Offer a "
+                "tool with this schema and name it in tool_choice: that works everywhere, and is "
+                "trained.",
+                param=at,
+            )
+        if request.tools:
+            raise RequestError(
+                f"{at}: a reply that may call tools is not constrained; leave one of them out.",
+                param=at,
+            )
+    if request.top_logprobs is not None and not deps.renderer.tells_text:
+        raise RequestError(
+            "logprobs: in this model's chat format it is unknown which tokens are a reply's text; "
+            "leave it out.",
+            param="logprobs",
+        )
+    if request.top_logprobs and not deps.can.student_topk:
+        raise RequestError(
+            "top_logprobs: the sampler that serves here returns the logprobs of sampled tokens "
+            "only; send 0.",
+            param="top_logprobs",
+        )
+
+
+def _refuse_hopeless(request: GenerationRequest, context_tokens: int) -> None:
+    """Refuse a prompt that cannot fit before it is rendered, which takes seconds. What the model is
+    shown as a line (images, packed documents) is counted as that."""
+    most = max(ALWAYS_READ, CHARS_PER_TOKEN * context_tokens)
+    said = sum(_said_chars(message) for message in request.messages)
+    if said > most or noted(_written_chars, request.tools) > most:
+        raise hopeless(context_tokens)
+
+
+def _said_chars(message: Message) -> int:
+    calls = message.get("tool_calls", ())
+    called = sum(len(call["function"]["arguments"]) for call in calls)
+    return CHARS_PER_TOKEN * (1 + len(calls)) + len(message["content"]) + called
+
+
+def _written_chars(tools: Sequence[Tool]) -> int:
+    return len(str(tools))
+
+
+def _check_shown(renderer: Renderer, messages: Sequence[Message]) -> None:
+    for i, message in enumerate(messages):
+        role = message["role"]
+        for name in ("content", "name"):
+            # The name of a tool is in the call that its result answers.
+            said = name in message and (role, name) != ("tool", "name")
+            if said and not _shows(renderer, role, name):
+                at = f"messages[{i}].{'role' if name == 'content' else name}"
+                raise RequestError(
+                    f"{at}: this model's chat format shows no {name} of messages whose role is "
+                    f"{shown(role)!r}; put it into the content of a user's.",
+                    param=at,
+                )
+
+
+@lru_cache(maxsize=64)
+def _shows(renderer: Renderer, role: str, field: str) -> bool:
+    """Whether a field of a message changes the prompt, found by rendering two of its values."""
+    said = {"role": role, "content": "Well.", "tool_call_id": "a1"}
+    before = () if role in ("system", "user") else (ASKED, SOUGHT)
+    after = (ASKED,) if role == "system" else ()
+    both = ((*before, said | {field: text}, *after) for text in ("Ann", "Zoe"))
+    try:
+        return len({renderer.prompt(one).tokens for one in both}) > 1
+    except RequestError:  # the request's own prompt says what of its content is refused
+        return field == "content"
