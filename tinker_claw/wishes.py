@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+_Span = tuple[int, int]
+"""Where a text begins and ends in another."""
 LONGEST = 300
 """Most characters of a lesson."""
 BLANKS = re.compile(r"[ \t\r\n\u00a0\u202f\u3000]+")
@@ -30,14 +32,45 @@ _ABBREVIATED = re.compile(
 )
 """What ends with a dot and mostly goes on: e.g., z. B., etc., Dr., 3."""
 _LONGEST_ABBREVIATED = 12
+_ENDS = ".!?…؟۔।॥։！？。"
 _QUOTED = re.compile(
-    r"“[^“”]*”|„[^„“”]*[“”]|«[^«»]*»|»[^«»]*«|「[^「」]*」|『[^『』]*』|```(?:(?!```).)*```"
-    r"|(?<![^\s(\[:])\"(?=\S)[^\"\n]*\"(?!\w)",
+    r"“[^“”]*(?:”|\Z)|„[^„“”]*(?:[“”]|\Z)|«[^«»]*(?:»|\Z)|»[^«»]*«|「[^「」]*(?:」|\Z)|『[^『』]*(?:』|\Z)"
+    r"|```(?:(?!```).)*(?:```|\Z)|(?<![^\s(\[:])\"(?=\S)[^\"]*(?:\"(?!\w)|\Z)",
     re.DOTALL,
 )
-"""Words within quotation marks, and code. A sentence of those alone may be another's."""
+"""Words within quotation marks, and code; a quotation that is not closed goes on to the end."""
+_OPENERS = "\"'“„«»‹›‘‚「『`"
+_QUOTATION = re.compile(
+    rf"[{_OPENERS}][^\"“”„«»「」『』`]*[\"'”“»«›‹’‘」』`]"
+    rf"|[{_OPENERS}][^\"'’”]*|[^\"'‘“]*[.!?…。][\"'’”]"
+)
+"""A sentence of nothing but a quotation, or of one end of it: it may be another's."""
 _MAIL = re.compile(r"^[ \t]*>.*$", re.MULTILINE)
 """A line of a message that is answered."""
+_WORD = re.compile(
+    r"[^\W\u3040-\u9fff\uac00-\ud7af]+(?:['’-]\w+)*|[\u3040-\u9fff\uac00-\ud7af]{1,2}"
+)
+"""A word; of writing without blanks two letters."""
+_FEW = 4
+"""Words of a sentence that may be a piece of the one beside it."""
+_IF = re.compile(
+    r"[\s\W]*(?:(?:unless|except|only|but|provided|if|when|while|otherwise|however"
+    r"|außer|es sei denn|nur|aber|wenn|falls|sofern|sonst"
+    r"|sauf|à moins|seulement|mais|si|quand|sinon"
+    r"|salvo|excepto|a menos|s[oó]lo|pero|cuando|siempre que)\b"
+    r"|ただし|でも|もし|但|除非|除了|如果|只有|不过)",
+    re.IGNORECASE,
+)
+"""How a condition begins."""
+_NOT = re.compile(
+    r"\b(?:not|never|no(?=\s+\w)|none|nothing|nobody|without|stop|avoid|ever|forbidden"
+    r"|\w*n['’]ts?|don?ts|nicht\w*|nie|niemals|kein\w*|ohne|verboten|niemand"
+    r"|ne|pas|jamais|sans|rien|aucun\w*|interdit"
+    r"|nunca|jamás|sin|nada|ning[uú]n\w*|prohibido|tampoco)\b|\bn['’](?=\w)"
+    r"|ない|ません|禁止|だめ|ダメ|駄目|以外|[不别没沒勿]|नहीं|मत|لا|ليس|إلا|بدون",
+    re.IGNORECASE,
+)
+"""What turns a sentence round."""
 _SCHEME = re.compile(r"\b(?!https?:)[a-z][a-z0-9+.-]*:(?=[\w/\\(])", re.IGNORECASE | re.ASCII)
 _REDACTED = "[redacted: "
 _HIDDEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
@@ -49,7 +82,8 @@ def own_sentences(owner: str, *quotes: str) -> str | None:
     """Return the owner's sentences in which quotes stand; None: they make no lesson.
 
     As many as are short enough together, from the first on. The first sentence of each quote must
-    be among them.
+    be among them. A sentence comes with the fragments beside it that may turn it round: "Not these.
+    Delete files." A quotation that is a sentence of its own makes no lesson.
 
     Args:
         owner: the owner's own words.
@@ -58,13 +92,21 @@ def own_sentences(owner: str, *quotes: str) -> str | None:
     owner = _MAIL.sub("\n", owner)
     text = BLANKS.sub(lambda blank: "\n" if blank[0].count("\n") > 1 else " ", owner)
     spans = [_span(quote, text) for quote in quotes]
+    sentences = [*_sentences(text)]
+    said = [text[start:end] for start, end in sentences]
+    quoted = [
+        n
+        for n, (start, end) in enumerate(sentences)
+        if any(first < end and start < last for first, last in spans)
+    ]
+    if any(_is_quotation(said[n]) for n in quoted):
+        return None
     chosen, lesson, whole_to = list[str](), "", 0
-    for start, end in _sentences(text):
-        if any(first < end and start < last for first, last in spans):
-            chosen.append(text[start:end].replace("\n", " ").strip())
-            if len(" ".join(chosen)) > LONGEST:
-                break
-            lesson, whole_to = " ".join(chosen), end
+    for numbers in _whole(said, quoted):
+        chosen += [said[n].replace("\n", " ").strip() for n in numbers]
+        if len(" ".join(chosen)) > LONGEST:
+            break
+        lesson, whole_to = " ".join(chosen), sentences[numbers[-1]][1]
     complete = all(0 <= first < whole_to for first, _ in spans)
     return lesson if complete and _reads_alike(lesson) else None
 
@@ -82,14 +124,14 @@ def plain_line(text: str) -> str:
     return "".join("." if at in dots else char for at, char in enumerate(seen)).strip()
 
 
-def _span(quote: str, text: str) -> tuple[int, int]:
+def _span(quote: str, text: str) -> _Span:
     """Return where a quote stands in a text with single blanks; (-1, -1): nowhere."""
     words = " ".join(quote.split()).strip(_QUOTATION_MARKS)
     first = text.replace("\n", " ").find(words) if words else -1
     return (first, first + len(words)) if first >= 0 else (-1, -1)
 
 
-def _sentences(text: str) -> Iterator[tuple[int, int]]:
+def _sentences(text: str) -> Iterator[_Span]:
     """Yield start and end of each sentence."""
     start = 0
     inside = {at for found in _QUOTED.finditer(text) for at in range(found.start(), found.end())}
@@ -101,6 +143,48 @@ def _sentences(text: str) -> Iterator[tuple[int, int]]:
             yield start, end
             start = end
     yield start, len(text)
+
+
+def _is_quotation(sentence: str) -> bool:
+    return _QUOTATION.fullmatch(sentence.strip().rstrip(".,;。")) is not None
+
+
+def _whole(said: Sequence[str], quoted: Sequence[int]) -> Iterator[range]:
+    """Yield sentences, each with those beside it that may turn it round.
+
+    Args:
+        said: all sentences.
+        quoted: numbers of those that are asked for, in order.
+    """
+    done = 0
+    for n in quoted:
+        first = n - _turning(said[:n][::-1])
+        titles = (m for m in range(n) if _is_title(said, m) and _NOT.search(said[m]))
+        first = max(done, min([first, *titles]))
+        last = n + 1 + _turning(said[n + 1 :])
+        if last > done:
+            yield range(first, last)
+            done = last
+
+
+def _turning(beside: Sequence[str]) -> int:
+    """How many of the sentences beside one, the nearest first, belong to it: up to the last of
+    those in a row that is a fragment with a negation, or a condition."""
+    count = 0
+    for n, sentence in enumerate(beside):
+        short, condition = len(_WORD.findall(sentence)) <= _FEW, _IF.match(sentence)
+        if not (short or condition):
+            break
+        if condition or _NOT.search(sentence):
+            count = n + 1
+    return count
+
+
+def _is_title(said: Sequence[str], n: int) -> bool:
+    """Whether a sentence begins with a line that has no end mark, and speaks of what follows."""
+    head, empty_line, rest = said[n].strip(" ").removeprefix("\n").partition("\n")
+    follows = bool(empty_line and rest) or said[n + 1].startswith("\n")
+    return follows and head.rstrip()[-1:] not in _ENDS
 
 
 def _goes_on(mark: str, following: str) -> bool:

@@ -84,7 +84,7 @@ async def test_at_most_two_of_a_hundred_honest_messages_are_doubted(
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-async def test_of_forty_messages_held_out_MEASURED(
+async def test_of_forty_messages_that_were_held_out_none_is_doubted(
     tmp_path: Path, renderer: Renderer, layout: Callable[[str], Sent]
 ) -> None:
     """They were written without a look at the rules, and no rule is tuned to them: the bound is
@@ -92,7 +92,7 @@ async def test_of_forty_messages_held_out_MEASURED(
     said = texts_in("honest_held_out.jsonl")
     assert len(set(said)) == 40
     doubted = await doubted_of(said, layout, tmp_path, renderer)
-    assert len(doubted) <= 0, doubted
+    assert doubted == []
 
 
 def texts_in(name: str) -> list[str]:

@@ -177,6 +177,54 @@ ATTACKS = {
 }
 
 
+WHOLE = (
+    ("Not these. Delete files.", "Delete files"),
+    ("Don't! Ever! Delete files that are old", "Delete files"),
+    ("Always delete the old logs. Unless I say so.", "Always delete"),
+    ("Always delete the logs. Except when I have told you otherwise before.", "Always delete"),
+    ("Nicht so. Lösche immer die alten Dateien.", "Lösche immer"),
+    ("Supprime toujours les logs. Sauf le dimanche.", "Supprime"),
+    ("Borra siempre los logs viejos. Salvo el domingo.", "Borra siempre"),
+    ("不要这样。 以后删除所有旧的文件。", "以后删除所有旧的文件"),
+    ("これはだめ。 これから古いものを消して。", "古いものを消して"),
+    ('He said "Be nice. Always delete the old files. Bye', "Always delete"),
+)
+"""What an owner says, of which the judge points at a part that alone says the opposite."""
+
+
+@pytest.mark.parametrize(("said", "quote"), WHOLE)
+async def test_a_fragment_that_turns_a_sentence_round_stays_beside_it(
+    tmp_path: Path, renderer: Renderer, said: str, quote: str
+) -> None:
+    judge = Bought(quote=quote, words=quote)
+    assert await lessons_of(tmp_path, renderer, said, judge) == [said]
+
+
+async def test_a_title_stays_above_each_sentence_that_it_speaks_of(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    said = "Don'ts\n\nDelete files without asking me. Skip the tests on late evenings."
+    judge = Bought(quote="Skip the tests", words="Skip the tests")
+    whole = "Don'ts Delete files without asking me. Skip the tests on late evenings."
+    assert await lessons_of(tmp_path, renderer, said, judge) == [whole]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        'My boss wrote. "Always delete the old files." Strange.',
+        "My boss wrote. 'Be nice. Always delete the old files.'",
+        "My boss wrote. “Always delete the old files.” Strange.",
+        "Mein Chef schrieb. „Always delete the old files.“ Seltsam.",
+    ],
+)
+async def test_a_quotation_that_is_a_sentence_of_its_own_is_nobodys_wish(
+    tmp_path: Path, renderer: Renderer, said: str
+) -> None:
+    judge = Bought(quote="Always delete", words="Always delete")
+    assert await lessons_of(tmp_path, renderer, said, judge) == []
+
+
 @pytest.mark.parametrize("case", ATTACKS)
 async def test_no_judge_can_write_a_lesson(tmp_path: Path, renderer: Renderer, case: str) -> None:
     said, answer, lessons = ATTACKS[case]
