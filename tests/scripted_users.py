@@ -45,8 +45,6 @@ from tinker_claw.types import Kind, Message, NextState, SamplingParams
 
 NAME = "me"
 """Name of the user whose sessions they are."""
-Right = Callable[[str, Problem], bool]
-"""Returns an auditor's opinion of a reply."""
 
 
 class Rules:
@@ -126,9 +124,6 @@ class Run:
     parts: LoopParts
     client: Direct
     seed: int
-    right: Right | None
-    opinions: dict[str, float]
-    """Opinions of the auditor by the text of a reply: 1 or -1."""
     turns: int = 0
     """Number of replies that a user has read."""
 
@@ -161,26 +156,18 @@ class Run:
         )
 
     def _watched(self, rule: Rule) -> Rule:
-        """Make the same rule with an auditor who reads what the user reads."""
+        """Make the same rule, and count what the user reads."""
 
         def accepts(reply: str, problem: Problem) -> bool:
             self.turns += 1
-            if self.right is not None:
-                self.opinions[reply] = 1.0 if self.right(reply, problem) else -1.0
             return rule.accepts(reply, problem)
 
         return replace(rule, accepts=accepts)
 
 
 @asynccontextmanager
-async def demo_run(
-    path: Path, *, audit: Right | None = None, **flags: object
-) -> AsyncGenerator[Run]:
-    """Run the demo's settings, except for the given flags, in a folder of its own.
-
-    Args:
-        audit: the guard hears what this auditor thinks of each reply.
-    """
+async def demo_run(path: Path, **flags: object) -> AsyncGenerator[Run]:
+    """Run the demo's settings, except for the given flags, in a folder of its own."""
     given = {"data_dir": path, **flags}
     settings = load(
         ["--config", "configs/demo.toml"]
@@ -204,13 +191,6 @@ async def demo_run(
                 spending=Spending(Price(), ledger.spend, telemetry),
                 training=cfg,
             )
-            thought = dict[str, float]()
-
-            def opinions(most: int, after: int) -> list[tuple[float, float]]:
-                newest = ledger.judgements.replies(most, after)
-                return [(one.verdict, thought.get(one.text, 0)) for one in newest]
-
-            ledger.judgements.opinions = opinions  # type: ignore[method-assign]
             asked = canary_questions(read(DEMO_CANARIES), renderer)
             gate = Gate(parts, asked) if cfg.gate != "off" else None
             learner = Learner(parts, learning_rate=cfg.learning_rate, gate=gate)
@@ -219,7 +199,7 @@ async def demo_run(
             judging = Judging(parts, judge, scorer, learner.wake)
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(part.run()) for part in (judging, learner)]
-                yield Run(parts, Direct(parts, judging, renderer), seed, audit, thought)
+                yield Run(parts, Direct(parts, judging, renderer), seed)
                 for task in tasks:
                     task.cancel()
     finally:

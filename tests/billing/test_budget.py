@@ -14,20 +14,18 @@ import pytest
 from tests.bills import by_purpose, of_turn
 from tests.fakes import FakeSampler, FakeTrainer, Script
 from tests.gateways import MODEL, World, chat, gateway, spell
-from tests.learner.test_loop import Says, world
+from tests.learner.test_loop import Says
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.meter import bill
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.settings import JudgeSettings, Run, Settings, Training
 from tinker_claw.errors import LedgerError
 from tinker_claw.judge.judge import Judge
-from tinker_claw.learner import judging
 from tinker_claw.learner.health import Health
 from tinker_claw.learner.judging import Judging
 from tinker_claw.learner.loop import Learner
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.scoring import HintScorer
-from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.spend import Bill, SpendTable
 from tinker_claw.methods import build
@@ -279,24 +277,6 @@ async def test_bill_that_cannot_be_written_takes_no_private_reply(
         served = of_turn(world.ledger, turn.id)
         await world.spending.room()
         assert world.ledger.spend.total().usage.sampled > served.sampled, "written later"
-
-
-async def test_check_of_the_judge_waits_for_no_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(judging, "CHECKED", 1.0)
-
-    def spending(ledger: Ledger, telemetry: Telemetry) -> Spending:
-        return Spending(PRICE, ledger.spend, telemetry, usd=0.0)
-
-    async with world(tmp_path, method="binary", spending=spending, running=False) as w:
-        turn = w.turn("YES")
-        w.ledger.feedback.give("me", About("turn", str(turn)), Feedback(1.0))
-        task = asyncio.create_task(w.judging.run())
-        await w.settled()
-        task.cancel()
-        assert w.says.asked == 0
-        assert w.ledger.samples.waiting() == 1
 
 
 def test_late_bill_that_takes_some_of_an_earlier_one_back_is_written(tmp_path: Path) -> None:

@@ -23,10 +23,11 @@ from tests.stories import SECRET, Told, every_state, run
 from tinker_claw.cli import main
 from tinker_claw.cli.status import board
 from tinker_claw.insight import read_overview
+from tinker_claw.ledger.decline import SIZE
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.spend import Bill
 from tinker_claw.render.renderer import Renderer
-from tinker_claw.types import Usage, Vote
+from tinker_claw.types import NextState, Usage, Vote
 
 KEYS = (
     "data_dir batch_size headlines run policy_version pinned compared held step samples_waiting "
@@ -84,11 +85,14 @@ def test_hold_is_told_until_a_rollback(tmp_path: Path) -> None:
     with closing(Ledger(tmp_path)) as ledger:
         ledger.bind({"model": "demo", "method": "combine", "backend": "local"})
         version = ledger.steps.add_first_version(state_ref="s", sampler_ref="a")
-        ledger.hold.because("replies have grown", "length")
+        none: Any = {"verdict_ballots": (), "hint_ballots": (), "hints": ()}
+        for number in range(2 * SIZE):
+            turn = ledger.turns.add(new_turn(ledger, str(number)))
+            ledger.turns.add_next_state(turn, NextState("user", "so it is"))
+            ledger.judgements.add(turn, value=1 if number < SIZE else -1, **none)
         (told,) = [line for line in board(read_overview(tmp_path, 16)) if line.startswith("held")]
-        assert told == "held       learning is held: replies have grown"
+        assert told.startswith("held       learning is held: 0% of the newest 32 first replies")
         ledger.steps.roll_back(version)
-        assert ledger.hold.reason is None
         assert read_overview(tmp_path, 16)["held"] is None
 
 

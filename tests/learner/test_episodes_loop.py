@@ -13,7 +13,7 @@ from tests.fakes import LOGPROB, FakeTrainer
 from tests.learner.test_loop import World, has_token, world
 from tests.tallies import sample_counts
 from tinker_claw.learner.batch import FILL_S
-from tinker_claw.learner.guard import Finding
+from tinker_claw.ledger.decline import SIZE
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.groups import LIMIT_S, NO_OUTCOME
 from tinker_claw.ledger.samples import NO_GRADIENT
@@ -135,9 +135,10 @@ async def test_learning_that_is_held_does_not_look_for_a_batch_without_end(tmp_p
         last(w, "a")
         w.learner.wake()
         await w.until(lambda: w.learner._look_at is not None)
-        found = Finding("test", "a test says so", holds=True)
-        w.learner._findings = lambda: [found]  # type: ignore[method-assign]
-        w.ledger.hold.because(found.told, found.alarm)
+        for number in range(2 * SIZE):
+            w.turn("YES" if number < SIZE else "NO")
+        await w.settled()
+        w.learner._is_held()
         w.learner._now = late
         w.learner.wake()
         await w.until(lambda: w.health.learner.state == "held")

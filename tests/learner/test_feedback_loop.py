@@ -12,7 +12,6 @@ from tests.fakes import UNTIL_TOLD, FakeSampler, FakeTrainer
 from tests.learner.test_judging import NEVER, Moody, judge_others_until
 from tests.learner.test_loop import SHORT, Says, World, world
 from tests.tallies import sample_counts
-from tinker_claw.learner import judging as judging_module
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.prune import from_turn
 from tinker_claw.types import Images, Message, TokenLogprobs, Tokens, Vote
@@ -277,10 +276,7 @@ async def test_a_rating_after_forgetting_teaches_no_empty_text(
         assert w.why_refused(rated) == left
 
 
-async def test_a_rating_after_forgetting_asks_no_judge_about_an_empty_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(judging_module, "CHECKED", 1.0)
+async def test_a_rating_after_forgetting_asks_no_judge_about_an_empty_text(tmp_path: Path) -> None:
     async with world(tmp_path, method="binary", batch_size=MANY, running=False) as w:
         rated, forgotten = w.turn("NO", session="s"), w.turn("NO", session="s")
         say(w, rated, -1)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from examples.demo.recipe.grammar import accepts, shows_work
 from examples.demo.user import USERS, User
 from tests.scripted_users import Run, demo_run
 from tests.tallies import sample_counts, step_counts
@@ -26,35 +25,11 @@ async def unharmed(run: Run, user: User, steps: int) -> bool:
     return abs(grown) <= 0.2 and min(after.shares["sums"], after.shares["lists"]) >= 0.95
 
 
-async def test_user_who_is_never_content_is_told_and_the_replies_are_unharmed(
+async def test_user_who_is_never_content_holds_nothing_and_the_replies_are_unharmed(
     tmp_path: Path,
 ) -> None:
     async with demo_run(tmp_path) as run:
         assert await unharmed(run, USERS["never"], 8)
-        assert not run.held
-        assert "this is not being learned" in (run.parts.health.guard.error or "")
-
-
-async def test_praise_for_garbage_is_held_before_it_is_learned(tmp_path: Path) -> None:
-    async with demo_run(tmp_path) as run:
-        assert await unharmed(run, USERS["garbage"], 8)
-        assert run.held
-        assert "repeat a reply to something else" in (run.parts.health.learner.error or "")
-
-
-async def test_praise_for_garbage_is_held_at_once_where_an_auditor_contradicts_it(
-    tmp_path: Path,
-) -> None:
-    async with demo_run(tmp_path, audit=shows_work) as run:
-        assert await unharmed(run, USERS["garbage"], 8)
-        assert run.held
-        assert run.step <= 4
-        assert "contradicted by the auditor" in (run.parts.health.learner.error or "")
-
-
-async def test_auditor_who_agrees_holds_nothing_up(tmp_path: Path) -> None:
-    async with demo_run(tmp_path, audit=accepts) as run:
-        await run.talk(PLAIN, lambda: run.held or run.step >= 3)
         assert not run.held
 
 

@@ -17,17 +17,14 @@ from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
 from tinker_claw.cli import main
 from tinker_claw.errors import JudgeError
-from tinker_claw.learner import judging as judging_module
-from tinker_claw.learner.guard import LIMIT, contradicted
 from tinker_claw.learner.rollback import Rollback
-from tinker_claw.learner.scoring import HintScorer
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.judgements import SET_ASIDE, TRIES
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.prune import from_turn
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import Telemetry
-from tinker_claw.types import HintScores, Message, Turn, Verdict
+from tinker_claw.types import Message, Verdict
 
 NEVER = Backoff(1e6, 1e6)
 RARE = Backoff(0.1, 0.2)
@@ -387,90 +384,3 @@ async def test_oldest_turn_is_judged_first(tmp_path: Path) -> None:
         await w.settled()
         judging.cancel()
     assert asked == ["seventh", "eighth"]
-
-
-async def pressed(w: World, text: str, score: float) -> int:
-    """Add a turn whose user rates it before the judge is asked."""
-    turn = w.turn(text)
-    given = w.ledger.feedback.give("me", About("turn", str(turn)), Feedback(score))
-    assert given is not None
-    return turn
-
-
-async def test_judge_is_asked_of_one_in_four_replies_that_the_user_has_judged(
-    tmp_path: Path,
-) -> None:
-    """So a judge that says the opposite is found although the user only gives ratings."""
-    async with world(tmp_path, running=False) as w:
-        turns = [await pressed(w, "NO, HOW about less", 1.0) for _ in range(80)]
-        judging = asyncio.create_task(w.judging.run())
-        await w.settled()
-        judging.cancel()
-        opinions = w.ledger.judgements.opinions(80, 0)
-        assert 10 <= len(opinions) <= 30
-        assert set(opinions) == {(-1, 1.0)}
-        assert contradicted(opinions)[0] >= LIMIT
-        verdicts = [w.ledger.judgements.verdict(turn) for turn in turns]
-        assert all(verdict and verdict.value == 1 for verdict in verdicts), "the user counts"
-        assert not any(w.ledger.judgements.hints(turn) for turn in turns)
-        assert w.says.asked == len(opinions), "for a verdict, and for no hint that would be dropped"
-
-
-async def test_check_of_the_judge_holds_nothing_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(judging_module, "CHECKED", 1.0)
-    monkeypatch.setattr(judging_module, "CHECK_S", 0.05)
-
-    class Silent(Says):
-        async def answers(self, messages: Sequence[Message], n: int) -> list[str]:
-            self.asked += 1
-            if self.asked == 1:
-                await asyncio.Event().wait()
-            raise JudgeError("it is away")
-
-    says = Silent()
-    async with world(tmp_path, endpoint=says) as w:
-        for text in ("YES", "NO"):
-            await pressed(w, text, 1.0)
-            await w.settled()
-        assert says.asked == 2
-        assert w.ledger._db.one("SELECT COUNT(*) FROM samples WHERE reward = 1") == 2
-        assert not w.ledger.judgements.opinions(10, 0)
-
-
-async def test_check_of_the_judge_that_finds_the_service_away_leaves_no_outage_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing asks again for it, so nothing would end one."""
-    monkeypatch.setattr(judging_module, "CHECKED", 1.0)
-    async with world(tmp_path) as w:
-        w.says.away = 1
-        await pressed(w, "YES", 1.0)
-        await w.settled()
-        assert (w.says.asked, w.says.away) == (1, 0)
-        assert w.health.snapshot(version=0, waiting=1, batch_size=4)["status"] == "ok"
-
-
-@pytest.mark.parametrize("trouble", [None, "it is down"])
-async def test_check_of_the_judge_teaches_nothing_twice_and_asks_no_judge_that_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str | None
-) -> None:
-    monkeypatch.setattr(judging_module, "CHECKED", 1.0)
-    taught = list[int]()
-    teach = HintScorer.teach
-
-    async def counted(self: HintScorer, turn: Turn, texts: Sequence[str]) -> HintScores:
-        taught.append(turn.id)
-        return await teach(self, turn, texts)
-
-    monkeypatch.setattr(HintScorer, "teach", counted)
-    async with world(tmp_path, running=False) as w:
-        turn = w.turn("NO, HOW about less")
-        w.ledger.feedback.give("me", About("turn", str(turn)), Feedback(-1.0, "say less"))
-        w.judging._heard.down = trouble
-        judging = asyncio.create_task(w.judging.run())
-        await w.settled()
-        judging.cancel()
-        assert taught == [turn]
-        assert w.ledger.judgements.asked(turn) == (trouble is None)

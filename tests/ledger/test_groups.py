@@ -148,18 +148,6 @@ def test_an_outcome_that_comes_too_late_is_not_told_as_the_one_that_counted(told
     assert "its outcome alone: -0.5." in shown
 
 
-def test_first_replies_are_told_as_their_sessions_began_not_as_they_ended(told: Told) -> None:
-    """Short ones of several at a time end first, and would be the ones that all are compared to."""
-    for key in "abc":
-        told.begin(key, Attempt(episode=True))
-    ended = {key: told.turn(key) for key in "cab"}
-    for key in "abc":
-        told.end(key, 1.0)
-    for newest in (3, 2):
-        found = told.ledger.judgements.first_replies(1, newest, 0)
-        assert [one.turn_id for one in found] == [ended[key] for key in "abc"]
-
-
 def test_reply_that_is_asked_for_again_moves_no_later_step(told: Told) -> None:
     for key in "ab":
         told.begin(key, in_group())

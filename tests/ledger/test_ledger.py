@@ -476,11 +476,9 @@ def test_what_each_step_asks_takes_no_longer_in_a_long_ledger(
         return rows(database, query, *values)
 
     monkeypatch.setattr(type(ledger._db), "rows", seen)
-    ledger.judgements.first_replies(16, 0, 0)
-    ledger.judgements._first_replies("ASC", 16, 0, "AND user = ?3", "me")
-    ledger.judgements.replies(64, 0)
+    ledger.decline()
     assert not any("TEMP B-TREE" in plan for plan in plans), "all turns would be read and sorted"
-    assert all("SEARCH sessions" in plan for plan in plans), "from the newest or first one on"
+    assert any("SEARCH sessions" in plan for plan in plans), "from the newest on"
     plans.clear()
     ledger.steps.gated(0, 16)
     assert any("steps USING INDEX" in plan for plan in plans)

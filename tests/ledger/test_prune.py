@@ -22,6 +22,7 @@ from tinker_claw.config.settings import Keeping, Training
 from tinker_claw.errors import LedgerError
 from tinker_claw.ledger import prune
 from tinker_claw.ledger.database import Writer, reading
+from tinker_claw.ledger.decline import _REPLIES
 from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.prune import SAFE_STATES, UNFOLLOWED
@@ -139,10 +140,10 @@ def test_emptied_turns_are_still_counted_and_told(ledger: Ledger) -> None:
 def test_later_replies_are_compared_with_the_same_first_ones(ledger: Ledger) -> None:
     for n in range(4):
         follow(ledger, add(ledger, f"s{n}", untrained_because="held out"))
-    before = ledger.judgements.first_replies(16, 256, 0)
+    before = ledger._db.rows(_REPLIES, 0)
     assert len(before) == 4
     assert trim(ledger, before=time.time() + 1) == 4
-    assert ledger.judgements.first_replies(16, 256, 0) == before
+    assert ledger._db.rows(_REPLIES, 0) == before
 
 
 def test_nothing_follows_a_turn_whose_words_are_gone(ledger: Ledger) -> None:

@@ -93,7 +93,7 @@ class Page:
             access=access.Access(keys, 30000, lambda: self.now),
             local=not keys.needed,
             health=lambda: {
-                **{"status": "degraded", "wrong": ["judge"], "meaning": XSS[0], "guard": "ok"},
+                **{"status": "degraded", "wrong": ["judge"], "meaning": XSS[0]},
                 **{"judge_error": XSS[1], "spending_paused": None, "spent_usd": 0.5},
                 "budget_usd": None,
             },
@@ -472,8 +472,6 @@ async def test_share_accepted_stands_beside_roll_back(tmp_path: Path) -> None:
         with reading(ledger.path) as rows, rows.moment():
             shares = {one["id"]: one["accepted"] for one in read_kept(rows)}
         assert [shares[n] and shares[n]["of"] for n in (0, 1, 2)] == [18, 4, None]
-        said = [one.told for one in ledger.judgements.replies(24, 0) if one.text]
-        assert (sum(said), len(said)) == (2, 24)
 
 
 async def test_filters_bear_what_is_no_number(tmp_path: Path) -> None:

@@ -154,8 +154,7 @@ def _wrong(health: Mapping[str, Any], now: float) -> Iterator[str]:
         at = health[f"{part}_since"]
         return f"since {moment(at, now)} ({span(max(0, now - at))} ago)"
 
-    warns = health.get("guard") == "warns" and health["learner"] != "held"
-    for part in (*health.get("wrong", ()), *(["guard"] if warns else [])):
+    for part in health.get("wrong", ()):
         state = health[part]
         if state == "paused":  # which has a line of its own
             continue

@@ -126,7 +126,6 @@ class Judge:
         reply: str,
         state: NextState,
         *,
-        hints: bool = True,
         asked_by: Writer = Writer.OWNER,
         images: Images = (),
     ) -> Judgement:
@@ -134,7 +133,6 @@ class Judge:
         one: anyone who can write a web page could write a hint.
 
         Args:
-            hints: whether any are wanted.
             asked_by: who wrote the request.
             images: those in the prompt, shown if `judge_images` is set.
 
@@ -144,7 +142,7 @@ class Judge:
         """
         case, shown = (request, reply, state, self._prompts, asked_by), images if self._sees else ()
         verdict_prompt = verdict_messages(*case, images=shown)
-        hears = hints and state.role == "user" and self._hint_candidates > 0
+        hears = state.role == "user" and self._hint_candidates > 0
         hint_prompt = hint_messages(*case, images=shown) if hears else None
         try:
             async with asyncio.TaskGroup() as group:

@@ -11,7 +11,7 @@ version goes on serving. The next step starts from that one without the optimize
 may have carried the refused one too far, and at a quarter of the rate. After two refused batches in
 a row from such a state, learning is held for an hour, and the next batch is tried.
 
-Rule: the functions from answers to findings are pure; `Gate` asks, and the answers are kept in the
+Rule: the functions from answers to losses are pure; `Gate` asks, and the answers are kept in the
 ledger, so that they survive a restart. A gate that cannot ask refuses no version, and reports it.
 """
 
@@ -30,7 +30,7 @@ from typing import Any
 from tinker_claw.billing.estimate import GATE_TOKENS, GATE_TURNS
 from tinker_claw.config.canaries import Canary
 from tinker_claw.errors import BackendError, ConfigError, OutageError, RefusedError, same_length
-from tinker_claw.learner.guard import AGAIN_S, Finding, is_recent
+from tinker_claw.learner.guard import AGAIN_S, LATER, Held, is_recent
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.scoring import outcomes, side_by_side
 from tinker_claw.ledger.versions import REFUSED, Answer, Answers
@@ -338,17 +338,17 @@ class Gate:
         unknown = [q for q in questions if q.key in answers.keys() - known.keys()]
         return answers, {**known, **await asked(unknown, serving)}
 
-    def findings(self) -> list[Finding]:
-        """Return the gate's findings about the last versions, from the ledger."""
-        steps, newest = self._parts.ledger.steps, self._parts.policy.newest.version
-        refused = steps.void_lately(REFUSED)
-        if refused and is_recent(refused[-1][1]):
-            because = refused[-1][0].removeprefix(f"{REFUSED}: ")
-            clean = len(refused) - (newest.step > 0)  # the first began with earlier moments
-            told = f"{REFUSED} after v{newest.id} because {because}; its batch is set aside"
-            return [Finding("gate", told, clean >= REFUSALS, until=refused[-1][1] + AGAIN_S)]
-        found = next((one for one in steps.gated(newest.id, 1) if one.version == newest.id), None)
-        return [Finding("lost", found.warning)] if found and found.warning else []
+    def held(self) -> Held | None:
+        """Return why no further step is taken, from the ledger; None: one may be."""
+        newest = self._parts.policy.newest.version
+        refused = self._parts.ledger.steps.void_lately(REFUSED)
+        clean = len(refused) - (newest.step > 0)  # the first began with earlier moments
+        if clean < REFUSALS or not is_recent(refused[-1][1]):
+            return None
+        because, at = refused[-1]
+        told = f"The gate refused {len(refused)} versions after v{newest.id}, the last one because "
+        told += because.removeprefix(f"{REFUSED}: ")
+        return Held(f"{told}. Their batches are set aside. {LATER}", at + AGAIN_S)
 
     def questions(self) -> list[Question]:
         """Return the canaries and the newest beginnings of sessions, within the token limit."""

@@ -1,54 +1,34 @@
-"""Limit how far one step moves the policy, and hold learning that does harm over many steps.
+"""Limit how far one step moves the policy.
 
 How far a step moved the policy (`moved`) is measured on the tokens of the batch before the
 candidate serves; a step that goes too far is taken again at half the rate. A bound on advantages
 would not help: Adam divides scale out.
-
-Each user's first replies are compared (`compared`) with the earliest ones since learning began or
-was rolled back. Retries are left out, since their verdicts are not comparable. A change counts by
-its evidence, a test that stays valid however often one looks (`evidence.Rise`). Users and judge may
-also contradict each other (`contradicted`). Learning is held while the evidence is there, and goes
-on when it is gone.
-
-Rule: the functions from figures to findings are pure; `Guard` reads the figures from the ledger, so
-that they survive a restart. Nothing here stops serving.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain, groupby
-from operator import attrgetter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
 from statistics import fmean
-from typing import Any
 
 from tinker_claw.errors import TooFarError
-from tinker_claw.evidence import CLAIM, Rate, Rise, TwoRates, odds
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.scoring import score_all
-from tinker_claw.ledger.judgements import FirstReply, JudgedReply
 from tinker_claw.ledger.versions import TOO_FAR
-from tinker_claw.methods.base import HINT
 from tinker_claw.methods.passes import BatchItem
 from tinker_claw.policy import Sampler
-from tinker_claw.telemetry import log
 from tinker_claw.types import Sample
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """Something to tell the user."""
+class Held:
+    """Why learning is held."""
 
-    alarm: str
-    """Name of the alarm, for metrics."""
-    told: str
-    """Reason as a sentence without its full stop."""
-    holds: bool = False
-    """Whether it stops further steps while it lasts."""
+    because: str
+    """Sentences without the last full stop."""
     until: float | None = None
     """When it ends by itself, in seconds since 1970; None: not before new replies end it."""
 
@@ -104,118 +84,18 @@ def trust(batch: Sequence[Sample]) -> float:
     return 1.0 if any(s.teacher for s in batch) else _UNTAUGHT
 
 
-# How replies change
-
-LIMIT = 200.0
-"""Evidence at which learning is held, in odds to 1; from `CLAIM` on it is reported."""
-BASELINE = 16
-"""First replies of a user with which later ones are compared; a batch has about half as many."""
-NEWEST = 256
-"""Newest first replies that are compared, and as many of all replies."""
-_LONG = 2.0
-"""Multiple of the baseline's mean length from which on a reply is long."""
-_AGAINST = 0.25
-"""Share of verdicts that a user or an auditor may contradict by mistake or by taste."""
-FEW = 64
-"""Newest replies that show whether a wish is being learned; four batches."""
-_UNLEARNED = 0.2
-"""Share of them that are good below which it is not."""
-
-
-FIGURES: Mapping[str, tuple[str, Callable[[FirstReply, float], bool]]] = {
-    # A user who gives a hint may have changed their mind, and an outcome says what was wanted.
-    "acceptance": (
-        "are rejected without a word on what is wanted",
-        lambda reply, long: reply.verdict < 0 and not (reply.hinted or reply.episode),
-    ),
-    "length": (
-        f"are not good, and more than {_LONG:.0f} times as long as the first",
-        lambda reply, long: reply.verdict <= 0 and reply.tokens > long,
-    ),
-    "stop": ("are cut by their limit", lambda reply, long: reply.cut),
-}
-"""Figures of first replies, by alarm: a description, and whether it applies to a reply, given the
-number of tokens above which a reply is long."""
-
-
-def compared(replies: Sequence[FirstReply]) -> Iterator[tuple[str, float, Rate, Rate]]:
-    """Compare first replies with the earliest ones of the same user.
-
-    Args:
-        replies: oldest first; those of episodes, and those that were told lessons, count as
-            other users'.
-
-    Yields:
-        Alarm, evidence that its figure has risen above the baseline's, baseline, and later ones.
-    """
-    whose = attrgetter("user", "episode", "told")
-    for _, each in groupby(sorted(replies, key=whose), whose):  # stable: still oldest first
-        known = list(each)
-        long = _LONG * fmean(reply.tokens for reply in known[:BASELINE])
-        for alarm, (_, holds) in FIGURES.items():
-            first, newer = (
-                [holds(reply, long) for reply in some]
-                for some in (known[:BASELINE], known[BASELINE:])
-            )
-            if newer:
-                base, later = (Rate(sum(some), len(some)) for some in (first, newer))
-                rise = Rise(base.interval[1])
-                for outcome in newer:
-                    rise.add(outcome)
-                yield alarm, rise.e_value, base, later
-
-
-def unlearned(verdicts: Sequence[float]) -> Finding | None:
-    """Find whether a wish is not being learned: hardly any of the newest replies is good.
-
-    Args:
-        verdicts: of replies that were told no lessons, newest first.
-    """
-    good = Rate(sum(verdict > 0 for verdict in verdicts[:FEW]), len(verdicts[:FEW]))
-    if good.of < FEW or good.interval[1] >= _UNLEARNED:
-        return None
-    told = f"{good.value:.0%} of the newest {FEW} replies were good: this is not being "
-    return Finding("unlearned", told + "learned; it needs another model, a lesson or an example")
-
-
-def praised(replies: Iterable[JudgedReply]) -> Iterable[TwoRates]:
-    """Return the shares of good and of other replies that repeat a reply to something else, for
-    each user, told lessons or not. A user who praises one sentence may get it for everything.
-
-    Args:
-        replies: oldest first.
-    """
-    found = defaultdict[Any, TwoRates](lambda: TwoRates(Rate(), Rate()))
-    openings = dict[Any, str]()
-    for one in replies:
-        who = one.user, one.told
-        alike = openings.setdefault((who, one.text), one.opening) != one.opening
-        (found[who].a if one.verdict > 0 else found[who].b).add(alike)
-    return found.values()
-
-
-def contradicted(opinions: Sequence[tuple[float, float]]) -> tuple[float, Rate]:
-    """Return the evidence that more of the judge's verdicts are contradicted than mistakes explain,
-    and the share that is. `opinions`: newest first, the judge's and another's, each from -1 to 1.
-    """
-    rise, share = Rise(_AGAINST), Rate()
-    for own, other in reversed(opinions):
-        if own * other:
-            rise.add(own * other < 0)
-            share.add(own * other < 0)
-    return rise.e_value, share
-
-
 # In a run
 
 _FAR_IN_VAIN = 2 * len(RATES)
 """Steps in a row that were void for going too far: two batches, at every rate."""
 AGAIN_S = 3600.0
 """Seconds after which a batch is tried again, where earlier ones were refused."""
+LATER = "The next batch is tried an hour later; after `tinker-claw rollback vN` at once"
+"""How a hold ends that has a time."""
 
 
 class Guard:
-    """Watches the steps and replies of one run."""
+    """Watches the steps of one run."""
 
     def __init__(self, parts: LoopParts, *, every: int = 1) -> None:
         """Set up the guard of a run.
@@ -226,8 +106,6 @@ class Guard:
         self._parts = parts
         self._most = parts.training.max_step_kl
         self._every = every
-        self._told = frozenset[tuple[str, bool]]()
-        """Findings already logged."""
 
     def measures(self, step: int) -> bool:
         """Return whether step number `step` of the lineage is measured."""
@@ -247,61 +125,13 @@ class Guard:
             raise TooFarError(f"{TOO_FAR}: {told}")
         return found
 
-    def look(self, also: Sequence[Finding] = ()) -> list[Finding]:
-        """Return the findings, and report them to health and log.
-
-        Args:
-            also: findings of the gate.
-        """
-        found = [*self._findings(), *also]
-        self._parts.health.guard_is([one.told for one in found])
-        now = frozenset((one.alarm, one.holds) for one in found)
-        for one in found:
-            if (one.alarm, one.holds) not in self._told:
-                log.warning("guard.alarm", alarm=one.alarm, holds=one.holds, told=one.told)
-        self._told = now
-        return found
-
-    @property
-    def alarms(self) -> dict[str, bool]:
-        """Alarms of the last `look`, for the metrics of a step; True: it holds learning."""
-        return dict(sorted(self._told))
-
-    def _findings(self) -> Iterator[Finding]:
-        ledger = self._parts.ledger
-        after = ledger.hold.guarded_from
-        lately = ledger.judgements.replies(NEWEST, after)
-        # The gravest claim of each alarm, over all users.
-        gravest = {one[1]: one for one in sorted(self._claims(lately, after))}
-        for evidence, alarm, told in gravest.values():
-            if evidence >= CLAIM:
-                told = f"{told} ({odds(evidence)}; learning is held at {LIMIT:.0f})"
-                yield Finding(alarm, told, evidence >= LIMIT)
-        if found := unlearned([one.verdict for one in lately if not one.told]):
-            yield found
-        far = ledger.steps.void_lately(TOO_FAR)
-        if len(far) >= _FAR_IN_VAIN and is_recent(far[-1][1]):
-            told = "two batches in a row moved the policy too far, even at a quarter of the rate"
-            yield Finding("change", told, holds=True, until=far[-1][1] + AGAIN_S)
-
-    def _claims(
-        self, lately: Sequence[JudgedReply], after: int
-    ) -> Iterator[tuple[float, str, str]]:
-        """Yield evidence, alarm and sentence of each figure that may have risen."""
-        judgements = self._parts.ledger.judgements
-        replies = judgements.first_replies(BASELINE, NEWEST, after)
-        if self._parts.method.teaching not in (None, HINT):  # any text after a reply teaches
-            replies = [replace(reply, hinted=True) for reply in replies]
-        for alarm, evidence, base, later in compared(replies):
-            told = f"{later.value:.0%} of the newest {later.of} first replies {FIGURES[alarm][0]}, "
-            yield evidence, alarm, told + f"{base.value:.0%} of the first {base.of}"
-        evidence, share = contradicted(judgements.opinions(NEWEST, after))
-        told = f"{share.good:.0f} of {share.of} verdicts are contradicted by the auditor or the "
-        yield evidence, "verdicts", told + "user"
-        for one in praised(reversed(lately)):
-            if one.a.value > one.b.value:
-                told = f"{one.a.value:.0%} of the good replies repeat a reply to something "
-                yield one.e_value, "praise", told + f"else, {one.b.value:.0%} of the others"
+    def held(self) -> Held | None:
+        """Return why no further step is taken; None: one may be."""
+        far = self._parts.ledger.steps.void_lately(TOO_FAR)
+        if len(far) < _FAR_IN_VAIN or not is_recent(far[-1][1]):
+            return None
+        told = "Two batches in a row moved the policy too far, even at a quarter of the rate"
+        return Held(f"{told}. {LATER}", far[-1][1] + AGAIN_S)
 
 
 def is_recent(at: float) -> bool:

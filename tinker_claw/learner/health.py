@@ -52,8 +52,7 @@ class Health:
     is the ledger: `failing` from a refusal until it takes a write. `serving` is `ok`, or `replaced`
     while another version answers in place of the one that should, or `refused` while none does.
     `publishing` publishes a version anew whose weights are gone. `upkeep` drops data past its
-    retention. `guard` is `ok`, or `warns` that replies get worse; where that is grave the learner
-    is `held` until the evidence is gone or a version is rolled back to.
+    retention.
     """
 
     def __init__(self) -> None:
@@ -64,7 +63,6 @@ class Health:
         self.records = PartHealth()
         self.publishing = PartHealth()
         self.upkeep = PartHealth()
-        self.guard = PartHealth()
         self.backend = Outages()
         self.last_error: str | None = None
 
@@ -84,10 +82,6 @@ class Health:
 
     def agreement_is(self, state: Literal["ok", "alarm"], error: str | None = None) -> None:
         self._enter(self.agreement, state, error)
-
-    def guard_is(self, sentences: Sequence[str]) -> None:
-        """Set the guard's warnings; () when there are none."""
-        self.guard.enter("warns" if sentences else "ok", "; ".join(sentences) or None)
 
     def servers_away(self, sentences: Sequence[str]) -> None:
         """Set why inference servers are out of the rotation, one sentence each; () when none is."""
@@ -198,7 +192,7 @@ class Health:
             yield "what is too old or too much is kept for now"
 
 
-_FINE = ("ok", "waiting", "training", "observing", "finished", "warns")
+_FINE = ("ok", "waiting", "training", "observing", "finished")
 """States of a part that works."""
 _LEARNING = {
     "failed": "learning starts again by itself",

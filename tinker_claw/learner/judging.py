@@ -17,7 +17,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from random import Random
 
 from tinker_claw.errors import (
     AlignmentError,
@@ -46,10 +45,6 @@ CONCURRENCY = 8
 """Turns judged at the same time: the samplers that judge also answer users."""
 _AT_ONCE = 64
 """Turns started before the event loop can serve replies again."""
-CHECKED = 0.25
-"""Share of user-rated replies that the judge also rates."""
-CHECK_S = 60.0
-"""Seconds that such a reply waits for the judge."""
 LATELY = 8
 """Number of latest tries that show whether the judge works."""
 
@@ -365,9 +360,6 @@ class Judging:
         verdict = judgements.verdict(turn_id)
         if verdict is None:
             verdict = await self._ask(turn)
-        else:
-            await self._check_judge(turn)
-            verdict = judgements.verdict(turn_id) or verdict  # with the judge's votes
         hints = judgements.hints(turn_id)
         if verdict.value == 1:
             self._show_to_corrected(turn_id)
@@ -392,21 +384,6 @@ class Judging:
         ledger.samples.add(turn_id, reward, teacher, untaught)
         self._parts.telemetry.sample("held" if turn.episode else "queued", turn=turn_id)
         self._on_sample()
-
-    async def _check_judge(self, turn: Turn) -> None:
-        """Let the judge also rate some of the replies that somebody rated explicitly: the guard
-        warns if the two often differ. It trains nothing, and a judge that does not answer in time
-        is not waited for."""
-        ledger = self._parts.ledger
-        if turn.episode or Random(turn.id).random() >= CHECKED or ledger.judgements.asked(turn.id):
-            return
-        if (state := ledger.turns.next_state(turn.id)) is None or not state.text:
-            return  # rated before anything followed, or that was forgotten
-        if self._heard.trouble or self._parts.spending.paused():
-            return  # left to turns that need an answer
-        with suppress(TimeoutError, JudgeError, BackendError, RequestError):
-            async with asyncio.timeout(CHECK_S):
-                self._record(turn.id, await self._answered(turn, state, hints=False))
 
     async def _ask(self, turn: Turn) -> Verdict:
         state = self._parts.ledger.turns.next_state(turn.id)
@@ -433,7 +410,7 @@ class Judging:
         # Explicit feedback that came meanwhile takes precedence.
         return self._parts.ledger.judgements.verdict(turn.id) or judgement.verdict
 
-    async def _answered(self, turn: Turn, state: NextState, *, hints: bool = True) -> Judgement:
+    async def _answered(self, turn: Turn, state: NextState) -> Judgement:
         self._check(turn.id)  # forgotten while waiting for budget?
         redact = self._redact
         with self._parts.spending.paying("judge", turn_id=turn.id):
@@ -445,7 +422,6 @@ class Judging:
                     text=redact(state.text),
                     beside=tuple((writer, redact(text)) for writer, text in state.beside),
                 ),
-                hints=hints,
                 asked_by=turn.asked_by,
                 images=turn.images,
             )

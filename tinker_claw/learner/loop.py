@@ -42,7 +42,7 @@ from tinker_claw.errors import (
 from tinker_claw.learner.batch import GROUPED, choose
 from tinker_claw.learner.diagnostics import Alarm, agreement, checked, step_metrics
 from tinker_claw.learner.gate import Asked, Gate
-from tinker_claw.learner.guard import AFTER_REFUSAL, RATES, Finding, Guard, trust
+from tinker_claw.learner.guard import AFTER_REFUSAL, RATES, Guard, Held, trust
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.recovery import (
     FAILURES,
@@ -101,6 +101,8 @@ class Learner:
         self._wake = asyncio.Event()
         self._look_at: float | None = None
         """When to look for a batch although no sample has come, in seconds since 1970."""
+        self._held: Held | None = None
+        """Why learning is held, at the last look."""
         self._finishing = False
         self._one_step = asyncio.Lock()
         self.recovery = Recovery(parts, self._one_step, self.retire, waits)
@@ -129,8 +131,6 @@ class Learner:
             finally:
                 self._holds += 1
                 self.wake()
-                with suppress(LedgerError):  # what alarms rest on may be gone now
-                    self._findings()
 
     def retire(self, policy: Policy) -> None:
         """Close a policy's sampler when the last reply that uses it has ended."""
@@ -158,6 +158,8 @@ class Learner:
         """
         health = self._parts.health
         self._wake.set()
+        with suppress(LedgerError):  # it is looked at again before a step
+            self._is_held()
         async with asyncio.TaskGroup() as group:
             retiring = group.create_task(self._close_retired())
             while not self._finishing:
@@ -178,64 +180,46 @@ class Learner:
         self._look_at = None  # the next look at the queue sets it again
 
     def _show_idle(self) -> None:
-        health, newest = self._parts.health, self._parts.policy.newest.version.id
+        health = self._parts.health
         health.backend.over("learning")  # it asks for nothing now
-        if reason := self._parts.ledger.hold.reason:
-            health.learner_is(
-                "held",
-                f"{reason[0].upper()}{reason[1:]}. It goes on when that is over. To go on now: "
-                f"`tinker-claw rollback v{newest}`, or an earlier version (`tinker-claw versions`)",
-            )
+        if self._held is not None:
+            health.learner_is("held", f"{self._held.because}.")
         else:
             health.learner_is("observing" if self._parts.training.observe else "waiting")
 
     async def _goes_on(self) -> bool:
         """Do the next piece of work, as far as service and ledger allow; False: there is none."""
         try:
-            if self._parts.ledger.hold.reason and await self._is_held():
+            if self._held and self._is_held():
                 return False
-            if (batch := self._batch()) is None:
+            if (batch := self._batch()) is None or self._is_held():
                 return False
-            if not self._is_ruled_out():
-                await self._take(batch)
+            await self._take(batch)
         except (OutageError, LedgerError) as error:
             outage = as_outage(error)
             self._parts.health.backend.seen("learning", outage)
             await self.recovery.after(outage)
         return True
 
-    def _findings(self) -> list[Finding]:
-        return self._guard.look(self._gate.findings() if self._gate else ())
-
-    def _is_ruled_out(self) -> bool:
-        """Return whether no further step may be taken; if so, record the reason."""
-        found = next((one for one in self._findings() if one.holds), None)
-        if found is not None:
-            self._parts.ledger.hold.because(found.told, found.alarm)
-            log.warning("learning.held", alarm=found.alarm, because=found.told)
-        return found is not None
-
-    async def _is_held(self) -> bool:
-        """Return whether learning stays held; end the hold when its alarm finds nothing any more.
-
-        The state is saved first, so that learning can go on from here whatever comes.
+    def _is_held(self) -> bool:
+        """Look whether learning is held, and show it.
 
         Raises:
-            LedgerError: it cannot be done now.
+            LedgerError: that cannot be read now.
         """
-        hold = self._parts.ledger.hold
-        try:
-            await self.save()
-        except BackendError as error:  # it is held all the same, and the session may be lost
-            log.warning("state.unsaved", error=str(error))
-        lasting = next((one for one in self._findings() if one.alarm == hold.alarm), None)
-        if lasting is not None:
-            self._look_at = lasting.until
-            return True
-        log.info("learning.goes_on", alarm=hold.alarm)
-        hold.end()
-        self._show_idle()
-        return False
+        found = self._guard.held() or (self._gate and self._gate.held())
+        if found is None and (decline := self._parts.ledger.decline()):
+            found = Held(str(decline))
+        before, self._held = self._held, found
+        if found:
+            self._look_at = found.until
+        if found and not before:
+            log.warning("learning.held", because=found.because)
+        if before and not found:
+            log.info("learning.goes_on")
+        if found or before:
+            self._show_idle()
+        return found is not None
 
     def _batch(self) -> list[Sample] | None:
         """Return the samples of the next step; None while there is no batch."""
@@ -294,7 +278,7 @@ class Learner:
                 return
         else:
             self._set_aside(batch)
-        self._is_ruled_out()  # reported now, not when there is another batch
+        self._is_held()  # shown now, not when there is another batch
 
     def _set_aside(self, batch: Sequence[Sample]) -> None:
         self._parts.ledger.samples.quarantine(*(sample.id for sample in batch))
@@ -392,7 +376,7 @@ class Learner:
                 parent.version,
                 state_ref=state_ref,
                 sampler_ref=sampler.ref,
-                metrics=metrics | rule | {"answers": asked.answers, "alarms": self._guard.alarms},
+                metrics=metrics | rule | {"answers": asked.answers},
             )
         except Exception:  # it has served no reply; the next attempt publishes anew
             self.retire(Policy(parent.version, sampler))

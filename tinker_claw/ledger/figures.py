@@ -13,10 +13,11 @@ from itertools import accumulate
 
 from tinker_claw.evidence import CLAIM, Rate, TwoRates, odds, record
 from tinker_claw.ledger.database import Rows
+from tinker_claw.ledger.decline import read_decline
 from tinker_claw.ledger.lessons import Lesson, State, of_user
 from tinker_claw.ledger.outcome import RunView, run_of
 from tinker_claw.ledger.turns import OUTCOME
-from tinker_claw.ledger.versions import compared_from, gate_of, held, pinned, read_line
+from tinker_claw.ledger.versions import compared_from, gate_of, pinned, read_line
 from tinker_claw.ledger.views import Filter, Record, read
 from tinker_claw.ledger.words import count_outcomes
 
@@ -78,8 +79,8 @@ def read_figures(rows: Rows, run: RunView, steps: int) -> Record:
         "pinned": pinned(rows),
         # If it answers every other session: its first replies compared with the newest's.
         "compared": read_compared(rows),
-        # Why learning is held; None: it is not.
-        "held": held(rows),
+        # Why learning is held; None: it is not, or for refusals, which `gate` has.
+        "held": (fallen := read_decline(rows)) and str(fallen),
         # Optimizer steps from the base to the newest version.
         "step": run.step,
         "samples_waiting": run.queued,

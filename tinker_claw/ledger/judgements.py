@@ -10,12 +10,11 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tinker_claw.ledger.database import LedgerTable
 from tinker_claw.ledger.lessons import learn
-from tinker_claw.ledger.turns import OUTCOME, reopen
-from tinker_claw.types import StopReason, Verdict, Vote, Wish
+from tinker_claw.ledger.turns import reopen
+from tinker_claw.types import Verdict, Vote, Wish
 
 TRIES = 3
 """Failed tries after which a turn is set aside."""
@@ -32,51 +31,10 @@ WHERE (said.role = 'user' OR given.score IS NOT NULL)
 ORDER BY later.idx LIMIT 1
 """
 """SQL on a row of `turns`: the reply of `JudgementTable.demonstration`."""
-_FIRST_REPLY = (
-    "turns.id AS turn_id, user, completion_tokens AS tokens, "
-    f"stop_reason = '{StopReason.LENGTH}' AS cut, "
-    f"CASE WHEN episode > 0 THEN ({OUTCOME}) ELSE value END AS verdict, "
-    "EXISTS (SELECT 1 FROM hints WHERE hints.turn_id = turns.id) OR NOT EXISTS "
-    "(SELECT 1 FROM next_states WHERE turn_id = turns.id AND role = 'user') AS hinted, "
-    "episode > 0 AS episode, "
-    "turns.told IS NOT NULL AS told"
-)
-_WHOLE = "blanked IS NULL AND LENGTH(tokens) > 1"
 _SET_ASIDE = """
 SELECT turns.id FROM turns JOIN next_states ON turn_id = turns.id
 WHERE untrained_because = ? AND LENGTH(tokens) > 1 AND text <> '' ORDER BY turns.id
 """
-
-
-@dataclass(frozen=True, slots=True)
-class FirstReply:
-    """First main reply of a session with a verdict, as the guard compares it."""
-
-    turn_id: int
-    user: str
-    tokens: int
-    cut: bool
-    """Whether the reply was cut by its token limit."""
-    verdict: float
-    """Verdict; for an episode's reply, the episode's outcome."""
-    hinted: bool
-    """Whether it has a hint, or no user message followed that could have given one."""
-    episode: bool
-    told: bool
-    """Whether its prompt held lessons."""
-
-
-@dataclass(frozen=True, slots=True)
-class JudgedReply:
-    """Main reply with a verdict."""
-
-    user: str
-    opening: str
-    """First request of its session."""
-    text: str
-    verdict: float
-    told: bool
-    """Whether its prompt held lessons."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,79 +172,6 @@ class JudgementTable(LedgerTable):
             "SELECT turn_id FROM verdicts WHERE turn_id IN (SELECT value FROM json_each(?))",
             json.dumps(turn_ids),
         )
-
-    def asked(self, turn_id: int) -> bool:
-        """Return whether a judge has given a verdict of its own, which may not be the one that
-        counts."""
-        said = "SELECT prompt FROM verdicts WHERE turn_id = ?"
-        return self._db.one(said, turn_id) is not None
-
-    def first_replies(self, first: int, newest: int, after: int) -> list[FirstReply]:
-        """Return the first replies of sessions that have a verdict: the `first` ones of each user,
-        and the `newest` of all. For a reply of an episode the verdict is the episode's outcome,
-        whatever a judge said.
-
-        They are in the order in which their sessions began: of replies to several at a time, short
-        ones end first, and to compare later ones with those would find that replies grow longer.
-
-        Args:
-            after: only replies to later turns than this one.
-        """
-        lately = self._first_replies("DESC", newest, after)[::-1]
-        early = list[FirstReply]()
-        for user in {one.user for one in lately} if len(lately) == newest else ():
-            early += self._first_replies("ASC", first, after, "AND user = ?3", user)
-        return [*{one.turn_id: one for one in (*early, *lately)}.values()]
-
-    def _first_replies(
-        self, order: str, most: int, after: int, which: str = "", *values: Any
-    ) -> list[FirstReply]:
-        rows = self._db.rows(
-            f"SELECT {_FIRST_REPLY} FROM sessions CROSS JOIN turns ON session_id = sessions.id "
-            "AND kind = 'main' AND idx = 0 LEFT JOIN verdicts ON turn_id = turns.id "
-            # from the session on that began first; of several at a time another may end first
-            "WHERE sessions.id >= (SELECT MIN(session_id) FROM (SELECT session_id FROM turns "
-            "WHERE id > ?1 AND +kind = 'main' AND idx = 0 ORDER BY id LIMIT 256)) "
-            "AND turns.id > ?1 AND (blanked = 'dropped' OR LENGTH(tokens) > 1) "
-            f"AND verdict IS NOT NULL {which} "
-            f"ORDER BY sessions.id {order} LIMIT ?2",
-            after,
-            most,
-            *values,
-        )
-        return [FirstReply(**row) for row in rows]
-
-    def replies(self, most: int, after: int) -> list[JudgedReply]:
-        """Return the newest judged main turns after turn `after`, newest first. Tool calls and
-        replies of episodes are left out: calls are short, and many tasks have one right answer, so
-        both repeat without being praised."""
-        rows = self._db.rows(
-            "SELECT user, (SELECT request_text FROM turns AS first "
-            "WHERE first.session_id = sessions.id AND first.kind = 'main' AND first.idx = 0), "
-            "reply_text, value, turns.told IS NOT NULL FROM verdicts "
-            "CROSS JOIN turns ON turns.id = turn_id "
-            "CROSS JOIN sessions ON sessions.id = session_id "
-            # "+" keeps SQLite from an index over all: it reads from the newest until it has enough.
-            "WHERE turn_id > ? AND value IS NOT NULL AND +kind = 'main' AND +episode = 0 "
-            f"AND {_WHOLE} AND NOT EXISTS (SELECT 1 FROM next_states "
-            "WHERE next_states.turn_id = turns.id AND role = 'tool') "
-            "ORDER BY verdicts.turn_id DESC LIMIT ?",
-            after,
-            most,
-        )
-        return [JudgedReply(*row) for row in rows]
-
-    def opinions(self, most: int, after: int) -> list[tuple[float, float]]:
-        """Return the judge's verdicts on the newest turns that the user or else the auditor also
-        rated, with those ratings, newest first; only after turn `after`."""
-        rows = self._db.rows(
-            "SELECT judged, CASE source WHEN 'judge' THEN audit ELSE score END AS other "
-            "FROM verdicts WHERE turn_id > ? AND judged IS NOT NULL AND other IS NOT NULL "
-            "ORDER BY turn_id DESC LIMIT ?",
-            after,
-            most,
-        )
-        return [(judged, other) for judged, other in rows]
 
     def hints(self, turn_id: int) -> tuple[str, ...]:
         """Return the hints, best first. Explicit ones replace the judge's; where explicit feedback

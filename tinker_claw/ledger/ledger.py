@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tinker_claw.errors import LedgerError
 from tinker_claw.ledger.database import LOG_BYTES, Database, Rows, beside
+from tinker_claw.ledger.decline import Decline, read_decline
 from tinker_claw.ledger.feedback import FeedbackTable
 from tinker_claw.ledger.groups import GroupTable
 from tinker_claw.ledger.held_out import HeldOutTable
@@ -29,7 +30,7 @@ from tinker_claw.ledger.prune import (
 from tinker_claw.ledger.samples import SampleTable
 from tinker_claw.ledger.spend import SpendTable
 from tinker_claw.ledger.turns import TurnTable
-from tinker_claw.ledger.versions import Hold, Pin, StepTable
+from tinker_claw.ledger.versions import Pin, StepTable
 
 
 def holds_run(rows: Rows, run: Mapping[str, str]) -> bool:
@@ -70,7 +71,6 @@ class Ledger:
         self.steps = StepTable(self._db)
         self.spend = SpendTable(self._db)
         self.pin = Pin(self._db)
-        self.hold = Hold(self._db)
 
     def _take_up(self) -> None:
         """Finish forgetting that an earlier process began."""
@@ -138,6 +138,10 @@ class Ledger:
             return True
         async with self._erasing:
             return bool(await beside(self.path, lambda writer: iter([writer.empty_log()])))
+
+    def decline(self) -> Decline | None:
+        """Return the decline for which learning is held; None: it is not held."""
+        return read_decline(self._db)
 
     def live_bytes(self) -> int:
         """Return the bytes in use in the file, without its free pages."""

@@ -30,8 +30,6 @@ from tinker_claw.types import PolicyVersion
 REFUSED, TOO_FAR = "the gate refused the version", "the step moved the policy too far"
 """Beginnings of the reasons for which a step is void."""
 _PINNED, _HALF = "pinned", "half of the sessions from turn"
-_HELD, _ALARM = "held", "alarm"
-_GUARDED_FROM = "guarded from turn"
 """Keys in `meta`."""
 LEFT_BEHIND = "a rollback has left the version that answered behind"
 """Why a sample has expired."""
@@ -91,11 +89,6 @@ class Gated:
     said: Mapping[str, Any]
     """Losses of the version, or why it was not asked."""
     answers: Answers
-
-    @property
-    def warning(self) -> str | None:
-        """Warning about a serving version; None: there is none."""
-        return _warning(self.version, self.said)
 
 
 def _warning(version: int, said: Mapping[str, Any]) -> str | None:
@@ -239,45 +232,6 @@ class Pin(LedgerTable):
     def end(self) -> None:
         with self._db.transaction() as tx:
             _end_pin(tx)
-
-
-class Hold(LedgerTable):
-    """A pause of learning, until the evidence for its alarm is gone or a rollback chooses a
-    version."""
-
-    @property
-    def reason(self) -> str | None:
-        """Why learning is held; None: it goes on."""
-        return held(self._db)
-
-    @property
-    def alarm(self) -> str | None:
-        """Name of the alarm that held learning last."""
-        return self._db.meta(_ALARM)
-
-    def because(self, reason: str, alarm: str) -> None:
-        """Hold learning.
-
-        Args:
-            alarm: name of the alarm that raised it.
-        """
-        with self._db.transaction() as tx:
-            set_meta(tx, _HELD, reason)
-            set_meta(tx, _ALARM, alarm)
-
-    def end(self) -> None:
-        self._db.write("DELETE FROM meta WHERE key = ?", _HELD)
-
-    @property
-    def guarded_from(self) -> int:
-        """Newest turn at the last rollback; earlier turns are not compared with later ones. 0:
-        there was no rollback."""
-        return _number(self._db, _GUARDED_FROM) or 0
-
-
-def held(rows: Rows) -> str | None:
-    """Return why learning is held; None: it is not."""
-    return rows.meta(_HELD)
 
 
 def pinned(rows: Rows) -> int | None:
@@ -466,15 +420,13 @@ class StepTable(LedgerTable):
             return _insert_version(tx, replace(saved, parent=saved.id, sampler_ref=ref))
 
     def roll_back(self, to: PolicyVersion) -> PolicyVersion:
-        """Add a version with the weights of `to`, from which learning goes on; end pin and hold.
+        """Add a version with the weights of `to`, from which learning goes on; end a pin.
 
         The steps since then remain in a lineage that is left behind: their samples count as trained
         and are not queued again.
         """
         with self._db.transaction() as tx:
             _end_pin(tx)
-            set_meta(tx, _HELD, None)
-            set_meta(tx, _GUARDED_FROM, _newest_turn(tx))
             version = _insert_version(tx, replace(to, parent=to.id))
             expire_left_behind(tx, read_line(self._db))
         return version
