@@ -52,7 +52,6 @@ from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.methods import build
 from tinker_claw.methods.base import Signal, require, student_topk
 from tinker_claw.origin import is_loopback
-from tinker_claw.page.access import Access
 from tinker_claw.page.routes import PageDeps, create_page
 from tinker_claw.policy import PolicyHolder, Sampler, Trainer
 from tinker_claw.privacy.redact import Redactor
@@ -295,12 +294,11 @@ def _deps(
 def _page(
     common: _Common, deps: GatewayDeps, rollback: Rollback, *, local: bool
 ) -> Sequence[BaseRoute]:
-    settings, cfg, keys = common.settings, deps.settings, common.keys
     return create_page(
         PageDeps(
             ledger=common.parts.ledger.path,
-            training=settings.training,
-            access=Access(keys, cfg.port),
+            training=common.settings.training,
+            keys=common.keys,
             local=local,
             health=deps.health,
             decode=common.renderer.decode,

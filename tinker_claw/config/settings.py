@@ -216,7 +216,7 @@ class Gateway(Section):
     )
     page: bool = _setting(
         True,
-        "a page at /ui: how it goes, turns, steps and versions",
+        "a page at /ui: how it goes, turns and versions",
         when="nobody shall see it (--no-page)",
     )
     max_concurrent: int = _setting(

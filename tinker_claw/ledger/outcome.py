@@ -15,8 +15,7 @@ from tinker_claw.ledger import words
 from tinker_claw.ledger.database import Rows
 from tinker_claw.ledger.groups import LIMIT_S
 from tinker_claw.ledger.judgements import TRIES
-from tinker_claw.ledger.turns import OUTCOME
-from tinker_claw.ledger.views import Record, SampleView, TurnView
+from tinker_claw.ledger.views import SampleView, TurnView
 from tinker_claw.types import Kind, Lost
 
 LOST: Mapping[str, str] = {
@@ -210,29 +209,6 @@ def of_episode(turn: TurnView) -> Iterator[str]:
     if sample is not None and sample.state != "held" and sample.reward is not None:
         of = "outcome and votes" if turn.judged else "its outcome alone"
         yield f"Reward of this reply, {of}: {vote(sample.reward)}."
-
-
-_EPISODES = f"""
-SELECT sessions.id AS session, sessions.user, created_at, sessions.task,
-  groups.name AS "group", size, episode, ({OUTCOME}) AS outcome,
-  IIF(episode = 2, NULL, {words.RUNNING}) AS waits,
-  (SELECT policy_version FROM turns WHERE session_id = sessions.id AND kind = 'main'
-    ORDER BY idx LIMIT 1) AS version,
-  (SELECT COUNT(*) FROM turns WHERE session_id = sessions.id AND kind = 'main') AS replies
-FROM sessions LEFT JOIN groups ON groups.id = group_id
-WHERE episode <> 0 AND (?1 IS NULL OR sessions.user = ?1) AND (?2 IS NULL OR sessions.id < ?2)
-ORDER BY sessions.id DESC LIMIT ?3
-"""
-
-
-def episodes(rows: Rows, limit: int, user: str | None, before: int | None) -> list[Record]:
-    """Return the newest episodes, newest first.
-
-    Args:
-        user: only theirs; None: everybody's.
-        before: only sessions of lower numbers.
-    """
-    return [dict(row) for row in rows.rows(_EPISODES, user, before, limit)]
 
 
 # Patterns among turns

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -20,16 +20,11 @@ from tinker_claw.insight import (
     overview,
     read_kept,
 )
-from tinker_claw.learner.gate import FIGURES
 from tinker_claw.ledger.database import Rows
 from tinker_claw.ledger.figures import by_version, read_headlines
-from tinker_claw.ledger.outcome import (
-    episodes,
-    of_episode,
-    outcome,
-    read_run,
-)
-from tinker_claw.ledger.versions import gate_of
+from tinker_claw.ledger.lessons import read_lessons
+from tinker_claw.ledger.outcome import of_episode, outcome, plural, read_run
+from tinker_claw.ledger.versions import Line, gate_of, read_line
 from tinker_claw.ledger.views import (
     Contents,
     Filter,
@@ -37,7 +32,6 @@ from tinker_claw.ledger.views import (
     read,
     read_contents,
     read_turn,
-    turns_where,
 )
 from tinker_claw.page.charts import Point, curve
 from tinker_claw.sinks.base import figures_of
@@ -51,6 +45,8 @@ LONGEST: Final = 20_000
 """Most characters of a text, and most tokens of a reply, that are shown."""
 _WORDS: Final = 80
 """Characters of what a turn was asked that a table shows."""
+_NAMED: Final = 8
+"""Versions that a rollback names."""
 _STRONG: Final = (0.05, 0.3, 1.0)
 """Advantages from which on a token's colour is light, plain and strong; a reward is about 1."""
 _CURVES: Final = (
@@ -98,7 +94,7 @@ def read_overview(rows: Rows, training: Training) -> Record:
         {"name": name.replace("_", " "), **found, "curve": _shares(found["by_versions"])}
         for name, found in figures["helps"].items()
     ]
-    shown = {"facts": list(facts(figures)), "defined": DEFINED}
+    shown = {"facts": list(facts(figures)), "defined": DEFINED, "lessons": read_lessons(rows, None)}
     return {**figures, **shown, "helps": helps, "curves": list(_curves(steps))}
 
 
@@ -119,9 +115,9 @@ def _curves(steps: Sequence[Record]) -> Iterator[Record]:
 
 
 def read_mine(rows: Rows, user: str | None) -> Record:
-    """Return the newest main turns of a user, and whether it helps them."""
+    """Return the overview that a user has: whether it helps them, and their lessons."""
     lines = read_headlines(rows, by_version(rows, user), user)
-    return {"lines": lines, **read_turns(rows, Filter(user=user, kind="main"))}
+    return {"headlines": lines, "lessons": read_lessons(rows, user)}
 
 
 def read_turns(rows: Rows, wanted: Filter) -> Record:
@@ -206,45 +202,6 @@ def _piece(text: str, values: Sequence[float]) -> Piece:
     return Piece(text, mean, f"{side}-{strength}" if strength else "")
 
 
-def read_episodes(rows: Rows, user: str | None, before: int | None) -> Record:
-    """Return the newest episodes, newest first.
-
-    Args:
-        user: only this user's; None: everybody's.
-    """
-    found = episodes(rows, ROWS + 1, user, before)
-    return _first_rows("episodes", found, "session")
-
-
-def read_steps(rows: Rows) -> Record:
-    """Return the newest steps, newest first."""
-    return {"steps": read(rows, "steps", Filter(), ROWS)[::-1]}
-
-
-def read_step(rows: Rows, step_id: int) -> Record:
-    """Return one step and its samples.
-
-    Raises:
-        RequestError: 404, there is none.
-    """
-    step = next(iter(read(rows, "steps", Filter(id=step_id), 1)), None)
-    if step is None:
-        raise missing("step")
-    turns = turns_where(
-        rows,
-        "WHERE turns.id IN (SELECT turn_id FROM step_samples JOIN samples "
-        "ON samples.id = sample_id WHERE step_samples.step_id = ?) ORDER BY turns.id LIMIT 200",
-        step_id,
-    )
-    return {
-        "step": step,
-        "gate": gate_of(step),
-        "figures": FIGURES,
-        "metrics": sorted(figures_of(step["metrics"])),
-        "turns": turns,
-    }
-
-
 def read_versions(rows: Rows, before: int | None = None) -> Record:
     """Return the newest versions as a tree.
 
@@ -252,6 +209,7 @@ def read_versions(rows: Rows, before: int | None = None) -> Record:
     None: there is none.
     `depth`: a lineage goes on at its depth, and versions left by a rollback are one deeper. `gate`:
     its result for the version; `refused`: results of versions refused after it, newest first.
+    `drops`: what a rollback to it leaves behind.
 
     Args:
         before: only versions of lower numbers.
@@ -269,19 +227,37 @@ def read_versions(rows: Rows, before: int | None = None) -> Record:
         above = kept.get(one["parent"], {"depth": 0, "live": one["live"]})
         one["depth"] = above["depth"] + (above["live"] and not one["live"])
     found = [one for one in reversed(kept.values()) if before is None or one["id"] < before]
+    line = read_line(rows)
+    waiting = rows.pairs(
+        "SELECT policy_version, COUNT(*) FROM samples JOIN turns ON turns.id = turn_id "
+        "WHERE state IN ('queued', 'held') GROUP BY 1"
+    )
+    for one in found[:ROWS]:
+        one["drops"] = _drops(line, [*kept.values()], waiting, one["id"])
     return _first_rows("versions", found, "id")
 
 
-def read_version(rows: Rows, number: int) -> Record:
-    """Return one version, as in the tree.
+def _drops(line: Line, versions: Sequence[Record], waiting: Mapping[int, int], to: int) -> str:
+    """Say what a rollback to a version leaves behind.
 
-    Raises:
-        RequestError: 404, there is none.
+    Args:
+        waiting: samples that wait for a step, by the version that they were sampled by.
     """
-    newest = read_versions(rows, number + 1)["versions"][:1]
-    if not newest or newest[0]["id"] != number:
-        raise missing("version")
-    return {"version": newest[0]}
+    kept, at = set[int](), to
+    while at is not None:
+        kept.add(at)
+        at = line.parents[at]
+    gone = [one for one in versions if one["live"] and one["id"] not in kept]
+    after = replace(line, live=frozenset(kept))
+    expire = sum(n for version, n in waiting.items() if not after.leads_on(version))
+    said = "no version is left behind"
+    if gone:
+        learned = plural(sum(one["samples"] for one in gone), "sample")
+        named = ", ".join(f"v{one['id']}" for one in gone[-_NAMED:])
+        more = f"{len(gone) - _NAMED} earlier ones, " if len(gone) > _NAMED else ""
+        said = f"{more}{named} will be left behind, with what {learned} taught"
+    waits = f"; {plural(expire, 'sample')} that wait for a step expire" if expire else ""
+    return f"{said}{waits}. Nothing is deleted: rolling back to v{max(line.live)} takes it back."
 
 
 def owner(rows: Rows, turn_id: int) -> str | None:

@@ -1,20 +1,24 @@
 """Routes of the page, all below /ui. Every page can be read without a script.
 
-Rule: what is shown is read from the ledger file in a thread, a few at a time, so no reply waits for
-it; changes use the code of commands and /v1/feedback.
+Rule: a browser sends what other people's pages make it send, a key that it was given among it. So
+every change needs the Origin header of our own pages, and no other page may do anything. What is
+shown is read from the ledger file in a thread, a few at a time, so no reply waits for it; changes
+use the code of commands and /v1/feedback.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
+from base64 import b64decode
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from time import monotonic
-from typing import Any, Final, Literal, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 from urllib.parse import parse_qsl
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -27,16 +31,16 @@ from tinker_claw.config.settings import Training
 from tinker_claw.errors import ClawError, LedgerError, RequestError, UndoError
 from tinker_claw.evidence import in_words
 from tinker_claw.gateway import errors
+from tinker_claw.gateway.auth import Keys, Principal
 from tinker_claw.gateway.limits import read_body
 from tinker_claw.learner.rollback import Rollback
 from tinker_claw.ledger.database import Rows, reading
 from tinker_claw.ledger.feedback import About, Feedback, Given
-from tinker_claw.ledger.lessons import Rule, read_lessons
-from tinker_claw.ledger.outcome import moment, step_word
+from tinker_claw.ledger.lessons import Rule
+from tinker_claw.ledger.outcome import moment
 from tinker_claw.ledger.views import Filter
 from tinker_claw.origin import refuse_pages
 from tinker_claw.page import read
-from tinker_claw.page.access import Access, Visitor
 from tinker_claw.telemetry import log
 
 ROOT: Final = "/ui"
@@ -67,12 +71,10 @@ _LONGEST_PAUSE_S: Final = 0.5
 _PAGES: Final = (
     ("overview", "", False),
     ("turns", "/turns", False),
-    ("lessons", "/lessons", False),
-    ("episodes", "/episodes", False),
-    ("steps", "/steps", True),
     ("versions", "/versions", True),
 )
 """Name, address, and whether it is for admins only."""
+_ASKS: Final = {"www-authenticate": 'Basic realm="tinker-claw", charset="UTF-8"'}
 _VERDICTS: Final = ("1", "0", "-1", "none")
 
 
@@ -85,7 +87,7 @@ class _Row(IntegerConvertor):
 class _Change(StringConvertor):
     """An operation on a version."""
 
-    regex = "pin|half|unpin|rollback"
+    regex = "pin|unpin|rollback"
 
 
 class _Rule(StringConvertor):
@@ -99,8 +101,7 @@ register_url_convertor("rule", _Rule())
 register_url_convertor("change", _Change())
 
 T = TypeVar("T")
-Serve = Callable[[Request, Any], Awaitable[Response]]
-"""Answers a request of a `Visitor`, or of None at addresses for anybody."""
+Serve = Callable[[Request, Principal], Awaitable[Response]]
 Look = Callable[[Rows, int, Filter], Mapping[str, Any]]
 """Reads a template's data, given the number in the address and the filter in the query."""
 
@@ -112,7 +113,7 @@ class PageDeps:
     ledger: Path
     """Path of the ledger file."""
     training: Training
-    access: Access
+    keys: Keys
     local: bool
     """Whether the gateway is bound to loopback and needs no key."""
     health: Callable[[], Mapping[str, Any]]
@@ -127,37 +128,29 @@ class PageDeps:
 def create_page(deps: PageDeps) -> list[Route]:
     """Return the routes for the gateway's application."""
     page, training = _Page(deps), deps.training
-    visitors: Mapping[str, Serve] = {
-        "": page.overview,
-        "/": page.overview,
-        "/turns": page.shows("turns", lambda rows, _, w: read.read_turns(rows, w)),
-        "/turns/{number:row}": page.shows(
-            "turn", lambda rows, n, w: read.read_one(rows, n, w.user, training, deps.decode)
-        ),
-        "/episodes": page.shows(
-            "episodes", lambda rows, _, w: read.read_episodes(rows, w.user, w.before)
-        ),
-        "/lessons": page.shows(
-            "lessons", lambda rows, _, w: {"lessons": read_lessons(rows, w.user)}
-        ),
-    }
-    change = "/versions/{number:row}/{what:change}"
-    admins: Mapping[str, Serve] = {
-        "/steps": page.shows("steps", lambda rows, _, __: read.read_steps(rows)),
-        "/steps/{number:row}": page.shows("step", lambda rows, n, _: read.read_step(rows, n)),
-        "/versions": page.shows("versions", lambda rows, _, w: read.read_versions(rows, w.before)),
-        change: page.shows("confirm", lambda rows, n, _: read.read_version(rows, n)),
-    }
     return [
-        *(page.route("GET", path, serve) for path, serve in visitors.items()),
-        *(page.route("GET", path, serve, "admin") for path, serve in admins.items()),
+        page.route("GET", "", page.overview),
+        page.route("GET", "/", page.overview),
+        page.route(
+            "GET", "/turns", page.shows("turns", lambda rows, _, w: read.read_turns(rows, w))
+        ),
+        page.route(
+            "GET",
+            "/turns/{number:row}",
+            page.shows(
+                "turn", lambda rows, n, w: read.read_one(rows, n, w.user, training, deps.decode)
+            ),
+        ),
+        page.route(
+            "GET",
+            "/versions",
+            page.shows("versions", lambda rows, _, w: read.read_versions(rows, w.before)),
+            admins=True,
+        ),
+        page.route("GET", "/static/{name:str}", page.static),
         page.route("POST", "/turns/{number:row}/feedback", page.feedback),
         page.route("POST", "/lessons/{rule:rule}", page.rule_lesson),
-        page.route("POST", "/logout", page.log_out),
-        page.route("POST", change, page.change, "admin"),
-        page.route("GET", "/login", page.ask_key, "anybody"),
-        page.route("POST", "/login", page.log_in, "anybody"),
-        page.route("GET", "/static/{name:str}", page.static, "anybody"),
+        page.route("POST", "/versions/{number:row}/{what:change}", page.change, admins=True),
     ]
 
 
@@ -180,37 +173,26 @@ class _Page:
             "signed": _signed,
             "share": "{:.0%}".format,
             "rate": in_words,
-            "step_word": step_word,
         }
 
     # For every route
 
-    def route(
-        self,
-        method: str,
-        path: str,
-        serve: Serve,
-        to: Literal["visitor", "admin", "anybody"] = "visitor",
-    ) -> Route:
-        """Return a route below /ui for the visitors allowed there."""
+    def route(self, method: str, path: str, serve: Serve, *, admins: bool = False) -> Route:
+        """Return a route below /ui, for everybody who may see the page, or for admins."""
 
         async def answered(request: Request) -> Response:
-            visitor: Visitor | None = None
+            visitor: Principal | None = None
             try:
                 self._refuse_others(request)
-                visitor = self._deps.access.visitor(request.cookies)
-                if to == "anybody":
-                    return await serve(request, visitor)
-                if visitor is None:
-                    return _to("/login")
-                if to == "admin" and not visitor.who.admin:
+                visitor = self._visitor(request)
+                if admins and not visitor.admin:
                     raise RequestError(
                         "This page shows all users, so it is for admins only.",
                         status=HTTPStatus.FORBIDDEN,
                         code="forbidden",
                     )
-                if request.method == "GET":
-                    return await self._in_turn(visitor.who.name, lambda: serve(request, visitor))
+                if request.method == "GET" and serve != self.static:
+                    return await self._in_turn(visitor.name, lambda: serve(request, visitor))
                 return await serve(request, visitor)
             except ClawError as error:
                 return self._failed(error, visitor)
@@ -220,7 +202,7 @@ class _Page:
     def shows(self, name: str, look: Look) -> Serve:
         """Return a handler that fills a template with data from the ledger."""
 
-        async def serve(request: Request, visitor: Visitor) -> Response:
+        async def serve(request: Request, visitor: Principal) -> Response:
             number, wanted = request.path_params.get("number", 0), _filter(request, visitor)
             found = await self._read(lambda rows: look(rows, number, wanted))
             return await asyncio.to_thread(self._html, name, visitor, request=request, **found)
@@ -243,22 +225,48 @@ class _Page:
         behind_tls = not deps.local and headers.get("origin") == f"https://{host}"
         own = f"{'https' if behind_tls else request.url.scheme}://{host}"
         refuse_pages(headers, local=deps.local, own=own)
+        if request.method == "POST" and "origin" not in headers:
+            raise RequestError(
+                "Only this page's own forms change something: the request has no Origin header.",
+                status=HTTPStatus.FORBIDDEN,
+                code="forbidden",
+            )
 
-    def _failed(self, error: ClawError, visitor: Visitor | None) -> Response:
+    def _visitor(self, request: Request) -> Principal:
+        """Return who sends a request: a key is the password of HTTP Basic, under any name.
+
+        Raises:
+            RequestError: 401, which makes a browser ask for it.
+        """
+        kind, _, sent = request.headers.get("authorization", "").partition(" ")
+        key = ""
+        if kind.lower() == "basic":
+            with suppress(ValueError):
+                key = b64decode(sent).decode().partition(":")[2]
+        try:
+            return self._deps.keys.principal(key)
+        except RequestError as error:
+            raise RequestError(
+                "The page asks for a key: any name, and as the password the key that your agent "
+                "sends.",
+                status=HTTPStatus.UNAUTHORIZED,
+                headers=_ASKS,
+            ) from error
+
+    def _failed(self, error: ClawError, visitor: Principal | None) -> Response:
         if isinstance(error, UndoError):
             error = RequestError(str(error), status=HTTPStatus.CONFLICT)
         problem = errors.told(error)
-        return self._html("error", visitor, status=problem.status, said=str(problem))
+        answer = self._html("error", visitor, status=problem.status, said=str(problem))
+        answer.headers.update(problem.headers or {})
+        return answer
 
     def _html(
-        self, name: str, visitor: Visitor | None, *, status: int = HTTPStatus.OK, **shown: Any
+        self, name: str, visitor: Principal | None, *, status: int = HTTPStatus.OK, **shown: Any
     ) -> HTMLResponse:
-        access = self._deps.access
         text = self._templates.get_template(f"{name}.html").render(
             root=ROOT,
             visitor=visitor,
-            form_token=access.form_token(visitor),
-            login=access.needed,
             pages=_PAGES,
             here=name,
             **shown,
@@ -279,80 +287,61 @@ class _Page:
                 status=HTTPStatus.SERVICE_UNAVAILABLE,
             ) from error
 
-    async def _form(self, request: Request, visitor: Visitor | None) -> dict[str, str]:
-        """Return the fields of a form that one of our pages has shown to this visitor."""
+    async def _form(self, request: Request) -> dict[str, str]:
+        """Return the fields of a form."""
         body = await read_body(request, _MOST_BYTES)
         try:
-            fields = dict(parse_qsl(body.decode(), max_num_fields=16))
+            return dict(parse_qsl(body.decode(), max_num_fields=16))
         except ValueError as error:
             raise RequestError(_FORM) from error
-        self._deps.access.check(visitor, fields.get("token", ""))
-        return fields
 
-    # Login and overview
+    # Overview
 
-    async def ask_key(self, request: Request, visitor: Visitor | None) -> Response:
-        return self._html("login", None, wrong="") if visitor is None else _to("")
-
-    async def log_in(self, request: Request, visitor: Visitor | None) -> Response:
-        key = (await self._form(request, visitor)).get("key", "")
-        # Behind a TLS proxy we see plain HTTP; the Origin header has the browser's scheme.
-        secure = request.headers.get("origin", "").startswith("https:")
-        try:
-            cookie = self._deps.access.log_in(key, secure=secure)
-        except RequestError as error:
-            return self._html("login", None, status=error.status, wrong=str(error))
-        return _to("", {"set-cookie": cookie})
-
-    async def log_out(self, request: Request, visitor: Visitor) -> Response:
-        await self._form(request, visitor)
-        return _to("/login", {"set-cookie": self._deps.access.log_out(visitor)})
-
-    async def static(self, request: Request, visitor: Visitor | None) -> Response:
+    async def static(self, request: Request, visitor: Principal | None) -> Response:
         name = request.path_params["name"]
         if (kind := _FILES.get(name)) is None:
             raise read.missing("file")
         headers = {**_HEADERS, "cache-control": "max-age=3600"}
         return FileResponse(_STATIC / name, media_type=kind, headers=headers)
 
-    async def overview(self, request: Request, visitor: Visitor) -> Response:
-        training, health = self._deps.training, self._deps.health()
-        if not visitor.who.admin:
-            found = await self._read(lambda rows: read.read_mine(rows, visitor.user))
-            return self._html("mine", visitor, status_word=health["status"], **found)
-        seen = await self._read(lambda rows: read.read_overview(rows, training))
+    async def overview(self, request: Request, visitor: Principal) -> Response:
+        training, health, user = self._deps.training, self._deps.health(), _user(visitor)
+        seen = await self._read(
+            lambda rows: (
+                read.read_overview(rows, training) if visitor.admin else read.read_mine(rows, user)
+            )
+        )
         return await asyncio.to_thread(
             self._html, "overview", visitor, health=health, seen=seen, gate_is=training.gate
         )
 
     # Changes
 
-    async def feedback(self, request: Request, visitor: Visitor) -> Response:
-        fields, number = await self._form(request, visitor), request.path_params["number"]
+    async def feedback(self, request: Request, visitor: Principal) -> Response:
+        fields, number = await self._form(request), request.path_params["number"]
         score = {"1": 1.0, "-1": -1.0}.get(fields.get("score", ""))
         if score is None:
             raise RequestError(_FORM)
         owner = await self._read(lambda rows: read.owner(rows, number))
-        mine, place = visitor.user in (None, owner), About("turn", number)
+        mine, place = _user(visitor) in (None, owner), About("turn", number)
         if owner is None or not mine or self._deps.say(owner, place, Feedback(score)) is None:
             raise read.missing("turn")
         return _to(f"/turns/{number}")
 
-    async def rule_lesson(self, request: Request, visitor: Visitor) -> Response:
-        fields = await self._form(request, visitor)
+    async def rule_lesson(self, request: Request, visitor: Principal) -> Response:
+        fields = await self._form(request)
         which, rule = fields.get("lesson", ""), cast("Rule", request.path_params["rule"])
         number = int(which) if re.fullmatch(_Row.regex, which) else None
-        user = visitor.user or (visitor.who.name if rule == "add" else None)
+        user = visitor.name if rule == "add" else _user(visitor)
         text = self._deps.redact(fields.get("text", ""))
         self._deps.undo.ledger.lessons.rule(rule, user, number, text)
-        return _to("/lessons")
+        return _to("#lessons")
 
-    async def change(self, request: Request, visitor: Visitor) -> Response:
-        what, number = request.path_params["what"], request.path_params["number"]
-        await self._form(request, visitor)
-        match what:
-            case "pin" | "half":
-                await self._deps.undo.pin(number, half=what == "half")
+    async def change(self, request: Request, visitor: Principal) -> Response:
+        number = request.path_params["number"]
+        match request.path_params["what"]:
+            case "pin":
+                await self._deps.undo.pin(number)
             case "unpin":
                 await self._deps.undo.unpin()
             case _:
@@ -360,12 +349,17 @@ class _Page:
         return _to("/versions")
 
 
-def _filter(request: Request, visitor: Visitor) -> Filter:
+def _user(visitor: Principal) -> str | None:
+    """Return the user whose turns a visitor sees; None: everybody's."""
+    return None if visitor.admin else visitor.name
+
+
+def _filter(request: Request, visitor: Principal) -> Filter:
     asked = {name: value for name, value in request.query_params.items() if value}
     verdict, before = asked.get("verdict"), asked.get("before", "")
     return Filter(
         session=asked.get("session"),
-        user=visitor.user or asked.get("user"),
+        user=_user(visitor) or asked.get("user"),
         kind=asked.get("kind"),
         verdict=verdict if verdict in _VERDICTS else None,
         trained={"yes": True, "no": False}.get(asked.get("trained", "")),
@@ -373,8 +367,8 @@ def _filter(request: Request, visitor: Visitor) -> Filter:
     )
 
 
-def _to(where: str, headers: Mapping[str, str] = {}) -> Response:
-    return RedirectResponse(ROOT + where, HTTPStatus.SEE_OTHER, {**_HEADERS, **headers})
+def _to(where: str) -> Response:
+    return RedirectResponse(ROOT + where, HTTPStatus.SEE_OTHER, _HEADERS)
 
 
 def _signed(value: float | None) -> str:
