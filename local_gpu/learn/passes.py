@@ -188,6 +188,8 @@ class Passes:
                 full = isinstance(error, RuntimeError) and out_of_memory(error)
                 if full and len(indices) > 1:
                     budget = self.budget.halved(indices, sequences)
+                    # A cut leaves room for the longest sequence, unless each stands by itself.
+                    budget = 1 if budget < max(map(len, sequences)) else budget
                     raise OutOfStep("Out of memory", budget=budget) from error
                 sentence = _NO_ROOM if full else f"{type(error).__name__}: {error}"
                 raise OutOfStep(sentence) from error

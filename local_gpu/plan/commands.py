@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from local_gpu.plan.fits import JUDGE_CONTEXT, MAX_ADAPTERS
+from local_gpu.plan.fits import MAX_ADAPTERS
 from local_gpu.plan.layout import Gpu, names
-from local_gpu.plan.memory import JUDGE_BATCH, SAMPLER_BATCH, Batch, room_for
+from local_gpu.plan.memory import SAMPLER_BATCH, room_for
 from local_gpu.sample.supervisor import KEY, Launch, free_ports
 
 BASE: Final = "base"
@@ -40,7 +40,6 @@ class Servings:
     """Share of each GPU."""
     cache: int | None
     """Bytes of KV cache; None: what vLLM finds left of its share when it starts."""
-    quantization: str | None
     targets: tuple[str, ...]
     """Layers that adapters are on; for others, such as each expert of a mixture, vLLM would reserve
     memory that no adapter uses."""
@@ -55,7 +54,34 @@ class Servings:
 
 def samplers(groups: Sequence[Sequence[int]], gpus: Sequence[Gpu], what: Servings) -> list[Launch]:
     """A server for each group of GPUs."""
-    adapters = (
+    ports = free_ports(len(groups))
+    return [
+        Launch(
+            name=f"sampler {number}",
+            command=_command(what, port, len(group)),
+            environment=_environment(os.environ, what.vllm) | names(gpus, group),
+            port=port,
+            log=what.logs / f"sampler-{number}.log",
+            model=BASE,
+        )
+        for number, (group, port) in enumerate(zip(groups, ports, strict=True), 1)
+    ]
+
+
+def _command(what: Servings, port: int, size: int) -> tuple[str, ...]:
+    """Start of one server over `size` GPUs."""
+    return (
+        *(str(what.vllm), "serve", what.model, "--served-model-name", BASE),
+        *("--host", "127.0.0.1", "--port", str(port)),
+        *("--generation-config", "vllm"),  # the folder's would change how it samples
+        "--enable-prefix-caching",
+        "--disable-uvicorn-access-log",  # a line for each request would fill the disk
+        *("--dtype", "bfloat16"),
+        *("--max-model-len", str(what.context_tokens)),
+        *("--max-num-batched-tokens", str(SAMPLER_BATCH.tokens)),
+        *("--max-num-seqs", str(what.streams)),
+        *("--gpu-memory-utilization", str(what.memory)),
+        *("--tensor-parallel-size", str(size)),
         "--enable-lora",
         *("--max-loras", str(MAX_ADAPTERS)),
         *("--max-cpu-loras", str(2 * MAX_ADAPTERS)),
@@ -66,76 +92,7 @@ def samplers(groups: Sequence[Sequence[int]], gpus: Sequence[Gpu], what: Serving
         "--enable-prompt-tokens-details",
         *("--scheduling-policy", "priority"),  # people first
         *(_IMAGES if what.sees else ()),
-        *(("--quantization", what.quantization) if what.quantization else ()),
         *(("--kv-cache-memory-bytes", str(what.cache)) if what.cache is not None else ()),
-    )
-    batch = Batch(SAMPLER_BATCH.tokens, what.streams)
-    ports = free_ports(len(groups))
-    return [
-        _launch(
-            what.vllm,
-            port,
-            f"sampler {number}",
-            BASE,
-            what.model,
-            (gpus, group),
-            (*_common(what.context_tokens, what.memory, len(group), batch), *adapters),
-            what.logs / f"sampler-{number}.log",
-        )
-        for number, (group, port) in enumerate(zip(groups, ports, strict=True), 1)
-    ]
-
-
-def judge(
-    chosen: Sequence[int],
-    gpus: Sequence[Gpu],
-    *,
-    vllm: Path,
-    model: str,
-    name: str,
-    context_tokens: int,
-    memory: float,
-    logs: Path,
-) -> Launch:
-    """Launch of one judge server over all of the judge's GPUs."""
-    context = min(context_tokens, JUDGE_CONTEXT)
-    flags = _common(context, memory, len(chosen), JUDGE_BATCH)
-    (port,) = free_ports(1)
-    return _launch(vllm, port, "judge", name, model, (gpus, chosen), flags, logs / "judge.log")
-
-
-def _common(context_tokens: int, memory: float, size: int, batch: Batch) -> tuple[str, ...]:
-    return (
-        *("--generation-config", "vllm"),  # the folder's would change how it samples
-        "--enable-prefix-caching",
-        "--disable-uvicorn-access-log",  # a line for each request would fill the disk
-        *("--dtype", "bfloat16"),
-        *("--max-model-len", str(context_tokens)),
-        *("--max-num-batched-tokens", str(batch.tokens)),
-        *("--max-num-seqs", str(batch.sequences)),
-        *("--gpu-memory-utilization", str(memory)),
-        *("--tensor-parallel-size", str(size)),
-    )
-
-
-def _launch(
-    vllm: Path,
-    port: int,
-    name: str,
-    served: str,
-    model: str,
-    where: tuple[Sequence[Gpu], Sequence[int]],
-    flags: Sequence[str],
-    log: Path,
-) -> Launch:
-    command = (str(vllm), "serve", model, "--served-model-name", served)
-    return Launch(
-        name=name,
-        command=(*command, "--host", "127.0.0.1", "--port", str(port), *flags),
-        environment=_environment(os.environ, vllm) | names(*where),
-        port=port,
-        log=log,
-        model=served,
     )
 
 

@@ -2,14 +2,12 @@
 
 Rule: arithmetic before anything is loaded. The user's settings stand; the tokens of a pass, the
 sharding of the base and the samplers' share of memory are chosen so that it fits. Where nothing
-fits, `advice` lists flags that would.
-
-Rule: `advice` names only flags that were computed to fit.
+fits, `cure` names the longest context that does, if an agent can do with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import floor
 from typing import Final, Literal
@@ -20,7 +18,6 @@ from local_gpu.plan.memory import (
     EMBEDDED_RESERVE,
     EMBEDDED_VERSIONS,
     GIB,
-    JUDGE_BATCH,
     SAMPLER_BATCH,
     SAMPLER_MOST,
     MemoryPart,
@@ -37,9 +34,6 @@ from local_gpu.plan.memory import (
 MAX_ADAPTERS: Final = 4
 """LoRA adapters that a sampler holds: the present version, the last, the next, and a requested
 one."""
-JUDGE_CONTEXT: Final = 32_768
-"""Context tokens of a judge on GPUs of its own: it reads a reply and what came next, not the whole
-session."""
 _SHARD_ABOVE: Final = 0.45
 """Share of a GPU above which an unsharded base leaves too little for activations."""
 _MARGIN: Final = 1.1
@@ -52,6 +46,8 @@ _UNUSED: Final = 0.03
 _STREAM_TOKENS: Final = 4096
 """KV cache tokens of one agent's stream beyond the prefix that it shares with others."""
 _FEWEST_STREAMS: Final = 16
+_SHORTEST: Final = 8192
+"""Shortest context worth naming: an agent's system prompt and tools need it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +59,8 @@ class Demand:
     context_tokens: int
     """Prompt and reply together; every pass and every cache must hold one such sequence."""
     quantization: Literal["none", "4bit"] = "none"
-    sampler_quantization: str | None = None
-    """Quantization of the samplers; None: bfloat16."""
     embedded_tokens: int = 0
     """KV cache per version where the gateway's process samples; 0: servers sample."""
-    judge: ModelSize | None = None
 
     def told(self) -> str:
         """Describe the model whose memory is added up."""
@@ -111,7 +104,6 @@ class Fit:
     """Share of a shared GPU for training; None: it is not shared."""
     streams: int
     """Sequences that each sampler server computes at once."""
-    judge_memory: float | None
     longest: int
     """Longest context that would fit."""
 
@@ -139,15 +131,8 @@ def reckon(layout: Layout, gpus: Sequence[Gpu], demand: Demand) -> Fit:
         if layout.serve:
             samples = _Side(layout.sampling, "sample", gpus)
             sides.append(samples)
-            size, context = len(layout.serve[0]), demand.context_tokens
-            kept = demand.model.kv_bytes / size
-            memory, cached = _serves(samples, _sampler(demand, size), kept, context, "the sampler")
+            memory, cached = _serves(samples, demand, len(layout.serve[0]))
             longest = min(longest, cached)
-    judge_memory = None
-    if layout.judge and demand.judge is not None:
-        judges = _Side(layout.judge, "judge", gpus)
-        sides.append(judges)
-        judge_memory = _judges(judges, demand.judge, len(layout.judge))
     return Fit(
         shares=tuple(MemoryShare(side.who, side.gpu, tuple(side.parts)) for side in sides),
         short=tuple(wrong for side in sides for wrong in side.short),
@@ -157,8 +142,19 @@ def reckon(layout: Layout, gpus: Sequence[Gpu], demand: Demand) -> Fit:
         sampler_cache=cached * demand.model.kv_bytes if layout.shared else None,
         learner_memory=share,
         streams=streams(cached),
-        judge_memory=judge_memory,
         longest=max(0, longest),
+    )
+
+
+def cure(layout: Layout, gpus: Sequence[Gpu], demand: Demand) -> str:
+    """What would fit: the longest context that does, if an agent can do with it."""
+    longest = reckon(layout, gpus, demand).longest // 1024 * 1024
+    if longest >= _SHORTEST:
+        shorter = replace(demand, context_tokens=longest)
+        if not reckon(layout, gpus, shorter).short:
+            return f"--context-tokens {longest}"
+    return (
+        "larger GPUs, a smaller model, or a base split over several GPUs (configs/8x80GB-32B.toml)"
     )
 
 
@@ -187,9 +183,8 @@ class _Side:
 
 
 def _shards(gpu: Gpu, layout: Layout, demand: Demand) -> bool:
-    several = len(layout.train) > 1
     too_large = base_bytes(demand.model, "none") > _SHARD_ABOVE * gpu.total
-    return several and demand.quantization == "none" and too_large
+    return len(layout.train) > 1 and demand.quantization == "none" and too_large
 
 
 def _learner(gpu: Gpu, ranks: int, demand: Demand, *, shard: bool) -> list[MemoryPart]:
@@ -243,16 +238,14 @@ def _alone(side: _Side, demand: Demand, each: float) -> tuple[int, int]:
     return tokens, most
 
 
-def _serves(
-    side: _Side, parts: Sequence[MemoryPart], each: float, context: int, who: str, cure: str = ""
-) -> tuple[float, int]:
-    """A server's share of each of its GPUs, and the tokens of `each` bytes that it can keep."""
-    gpu = side.gpu
+def _serves(side: _Side, demand: Demand, size: int) -> tuple[float, int]:
+    """A server's share of each of its GPUs, and the tokens that it can keep."""
+    gpu, each = side.gpu, demand.model.kv_bytes / size
     memory = _hundredths(min(SAMPLER_MOST, (gpu.total - gpu.used) / gpu.total - _UNUSED))
-    side.parts += parts
+    side.parts += _sampler(demand, size)
     tokens = floor((memory * gpu.total - total_of(side.parts)) / each)
-    if tokens < context:
-        side.lacks(_too_few(f"{who}'s cache", tokens, context) + cure)
+    if tokens < demand.context_tokens:
+        side.lacks(_too_few("the sampler's cache", tokens, demand.context_tokens))
     side.parts.append(_cache(max(0, tokens), each))
     return memory, tokens
 
@@ -292,21 +285,11 @@ def _together(side: _Side, demand: Demand, each: float) -> tuple[int, float, int
     return tokens, memory, cached, longest
 
 
-def _judges(side: _Side, judge: ModelSize, size: int) -> float:
-    parts = sampler_parts(
-        judge, JUDGE_BATCH, tensor_parallel=size, quantization=None, rank=0, adapters=0
-    )
-    context = min(JUDGE_CONTEXT, judge.context_tokens)
-    cure = "; give --prm-gpus more"
-    return _serves(side, parts, judge.kv_bytes / size, context, "the judge", cure)[0]
-
-
 def _sampler(demand: Demand, size: int) -> list[MemoryPart]:
     return sampler_parts(
         demand.model,
         SAMPLER_BATCH,
         tensor_parallel=size,
-        quantization=demand.sampler_quantization,
         rank=demand.rank,
         adapters=MAX_ADAPTERS,
     )
@@ -324,84 +307,3 @@ def _round(tokens: int) -> int:
 
 def _hundredths(share: float) -> float:
     return floor(share * 100) / 100
-
-
-_MOST_ADVICE: Final = 3
-_COUNTS: Final = (2, 4, 8)
-_SHORTEST: Final = 8192
-"""Shortest context worth advising: an agent's system prompt and tools need it."""
-_CONTEXT: Final = "--context-tokens"
-_QUANTIZED: Final = "bitsandbytes"
-
-Case = tuple[str, Layout, Demand]
-"""Flags, and what they lead to."""
-
-
-def advice(layout: Layout, gpus: Sequence[Gpu], demand: Demand) -> list[str]:
-    """Flags that would fit: first those that leave the context as it is, then the others with the
-    longest that fits, fewest GPUs first."""
-    least = min(gpus, key=lambda gpu: gpu.total - gpu.used)
-    found, shortest = list[str](), _SHORTEST
-    for flags, where, what in [("", layout, demand), *_changes(layout, demand)]:
-        every = _enough(where, gpus, least)
-        fit = reckon(where, every, what)
-        longest = fit.longest // 1024 * 1024
-        if fit.short and shortest <= longest < what.context_tokens:
-            shortest = longest + 1  # further changes must gain something
-            flags = f"{flags} {_CONTEXT} {longest}".strip()
-            fit = reckon(where, every, replace(what, context_tokens=longest))
-        if not fit.short:
-            found.append(flags)
-    return sorted(found, key=lambda flags: _CONTEXT in flags)[:_MOST_ADVICE]
-
-
-def _changes(layout: Layout, demand: Demand) -> Iterator[Case]:
-    base, sampler = "--base-quantization 4bit", f"--sampler-quantization {_QUANTIZED}"
-    learns, dense = replace(demand, quantization="4bit"), not demand.model.experts
-    if demand.quantization == "none" and dense:
-        yield base, layout, learns
-    if layout.serve and demand.sampler_quantization is None:
-        yield sampler, layout, replace(demand, sampler_quantization=_QUANTIZED)
-        if dense:
-            yield f"{base} {sampler}", layout, replace(learns, sampler_quantization=_QUANTIZED)
-    size, learn = _size(layout), len(layout.train)
-    if layout.shared:
-        yield _spread(layout, demand, 1, 1)
-        return
-    for count in (n for n in _COUNTS if n > learn):
-        yield _spread(layout, demand, count, size)
-    for group in (n for n in _COUNTS if 0 < size < n):
-        yield _spread(layout, demand, learn, group)
-
-
-def _spread(layout: Layout, demand: Demand, learn: int, size: int) -> Case:
-    """Return the case of `learn` GPUs that learn and samplers of `size` GPUs each on the rest, on
-    more GPUs than there are if need be. All counts are named: a flag that was given before might
-    contradict the one that changes."""
-    judges = len(layout.judge)
-    sample = max(size, (layout.count - judges - learn) // size * size) if size else 0
-    needed = learn + sample + judges
-    flags = (
-        *((f"--gpus {needed}",) if needed > layout.count else ()),
-        f"--actor-gpus {learn}",
-        *((f"--rollout-gpus {sample}",) if size else ()),
-        *((f"--rollout-tp {size}",) if size != _size(layout) else ()),
-    )
-    return " ".join(flags), _arranged(learn, size, judges), demand
-
-
-def _size(layout: Layout) -> int:
-    return len(layout.serve[0]) if layout.serve else 0
-
-
-def _arranged(learn: int, size: int, judges: int) -> Layout:
-    """Layout with this many GPUs to learn, one server of that size, and a judge's GPUs."""
-    after = learn + size
-    serve = (tuple(range(learn, after)),) if size else ()
-    return Layout(tuple(range(learn)), serve, tuple(range(after, after + judges)))
-
-
-def _enough(layout: Layout, gpus: Sequence[Gpu], least: Gpu) -> list[Gpu]:
-    """Extend the list to as many GPUs as the layout names, copying the smallest one."""
-    named = {*layout.train, *layout.judge, *layout.sampling}
-    return [*gpus, *[least] * (max(named) + 1 - len(gpus))]

@@ -52,12 +52,12 @@ class ModelSize:
         return 2 * self.caching_layers * self.keys * 2
 
 
-def model_size(source: str, *, learns: bool = True) -> ModelSize:
+def model_size(source: str) -> ModelSize:
     """Size up the model of a folder or hub id.
 
     Raises:
         ModelFileError: there is no config.json that transformers can build.
-        ConfigError: it is to learn, and its weights are quantised.
+        ConfigError: its weights are quantised.
     """
     import torch  # not needed to compute with a ModelSize
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -68,8 +68,7 @@ def model_size(source: str, *, learns: bool = True) -> ModelSize:
 
     try:
         config: Any = AutoConfig.from_pretrained(source)
-        if learns:
-            refuse_quantized(config, source)
+        refuse_quantized(config, source)
         with torch.device("meta"):
             config = text_half(config).get("config", config)  # the vision half is small beside it
             module: Any = AutoModelForCausalLM.from_config(config)
@@ -183,8 +182,6 @@ class Batch:
 SAMPLER_BATCH: Final = Batch(2048, 128)
 """Batch of a server that agents wait for. With vLLM's defaults a prompt of 8k tokens is computed at
 once and stalls every stream meanwhile. For the number of sequences see `fits.streams`."""
-JUDGE_BATCH: Final = Batch(8192, 64)
-"""Batch of a judge server, for throughput: no user waits for its tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,11 +218,11 @@ def token_bytes(model: ModelSize, *, checkpointing: bool, width: int = 2) -> flo
     return kept + _UNDER_WAY * layer
 
 
-def base_bytes(model: ModelSize, quantization: Literal["none", "4bit"], width: int = 2) -> float:
-    """Bytes of the trainer's frozen base."""
+def base_bytes(model: ModelSize, quantization: Literal["none", "4bit"]) -> float:
+    """Bytes of the trainer's frozen base, whose linear layers may be in 4 bits."""
     if quantization == "none":
-        return model.parameters * width
-    return weights_bytes(model, quantization)
+        return model.parameters * 2
+    return model.linear * FOUR_BITS + (model.parameters - model.linear) * 2
 
 
 def sharded_bytes(model: ModelSize, ranks: int) -> float:
@@ -242,15 +239,6 @@ def adapter_part(model: ModelSize, rank: int) -> MemoryPart:
 
 def trainer_reserve(total: int) -> MemoryPart:
     return MemoryPart("CUDA, head and fragments", _TRAINER_RESERVE + _HEAD + _SPARE * total)
-
-
-def weights_bytes(model: ModelSize, quantization: str | None) -> float:
-    """Bytes of a base whose linear layers may be quantised: each of their weights takes one byte
-    where the method's name has an 8, and half of one elsewhere."""
-    if quantization is None:
-        return model.parameters * 2
-    one = 1.0 if "8" in quantization else FOUR_BITS
-    return model.linear * one + (model.parameters - model.linear) * 2
 
 
 def room_for(rank: int) -> int:
@@ -274,18 +262,16 @@ def sampler_parts(
     batch: Batch,
     *,
     tensor_parallel: int,
-    quantization: str | None,
     rank: int,
     adapters: int,
 ) -> list[MemoryPart]:
-    """Memory of a sampler before its KV cache; rank and adapters 0: no adapters."""
-    held = weights_bytes(model, quantization) / tensor_parallel
-    parts = [MemoryPart(f"weights, {quantization or 'bfloat16'}", held)]
-    if adapters:
-        slots = model.lora * room_for(rank) * 2 * adapters
-        parts.append(MemoryPart(f"{adapters} adapters of rank {room_for(rank)}", slots))
-    running = _SAMPLER_RESERVE + batch_bytes(model, batch)
-    return [*parts, MemoryPart("CUDA graphs and batches", running)]
+    """Memory of a sampler before its KV cache."""
+    slots = model.lora * room_for(rank) * 2 * adapters
+    return [
+        MemoryPart("weights, bfloat16", model.parameters * 2 / tensor_parallel),
+        MemoryPart(f"{adapters} adapters of rank {room_for(rank)}", slots),
+        MemoryPart("CUDA graphs and batches", _SAMPLER_RESERVE + batch_bytes(model, batch)),
+    ]
 
 
 def total_of(parts: Sequence[MemoryPart]) -> float:

@@ -66,7 +66,8 @@ class RankLost:
     follows: bool = False
     """Whether another rank's end may be the cause."""
     budget: int | None = None
-    """Tokens of a pass that may fit, after one ran out of memory that all ranks were in."""
+    """Tokens of a pass that may fit, after one that all ranks were in ran out of memory; 1: every
+    sequence needs a pass of its own."""
 
 
 def send(link: Connection, message: object) -> None:

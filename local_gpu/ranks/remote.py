@@ -179,7 +179,8 @@ class RankedLearning:
             return BackendError("The trainer is closed.")
         if why.budget is not None:
             self._config = replace(self._config, micro_batch_tokens=why.budget)
-            reason += f" The next passes have at most {why.budget:,} tokens."
+            most = "one sample each" if why.budget == 1 else f"at most {why.budget:,} tokens"
+            reason += f" The next passes have {most}."
         if self._begun:
             reason += " They start anew when they are asked again."
         if why.outage or why.budget is not None:

@@ -329,17 +329,3 @@ def test_what_a_start_refuses_the_doctor_refuses(
     told = line_of(capsys.readouterr().out.split("settings")[-1], check)
     assert told.startswith("FAIL")
     assert why in told
-
-
-def test_a_judge_on_gpus_of_its_own_is_named_and_needs_vllm(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)  # which holds no .venv-vllm
-    monkeypatch.setenv("PATH", str(tmp_path))
-    model, gpus = str(MODEL_DIR), ("--gpus", "3", "--gpu-memory-gb", "80", "--prm-gpus", "1")
-    flags = ("--data-dir", str(tmp_path), "--port", "0", "--judge-model", model, *gpus)
-    assert main.main(["doctor", "--backend", "local", "--model-name", model, *flags]) == 1
-    told = capsys.readouterr().out
-    judge, samplers = line_of(told, "judge"), line_of(told, "samplers")
-    assert judge == f"ok   judge      {model} judges, on GPUs of its own"
-    assert samplers.startswith("FAIL samplers   --prm-gpus (PRM_GPUS) needs vLLM, and there is")

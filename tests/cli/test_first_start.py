@@ -328,7 +328,7 @@ def adapter_for_a_model(at: Newcomer) -> Sequence[str]:
 # This machine
 
 
-@trouble(r"show 0 GPUs here; mend the driver, or leave it out .*--gpu-memory-gb")
+@trouble(r"show 0 GPUs here; mend the driver, or leave it out to learn on the CPU")
 def gpu_flag_without_a_gpu(at: Newcomer) -> Sequence[str]:
     return ("--config", "1x80GB", "--model-name", at.model())
 

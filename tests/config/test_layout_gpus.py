@@ -7,11 +7,9 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable
 from pathlib import Path
 
-import httpx
 import pytest
 import torch
 
@@ -21,21 +19,19 @@ from local_gpu.sample.supervisor import KEY
 from tests.backends import tiny_model
 from tests.families import FAMILIES, tiny_of
 from tests.inference_servers import inference_servers
-from tests.local_gpu.sample.test_supervisor import VLLM, gone, lives, starts
+from tests.local_gpu.sample.test_supervisor import VLLM, gone, starts
 from tinker_claw.backends.local import (
     arrange,
     check_fit,
     local_config,
     no_compiler,
-    open_judge,
     open_local,
     why_not,
 )
 from tinker_claw.cli import main
 from tinker_claw.config.load import load
 from tinker_claw.config.settings import VARIABLES, Settings
-from tinker_claw.errors import ClawError, ConfigError, JudgeError
-from tinker_claw.judge.endpoints import HttpEndpoint
+from tinker_claw.errors import ClawError, ConfigError
 from tinker_claw.types import SamplingParams
 
 LOCAL = ("--backend", "local")
@@ -99,14 +95,13 @@ def settings(*flags: str) -> Settings:
 def test_openclaw_rls_variables_count_where_nothing_else_is_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, count in (("NUM_GPUS", "8"), ("ACTOR_GPUS", "2"), ("ROLLOUT_GPUS", "5")):
+    for name, count in (("NUM_GPUS", "8"), ("ROLLOUT_GPUS", "5")):
         monkeypatch.setenv(name, count)
-    monkeypatch.setenv("PRM_GPUS", "")
     local = settings().local
-    assert (local.gpus, local.actor_gpus, local.rollout_gpus, local.prm_gpus) == (8, 2, 5, 0)
+    assert (local.gpus, local.rollout_gpus) == (8, 5)
     file = tmp_path / "s.toml"
-    file.write_text("[local]\nactor_gpus = 3\n")
-    assert settings("--config", str(file)).local.actor_gpus == 3, "a file beats the variable"
+    file.write_text("[local]\nrollout_gpus = 3\n")
+    assert settings("--config", str(file)).local.rollout_gpus == 3, "a file beats the variable"
     assert settings("--gpus", "7", "--rollout-gpus", "1").local.gpus == 7
     monkeypatch.setenv("TINKER_CLAW_LOCAL__GPUS", "9")
     assert settings().local.gpus == 9
@@ -121,12 +116,8 @@ def test_openclaw_rls_variables_count_where_nothing_else_is_set(
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        ("--gpus 8 --actor-gpus 4 --rollout-gpus 6", "are 10 GPUs, but --gpus .NUM_GPUS. is 8"),
-        ("--gpus 1 --actor-gpus 1 --rollout-gpus 2", "lower one of them"),
         ("--rollout-gpus 3 --rollout-tp 2", "give a multiple of it"),
-        ("--prm-gpus 2", "PRM_GPUS. needs a model to judge there: set --judge-model"),
-        ("--judge-model m", "needs a place to judge: set --judge-url, .* or --prm-gpus"),
-        ("--prm-gpus 1 --judge-model m --judge-url http://j/v1", "two judges"),
+        ("--judge-model m", "needs a place to judge: set --judge-url"),
         ("--sampler-urls http://a:1 --rollout-gpus 2", "ROLLOUT_GPUS. is for samplers that are st"),
         ("--sampler-urls http://a:1 --rollout-tp 2", "--rollout-tp is for"),
         ("--sampler-urls box:8000", "'box:8000' is no address; write http://HOST:PORT"),
@@ -144,7 +135,6 @@ def test_openclaw_rls_variables_count_where_nothing_else_is_set(
             "-quantization needs GPUs, but --device is cpu",
         ),
         ("--device cuda:1 --gpus 2", "is one GPU; for several"),
-        ("--gpu-memory-gb 0", r"local\.gpu_memory_gb"),
     ],
 )
 def test_settings_that_exclude_one_another_are_refused(flags: str, says: str) -> None:
@@ -153,11 +143,10 @@ def test_settings_that_exclude_one_another_are_refused(flags: str, says: str) ->
 
 
 def test_settings_that_go_together() -> None:
-    one = settings("--gpus", "1", "--actor-gpus", "1", "--rollout-gpus", "1").local
+    one = settings("--gpus", "1", "--rollout-gpus", "1").local
     assert one.gpus == 1
     urls = settings("--sampler-urls", "http://a:1/, https://b").local.urls
     assert urls == ("http://a:1", "https://b")
-    assert settings("--device", "cpu", "--actor-gpus", "2").local.actor_gpus == 2
 
 
 # The plan
@@ -174,37 +163,30 @@ def singles(first: int, after: int) -> tuple[tuple[int, ...], ...]:
         (Wanted(gpus=2), Layout((0,), ((1,),))),
         (Wanted(gpus=3), Layout((0,), singles(1, 3))),
         (Wanted(gpus=4), Layout((0,), singles(1, 4))),
-        (Wanted(gpus=8), Layout((0, 1), singles(2, 8))),
-        (Wanted(gpus=16), Layout((0, 1, 2, 3), singles(4, 16))),
-        (Wanted(gpus=8, actor=4), Layout((0, 1, 2, 3), singles(4, 8))),
-        (Wanted(gpus=8, rollout=4), Layout((0, 1, 2, 3), singles(4, 8))),
-        (Wanted(gpus=8, actor=2, rollout=2), Layout((0, 1), singles(2, 4), (), (4, 5, 6, 7))),
-        (Wanted(gpus=8, actor=2, rollout=4, judge=2), Layout((0, 1), singles(2, 6), (6, 7))),
-        (Wanted(gpus=2, judge=1), Layout((0,), ((0,),), (1,))),
+        (Wanted(gpus=8), Layout((0,), singles(1, 8))),
+        (Wanted(gpus=8, rollout=6), Layout((0, 1), singles(2, 8))),
         (Wanted(gpus=8, tensor_parallel=2), Layout((0, 1), ((2, 3), (4, 5), (6, 7)))),
         (Wanted(gpus=8, tensor_parallel=4), Layout((0, 1, 2, 3), ((4, 5, 6, 7),))),
-        (Wanted(gpus=8, actor=1, tensor_parallel=4), Layout((0,), ((1, 2, 3, 4),), (), (5, 6, 7))),
+        (
+            Wanted(gpus=8, rollout=4, tensor_parallel=2),
+            Layout((0, 1, 2, 3), ((4, 5), (6, 7))),
+        ),
+        (Wanted(gpus=1, rollout=1), Layout((0,), ((0,),))),
         (Wanted(gpus=4, samples=False), Layout((0, 1, 2, 3), ())),
-        (Wanted(gpus=4, actor=1, samples=False), Layout((0,), (), (), (1, 2, 3))),
     ],
 )
 def test_gpus_are_shared_out(wanted: Wanted, layout: Layout) -> None:
     assert plan(wanted) == layout
-    assert layout.count == wanted.gpus
-    assert bool(layout.shared) == (wanted.gpus - wanted.judge == 1 and wanted.samples)
+    assert len({*layout.train, *layout.sampling}) == wanted.gpus
+    assert layout.shared == (wanted.gpus == 1 and wanted.samples)
 
 
 @pytest.mark.parametrize(
     ("wanted", "says"),
     [
-        (Wanted(gpus=2, actor=2), "needs 3 GPUs to learn and sample on, but there are 2"),
-        (Wanted(gpus=2, rollout=2), "needs 3 GPUs"),
-        (Wanted(gpus=4, actor=3, rollout=2), "needs 5 GPUs"),
-        (Wanted(gpus=4, actor=3, rollout=1, judge=1), "there are 4, and 1 judge; lower --actor-g"),
-        (Wanted(gpus=2, judge=2), "leaves none of 2 GPUs"),
-        (Wanted(gpus=2, tensor_parallel=2), "--rollout-tp 2 needs 2 GPUs to sample on, and one"),
-        (Wanted(gpus=1, rollout=2), "needs 2 GPUs"),
-        (Wanted(gpus=2, actor=3, samples=False), "needs 3 GPUs"),
+        (Wanted(gpus=2, rollout=2), "There are 2 GPUs: one that learns and 2 that sample are more"),
+        (Wanted(gpus=1, rollout=2), "There are 1 GPU: one"),
+        (Wanted(gpus=2, tensor_parallel=2), "one that learns and 2 that sample are more. Lower"),
     ],
 )
 def test_a_plan_that_does_not_work_out_is_refused(wanted: Wanted, says: str) -> None:
@@ -218,9 +200,7 @@ def test_a_layout_in_words() -> None:
 
     assert told(gpus=1) == "GPU 0 learns and samples"
     assert told(gpus=2) == "GPU 0 learns; 1 samples"
-    assert told(gpus=8, judge=1, rollout=4, actor=2) == (
-        "GPU 0-1 learn; 2-5 sample, one server each; 7 judges; 6 idle"
-    )
+    assert told(gpus=8, rollout=6) == "GPU 0-1 learn; 2-7 sample, one server each"
     assert "2-7 sample, servers of 2 GPUs" in told(gpus=8, tensor_parallel=2)
 
 
@@ -260,25 +240,8 @@ def test_an_nvidia_smi_that_fails_is_a_sentence(box: Callable[..., None]) -> Non
     with pytest.raises(ConfigError, match=r"communicate with the driver.: mend the driver"):
         visible()
     box("0, NVIDIA GB10, [N/A], [N/A], GPU-a\n")
-    with pytest.raises(ConfigError, match="give --gpu-memory-gb"):
+    with pytest.raises(ConfigError, match=r"cannot be read.*: mend the driver"):
         visible()
-
-
-def test_memory_that_is_told_bounds_what_is_used_or_stands_for_what_nvidia_smi_says(
-    model: str, box: Callable[..., None]
-) -> None:
-    flags = ("--gpu-memory-gb", "96")
-    box("0, NVIDIA GB10, [N/A], [N/A], GPU-a\n")
-    (shared,) = arranged(model, *flags).gpus
-    assert (shared.name, shared.total, shared.used) == ("NVIDIA GB10", 96 << 30, 0)
-    box()
-    first, second = arranged(model, *flags, "--gpus", "2").gpus
-    assert (first.total, first.used, second.used) == (96 << 30, 7 << 20, 4 << 20)
-    box(BOX.format(30 << 10))
-    first, second = arranged(model, "--gpu-memory-gb", "60").gpus
-    assert first.total == second.total == 81_559 << 20, "vLLM's share is one of all that there is"
-    assert first.used == 30 << 30, "others have more than is to stay free"
-    assert second.used == second.total - (60 << 30)
 
 
 def arranged(model: str, *flags: str, only_reckon: bool = False):  # type: ignore[no-untyped-def]
@@ -288,8 +251,6 @@ def arranged(model: str, *flags: str, only_reckon: bool = False):  # type: ignor
 
 def test_a_machine_without_gpus_learns_on_its_cpu(model: str) -> None:
     assert arranged(model).ranks == 1
-    two = arranged(model, "--device", "cpu", "--actor-gpus", "2")
-    assert (two.ranks, two.layout.serve, two.fit) == (2, (), None)
     with pytest.raises(
         ConfigError, match=r"--gpus .NUM_GPUS.: nvidia-smi and .* show 0 GPUs here; .*CPU"
     ):
@@ -303,27 +264,11 @@ def test_without_vllm_the_embedded_sampler_is_the_last_resort(
 ) -> None:
     box()
     alone = arranged(model)
-    assert alone.layout == Layout((0,), (), (), (1,))
+    assert alone.layout == Layout((0,), ())
     assert alone.demand is not None
     assert alone.demand.embedded_tokens == alone.demand.context_tokens * 3 // 2
-    for flags in (("--rollout-gpus", "1"), ("--prm-gpus", "1", "--judge-model", model)):
-        with pytest.raises(ConfigError, match=r"needs vLLM, and there is none in \.venv-vllm"):
-            arranged(model, *flags)
-
-
-def test_a_judge_of_its_own_needs_vllm_wherever_the_samplers_are(
-    model: str, box: Callable[..., None], vllm: Path
-) -> None:
-    box()
-    vllm.chmod(0o644)
-    flags = ["--model-name", model, "--sampler-urls", "http://a:1"]
-    flags += ["--prm-gpus", "1", "--judge-model", model]
-    with pytest.raises(ConfigError, match=r"--prm-gpus \(PRM_GPUS\) needs vLLM"):
-        check_fit(settings(*flags))
-    vllm.chmod(0o755)
-    arranged = arrange(settings(*flags))
-    assert (arranged.layout.train, arranged.layout.judge) == ((0,), (1,))
-    assert arranged.vllm == vllm
+    with pytest.raises(ConfigError, match=r"needs vLLM, and there is none in \.venv-vllm"):
+        arranged(model, "--rollout-gpus", "1")
 
 
 def test_layout_goes_by_the_gpus_that_are_visible(
@@ -336,8 +281,6 @@ def test_layout_goes_by_the_gpus_that_are_visible(
     assert (second.layout, second.first, second.gpus[0].device) == (Layout((0,), ((0,),)), 1, "1")
     with pytest.raises(ConfigError, match="show 2 GPUs here; ask for no more"):
         arranged(model, "--gpus", "3")
-    elsewhere = arranged(model, "--gpus", "8", "--gpu-memory-gb", "80", only_reckon=True)
-    assert len(elsewhere.layout.serve) == 6, "reckoned without vLLM and without the GPUs"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert arranged(model).layout == Layout((0,), ((0,),))
     assert arranged(model).vllm == vllm, "found on PATH"
@@ -359,9 +302,9 @@ def test_what_the_trainer_is_told(model: str, box: Callable[..., None], vllm: Pa
     at_one = load([*flags, "--device", "cuda:1"])
     told = local_config(at_one, model, arrange(at_one), ())
     assert (told.device, told.train_gpus) == ("cuda:1", (1,))
-    on_cpu = load([*LOCAL, "--model-name", model, "--device", "cpu", "--actor-gpus", "2"])
+    on_cpu = load([*LOCAL, "--model-name", model, "--device", "cpu"])
     told = local_config(on_cpu, model, arrange(on_cpu), ())
-    assert (told.device, told.ranks, told.train_gpus) == ("cpu", 2, ())
+    assert (told.device, told.ranks, told.train_gpus) == ("cpu", 1, ())
     assert (told.shard, told.micro_batch_tokens) == ("off", None)
     demo = load([*LOCAL, "--model-name", "demo"])
     told = local_config(demo, model, arrange(demo), ())
@@ -397,37 +340,6 @@ async def test_servers_are_ready_before_the_trainer_and_end_when_it_cannot_start
     assert server["env"]["CUDA_VISIBLE_DEVICES"] == "1"
     assert (Path(model) / "asked.json").exists(), "it was ready before the trainer was tried"
     assert "loading" in (tmp_path / "data" / "logs" / "sampler-1.log").read_text()
-    assert gone(server["pids"])
-
-
-async def test_a_judge_of_its_own_answers_under_the_name_that_is_asked_for(
-    model: str, box: Callable[..., None], vllm: Path, tmp_path: Path
-) -> None:
-    box()
-    judging = tmp_path / "judging"
-    tiny_model(judging)
-    flags = ["--prm-gpus", "1", "--judge-model", str(judging)]
-    flags += ["--data-dir", str(tmp_path / "data")]
-    given = load([*LOCAL, "--model-name", model, *flags])
-    async with AsyncExitStack() as stack:
-        settings = await stack.enter_async_context(open_judge(given, arrange(given)))
-        (server,) = starts(judging)
-        url, key = settings.judge_url or "", settings.judge_api_key
-        assert url.startswith("http://127.0.0.1:")
-        assert url.endswith("/v1")
-        async with httpx.AsyncClient() as stranger:
-            refused = await stranger.post(f"{url}/chat/completions", json={})
-        assert refused.status_code == 401, "other accounts of this machine reach loopback, too"
-        async with HttpEndpoint(url, settings) as endpoint:
-            with pytest.raises(JudgeError, match="no chat completion"):
-                await endpoint.answers([{"role": "user", "content": "Well?"}], 1)
-        assert key is not None
-        assert key.get_secret_value() not in " ".join(server["command"])
-        command: Sequence[str] = server["command"]
-        assert command[command.index("--served-model-name") + 1] == str(judging)
-        assert "--enable-lora" not in command
-        assert server["env"]["CUDA_VISIBLE_DEVICES"] == "1"
-        assert all(map(lives, server["pids"]))
     assert gone(server["pids"])
 
 
@@ -485,33 +397,36 @@ def section(told: str, name: str) -> str:
     return "\n".join(lines[first:last])
 
 
-def test_the_doctor_reckons_with_gpus_that_are_not_here(
+def test_the_doctor_reckons_before_vllm_is_there(
     model: str,
     tmp_path: Path,
+    box: Callable[..., None],
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    flags = ("--data-dir", str(tmp_path / "d"), "--gpus", "8", "--model-name", model)
-    doctor(*flags, "--gpu-memory-gb", "80")
+    flags = ("--data-dir", str(tmp_path / "d"), "--gpus", "2", "--model-name", model)
+    doctor(*flags)
+    assert "show 0 GPUs here" in section(capsys.readouterr().out, "memory")
+    box()
+    doctor(*flags)
     told = capsys.readouterr().out
     table = section(told, "memory")
-    assert table.startswith("ok   memory     GPU 0-1 learn; 2-7 sample, one server each.")
+    assert table.startswith("ok   memory     GPU 0 learns; 1 samples.")
     assert "a tenth spare" in table
     assert "KV cache:" in table
     assert section(told, "samplers").startswith("warn samplers   no vLLM")
-    doctor(*flags, "--gpu-memory-gb", "2")
-    table = section(capsys.readouterr().out, "memory")
-    assert table.startswith("FAIL memory")
-    assert "It does not fit, by arithmetic." in table
-    doctor(*flags)
-    assert "show 0 GPUs here" in section(capsys.readouterr().out, "memory")
     monkeypatch.setattr(
         "tinker_claw.backends.open.find_spec", {"torch": 1, "peft": 1, "safetensors": 1}.get
     )
-    doctor(*flags, "--gpu-memory-gb", "80", "--base-quantization", "4bit")
+    doctor(*flags, "--base-quantization", "4bit")
     told = capsys.readouterr().out
     assert section(told, "backend").startswith("FAIL backend    --base-quantization 4bit needs")
-    assert "base, 4 bits" in section(told, "memory"), "where the GPUs are it may be installed"
+    assert "base, 4 bits" in section(told, "memory"), "it may be installed later"
+    box(BOX.format(81_000))
+    doctor(*flags)
+    table = section(capsys.readouterr().out, "memory")
+    assert table.startswith("FAIL memory")
+    assert "It does not fit, by arithmetic." in table
 
 
 def test_the_doctor_asks_samplers_that_run_elsewhere(

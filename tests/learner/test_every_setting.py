@@ -102,8 +102,7 @@ GOING = {
     *("training.opd_clip", "training.norm", "training.clip_low", "training.clip_high"),
     *("training.kl_beta", "training.max_step_kl"),
     *("training.save_interval", "privacy.keep_gb", "judge.second"),
-    *("judge.prm_max_tokens", "local.sampler_quantization"),
-    *("local.actor_gpus", "local.prm_gpus", "local.gpu_memory_gb"),
+    "judge.prm_max_tokens",
 }
 """Settings that nothing is promised of any more."""
 REFUSED = {"gateway.images=train": "demo cannot be trained on images"}

@@ -7,6 +7,7 @@ itself is asked in the slow tests.
 from __future__ import annotations
 
 import json
+import operator
 import os
 import re
 import signal
@@ -15,7 +16,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,9 @@ from examples.tracks.runner import Run
 from examples.tracks.state import opened
 from examples.tracks.tool_call import Sum, ToolCall
 from examples.tracks.track import Track
-from tests.lives import ROOT, Fate, Life, life, until
+from tests.lives import ROOT, Fate, life, until
 from tests.ports import free_port
+from tests.rank_runs import rank_pids
 from tests.truths import one, read
 from tinker_claw.app.server import in_background
 
@@ -533,35 +535,18 @@ def test_a_learner_that_dies_in_a_step_changes_nothing_but_time(tmp_path: Path, 
 def test_a_killed_process_that_learns_changes_nothing_but_time(tmp_path: Path) -> None:
     """The gateway goes on, and so does the track."""
     data = tmp_path / "data"
-    ranks = ("--device", "cpu", "--actor-gpus", "2")
-    with rules() as judge, life(data, *FLAGS, "--judge-url", judge, *ranks) as gateway:
+    fate = Fate(constants={"local_gpu.backend:_ranked": operator.truth})  # as on CUDA
+    with rules() as judge, life(data, *FLAGS, "--judge-url", judge, fate=fate) as gateway:
         assert gateway.serves()
         playing = runner(tmp_path, gateway.url)
         until(lambda: one(data, "SELECT COUNT(*) FROM steps WHERE status = 'committed'") >= 1)
-        killed = learners(gateway)
-        assert len(killed) == 2
-        os.kill(killed[1], signal.SIGKILL)
+        (killed,) = rank_pids(data)
+        os.kill(killed, signal.SIGKILL)
         finished(tmp_path, playing, data)
-        assert not set(killed.values()) & set(learners(gateway).values()), "others learn"
+        (learns,) = rank_pids(data)
+        assert learns != killed
         assert gateway.stop() == 0
     whole(tmp_path, data)
-
-
-def learners(gateway: Life) -> dict[int, int]:
-    """Processes that learn for a gateway, by rank."""
-    found = dict[int, int]()
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it ended meanwhile
-            raw = (entry / "environ").read_bytes().split(b"\0")
-            env = dict(one.partition(b"=")[::2] for one in raw)
-            above = _parent(entry.name)
-            if b"RANK" in env and gateway.process.pid in (above, _parent(str(above))):
-                found[int(env[b"RANK"])] = int(entry.name)
-    return found
-
-
-def _parent(pid: str) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def finished(folder: Path, playing: subprocess.Popen[bytes], data: Path) -> None:

@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute
 
 from tinker_claw.app.admin import Orders
 from tinker_claw.app.server import in_background
-from tinker_claw.backends.local import Arrangement, open_judge
+from tinker_claw.backends.local import Arrangement
 from tinker_claw.backends.model_files import Source, check_images
 from tinker_claw.backends.open import learning_rate, open_trainer
 from tinker_claw.billing.budget import Spending
@@ -125,7 +125,7 @@ async def wire(
         gate=_gate(parts, canaries, renderer),
         score_fresh=can.score_fresh,
     )
-    judging = await _judging(common, prompts, arranged, learner.wake, stack)
+    judging = await _judging(common, prompts, learner.wake, stack)
     versions = Versions(ledger, trainer)
     stack.push_async_callback(versions.aclose)
     index, formats = ConversationIndex(ledger.turns, IDLE_S), spoken()
@@ -199,7 +199,6 @@ def _gate(parts: LoopParts, canaries: Sequence[Canary], renderer: Renderer) -> G
 async def _judging(
     common: _Common,
     prompts: Prompts,
-    arranged: Arrangement | None,
     on_sample: Callable[[], None],
     stack: AsyncExitStack,
 ) -> Judging:
@@ -207,7 +206,7 @@ async def _judging(
     settings, parts = common.settings, common.parts
     hints = settings.training.hints_scored if Signal.HINT in parts.method.needs else 0
     judge = Judge(
-        await _endpoint(common, arranged, stack),
+        await _endpoint(common, stack),
         settings.judge,
         hint_candidates=hints,
         prompts=prompts,
@@ -217,15 +216,10 @@ async def _judging(
     return Judging(parts, judge, scorer, on_sample, redact=common.redactor.redact)
 
 
-async def _endpoint(
-    common: _Common, arranged: Arrangement | None, stack: AsyncExitStack
-) -> Endpoint:
-    """Open the judge: a model on its own GPUs, the endpoint that was named, rules, or the base."""
+async def _endpoint(common: _Common, stack: AsyncExitStack) -> Endpoint:
+    """Open the judge: the endpoint that was named, rules, or the base."""
     settings = common.settings
     judge, url = settings.judge, settings.judge.judge_url
-    if arranged is not None and settings.local.prm_gpus:
-        judge = await stack.enter_async_context(open_judge(settings, arranged))
-        url = judge.judge_url
     if url is None and settings.run.model_name in MODELS:
         url = await stack.enter_async_context(in_background(_rule_judge(settings.run.seed)))
         log.info("judge.rules", url=url)

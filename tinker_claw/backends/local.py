@@ -1,7 +1,7 @@
 """The local backend: the layout of this machine's GPUs, whether it fits, the servers and trainer.
 
 `arrange` is called once per start. It decides what the settings leave open and starts nothing; its
-result is passed to `open_local` and `open_judge`.
+result is passed to `open_local`.
 
 Rule: counts and memory are computed before anything is loaded. Samplers start first, because they
 measure what is free; whatever was started ends with its context, the trainer before them.
@@ -19,10 +19,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pydantic import SecretStr
-
-from tinker_claw.backends.model_files import config_folder, model_folder
-from tinker_claw.config.settings import NEEDS_GPU, JudgeSettings, Settings
+from tinker_claw.backends.model_files import config_folder
+from tinker_claw.config.settings import NEEDS_GPU, Settings
 from tinker_claw.errors import BackendError, ConfigError, OutageError
 from tinker_claw.methods import build
 from tinker_claw.methods.base import student_topk
@@ -69,7 +67,7 @@ def arrange(settings: Settings, *, only_reckon: bool = False) -> Arrangement:
     """Lay out the available GPUs.
 
     Args:
-        only_reckon: for GPUs that need not be here, if --gpu-memory-gb says what they have.
+        only_reckon: also for samplers whose vLLM is not here yet.
 
     Raises:
         ConfigError: it cannot be done; says what to set.
@@ -78,19 +76,17 @@ def arrange(settings: Settings, *, only_reckon: bool = False) -> Arrangement:
     from local_gpu.plan.layout import Layout, Wanted, plan
 
     local = settings.local
-    gpus, first = _gpus(settings, only_reckon=only_reckon)
+    gpus, first = _gpus(settings)
     vllm = find_vllm()
     if not gpus:
-        return Arrangement(Layout((), ()), (), 0, None, None, None, local.actor_gpus or 1)
+        return Arrangement(Layout((), ()), (), 0, None, None, None, 1)
     started = not local.urls and (vllm is not None or only_reckon)
     if vllm is None and not only_reckon:
         refuse_without_vllm(settings)
     layout = plan(
         Wanted(
-            gpus=local.gpus or len(gpus),
-            actor=local.actor_gpus if started or local.urls else local.actor_gpus or 1,
+            gpus=local.gpus or len(gpus) if started or local.urls else 1,
             rollout=local.rollout_gpus,
-            judge=local.prm_gpus,
             tensor_parallel=local.rollout_tp,
             samples=started,
         )
@@ -102,14 +98,13 @@ def arrange(settings: Settings, *, only_reckon: bool = False) -> Arrangement:
 
 def why_not(arranged: Arrangement) -> str | None:
     """Explain what does not fit and what would; None if everything fits."""
-    from local_gpu.plan.fits import advice
+    from local_gpu.plan.fits import cure
 
     fit, demand = arranged.fit, arranged.demand
     if fit is None or demand is None or not fit.short:
         return None
-    would = advice(arranged.layout, arranged.gpus, demand)
-    best = "; or ".join(would) or "larger GPUs, or a smaller model"
-    return f"It does not fit, by arithmetic. {'. '.join(fit.short)}. What would fit: {best}"
+    would = cure(arranged.layout, arranged.gpus, demand)
+    return f"It does not fit, by arithmetic. {'. '.join(fit.short)}. What would fit: {would}"
 
 
 def find_vllm() -> Path | None:
@@ -156,29 +151,25 @@ async def served_at(url: str, settings: Settings) -> str:
 
 def refuse_without_vllm(settings: Settings) -> None:
     """Raise ConfigError where a flag needs vLLM, which is not there."""
-    named = settings.local.given("rollout_gpus", "rollout_tp", "prm_gpus", "sampler_quantization")
+    named = settings.local.given("rollout_gpus", "rollout_tp")
     if named:
         raise ConfigError(
             f"{named} needs vLLM, and there is none in {_VLLM} or on PATH. {GET_VLLM}"
         )
 
 
-def _gpus(settings: Settings, *, only_reckon: bool) -> tuple[tuple[Gpu, ...], int]:
+def _gpus(settings: Settings) -> tuple[tuple[Gpu, ...], int]:
     """The GPUs to use, and torch's index of the first; () for the CPU.
 
     Raises:
         ConfigError: there are fewer than were asked for.
     """
-    from local_gpu.plan.layout import numbered, visible
+    from local_gpu.plan.layout import visible
 
     local = settings.local
     if local.device == "cpu" or settings.run.model_name in MODELS:
         return (), 0
-    if only_reckon and local.gpu_memory_gb is not None:
-        return numbered(local.gpus or 1, local.gpu_memory_gb), 0
-    seen, first = visible(gib=local.gpu_memory_gb), 0
-    if not seen and local.gpu_memory_gb is not None:  # not Nvidia's: they cannot be asked
-        seen = numbered(local.gpus or 1, local.gpu_memory_gb)
+    seen, first = visible(), 0
     if local.device.startswith("cuda:"):
         number = local.device.partition(":")[2]
         first = int(number) if number.isdecimal() else len(seen)
@@ -187,9 +178,7 @@ def _gpus(settings: Settings, *, only_reckon: bool) -> tuple[tuple[Gpu, ...], in
     if (not seen and named) or len(seen) < (local.gpus or 0):
         cure = "ask for no more" if seen else "mend the driver, or leave it out to learn on the CPU"
         raise ConfigError(
-            f"{named}: nvidia-smi and CUDA_VISIBLE_DEVICES show {len(seen)} GPUs here; "
-            f"{cure}. (`tinker-claw doctor` also reckons with GPUs that are elsewhere: give it "
-            "--gpu-memory-gb)"
+            f"{named}: nvidia-smi and CUDA_VISIBLE_DEVICES show {len(seen)} GPUs here; {cure}"
         )
     return seen, first
 
@@ -199,24 +188,19 @@ def _demand(settings: Settings, *, embedded: bool) -> Demand:
     from local_gpu.plan.memory import model_size
 
     local = settings.local
-    model = model_size(config_folder(settings.run.model_name, "--model-name"))
+    model = model_size(config_folder(settings.run.model_name))
     if local.base_quantization == "4bit" and model.experts:
         raise ConfigError(
             f"--base-quantization 4bit: the experts of {settings.run.model_name} are no linear "
             "layers, and would stay in 16 bits; leave it out, or take a dense model"
         )
-    judging = settings.judge.judge_model if local.prm_gpus else None
     context = min(model.context_tokens, settings.run.context_tokens or model.context_tokens)
     return Demand(
         model=model,
         rank=settings.training.lora_rank,
         context_tokens=context,
         quantization=local.base_quantization,
-        sampler_quantization=local.sampler_quantization,
         embedded_tokens=int(context * _EMBEDDED_CONTEXTS) if embedded else 0,
-        judge=(
-            model_size(config_folder(judging, "--judge-model"), learns=False) if judging else None
-        ),
     )
 
 
@@ -280,36 +264,6 @@ async def open_local(
             ) from error
         stack.push_async_callback(trainer.aclose)
         yield trainer
-
-
-@asynccontextmanager
-async def open_judge(settings: Settings, arranged: Arrangement) -> AsyncGenerator[JudgeSettings]:
-    """Start the judge's own server, on its own GPUs; yield the settings with its URL and key.
-
-    Raises:
-        ConfigError: it does not start.
-    """
-    from local_gpu.plan import commands
-    from local_gpu.sample.supervisor import KEY
-
-    assert arranged.vllm is not None  # else arrange has raised
-    assert arranged.demand is not None
-    assert arranged.demand.judge is not None
-    assert arranged.fit is not None
-    assert arranged.fit.judge_memory is not None
-    launched = commands.judge(
-        arranged.layout.judge,
-        arranged.gpus,
-        vllm=arranged.vllm,
-        model=model_folder(settings.judge.asked_model, "--judge-model"),
-        name=settings.judge.asked_model,
-        context_tokens=arranged.demand.judge.context_tokens,
-        memory=arranged.fit.judge_memory,
-        logs=_logs(settings),
-    )
-    async with _running([launched]) as urls:
-        own = {"judge_url": f"{urls[0]}/v1", "judge_api_key": SecretStr(KEY)}
-        yield settings.judge.model_copy(update=own)
 
 
 @asynccontextmanager
@@ -380,7 +334,6 @@ def _servings(settings: Settings, arranged: Arrangement, folder: str) -> Serving
         rank=settings.training.lora_rank,
         memory=arranged.fit.sampler_memory,
         cache=arranged.fit.sampler_cache,
-        quantization=settings.local.sampler_quantization,
         targets=arranged.demand.model.targets,
         streams=arranged.fit.streams,
         logprobs=settings.training.opd_topk,

@@ -52,7 +52,7 @@ def source(settings: Settings, *, weights: bool = True) -> Source:
     run, named = settings.run, _named(settings)
     spoken, flag = (run.tokenizer, "--tokenizer") if run.tokenizer else (named, "--model-name")
     files = _MODEL_FILES if weights else _TOKENIZER_FILES
-    model = None if run.backend == "tinker" else model_folder(named, "--model-name", files)
+    model = None if run.backend == "tinker" else _model_folder(named, files)
     tokenizer = model if model and spoken == named else _folder(spoken, flag, _TOKENIZER_FILES)
     if not any(next(Path(tokenizer).glob(name), None) for name in _TOKENIZERS):
         raise ConfigError(
@@ -108,13 +108,13 @@ def _family(asked: str, spoken: str, named: str) -> str:
     return known if known != "auto" else family_of(spoken)
 
 
-def config_folder(name: str, flag: str) -> str:
+def config_folder(name: str) -> str:
     """A folder with the config.json of a model; from the hub only that file is downloaded.
 
     Raises:
         ConfigError: as `source`.
     """
-    return model_folder(name, flag, ["config.json"])
+    return _model_folder(name, ["config.json"])
 
 
 def config_file(name: str) -> Path:
@@ -128,20 +128,20 @@ def config_file(name: str) -> Path:
     return Path(hf_hub_download(name, "config.json", local_files_only=True))
 
 
-def model_folder(name: str, flag: str, files: list[str] = _MODEL_FILES) -> str:
+def _model_folder(name: str, files: list[str]) -> str:
     """Return the folder of a model; refuse adapters and folders without a config.json.
 
     Raises:
         ConfigError: as `source`.
     """
-    folder = Path(_folder(name, flag, files))
+    folder = Path(_folder(name, "--model-name", files))
     if (adapter := folder / "adapter_config.json").exists():
         # transformers would load its base, and put the adapter in.
         raise ConfigError(
-            f"{flag} {name} is an adapter, no model; name its base{_base_of(adapter)}"
+            f"--model-name {name} is an adapter, no model; name its base{_base_of(adapter)}"
         )
     if not (folder / "config.json").exists():
-        raise ConfigError(f"{flag} {name} has no config.json; {_WANTED}")
+        raise ConfigError(f"--model-name {name} has no config.json; {_WANTED}")
     return str(folder)
 
 

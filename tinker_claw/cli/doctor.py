@@ -295,8 +295,6 @@ class Checks:
         told = ["the base model judges"]
         if asks.judge_url:
             told = [await _answers(asks.judge_url, asks)]
-        elif settings.local.prm_gpus:
-            told = [f"{asks.judge_model} judges, on GPUs of its own"]
         elif settings.run.model_name in MODELS:
             told = ["the rules that come with the shipped models judge"]
         if asks.second:

@@ -124,9 +124,7 @@ def _local(settings: Settings) -> None:
     asyncio.run(check_backend(settings))
     if not visible():
         raise ConfigError(
-            "nvidia-smi shows no GPU here: mend the driver, choose Tinker, or see the demo. What "
-            "fits GPUs that you do not have yet, `tinker-claw doctor --backend local "
-            "--gpu-memory-gb 80` says"
+            "nvidia-smi shows no GPU here: mend the driver, choose Tinker, or see the demo"
         )
     if find_vllm() is None:
         slow = "so the gateway's own process samples, many times slower"

@@ -123,38 +123,23 @@ def _local(run: Run, local: Local) -> Iterator[str]:
             f"--rollout-gpus {local.rollout_gpus} (ROLLOUT_GPUS) cannot be split into servers of "
             f"--rollout-tp {local.rollout_tp} GPUs; give a multiple of it"
         )
-    parts = (local.actor_gpus or 0, local.rollout_gpus or 0, local.prm_gpus)
-    alone = local.gpus == 1 and not local.prm_gpus  # trainer and sampler share it
-    if local.gpus is not None and sum(parts) > local.gpus and not (alone and max(parts) == 1):
-        yield (
-            f"{local.given('actor_gpus', 'rollout_gpus', 'prm_gpus')} are {sum(parts)} GPUs, but "
-            f"--gpus (NUM_GPUS) is {local.gpus}; lower one of them, or leave them out and the "
-            "layout goes by --gpus"
-        )
     needs = local.given(*NEEDS_GPU)
     if run.model_name in MODELS and needs:
         told = "needs no GPU; leave it out, or name another model"
         yield f"{needs}: the model {run.model_name} {told}"
     if local.device == "cpu" and needs:
         yield f"{needs} needs GPUs, but --device is cpu; leave one of the two out"
-    if local.device.startswith("cuda:") and (local.gpus or local.actor_gpus or 1) > 1:
+    if local.device.startswith("cuda:") and (local.gpus or 1) > 1:
         yield f"--device {local.device} is one GPU; for several give --gpus and --device cuda"
     yield from _servers(local)
 
 
 def _judge(settings: Settings) -> Iterator[str]:
-    judge, gpus = settings.judge, settings.local.prm_gpus
-    if gpus and judge.judge_url is not None:
-        yield "--judge-url and --prm-gpus (PRM_GPUS) name two judges; leave one of them out"
-    if gpus and judge.judge_model is None:
-        yield (
-            f"--prm-gpus {gpus} (PRM_GPUS) needs a model to judge there: set --judge-model, or "
-            "leave it out, and the base model judges on the samplers"
-        )
-    if judge.judge_model is not None and not gpus and judge.judge_url is None:
+    judge = settings.judge
+    if judge.judge_model is not None and judge.judge_url is None:
         yield (
             "--judge-model needs a place to judge: set --judge-url, where a server with that model "
-            "runs already, or --prm-gpus with --backend local"
+            "runs already"
         )
     if judge.judge_images and (judge.judge_url is None or settings.gateway.images != "train"):
         yield "--judge-images shows kept images to an endpoint: set --judge-url and --images train"
@@ -170,7 +155,7 @@ def _judge(settings: Settings) -> Iterator[str]:
 
 
 def _servers(local: Local) -> Iterator[str]:
-    unused = local.given("rollout_gpus", "rollout_tp", "sampler_quantization")
+    unused = local.given("rollout_gpus", "rollout_tp")
     if local.urls and unused:
         yield (
             f"{unused} is for samplers that are started here; --sampler-urls names some that run "

@@ -28,12 +28,10 @@ USERS: Final = "users"
 """The setting that is no section: a list, without flags."""
 VARIABLES: Final = {
     "gpus": "NUM_GPUS",
-    "actor_gpus": "ACTOR_GPUS",
     "rollout_gpus": "ROLLOUT_GPUS",
-    "prm_gpus": "PRM_GPUS",
 }
 """OpenClaw-RL's variables, by the fields of `Local` that they set where nothing else does."""
-NEEDS_GPU: Final = ("gpus", "rollout_gpus", "prm_gpus", "rollout_tp", "base_quantization")
+NEEDS_GPU: Final = ("gpus", "rollout_gpus", "rollout_tp", "base_quantization")
 """Fields of `Local` that ask for GPUs."""
 DEFAULT_USER: Final = "default"
 """Who calls without a key, or with the gateway's `api_key`."""
@@ -322,8 +320,8 @@ class JudgeSettings(Section):
     )
     judge_model: str | None = _setting(
         None,
-        "model to ask for at --judge-url, or to serve with --prm-gpus",
-        when="with either of these",
+        "model to ask for at --judge-url",
+        when="that endpoint serves more than one",
     )
     judge_api_key: SecretStr | None = _setting(
         None, "key for --judge-url", when="that endpoint asks for one"
@@ -558,30 +556,14 @@ class Local(Section):
         "GPUs in all (or NUM_GPUS); those of CUDA_VISIBLE_DEVICES unless set",
         unit="GPUs",
         ge=1,
-        when="others use some of them, or `doctor` reckons for GPUs that are not here",
-    )
-    actor_gpus: int | None = _setting(
-        None,
-        "GPUs that learn (or ACTOR_GPUS), unless set a quarter, or all others with "
-        "--rollout-gpus or --sampler-urls; with --device cpu processes",
-        unit="GPUs",
-        ge=1,
-        when="samples share short prefixes only, or the base must be split",
+        when="others use some of them",
     )
     rollout_gpus: int | None = _setting(
         None,
-        "GPUs that sample (or ROLLOUT_GPUS), all others unless set",
+        "GPUs that sample (or ROLLOUT_GPUS), all but one unless set; the others learn",
         unit="GPUs",
         ge=1,
-        when="others are to learn, or, with --actor-gpus, to stay free",
-    )
-    prm_gpus: int = _setting(
-        0,
-        "GPUs of a server for --judge-model (or PRM_GPUS); 0: the base model judges on "
-        "the samplers",
-        unit="GPUs",
-        ge=0,
-        when="a larger model is to judge here",
+        when="samples share short prefixes only, or the base must be split (docs/gpus.md)",
     )
     rollout_tp: int = _setting(
         1,
@@ -589,13 +571,6 @@ class Local(Section):
         unit="GPUs",
         ge=1,
         when="one GPU does not hold the model and a context",
-    )
-    gpu_memory_gb: float | None = _setting(
-        None,
-        "memory of each GPU that this may use; all unless set",
-        unit="GiB",
-        gt=0,
-        when="memory is to stay free, vLLM finds too little, or nvidia-smi has no figure",
     )
     sampler_urls: str | None = _setting(
         None,
@@ -606,12 +581,6 @@ class Local(Section):
         None,
         "key that --sampler-urls want (vLLM's --api-key)",
         when="those servers ask for one",
-    )
-    sampler_quantization: str | None = _setting(
-        None,
-        "quantization of the samplers' weights, as vLLM names it, e.g. bitsandbytes "
-        "(needs the package vllm-bnb-plugin)",
-        when="the weights leave no room for the cache",
     )
     base_quantization: Literal["none", "4bit"] = _setting(
         "none",

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from transformers import Qwen3Config
 
-from local_gpu.plan.fits import Demand, Fit, _changes, advice, reckon, streams
+from local_gpu.plan.fits import Demand, Fit, cure, reckon, streams
 from local_gpu.plan.layout import Gpu, Layout, Wanted, plan
 from local_gpu.plan.memory import (
     GIB,
@@ -23,7 +23,7 @@ from local_gpu.plan.memory import (
     token_bytes,
 )
 from tests.backends import tiny_model
-from tinker_claw.backends.local import arrange, why_not
+from tinker_claw.backends.local import Arrangement, arrange, why_not
 from tinker_claw.cli.openclaw import too_small
 from tinker_claw.config.load import load
 from tinker_claw.errors import ModelFileError
@@ -85,19 +85,23 @@ def model_folders(root: Path) -> dict[str, str]:
 def table_of(file: Path, gib: float, folders: Mapping[str, str]) -> list[str]:
     """Table that the doctor prints for a settings file; checks that all fits."""
     named = load(["--config", str(file)])
-    flags = ["--config", str(file), "--gpu-memory-gb", str(gib)]
-    flags += ["--model-name", folders[named.run.model_name]]
-    if named.judge.judge_model:
-        flags += ["--judge-model", folders[named.judge.judge_model]]
-    arranged = arrange(load(flags), only_reckon=True)
+    flags = ["--config", str(file), "--model-name", folders[named.run.model_name]]
+    arranged = on_gpus(gib, named.local.gpus or 1, flags)
     assert arranged.fit is not None
     assert why_not(arranged) is None
     return [arranged.layout.told(), *arranged.fit.lines()]
 
 
+def on_gpus(gib: float, count: int, flags: list[str]) -> Arrangement:
+    """What is arranged where there are GPUs of this size, and no vLLM yet."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("local_gpu.plan.layout.visible", lambda: tuple(gpus(count, gib)))
+        return arrange(load(flags), only_reckon=True)
+
+
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("NUM_GPUS", "ACTOR_GPUS", "ROLLOUT_GPUS", "PRM_GPUS"):
+    for name in ("NUM_GPUS", "ROLLOUT_GPUS"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -121,14 +125,11 @@ def demand(model: ModelSize, **changed: Any) -> Demand:
 
 def test_the_page_shows_what_the_doctor_says(folders: dict[str, str]) -> None:
     page = (CONFIGS.parent / "docs" / "gpus.md").read_text()
-    (flags,) = re.findall(r"doctor (--backend local --model-name Qwen/Qwen3-32B .*)", page)
-    settings = load(flags.replace("Qwen/Qwen3-32B", folders["Qwen/Qwen3-32B"]).split())
-    wrong = why_not(arrange(settings, only_reckon=True))
-    shown = re.findall(r"^    (It does not fit.*|What would fit.*)…$", page, re.MULTILINE)
-    assert len(shown) == 2
-    assert wrong is not None
-    for line in shown:
-        assert line.removesuffix("GPU 2-7: ").removesuffix("or ") in wrong
+    (flags,) = re.findall(r"doctor (--backend local --model-name Qwen/Qwen3-8B .*)", page)
+    flags = flags.replace("Qwen/Qwen3-8B", folders["Qwen/Qwen3-8B"])
+    wrong = why_not(on_gpus(60, 1, flags.split()))
+    (shown,) = re.findall(r"^    (It does not fit.*\n    What would fit.*)$", page, re.MULTILINE)
+    assert wrong == re.sub(r"\s+", " ", shown)
 
 
 def test_sizes_are_those_of_the_models(sizes: dict[str, ModelSize]) -> None:
@@ -273,80 +274,33 @@ def test_a_server_computes_as_many_streams_as_its_cache_has_room_for(
 
 
 def test_32b_is_split_and_sampled_by_pairs(sizes: dict[str, ModelSize]) -> None:
-    wanted = Wanted(gpus=8, actor=4, rollout=4, tensor_parallel=2)
+    wanted = Wanted(gpus=8, rollout=4, tensor_parallel=2)
     fit = reckon(plan(wanted), gpus(8, 80), demand(sizes["32B"]))
     assert (fit.short, fit.shard) == ((), True), "65.5 GB are over 45 % of 80 GiB"
     alone = reckon(plan(Wanted(gpus=2)), gpus(2, 140), demand(sizes["32B"]))
     assert (alone.short, alone.shard) == ((), False), "on one GPU there is nothing to split"
 
 
-def test_4b_on_24_gib_needs_four_bits_on_both_sides(sizes: dict[str, ModelSize]) -> None:
+def test_4b_on_24_gib_fits_with_four_bits_and_a_shorter_context(
+    sizes: dict[str, ModelSize],
+) -> None:
     four, one = sizes["4B"], gpus(1, 24)
     shared = Layout((0,), ((0,),))
-    assert reckon(shared, one, demand(four, context_tokens=19_456)).short
-    half = demand(four, context_tokens=19_456, quantization="4bit")
-    assert reckon(shared, one, half).short
-    both = replace(half, sampler_quantization="bitsandbytes")
-    assert reckon(shared, one, both).short == ()
+    assert reckon(shared, one, demand(four, context_tokens=8192)).short
+    assert reckon(shared, one, demand(four, context_tokens=8192, quantization="4bit")).short == ()
 
 
-def test_advice_fits(sizes: dict[str, ModelSize]) -> None:
-    four = demand(sizes["4B"])
-    told = advice(Layout((0,), ((0,),)), gpus(1, 24), four)
-    assert 1 <= len(told) <= 3
-    for shorter in told:
-        found = re.search(r"--context-tokens (\d+)", shorter)
-        assert found, shorter
-        if "--gpus 2" in shorter:
-            continue
-        changed = replace(four, context_tokens=int(found[1]))
-        if "--base-quantization 4bit" in shorter:
-            changed = replace(changed, quantization="4bit")
-        if "--sampler-quantization" in shorter:
-            changed = replace(changed, sampler_quantization="bitsandbytes")
-        fitted(changed, gpus(1, 24))
-    mixture = demand(replace(sizes["4B"], experts=8, expert=768))
-    told = advice(Layout((0,), ((0,),)), gpus(1, 24), mixture)
+def test_the_cure_is_the_longest_context_that_fits(sizes: dict[str, ModelSize]) -> None:
+    layout, there = Layout((0,), ((0,),)), gpus(1, 60)
+    asked = demand(sizes["8B"])
+    told = re.fullmatch(r"--context-tokens (\d+)", cure(layout, there, asked))
     assert told
-    assert "4bit" not in str(told), "experts stay in 16 bits"
-    big = advice(plan(Wanted(gpus=8, tensor_parallel=2)), gpus(8, 80), demand(sizes["32B"]))
-    assert "--actor-gpus 4 --rollout-gpus 4" in big
-
-
-@pytest.mark.parametrize(
-    ("wanted", "told"),
-    [
-        (Wanted(gpus=1), "--gpus 2 --actor-gpus 1 --rollout-gpus 1"),
-        (Wanted(gpus=2, judge=1), "--gpus 3 --actor-gpus 1 --rollout-gpus 1"),
-        (Wanted(gpus=8, rollout=6, tensor_parallel=2), "--actor-gpus 4 --rollout-gpus 4"),
-        (
-            Wanted(gpus=8, actor=2, rollout=6, tensor_parallel=1),
-            "--actor-gpus 2 --rollout-gpus 6 --rollout-tp 2",
-        ),
-        (Wanted(gpus=2, actor=2, samples=False), "--gpus 4 --actor-gpus 4"),
-    ],
-)
-def test_advice_on_gpus_goes_with_the_counts_that_were_given(
-    sizes: dict[str, ModelSize], wanted: Wanted, told: str
-) -> None:
-    layout = plan(wanted)
-    asked = demand(sizes["32B"], judge=sizes["8B"] if layout.judge else None)
-    named = {flags: where for flags, where, _ in _changes(layout, asked) if where is not layout}
-    assert told in named
-    names = {"gpus": "gpus", "actor": "actor-gpus", "rollout": "rollout-gpus"}
-    names["tensor_parallel"] = "rollout-tp"
-    for flags, where in named.items():
-        found = {n: re.search(rf"--{flag} (\d+)", flags) for n, flag in names.items()}
-        arranged = plan(replace(wanted, **{n: int(m[1]) for n, m in found.items() if m}))
-        assert len(arranged.train) == len(where.train)
-        assert arranged.serve[:1] == where.serve
-
-
-def test_what_a_judge_lacks_is_told_by_its_own_context(sizes: dict[str, ModelSize]) -> None:
-    short = replace(sizes["8B"], context_tokens=8192)
-    layout, judged = plan(Wanted(gpus=3, judge=1)), demand(sizes["1.7B"], judge=short)
-    fit = reckon(layout, gpus(3, 21.4), judged)
-    assert "of the judge's cache, and the context is 8,192; give --prm" in " ".join(fit.short)
+    longest = int(told[1])
+    fitted(replace(asked, context_tokens=longest), there)
+    assert reckon(layout, there, replace(asked, context_tokens=longest + 2048)).short
+    assert cure(layout, gpus(1, 40), asked).startswith("larger GPUs, a smaller model")
+    split = plan(Wanted(gpus=8, rollout=4, tensor_parallel=2))
+    assert reckon(split, gpus(8, 80), demand(sizes["32B"])).short == (), "as that file has it"
 
 
 def test_memory_that_others_have_is_not_counted_on(sizes: dict[str, ModelSize]) -> None:
@@ -381,7 +335,7 @@ def test_the_figures_in_a_settings_file_are_what_is_reckoned(
     file: Path, folders: dict[str, str]
 ) -> None:
     text = file.read_text()
-    command = re.search(r"`python run\.py doctor --config (\S+) --gpu-memory-gb ([\d.]+)`", text)
+    command = re.search(r"doctor --config (\S+)` prints it for GPUs of ([\d.]+) GiB:", text)
     assert command, file
     assert command[1] == f"configs/{file.name}"
     told = table_of(file, float(command[2]), folders)
