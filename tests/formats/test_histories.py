@@ -28,6 +28,9 @@ from PIL import Image
 from tests.formats.typed_items import IMAGE, values
 from tests.gateways import MODEL, World, gateway
 from tests.pictures import seeing_renderer, url_of
+from tinker_claw.formats.chat import Chat
+from tinker_claw.formats.messages import Messages
+from tinker_claw.formats.responses import Responses
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import NextState
 
@@ -334,6 +337,72 @@ async def test_an_image_that_the_user_has_just_sent_is_refused_by_name_and_then_
         state = world.next_states()[1]
         assert state is not None
         assert state.text == "Look.\n\nGo on.", "its line is not the owner's"
+
+
+def unreadable(wire: str, name: str) -> list[Body]:
+    """Parts that are refused in the user's newest message."""
+    damaged = image(wire, f"no image, but {name}".encode())
+    return [{"type": "hologram", "hologram": {"id": name}}, damaged]
+
+
+@pytest.mark.parametrize("wire", ROUTES)
+async def test_a_refusal_names_where_the_message_stands_now(
+    tmp_path: Path, renderer: Renderer, wire: str
+) -> None:
+    """Each was read, and cached, in another place before."""
+    route, body = ROUTES[wire]
+    async with gateway(tmp_path, renderer) as world:
+        for part in (image(wire), *unreadable(wire, "a")):
+            await prompt(world, wire, [user([part]), *CLOSING])
+            response = await world.http.post(
+                route, json={"model": MODEL} | body([OPENING, assistant("fine"), user([part])])
+            )
+            error = response.json()["error"]
+            place = f"{'input' if wire == 'responses' else 'messages'}[2].content[0]"
+            assert response.status_code == 400
+            assert error["message"].startswith(place)
+            assert error.get("param", place).startswith(place)
+
+
+@pytest.mark.parametrize("wire", ROUTES)
+@pytest.mark.parametrize("kind", [0, 1])
+async def test_another_part_of_the_same_kind_is_refused_in_a_conversation_of_its_own(
+    tmp_path: Path, renderer: Renderer, wire: str, kind: int
+) -> None:
+    """The same line stands for both."""
+    route, body = ROUTES[wire]
+    one, other = unreadable(wire, "a")[kind], unreadable(wire, "b")[kind]
+    async with gateway(tmp_path, renderer) as world:
+        for part in (one, other, one | {"cache_control": {"type": "ephemeral"}}):
+            sent = {"model": MODEL} | body([user([part])])
+            assert (await world.http.post(route, json=sent)).status_code == 400
+        words = {"type": "text", "text": "Never mind."}
+        for part in (one, other | {"cache_control": {"type": "ephemeral"}}):
+            assert "Never mind." in await prompt(world, wire, [user([part, words])])
+
+
+@pytest.mark.parametrize(
+    ("wire", "places"),
+    [
+        ("chat", ("messages[0]", "messages[1]", "messages[2]", "messages[3]")),
+        ("messages", ("system", "messages[0]", "messages[1]", "messages[2]")),
+        ("responses", ("instructions", "input[0]", "input[1]", "input[3]")),
+    ],
+)
+def test_it_is_known_where_each_message_stands(wire: str, places: tuple[str, ...]) -> None:
+    """Other formats keep the system text, and replies are items in a row."""
+    said = [OPENING, assistant("I see."), user("Go on.")]
+    fields, format = {
+        "chat": ({"messages": [{"role": "system", "content": "Be."}, *said]}, Chat()),
+        "messages": ({"system": "Be.", "max_tokens": 9, "messages": said}, Messages()),
+        "responses": (
+            {"instructions": "Be.", "input": [*said[:2], assistant("So."), said[2]]},
+            Responses(),
+        ),
+    }[wire]
+    body = json.dumps({"model": MODEL} | fields).encode()
+    request = format.parse(body, format.routes[0], "ann")
+    assert tuple(map(request.place, range(len(request.messages)))) == places
 
 
 @pytest.mark.parametrize("wire", ROUTES)

@@ -447,7 +447,6 @@ async def test_one_key_sent_many_times_at_once_is_recorded_once(
         ({"turn": 1, "score": 1, "task": "x" * (MAX_NAME + 1)}, "task must be at most 256"),
         ({"turn": 1, "score": 1, "group": ["g"]}, "group must be a string"),
         ({"turn": 1, "score": 1, "key": "a\nb"}, "key must be at most 256 printable"),
-        ({"turn": 1, "score": 1, "text": "\ud800"}, "half a surrogate pair"),
     ],
 )
 async def test_what_is_wrong_is_named(
@@ -463,6 +462,20 @@ async def test_what_is_wrong_is_named(
         assert answer.status_code == 400
         assert says in answer.json()["error"]["message"]
         assert rows(world) == []
+
+
+async def test_half_a_surrogate_pair_is_read_as_everywhere_else(
+    tmp_path: Path, renderer: Renderer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        await world.ask("hi")
+        sent = {"content-type": "application/json"}
+        for n, text in enumerate(('"cut \\ud83d here"', '"cut \\uDC00 here"')):
+            content = f'{{"turn": 1, "score": 1, "text": {text}, "key": "{n}"}}'
+            answer = await world.http.post(feedback_url(world), content=content, headers=sent)
+            assert answer.status_code == 200, answer.text
+        assert [row["text"] for row in rows(world)] == ["cut \ufffd here"] * 2
+        assert capsys.readouterr().out.count("half_surrogate") == 1
 
 
 @pytest.mark.parametrize(

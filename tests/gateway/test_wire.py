@@ -187,6 +187,54 @@ async def test_other_codings_and_several_are_a_415_that_names_what_is_read(
         assert all(name in message for name in ("gzip", "deflate", "zstd", coding)), message
 
 
+def zstd_with_checksum(data: bytes) -> bytes:
+    return zstandard.ZstdCompressor(write_checksum=True).compress(data)
+
+
+def zstd_in_blocks(data: bytes) -> bytes:
+    """A frame that ends with an empty block, and does not say how long it is."""
+    packer = zstandard.ZstdCompressor().compressobj()
+    return packer.compress(data) + packer.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK) + packer.flush()
+
+
+@pytest.mark.parametrize(
+    ("coding", "pack"),
+    [
+        ("gzip", gzip.compress),
+        ("deflate", zlib.compress),
+        ("zstd", zstd_with_checksum),
+        ("zstd", zstd_in_blocks),
+    ],
+)
+async def test_a_body_whose_last_bytes_are_missing_is_a_400(
+    tmp_path: Path, renderer: Renderer, coding: str, pack: Any
+) -> None:
+    """All of its JSON may have come, and nobody can say so."""
+    headers = {"content-encoding": coding, "content-type": "application/json"}
+    whole = pack(body())
+    async with gateway(tmp_path, renderer) as world:
+        for missing in (1, 2, 3):
+            told = await world.http.post(CHAT, content=whole[:-missing], headers=headers)
+            assert_error(told, 400)
+        assert world.turns() == []
+        told = await world.http.post(CHAT, content=whole, headers=headers)
+        assert told.status_code == 200, told.text
+
+
+@pytest.mark.parametrize("first", ["gzip", "zstd", "br"])
+async def test_a_header_that_comes_twice_names_two_codings(
+    tmp_path: Path, renderer: Renderer, first: str
+) -> None:
+    async with gateway(tmp_path, renderer) as world:
+        coded = [("content-encoding", first), ("content-encoding", "gzip")]
+        headers = [("content-type", "application/json"), *coded]
+        told = await world.http.post(CHAT, content=gzip.compress(body()), headers=headers)
+        assert_error(told, 415, code="unsupported_content_encoding")
+        headers[1] = ("content-encoding", "identity")
+        told = await world.http.post(CHAT, content=gzip.compress(body()), headers=headers)
+        assert told.status_code == 200, told.text
+
+
 @pytest.mark.parametrize("coding", ["gzip", "deflate", "zstd"])
 async def test_damaged_and_cut_bodies_are_a_400(
     tmp_path: Path, renderer: Renderer, coding: str

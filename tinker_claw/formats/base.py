@@ -26,19 +26,28 @@ Finish = Literal["stop", "stop string", "length", "calls"]
 or the model waits for the results of its calls."""
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a part of a message cannot be read."""
+
+    error: RequestError
+    digest: str
+    """Of the part as it was sent."""
+
+
 class Attached(str):
     """Part of a message that nobody typed: the text of a document, or a line in place of something
     that the model is not shown. It is data, whoever sent the message.
 
-    `refusal`: raised where the part stands in the user's message that asks; None: it is read there.
+    `refusal`: why it is refused in the user's message that asks; None: it is read there.
     """
 
     __slots__ = ("refusal",)
 
-    refusal: RequestError | None
+    refusal: Refusal | None
 
     @classmethod
-    def of(cls, text: str, refusal: RequestError | None = None) -> Attached:
+    def of(cls, text: str, refusal: Refusal | None = None) -> Attached:
         """Return a part with this text."""
         made = cls(text)
         made.refusal = refusal
@@ -54,7 +63,7 @@ class Joined(Pictured):
     __slots__ = ("attached", "starts")
 
     starts: tuple[int, ...]
-    attached: Mapping[int, RequestError | None]
+    attached: Mapping[int, Refusal | None]
 
     @classmethod
     def of(cls, parts: Sequence[str]) -> Joined:
@@ -100,6 +109,8 @@ class GenerationRequest:
     model: str
     messages: tuple[Message, ...]
     """At least one. What a format keeps outside of its messages (a system text) is included."""
+    places: tuple[str, ...] = ()
+    """Where each message stands in the body; (): as messages[i]."""
     tools: tuple[Tool, ...] = ()
     """Tools that the model is shown; empty also where the client allows no call."""
     may_call: bool = True
@@ -143,6 +154,10 @@ class GenerationRequest:
     """Sentences about what was asked for and is left out, such as a service's own tools."""
     own: Mapping[Any, Any] = field(default_factory=dict[Any, Any])
     """Data of the format's own, which nothing else reads."""
+
+    def place(self, at: int) -> str:
+        """Where a message stands in the body. `at`: its index."""
+        return self.places[at] if self.places else f"messages[{at}]"
 
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")

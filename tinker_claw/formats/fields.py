@@ -204,8 +204,9 @@ def conversation(
     read: Read,
     *,
     thought_begins: bool = False,
-) -> list[Message]:
-    """Return the messages in the items of a body; the assistant's in a row are one.
+) -> tuple[list[Message], list[str]]:
+    """Return the messages in the items of a body, and where each stands; the assistant's in a row
+    are one.
 
     Args:
         messages_of: converts one item.
@@ -215,7 +216,7 @@ def conversation(
     """
     rows, says = list[_Row](), False
     for i, raw in enumerate(items):
-        made = read(messages_of, raw, f"{at}[{i}]")
+        made = read(messages_of, raw, place := f"{at}[{i}]")
         for message in made:
             more = bool(message["content"] or "tool_calls" in message)
             assistant_s = bool(rows) and rows[-1].role == message["role"] == "assistant"
@@ -224,15 +225,17 @@ def conversation(
                 rows[-1].add(message, raw, alone=len(made) == 1)
                 says |= more
             else:
-                rows.append(_Row([message], [raw], alone=len(made) == 1))
+                rows.append(_Row(place, [message], [raw], alone=len(made) == 1))
                 says = more
-    return [row.joined(reply_of, at, read) for row in rows]
+    return [row.joined(reply_of, at, read) for row in rows], [row.at for row in rows]
 
 
 @dataclass(slots=True)
 class _Row:
     """Messages that are one, and the items that they stand in."""
 
+    at: str
+    """Where the first item stands in the body."""
     messages: list[KnownMessage]
     items: list[Raw]
     alone: bool

@@ -158,11 +158,13 @@ class Messages(CachingFormat):
         tools, missing = (
             read(_tools, fields["tools"], "tools") if "tools" in fields else (KnownTools(()), ())
         )
-        said = [*_system(fields, read), *paired(_conversation(fields, read))]
+        system = _system(fields, read)
+        said, places = _conversation(fields, read)
         return GenerationRequest(
             **common(fields, 1, "max_tokens"),
             **_calls(fields, choice, tools),
-            messages=tuple(said),
+            messages=(*system, *paired(said)),
+            places=(*("system" for _ in system), *places),
             one_call=choice.flag("disable_parallel_tool_use"),
             top_k=top_k(fields),
             stop=stop_strings(fields, "stop_sequences", STOP_SEQUENCES),
@@ -299,18 +301,19 @@ def _text(block: Object) -> str:
     return block.string("text", empty=True)
 
 
-def _conversation(fields: Object, read: Read) -> list[Message]:
+def _conversation(fields: Object, read: Read) -> tuple[list[Message], list[str]]:
+    """Return the messages, and where each stands."""
     sent = raw_items(fields.get("messages"), "messages")
     if not sent:
         raise RequestError("messages must be a list of at least one message.", param="messages")
-    said = conversation(sent, _known_messages, _known_reply, "messages", read)
+    said, places = conversation(sent, _known_messages, _known_reply, "messages", read)
     if said[-1]["role"] == "assistant":
         raise RequestError(
             f"messages[{len(sent) - 1}] is the assistant's: a reply cannot be begun for the model "
             "here.",
             param=f"messages[{len(sent) - 1}]",
         )
-    return said
+    return said, places
 
 
 def _known_messages(raw: Any, at: str) -> tuple[KnownMessage, ...]:

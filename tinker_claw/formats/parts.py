@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, cast
 
+import msgspec
+
 from tinker_claw.errors import RequestError
-from tinker_claw.formats.base import Attached, Joined, parts_of
+from tinker_claw.formats.base import Attached, Joined, Refusal, parts_of
 from tinker_claw.formats.body import Object, shown
 from tinker_claw.images import Image, Pictured, read_data, read_url, split
 
@@ -124,7 +127,8 @@ def plain_part(part: Object) -> str:
     packed = inner.get("data") if isinstance(inner, dict) else None
     how_much = size(len(packed) * 3 // 4) if isinstance(packed, str) else ""
     return Attached.of(
-        line(READS_TEXT, kind or "a part without a type", how_much), unreadable(part)
+        line(READS_TEXT, kind or "a part without a type", how_much),
+        _refusal(part, unreadable(part)),
     )
 
 
@@ -154,8 +158,14 @@ def _picture(part: Object) -> str:
         return Pictured.showing(_image_of(part))
     except RequestError as error:
         # Without its traceback, which would hold the whole body.
-        refusal = RequestError(str(error), param=error.param)
-        return Attached.of(line(UNREAD, *_described(part)), refusal)
+        refused = RequestError(str(error), param=error.param)
+        return Attached.of(line(UNREAD, *_described(part)), _refusal(part, refused))
+
+
+def _refusal(part: Object, error: RequestError) -> Refusal:
+    """Return the refusal of a part. Where a client marks its cache changes with each request."""
+    sent = {name: value for name, value in part.items() if name != "cache_control"}
+    return Refusal(error, hashlib.sha256(msgspec.json.encode(sent)).hexdigest())
 
 
 def _unpictured(part: Object) -> str:

@@ -171,16 +171,18 @@ class Responses(CachingFormat):
         read, own = self._reading(user)
         fields = FIELDS.check(load_body(body, raw=("input", "tools")))
         replies = self._said  # what is forgotten meanwhile is not remembered in another
-        said = self._history(fields, user, replies, read)
+        said, places = self._history(fields, user, replies, read)
         tools, missing, names, fields["tools"] = read(
             _tools, fields.get("tools", Raw(b"[]")), "tools"
         )
         head = [fields.string("instructions")] if fields.get("instructions") else []
+        messages, places = _with_one_head(head, said, places, read)
         effort = effort_level(fields.object("reasoning", _REASONING), "effort")
         fields.object("stream_options", _STREAM)
         return GenerationRequest(
             **openai(fields, tools, "max_output_tokens", nested=False),
-            messages=_with_one_head(head, said, read),
+            messages=messages,
+            places=places,
             left_out=(*missing, *_edits(fields), *_references(said)),
             schema=schema_of(fields.object("text", _TEXT), "format"),
             top_logprobs=_top_logprobs(fields),
@@ -204,8 +206,8 @@ class Responses(CachingFormat):
 
     def _history(
         self, fields: Object, user: str, replies: _Said, read: Read
-    ) -> tuple[Message, ...]:
-        """Return the conversation so far, without instructions."""
+    ) -> tuple[tuple[Message, ...], Sequence[str]]:
+        """Return the conversation so far, without instructions, and where each message stands."""
         where, before = "previous_response_id", ()
         if (name := fields.optional(where)) is not None:
             with self._lock:
@@ -219,7 +221,8 @@ class Responses(CachingFormat):
                     param=where,
                 )
             before = found
-        return tuple(paired([*before, *_conversation(fields, read)]))
+        new, places = _conversation(fields, read)
+        return tuple(paired([*before, *new])), [*(where for _ in before), *places]
 
     def remember(self, request: GenerationRequest, user: str) -> None:
         super().remember(request, user)
@@ -255,13 +258,17 @@ def _size(said: Sequence[Message]) -> int:
     return 1000 * len(said) + texts + images + sum(len(call["arguments"]) for call in calls)
 
 
-def _with_one_head(head: list[str], said: Sequence[Message], read: Read) -> tuple[Message, ...]:
+def _with_one_head(
+    head: list[str], said: Sequence[Message], places: Sequence[str], read: Read
+) -> tuple[tuple[Message, ...], tuple[str, ...]]:
     """Merge instructions and leading developer messages into one system message: many chat
-    templates accept only one."""
+    templates accept only one. Return the messages, and where each stands."""
     at = next((i for i, m in enumerate(said) if m["role"] != "system"), len(said))
     texts = [*head, *(message["content"] for message in said[:at])]
-    found = (read(system_message, written(texts), "instructions"),) if texts else ()
-    return (*found, *said[at:])
+    if not texts:
+        return tuple(said), tuple(places)
+    where = "instructions" if head else places[0]
+    return (read(system_message, written(texts), where), *said[at:]), (where, *places[at:])
 
 
 def _top_logprobs(fields: Object) -> int | None:
@@ -335,18 +342,20 @@ def _shown(space: str, name: str) -> str:
     return f"{space}__{name}"
 
 
-def _conversation(fields: Object, read: Read) -> list[Message]:
-    """Convert the items of an input to messages."""
+def _conversation(fields: Object, read: Read) -> tuple[list[Message], list[str]]:
+    """Convert the items of an input to messages; return them, and where each stands."""
     wrong = fields.wrong("must be a string or a list of items", "input")
     items = text_or_items(fields.get("input"), wrong)
     if not items:
         raise wrong
     if isinstance(items, str):
-        return [KnownMessage({"role": "user", "content": items})]
-    said = conversation(items, _known_items, _known_reply, "input", read, thought_begins=True)
+        return [KnownMessage({"role": "user", "content": items})], ["input"]
+    said, places = conversation(
+        items, _known_items, _known_reply, "input", read, thought_begins=True
+    )
     if not said:
         raise RequestError("input holds nothing that this model can read.", param="input")
-    return said
+    return said, places
 
 
 def _known_items(raw: Any, at: str) -> tuple[KnownMessage, ...]:

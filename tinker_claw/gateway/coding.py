@@ -22,6 +22,8 @@ _MOST_MEMBERS: Final = 1_000
 """Most members of a gzip body: parallel packers begin one for each 64 kB."""
 _PIECE: Final = 65_536
 """Bytes that zlib is given at once."""
+_END: Final = b"the end of a body"
+"""What is packed behind a zstd body, and must come out again."""
 _thread = ThreadPoolExecutor(1, "tinker-claw-decoding")
 """One at a time: together they could take much memory that nothing counts."""
 
@@ -115,12 +117,17 @@ def _inflate(body: memoryview, window: int, most: int) -> tuple[bytearray, memor
 def _zstd(body: bytes, most: int) -> bytes:
     import zstandard  # most clients send no such body
 
+    # The reader takes a frame that is cut for a whole one, but then not what follows it.
+    last = zstandard.ZstdCompressor(write_checksum=True).compress(_END)
     decoder = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
     try:
-        with decoder.stream_reader(BytesIO(body), read_across_frames=True) as reader:
-            return reader.read(most + 1)
+        with decoder.stream_reader(BytesIO(body + last), read_across_frames=True) as reader:
+            found = reader.read(most + 1 + len(_END))
     except zstandard.ZstdError as error:
         raise ValueError(str(error)) from error
+    if len(found) <= most + len(_END) and not found.endswith(_END):
+        raise ValueError("its end is missing")
+    return found.removesuffix(_END)
 
 
 _DECODERS: Final[dict[str, Callable[[bytes, int], bytes]]] = {

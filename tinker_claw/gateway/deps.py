@@ -27,6 +27,9 @@ _MOST_LEFT_OUT = 30
 """Most kinds of things left out that are named: clients may call them anything."""
 
 
+HALF = "half_surrogate (a text): half of an emoji or the like was read as U+FFFD"
+
+
 class LeftOut:
     """What requests asked for that is left out: each kind once in the log, and in `status`."""
 
@@ -73,7 +76,7 @@ class GatewayDeps:
     """None: nothing is told in prompts."""
     left_out: LeftOut = field(default_factory=LeftOut)
     refused: LRUCache[tuple[str, str], int] = field(default_factory=lambda: LRUCache(4096))
-    """Hash of the message in which something was refused first, by user and what it was."""
+    """Hash of the message in which something was refused first, by user and its digest."""
 
     def figures(self) -> dict[str, Any]:
         """Return the body of /healthz, as an admin sees it."""

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from tinker_claw.conversation.classify import session_key
 from tinker_claw.errors import RequestError
-from tinker_claw.formats.body import INT64, Fields, Object, load_body
-from tinker_claw.gateway.deps import GatewayDeps
+from tinker_claw.formats.body import INT64, Fields, Object, load_body, without_halves
+from tinker_claw.gateway.deps import HALF, GatewayDeps
 from tinker_claw.gateway.limits import Caller
 from tinker_claw.ledger.feedback import LONGEST_TEXT, About, Feedback, Given, KeyReusedError
 
@@ -92,7 +92,10 @@ async def take(
         RequestError: it is malformed, or this user has no such turn.
         LedgerError: it could not be written.
     """
-    about, said = read(body, headers)
+    whole = without_halves(body)
+    if whole != body:
+        deps.left_out.note([HALF])
+    about, said = read(whole, headers)
     kept = deps.privacy.name
     if isinstance(about.name, str):
         about = replace(about, name=kept(about.name))

@@ -281,7 +281,7 @@ async def read_body(
     """
     most = MAX_BODY_BYTES if most is None else most
     too_long = _too_large(most)
-    coding = coding_of(request.headers.get("content-encoding", ""))
+    coding = coding_of(", ".join(request.headers.getlist("content-encoding")))
     declared = request.headers.get("content-length", "0")
     if declared.isascii() and declared.isdigit() and int(declared[:19]) > most:
         raise too_long

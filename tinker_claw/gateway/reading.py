@@ -6,6 +6,7 @@ and other parts only those that the user has just sent are refused; a line stand
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -17,7 +18,7 @@ from tinker_claw.errors import ContextLengthError, RequestError
 from tinker_claw.formats.base import Format, GenerationRequest, Route, parts_of
 from tinker_claw.formats.body import shown, without_halves
 from tinker_claw.formats.parts import READS_TEXT, UNREAD, without_images
-from tinker_claw.gateway.deps import GatewayDeps
+from tinker_claw.gateway.deps import HALF, GatewayDeps
 from tinker_claw.gateway.limits import ALWAYS_READ, CHARS_PER_TOKEN, Caller, hopeless
 from tinker_claw.gateway.privacy import note_marks
 from tinker_claw.images import Image, images_in, placed
@@ -30,11 +31,12 @@ _LARGE = 200_000
 _MANY = 1_000
 """Objects in a body that is, too: messages, parts of messages, calls and tools. Agents' bodies of
 50 kB have some 130."""
+_PLACE = re.compile(r"\w+\[\d+\]")
+"""Where a message stands in a body."""
 _UNREAD = 100_000
 """Characters of new messages that are read in a thread: on the event loop they would take 50 ms."""
 _EACH = 300
 """Characters of a long text that take as long as a part of a message."""
-_HALF = "half_surrogate (a text): half of an emoji or the like was read as U+FFFD"
 
 
 def is_large(body: bytes) -> bool:
@@ -55,7 +57,7 @@ async def parse(
     def parsed() -> tuple[GenerationRequest, bool]:
         body = without_halves(sent)
         found = wire.parse(body, route, caller.user)
-        _check_shown(deps.renderer, found.messages)
+        _check_shown(deps.renderer, found)
         _refuse_hopeless(found, deps.can.context_tokens)
         newest_asked(found.messages)  # reads the newest messages here, for all that ask later
         return found, body != sent
@@ -66,8 +68,8 @@ async def parse(
     else:
         await deps.compute.own_round()
         request, mended = parsed()
-    deps.left_out.note((*request.left_out, *([_HALF] if mended else [])))
-    request = replace(request, messages=await _look(deps, caller.user, request.messages))
+    deps.left_out.note((*request.left_out, *([HALF] if mended else [])))
+    request = replace(request, messages=await _look(deps, caller.user, request))
     _check_reply(deps, request)
     await _read_ahead(deps, request)
     if not request.template and request.reasoning_effort is None:
@@ -102,30 +104,35 @@ def _reading_costs(message: Message) -> int:
     return _EACH * pieces + len(message["content"])
 
 
-async def _look(deps: GatewayDeps, user: str, messages: Sequence[Message]) -> tuple[Message, ...]:
+async def _look(deps: GatewayDeps, user: str, request: GenerationRequest) -> tuple[Message, ...]:
     """Return the messages as the model is shown them: with a line in place of each image that it
     cannot be shown. Images are decoded outside the event loop.
 
     Raises:
         RequestError: the user has just sent what cannot be shown.
     """
+    messages = request.messages
     asked = newest_asked(messages)
+
+    def refuse(digest: str, error: RequestError) -> None:
+        if asked is not None and _just_sent(deps, user, digest, asked):
+            at = next(n for n in reversed(range(len(messages))) if messages[n] is asked)
+            raise _moved(error, request.place(at))
+
     for part in attached_to(asked) if asked else ():
-        if asked and part.refusal and _just_sent(deps, user, part, asked):
-            raise RequestError(str(part.refusal), param=part.refusal.param)
+        if part.refusal is not None:
+            refuse(part.refusal.digest, part.refusal.error)
     images, theirs = images_in(messages), images_in([asked] if asked else [])
     if not images:
         return tuple(messages)
     if (blind := blind_because(deps)) is not None:
         for image in theirs:
-            if asked and _just_sent(deps, user, image.digest, asked):
-                raise image.wrong(blind)
+            refuse(image.digest, image.wrong(blind))
         return tuple(noted(_unseen, m) if placed(m["content"]) else m for m in messages)
     unfit = await _unfit(deps, images)
     for image in theirs:
-        error = unfit.get(image)
-        if error and asked and _just_sent(deps, user, image.digest, asked):
-            raise error
+        if image in unfit:
+            refuse(image.digest, unfit[image])
     if not unfit:
         return tuple(messages)
     return tuple(
@@ -134,11 +141,22 @@ async def _look(deps: GatewayDeps, user: str, messages: Sequence[Message]) -> tu
     )
 
 
-def _just_sent(deps: GatewayDeps, user: str, what: str, message: Message) -> bool:
+def _moved(error: RequestError, place: str) -> RequestError:
+    """An error about a part of a message that stands here now. It may have been read, and cached,
+    where it stood elsewhere."""
+    param = error.param or ""
+    before = _PLACE.match(param)
+    if before is None:
+        return error
+    why = str(error).removeprefix(before[0])
+    return RequestError(f"{place}{why}", param=f"{place}{param[before.end() :]}")
+
+
+def _just_sent(deps: GatewayDeps, user: str, digest: str, message: Message) -> bool:
     """Whether a user sends this with no other message before. An agent may put a message that was
     refused into one with the user's next words, which would be refused for ever."""
     words = hash(message["content"])
-    return deps.refused.setdefault((user, what.strip()), words) == words
+    return deps.refused.setdefault((user, digest), words) == words
 
 
 async def _unfit(deps: GatewayDeps, images: Sequence[Image]) -> Mapping[Image, RequestError]:
@@ -241,14 +259,16 @@ def _written_chars(tools: Sequence[Tool]) -> int:
     return len(str(tools))
 
 
-def _check_shown(renderer: Renderer, messages: Sequence[Message]) -> None:
-    for i, message in enumerate(messages):
+def _check_shown(renderer: Renderer, request: GenerationRequest) -> None:
+    for i, message in enumerate(request.messages):
         role = message["role"]
         for name in ("content", "name"):
             # The name of a tool is in the call that its result answers.
             said = name in message and (role, name) != ("tool", "name")
             if said and not _shows(renderer, role, name):
-                at = f"messages[{i}].{'role' if name == 'content' else name}"
+                at = request.place(i)
+                if _PLACE.match(at):
+                    at = f"{at}.{'role' if name == 'content' else name}"
                 raise RequestError(
                     f"{at}: this model's chat format shows no {name} of messages whose role is "
                     f"{shown(role)!r}; put it into the content of a user's.",
