@@ -109,7 +109,7 @@ class GenerationRequest:
     model: str
     messages: tuple[Message, ...]
     """At least one. What a format keeps outside of its messages (a system text) is included."""
-    places: tuple[str, ...] = ()
+    places: tuple[str, ...] = field(default=(), compare=False)
     """Where each message stands in the body; (): as messages[i]."""
     tools: tuple[Tool, ...] = ()
     """Tools that the model is shown; empty also where the client allows no call."""
