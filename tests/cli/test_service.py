@@ -140,7 +140,7 @@ def test_a_password_in_an_address_stands_in_no_unit(home: Home, flag: str, url: 
 
 
 def test_without_flags_it_goes_by_what_was_answered_before(home: Home) -> None:
-    answers = home.path / ".config" / "tinker-claw" / "start.toml"
+    answers = home.path / ".config" / "tinker-claw" / "settings.toml"
     answers.parent.mkdir(parents=True)
     answers.write_text('[run]\nmodel_name = "demo"\nbackend = "local"\ndata_dir = "/srv/mine"\n')
     ours, more = f"--config={answers}", "--batch-size=8"

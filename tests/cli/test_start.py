@@ -108,7 +108,7 @@ def test_a_key_that_is_there_is_used_and_kept_nowhere_else(home: Path) -> None:
         seen.until(r"--model-name Qwen/Qwen3-8B cannot be downloaded from the Hugging Face")
         assert seen.ended() == 2
     assert ".tinker/credentials.json" not in files(home)
-    told = tomllib.loads(files(home)[".config/tinker-claw/start.toml"])
+    told = tomllib.loads(files(home)[".config/tinker-claw/settings.toml"])
     assert told["run"]["data_dir"] == str(home / "runs" / "Qwen3-8B-combine")
 
 
@@ -140,7 +140,7 @@ def test_from_two_answers_to_a_gateway_and_again_without_any(home: Path) -> None
             seen.until("as you type: ")
             seen.types(f"{KEY}\r")
             seen.until(r"Kept the key in .*credentials.json, for you alone to read")
-            seen.until(r"Kept your answers in (\S+start.toml)")
+            seen.until(r"Kept your answers in (\S+settings.toml)")
             kept = Path(seen.match[1])
             seen.until(rf"tinker-claw --config {kept}")
             seen.until("tinker-claw openclaw-config --write --primary")
@@ -151,7 +151,7 @@ def test_from_two_answers_to_a_gateway_and_again_without_any(home: Path) -> None
             assert seen.ended() == 0
         assert KEY not in seen.shown
 
-        assert kept == home / ".config" / "tinker-claw" / "start.toml"
+        assert kept == home / ".config" / "tinker-claw" / "settings.toml"
         run = tomllib.loads(kept.read_text())["run"]
         assert (run["backend"], run["model_name"]) == ("tinker", MODEL)
         assert run["data_dir"] == str(home / "runs" / "Qwen3-8B-combine")
@@ -160,7 +160,7 @@ def test_from_two_answers_to_a_gateway_and_again_without_any(home: Path) -> None
         assert [stat.S_IMODE(path.stat().st_mode) for path in (secret, kept)] == [0o600, 0o600]
 
         with started(home, **there) as seen:
-            seen.until(f"as answered before, in {kept}")
+            seen.until(f"the settings are those of {kept}")
             seen.until(r"\[info +\] serving")
             seen.types("\x03")
             assert seen.ended() == 0
@@ -177,17 +177,23 @@ def test_from_two_answers_to_a_gateway_and_again_without_any(home: Path) -> None
             stderr=subprocess.PIPE,
             **away | {"env": environment(home, TINKER_CLAW_TRAINING__BATCH_SIZE="0")},
         )
-        assert f"as answered before, in {kept}" in refused.stderr
+        assert f"the settings are those of {kept}" in refused.stderr
 
 
 @pytest.mark.parametrize(
-    ("flags", "answered"), [((), True), (("--budget-usd", "9"), True), (("--method", "opd"), False)]
+    ("flags", "answered"),
+    [
+        ((), True),
+        (("--budget-usd", "9"), True),
+        (("--method", "opd"), False),
+        (("--data-dir", "x"), False),
+    ],
 )
 def test_what_is_typed_beside_the_answers_does_not_begin_another_run(
     home: Path, flags: tuple[str, ...], answered: bool
 ) -> None:
     """As with more budget than the first start's."""
-    kept = home / ".config" / "tinker-claw" / "start.toml"
+    kept = home / ".config" / "tinker-claw" / "settings.toml"
     kept.parent.mkdir(parents=True)
     kept.write_text("[run]\nmodel_name = 'demo'\n")
     done = subprocess.run(
@@ -198,7 +204,7 @@ def test_what_is_typed_beside_the_answers_does_not_begin_another_run(
         cwd=home,
         env=environment(home, TINKER_CLAW_TRAINING__BATCH_SIZE="0"),
     )
-    assert (f"as answered before, in {kept}" in done.stderr) == answered
+    assert (f"the settings are those of {kept}" in done.stderr) == answered
     assert "batch_size" in done.stderr
 
 
@@ -213,7 +219,7 @@ def test_gpus_of_this_machine_are_an_answer(home: Path) -> None:
         seen.until("There is no vLLM here, .* many times slower")
         seen.until(r"--model-name Qwen/Qwen3-8B cannot be downloaded from the Hugging Face")
         assert seen.ended() == 2
-    told = tomllib.loads(files(home)[".config/tinker-claw/start.toml"])
+    told = tomllib.loads(files(home)[".config/tinker-claw/settings.toml"])
     assert told["run"]["backend"] == "local"
     assert "spend" not in told
 
@@ -226,7 +232,7 @@ def test_the_demo_is_an_answer_and_is_not_kept(home: Path) -> None:
         seen.until("Watch it learn, in a browser: http://127.0.0.1:")
         seen.types("\x03")
         assert seen.ended() == 130
-    assert ".config/tinker-claw/start.toml" not in files(home)
+    assert ".config/tinker-claw/settings.toml" not in files(home)
 
 
 def on_the_hub(home: Path) -> None:

@@ -7,7 +7,6 @@ else the gateway is told to. A line or cell has no control characters: clients c
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
 import textwrap
@@ -22,17 +21,13 @@ from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError
 
 from tinker_claw.app.orders import address, order, url
 from tinker_claw.config.flags import WORD
-from tinker_claw.config.load import CONFIG, load_given
-from tinker_claw.config.settings import ENV_PREFIX, Settings
+from tinker_claw.config.load import load_given
+from tinker_claw.config.settings import Settings
 from tinker_claw.errors import ConfigError, LedgerError
 from tinker_claw.ledger.database import FILE, Outside, is_locked, reading
 from tinker_claw.ledger.ledger import Ledger
 
 # Commands
-
-_RUNS = f"{ENV_PREFIX}RUN__"
-WHAT_RUNS = ("run__", CONFIG)
-"""Prefixes of the flags that say what a start runs; others, as --budget-usd, come on top."""
 
 
 class Command(BaseModel):
@@ -45,9 +40,6 @@ class Command(BaseModel):
 
     MORE: ClassVar[str] = ""
     """Last paragraph of the command's help."""
-    SAID_BY: ClassVar[tuple[str, ...]] = ("",)
-    """Prefixes of the flags with which the answers of the first start do not count; any flag."""
-
     _given: Mapping[str, Any] = PrivateAttr(default_factory=dict[str, Any])
 
     @classmethod
@@ -81,37 +73,7 @@ class Command(BaseModel):
         Raises:
             ConfigError: a setting is wrong.
         """
-        return load_given(as_answered(self._given, self.SAID_BY))
-
-
-def nothing_said(given: Mapping[str, Any], by: tuple[str, ...] = ("",)) -> bool:
-    """Return whether neither flags nor variables say what is to run.
-
-    Args:
-        by: prefixes of the flags that may say it; any flag, unless set.
-    """
-    typed = (name for name, value in given.items() if "__" in name and value is not None)
-    said = any(name.startswith(by) for name in typed)
-    return not said and not any(name.startswith(_RUNS) for name in os.environ)
-
-
-def as_answered(given: Mapping[str, Any], by: tuple[str, ...] = ("",)) -> Mapping[str, Any]:
-    """Return these flags, with the answers given at the first start where they say nothing of what
-    is to run. `by`: as for `nothing_said`."""
-    file = answers_file()
-    if nothing_said(given, by) and os.path.isfile(file):
-        return {**given, CONFIG: str(file)}
-    return given
-
-
-def answers_file() -> Path:
-    """File of the answers given at the first start."""
-    return config_folder() / "tinker-claw" / "start.toml"
-
-
-def config_folder() -> Path:
-    """Folder in which the user's programs keep their settings."""
-    return Path(os.path.expanduser(os.environ.get("XDG_CONFIG_HOME") or "~/.config"))
+        return load_given(self._given)
 
 
 def _shown(model: type[BaseModel], name: str | int) -> str:
@@ -125,7 +87,8 @@ class LedgerCommand(Command):
     """A command about one data directory."""
 
     MORE: ClassVar[str] = (
-        "The data directory is that of --data-dir, else the one of a start with the same flags."
+        "The data directory is that of --data-dir, else the one of a start with the same flags and "
+        "the same settings file."
     )
 
     @cached_property

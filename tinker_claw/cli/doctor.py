@@ -34,9 +34,9 @@ from tinker_claw.backends.tinker_sdk import SDK_VERSION
 from tinker_claw.billing.estimate import forecast
 from tinker_claw.billing.prices import check_budget, price_in_force, unknown
 from tinker_claw.cli import openclaw
-from tinker_claw.cli.common import WHAT_RUNS, Command, nothing_said, write
+from tinker_claw.cli.common import Command, write
 from tinker_claw.config.canaries import in_force
-from tinker_claw.config.load import load_given
+from tinker_claw.config.load import CONFIG, load_given, names_run
 from tinker_claw.config.settings import JudgeSettings, Settings
 from tinker_claw.errors import ClawError, ConfigError, RequestError
 from tinker_claw.formats import spoken
@@ -78,7 +78,8 @@ class Doctor(Command):
         settings = super().settings
         others = {name: value for name, value in self._given.items() if name != _DATA_DIR}
         file = settings.run.directory / FILE
-        alone = self._given.get(_DATA_DIR) is not None and nothing_said(others, WHAT_RUNS)
+        alone = self._given.get(_DATA_DIR) is not None and not names_run(others)
+        alone = alone and not self._given.get(CONFIG)
         if not alone or not file.exists():
             return settings
         with reading(file) as rows:

@@ -18,9 +18,9 @@ import click
 from click.shell_completion import shell_complete
 
 from tinker_claw.cli import start
-from tinker_claw.cli.common import WHAT_RUNS, Command, as_answered, note, nothing_said
+from tinker_claw.cli.common import Command, note
 from tinker_claw.config.flags import parameters
-from tinker_claw.config.load import CONFIG, ELSEWHERE, flags, load_given
+from tinker_claw.config.load import CONFIG, ELSEWHERE, flags, load_given, names_run, settings_file
 from tinker_claw.errors import ClawError
 from tinker_claw.files import for_owner_only
 
@@ -182,12 +182,12 @@ class Program(_Helped, click.Group):
     def _without_command(self, **given: Any) -> int:
         if click.get_current_context().invoked_subcommand is not None:
             return 0
-        known = as_answered(given, WHAT_RUNS)
-        if known is not given:
-            note(f"as answered before, in {known[CONFIG]} (delete it to be asked again).")
-        elif start.can_ask() and nothing_said(given):
-            return start.begin(serve)
-        return serve(known)
+        file = settings_file(given)
+        if file is None and start.can_ask() and not names_run(given):
+            return start.begin(lambda: serve(given))
+        if file is not None and not given.get(CONFIG):
+            note(f"the settings are those of {file} (delete it to be asked again).")
+        return serve(given)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

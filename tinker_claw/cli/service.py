@@ -16,9 +16,9 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 import click
 
-from tinker_claw.cli.common import WHAT_RUNS, Command, as_answered, config_folder, wrapped, write
+from tinker_claw.cli.common import Command, wrapped, write
 from tinker_claw.config.flags import WORD
-from tinker_claw.config.load import flags
+from tinker_claw.config.load import CONFIG, config_folder, flags, settings_file
 from tinker_claw.config.settings import ENV_PREFIX, VARIABLES
 from tinker_claw.errors import ConfigError
 from tinker_claw.files import write_private
@@ -84,7 +84,7 @@ class Service(Command):
     """Let systemd start the gateway whenever you log in, and again when it fails.
 
     `install` takes the flags of a start, and starts it with them from now on; without any it goes
-    by what was answered on a terminal. What your environment says of it, keys included, goes into
+    by the settings file. What your environment says of it, keys included, goes into
     a file that only you can read; where that file is there already, it is left as it is. `show`
     prints the unit and changes nothing, and `uninstall` ends it and leaves records and keys where
     they are.
@@ -94,8 +94,6 @@ class Service(Command):
         "`systemctl --user status tinker-claw` says how it is, and `journalctl --user -u "
         "tinker-claw -f` shows its log."
     )
-    SAID_BY: ClassVar[tuple[str, ...]] = WHAT_RUNS
-
     do: Annotated[Literal["install", "show", "uninstall"], WORD]
 
     def run(self) -> int:
@@ -118,7 +116,9 @@ class Service(Command):
                 raise ConfigError(f"systemd takes no folder with a name like {str(path)!r}")
         places = (Path(sys.executable), program, folder, *writable)
         shared = any(path.is_relative_to(tmp) for path in places for tmp in _TEMPORARY)
-        command = [sys.executable, str(program), *_typed(as_answered(self._given, self.SAID_BY))]
+        file = settings_file(self._given)
+        given = {**self._given, CONFIG: file and str(file)}
+        command = [sys.executable, str(program), *_typed(given)]
         return _TEMPLATE.format(
             unit=UNIT,
             folder=_specified(str(folder)),

@@ -2,8 +2,8 @@
 `tinker-claw demo` lets a simulated user correct the shipped tiny model through the real product.
 
 Rule: nothing is written before the last answer, so Ctrl-C leaves nothing behind. The answers become
-a file of settings, without secrets, and the next such start asks nothing. A key goes where Tinker's
-own SDK looks for one. The demo is the program examples/demo, in the checkout or in the wheel.
+the settings file, without secrets, that every later start and command reads. A key goes where
+Tinker's own SDK looks for one. The demo is the program examples/demo, in the checkout or the wheel.
 """
 
 from __future__ import annotations
@@ -13,16 +13,15 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import click
 
-from tinker_claw.cli.common import answers_file, room_beside, url_of, write
-from tinker_claw.config.load import CONFIG, load_given
+from tinker_claw.cli.common import room_beside, url_of, write
+from tinker_claw.config.load import first_file, load_given
 from tinker_claw.config.settings import Settings
 from tinker_claw.errors import ConfigError
 from tinker_claw.shipped import install, shipped
@@ -54,7 +53,7 @@ def can_ask() -> bool:
     return all(stream and stream.isatty() for stream in (sys.stdin, sys.stdout))
 
 
-def begin(serve: Callable[[Mapping[str, Any]], int]) -> int:
+def begin(serve: Callable[[], int]) -> int:
     """Ask the questions, and start; return the exit status.
 
     Raises:
@@ -68,9 +67,8 @@ def begin(serve: Callable[[Mapping[str, Any]], int]) -> int:
         except ConfigError as error:
             write(["", str(error)])
             continue
-        file = answers_file()
-        _remember(settings, key, file)
-        return serve({CONFIG: str(file)})
+        _remember(settings, key, first_file())
+        return serve()
     return demo(())
 
 
@@ -148,7 +146,7 @@ def _remember(settings: Settings, key: str | None, file: Path) -> None:
         (room / "new").rename(file)
     write(
         [
-            f"Kept your answers in {file}. The same start by hand:",
+            f"Kept your answers in {file}, which every command reads. The same start by hand:",
             f"    tinker-claw --config {file}",
             "Once it serves, let OpenClaw use it: tinker-claw openclaw-config --write --primary",
             f"Its page, once it serves: {url_of(settings)}/ui",

@@ -60,13 +60,13 @@ def load_given(given: Mapping[str, Any]) -> Settings:
     Raises:
         ConfigError: as `load`.
     """
-    path = given.get(CONFIG)
+    path = settings_file(given)
     by_section: dict[str, Any] = {}
     for destination, value in given.items():
         section, _, name = destination.partition("__")
         if section and name and value is not None:
             by_section.setdefault(section, {})[name] = value
-    file = read_toml("--config", config_file(path)) if path else {}
+    file = read_toml("--config", path) if path else {}
     layers = (file, _read_environment(), by_section)
     values = _merge(layers)
     if _wants_gpus(values.get("run")):
@@ -76,6 +76,36 @@ def load_given(given: Mapping[str, Any]) -> Settings:
         settings = with_own_key(settings)
     check(settings)
     return settings
+
+
+def settings_file(given: Mapping[str, Any]) -> Path | None:
+    """Return the settings file in force where these flags were given; None: there is none.
+
+    It is that of `--config`, else the one that the first start wrote, where neither flags nor
+    variables say what is to run.
+    """
+    if path := given.get(CONFIG):
+        return config_file(path)
+    file = first_file()
+    return file if not names_run(given) and file.is_file() else None
+
+
+def names_run(given: Mapping[str, Any]) -> bool:
+    """Return whether flags or variables say what is to run, other than by a settings file."""
+    typed = (name for name, value in given.items() if value is not None)
+    return any(name.startswith("run__") for name in typed) or any(
+        name.startswith(f"{ENV_PREFIX}RUN__") for name in os.environ
+    )
+
+
+def first_file() -> Path:
+    """The settings file that the first start writes."""
+    return config_folder() / "tinker-claw" / "settings.toml"
+
+
+def config_folder() -> Path:
+    """Folder in which the user's programs keep their settings."""
+    return Path(os.path.expanduser(os.environ.get("XDG_CONFIG_HOME") or "~/.config"))
 
 
 def flags() -> list[click.Parameter]:
