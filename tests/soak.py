@@ -84,7 +84,7 @@ LEDGER_BYTES = 3_000
 sample; a whole turn has 8,000."""
 FLAGS = (
     *("--batch-size", str(BATCH), "--lora-rank", "4", "--context-tokens", "8192"),
-    *("--max-concurrent", "16", "--keep-gb", "0.02", "--keep-days", "1"),
+    *("--max-concurrent", "16", "--keep-days", "1"),
 )
 CAPS = {
     "tinker_claw.gateway.app:MAX_QUEUE": 64,

@@ -86,6 +86,10 @@ class LedgerError(ClawError):
     """The ledger cannot be opened or written, or belongs to another model or method."""
 
 
+class ForgottenError(ClawError):
+    """Something that was to be written is about a turn that was forgotten meanwhile."""
+
+
 class UndoError(ClawError):
     """Something cannot be undone or exported as asked; the sentence says what can."""
 

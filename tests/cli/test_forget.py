@@ -19,8 +19,9 @@ from tinker_claw.ledger.codec import BLOCK, pack_ids, raw_ids
 from tinker_claw.ledger.database import Writer, reading
 from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.ledger.prune import UNSAID, begin, finish, from_turn, in_session, is_begun
+from tinker_claw.ledger.prune import forget, from_turn, in_session
 from tinker_claw.ledger.spend import Bill
+from tinker_claw.ledger.turns import UNSAID
 from tinker_claw.ledger.views import read_turn
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import Completion, HintScores, NextState, SamplingParams, StopReason, Usage
@@ -314,8 +315,7 @@ def test_command_clears_what_sqlite_left_between_other_rows(talk: Talk, tmp_path
                 tx.execute("UPDATE hints SET text = ? WHERE turn_id = ?", (text[:1800], earlier))
     gone = rng.sample(range(1, sessions + 1), sessions // 2)
     for number in gone:
-        begin(talk.ledger._db, in_session(str(number), None))
-    asyncio.run(talk.ledger.finish_forgetting())
+        forget(talk.ledger._db, in_session(str(number), None))
     log = (tmp_path / "ledger.sqlite3-wal").read_bytes()
     assert [number for number in gone if f"{MARK}{number}-".encode() in log] == []
     refused = run("forget", "leftovers", directory=tmp_path)
@@ -343,29 +343,13 @@ def test_without_room_for_a_copy_it_is_forgotten_and_the_error_says_so(
     assert found(tmp_path, 1) == []
 
 
-def test_forgetting_that_was_cut_short_is_finished_at_the_next_start(
-    talk: Talk, tmp_path: Path
-) -> None:
-    for _ in range(60):
-        talk.turn("a")
-    talk.turn("b")
-    begin(talk.ledger._db, in_session("a", None))
-    next(finish(talk.ledger._db))
-    talk.ledger.close()
-    assert found(tmp_path, 1) != []
-    talk.ledger = Ledger(tmp_path)
-    assert [number for number in range(1, 61) if found(tmp_path, number)] == []
-    assert found(tmp_path, 61) != []
-    assert not is_begun(talk.ledger._db)
-
-
 async def test_others_go_on_while_it_waits_for_a_reader(talk: Talk, tmp_path: Path) -> None:
     talk.turn("a")
     with reading(talk.ledger.path) as outside:
         with outside.moment():
             assert outside.one("SELECT COUNT(*) FROM turns") == 1
-            talk.ledger.begin_to_forget(in_session("a", None))
-            forgetting = asyncio.create_task(talk.ledger.finish_forgetting())
+            found_it = in_session("a", None)
+            forgetting = asyncio.create_task(talk.ledger.forget_in_thread(found_it))
             for _ in range(50):
                 talk.turn("b")  # which no lock keeps out
                 await asyncio.sleep(0.01)
@@ -376,16 +360,13 @@ async def test_others_go_on_while_it_waits_for_a_reader(talk: Talk, tmp_path: Pa
     assert len(found(tmp_path, 2)) > 2
 
 
-async def test_it_is_out_of_the_way_at_once_and_gone_when_it_is_done(
-    talk: Talk, tmp_path: Path
-) -> None:
+async def test_it_is_out_of_the_way_and_gone_when_it_is_done(talk: Talk, tmp_path: Path) -> None:
     queued, open_turn = talk.turn("a"), talk.turn("a")
     talk.sampled(queued, 1)
-    talk.ledger.begin_to_forget(in_session("a", None))
+    await talk.ledger.forget_in_thread(in_session("a", None))
     assert talk.ledger.samples.oldest(1) == []
     assert talk.ledger.turns.is_open(open_turn) is False
     assert talk.ledger.turns.session("me", "a") == 2, "what is said now is another session's"
-    await talk.ledger.finish_forgetting()
     assert found(tmp_path, 1) == found(tmp_path, 2) == []
 
 

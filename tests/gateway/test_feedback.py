@@ -257,7 +257,7 @@ async def test_sessions_that_are_over_drop_no_turn_that_was_judged(
         await world.ask("ho", headers={"X-Session-Id": "other"})
         await give(world, turn=1, score=1)
         world.ledger.turns.close([1, 2])
-        assert await world.ledger.trim(before=1e12, most_bytes=None) == 1
+        assert await world.ledger.trim(before=1e12) == 1
         assert world.column("blanked") == [None, "dropped"]
 
 
@@ -300,13 +300,13 @@ async def test_nobody_learns_whose_or_what_a_turn_is_that_is_not_theirs(
             assert refused.json()["error"]["code"] == "invalid_api_key"
 
 
-async def test_a_turn_that_is_being_forgotten_is_gone_at_once(
+async def test_a_turn_that_was_forgotten_takes_no_feedback(
     tmp_path: Path, renderer: Renderer
 ) -> None:
     async with gateway(tmp_path, renderer) as world:
         await world.ask("hi")
         await world.ask("hi", "fine", "more")
-        world.ledger.begin_to_forget(from_turn(2))
+        await world.ledger.forget_in_thread(from_turn(2))
         assert (await give(world, turn=2, score=1)).status_code == 404
         assert (await give(world, turn=1, score=1)).status_code == 200
 
@@ -350,7 +350,7 @@ async def test_dropping_takes_the_words_and_leaves_the_score(
     async with gateway(tmp_path, renderer) as world:
         await world.ask("hi", temperature=0.5)
         await give(world, turn=1, score=-1, text="xochiquetzal", key="xochiquetzal 1")
-        assert await world.ledger.trim(before=1e12, most_bytes=None) == 1
+        assert await world.ledger.trim(before=1e12) == 1
         (row,) = rows(world)
         assert (row["score"], row["text"], row["key"]) == (-1, "", None)
 

@@ -188,9 +188,8 @@ async def test_forgetting_the_source_takes_the_lesson_and_its_words(
         await world.ask("New?", **named("later"))
         told = world.turns()[-1]
         assert told.told is not None
-        forgotten = world.ledger.begin_to_forget(from_turn(source))
+        forgotten = await world.ledger.forget_in_thread(from_turn(source))
         assert forgotten.told == (told.id,)
-        await world.ledger.finish_forgetting()
         assert world.ledger.lessons.of_user() == []
         now = world.ledger.turns.get(told.id)
         assert (now.told, now.hint_at) == (Told((), 0, 0), None)

@@ -101,7 +101,7 @@ ELSEWHERE = {
 GOING = {
     *("training.opd_clip", "training.norm", "training.clip_low", "training.clip_high"),
     *("training.kl_beta", "training.max_step_kl"),
-    *("training.save_interval", "privacy.keep_gb", "judge.second"),
+    *("training.save_interval", "judge.second"),
     "judge.prm_max_tokens",
 }
 """Settings that nothing is promised of any more."""

@@ -159,7 +159,6 @@ async def test_forgetting_that_is_left_while_it_waits_is_done_all_the_same(tmp_p
         await w.until(lambda: w.ledger.samples.waiting() == 3)
         forgetting.cancel()
         await asyncio.wait([forgetting])
-        await w.ledger.finish_forgetting()
         trainer.go_on.set()
         w.turn("NO")
         await w.version(1)

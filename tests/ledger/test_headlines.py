@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -12,7 +13,6 @@ import pytest
 
 from tests.ledger.test_ledger import new_turn
 from tests.stories import Told as Story
-from tinker_claw.ledger.database import Writer
 from tinker_claw.ledger.figures import (
     _headline,
     by_version,
@@ -21,7 +21,7 @@ from tinker_claw.ledger.figures import (
     read_helps,
 )
 from tinker_claw.ledger.lessons import State
-from tinker_claw.ledger.prune import in_session, trim
+from tinker_claw.ledger.prune import in_session
 from tinker_claw.types import Told, Vote, Wish
 
 
@@ -140,7 +140,7 @@ def test_told_replies_stay_apart_without_their_words_and_without_their_lesson(
     rated(story, 9, 9, told=told, untrained_because="held out")
     before = by_version(rows)
     assert [(one["told"], one["firsts"]) for one in before] == [(0, 1), (1, 9)]
-    assert sum(trim(Writer(ledger.path), time() + 1, None)) == 9
+    assert asyncio.run(ledger.trim(time() + 1)) == 9
     assert by_version(rows) == before
     rated(story, 4, 4, told=told, call="later")
     ledger.forget(in_session("source", "me"))

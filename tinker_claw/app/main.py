@@ -182,14 +182,13 @@ async def guarded(
 
 
 async def upkeep(ledger: Ledger, cfg: Keeping) -> None:
-    """Keep the ledger within its limits of age and size, until cancelled.
+    """Keep the ledger within its limit of age, until cancelled.
 
-    Forgetting that was begun is finished, too. The gateway never waits for more than a few
-    milliseconds of it; a ledger that cannot be written is retried at the next interval.
+    The gateway never waits for more than a few milliseconds of it; a ledger that cannot be written
+    is retried at the next interval.
     """
     while True:
         try:
-            await ledger.finish_forgetting()
             await once(ledger, cfg)
             if not await ledger.empty_log():
                 log.warning("ledger.log_grows", because="another program reads it without a pause")
@@ -200,11 +199,9 @@ async def upkeep(ledger: Ledger, cfg: Keeping) -> None:
 
 async def once(ledger: Ledger, cfg: Keeping) -> int:
     """Trim the ledger once; returns how many turns were emptied."""
-    before = cfg.keep_days and time.time() - cfg.keep_days * DAY_S
-    most = None if cfg.keep_gb is None else round(cfg.keep_gb * 1e9)
-    if before is None and most is None:
+    if cfg.keep_days is None:
         return 0
-    dropped = await ledger.trim(before, most)
+    dropped = await ledger.trim(time.time() - cfg.keep_days * DAY_S)
     if dropped:
         log.info("ledger.trimmed", turns=dropped, bytes=ledger.live_bytes())
     return dropped

@@ -508,13 +508,6 @@ class Keeping(Section):
         gt=0,
         when="records may not be kept for ever",
     )
-    keep_gb: float | None = _setting(
-        None,
-        "drop those of the oldest while the ledger is larger; kept unless set",
-        unit="GB",
-        gt=0,
-        when="the disk is small",
-    )
 
     @field_validator("redact")
     @classmethod

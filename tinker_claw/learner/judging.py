@@ -21,6 +21,7 @@ from functools import partial
 from tinker_claw.errors import (
     AlignmentError,
     BackendError,
+    ForgottenError,
     GoneError,
     JudgeError,
     LedgerError,
@@ -235,7 +236,7 @@ class Judging:
                 await self._advance(turn_id)
             self._done(turn_id)
             self._show()
-        except _ForgottenError:
+        except ForgottenError:
             self._done(turn_id)
             self._show()
         except (OutageError, LedgerError) as error:
@@ -331,6 +332,9 @@ class Judging:
         if counts:
             try:
                 tries = parts.ledger.judgements.add_in_vain(turn_id, self._redact(answer))
+            except ForgottenError:
+                self._done(turn_id)
+                return
             except LedgerError as refused:
                 self._wait_for(turn_id, refused)
                 return
@@ -518,17 +522,13 @@ class Judging:
     def _check(self, turn_id: int) -> None:
         """Raise where the turn was forgotten meanwhile."""
         if not self._parts.ledger.turns.is_open(turn_id):
-            raise _ForgottenError
+            raise ForgottenError
 
     def _refuse(self, turn_id: int, reason: str) -> None:
         self._check(turn_id)
         self._parts.ledger.turns.refuse(turn_id, reason)
         self._parts.telemetry.sample("refused", turn=turn_id, reason=reason)
         self._on_sample()  # an episode may be complete without it
-
-
-class _ForgottenError(Exception):
-    """Raised when a turn was forgotten, so that nothing is left to judge."""
 
 
 def _ballots(

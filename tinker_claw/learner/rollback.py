@@ -96,17 +96,18 @@ class Rollback:
     async def forget(self, found: Callable[[Rows], Forgetting]) -> Forgetting:
         """Forget turns, in the ledger and in the gateway's memory.
 
-        Once begun, it is not taken back: forgotten turns are no longer judged, trained or answered
-        with. It ends when no step in progress has them in memory.
+        Forgotten turns are no longer judged, trained or answered with. It ends when no step in
+        progress has them in memory.
 
         Raises:
             UndoError: there is no such session or turn.
             LedgerError: it could not be written.
         """
-        forgotten = self.ledger.begin_to_forget(found)
-        self._forget_session(forgotten.session)
+        forgotten = await self.ledger.forget_in_thread(found)
+        self._forget_session(forgotten.session)  # from here on no reply in flight is kept
+        if (late := self.ledger.left(forgotten)) is not None:  # replies that ended just before
+            await self.ledger.forget_in_thread(late)
         self._trainer.forget()
-        await self.ledger.finish_forgetting()
         async with self._learner.between_steps():
             log.info("forgotten", session=forgotten.session, turns=len(forgotten.turns))
         return forgotten

@@ -12,14 +12,15 @@ import asyncio
 import fcntl
 import os
 import sqlite3
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing, contextmanager
 from importlib.resources import files
 from pathlib import Path
-from threading import Event
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from tinker_claw.errors import LedgerError
+
+T = TypeVar("T")
 
 SCHEMA_VERSION: Final = 6
 """`PRAGMA user_version` of the schema in schema.sql."""
@@ -348,31 +349,20 @@ def is_locked(directory: Path) -> bool:
     return False
 
 
-async def beside(path: Path, work: Callable[[Writer], Iterator[int]]) -> int:
-    """Run long work in a thread, step by step; return the sum of the yielded numbers.
-
-    The thread has its own connection, and transactions of a few milliseconds with pauses in
-    between, so that a writer on the event loop waits for one of them at most. When cancelled, it
-    ends after the current step.
+async def beside(path: Path, work: Callable[[Writer], T]) -> T:
+    """Do some work in a thread, over a connection of its own; what is begun is ended.
 
     Raises:
         LedgerError: a write was refused.
     """
-    leave = Event()
 
-    def run() -> int:
-        total = 0
+    def run() -> T:
         with closing(Writer(path)) as writer:
-            for some in work(writer):
-                total += some
-                if leave.wait(PAUSE_S):
-                    break
-        return total
+            return work(writer)
 
     running = asyncio.ensure_future(asyncio.to_thread(run))
     try:
         return await asyncio.shield(running)
     finally:
-        leave.set()
         if not running.done():
             await asyncio.wait({running})

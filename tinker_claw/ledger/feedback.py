@@ -17,7 +17,7 @@ from tinker_claw.errors import ClawError
 from tinker_claw.ledger.database import LedgerTable, insert
 from tinker_claw.ledger.judgements import SET_ASIDE
 from tinker_claw.ledger.lessons import FORGOTTEN_LESSON
-from tinker_claw.ledger.turns import IS_BEING_FORGOTTEN, reopen
+from tinker_claw.ledger.turns import reopen
 from tinker_claw.types import Source
 
 ENDED = "X-Session-Done: the session ended with it, so nothing judges it"
@@ -82,7 +82,7 @@ _ABOUT = {
     "session": "turns.id = (SELECT id FROM turns WHERE kind = 'main' AND session_id = (SELECT id "
     "FROM sessions WHERE key = :name AND user = :user) ORDER BY idx DESC LIMIT 1)",
 }
-_FIND = f"""
+_FIND = """
 SELECT turns.id, turns.session_id, turns.kind, turns.settled, turns.untrained_because,
   LENGTH(tokens) > 1 AS kept, episode, verdicts.turn_id IS NOT NULL AS judged, samples.state,
   expired_because,
@@ -91,8 +91,7 @@ SELECT turns.id, turns.session_id, turns.kind, turns.settled, turns.untrained_be
 FROM turns JOIN sessions ON sessions.id = turns.session_id
   LEFT JOIN verdicts ON verdicts.turn_id = turns.id
   LEFT JOIN samples ON samples.turn_id = turns.id
-WHERE {{}} AND user = :user AND private <> 1 AND blanked IS NOT 'forgotten'
-  AND NOT {IS_BEING_FORGOTTEN}
+WHERE {} AND user = :user AND private <> 1 AND blanked IS NOT 'forgotten'
 """
 
 

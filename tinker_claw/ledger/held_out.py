@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 from tinker_claw.ledger.database import Database
-from tinker_claw.ledger.turns import IS_BEING_FORGOTTEN, TurnTable
+from tinker_claw.ledger.turns import TurnTable
 from tinker_claw.types import Images, StopReason, Tokens
 
 HELD_OUT = "held out: the gate asks new versions for it (--gate)"
@@ -73,7 +73,7 @@ class HeldOutTable:
     def newest(self, most: int) -> list[HeldOut]:
         """Return up to `most` beginnings that led to an accepted reply, newest first, alternating
         between users."""
-        usable = f"untrained_because = ?1 AND blanked IS NULL AND NOT {IS_BEING_FORGOTTEN}"
+        usable = "untrained_because = ?1 AND blanked IS NULL"
         found = self._db.rows(
             "SELECT first, (SELECT turns.id FROM turns JOIN verdicts ON turn_id = turns.id "
             "WHERE session_id = session AND kind = 'main' AND value = 1 AND stop_reason = ?2 "

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tinker_claw.ledger.database import LedgerTable
 from tinker_claw.ledger.lessons import learn
-from tinker_claw.ledger.turns import reopen
+from tinker_claw.ledger.turns import check_kept, reopen
 from tinker_claw.types import Verdict, Vote, Wish
 
 TRIES = 3
@@ -72,6 +72,7 @@ class JudgementTable(LedgerTable):
         """
         by_question = {"verdict": verdict_ballots, "hint": hint_ballots, "audit": audit_ballots}
         with self._db.transaction() as tx:
+            check_kept(tx, turn_id)
             for about, ballots in by_question.items():
                 tx.executemany(
                     "INSERT INTO votes (turn_id, about, n, value, answer) VALUES (?, ?, ?, ?, ?)",
@@ -99,6 +100,7 @@ class JudgementTable(LedgerTable):
         The last one sets the turn aside. `answer`: the judge's answer, or the error.
         """
         with self._db.transaction() as tx:
+            check_kept(tx, turn_id)
             tries = self.in_vain(turn_id)
             tx.execute(
                 "INSERT INTO votes (turn_id, about, n, value, answer) "

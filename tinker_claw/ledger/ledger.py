@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from tinker_claw.errors import LedgerError
-from tinker_claw.ledger.database import LOG_BYTES, Database, Rows, beside
+from tinker_claw.ledger.database import LOG_BYTES, PAUSE_S, Database, Rows, Writer, beside
 from tinker_claw.ledger.decline import Decline, read_decline
 from tinker_claw.ledger.feedback import FeedbackTable
 from tinker_claw.ledger.groups import GroupTable
@@ -20,12 +21,12 @@ from tinker_claw.ledger.judgements import JudgementTable
 from tinker_claw.ledger.lessons import LessonTable
 from tinker_claw.ledger.prune import (
     Forgetting,
-    begin,
-    emptied_log,
-    finish,
-    is_begun,
+    drop_some,
+    forget,
+    give_back,
+    left,
     live_bytes,
-    trim,
+    sweep,
 )
 from tinker_claw.ledger.samples import SampleTable
 from tinker_claw.ledger.spend import SpendTable
@@ -59,8 +60,6 @@ class Ledger:
         self.path = self._db.path
         self._erasing = asyncio.Lock()
         """Held by long work: blocks that it finds unused, other long work might use again."""
-        if is_begun(self._db):
-            self._take_up()
         self.turns = TurnTable(self._db)
         self.judgements = JudgementTable(self._db)
         self.lessons = LessonTable(self._db)
@@ -71,15 +70,6 @@ class Ledger:
         self.steps = StepTable(self._db)
         self.spend = SpendTable(self._db)
         self.pin = Pin(self._db)
-
-    def _take_up(self) -> None:
-        """Finish forgetting that an earlier process began."""
-        from tinker_claw.telemetry import log  # not needed by commands that write one row
-
-        try:
-            log.info("forgotten.late", turns=sum(finish(self._db)))
-        except LedgerError as error:
-            log.warning("ledger.unforgotten", error=str(error))
 
     def watch(self, on_write: Callable[[str | None], None]) -> None:
         """Call this with None after each write, and with the error after each refusal."""
@@ -97,9 +87,7 @@ class Ledger:
         Only for a process that has the ledger to itself: it blocks writers for seconds per
         gigabyte.
         """
-        forgetting = self.begin_to_forget(found)
-        for _ in finish(self._db):
-            pass
+        forgotten = forget(self._db, found)
         try:
             self.vacuum()
         except LedgerError as error:
@@ -107,28 +95,34 @@ class Ledger:
                 f"it is forgotten, but {error}; what SQLite may have left between other rows goes "
                 "with `tinker-claw forget leftovers`"
             ) from error
-        return forgetting
+        return forgotten
 
     def vacuum(self) -> None:
         """Rewrite the file without the remains of deleted rows that SQLite left between others."""
         self._db.vacuum()
-        for _ in emptied_log(self._db):
-            pass
+        give_back(self._db)
 
-    def begin_to_forget(self, found: Callable[[Rows], Forgetting]) -> Forgetting:
-        """Record data as to be forgotten; `finish_forgetting` then erases it."""
-        return begin(self._db, found)
-
-    async def finish_forgetting(self) -> None:
-        """Erase the data to be forgotten, without blocking the loop."""
+    async def forget_in_thread(self, found: Callable[[Rows], Forgetting]) -> Forgetting:
+        """Forget data while a gateway runs; return a description of it."""
         async with self._erasing:
-            if is_begun(self._db):
-                await beside(self.path, finish)
+            return await beside(self.path, lambda writer: forget(writer, found))
 
-    async def trim(self, before: float | None, most_bytes: int | None) -> int:
-        """Run one round of retention in a thread; return the number of turns dropped."""
+    def left(self, forgotten: Forgetting) -> Callable[[Rows], Forgetting] | None:
+        """Select the turns that were added to forgotten data since; None: there are none."""
+        return left(self._db, forgotten)
+
+    async def trim(self, before: float) -> int:
+        """Drop turns captured before a time, in seconds since 1970, a few at a time in a thread;
+        return their number."""
         async with self._erasing:
-            return await beside(self.path, lambda writer: trim(writer, before, most_bytes))
+            dropped, at = 0, 0
+            while at is not None:
+                some, at = await beside(self.path, partial(drop_some, before=before, at=at))
+                dropped += some
+                await asyncio.sleep(PAUSE_S)
+            if dropped:
+                await beside(self.path, sweep)
+            return dropped
 
     async def empty_log(self) -> bool:
         """Empty the write-ahead log in a thread, if it is long. False: a reader holds its pages, so
@@ -137,7 +131,7 @@ class Ledger:
         if not log.exists() or log.stat().st_size <= LOG_BYTES:
             return True
         async with self._erasing:
-            return bool(await beside(self.path, lambda writer: iter([writer.empty_log()])))
+            return await beside(self.path, Writer.empty_log)
 
     def decline(self) -> Decline | None:
         """Return the decline for which learning is held; None: it is not held."""

@@ -27,7 +27,6 @@ LOST: Mapping[str, str] = {
 _STEPS = {"committed": "taken", "intent": "under way"}
 _PLAIN = {
     words.SIDE: f"It is never trained: it is a {words.SIDE}.",
-    words.GOING: f"It is {words.GOING}.",
     words.IDLE: f"It {words.IDLE}: whatever the user still says in it counts.",
     words.NEXT: f"It {words.NEXT}: the user's next message, or the results of its tools.",
 }

@@ -1,15 +1,12 @@
-"""Remove turns from the ledger: forgotten on request, or dropped for age or the file's size. Their
-outcomes can still be shown and counted.
+"""Remove turns from the ledger: forgotten on request, or dropped for their age. Their outcomes can
+still be shown and counted.
 
-Rule: only requested data is removed, and no turn is dropped that may still be trained. Both blank
-turns alike: the row keeps its numbers, and its space is released. A transaction takes a few
-milliseconds, and the gateway can write between two. Forgetting that was begun is finished, at the
-next start if need be.
+Rule: only requested data is removed, and no turn is dropped that may still be trained. Forgetting
+is one transaction, in a thread where a gateway runs: all of it is gone, or nothing.
 
-From the request on, forgotten turns are not judged, trained or added to. SQLite overwrites deleted
-data (secure_delete), free pages are released, and the log is emptied. Where SQLite moved rows
-between pages, copies may stay between a page's cells; VACUUM, which needs the file for itself,
-rewrites every page without them.
+SQLite overwrites deleted data (secure_delete), free pages are released, and the log is emptied.
+Where SQLite moved rows between pages, copies may stay between a page's cells; VACUUM, which needs
+the file for itself, rewrites every page without them.
 """
 
 from __future__ import annotations
@@ -17,38 +14,42 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final, Literal
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from typing import Final
 
 from tinker_claw.errors import LedgerError, UndoError
 from tinker_claw.ledger.codec import load, raw_ids, store, unraw_ids
-from tinker_claw.ledger.database import Rows, Writer, set_meta
+from tinker_claw.ledger.database import PAUSE_S, Rows, Writer
 from tinker_claw.ledger.images import let_go, move
 from tinker_claw.ledger.lessons import FORGOTTEN_LESSON, UNTOLD, orphans, taught_by
-from tinker_claw.ledger.turns import BEGUN, mark_private, remove_sample, told_of
+from tinker_claw.ledger.turns import UNSAID, mark_private, remove_sample, told_of
 from tinker_claw.ledger.versions import read_line, withdraw_from_step
 from tinker_claw.privacy.redact import name_digest
 
-UNFOLLOWED = "nothing followed it before it was dropped for its age or the ledger's size"
-UNSAID = "what followed it was forgotten"
+UNFOLLOWED = "nothing followed it before it was dropped for its age"
 FORGOTTEN = "forgotten"
 """Prefix of the new key of a forgotten session."""
 SAFE_STATES = 8
 """Newest saved states whose samples are kept: a restart may go back that far and queue them
 again."""
-SLICE_S = 0.003
-"""Seconds that a transaction may take, roughly."""
+MOST = 1000
+"""Turns that one transaction forgets, in a fraction of a second: replies wait for it."""
 _ROWS = 25
+"""Turns that one transaction drops."""
+_BLOCKS = 100
+"""Prompt blocks that one transaction deletes."""
 _ANY = 1 << 62
 """Larger than every id."""
 _PAGES = 64
 """Pages released at a time."""
 _SPARE = 256
 """Free pages kept for later writes."""
-_PATIENCE_S: Final = 60.0
+_PATIENCE_S: Final = 10.0
 """Seconds to wait for readers to release the log."""
 _RETRY_S: Final = 0.05
+_THESE = "(SELECT value FROM json_each(?))"
+"""SQL of the numbers in a JSON array."""
 
 # Blanking
 
@@ -77,39 +78,16 @@ _NAMES = (
 """Columns that may quote or name a client, or name its lessons."""
 
 
-def _blank(tx: sqlite3.Connection, turn: int, why: Literal["forgotten", "dropped"]) -> None:
-    """Blank a turn's texts and tokens; keep its numbers and outcome."""
-    more = f", {_NAMES}" if why == "forgotten" else ""
-    tx.execute(f"UPDATE turns SET {_ASKED}{more} WHERE id = ?2", (why, turn))
-    _close_up(tx, "turns", "id", turn)
-    let_go(tx, turn)
-    _unsay(tx, turn)
-
-
 def _unsay(tx: sqlite3.Connection, turn: int) -> None:
     """Blank a turn's next state, and everything derived from it."""
     for table, blank in _SAID.items():
         tx.execute(f"UPDATE {table} SET {blank} WHERE turn_id = ?", (turn,))
-        _close_up(tx, table, "turn_id", turn)
 
 
-def _close_up(tx: sqlite3.Connection, table: str, column: str, turn: int) -> None:
-    """Release the space that a turn's rows no longer need.
-
-    SQLite joins pages where a row is deleted, but not where it is updated to a shorter one.
-    """
-    tx.execute("PRAGMA defer_foreign_keys = ON")  # until this transaction ends
-    rows = tx.execute(f"SELECT * FROM {table} WHERE {column} = ?", (turn,)).fetchall()
-    tx.execute(f"DELETE FROM {table} WHERE {column} = ?", (turn,))
-    if rows:
-        marks = ", ".join("?" * len(rows[0]))
-        tx.executemany(f"INSERT INTO {table} VALUES ({marks})", map(tuple, rows))
-
-
-# Dropping turns by age or file size
+# Dropping turns by age
 
 _DROPPABLE = f"""
-SELECT turns.id, turns.created_at
+SELECT turns.id
 FROM turns JOIN sessions ON sessions.id = session_id
   LEFT JOIN samples ON samples.turn_id = turns.id
   LEFT JOIN steps ON steps.id = samples.step_id
@@ -121,59 +99,34 @@ WHERE blanked IS NULL AND CASE WHEN settled THEN
       LIMIT 1 OFFSET {SAFE_STATES - 1}), 0))
   ELSE closed_at IS NOT NULL AND next_states.turn_id IS NULL AND episode <> 1
     AND NOT EXISTS (SELECT 1 FROM verdicts WHERE verdicts.turn_id = turns.id) END
-  AND turns.id BETWEEN ? AND ? ORDER BY turns.id LIMIT ?
+  AND turns.id BETWEEN ? AND ? AND turns.created_at < ? ORDER BY turns.id LIMIT ?
 """
-"""SQL of turns in a range of ids that can no longer be trained."""
+"""SQL of turns in a range of ids, captured before a time, that can no longer be trained."""
 
 
-def trim(
-    database: Writer, before: float | None = None, most_bytes: int | None = None
-) -> Iterator[int]:
-    """Drop old turns in one pass, oldest first; yield the number of turns per transaction.
+def drop_some(database: Writer, before: float, at: int) -> tuple[int, int | None]:
+    """Blank some old turns, from an id on; their numbers and outcomes stay.
 
     Args:
         before: drop turns captured earlier, in seconds since 1970.
-        most_bytes: drop while the file holds more.
+
+    Returns the number of turns dropped, and the id from which to go on; None: that was all.
     """
-
-    def wanted(turn: sqlite3.Row) -> bool:
-        old = before is not None and turn["created_at"] < before
-        return old or (most_bytes is not None and live_bytes(database) > most_bytes)
-
-    # Only a sweep frees shared prompt blocks, so one runs now and then.
-    some = max(20, database.one("SELECT COUNT(*) FROM turns") // 50)
-    at, unswept, total, more = 0, 0, 0, True
-    while more and (found := database.rows(_DROPPABLE, at, _ANY, _ROWS)):
-        dropped, until = 0, time.perf_counter() + SLICE_S
-        with database.transaction() as tx:
-            for passed, turn in enumerate(found):
-                more = wanted(turn)
-                # At least one turn, even if a busy machine has used up the time.
-                if not more or (passed and time.perf_counter() > until):
-                    break
-                at = turn["id"] + 1
-                dropped += _drop_turn(tx, turn["id"])
-        yield dropped
-        unswept, total = unswept + dropped, total + dropped
-        if unswept >= some:
-            yield from sweep(database)
-            unswept = 0
-    if unswept:
-        yield from sweep(database)
-    yield from give_back(database)
-    if total:
-        yield from emptied_log(database)
-
-
-def _drop_turn(tx: sqlite3.Connection, turn: int) -> bool:
-    """Drop a turn. False: it was taken up again meanwhile and may still be trained."""
-    if tx.execute(_DROPPABLE, (turn, turn, 1)).fetchone() is None:
-        return False
-    tx.execute(
-        "UPDATE turns SET untrained_because = ? WHERE id = ? AND settled = 0", (UNFOLLOWED, turn)
-    )
-    _blank(tx, turn, "dropped")
-    return True
+    found = database.column(_DROPPABLE, at, _ANY, before, _ROWS)
+    if not found:
+        return 0, None
+    with database.transaction() as tx:
+        # Without those that were taken up again meanwhile.
+        still = tx.execute(_DROPPABLE, (found[0], found[-1], before, _ROWS)).fetchall()
+        for (turn,) in still:
+            tx.execute(
+                "UPDATE turns SET untrained_because = ? WHERE id = ? AND settled = 0",
+                (UNFOLLOWED, turn),
+            )
+            tx.execute(f"UPDATE turns SET {_ASKED} WHERE id = ?2", ("dropped", turn))
+            let_go(tx, turn)
+            _unsay(tx, turn)
+    return len(still), found[-1] + 1
 
 
 # Space
@@ -185,45 +138,53 @@ def live_bytes(database: Writer) -> int:
     return database.one("PRAGMA page_size") * pages
 
 
-def sweep(database: Writer) -> Iterator[int]:
-    """Delete the blocks that no prompt uses any more."""
-    used, at = set[int](), 0
-    top = database.one("SELECT MAX(id) FROM prompt_blocks") or 0
-    query = "SELECT id, blocks FROM turns WHERE id > ? ORDER BY id LIMIT ?"
-    while rows := database.rows(query, at, 2 * _ROWS):
-        at = rows[-1]["id"]
-        for row in rows:
-            used.update(unraw_ids(row["blocks"]))
-        yield 0
-    block = 0
-    while block < top:
+def sweep(database: Writer) -> None:
+    """Delete the blocks that no prompt uses any more, and release what is free."""
+    newest = _newest(database)
+    used = _used(database)
+    unused = sorted({*database.column("SELECT id FROM prompt_blocks")} - used)
+    for at in range(0, len(unused), _BLOCKS):
         with database.transaction() as tx:
-            # Turns written meanwhile may share blocks with deleted ones.
-            for row in tx.execute(query, (at, -1)):
-                at = row["id"]
-                used.update(unraw_ids(row["blocks"]))
-            found = tx.execute(
-                "SELECT id FROM prompt_blocks WHERE id > ? ORDER BY id LIMIT ?",
-                (block, 2 * _ROWS),
-            ).fetchall()
-            block = found[-1]["id"] if found else top
-            unused = [(row["id"],) for row in found if row["id"] not in used]
-            tx.executemany("DELETE FROM prompt_blocks WHERE id = ?", unused)
-        yield 0
+            _delete_blocks(tx, set(unused[at : at + _BLOCKS]) - _used(database, f"id > {newest}"))
+        time.sleep(PAUSE_S)  # writers go first
+    give_back(database)
 
 
-def give_back(database: Writer) -> Iterator[int]:
-    """Release free pages, which makes the file smaller."""
+def _newest(rows: Rows) -> int:
+    return rows.one("SELECT MAX(id) FROM turns") or 0
+
+
+def _used(rows: Rows, which: str = "TRUE", *values: object) -> set[int]:
+    """Return the blocks of the prompts of some turns, given by a condition."""
+    found = rows.column(f"SELECT blocks FROM turns WHERE {which}", *values)
+    return {block for blocks in found for block in unraw_ids(blocks)}
+
+
+def _delete_blocks(tx: sqlite3.Connection, blocks: Collection[int]) -> None:
+    tx.executemany("DELETE FROM prompt_blocks WHERE id = ?", [(block,) for block in blocks])
+
+
+def give_back(database: Writer) -> None:
+    """Release free pages, which makes the file smaller, and empty the log.
+
+    Raises:
+        LedgerError: a reader of the log did not end in time.
+    """
     while database.one("PRAGMA freelist_count") > _SPARE:
         database.give_back(_PAGES)
-        yield 0
-    database.rows("PRAGMA wal_checkpoint(PASSIVE)")
+        time.sleep(PAUSE_S)
+    until = time.monotonic() + _PATIENCE_S
+    while not database.empty_log():
+        if time.monotonic() > until:
+            raise LedgerError(
+                f"the rows are gone, but another program reads {database.path} without a pause, so "
+                "that its log holds them; end that program, and they leave it within minutes, or "
+                "at the next start"
+            )
+        time.sleep(_RETRY_S)
 
 
 # Forgetting
-
-_THESE = "(SELECT value FROM json_each(?))"
-"""SQL of the numbers in a JSON array."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,8 +207,8 @@ class Forgetting:
     """Description of the data to forget."""
 
     session: int
-    whole: bool
-    """Whether the whole session is forgotten."""
+    first: int
+    """First turn to forget; 0: the whole session."""
     turns: tuple[int, ...]
     unsaid: tuple[int, ...]
     """Turns that stay, but lose their next state, votes and hints, because the next state, or the
@@ -257,6 +218,10 @@ class Forgetting:
     withdrawn: int
     """Number of samples taken out of the queue."""
     steps: tuple[UsedIn, ...]
+
+    @property
+    def whole(self) -> bool:
+        return self.first == 0
 
     @property
     def roll_back_to(self) -> int | None:
@@ -326,14 +291,14 @@ ORDER BY 1
 """SQL of earlier turns of a session that were told something of turn `?2` or a later one."""
 
 
-def _forgetting(rows: Rows, session: int, *, first: int) -> Forgetting:
-    turns = _between(rows, session, first, _ANY)
+def _forgetting(rows: Rows, session: int, *, first: int, last: int = _ANY) -> Forgetting:
+    turns = rows.column(_LEFT, session, first, last)
     before = tuple(rows.column(_BEFORE, session, first))
     told = [turn for turn in taught_by(rows, json.dumps([*turns, *before])) if turn not in turns]
     touched = json.dumps([*turns, *before, *told])
     return Forgetting(
         session=session,
-        whole=first == 0,
+        first=first,
         turns=tuple(turns),
         unsaid=before,
         told=tuple(told),
@@ -346,15 +311,18 @@ def _forgetting(rows: Rows, session: int, *, first: int) -> Forgetting:
     )
 
 
-def _between(rows: Rows, session: int, first: int, last: int) -> list[int]:
-    """Return the turns of a session that are not forgotten yet, oldest first."""
-    return rows.column(
-        "SELECT id FROM turns WHERE session_id = ? AND id BETWEEN ? AND ? "
-        "AND blanked IS NOT 'forgotten' ORDER BY id",
-        session,
-        first,
-        last,
-    )
+_LEFT = (
+    "SELECT id FROM turns WHERE session_id = ? AND id BETWEEN ? AND ? "
+    "AND blanked IS NOT 'forgotten' ORDER BY id"
+)
+"""SQL of a session's turns in a range of ids that are not forgotten yet."""
+
+
+def left(rows: Rows, what: Forgetting) -> Callable[[Rows], Forgetting] | None:
+    """Select the turns that were added to forgotten data since; None: there are none."""
+    if not (late := rows.column(_LEFT, what.session, what.first, _ANY)):
+        return None
+    return lambda rows: _forgetting(rows, what.session, first=what.first, last=late[-1])
 
 
 def _steps(rows: Rows, turns: str) -> tuple[UsedIn, ...]:
@@ -368,41 +336,77 @@ def _steps(rows: Rows, turns: str) -> tuple[UsedIn, ...]:
     return tuple(UsedIn(**row, live=row["version"] in live) for row in found)
 
 
-def begin(database: Writer, found: Callable[[Rows], Forgetting]) -> Forgetting:
-    """Record the data as to be forgotten; this cannot be undone.
+def forget(database: Writer, found: Callable[[Rows], Forgetting]) -> Forgetting:
+    """Erase data, in one transaction; of a long session the newest turns first, each time whole.
 
     Raises:
-        LedgerError: it cannot be written.
+        LedgerError: it cannot be written, or a reader holds the log.
     """
     what = found(database)
-    these = json.dumps(what.turns)
+    for first in reversed(what.turns[MOST::MOST]):
+        _erase(database, from_turn(first))
+        time.sleep(PAUSE_S)  # writers go first
+    last = _erase(database, found)
+    give_back(database)
+    return replace(what, turns=tuple(sorted({*what.turns, *last.turns})))
+
+
+def _erase(database: Writer, found: Callable[[Rows], Forgetting]) -> Forgetting:
+    seen, newest = found(database), _newest(database)
+    # Looked up before the transaction, as that reads all turns.
+    going = json.dumps([*seen.turns, *seen.told])
+    used = _used(database, f"id NOT IN {_THESE}", going)
     with database.transaction() as tx:
-        withdraw_from_step(tx, [*what.turns, *what.unsaid, *what.told])
-        for turn in what.told:
-            _untrain(tx, turn, FORGOTTEN_LESSON)
-        sources = json.dumps([*what.turns, *what.unsaid])
-        tx.execute(f"DELETE FROM lessons WHERE turn_id IN {_THESE}", (sources,))
-        tx.execute(
-            "UPDATE samples SET expired_because = ?, "
-            "state = CASE state WHEN 'trained' THEN state ELSE 'expired' END "
-            f"WHERE state IN ('queued', 'held', 'trained') AND turn_id IN {_THESE}",
-            (FORGOTTEN, these),
-        )
-        tx.execute(f"UPDATE turns SET settled = 1 WHERE settled = 0 AND id IN {_THESE}", (these,))
-        for turn in what.unsaid:
-            _untrain(tx, turn, UNSAID)
-            _unsay(tx, turn)
-        if what.whole:
-            _take_name(tx, what.session)
-            tx.execute(
-                "DELETE FROM groups WHERE NOT EXISTS "
-                "(SELECT 1 FROM sessions WHERE group_id = groups.id)"
-            )
-        begun = _begun(database)
-        if what.turns:
-            begun.append((what.session, what.turns[0], what.turns[-1]))
-        _write_begun(tx, begun)
+        what = found(database)
+        these = json.dumps([*what.turns, *what.told])
+        if {turn for turn in json.loads(these) if turn <= newest} - set(json.loads(going)):
+            used, newest = set[int](), 0  # somebody came between, so all is looked up again
+        blocks = _used(database, f"id IN {_THESE}", these)
+        _take_back(tx, what)
+        _delete(tx, what.turns)
+        for turn in orphans(database):
+            _untell(database, tx, turn)
+        used |= _used(database, f"id > {newest} OR id IN {_THESE}", going)
+        _delete_blocks(tx, blocks - used)
     return what
+
+
+def _take_back(tx: sqlite3.Connection, what: Forgetting) -> None:
+    """Withdraw what was made of the data: samples, lessons, names, and what earlier turns were
+    told."""
+    withdraw_from_step(tx, [*what.turns, *what.unsaid, *what.told])
+    for turn in what.told:
+        _untrain(tx, turn, FORGOTTEN_LESSON)
+    sources = json.dumps([*what.turns, *what.unsaid])
+    tx.execute(f"DELETE FROM lessons WHERE turn_id IN {_THESE}", (sources,))
+    tx.execute(
+        f"UPDATE samples SET expired_because = ? WHERE state = 'trained' AND turn_id IN {_THESE}",
+        (FORGOTTEN, json.dumps(what.turns)),
+    )
+    for turn in what.unsaid:
+        _untrain(tx, turn, UNSAID)
+        _unsay(tx, turn)
+    if what.whole:
+        _take_name(tx, what.session)
+        tx.execute(
+            "DELETE FROM groups WHERE NOT EXISTS "
+            "(SELECT 1 FROM sessions WHERE group_id = groups.id)"
+        )
+
+
+def _delete(tx: sqlite3.Connection, turns: Collection[int]) -> None:
+    """Delete turns. Of those that were trained the row stays, without words."""
+    these = json.dumps([*turns])
+    for table in ("next_states", "votes", "verdicts", "hints", "feedback"):
+        tx.execute(f"DELETE FROM {table} WHERE turn_id IN {_THESE}", (these,))
+    tx.execute(f"UPDATE spend SET turn_id = NULL WHERE turn_id IN {_THESE}", (these,))
+    for turn in turns:
+        let_go(tx, turn)
+        if _withdraw(tx, turn):
+            tx.execute(f"UPDATE turns SET {_ASKED}, {_NAMES} WHERE id = ?2", (FORGOTTEN, turn))
+            _unsay(tx, turn)
+        else:
+            tx.execute("DELETE FROM turns WHERE id = ?", (turn,))
 
 
 def _take_name(tx: sqlite3.Connection, session: int) -> None:
@@ -422,58 +426,6 @@ def _take_name(tx: sqlite3.Connection, session: int) -> None:
         mark_private(tx, said["user"], said["key"], said["private"])
 
 
-def is_begun(rows: Rows) -> bool:
-    """Return whether forgetting has begun and is not finished."""
-    return rows.meta(BEGUN) is not None
-
-
-def finish(database: Writer) -> Iterator[int]:
-    """Erase the data to be forgotten; yield turns after each transaction, newest first.
-
-    Raises:
-        LedgerError: it could not be finished; the next start goes on with it.
-    """
-    begun = _begun(database)
-    for session, first, last in begun:
-        turns = _between(database, session, first, last)
-        while turns:
-            gone, until = 0, time.perf_counter() + SLICE_S
-            with database.transaction() as tx:
-                while turns and (not gone or time.perf_counter() < until):
-                    _forget_turn(tx, turns.pop())
-                    gone += 1
-            yield gone
-    for turn in orphans(database):
-        with database.transaction() as tx:
-            _untell(database, tx, turn)
-        yield 0
-    yield from sweep(database)
-    yield from give_back(database)
-    yield from emptied_log(database)
-    with database.transaction() as tx:
-        _write_begun(tx, [one for one in _begun(database) if one not in begun])
-
-
-def _begun(rows: Rows) -> list[tuple[int, int, int]]:
-    """Return session, first and last turn of the data to be forgotten."""
-    return [tuple(one) for one in json.loads(rows.meta(BEGUN) or "[]")]
-
-
-def _write_begun(tx: sqlite3.Connection, begun: Sequence[tuple[int, int, int]]) -> None:
-    set_meta(tx, BEGUN, json.dumps(begun) if begun else None)
-
-
-def _forget_turn(tx: sqlite3.Connection, turn: int) -> None:
-    for table in ("next_states", "votes", "verdicts", "hints", "feedback"):
-        tx.execute(f"DELETE FROM {table} WHERE turn_id = ?", (turn,))
-    tx.execute("UPDATE spend SET turn_id = NULL WHERE turn_id = ?", (turn,))
-    if _withdraw(tx, turn):
-        _blank(tx, turn, "forgotten")
-    else:
-        let_go(tx, turn)
-        tx.execute("DELETE FROM turns WHERE id = ?", (turn,))
-
-
 def _untrain(tx: sqlite3.Connection, turn: int, why: str) -> None:
     """Remove a turn's sample and refuse the turn; one that was trained is not trained again, should
     its step be lost."""
@@ -487,7 +439,7 @@ def _untrain(tx: sqlite3.Connection, turn: int, why: str) -> None:
         )
 
 
-def _untell(database: Writer, tx: sqlite3.Connection, turn: int) -> None:
+def _untell(database: Rows, tx: sqlite3.Connection, turn: int) -> None:
     """Remove the lessons from a turn's prompt; it still counts as one that was told some."""
     row = tx.execute("SELECT * FROM turns WHERE id = ?", (turn,)).fetchone()
     if row is None or (told := told_of(row)) is None:
@@ -498,31 +450,9 @@ def _untell(database: Writer, tx: sqlite3.Connection, turn: int) -> None:
         "UPDATE turns SET told = ?, hint_at = NULL, blocks = ?, prompt = ? WHERE id = ?",
         (UNTOLD, blocks, rest, turn),
     )
-    _close_up(tx, "turns", "id", turn)
 
 
 def _withdraw(tx: sqlite3.Connection, turn: int) -> bool:
     """Remove a turn's sample. True: it was trained, and so it stays."""
     remove_sample(tx, turn)
     return tx.execute("SELECT 1 FROM samples WHERE turn_id = ?", (turn,)).fetchone() is not None
-
-
-# The log
-
-
-def emptied_log(writer: Writer) -> Iterator[int]:
-    """Empty the write-ahead log, waiting for its readers.
-
-    Raises:
-        LedgerError: a reader did not end in time.
-    """
-    until = time.monotonic() + _PATIENCE_S
-    while not writer.empty_log():
-        if time.monotonic() > until:
-            raise LedgerError(
-                f"the rows are gone, but another program reads {writer.path} without a pause, so "
-                "that its log holds them; end that program, and they leave it within minutes, or "
-                "at the next start"
-            )
-        time.sleep(_RETRY_S)
-        yield 0

@@ -25,7 +25,7 @@ from tinker_claw.ledger.codec import (
 from tinker_claw.ledger.database import LedgerTable, insert
 from tinker_claw.ledger.groups import COMPARED, expire_mates
 from tinker_claw.ledger.images import kept
-from tinker_claw.ledger.turns import OVER, STEP, completion_of, told_of
+from tinker_claw.ledger.turns import OVER, STEP, check_kept, completion_of, told_of
 from tinker_claw.ledger.versions import expire_left_behind, read_line
 from tinker_claw.types import HintScores, Images, Sample
 
@@ -90,6 +90,7 @@ class SampleTable(LedgerTable):
                 "overlap": teacher.overlap,
             }
         with self._db.transaction() as tx:
+            check_kept(tx, turn_id)
             tx.execute("UPDATE turns SET settled = 1 WHERE id = ?", (turn_id,))
             found = tx.execute(
                 "SELECT episode FROM turns JOIN sessions ON sessions.id = session_id "

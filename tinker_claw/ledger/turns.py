@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any
 
+from tinker_claw.errors import ForgottenError
 from tinker_claw.ledger.codec import (
     flat,
     load,
@@ -138,14 +139,7 @@ STEP = """
 """
 """SQL on a row of `turns`: the number of earlier replies that its episode built on: 0, 1, 2 ... A
 reply requested again, because its client hung up, does not shift later steps."""
-BEGUN = "forgetting"
-"""Key in `meta` of forgetting that is not finished."""
-IS_BEING_FORGOTTEN = f"""
-EXISTS (SELECT 1 FROM meta, json_each(meta.value) AS begun WHERE meta.key = '{BEGUN}'
-  AND begun.value ->> 0 = turns.session_id
-  AND turns.id BETWEEN begun.value ->> 1 AND begun.value ->> 2)
-"""
-"""SQL on a row of `turns`: whether it is about to be forgotten."""
+UNSAID = "what followed it was forgotten"
 _NEXT_INDEX = "SELECT COALESCE(MAX(idx) + 1, 0) FROM turns WHERE session_id = ? AND kind = ?"
 _AS_IT_IS = (
     "session_id",
@@ -376,12 +370,12 @@ class TurnTable(LedgerTable):
         return [replace(LastTurn(**row), history=tuple(json.loads(row["history"]))) for row in rows]
 
     def add_next_state(self, turn_id: int, state: NextState) -> bool:
-        """Attach a turn's next state. False: it already had one, which stays; or its text is gone,
-        or about to be forgotten."""
+        """Attach a turn's next state. False: it already had one, which stays; or its text is
+        gone."""
         written = self._db.write(
             "INSERT OR IGNORE INTO next_states (turn_id, role, text, beside, created_at) "
             "SELECT id, ?, ?, ?, ? FROM turns WHERE id = ? AND blanked IS NULL "
-            f"AND untrained_because IS NOT ? AND NOT {IS_BEING_FORGOTTEN}",
+            "AND untrained_because IS NOT ?",
             state.role,
             state.text,
             json.dumps(state.beside),
@@ -468,6 +462,17 @@ def _lacks_lesson(tx: sqlite3.Connection, told: Told) -> bool:
     ids = json.dumps(told.lessons)
     query = "SELECT 1 FROM json_each(?) WHERE value NOT IN (SELECT id FROM lessons)"
     return tx.execute(query, (ids,)).fetchone() is not None
+
+
+def check_kept(tx: sqlite3.Connection, turn_id: int) -> None:
+    """Check that a turn may still be written about.
+
+    Raises:
+        ForgottenError: it was forgotten meanwhile, or what followed it.
+    """
+    kept = "SELECT 1 FROM turns WHERE id = ? AND blanked IS NULL AND untrained_because IS NOT ?"
+    if tx.execute(kept, (turn_id, UNSAID)).fetchone() is None:
+        raise ForgottenError(f"turn {turn_id} was forgotten meanwhile")
 
 
 def remove_sample(tx: sqlite3.Connection, turn_id: int) -> None:

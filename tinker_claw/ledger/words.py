@@ -23,7 +23,6 @@ STEP = "waits for its step"
 TRAINING = "being trained right now"
 EXPIRED = "its sample expired"
 QUARANTINED = "its sample was set aside"
-GOING = "being forgotten"
 _HEADS = (
     SIDE,
     "the teacher could not score it",
@@ -51,7 +50,6 @@ CASE state
   ELSE CASE
     WHEN turns.kind = 'side' THEN '{SIDE}'
     WHEN turns.untrained_because IS NOT NULL THEN {_REFUSED}
-    WHEN turns.settled THEN '{GOING}'
     WHEN verdicts.turn_id IS NOT NULL THEN '{QUEUE}'
     WHEN next_states.turn_id IS NOT NULL THEN '{JUDGE}'
     WHEN private = 1 OR EXISTS (SELECT 1 FROM turns AS later
@@ -86,7 +84,4 @@ def count_outcomes(rows: Rows) -> Counter[str]:
 
     Only the rows of `turns` that are open, held or queued are read, however many there are.
     """
-    counts = Counter[str](rows.pairs(_COUNTED))
-    trained = rows.one("SELECT COUNT(*) FROM samples WHERE state = 'trained'")
-    counts[GOING] = rows.one("SELECT COUNT(*) FROM turns") - trained - counts.total()
-    return +counts
+    return Counter[str](rows.pairs(_COUNTED))
