@@ -18,13 +18,11 @@ from benchmarks.cost_adapters import HINTS, MARK, Fresh, OneByOne, Scripted
 from benchmarks.tiny_server import NAME, VOCABULARY
 from tinker_claw.backends.tinker.trainer import TinkerTrainer
 from tinker_claw.billing.budget import Spending
-from tinker_claw.billing.estimate import MEASURED_EVERY
 from tinker_claw.billing.meter import charged
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.settings import JudgeSettings, Run, Settings, Training
 from tinker_claw.judge.endpoints import SamplerEndpoint
 from tinker_claw.judge.judge import Judge
-from tinker_claw.learner.guard import Guard
 from tinker_claw.learner.health import Health
 from tinker_claw.learner.judging import Judging
 from tinker_claw.learner.loop import Learner
@@ -149,7 +147,7 @@ async def ours(
     parts = LoopParts(
         *(ledger, trainer, base, method, policy, telemetry, health, spending, bench.cfg)
     )
-    learner = Learner(parts, learning_rate=1e-4, guard=Guard(parts, every=MEASURED_EVERY))
+    learner = Learner(parts, learning_rate=1e-4)
     judge = Judge(
         Scripted(SamplerEndpoint(base, bench.renderer, bench.judge)), bench.judge, hint_candidates=1
     )

@@ -50,7 +50,6 @@ POINTS: dict[str, tuple[str, ...]] = {
         "local_gpu.trainer:LocalTrainer.publish",
         "tinker_claw.backends.tinker.trainer:TinkerTrainer.publish",
     ),
-    "measured": ("tinker_claw.learner.guard:Guard.admit",),
     "asking": ("tinker_claw.learner.gate:_score",),
     "asked": ("tinker_claw.learner.gate:Gate.ask",),
     "committing": ("tinker_claw.ledger.versions:_insert_version",),

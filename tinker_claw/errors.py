@@ -14,10 +14,9 @@
         ├── SamplerError          one generation failed; the request may be tried again
         │   └── GoneError         the service has these weights no more
         ├── StepError             an optimizer step failed: it is void
-        │   ├── TooFarError       it moved the policy further than one step may
         │   ├── RefusedError      the gate refused the version that it made
         │   └── WithdrawnError    what it trained on was forgotten meanwhile
-        ├── LearningEndedError    a step fails again and again: learning ends until a restart
+        ├── LearningEndedError    steps fail again and again: learning ends until a restart
         │   └── DisagreementError logprobs of sampler and trainer differ again and again
         └── OutageError           the service is away or refuses for a time: wait, then go on
 
@@ -116,10 +115,6 @@ class EmptyStepError(ClawError):
 
 class StepError(BackendError):
     """An optimizer step failed; the weights are suspect until a committed state is loaded."""
-
-
-class TooFarError(StepError):
-    """A step would have moved the policy further than one step may; nothing of it is kept."""
 
 
 class RefusedError(StepError):

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from local_gpu.device import out_of_memory
 from local_gpu.learn.head import head_logprobs, read_logprobs
 from local_gpu.learn.losses import LOSSES, LossRecord, RecordPass, Scored, records_of
 from local_gpu.learn.masters import Masters
@@ -23,7 +24,7 @@ from local_gpu.learn.world import Sharding
 from local_gpu.model.files import SavedState
 from local_gpu.model.lora import Adapter, BaseModel, LoraShape, adapter_parameters, with_lora
 from local_gpu.model.vision import Pictures
-from tinker_claw.errors import StepError
+from tinker_claw.errors import OutageError, StepError
 from tinker_claw.types import Adam, LossPass, StepReport
 
 _Job = tuple[RecordPass, LossRecord]
@@ -273,12 +274,17 @@ def _jobs(wanted: RecordPass) -> list[_Job]:
 
 @contextmanager
 def _void(undo: Callable[[str], None] | None = None) -> Generator[None]:
-    """Turn torch's errors into a StepError, after `undo` was called with the reason."""
+    """Turn torch's errors into a StepError, or an OutageError for lack of memory, after `undo` was
+    called with the reason."""
     try:
         yield
     except FAILURES as error:
         if undo is not None:
             undo(str(error))
-        if isinstance(error, StepError):
+        if isinstance(error, StepError | OutageError):
             raise
+        if isinstance(error, RuntimeError) and out_of_memory(error):
+            raise OutageError(
+                f"There is not enough memory for the step, and nothing was changed: {error}"
+            ) from error
         raise StepError(f"The step is void, nothing was changed: {error}") from error

@@ -14,7 +14,7 @@ import pytest
 import structlog
 
 from tests.fakes import UNTIL_TOLD, FakeTrainer
-from tests.learner.test_loop import SHORT, World, has_token, three_and_one, world
+from tests.learner.test_loop import SHORT, World, bad_batch, has_token, world
 from tests.tallies import sample_counts, step_counts
 from tinker_claw.errors import OutageError, SamplerError
 from tinker_claw.outages import Outages
@@ -195,55 +195,29 @@ async def test_outages_and_failures_of_one_batch_are_counted_apart(tmp_path: Pat
         batch(w)
         await w.version(1)
         assert [outage for outage, _ in void_steps(w)] == [1, 1, 0]
-        assert w.trainer.asked["train_step"] == 4, "one failure alone looks for no culprit"
+        assert w.trainer.asked["train_step"] == 4, "one failure is tried again"
         assert sample_counts(w.ledger)["quarantined"] == 0
 
 
-async def test_culprit_is_still_found_after_an_outage(tmp_path: Path) -> None:
+async def test_batch_that_fails_twice_after_an_outage_is_set_aside(tmp_path: Path) -> None:
     async with world(tmp_path, trainer=FakeTrainer(refuse=has_token(666))) as w:
         w.trainer.away["train_step"] = 1
-        w.turn("NO", tokens=(666,))
-        await three_and_one(w)
+        await bad_batch(w)
         assert [outage for outage, _ in void_steps(w)] == [1, 0, 0]
-        assert sample_counts(w.ledger)["quarantined"] == 1
 
 
-async def test_outage_of_a_batch_that_failed_twice_before_a_restart_looks_for_nobody(
-    tmp_path: Path,
-) -> None:
-    async with world(tmp_path, running=False) as w:
-        for turn_id in [w.turn("YES") for _ in range(4)]:
-            w.ledger.samples.add(turn_id, 1, None)
-        ids = [sample.id for sample in w.ledger.samples.oldest(4)]
-        for _ in range(2):
-            w.ledger.steps.void(w.ledger.steps.begin(0, ids), "the process ended")
-        trainer = w.trainer
-    trainer.away["train_step"] = 2
-    async with world(tmp_path, trainer=trainer) as w:
-        await w.version(1)
-        assert trainer.asked["train_step"] == 3
-
-
-@pytest.mark.parametrize("what", ["train_step", "load_state"])
-async def test_outage_while_looking_for_the_culprit_blames_nobody_else(
-    tmp_path: Path, what: str
-) -> None:
+async def test_outage_while_the_state_is_loaded_counts_against_no_batch(tmp_path: Path) -> None:
     trainer = FakeTrainer()
 
     def refuse(passes: Sequence[LossPass]) -> bool:
-        if trainer.asked["train_step"] == 2:  # from here on halves are tried
-            trainer.away[what] = 2
+        trainer.away["load_state"] = 2
         return has_token(666)(passes)
 
     trainer.refuse = refuse
     async with world(tmp_path, trainer=trainer) as w:
-        batch(w, "YES", "YES", "YES")
-        await w.settled()
-        guilty = w.turn("NO", tokens=(666,))
-        await w.until(lambda: sample_counts(w.ledger)["quarantined"] == 1)
-        rows = w.ledger._db.rows("SELECT turn_id FROM samples WHERE state = 'quarantined'")
-        assert [row["turn_id"] for row in rows] == [guilty]
-        w.turn("YES")
+        await bad_batch(w)
+        assert [outage for outage, _ in void_steps(w)] == [0, 0]
+        batch(w)
         await w.version(1)
         assert sample_counts(w.ledger)["trained"] == 4
 

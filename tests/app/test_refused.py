@@ -183,7 +183,7 @@ async def running(
     options = {"model": "demo", "name": "demo", "root": directory / "box", "kv_cache_tokens": None}
     there = await asyncio.to_thread(lambda: served(directory, speaking=speaks, **options))
     flags = ("--model-name", "demo", "--base-url", there.url, "--data-dir", str(directory / "data"))
-    settings = load([*flags, "--batch-size", "2", "--gate", "off", "--max-step-kl", "0", *more])
+    settings = load([*flags, "--batch-size", "2", "--gate", "off", *more])
     ledger = Ledger(settings.run.directory)
     async with AsyncExitStack() as stack:
         stack.callback(ledger.close)

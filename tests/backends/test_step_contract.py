@@ -11,10 +11,6 @@ from dataclasses import replace
 import pytest
 from contract import BOUNDS, PLAIN, Ground, pass_of
 
-from tinker_claw.config.settings import Training
-from tinker_claw.learner.recovery import known_good
-from tinker_claw.methods import METHODS
-from tinker_claw.methods.passes import BatchItem
 from tinker_claw.types import Datum, LossPass
 
 RL = ("ppo", "importance_sampling", "cispo")
@@ -182,15 +178,3 @@ async def test_weight_decay_shrinks_the_adapter_whatever_the_gradient(ground: Gr
     base = await ground.scores(await ground.trainer.base())
     assert ground.far(await ground.scores(), base)
     assert wiped == ground.near(base)
-
-
-@pytest.mark.parametrize("opd_topk", [4, 0])
-async def test_a_step_that_cannot_be_at_fault_is_taken_for_every_method(
-    ground: Ground, opd_topk: int
-) -> None:
-    """The learner asks for such a step before it blames a sample."""
-    cfg = Training(opd_topk=opd_topk)
-    for method in METHODS.values():
-        passes = method.prepare([BatchItem(known_good(0, cfg))], cfg).passes
-        assert passes
-        await ground.step(passes)

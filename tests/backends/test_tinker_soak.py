@@ -229,16 +229,18 @@ async def test_learner_comes_to_the_same_versions_and_weights_on_both_backends(
 
 
 @pytest.mark.slow
-async def test_sample_that_the_service_refuses_is_found_and_set_aside(tmp_path: Path) -> None:
+async def test_batch_that_the_service_refuses_is_set_aside_and_the_next_is_trained(
+    tmp_path: Path,
+) -> None:
     trainer = await start_tinker(tmp_path)
-    turns = await record(trainer, 2 * BATCH + 1)
-    spoiled = turns[3]
+    turns = await record(trainer, 2 * BATCH)
+    spoiled = turns[-1]
     assert spoiled.teacher is not None
     ids = tuple((VOCABULARY + 7, *row[1:]) for row in spoiled.done.topk_ids)
-    turns[3] = replace(spoiled, done=replace(spoiled.done, topk_ids=ids))
+    turns[-1] = replace(spoiled, done=replace(spoiled.done, topk_ids=ids))
     # Fresh for the learner: scoring a stale one would find the mistake before the step does.
-    ending = await soak(tmp_path / "run", trainer, turns, steps=2)
+    ending = await soak(tmp_path / "run", trainer, turns, steps=1)
     await trainer.aclose()
-    assert ending.quarantined == [4]
-    assert ending.counts == {"intent": 0, "committed": 2, "void": 2}
+    assert ending.quarantined == [5, 6, 7, 8], "the newest go first"
+    assert ending.counts == {"intent": 0, "committed": 1, "void": 2}
     assert ending.trained_once

@@ -40,7 +40,7 @@ PRICE = Price(prefill=0.0, cached=0.0, sample=DOLLAR, train=DOLLAR)
 VERDICT = Usage(sampled=10)
 SETTINGS = Settings(
     run=Run(method="binary"),
-    training=Training(batch_size=2, max_staleness=50, max_step_kl=0, gate="off"),
+    training=Training(batch_size=2, max_staleness=50, gate="off"),
 )
 
 

@@ -487,7 +487,7 @@ async def small(folder: Path, fault: Fault) -> AsyncGenerator[Small]:
         learner = Learner(
             LoopParts(
                 *(ledger, trainer, await trainer.base(), build("binary"), policy, telemetry),
-                *(health, spending, Training(batch_size=4, max_step_kl=0)),
+                *(health, spending, Training(batch_size=4)),
             ),
             learning_rate=0.02,
         )

@@ -36,6 +36,7 @@ from tinker_claw.errors import (
     SamplerError,
 )
 from tinker_claw.insight import read_overview
+from tinker_claw.learner import gate as module
 from tinker_claw.learner.gate import (
     FADED,
     FEWEST,
@@ -352,6 +353,21 @@ async def test_two_refusals_in_a_row_hold_learning_and_outlive_the_process(tmp_p
         await w.settled()
         assert w.health.learner.state == "held"
         assert (await undoing(w).roll_back(1)).id == 2
+        await w.until(lambda: w.health.learner.state != "held")
+
+
+async def test_hold_after_two_refusals_ends_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = LosingTrainer(1.0, 1.0, 0.0)
+    async with world(tmp_path, trainer=trainer, gate=gated, gate_is="on") as w:
+        monkeypatch.setattr(module, "AGAIN_S", 2.0)
+        for _ in range(3):
+            four(w)
+        await w.until(lambda: w.health.learner.state == "held")
+        assert sample_counts(w.ledger)["quarantined"] == 8
+        assert sample_counts(w.ledger)["queued"] == 4, "no new sample comes"
+        await w.version(1)
         await w.until(lambda: w.health.learner.state != "held")
 
 
@@ -736,7 +752,7 @@ async def test_tokens_of_what_is_asked_are_bounded(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 async def test_damaged_weights_are_refused_and_sound_ones_are_not(tmp_path: Path) -> None:
-    async with demo_run(tmp_path, max_step_kl=0) as run:
+    async with demo_run(tmp_path) as run:
         renderer = Renderer.load(str(MODEL_DIR), "qwen3")
         asked = canary_questions(read(DEMO_CANARIES), renderer)
         gate = Gate(run.parts, asked)
@@ -754,7 +770,7 @@ async def test_momentum_that_fails_the_gate_is_gone_with_the_version_it_led_to(
     tmp_path: Path,
 ) -> None:
     """The state before is sound, but its moments alone carry any step over the limit."""
-    async with demo_run(tmp_path, gate="on", max_step_kl=0) as run:
+    async with demo_run(tmp_path, gate="on") as run:
         parts, start = run.parts, run.parts.policy.newest.version
         renderer = Renderer.load(str(MODEL_DIR), "qwen3")
         asked = canary_questions(read(DEMO_CANARIES), renderer)

@@ -15,7 +15,7 @@ from tests.learner.test_loop import HINT, Says, world
 from tinker_claw.config.settings import Training
 from tinker_claw.learner.diagnostics import checked
 from tinker_claw.learner.gate import Question, ask
-from tinker_claw.learner.scoring import batch_items, score_all
+from tinker_claw.learner.scoring import batch_items
 from tinker_claw.methods import COMBINE
 from tinker_claw.policy import Policy
 from tinker_claw.types import Message, PlacedImage, PolicyVersion, Told
@@ -90,8 +90,6 @@ async def test_scores_of_a_step_are_asked_with_them() -> None:
         (len(datum.tokens), datum.images) for each in prepared.passes for datum in each.datums
     }
     assert placed <= {(8 + len(reply), IMAGES), (7 + len(reply), untold)}
-    await score_all([one], base)
-    assert base.scored_images[-1] == IMAGES
     found = await checked(prepared, Policy(NEWEST, policy), [], cfg)
     if found.check:
         assert policy.params[-1].images == IMAGES

@@ -1,7 +1,4 @@
-"""Undoing waits for the running step at most: never for a service, nor for money.
-
-And what the guard has ruled is done, whatever comes between.
-"""
+"""Undoing waits for the running step at most: never for a service, nor for money."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.ledger.prune import from_turn, in_session
+from tinker_claw.ledger.prune import in_session
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import Telemetry
 from tinker_claw.types import Adam, LossPass, StepReport
@@ -89,14 +86,13 @@ def budget_of(usd: float) -> object:
     return spending
 
 
-async def test_a_search_without_money_holds_up_nothing_that_a_user_undoes(tmp_path: Path) -> None:
-    trainer = FakeTrainer(bills=True)
-    trainer.refuse = lambda passes: sum(len(one.datums) for one in passes) >= 4
-    # Two failing steps of 80e-6 are spent, and nothing is left for a rehearsal.
-    spending = budget_of(0.00015)
+async def test_a_step_without_money_holds_up_nothing_that_a_user_undoes(tmp_path: Path) -> None:
+    trainer = FakeTrainer(bills=True, refuse=lambda _: True)
+    # A failing step of 80e-6 is spent, and nothing is left for another.
+    spending = budget_of(0.00007)
     async with world(tmp_path, trainer=trainer, method="binary", spending=spending) as w:  # type: ignore[arg-type]
         four(w)
-        await w.until(lambda: step_counts(w.ledger)["void"] == 2)
+        await w.until(lambda: step_counts(w.ledger)["void"] == 1)
         await w.until(lambda: w.spending.shown_in({})["spending_paused"] is not None)
         async with asyncio.timeout(60):
             await undoing(w).forget(in_session("s0", None))
@@ -104,31 +100,30 @@ async def test_a_search_without_money_holds_up_nothing_that_a_user_undoes(tmp_pa
         assert sample_counts(w.ledger)["quarantined"] == 0
 
 
-async def test_a_search_trains_on_nothing_that_was_forgotten_meanwhile(tmp_path: Path) -> None:
-    """Nobody is blamed by a search that was cut short, and the rest is trained."""
+async def test_a_batch_is_not_blamed_for_what_is_forgotten_during_its_second_step(
+    tmp_path: Path,
+) -> None:
     trainer = SlowTrainer()
 
-    def refused(passes: Sequence[LossPass]) -> bool:
-        if trainer.asked["train_step"] == 2:  # the next one is a rehearsal
-            trainer.go_on.clear()
-            trainer.stepping.clear()
-        return has_token(666)(passes)
+    def first(_: Sequence[LossPass]) -> bool:
+        if trainer.asked["train_step"] > 1:
+            return False
+        trainer.go_on.clear()
+        trainer.stepping.clear()
+        return True
 
-    trainer.refuse = refused
+    trainer.refuse = first
     async with world(tmp_path, trainer=trainer) as w:
-        bad = w.turn("NO", tokens=(666,))
-        for _ in range(3):
-            w.turn("YES")
-        await w.until(lambda: trainer.asked["train_step"] == 2 and trainer.stepping.is_set())
-        forgetting = asyncio.create_task(undoing(w).forget(from_turn(bad)))
+        four(w)
+        await w.until(lambda: trainer.asked["train_step"] == 1 and trainer.stepping.is_set())
+        forgetting = asyncio.create_task(undoing(w).forget(in_session("s0", None)))
         await w.until(lambda: w.ledger.samples.waiting() == 3)
         trainer.go_on.set()
         await asyncio.wait_for(forgetting, 60)
-        asked = trainer.asked["train_step"]
         w.turn("NO")
         await w.version(1)
-        assert trainer.asked["train_step"] == asked + 1, "no further rehearsal"
         assert sample_counts(w.ledger)["quarantined"] == 0
+        assert trainer.weights == 1
 
 
 async def test_a_step_over_what_is_forgotten_meanwhile_comes_to_nothing(tmp_path: Path) -> None:
@@ -214,21 +209,15 @@ class Breaks(FakeTrainer):
 
 
 async def test_an_accident_behind_the_training_is_a_failure_of_the_step(tmp_path: Path) -> None:
-    """The failure is counted, and ends learning where nobody is to blame; no sampler stays open."""
+    """The failure is counted, and no sampler stays open."""
     trainer = Breaks()
-
-    async def until_it_ends() -> None:
-        async with world(tmp_path, trainer=trainer) as w:
-            w.turn("NO", tokens=(666,))
-            for _ in range(3):
-                w.turn("YES")
-            await w.until(lambda: False)
-
-    with pytest.raises(ExceptionGroup) as failed:
-        await until_it_ends()
-    assert failed.group_contains(Exception, match="failed 4 times, and no single one")
-    published = [s for ref, s in trainer.samplers.items() if ref != "base"]
-    assert [s.closed for s in published] == [False] + [True] * 4, "the first one serves"
+    async with world(tmp_path, trainer=trainer) as w:
+        w.turn("NO", tokens=(666,))
+        for _ in range(3):
+            w.turn("YES")
+        await w.until(lambda: sample_counts(w.ledger)["quarantined"] == 4)
+        published = [s for ref, s in trainer.samplers.items() if ref != "base"]
+        await w.until(lambda: [s.closed for s in published] == [False, True, True])
 
 
 async def test_a_sampler_that_cannot_be_closed_ends_no_step(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_a_run_by_a_name_that_no_method_has_leaves_nothing(tmp_path: Path) -> No
 
 
 def test_its_estimate_rests_on_its_record() -> None:
-    settings = Settings(run=Run(method="nudge"), training=Training(gate="off", max_step_kl=0))
+    settings = Settings(run=Run(method="nudge"), training=Training(gate="off"))
     step = forecast(settings, Price()).step
     # One verdict question, two judged turns a sample; a quarter is taught, half of the
     # samples are scored again.

@@ -128,7 +128,7 @@ async def page(tmp_path: Path, *users: User) -> AsyncIterator[Page]:
     step = ledger.steps.begin(0, samples)
     taken = [BatchItem(one) for one in ledger.samples.oldest(4)]
     ledger.steps.keep(step, BINARY.prepare(taken, Training()).stored, None)
-    metrics = {"reward_mean": 0.25, "rule": {"method": "binary"}, "moved": 1e-3, "gate": GATE}
+    metrics = {"reward_mean": 0.25, "rule": {"method": "binary"}, "gate": GATE}
     ledger.steps.commit(step, version, state_ref="s1", sampler_ref="p1", metrics=metrics)
     ledger.steps.void(ledger.steps.begin(1, []), f"{REFUSED}: {XSS[3]}")
     for number in range(2):

@@ -19,7 +19,6 @@ import httpx
 import pytest
 
 from tests.fakes import LOGPROB, FakeTrainer
-from tests.learner.test_guard import FarTrainer
 from tests.learner.test_loop import World, has_token, world
 from tests.learner.test_rollback import undoing
 from tests.lives import Fate, Life, life, until
@@ -77,46 +76,35 @@ async def batch(w: World, to: int, *said: str) -> None:
     await w.until(lambda: w.policy.newest.version.id >= to)
 
 
-async def test_retry_at_a_smaller_rate_trains_on_the_same_numbers_and_counts_once(
+async def test_step_that_is_tried_again_trains_on_the_same_numbers_and_counts_once(
     tmp_path: Path,
 ) -> None:
-    trainer = FarTrainer(1.0)
-    async with world(tmp_path, method=NAME, trainer=trainer, max_step_kl=0.05) as w:
+    trainer = FakeTrainer()
+    async with world(tmp_path, method=NAME, trainer=trainer) as w:
+        trainer.fail["publish"] = 1
         await batch(w, 1, "NO", "NO", "YES", "YES")
-        assert trainer.rates == [1.0, 0.5, 0.25]
-        assert trainer.steps[0] == trainer.steps[1] == trainer.steps[2]
+        assert len(trainer.steps) == 2
+        assert trainer.steps[0] == trainer.steps[1]
         await batch(w, 2, "NO", "YES", "NO", "YES")
         found = checked(tmp_path)
-        assert [row["step"] for row in found] == [3] * 4 + [6] * 4
+        assert [row["step"] for row in found] == [2] * 4 + [3] * 4
         # anna: -1, then 1 - -.1; ben likewise. Over two tokens and four samples.
         by_token = [-1 * (1 - math.exp(LOGPROB)), 1.1]
-        for (ppo,) in trainer.steps[:3]:
+        for (ppo,) in trainer.steps[:2]:
             moved = sorted(datum.advantages for datum in ppo.datums)
             assert moved == [pytest.approx([a / 8] * 2) for a in by_token for _ in range(2)]
 
 
-async def test_batch_that_came_to_nothing_leaves_the_state_as_it_was(tmp_path: Path) -> None:
-    trainer = FarTrainer(4.0, until=3)
-    async with world(tmp_path, method=NAME, trainer=trainer, max_step_kl=0.05) as w:
-        await batch(w, 0, "NO", "NO", "YES", "YES")
-        await w.until(lambda: sample_counts(w.ledger)["quarantined"] == 4)
-        assert w.ledger.steps.method_state(0) is None
-        await batch(w, 1, "NO", "YES", "NO", "YES")
-        assert [row["advantage"] for row in checked(tmp_path)][:2] == [-1.0, 1.0]
-
-
-async def test_search_for_a_bad_sample_counts_nothing(tmp_path: Path) -> None:
+async def test_batch_that_is_set_aside_leaves_the_state_as_it_was(tmp_path: Path) -> None:
     trainer = FakeTrainer(refuse=has_token(666))
     async with world(tmp_path, method=NAME, trainer=trainer) as w:
         await batch(w, 1, "NO", "NO", "YES", "YES")
         then = w.ledger.steps.method_state(1)
         w.turn("NO", user="ben", tokens=(666, 7))
         await batch(w, 1, "NO", "YES", "YES")
-        await w.until(lambda: sample_counts(w.ledger)["quarantined"] == 1)
-        assert len(trainer.steps) > 1, "good halves were tried"
+        await w.until(lambda: sample_counts(w.ledger)["quarantined"] == 4)
         assert w.ledger.steps.method_state(w.policy.newest.version.id) == then
-        w.turn("NO", user="ben")
-        await w.version(2)
+        await batch(w, 2, "NO", "YES", "NO", "YES")
         assert len(checked(tmp_path)) == 8
 
 
@@ -202,34 +190,28 @@ def learns(running: Life, version: int) -> None:
 
 
 @pytest.mark.slow
-def test_page_explain_and_log_tell_the_numbers_after_a_retry_and_a_kill(
+def test_page_explain_and_log_tell_the_numbers_after_two_kills(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data, other = tmp_path / "data", tmp_path / "other"
     with life(data, *FLAGS, fate=Fate("intent")) as first:
         learns(first, 1)
     shutil.copytree(data, other)
-    with life(other, *FLAGS, "--max-step-kl", "1e6") as free:
+    with life(other, *FLAGS) as free:
         learns(free, 1)
     wanted = {row["id"]: row["advantage"] for row in checked(other)}
-    with closing(sqlite3.connect(other / "ledger.sqlite3")) as ledger:
-        (moved,) = ledger.execute(
-            "SELECT json_extract(metrics, '$.moved') FROM steps WHERE version = 1"
-        ).fetchone()
-    # The same batch moves as far again at the same rate, and a quarter as far at half of it. Then
-    # it is killed, its state saved and nothing committed.
-    bound = ("--max-step-kl", str(moved / 2))
-    with life(data, *FLAGS, *bound, fate=Fate("saved")) as second:
+    # The same batch is trained; then it is killed, its state saved and nothing committed.
+    with life(data, *FLAGS, fate=Fate("saved")) as second:
         learns(second, 1)
         assert second.ended == -9
     with closing(sqlite3.connect(data / "ledger.sqlite3")) as ledger:
-        steps = ledger.execute("SELECT status, error, method_state FROM steps ORDER BY id")
-        (_, (before, why, again), (status, _, state)) = steps.fetchall()
+        steps = ledger.execute("SELECT status, method_state FROM steps ORDER BY id")
+        (_, (status, state)) = steps.fetchall()
         kept = dict(ledger.execute("SELECT id, advantage FROM samples WHERE advantage IS NOT NULL"))
-    assert (before, status, again) == ("void", "intent", state)
-    assert why.startswith("the step moved the policy too far")
+    assert status == "intent"
+    assert state is not None
     assert kept == wanted
-    with life(data, *FLAGS, "--max-step-kl", "0") as third:
+    with life(data, *FLAGS) as third:
         learns(third, 3)
         found = checked(data)
         row = min(found[1:], key=lambda one: one["advantage"])

@@ -21,7 +21,6 @@ from tinker_claw.backends.local import Arrangement
 from tinker_claw.backends.model_files import Source, check_images
 from tinker_claw.backends.open import learning_rate, open_trainer
 from tinker_claw.billing.budget import Spending
-from tinker_claw.billing.estimate import measured_every
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.canaries import Canary, in_force
 from tinker_claw.config.settings import JudgeSettings, Settings
@@ -40,7 +39,6 @@ from tinker_claw.judge.endpoints import Endpoint, HttpEndpoint, SamplerEndpoint
 from tinker_claw.judge.judge import Judge, Second
 from tinker_claw.judge.prompts import INCLUDED, Prompts
 from tinker_claw.learner.gate import FEWEST, Gate, canary_questions
-from tinker_claw.learner.guard import Guard
 from tinker_claw.learner.health import Health
 from tinker_claw.learner.judging import Judging
 from tinker_claw.learner.loop import Learner
@@ -121,7 +119,6 @@ async def wire(
     learner = Learner(
         parts,
         learning_rate=learning_rate(settings, model.weights),
-        guard=Guard(parts, every=measured_every(settings)),
         gate=_gate(parts, canaries, renderer),
         score_fresh=can.score_fresh,
     )

@@ -32,8 +32,6 @@ UNACCEPTED = 0.5
 that the demo's user rejects at first, and the 0.30 over a whole run of theirs."""
 STALE = 0.5
 """Share of samples that were sampled by an older version, and are scored again."""
-MEASURED_EVERY = 4
-"""One step in so many is measured where a service bills for it (`learner.guard`)."""
 GATE_TURNS = 12
 """Beginnings of sessions that the gate asks a version, at most (`learner.gate`)."""
 GATE_TOKENS = 150_000
@@ -101,8 +99,7 @@ def _assumed(settings: Settings, price: Price) -> Estimate:
         untold = UNTOLD_SHARE * batch
         step += _scored(length, untold)
         step += _times(Usage(trained=length - 1), untold * (cfg.lessons == "distill"))
-    again = STALE + (cfg.kl_beta > 0) + (cfg.max_step_kl > 0) / measured_every(settings)
-    step += _scored(length, batch * again)
+    step += _scored(length, batch * (STALE + (cfg.kl_beta > 0)))
     if cfg.gate != "off":
         step += _scored(length, min(GATE_TURNS, GATE_TOKENS // length))
     words = (
@@ -113,11 +110,6 @@ def _assumed(settings: Settings, price: Price) -> Estimate:
     )
     serve = _times(Usage(prefill=PROMPT_TOKENS, sampled=REPLY_TOKENS), judged)
     return Estimate(price, step, serve, words)
-
-
-def measured_every(settings: Settings) -> int:
-    """Return N, where one step in N scores its candidate."""
-    return MEASURED_EVERY if settings.run.backend == "tinker" else 1
 
 
 def _scored(tokens: int, times: float) -> Usage:

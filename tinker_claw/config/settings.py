@@ -442,13 +442,6 @@ class Training(Section):
         ge=0,
         when="other skills get worse; 0.01 to 0.05 are usual",
     )
-    max_step_kl: float = _setting(
-        0.1,
-        "bound on a step's KL over the batch's tokens; 0 = none",
-        unit="nats per token",
-        ge=0,
-        when="good steps are retried at a smaller rate (higher), or steps do harm (lower)",
-    )
     gate: Literal["on", "shadow", "off"] = _setting(
         "on",
         "whether a version must pass canaries and held-out first turns before it serves; "

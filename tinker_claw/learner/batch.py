@@ -1,4 +1,4 @@
-"""Choose the queued samples for the next step.
+"""Choose the queued samples for the next step, and the share of the rate that they are worth.
 
 Rule: pure, and the order in which samples are given makes no difference. The newest come first:
 where more arrive than a step takes, the oldest would all be several versions behind. A group is
@@ -16,6 +16,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from tinker_claw.ledger.samples import Waiting
+from tinker_claw.types import Sample
 
 SHARE = 0.5
 """Largest share of a batch from one session, one user, or turns judged by tools."""
@@ -28,6 +29,8 @@ GROUPED = 8
 """Most samples of a step, as a multiple of `--batch-size`, so that whole groups fit: with sixteen,
 eight tries of sixteen steps each. It costs as much as eight steps, and does not come more often."""
 _TOOLS = "tools"
+_UNTAUGHT = 0.25
+"""Share of the rate for a batch whose verdicts agree, and that has no hint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,3 +127,17 @@ def _units(waiting: Sequence[Waiting]) -> list[_Unit]:
         since = max(sample.queued_at for sample in samples)
         units.append(_Unit(ids, since, tuple(origins), alone))
     return sorted(units, key=lambda unit: unit.ids[-1], reverse=True)
+
+
+def trust(batch: Sequence[Sample]) -> float:
+    """Return the share of the rate that a batch is worth: all of it where its verdicts differ, or
+    reject a reply that was cut.
+
+    Where they agree, only hints say what would be better. As a weight the share would do nothing:
+    Adam divides scale out.
+    """
+    if len({s.reward for s in batch} - {None}) > 1:
+        return 1.0
+    if any(s.bucket is not None or (s.cut and (s.reward or 0) < 0) for s in batch):
+        return 1.0
+    return 1.0 if any(s.teacher for s in batch) else _UNTAUGHT

@@ -21,6 +21,7 @@ import asyncio
 import hashlib
 import json
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -30,7 +31,6 @@ from typing import Any
 from tinker_claw.billing.estimate import GATE_TOKENS, GATE_TURNS
 from tinker_claw.config.canaries import Canary
 from tinker_claw.errors import BackendError, ConfigError, OutageError, RefusedError, same_length
-from tinker_claw.learner.guard import AGAIN_S, LATER, Held, is_recent
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.scoring import outcomes, side_by_side
 from tinker_claw.ledger.versions import REFUSED, Answer, Answers
@@ -244,8 +244,24 @@ def _losses(figure: Figure, after: Answers, before: Answers) -> list[float]:
 REFUSALS = 2
 """Refusals in a row, each over its own batch and without momentum from earlier steps, after which
 learning is held."""
+AGAIN_S = 3600.0
+"""Seconds after which a batch is tried again, where earlier ones were refused."""
+LATER = "The next batch is tried an hour later; after `tinker-claw rollback vN` at once"
+"""How the hold after refusals ends."""
 SECONDS = 120.0
 """Seconds that the questions may take."""
+AFTER_REFUSAL = 0.25
+"""Share of the rate for a step whose optimizer starts anew: Adam's first step is its largest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Why learning is held."""
+
+    because: str
+    """Sentences without the last full stop."""
+    until: float | None = None
+    """When it ends by itself, in seconds since 1970; None: not before new replies end it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,7 +359,7 @@ class Gate:
         newest = self._parts.policy.newest.version
         refused = self._parts.ledger.steps.void_lately(REFUSED)
         clean = len(refused) - (newest.step > 0)  # the first began with earlier moments
-        if clean < REFUSALS or not is_recent(refused[-1][1]):
+        if clean < REFUSALS or time.time() - refused[-1][1] >= AGAIN_S:
             return None
         because, at = refused[-1]
         told = f"The gate refused {len(refused)} versions after v{newest.id}, the last one because "

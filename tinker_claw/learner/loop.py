@@ -1,17 +1,17 @@
 """The learner: sixteen samples or whole groups, one optimizer step, one new policy version.
 
 `Learner.run` waits for a batch (chosen by `batch`), `_take` for room in the budget, `_step` begins
-a step and voids it when it fails, and `_train_and_swap` is the step: score, train, publish,
-measure, ask, save, commit, swap. A step that `guard` finds too large is taken again at a smaller
-rate; a version that `gate` refuses never serves, and its batch is set aside.
+a step and voids it when it fails, and `_train_and_swap` is the step: score, train, publish, ask,
+save, commit, swap. A batch whose step fails twice for its own reason is set aside, and so is one
+whose version `gate` refuses, which never serves.
 
 Rule: a step takes effect only with its commit: until then the samples are queued, the old policy
 serves, and a restart loads the last committed state. The gateway awaits nothing here. Neither an
-outage nor a ledger that cannot be written for a time counts against a sample or ends learning.
-`recovery` handles steps that failed.
+outage nor a ledger that cannot be written for a time counts against a batch or ends learning.
+`recovery` restores the trainer after a step that failed.
 
 One lock, `_one_step`, guards the trainer's weights and the newest version. Its holder does one
-thing with them (a step, a rehearsal, a load or a save) and leaves the weights of the newest
+thing with them (a step, a load or a save) and leaves the weights of the newest
 version, or marks them `suspect`. It is never held while waiting out an outage or for budget, so a
 user's undo waits for one such thing at most; after a wait the batch is checked again.
 """
@@ -24,30 +24,27 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
-from tinker_claw.config.settings import Training
 from tinker_claw.errors import (
     BackendError,
     ClawError,
     DisagreementError,
     EmptyStepError,
+    GoneError,
+    LearningEndedError,
     LedgerError,
     OutageError,
     RefusedError,
     StepError,
-    TooFarError,
+    WithdrawnError,
 )
-from tinker_claw.learner.batch import GROUPED, choose
+from tinker_claw.learner.batch import GROUPED, choose, trust
 from tinker_claw.learner.diagnostics import Alarm, agreement, checked, step_metrics
-from tinker_claw.learner.gate import Asked, Gate
-from tinker_claw.learner.guard import AFTER_REFUSAL, RATES, Guard, Held, trust
+from tinker_claw.learner.gate import AFTER_REFUSAL, Asked, Gate, Held
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.recovery import (
     FAILURES,
     WAITS,
-    NotDueError,
     Recovery,
     accidents_are_failures,
     as_outage,
@@ -63,6 +60,9 @@ from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import log
 from tinker_claw.types import Adam, Sample, StepReport
 
+BATCHES = 2
+"""Batches in a row whose steps fail before learning ends: then the cause is hardly in them."""
+
 
 class Learner:
     """Turns queued samples into policy versions, one step at a time."""
@@ -72,7 +72,6 @@ class Learner:
         parts: LoopParts,
         *,
         learning_rate: float,
-        guard: Guard | None = None,
         gate: Gate | None = None,
         score_fresh: bool = False,
         waits: Backoff = WAITS,
@@ -81,7 +80,6 @@ class Learner:
         """Set up the learner of a run.
 
         Args:
-            guard: the default measures every step.
             gate: None: versions are not tested.
             score_fresh: see `Capabilities`.
             waits: waits between attempts while the service is away.
@@ -93,7 +91,6 @@ class Learner:
         self._observed = 0
         """Steps reported while only observing."""
         self._alarm = Alarm(parts.health)
-        self._guard = guard or Guard(parts)
         self._gate = gate
         self.stepping = False
         """Whether a step is in progress."""
@@ -106,6 +103,8 @@ class Learner:
         self._finishing = False
         self._one_step = asyncio.Lock()
         self.recovery = Recovery(parts, self._one_step, self.retire, waits)
+        self._failed = 0
+        """Batches in a row that were set aside because their steps failed."""
         self._holds = 0
         """Number of times that steps were held off."""
         self._retired: asyncio.Queue[Policy] = asyncio.Queue()
@@ -207,7 +206,7 @@ class Learner:
         Raises:
             LedgerError: that cannot be read now.
         """
-        found = self._guard.held() or (self._gate and self._gate.held())
+        found = self._gate and self._gate.held()
         if found is None and (decline := self._parts.ledger.decline()):
             found = Held(str(decline))
         before, self._held = self._held, found
@@ -250,39 +249,44 @@ class Learner:
         return None
 
     async def _take(self, batch: Sequence[Sample]) -> None:
-        """Take a step, unless the batch has changed while waiting for room in the budget.
+        """Take a step over the batch; set it aside if it fails twice, or if the gate refuses what
+        it made.
 
-        A step that goes too far is taken again at a smaller rate. Where that does not help, or the
-        gate refuses the version, the samples are set aside.
+        The batch is given up where it has changed while waiting for room in the budget, and after
+        an outage.
         """
         if self.recovery.suspect:
             await self.recovery.after(None)
             return
-        holds, prepared = self._holds, dict[int, Prepared]()
-        for rate in RATES:
+        holds = self._holds
+        for is_last in (False, True):
             await self._parts.spending.room()
             async with self._one_step:
-                if not self._is_still_due(batch, holds):
-                    return
-                failed = await self._step(batch, rate, prepared)
-            if failed is None:
+                error = await self._step(batch) if self._is_still_due(batch, holds) else None
+            if error is None:
                 return
-            step_id, error = failed
-            if isinstance(error, RefusedError):  # first, as what follows may wait or never come
-                self._set_aside(batch)
-            rehearse = partial(self._rehearse, step_id, batch, holds)
-            await self.recovery.after_step(batch, step_id, error, rehearse)
-            if isinstance(error, RefusedError):
+            blamed, refused = _blames_the_batch(error), isinstance(error, RefusedError)
+            if refused or (is_last and blamed):
+                self._set_aside(batch, error)  # first, as what follows may wait or never come
+            await self.recovery.after(error)
+            if not blamed:
                 break
-            if not isinstance(error, TooFarError):
-                return
-        else:
-            self._set_aside(batch)
         self._is_held()  # shown now, not when there is another batch
 
-    def _set_aside(self, batch: Sequence[Sample]) -> None:
+    def _set_aside(self, batch: Sequence[Sample], error: ClawError) -> None:
+        """Exclude a batch from training.
+
+        Raises:
+            LearningEndedError: steps over several batches in a row have failed.
+        """
         self._parts.ledger.samples.quarantine(*(sample.id for sample in batch))
         self._parts.telemetry.sample("quarantined", count=len(batch))
+        self._failed += not isinstance(error, RefusedError)
+        if self._failed == BATCHES:
+            raise LearningEndedError(
+                f"The steps over {BATCHES} batches in a row failed, and both are set aside. The "
+                f"cause is hardly in the batches: find it, then restart. {error}"
+            ) from error
 
     def _is_still_due(self, batch: Sequence[Sample], holds: int) -> bool:
         """Return whether no hold came since `holds` were counted, and all samples are still queued.
@@ -296,15 +300,8 @@ class Learner:
         ledger.steps.void_unfinished(LEFT_OPEN)  # feedback during it takes samples out
         return ledger.samples.still_queued(batch)
 
-    async def _step(
-        self, batch: Sequence[Sample], rate: float, prepared: dict[int, Prepared]
-    ) -> tuple[int, ClawError] | None:
-        """Take one step; if it fails, void it, queue the samples again and return its id and the
-        failure.
-
-        Args:
-            prepared: the batch as earlier tries prepared it, by the version they started from.
-        """
+    async def _step(self, batch: Sequence[Sample]) -> ClawError | None:
+        """Take one step; if it fails, void it, queue the samples again and return the failure."""
         parts, self.stepping = self._parts, True
         if not parts.health.backend.attempts("learning"):  # else it is the outage's next attempt
             parts.health.learner_is("training")
@@ -316,7 +313,7 @@ class Learner:
                 accidents_are_failures(),
             ):
                 step_id = parts.ledger.steps.begin(parts.policy.newest.version.id, ids)
-                await self._train_and_swap(step_id, batch, rate, prepared)
+                await self._train_and_swap(step_id, batch)
         except asyncio.CancelledError:
             self._void(step_id, "the gateway was stopped", outage=True)
             raise
@@ -328,46 +325,35 @@ class Learner:
             with suppress(LedgerError):  # the next attempt does it
                 parts.ledger.samples.expire_these(ids, NO_GRADIENT)
                 parts.telemetry.sample("expired", count=len(ids))
-        except (TooFarError, RefusedError) as error:
-            self._void(step_id, str(error), outage=True)
-            what = "gate.refused" if isinstance(error, RefusedError) else "step.too_far"
-            log.warning(what, step_id=step_id, rate=rate, error=str(error))
-            return step_id, error
         except FAILURES as error:
-            self._void(step_id, str(error), outage=isinstance(error, OutageError))
-            return step_id, error
+            self._void(step_id, str(error), outage=not _blames_the_batch(error))
+            if isinstance(error, RefusedError):
+                log.warning("gate.refused", step_id=step_id, error=str(error))
+            return error
         finally:
             self.stepping = False
         return None
 
-    async def _train_and_swap(
-        self, step_id: int, batch: Sequence[Sample], rate: float, prepared: dict[int, Prepared]
-    ) -> None:
-        """Run the step: train, publish, measure, save, commit, swap."""
+    async def _train_and_swap(self, step_id: int, batch: Sequence[Sample]) -> None:
+        """Run the step: score, train, publish, ask, save, commit, swap."""
         parts, parent, started = self._parts, self._parts.policy.newest, time.monotonic()
-        rate *= AFTER_REFUSAL if refusals(parts.ledger) else 1.0
+        rate = AFTER_REFUSAL if refusals(parts.ledger) else 1.0
         rate *= trust(batch) if parts.method.reward else 1.0
         with parts.spending.paying("train", step_id=step_id) as training:
-            version = parent.version.id
-            if version not in prepared:
-                state = parts.ledger.steps.method_state(version)
-                prepared[version] = await self._with_check(await self._prepare(batch, state))
-            known = prepared[version]
-            parts.ledger.steps.keep(step_id, known.stored, known.state)
-            report = await self._train(known, rate)
-        agreed = agreement(known, report, version)
+            prepared = await self._with_check(await self._prepare(batch))
+            parts.ledger.steps.keep(step_id, prepared.stored, prepared.state)
+            report = await self._train(prepared, rate)
+        agreed = agreement(prepared, report, parent.version.id)
         self._alarm.admit(agreed)
         step, publishing = parent.version.step + 1, time.monotonic()
         sampler = await parts.trainer.publish()
         try:
-            measured = self._guard.measures(step)
             with parts.spending.paying("train", step_id=step_id) as asking:
-                moved = await self._guard.admit(known.items, sampler) if measured else None
                 asked = await self._gate.ask(sampler) if self._gate else Asked()
             save = step % parts.training.save_interval == 0
             state_ref = await parts.trainer.save_state(f"step-{step_id:08d}") if save else None
-            metrics = step_metrics(known, report, parent.version.step, agreed)
-            metrics |= {"rate": rate, "moved": moved} | asked.figures
+            metrics = step_metrics(prepared, report, parent.version.step, agreed)
+            metrics |= {"rate": rate} | asked.figures
             metrics |= parts.spending.figures(training.usage + asking.usage)
             settings = parts.training.model_dump(mode="json")
             rule = {"rule": {"method": parts.method.name, **settings}}
@@ -383,6 +369,7 @@ class Learner:
             raise
         self.retire(parts.policy.swap(Policy(version, sampler)))
         self.recovery.suspect = False
+        self._failed = 0
         self._alarm.committed(agreed, step_id)
         now = time.monotonic()
         parts.telemetry.step(
@@ -390,18 +377,17 @@ class Learner:
         )
         parts.telemetry.publish(version=version.id, step=step, seconds=now - publishing)
 
-    async def _prepare(
-        self, samples: Sequence[Sample], state: Any, cfg: Training | None = None
-    ) -> Prepared:
-        """Score the batch under current weights, and compute the advantages from the method's
+    async def _prepare(self, samples: Sequence[Sample]) -> Prepared:
+        """Score the batch under the current weights, and compute its advantages from the method's
         state."""
-        parts, policy, cfg = self._parts, self._parts.policy.newest, cfg or self._parts.training
+        parts, policy, cfg = self._parts, self._parts.policy.newest, self._parts.training
         common = frozenset[int]()
         if cfg.lessons != "off":
             common = parts.ledger.lessons.common(parts.users)
         items = await batch_items(
             samples, policy, parts.base, cfg, score_fresh=self._score_fresh, common=common
         )
+        state = parts.ledger.steps.method_state(policy.version.id)
         return parts.method.prepare(items, cfg, state, parts.reply_tokens)
 
     async def _with_check(self, prepared: Prepared) -> Prepared:
@@ -410,7 +396,7 @@ class Learner:
         asked = [question.prompt for question in questions if not question.images]
         return await checked(prepared, self._parts.policy.newest, asked, self._parts.training)
 
-    async def _train(self, prepared: Prepared, rate: float = 1.0) -> StepReport:
+    async def _train(self, prepared: Prepared, rate: float) -> StepReport:
         """Take an optimizer step.
 
         Raises:
@@ -425,28 +411,6 @@ class Learner:
         if not all(map(math.isfinite, (*report.losses, report.grad_norm or 0.0))):
             raise StepError("the loss or its gradient is not a number")
         return report
-
-    async def _rehearse(
-        self, step_id: int, batch: Sequence[Sample], holds: int, samples: Sequence[Sample]
-    ) -> None:
-        """Run a step over these samples without committing it, billed to the failed step over
-        `batch`.
-
-        Raises:
-            NotDueError: something else came between, so that the batch must be chosen anew.
-        """
-        await self._parts.spending.room()
-        async with self._one_step:
-            if not self._is_still_due(batch, holds):
-                raise NotDueError
-            # Few samples may all agree; with the paper's advantages each has a gradient anyway.
-            cfg = self._parts.training.model_copy(update={"recipe": "paper"})
-            with (
-                suppress(EmptyStepError),  # an empty one does not fail
-                accidents_are_failures(),
-                self._parts.spending.paying("train", step_id=step_id),
-            ):
-                await self._train(await self._prepare(samples, None, cfg))
 
     def _void(self, step_id: int, error: str, *, outage: bool) -> None:
         with suppress(LedgerError):  # the next step or start does it
@@ -465,3 +429,9 @@ class Learner:
                 raise
             except BackendError as error:  # no reason to end the step in progress
                 log.warning("sampler.unclosed", sampler=policy.sampler.ref, error=str(error))
+
+
+def _blames_the_batch(error: ClawError) -> bool:
+    """Return whether a step failed for a reason of its own: no service was away or had lost
+    weights, nobody forgot one of its turns, and the gate had its say on nothing."""
+    return not isinstance(error, OutageError | GoneError | WithdrawnError | RefusedError)

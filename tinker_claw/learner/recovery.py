@@ -1,35 +1,29 @@
 """Restore a run from the newest committed state of its ledger, at the start and after failures.
 
-`restore` is for the start. `Recovery` handles a failed step: it loads the committed state and,
-where a step over the same samples fails again, searches for the sample that causes it.
+`restore` is for the start. `Recovery` loads the committed state again after a failed step.
 
 Rule: weights after a failed step are suspect, so nothing is done with them before a committed state
-is loaded. An outage is no failure of the step: it is waited out, and learning goes on by itself. A
-trainer that fails on every input counts as away, too, whatever its error says.
+is loaded. An outage, a full disk and a lack of memory are no failure of the step: they are waited
+out, and learning goes on by itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
-from tinker_claw.config.settings import Training
 from tinker_claw.errors import (
     AlignmentError,
     BackendError,
     ClawError,
     GoneError,
-    LearningEndedError,
     LedgerError,
     OutageError,
-    RefusedError,
     RequestError,
     StepError,
-    TooFarError,
     first_cause,
 )
 from tinker_claw.learner.parts import LoopParts
@@ -39,31 +33,14 @@ from tinker_claw.policy import Policy, Sampler, Trainer
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import log
 from tinker_claw.types import (
-    Completion,
-    HintScores,
     PolicyVersion,
-    Sample,
     SamplingParams,
-    StopReason,
 )
 
 WAITS = Backoff(first_s=5.0, longest_s=300.0)
 """Waits between attempts while the service is away."""
 FAILURES = (BackendError, AlignmentError, RequestError)
 """Errors of a step: the backend's, or those of a sample that does not fit it (any more)."""
-FAILURES_BEFORE_BISECTING = 2
-FAILURES_BEFORE_STOPPING = 4
-"""Failures of one batch after which learning stops, where no single sample is to blame."""
-_OWN, _TEACHERS = -0.1, 0.0
-"""Logprobs, in nats, at which no weights keep the ratio outside its bounds for good."""
-
-
-Rehearse = Callable[[Sequence[Sample]], Awaitable[None]]
-"""Trains on samples without committing the result, billed to the step that failed."""
-
-
-class NotDueError(ClawError):
-    """Raised when a rollback came between, or one of the samples is no longer queued."""
 
 
 def refusals(ledger: Ledger) -> int:
@@ -190,8 +167,8 @@ class Recovery:
         """Wait out an outage, and load the newest committed state, retrying as often as needed. Do
         nothing where another has loaded it meanwhile, or nothing was touched.
 
-        `error` None: the step succeeded, and is undone anyway. A sampler that is gone is published
-        anew, or every sample that it is to score would seem at fault.
+        A sampler that is gone is published anew, or every batch that it is to score would seem at
+        fault. `error` None: an earlier failure.
 
         Raises:
             BackendError: the state cannot be loaded, and not because the service is away.
@@ -286,99 +263,6 @@ class Recovery:
         await self._restore(gone=False)
         self.suspect = False
 
-    async def after_step(
-        self, batch: Sequence[Sample], step_id: int, error: ClawError, rehearse: Rehearse
-    ) -> None:
-        """Undo a failed step, and search for the sample that causes it where one seems to.
-
-        The search ends if the batch has to be chosen anew. The failures stay counted, so that the
-        next failed step over the same samples begins another search.
-
-        Raises:
-            LearningEndedError: the batch fails repeatedly, and neither a single sample nor the
-                trainer is the cause.
-        """
-        await self.after(error)
-        if isinstance(error, (OutageError, TooFarError, RefusedError)):
-            return
-        failures = self._ledger.steps.failures([sample.id for sample in batch])
-        if failures < FAILURES_BEFORE_BISECTING:
-            return
-        try:
-            if not await self._works(rehearse):
-                return
-            found = await self._quarantine_culprit(batch, step_id, rehearse)
-        except NotDueError:
-            return
-        if not found and failures >= FAILURES_BEFORE_STOPPING:
-            raise LearningEndedError(
-                f"A step over the same samples failed {failures} times, and no single one of "
-                f"them is to blame: {error}"
-            ) from error
-
-    async def _quarantine_culprit(
-        self, batch: Sequence[Sample], step_id: int, rehearse: Rehearse
-    ) -> bool:
-        """Halve the batch until one sample alone fails, and exclude it from training.
-
-        It is excluded only if a harmless step succeeds right afterwards, since the trainer might
-        have begun to fail meanwhile.
-
-        False: none fails alone, as after a temporary failure.
-        """
-        # With a gradient of its own: one of a group may have none where nothing in the batch is
-        # compared with it.
-        suspects = [
-            replace(sample, reward=None if sample.reward is None else -1.0, bucket=None)
-            for sample in batch
-        ]
-        while len(suspects) > 1:
-            half = suspects[: len(suspects) // 2]
-            rest = suspects[len(suspects) // 2 :]
-            suspects = half if await self._fails(half, rehearse) else rest
-        if not await self._fails(suspects, rehearse):
-            log.warning("step.no_culprit", step_id=step_id)
-            return False
-        culprit = suspects[0]
-        if not await self._works(rehearse):
-            return True
-        self._ledger.samples.quarantine(culprit.id)
-        self._parts.telemetry.sample("quarantined", sample=culprit.id, turn=culprit.turn_id)
-        return True
-
-    async def _fails(self, samples: Sequence[Sample], rehearse: Rehearse) -> bool:
-        """Return whether a step over these samples fails. Outages are waited out."""
-        while True:
-            failure: ClawError | None = None
-            try:
-                with self._health.backend.watching("learning"), waiting_for_the_ledger():
-                    await rehearse(samples)
-            except FAILURES as error:
-                failure = error
-            await self.after(failure)
-            if not isinstance(failure, OutageError):
-                return failure is not None
-
-    async def _works(self, rehearse: Rehearse) -> bool:
-        """Return whether the trainer takes a harmless step; if it does not, wait until it does."""
-        version, at_once = self._parts.policy.newest.version.id, True
-        sample = known_good(version, self._parts.training)
-        while True:
-            failure: OutageError | None = None
-            try:
-                with (
-                    self._health.backend.watching("learning"),
-                    nobody_to_blame(),
-                    waiting_for_the_ledger(),
-                ):
-                    await rehearse([sample])
-            except OutageError as error:
-                failure = error
-            await self.after(failure)
-            if failure is None:
-                return at_once
-            at_once = False
-
     async def _try(self, *, gone: bool) -> OutageError | None:
         async with self._one_step:
             try:
@@ -414,55 +298,18 @@ class Recovery:
             raise
 
 
-def known_good(version: int, cfg: Training) -> Sample:
-    """Return a harmless sample of three tokens, with every signal that a method may need.
-
-    If a step over it fails, no user's sample is to blame.
-    """
-    candidates = tuple(range(1, cfg.opd_topk + 1))
-    return Sample(
-        id=0,
-        turn_id=0,
-        session_id=0,
-        policy_version=version,
-        policy_step=0,
-        prompt=(1, 2),
-        completion=Completion(
-            tokens=(3,),
-            logprobs=(_OWN,),
-            topk_ids=(candidates,),
-            topk_logprobs=((_OWN,) * len(candidates),),
-            stop_reason=StopReason.STOP,
-            params=SamplingParams(max_tokens=1),
-        ),
-        reward=1,
-        teacher=HintScores("", (_TEACHERS,), targets=((_TEACHERS,) * len(candidates),)),
-    )
-
-
-@contextmanager
-def nobody_to_blame() -> Generator[None]:
-    """Treat the failure of a harmless step as an outage."""
-    try:
-        yield
-    except OutageError:
-        raise
-    except FAILURES as error:
-        raise OutageError(
-            f"Training fails on every input, so no sample is to blame: {error}"
-        ) from error
-
-
 @contextmanager
 def accidents_are_failures() -> Generator[None]:
-    """Turn unexpected errors into failures of the step, with the line that raised: one sample may
-    cause them, so they are counted and the sample is searched for."""
+    """Turn unexpected errors into failures of the step, with the line that raised: a sample may
+    cause them. A lack of memory is an outage."""
     try:
         yield
     except ClawError:
         raise
     except Exception as error:  # whatever it is: which ones a sample can cause is not known
         cause = first_cause(error)
+        if isinstance(cause, MemoryError):
+            raise OutageError("There is not enough memory for a step now.") from error
         line = traceback.extract_tb(cause.__traceback__)[-1]
         place = f"{Path(line.filename).name}, line {line.lineno}"
         raise StepError(f"{type(cause).__name__}: {cause} ({place})") from error

@@ -136,11 +136,6 @@ def _measured(samples: Sequence[Sample], common: frozenset[int], cfg: Training) 
     return frozenset(sorted(told, reverse=True)[: math.ceil(UNTOLD_SHARE * cfg.batch_size)])
 
 
-async def score_all(samples: Sequence[Sample], sampler: Sampler) -> list[TokenLogprobs]:
-    """Score the sampled tokens of each sample under this sampler."""
-    return await side_by_side([_scores(sampler, sample) for sample in samples])
-
-
 async def side_by_side(work: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
     """Return all results in order, or raise the first failure, once all have ended."""
     done = list[_T]()

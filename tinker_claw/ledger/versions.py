@@ -27,8 +27,8 @@ from tinker_claw.ledger.database import LedgerTable, Rows, insert, set_meta
 from tinker_claw.ledger.turns import reopen
 from tinker_claw.types import PolicyVersion
 
-REFUSED, TOO_FAR = "the gate refused the version", "the step moved the policy too far"
-"""Beginnings of the reasons for which a step is void."""
+REFUSED = "the gate refused the version"
+"""Beginning of the reason for which a step is void."""
 _PINNED, _HALF = "pinned", "half of the sessions from turn"
 """Keys in `meta`."""
 LEFT_BEHIND = "a rollback has left the version that answered behind"
@@ -379,10 +379,7 @@ class StepTable(LedgerTable):
     def void_unfinished(
         self, why: str = "the process ended before the step was committed"
     ) -> list[int]:
-        """Void the steps that were left open; return their ids.
-
-        Their end does not count as a failure of their samples.
-        """
+        """Void the steps that were left open; return their ids."""
         with self._db.transaction() as tx:
             void = self._db.column("SELECT id FROM steps WHERE status = 'intent'")
             _void(tx, why, json.dumps(void))
@@ -476,17 +473,6 @@ class StepTable(LedgerTable):
             because,
         )
         return [(error, at) for error, at in found]
-
-    def failures(self, sample_ids: Sequence[int]) -> int:
-        """Return how many steps with exactly these samples failed, outages left out."""
-        return self._db.one(
-            "SELECT COUNT(*) FROM (SELECT step_id FROM step_samples JOIN steps "
-            "ON steps.id = step_id WHERE status = 'void' AND outage = 0 GROUP BY step_id "
-            "HAVING COUNT(*) = ?2 AND "
-            "SUM(sample_id IN (SELECT value FROM json_each(?1))) = ?2)",
-            json.dumps(sample_ids),
-            len(sample_ids),
-        )
 
 
 def withdraw_from_step(tx: sqlite3.Connection, turn_ids: Sequence[int]) -> None:

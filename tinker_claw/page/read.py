@@ -51,7 +51,6 @@ _STRONG: Final = (0.05, 0.3, 1.0)
 """Advantages from which on a token's colour is light, plain and strong; a reward is about 1."""
 _CURVES: Final = (
     ("mean reward", "of a step's samples that were told no lesson", "step/reward_mean", "reward"),
-    ("change", "how far a step moved the policy", "step/moved", "nats per token"),
     (
         "agreement",
         "how far the logprobs of sampler and trainer differ (standard deviation)",

@@ -34,7 +34,7 @@ from local_gpu.tree.body import Body
 from local_gpu.tree.cuts import cut, even_keys
 from local_gpu.tree.kernels import SdpaKernel
 from local_gpu.tree.prefix_tree import grow
-from tinker_claw.errors import StepError
+from tinker_claw.errors import OutageError, StepError
 from tinker_claw.types import Adam, Datum, LossPass
 
 # peft asks transformers by an old name.
@@ -302,6 +302,25 @@ def test_a_sample_that_does_not_fit_alone_voids_the_step_in_words(base: BaseMode
     with pytest.raises(StepError, match="memory"):
         learner.step([LossPass("ppo", (datum(rng, tuple(range(60)), "ppo"),))], Adam(1e-3))
     assert all(torch.equal(before[n], t) for n, t in learner.adapter().items())
+
+
+def test_a_step_that_finds_no_memory_beside_its_passes_is_an_outage(
+    base: BaseModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The samples are not to blame: it is tried again, and nothing was changed."""
+    learner, before = optimizer(base), optimizer(base).adapter()
+
+    def no_memory(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory, say")
+
+    some = [LossPass("ppo", (datum(random.Random(1), tuple(range(60)), "ppo"),))]
+    with monkeypatch.context() as patch:
+        patch.setattr(learner._masters, "step", no_memory)
+        with pytest.raises(OutageError, match="not enough memory"):
+            learner.step(some, Adam(1e-3))
+    assert all(torch.equal(before[n], t) for n, t in learner.adapter().items())
+    learner.step(some, Adam(1e-3))
+    assert learner.steps == 1
 
 
 SMALL_MEMORY = """
