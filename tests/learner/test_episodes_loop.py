@@ -175,19 +175,22 @@ async def test_batch_in_which_nothing_is_better_expires_by_name_and_learning_goe
         assert w.health.learner.error is None
 
 
-async def test_sample_that_breaks_its_groups_step_is_set_aside_and_the_others_train(
+async def test_group_whose_step_fails_is_set_aside_whole_and_the_next_trains(
     tmp_path: Path,
 ) -> None:
     trainer = FakeTrainer(refuse=has_token(666))
     async with world(tmp_path, method="binary", trainer=trainer, batch_size=2) as w:
-        for n in range(3):
-            begin(w, f"s{n}", size=3)
-            last(w, f"s{n}", tokens=(666,) if n == 0 else (7, 8))
-        for n in range(3):
-            end(w, f"s{n}", n / 2)
+        for bad, group in ((666, "first"), (7, "second")):
+            names = [f"{group} {n}" for n in range(3)]
+            for n, name in enumerate(names):
+                begin(w, name, group, 3)
+                last(w, name, tokens=(bad,) if n == 0 else (7, 8))
+            for n, name in enumerate(names):
+                end(w, name, n / 2)
+            if bad == 666:
+                await w.until(lambda: sample_counts(w.ledger)["quarantined"] == 3)
         await w.version(1)
-        counts = sample_counts(w.ledger)
-        assert (counts["trained"], counts["quarantined"]) == (2, 1)
+        assert sample_counts(w.ledger)["trained"] == 3
 
 
 async def test_lost_step_queues_its_group_whole_again(tmp_path: Path) -> None:
