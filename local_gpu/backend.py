@@ -28,14 +28,12 @@ from local_gpu.model.load import open_base
 from local_gpu.model.lora import BaseModel
 from local_gpu.model.vision import Vision
 from local_gpu.ranks.remote import RankedLearning
-from local_gpu.room import Breaks, Room
-from local_gpu.sample.batching import check_version
 from local_gpu.sample.embedded import EmbeddedServing, EngineSize
 from local_gpu.sample.member import PoolOptions
 from local_gpu.sample.serving import PoolServing
 from local_gpu.sample.vllm import VllmServer, connect
 from local_gpu.tasks import together
-from tinker_claw.errors import BackendError, OutageError
+from tinker_claw.errors import BackendError, ConfigError, OutageError
 from tinker_claw.types import TokenLogprobs
 
 T = TypeVar("T")
@@ -72,7 +70,6 @@ class LocalBackend:
         self._closed = False
         self._steps = 0
         """Number of training steps that are running."""
-        self._room = Room()
 
     @classmethod
     async def start(
@@ -92,10 +89,15 @@ class LocalBackend:
             away: called with the servers out of rotation, and why, whenever that changes.
 
         Raises:
-            ConfigError: a setting, the installed transformers or a server does not fit.
+            ConfigError: a setting or a server does not fit.
             ModelFileError: the model is missing or corrupt.
             BackendError: ranks or servers did not start.
         """
+        if _on_cuda(config) and not config.sampler_urls:
+            raise ConfigError(
+                "On a GPU vLLM samples: start a server and name it by --sampler-urls, or learn on "
+                "the CPU with --device cpu."
+            )
         # Before the base is loaded, which takes minutes: an address may be wrong.
         servers = await connect(config.sampler_urls, config.sampler_api_key)
         executor = ThreadPoolExecutor(1, thread_name_prefix="tinker-claw-torch")
@@ -131,7 +133,7 @@ class LocalBackend:
         """
         loop = asyncio.get_running_loop()
         try:
-            future = loop.run_in_executor(self._executor, self._with_breaks, call)
+            future = loop.run_in_executor(self._executor, call)
         except RuntimeError as error:
             raise BackendError("The trainer is closed.") from error
         with self._in_words():
@@ -189,11 +191,7 @@ class LocalBackend:
         )
         learning = self.learning
         vision = learning.vision if isinstance(learning, LearningCore) else Vision.of(base)
-        self.serving = EmbeddedServing(base, size, self._room, self.score, self.aside, vision)
-
-    def _with_breaks(self, call: Callable[[], T]) -> T:
-        with Breaks(self._room):
-            return call()
+        self.serving = EmbeddedServing(base, size, self.score, self.aside, vision)
 
     async def _score_all(self, ref: str, asks: Sequence[ScoreAsk]) -> list[TokenLogprobs]:
         def score() -> list[TokenLogprobs]:
@@ -232,22 +230,23 @@ class LocalBackend:
             raise BackendError(f"torch failed: {error}") from error
 
 
+def _on_cuda(config: LocalConfig) -> bool:
+    return config.device.startswith(("auto", "cuda")) and torch.cuda.is_available()
+
+
 def _ranked(config: LocalConfig) -> bool:
     """Whether training runs in processes of its own.
 
     On CUDA always: after some errors of a GPU every further call of the process fails, and what
     serves must not end with it.
     """
-    cuda = config.device.startswith(("auto", "cuda")) and torch.cuda.is_available()
-    return cuda or config.ranks > 1 or not config.in_process
+    return _on_cuda(config) or config.ranks > 1 or not config.in_process
 
 
 def _learning(config: LocalConfig, say: Say) -> tuple[BaseModel | None, Learning]:
     """Start training; also return the base, where this process samples from it."""
     base, ranked = None, _ranked(config)
     if not (ranked and config.sampler_urls):
-        if not config.sampler_urls:
-            check_version()
         base = open_base(
             config.model,
             device=config.device,

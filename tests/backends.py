@@ -68,12 +68,8 @@ async def start_local(folder: Path, **settings: Any) -> LocalTrainer:
 
 def held_requests(sampler: Any) -> int:
     """Number of requests of an embedded sampler that hold cache or wait for it."""
-    running = sampler._engine._running
-    processor = running and running.batch_processor
-    if processor is None:
-        return 0
-    scheduler = processor.scheduler
-    return len(scheduler.active_requests) + len(scheduler.waiting_requests)
+    engine = sampler._engine
+    return len(engine._requests) + len(engine._arrived)
 
 
 async def start_fake(folder: Path) -> TableTrainer:

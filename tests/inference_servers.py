@@ -26,7 +26,6 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response, Streami
 
 from local_gpu.model.files import read_adapter
 from local_gpu.model.lora import BaseModel, with_lora
-from local_gpu.room import Room
 from local_gpu.sample.embedded import Engine, EngineSize
 from local_gpu.tinker.server import WireServer, listen, url_of
 from tinker_claw.errors import BackendError
@@ -111,13 +110,13 @@ class InferenceServer:
         self._base = base
         self._model = model
         self._context = context
-        self._size = EngineSize(base.vocabulary, context, context * 2, 512)
+        self._size = EngineSize(base.vocabulary, context, context * 64, 512)
         self._port = 0
         self.url = ""
 
     def start(self) -> InferenceServer:
         self.adapters: dict[str, tuple[Path, Engine]] = {}
-        self._base_engine = Engine(self._base.module, self._size, Room())
+        self._base_engine = Engine(self._base.module, self._size)
         self._answered: dict[tuple[int, ...], str] = {}
         self._busy: dict[str, int] = {}
         self._steps = 0
@@ -208,14 +207,14 @@ class InferenceServer:
 
     def _engine(self, folder: Path) -> Engine:
         if self.faults.ignores_adapters:
-            return Engine(self._base.module, self._size, Room())
+            return Engine(self._base.module, self._size)
         with MODULES:
             saved = read_adapter(folder, self._base)
             tensors = {
                 name: tensor * self.faults.alpha if ".lora_B." in name else tensor
                 for name, tensor in saved.tensors.items()
             }
-            return Engine(with_lora(self._base, saved.shape, tensors), self._size, Room())
+            return Engine(with_lora(self._base, saved.shape, tensors), self._size)
 
     async def _unload(self, request: Request) -> Response:
         name = (await request.json())["lora_name"]

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -358,19 +358,3 @@ def keep_memory_whole() -> None:
         return
     with suppress(RuntimeError):  # a torch or a system that has no such memory: it works without
         settle("expandable_segments:True")
-
-
-@contextmanager
-def own_stream(device: torch.device) -> Generator[None]:
-    """Run this thread's GPU work in a stream of its own, and wait for it at the end.
-
-    In the default stream, each copy from the host would wait for the kernels that a training step
-    has queued: seconds of them.
-    """
-    if device.type != "cuda":
-        yield
-        return
-    stream = torch.cuda.Stream(device, priority=-1)
-    with torch.cuda.stream(stream):
-        yield
-        stream.synchronize()

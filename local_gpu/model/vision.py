@@ -147,8 +147,11 @@ class Pictures:
             done = end
         return painted
 
-    def hidden(self, tree: PrefixTree, over_tree: Callable[..., Tensor]) -> Tensor | None:
-        """Return the last hidden states (1, T, hidden) of a tree; None: it shows no image."""
+    def hidden(self, tree: PrefixTree, **attention: Callable[..., Tensor]) -> Tensor | None:
+        """Return the last hidden states (1, T, hidden) of a tree; None: it shows no image.
+
+        `attention`: see `causal_attention`.
+        """
         shown = tree.tokens >= self._first
         if not bool(shown.any()):
             return None
@@ -160,14 +163,14 @@ class Pictures:
         embeds[at] = first
         positions = torch.zeros(3, len(ids), dtype=torch.int64)
         for rows in tree.rows:
-            positions[:, rows] = self._positions(tree.tokens[rows])
+            positions[:, rows] = self.positions(tree.tokens[rows])
         return self._body.language_model(
             inputs_embeds=embeds[None],
             position_ids=positions.to(device)[:, None],
             visual_pos_masks=at[None],
             deepstack_visual_embeds=deeper,
             use_cache=False,
-            over_tree=over_tree,
+            **attention,
         ).last_hidden_state
 
     def _features(self, ids: Sequence[int]) -> list[Tensor]:
@@ -175,7 +178,7 @@ class Pictures:
         found = [self._see(first).features for first in ids if first in self._images]
         return [torch.cat(rows) for rows in zip(*found, strict=True)]
 
-    def _positions(self, painted: Tensor) -> Tensor:
+    def positions(self, painted: Tensor) -> Tensor:
         """(3, n) positions in time, height and width of a sequence, as the whole model counts."""
         kinds = (painted >= self._first).int()
         grids = [self._see(first).grid for first in painted.tolist() if first in self._images]
@@ -192,7 +195,8 @@ class Pictures:
             pixels = self._vision.pixels([image])
             found = self._body.get_image_features(**pixels, return_dict=True)
             layers = (found.pooler_output, *found.deepstack_features)
-            features = tuple(torch.cat(layer) for layer in layers)
+            # Of one image: a tensor, or a sequence of one, by the release of transformers.
+            features = tuple(x if isinstance(x, Tensor) else torch.cat(x) for x in layers)
             if len(features[0]) != image.tokens:
                 raise AlignmentError(
                     f"an image takes {len(features[0])} tokens, and not {image.tokens}"

@@ -15,8 +15,6 @@ from typing import Final, Literal
 from local_gpu.plan.layout import Gpu, Layout, spans
 from local_gpu.plan.memory import (
     DEFAULT_TOKENS,
-    EMBEDDED_RESERVE,
-    EMBEDDED_VERSIONS,
     GIB,
     SAMPLER_BATCH,
     SAMPLER_MOST,
@@ -59,8 +57,6 @@ class Demand:
     context_tokens: int
     """Prompt and reply together; every pass and every cache must hold one such sequence."""
     quantization: Literal["none", "4bit"] = "none"
-    embedded_tokens: int = 0
-    """KV cache per version where the gateway's process samples; 0: servers sample."""
 
     def told(self) -> str:
         """Describe the model whose memory is added up."""
@@ -198,16 +194,7 @@ def _learner(gpu: Gpu, ranks: int, demand: Demand, *, shard: bool) -> list[Memor
     else:
         kept = "4 bits" if demand.quantization == "4bit" else "bfloat16"
         base = MemoryPart(f"base, {kept}", base_bytes(model, demand.quantization))
-    parts = [base, adapter_part(model, demand.rank), trainer_reserve(gpu.total)]
-    if demand.embedded_tokens:
-        # Training is a process of its own; the sampling one also has a base and a CUDA context.
-        whole = base_bytes(model, demand.quantization)
-        parts.append(MemoryPart("base of the embedded sampler, on the first GPU", whole))
-        parts.append(MemoryPart("CUDA of the embedded sampler", EMBEDDED_RESERVE))
-        tokens = demand.embedded_tokens * EMBEDDED_VERSIONS
-        caches = f"{EMBEDDED_VERSIONS} KV caches of the embedded sampler: {tokens:,} tokens"
-        parts.append(MemoryPart(caches, tokens * model.kv_bytes))
-    return parts
+    return [base, adapter_part(model, demand.rank), trainer_reserve(gpu.total)]
 
 
 def _activations(tokens: int, each: float) -> MemoryPart:

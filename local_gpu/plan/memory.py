@@ -162,10 +162,6 @@ SAMPLER_MOST: Final = 0.9
 """Share of a GPU that a sampler takes where it is alone."""
 _RANKS: Final = (8, 16, 32, 64, 128, 256, 320, 512)
 """Adapter ranks that vLLM makes room for."""
-EMBEDDED_RESERVE: Final = 1.5 * GIB
-"""The context and the workspaces of CUDA in the process of the embedded sampler."""
-EMBEDDED_VERSIONS: Final = 3
-"""Versions that may be live at once in the embedded sampler: base, present and last."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,13 @@ each row brings one uniform number from a generator of its own request.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from random import Random
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from tinker_claw.types import SamplingParams, StopReason, TokenChunk
 
 _Table = list[list[float]]
 
@@ -35,6 +38,38 @@ class Drawn(NamedTuple):
     """Nats."""
     topk_ids: tuple[int, ...]
     topk_logprobs: tuple[float, ...]
+
+
+class Draws:
+    """The draws of one completion."""
+
+    def __init__(self, params: SamplingParams) -> None:
+        self._params = params
+        self._random = Random(params.seed)
+        """Seeded by the request; without a seed, by the operating system."""
+        self._count = 0
+
+    def recipe(self) -> Recipe:
+        p = self._params
+        return Recipe(p.temperature, p.top_p, p.top_k, self._random.random(), p.student_topk)
+
+    def chunk(self, drawn: Drawn, *, cached_tokens: int = 0) -> TokenChunk:
+        """Count a token and wrap it; the last one also has `cached_tokens`, of the prompt."""
+        self._count += 1
+        stop: StopReason | None = None
+        if drawn.token in self._params.stop_tokens:
+            stop = StopReason.STOP
+        elif self._count == self._params.max_tokens:
+            stop = StopReason.LENGTH
+        asked = self._params.student_topk > 0
+        return TokenChunk(
+            tokens=(drawn.token,),
+            logprobs=(drawn.logprob,),
+            topk_ids=(drawn.topk_ids,) if asked else (),
+            topk_logprobs=(drawn.topk_logprobs,) if asked else (),
+            stop_reason=stop,
+            cached_tokens=cached_tokens if stop else 0,
+        )
 
 
 def draw(logits: Tensor, recipes: Sequence[Recipe]) -> list[Drawn | None]:

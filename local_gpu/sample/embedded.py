@@ -1,28 +1,26 @@
-"""Serving inside this process: requests, an engine per version, samplers.
+"""Serving inside this process, on the CPU: an engine per version, and samplers.
 
-A job is a request in flight, between the event loop and one generation thread. Rule: it gets
-exactly one terminal event, a chunk with a stop reason or an error, so that no consumer waits for
-ever. Jobs are entered, ended and fed in the event loop; the thread reads them and posts what it has
-drawn, once per forward pass.
+An engine samples from one version: its requests share passes, one token each, and whoever comes
+later joins. What a prompt shares with a sequence that was computed before, under the same salt, is
+copied, not computed again.
 
-An engine samples from one version: it starts with its first request, and restarts when it has died.
 Rule: immutable weights. An engine never sees another version's tensors, so a request keeps its own
-version's logprobs whatever is published meanwhile.
+version's logprobs whatever is published meanwhile. All engines share one set of base tensors.
+Adapters come from published folders, as any server's would.
 
-A sampler streams from its version's engine, and the trainer scores for it. All engines share one
-set of base tensors. Rule: adapters come from published folders, as any server's would.
+Rule: a pass runs in the one thread of all engines, and nothing else touches rows. The event loop
+only adds requests, marks those that nobody reads any more, and hands over what was drawn.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import count
 from pathlib import Path
-from random import Random
 from typing import Any, Final
 
 import torch
@@ -30,187 +28,27 @@ from torch import Tensor
 
 from local_gpu.halves import BASE_REF, Facts, Score, TrainerScores, check_request
 from local_gpu.model.files import read_adapter
-from local_gpu.model.load import own_stream
 from local_gpu.model.lora import BaseModel, for_sampling, with_lora
 from local_gpu.model.vision import Vision
-from local_gpu.room import Room
-from local_gpu.sample.batching import Batcher, Scheduled, salted_id
-from local_gpu.sample.drawing import Drawn, Recipe, draw
-from local_gpu.sample.routing import Prefix, RecentPrompts, keys_of
-from local_gpu.sample.seeing import stream
+from local_gpu.sample.cached import Row, hidden, seen
+from local_gpu.sample.drawing import Drawn, Draws, draw
+from local_gpu.sample.routing import RecentPrompts, keys_of
 from local_gpu.tasks import together
-from tinker_claw.errors import (
-    BackendError,
-    ConfigError,
-    RequestError,
-    SamplerError,
-)
+from tinker_claw.errors import BackendError, ClawError, ConfigError, RequestError, SamplerError
 from tinker_claw.policy import Sampler
-from tinker_claw.types import (
-    Completion,
-    SamplingParams,
-    StopReason,
-    TokenChunk,
-    Tokens,
-)
+from tinker_claw.types import Completion, SamplingParams, TokenChunk, Tokens
 
 _WARM_PREFIXES: Final = 4
 _WARM_S: Final = 20.0
 """Seconds for warming up a new version before it serves."""
-_NOT_FINITE: Final = "The model's logits are not finite."
-_ABANDONED: Final = Recipe(temperature=0, top_p=1, top_k=None, uniform=0, student_topk=0)
-"""Recipe for a row whose request was cancelled while it was in the batch."""
-
-
-@dataclass(eq=False, slots=True)
-class SampleJob:
-    """One request."""
-
-    prompt: Tokens
-    params: SamplingParams
-    random: Random
-    """Random numbers seeded by the request; without a seed, by the operating system."""
-    events: asyncio.Queue[TokenChunk | SamplerError] = field(
-        default_factory=asyncio.Queue[TokenChunk | SamplerError]
-    )
-    done: bool = False
-    """Whether the terminal event is in the queue."""
-    generated: int = 0
-    prefilled: int = 0
-    """Number of prompt tokens that were computed; the others came from shared blocks."""
-
-    def put(self, event: TokenChunk | SamplerError) -> None:
-        """In the event loop: hand over an event, unless the terminal one has passed."""
-        if not self.done:
-            self.done = isinstance(event, SamplerError) or event.stop_reason is not None
-            self.events.put_nowait(event)
-
-    def recipe(self) -> Recipe:
-        p = self.params
-        return Recipe(p.temperature, p.top_p, p.top_k, self.random.random(), p.student_topk)
-
-    def draw(self, logits: Tensor) -> Drawn:
-        """Draw the next token from logits [1, V], outside of a batch.
-
-        Raises:
-            SamplerError: the logits are not finite.
-        """
-        (drawn,) = draw(logits, [self.recipe()])
-        if drawn is None:
-            raise SamplerError(_NOT_FINITE)
-        return drawn
-
-    def chunk(self, drawn: Drawn) -> TokenChunk:
-        """In the thread: count a token and wrap it. The scheduler stops by the same rules."""
-        self.generated += 1
-        stop: StopReason | None = None
-        if drawn.token in self.params.stop_tokens:
-            stop = StopReason.STOP
-        elif self.generated == self.params.max_tokens:
-            stop = StopReason.LENGTH
-        asked = self.params.student_topk > 0
-        return TokenChunk(
-            tokens=(drawn.token,),
-            logprobs=(drawn.logprob,),
-            topk_ids=(drawn.topk_ids,) if asked else (),
-            topk_logprobs=(drawn.topk_logprobs,) if asked else (),
-            stop_reason=stop,
-            cached_tokens=max(0, len(self.prompt) - self.prefilled) if stop else 0,
-        )
-
-
-class Feed:
-    """The jobs of one generation thread."""
-
-    def __init__(self, cancel: Callable[[str], None], room: Room) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._cancel = cancel
-        self._room = room
-        self._jobs: dict[str, SampleJob] = {}
-
-    # In the event loop.
-
-    def enter(self, request_id: str, job: SampleJob) -> None:
-        self._jobs[request_id] = job
-        if job.params.person:
-            self._room.enter(job, self)
-
-    def leave(self, request_id: str) -> None:
-        """The consumer has gone; a request that is not finished is cancelled."""
-        job = self._jobs.pop(request_id)
-        self._room.leave(job)
-        if not job.done:
-            self._cancel(request_id)
-
-    def __len__(self) -> int:
-        return len(self._jobs)
-
-    # In the generation thread. None of these may raise.
-
-    def of_person(self, request_id: str) -> bool:
-        """Whether a person waits for the request."""
-        job = self._jobs.get(request_id)
-        return job is not None and job.params.person
-
-    def take_turn(self) -> None:
-        """Wait until this engine may compute a pass: one at a time, people first."""
-        self._room.take_turn(self)
-
-    def end_turn(self, others_s: float) -> None:
-        """Note the end of a pass of `others_s` seconds if it was for no person, or that there is
-        nothing to compute."""
-        self._room.end_turn(others_s)
-
-    def on_logits(self, batch: Sequence[Scheduled], logits: Tensor) -> list[int]:
-        """Choose a token for each row [R, V] of the requests with `has_new_token`, in order."""
-        ids: list[str] = []
-        for part in batch:
-            request_id: str = part.state.request_id
-            job = self._jobs.get(request_id)
-            if job is None:
-                # Cancelled before it reached the scheduler, or while it was in this batch.
-                self._cancel(request_id)
-            elif job.generated == 0:
-                job.prefilled += part.query_length
-            if part.has_new_token:
-                ids.append(request_id)
-        if not ids:
-            return []
-        jobs = [self._jobs.get(request_id) for request_id in ids]
-        recipes = [job.recipe() if job else _ABANDONED for job in jobs]
-        drawn = draw(logits[: len(ids)], recipes)
-        events: list[tuple[SampleJob, TokenChunk | SamplerError]] = []
-        for request_id, job, token in zip(ids, jobs, drawn, strict=True):
-            if job is not None and token is not None:
-                events.append((job, job.chunk(token)))
-                self._room.begin(job)
-            elif job is not None:
-                self._cancel(request_id)
-                events.append((job, SamplerError(_NOT_FINITE)))
-        self._post(partial(_put_all, events))
-        return [token.token if token else 0 for token in drawn]
-
-    def on_failure(self, request_id: str, reason: str) -> None:
-        if job := self._jobs.get(request_id):
-            self._post(partial(job.put, SamplerError(f"The sampler failed: {reason}")))
-
-    def on_exit(self, reason: str) -> None:
-        """The thread has ended; nothing more will come for any request."""
-        self._post(partial(self._fail_all, f"The sampler ended: {reason}."))
-
-    def _fail_all(self, sentence: str) -> None:
-        for job in self._jobs.values():
-            job.put(SamplerError(sentence))
-
-    def _post(self, call: Callable[[], None]) -> None:
-        # The thread outlives a loop that was closed without `aclose`; nobody is listening then.
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(call)
-
-
-def _put_all(events: Sequence[tuple[SampleJob, TokenChunk | SamplerError]]) -> None:
-    for job, event in events:
-        job.put(event)
+_MOST: Final = 64
+"""Requests of one pass, and rows of requests that have ended."""
+_AHEAD: Final = 32
+"""Tokens that every request must have room for before another one begins."""
+_LITTLE: Final = 32
+"""Tokens that are sooner computed again than kept."""
+_THREAD: Final = ThreadPoolExecutor(1, thread_name_prefix="tinker-claw-sampler")
+"""Computes the passes of all engines of the process, one at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,24 +85,57 @@ class EngineSize:
         return cls(base.vocabulary, min(context, cache), cache, max_batch_tokens)
 
 
+@dataclass(eq=False, slots=True)
+class _Request:
+    """One request of an engine."""
+
+    prompt: Tokens
+    params: SamplingParams
+    draws: Draws
+    salt: object
+    """Rows are shared by requests of one salt."""
+    tokens: list[int]
+    """Prompt and reply so far."""
+    events: asyncio.Queue[TokenChunk | SamplerError] = field(
+        default_factory=asyncio.Queue[TokenChunk | SamplerError]
+    )
+    gone: bool = False
+    """Whether it has ended, or nobody reads it any more."""
+    row: Row | None = None
+    """None: it waits for room."""
+    cached: int | None = None
+    """Prompt tokens that were not computed; None: it has not begun."""
+    shift: int = 0
+    """How far positions are from the numbers of tokens, behind images."""
+
+    @property
+    def left(self) -> int:
+        """Tokens to compute before the next can be drawn."""
+        return len(self.tokens) - len(self.row or ())
+
+    @property
+    def blind(self) -> bool:
+        """Whether images have yet to be computed, all at once with the prompt."""
+        return bool(self.params.images) and not self.row
+
+
+_Event = tuple[_Request, TokenChunk | SamplerError]
+
+
 class Engine:
     """Samples from one module."""
 
-    def __init__(
-        self, module: Any, size: EngineSize, room: Room, vision: Vision | None = None
-    ) -> None:
-        """Set up an engine.
-
-        Args:
-            room: shared by everything that computes in this process.
-            vision: the vision half of the model; None: it reads text only.
-        """
+    def __init__(self, module: Any, size: EngineSize, vision: Vision | None = None) -> None:
+        """`vision`: the vision half of the model; None: it reads text only."""
         self._module = module
         self._vision = vision
         self._size = size
-        self._room = room
-        self._ids = count()
-        self._running: Batcher | None = None
+        self._arrived = deque[_Request]()
+        self._requests: list[_Request] = []
+        """In order of arrival."""
+        self._kept: list[tuple[object, Row]] = []
+        """Rows of requests that have ended, each with its salt; the oldest first."""
+        self._working: asyncio.Task[None] | None = None
         self._retired = False
 
     async def stream(self, prompt: Tokens, params: SamplingParams) -> AsyncGenerator[TokenChunk]:
@@ -278,43 +149,29 @@ class Engine:
         check_request(
             prompt, params, context_tokens=size.context_tokens, vocabulary=size.vocabulary
         )
-        if params.images:
-            async with aclosing(self._seeing(prompt, params)) as seen:
-                async for chunk in seen:
-                    yield chunk
-            return
-        running = self._start()
-        request_id = salted_id(next(self._ids), params.cache_salt)
-        job = SampleJob(prompt, params, Random(params.seed))
-        # Entered before it is submitted: if the thread dies in between, `on_exit` still fails it.
-        running.events.enter(request_id, job)
+        if params.images and self._vision is None:
+            raise RequestError("The prompt has an image, and this model reads text only.")
+        # Placeholders say nothing about their images: such a row is nobody else's.
+        salt = object() if params.images else params.cache_salt
+        request = _Request(prompt, params, Draws(params), salt, list(prompt))
+        self._arrived.append(request)
+        if self._working is None:
+            self._working = asyncio.create_task(self._work())
         try:
-            running.submit(request_id, prompt, params.max_tokens, params.stop_tokens)
-            while not (job.done and job.events.empty()):
-                event = await job.events.get()
+            while True:
+                event = await request.events.get()
                 if isinstance(event, SamplerError):
                     raise event
                 yield event
-        finally:
-            running.events.leave(request_id)
-            if self._retired and running is self._running and len(running.events) == 0:
-                await self._stop()
-
-    async def _seeing(self, prompt: Tokens, params: SamplingParams) -> AsyncGenerator[TokenChunk]:
-        if self._vision is None:
-            raise RequestError("The prompt has an image, and this model reads text only.")
-        job = SampleJob(prompt, params, Random(params.seed), prefilled=len(prompt))
-        replies = stream(self._vision, self._module, prompt, params.images, job.draw)
-        async with aclosing(replies) as drawn:
-            async for token in drawn:
-                yield (chunk := job.chunk(token))
-                if chunk.stop_reason is not None:
+                if event.stop_reason is not None:
                     return
+        finally:
+            request.gone = True
 
     async def sample(self, prompt: Tokens, params: SamplingParams, n: int) -> list[Completion]:
         """Draw n completions at once; with a seed, completion i is drawn with seed + i.
 
-        The others start when the first has its first token, and share its prompt's blocks.
+        The others start when the first has its first token, and share its prompt.
         """
         first = self.stream(prompt, params)
         others = [
@@ -331,29 +188,164 @@ class Engine:
             )
 
     async def aclose(self) -> None:
-        """End the thread when its requests have ended.
-
-        A later request, by a caller that took this version just before a swap, is still served: it
-        restarts the thread, which then ends with it.
-        """
+        """Free the cache once the requests in flight have ended; returns at once where there are
+        any. A later request, by a caller that took this version just before a swap, is served."""
         self._retired = True
-        await self._stop()
+        in_flight = any(not request.gone for request in (*self._requests, *self._arrived))
+        if self._working is not None and not in_flight:
+            await asyncio.wait((self._working,))
+        if self._working is None:
+            self._kept.clear()
 
-    def _start(self) -> Batcher:
-        if self._running is None or not self._running.accepts:
-            size = self._size
-            self._running = Batcher(
-                self._module,
-                kv_cache_tokens=size.kv_cache_tokens,
-                max_batch_tokens=size.max_batch_tokens,
+    async def _work(self) -> None:
+        """Compute passes while there are requests."""
+        loop = asyncio.get_running_loop()
+        try:
+            while self._arrived or self._requests:
+                for request, event in await loop.run_in_executor(_THREAD, self._pass):
+                    request.events.put_nowait(event)
+        except BaseException as error:  # nobody may wait for ever
+            for request in (*self._requests, *self._arrived):
+                request.events.put_nowait(SamplerError(f"The sampler ended: {error!r}"))
+            self._requests.clear()
+            self._arrived.clear()
+            raise
+        finally:
+            self._working = None
+            if self._retired:
+                self._kept.clear()
+
+    # In the thread.
+
+    def _pass(self) -> list[_Event]:
+        """Compute one pass; return what was drawn, and what failed."""
+        while self._arrived:
+            self._requests.append(self._arrived.popleft())
+        for request in self._requests:
+            if request.gone and request.row and not request.params.images:
+                self._keep(request.salt, request.row)
+        self._requests = [request for request in self._requests if not request.gone]
+        chosen = [(request, 0) for request in self._requests]
+        try:
+            chosen = self._chosen()
+            return self._computed(chosen)
+        except (RuntimeError, ValueError, ClawError) as error:
+            failed = error if isinstance(error, SamplerError) else None
+            failed = failed or SamplerError(f"The sampler failed: {error}")
+            for request, _ in chosen:
+                request.row, request.gone = None, True
+            return [(request, failed) for request, _ in chosen]
+
+    def _keep(self, salt: object, row: Row) -> None:
+        """Keep a row, in place of those of its salt that have little more than it has."""
+
+        def little(other: Row) -> bool:
+            return len(other) - _common(other.tokens, row.tokens) < _LITTLE
+
+        others = [(s, other) for s, other in self._kept if s != salt or not little(other)]
+        self._kept = [*others, (salt, row)][-_MOST:]
+
+    def _chosen(self) -> list[tuple[_Request, int]]:
+        """Choose the requests of the next pass, each with its number of tokens: all that are
+        decoding, then the shortest prompts."""
+        for request in self._requests:
+            if request.row is None and self._has_room(request):
+                request.row = self._begun(request)
+        going = sorted(self._going(), key=lambda request: request.left)
+        blind = next((request for request in going if request.blind), None)
+        if blind is not None:
+            return self._within([(blind, len(blind.prompt))])
+        chosen, free = list[tuple[_Request, int]](), self._size.max_batch_tokens
+        for request in going[:_MOST]:
+            if count := min(request.left, free):
+                chosen.append((request, count))
+                free -= count
+        return self._within(chosen)
+
+    def _going(self) -> list[_Request]:
+        return [request for request in self._requests if request.row is not None]
+
+    def _has_room(self, request: _Request) -> bool:
+        going = self._going()
+        used = sum(len(one.tokens) + _AHEAD for one in (*going, request))
+        return not going or used <= self._size.kv_cache_tokens
+
+    def _begun(self, request: _Request) -> Row:
+        """Make a request's row, from the one that has most of its tokens already."""
+        others = [(one.salt, one.row) for one in self._going() if one.row is not None]
+        rows = [row for salt, row in (*self._kept, *others) if salt == request.salt]
+        wanted = request.tokens[:-1]  # the last one's logits are needed
+        best = max(rows, key=lambda row: _common(row.tokens, wanted), default=Row())
+        count = _common(best.tokens, wanted)
+        if request.cached is None:
+            request.cached = count
+        at = next((i for i, (_, row) in enumerate(self._kept) if row is best), None)
+        if at is not None and count == len(best):
+            return self._kept.pop(at)[1]
+        return best.beginning(count) if count else Row()
+
+    def _within(self, chosen: list[tuple[_Request, int]]) -> list[tuple[_Request, int]]:
+        """Make room for a pass: the oldest rows that nobody uses go first, then the newest requests
+        wait, and are computed again later."""
+        while True:
+            rows = [*(row for _, row in self._kept), *(one.row or () for one in self._requests)]
+            new = sum(count for _, count in chosen)
+            if sum(map(len, rows)) + new <= self._size.kv_cache_tokens:
+                return chosen
+            if self._kept:
+                self._kept.pop(0)
+            elif len(going := self._going()) > 1:
+                going[-1].row = None
+                chosen = [(one, count) for one, count in chosen if one is not going[-1]]
+            else:
+                return chosen
+
+    @torch.inference_mode()
+    def _computed(self, chosen: Sequence[tuple[_Request, int]]) -> list[_Event]:
+        if not chosen:
+            return []
+        states = self._states(chosen)
+        whole = [i for i, (request, _) in enumerate(chosen) if request.left == 0]
+        drawing = [chosen[i][0] for i in whole]
+        if not drawing:
+            return []
+        logits = self._module.get_output_embeddings()(states[whole]).float()
+        drawn = draw(logits, [request.draws.recipe() for request in drawing])
+        return [self._event(*each) for each in zip(drawing, drawn, strict=True)]
+
+    def _states(self, chosen: Sequence[tuple[_Request, int]]) -> Tensor:
+        """Last hidden states (R, hidden), of the last token that each request has in this pass."""
+        (first, _), *_ = chosen
+        if first.blind:
+            assert self._vision is not None
+            assert first.row is not None
+            state, first.shift = seen(
+                self._vision, self._module, first.row, first.prompt, first.params.images
             )
-            self._running.start_with(Feed(self._running.cancel_request, self._room))
-        return self._running
+            return state
+        parts: list[tuple[Row, Sequence[int], int]] = []
+        for request, count in chosen:
+            assert request.row is not None
+            done = len(request.row)
+            parts.append((request.row, request.tokens[done : done + count], request.shift))
+        return hidden(self._module, parts)
 
-    async def _stop(self) -> None:
-        running, self._running = self._running, None
-        if running is not None:
-            await asyncio.to_thread(running.drain)
+    def _event(self, request: _Request, drawn: Drawn | None) -> _Event:
+        if drawn is None:
+            request.row, request.gone = None, True
+            return request, SamplerError("The model's logits are not finite.")
+        request.tokens.append(drawn.token)
+        chunk = request.draws.chunk(drawn, cached_tokens=request.cached or 0)
+        request.gone = request.gone or chunk.stop_reason is not None
+        return request, chunk
+
+
+def _common(a: list[int], b: list[int]) -> int:
+    """Number of tokens that two sequences have in common at their beginnings."""
+    n = min(len(a), len(b))
+    if a[:n] == b[:n]:
+        return n
+    return next(i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
 
 
 async def _collect(
@@ -387,9 +379,8 @@ class LocalSampler(TrainerScores):
         """
         with suppress(TimeoutError, SamplerError, RequestError):
             async with asyncio.timeout(_WARM_S):
-                for prefix in self._recent.prefixes(_WARM_PREFIXES) or [Prefix((0,))]:
-                    # With one token, transformers would forget the blocks of its pass.
-                    params = SamplingParams(max_tokens=2, cache_salt=prefix.salt)
+                for prefix in self._recent.prefixes(_WARM_PREFIXES):
+                    params = SamplingParams(max_tokens=1, cache_salt=prefix.salt)
                     await self._engine.sample(prefix.tokens, params, 1)
 
     def stream(self, prompt: Tokens, params: SamplingParams) -> AsyncGenerator[TokenChunk]:
@@ -414,13 +405,7 @@ class EmbeddedServing:
     constrains = False
 
     def __init__(
-        self,
-        base: BaseModel,
-        size: EngineSize,
-        room: Room,
-        score: Score,
-        run: Run,
-        vision: Vision | None,
+        self, base: BaseModel, size: EngineSize, score: Score, run: Run, vision: Vision | None
     ) -> None:
         """Serve a base.
 
@@ -430,7 +415,6 @@ class EmbeddedServing:
         """
         self._base = base
         self._size = size
-        self._room = room
         self._score = score
         self._run = run
         self._recent = RecentPrompts()
@@ -468,14 +452,13 @@ class EmbeddedServing:
     def _read(self, folder: Path) -> object:
         saved = read_adapter(folder, self._base)
         try:
-            with own_stream(self._base.device):
-                return for_sampling(with_lora(self._base, saved.shape, saved.tensors))
+            return for_sampling(with_lora(self._base, saved.shape, saved.tensors))
         except ConfigError as error:
             raise BackendError(str(error)) from error
 
     def _sampler(self, ref: str, module: object, recent: RecentPrompts) -> LocalSampler:
         facts = Facts(self._base.fingerprint, self._size.vocabulary, self._size.context_tokens)
-        engine = Engine(module, self._size, self._room, self.vision)
+        engine = Engine(module, self._size, self.vision)
         sampler = LocalSampler(ref, engine, facts, self._score, recent, self._open.discard)
         self._open.add(sampler)
         return sampler

@@ -222,8 +222,7 @@ class PoolServing(Pool):
             # From vLLM's sources: with a tied head it silently loads only the rest.
             raise BackendError(
                 f"The adapter {ref!r} is on the head, too, which inference servers apply for some "
-                "models and pass over for others. Create the model with train_unembed=False, or "
-                "sample without inference servers."
+                "models and pass over for others. Create the model with train_unembed=False."
             )
         before, hot = self.newest(but=ref), self.recent.prefixes(1)
         texts = [prefix.tokens for prefix in hot]

@@ -194,7 +194,7 @@ def parser() -> argparse.ArgumentParser:
         "--rank", type=int, default=32, help="of all models, where the base is split over GPUs"
     )
     halves.add_argument(
-        "--sampler-urls", nargs="+", default=(), help="vLLM servers; without, in here"
+        "--sampler-urls", nargs="+", default=(), help="vLLM servers, needed on GPUs"
     )
     halves.add_argument(
         "--sampler-api-key",

@@ -15,7 +15,6 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from random import Random
 from typing import Any, Final
 
 import numpy as np
@@ -25,7 +24,7 @@ from tinker.proto import tinker_public_pb2 as pb
 from transformers import AutoConfig, GenerationConfig
 
 from local_gpu.halves import ScoreAsk, check_request
-from local_gpu.sample.embedded import SampleJob
+from local_gpu.sample.drawing import Draws, draw
 from local_gpu.tasks import together
 from local_gpu.tinker.futures import Answer, Capacity
 from local_gpu.tinker.requests import Params, PromptBody, SampleRequest, TensorField
@@ -38,7 +37,7 @@ from local_gpu.tinker.wire import (
     place_image,
     sample_response,
 )
-from tinker_claw.errors import RequestError
+from tinker_claw.errors import RequestError, SamplerError
 from tinker_claw.policy import Sampler
 from tinker_claw.types import (
     Completion,
@@ -282,8 +281,11 @@ def _next(told: TokenLogprobs, vocabulary: int, params: SamplingParams) -> Compl
     """Draw the token that follows a prompt from the logprobs of the whole vocabulary."""
     logprobs = torch.full((1, vocabulary), -math.inf)
     logprobs[0, torch.tensor(told.topk_ids[0])] = torch.tensor(told.topk_logprobs[0])
-    job = SampleJob((), params, Random(params.seed))
-    return Completion.collect([job.chunk(job.draw(logprobs))], params)
+    draws = Draws(params)
+    (drawn,) = draw(logprobs, [draws.recipe()])
+    if drawn is None:
+        raise SamplerError("The model's logits are not finite.")
+    return Completion.collect([draws.chunk(drawn)], params)
 
 
 @dataclass(frozen=True, slots=True)

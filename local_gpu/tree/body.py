@@ -33,7 +33,7 @@ _REFUSALS = (ValueError, TypeError, RuntimeError, IndexError, AttributeError, Ke
 class Pictures(Protocol):
     """Images of a batch (`local_gpu.model.vision`)."""
 
-    def hidden(self, tree: PrefixTree, over_tree: Attend) -> Tensor | None:
+    def hidden(self, tree: PrefixTree, **attention: Attend) -> Tensor | None:
         """Return the last hidden states (1, T, hidden) of a tree; None: it shows no image."""
         ...
 
@@ -68,7 +68,7 @@ class Body:
             return [self._alone(module, s)[at:] for s, at in zip(sequences, firsts, strict=True)]
         tree = grow(sequences, share=self.share)
         over_tree = self.kernel.prepare(tree, self.device)
-        rows = None if pictures is None else pictures.hidden(tree, over_tree)
+        rows = None if pictures is None else pictures.hidden(tree, over_tree=over_tree)
         if rows is None:
             rows = module.base_model(
                 input_ids=tree.tokens.to(self.device)[None],

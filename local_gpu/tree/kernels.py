@@ -1,11 +1,8 @@
 """Attention: per sequence, and over a tree of shared prefixes, by plain PyTorch.
 
-Trainer and sampler share `causal_attention`: per sequence, without a mask over the batch.
-
-transformers' own SDPA path for continuous batching attends with one dense mask over all queries
-and all keys of a batch; here each sequence attends to its own keys only. It is registered under a
-name of its own, so that switching between training, scoring and paged sampling changes nothing in a
-model.
+Trainer and sampler share `causal_attention`: each sequence attends to its own keys only, without a
+mask over the batch. It is registered under a name of its own, so that switching between training,
+scoring and sampling changes nothing in a model.
 
 Rule: no padding and no attention mask exist here. A sequence is whole, and causal.
 
@@ -29,7 +26,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Protocol, cast
 
 import torch
@@ -96,27 +92,24 @@ def causal_attention(
     attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
-    cache: Any = None,
     over_tree: Callable[[Tensor, Tensor, Tensor, float | None], Tensor] | None = None,
+    cached: Callable[[int, Tensor, Tensor, Tensor, float | None], Tensor] | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attention function that transformers calls in every layer: [B, H, n, D] -> [B, n, H, D].
 
-    With `over_tree` (a prepared kernel, `local_gpu.tree.kernels`) the batch is one row that
-    holds a tree of shared prefixes. With a paged cache (transformers' PagedAttentionCache) it is
-    one row, all sequences end to end, cut by cu_seq_lens.
+    With `over_tree` (a prepared kernel) the batch is one row that holds a tree of shared prefixes.
+    With `cached` (`local_gpu.sample.cached`) it is one row, the new tokens of several sequences end
+    to end; the number of the layer comes first.
     """
     if over_tree is not None:
-        return over_tree(query, key, value, scaling).transpose(1, 2).contiguous(), None
-    if cache is None:
+        out = over_tree(query, key, value, scaling)
+    elif cached is not None:
+        layer = cast(int, module.layer_idx)
+        out = cached(layer, query, key, value, scaling)
+    else:
         rows = zip(query.split(1), key.split(1), value.split(1), strict=True)
         out = torch.cat([attend(q, k, v, scaling) for q, k, v in rows])
-        return out.transpose(1, 2).contiguous(), None
-    key, value = cache.update(key, value, layer_idx=module.layer_idx, kwargs=kwargs)
-    out = torch.empty_like(query)
-    cuts_q, cuts_k = kwargs["cu_seq_lens_q"].tolist(), kwargs["cu_seq_lens_k"].tolist()
-    for (q0, q1), (k0, k1) in zip(pairwise(cuts_q), pairwise(cuts_k), strict=True):
-        out[:, :, q0:q1] = attend(query[:, :, q0:q1], key[:, :, k0:k1], value[:, :, k0:k1], scaling)
     return out.transpose(1, 2).contiguous(), None
 
 

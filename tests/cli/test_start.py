@@ -213,10 +213,15 @@ def test_gpus_of_this_machine_are_an_answer(home: Path) -> None:
     asked = home / "bin" / "nvidia-smi"
     asked.write_text("#!/bin/sh\necho '0, Some GPU, 81920, 4, GPU-a'\n")
     asked.chmod(0o755)
+    vllm = home / "bin" / "vllm"
     with started(home) as seen:
         seen.until(r"on GPUs of this machine \(80 GiB\)")
         seen.types("2\r")
-        seen.until("There is no vLLM here, .* many times slower")
+        seen.until("There is no vLLM here, which samples on GPUs")
+        vllm.write_text("#!/bin/sh\n")
+        vllm.chmod(0o755)
+        seen.until("1 to 3: ")
+        seen.types("2\r")
         seen.until(r"--model-name Qwen/Qwen3-8B cannot be downloaded from the Hugging Face")
         assert seen.ended() == 2
     told = tomllib.loads(files(home)[".config/tinker-claw/settings.toml"])

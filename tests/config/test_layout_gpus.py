@@ -259,16 +259,13 @@ def test_a_machine_without_gpus_learns_on_its_cpu(model: str) -> None:
         arranged(model, "--device", "cuda")
 
 
-def test_without_vllm_the_embedded_sampler_is_the_last_resort(
+def test_gpus_without_vllm_are_refused_with_how_to_get_it(
     model: str, box: Callable[..., None]
 ) -> None:
     box()
-    alone = arranged(model)
-    assert alone.layout == Layout((0,), ())
-    assert alone.demand is not None
-    assert alone.demand.embedded_tokens == alone.demand.context_tokens * 3 // 2
-    with pytest.raises(ConfigError, match=r"needs vLLM, and there is none in \.venv-vllm"):
-        arranged(model, "--rollout-gpus", "1")
+    for flags in ((), ("--rollout-gpus", "1")):
+        with pytest.raises(ConfigError, match=r"needs vLLM, and there is none in \.venv-vllm.*pip"):
+            arranged(model, *flags)
 
 
 def test_layout_goes_by_the_gpus_that_are_visible(
@@ -414,7 +411,7 @@ def test_the_doctor_reckons_before_vllm_is_there(
     assert table.startswith("ok   memory     GPU 0 learns; 1 samples.")
     assert "a tenth spare" in table
     assert "KV cache:" in table
-    assert section(told, "samplers").startswith("warn samplers   no vLLM")
+    assert "needs vLLM, and there is none" in section(told, "samplers")
     monkeypatch.setattr(
         "tinker_claw.backends.open.find_spec", {"torch": 1, "peft": 1, "safetensors": 1}.get
     )

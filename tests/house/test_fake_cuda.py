@@ -7,10 +7,7 @@ docs/owed.md.
 
 from __future__ import annotations
 
-import asyncio
 import os
-import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from backends import start_local, tiny_model
+from backends import tiny_model
 from fake_cuda import CPU, GPU, FakeCuda, OnGpu, on_gpu
 from local_reference import entropy_datum, rl_datum
 from torch import Tensor
@@ -37,7 +34,7 @@ from local_gpu.tree.fused import FlexKernel, VarlenKernel, block_mask
 from local_gpu.tree.kernels import Fa3Kernel, Kernel, MergedKernel, SdpaKernel, attend
 from local_gpu.tree.prefix_tree import grow
 from tinker_claw.errors import ConfigError
-from tinker_claw.types import Adam, LossPass, SamplingParams, StepReport, TokenLogprobs
+from tinker_claw.types import Adam, LossPass, StepReport, TokenLogprobs
 
 ASKS = (
     ScoreAsk((*range(40), 3, 9, 4), 38, None, 0),
@@ -304,30 +301,3 @@ def test_the_fake_refuses_what_cuda_refuses(cuda: FakeCuda) -> None:
     assert (there + 1).device == torch.zeros(1, device="cuda").device == GPU
     assert there[here.long()].device == (there + torch.tensor(1.0)).device == GPU
     assert there.cpu().device == there.to("cpu", torch.float64).device == CPU
-
-
-# On a GPU
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-async def test_tokens_are_the_same_while_others_keep_the_gpu_busy(tmp_path: Path) -> None:
-    """Another thread fills the stream that all share, as a training step does."""
-    trainer = await start_local(tmp_path, device="cuda", dtype="float32")
-    sampler = await trainer.base()
-    asked = SamplingParams(max_tokens=40, temperature=1.0, seed=3)
-    quiet = (await sampler.sample(tuple(range(1, 50)), asked))[0]
-    over = threading.Event()
-
-    def keep_busy() -> None:
-        while not over.is_set():
-            torch.cuda._sleep(20_000_000)
-            time.sleep(0.002)
-
-    async with asyncio.TaskGroup() as group:
-        group.create_task(asyncio.to_thread(keep_busy))
-        try:
-            loud = (await sampler.sample(tuple(range(1, 50)), asked))[0]
-        finally:
-            over.set()
-    assert loud.tokens == quiet.tokens
-    await trainer.aclose()

@@ -23,7 +23,7 @@ from local_gpu.trainer import LocalTrainer
 from tests.lives import Fate, life, until
 from tests.talkers import talking
 from tests.truths import check, one, read
-from tinker_claw.errors import BackendError, OutageError, StepError
+from tinker_claw.errors import BackendError, ConfigError, OutageError, StepError
 from tinker_claw.types import Datum, LossPass
 
 ILLEGAL = (
@@ -250,6 +250,15 @@ async def test_where_a_cuda_device_is_seen_a_process_of_its_own_learns(
         with pytest.raises(Asked):
             await start_local(tmp_path, device=device, sampler_urls=("http://127.0.0.1:9",))
     assert asked == [("auto", ()), ("cuda", ()), ("cuda", (1,))]
+
+
+async def test_on_a_gpu_the_process_itself_does_not_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for device in ("auto", "cuda"):
+        with pytest.raises(ConfigError, match=r"On a GPU vLLM samples.*--sampler-urls"):
+            await start_local(tmp_path, device=device)
 
 
 async def _nobody(*_: object) -> tuple[()]:

@@ -17,12 +17,11 @@ from backends import VOCABULARY, held_requests, start_local
 from transformers import AutoModelForCausalLM
 
 from local_gpu.learn.head import head_logprobs, read_logprobs
-from local_gpu.sample.batching import PAGE_TOKENS, check_version
 from local_gpu.sample.drawing import Recipe, draw
 from local_gpu.sample.embedded import LocalSampler
 from local_gpu.trainer import LocalTrainer
 from local_gpu.tree.kernels import attend
-from tinker_claw.errors import ConfigError, ContextLengthError, RequestError, SamplerError
+from tinker_claw.errors import ContextLengthError, RequestError, SamplerError
 from tinker_claw.types import Adam, Completion, Datum, LossPass, SamplingParams, StopReason
 
 
@@ -153,10 +152,10 @@ async def test_a_shared_prefix_is_not_computed_again_and_changes_no_logprob(
     assert first.cached_tokens == 0
     longer = (*tokens, *first.tokens, *prompt(25, salt=7))
     second = await one(sampler, longer, max_tokens=30)
-    assert second.cached_tokens == (229 // PAGE_TOKENS) * PAGE_TOKENS
+    assert second.cached_tokens == 229, "all whose keys were computed"
     assert await distance(sampler, longer, second) < 1e-4
     drawn = await sampler.sample(longer, SamplingParams(max_tokens=5, seed=1), n=3)
-    assert [c.cached_tokens for c in drawn] == [(254 // PAGE_TOKENS) * PAGE_TOKENS] * 3
+    assert [c.cached_tokens for c in drawn] == [254] * 3, "the last one's logits are needed"
 
 
 @pytest.mark.slow
@@ -166,13 +165,14 @@ async def test_a_prefix_is_shared_under_its_own_salt_only(trainer: LocalTrainer)
         (await one(sampler, tokens, max_tokens=90, cache_salt=salt)).cached_tokens
         for salt in (None, "anna", "ben", "anna", "ben", None)
     ]
-    assert cached == [0, 0, 0, 192, 192, 192]
+    assert cached == [0, 0, 0, 199, 199, 199]
     # Sampled tokens begin the next prompt, and are kept apart by salt as well.
     drawn = await one(sampler, tokens, max_tokens=90, cache_salt="anna", seed=8)
     further = (*tokens, *drawn.tokens, *prompt(9, salt=5))
-    for salt, expected in (("ben", 192), ("anna", 288), (None, 192)):
+    for salt in ("ben", "anna", None):
         found = await one(sampler, further, max_tokens=2, cache_salt=salt)
-        assert found.cached_tokens == expected, salt
+        assert found.cached_tokens >= 200
+        assert (found.cached_tokens == 289) == (salt == "anna")
         assert await distance(sampler, further, found) < 1e-4
 
 
@@ -192,7 +192,7 @@ async def test_a_forgotten_prompt_is_computed_for_no_new_version(trainer: LocalT
 async def test_n_completions_compute_their_prompt_once(trainer: LocalTrainer) -> None:
     sampler = await trainer.base()
     drawn = await sampler.sample(prompt(150), SamplingParams(max_tokens=4, seed=9), n=4)
-    assert [c.cached_tokens for c in drawn] == [0, 128, 128, 128]
+    assert [c.cached_tokens for c in drawn] == [0, 149, 149, 149]
     alone = await one(sampler, prompt(150), max_tokens=4, seed=11)
     assert drawn[2].tokens == alone.tokens
 
@@ -237,7 +237,7 @@ async def test_a_short_prompt_passes_a_long_one(tmp_path: Path) -> None:
     order: list[str] = []
     both = threading.Event()
     module: Any = sampler._engine._module  # type: ignore[attr-defined]
-    hook = module.register_forward_pre_hook(lambda *_: both.wait(60) and None)
+    hook = module.base_model.register_forward_pre_hook(lambda *_: both.wait(60) and None)
 
     async def first_token(name: str, tokens: tuple[int, ...]) -> None:
         async with aclosing(sampler.stream(tokens, SamplingParams(max_tokens=2))) as stream:
@@ -299,10 +299,10 @@ async def test_a_failing_forward_pass_fails_its_requests_and_the_next_one_is_ser
     armed = True
 
     def fail(*_: object) -> None:
-        if armed and threading.current_thread().name == "tinker-claw-sampler":
+        if armed and threading.current_thread().name.startswith("tinker-claw-sampler"):
             raise RuntimeError("out of memory, say")
 
-    hook = module.register_forward_pre_hook(fail)
+    hook = module.base_model.register_forward_pre_hook(fail)
     results = await asyncio.gather(
         *(one(sampler, prompt(40, salt=i)) for i in range(3)), return_exceptions=True
     )
@@ -331,28 +331,26 @@ async def test_logprobs_that_are_not_finite_are_refused(trainer: LocalTrainer) -
         await sampler.logprobs(prompt(40), start=3)
 
 
-def generating() -> int:
-    """Number of threads that sample."""
-    return sum(thread.name == "tinker-claw-sampler" for thread in threading.enumerate())
-
-
-async def test_a_request_after_closing_is_served_and_ends_the_thread_again(
+async def test_a_request_after_closing_is_served_and_leaves_nothing_behind(
     trainer: LocalTrainer,
 ) -> None:
     sampler = await trainer.publish()
     await one(sampler, prompt(30))
     await sampler.aclose()
-    running = generating()
-    assert len((await one(sampler, prompt(30))).tokens) == 20
-    assert generating() == running
+    late = await one(sampler, prompt(30))
+    assert len(late.tokens) == 20
+    assert late.cached_tokens == 0
+    await quiet(sampler)
+    engine: Any = sampler._engine
+    assert engine._kept == []
 
 
 async def test_closing_frees_the_cache_without_a_garbage_collection(trainer: LocalTrainer) -> None:
     sampler = await trainer.publish()
     await one(sampler, prompt(40))
-    running: Any = sampler._engine._running
-    cache = weakref.ref(running.batch_processor.cache)
-    del running
+    await quiet(sampler)
+    engine: Any = sampler._engine
+    cache = weakref.ref(engine._kept[0][1])
     gc.disable()
     try:
         await sampler.aclose()
@@ -394,13 +392,6 @@ async def test_prompts_that_cannot_be_served_are_refused_at_once(tmp_path: Path)
         await sampler.logprobs((1, 2, 3), start=1, targets=[(1,), (VOCABULARY,)])
     assert (await one(sampler, prompt(236))).stop_reason is StopReason.LENGTH
     await trainer.aclose()
-
-
-def test_another_transformers_is_refused() -> None:
-    check_version("5.23.4")
-    for version in ("5.22.0", "5.24.0", "5.230.0"):
-        with pytest.raises(ConfigError, match=r"5\.23"):
-            check_version(version)
 
 
 # The pure parts

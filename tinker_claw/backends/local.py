@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 _VLLM: Final = Path(".venv-vllm") / "bin" / "vllm"
 LORA_ALPHA: Final = 32
-_EMBEDDED_CONTEXTS: Final = 1.5
-"""Contexts of KV cache per version in the embedded sampler."""
 GET_VLLM: Final = (
     "vLLM is put into an environment of its own: python3.11 -m venv .venv-vllm && "
     ".venv-vllm/bin/pip install vllm==0.32.0"
@@ -80,19 +78,18 @@ def arrange(settings: Settings, *, only_reckon: bool = False) -> Arrangement:
     vllm = find_vllm()
     if not gpus:
         return Arrangement(Layout((), ()), (), 0, None, None, None, 1)
-    started = not local.urls and (vllm is not None or only_reckon)
     if vllm is None and not only_reckon:
         refuse_without_vllm(settings)
     layout = plan(
         Wanted(
-            gpus=local.gpus or len(gpus) if started or local.urls else 1,
+            gpus=local.gpus or len(gpus),
             rollout=local.rollout_gpus,
             tensor_parallel=local.rollout_tp,
-            samples=started,
+            samples=not local.urls,
         )
     )
     ranks = len(layout.train)
-    demand = _demand(settings, embedded=not started and not local.urls)
+    demand = _demand(settings)
     return Arrangement(layout, gpus, first, vllm, demand, reckon(layout, gpus, demand), ranks)
 
 
@@ -150,11 +147,12 @@ async def served_at(url: str, settings: Settings) -> str:
 
 
 def refuse_without_vllm(settings: Settings) -> None:
-    """Raise ConfigError where a flag needs vLLM, which is not there."""
+    """Raise ConfigError where vLLM is needed, which is not there: on GPUs only vLLM samples."""
     named = settings.local.given("rollout_gpus", "rollout_tp")
-    if named:
+    if named or not settings.local.urls:
         raise ConfigError(
-            f"{named} needs vLLM, and there is none in {_VLLM} or on PATH. {GET_VLLM}"
+            f"{named or 'Sampling on GPUs'} needs vLLM, and there is none in {_VLLM} or on PATH. "
+            f"{GET_VLLM}. Or learn on the CPU: --device cpu"
         )
 
 
@@ -183,7 +181,7 @@ def _gpus(settings: Settings) -> tuple[tuple[Gpu, ...], int]:
     return seen, first
 
 
-def _demand(settings: Settings, *, embedded: bool) -> Demand:
+def _demand(settings: Settings) -> Demand:
     from local_gpu.plan.fits import Demand
     from local_gpu.plan.memory import model_size
 
@@ -200,7 +198,6 @@ def _demand(settings: Settings, *, embedded: bool) -> Demand:
         rank=settings.training.lora_rank,
         context_tokens=context,
         quantization=local.base_quantization,
-        embedded_tokens=int(context * _EMBEDDED_CONTEXTS) if embedded else 0,
     )
 
 
@@ -222,8 +219,6 @@ def check_fit(settings: Settings) -> Arrangement:
         sampler_memory=fit.sampler_memory if fit else None,
         sharded=fit.shard if fit else None,
     )
-    if fit is not None and not arranged.layout.serve and not settings.local.urls:
-        log.warning("sampler.embedded", risk=f"this process samples; {GET_VLLM}")
     return arranged
 
 

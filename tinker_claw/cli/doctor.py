@@ -223,8 +223,6 @@ class Checks:
             return Finding("the gateway's process samples")
         if vllm is None:
             local.refuse_without_vllm(settings)
-            slow = "the gateway's process samples, many times slower, with a base of its own"
-            return Finding(f"no vLLM, so {slow}", "warn", local.GET_VLLM)
         if (missing := local.no_compiler()) is not None:
             return Finding(
                 f"{missing} missing: on GPUs Triton and vLLM compile kernels with them",

@@ -125,8 +125,7 @@ def _local(settings: Settings) -> None:
             "nvidia-smi shows no GPU here: mend the driver, choose Tinker, or see the demo"
         )
     if find_vllm() is None:
-        slow = "so the gateway's own process samples, many times slower"
-        write(["", f"There is no vLLM here, {slow}. {GET_VLLM}"])
+        raise ConfigError(f"There is no vLLM here, which samples on GPUs. {GET_VLLM}")
 
 
 def _remember(settings: Settings, key: str | None, file: Path) -> None:

@@ -315,21 +315,6 @@ def test_memory_that_others_have_is_not_counted_on(sizes: dict[str, ModelSize]) 
     assert not free.short
 
 
-def test_the_embedded_sampler_keeps_its_caches_beside_what_learns(
-    sizes: dict[str, ModelSize],
-) -> None:
-    without = plan(Wanted(gpus=1, samples=False))
-    fit = reckon(without, gpus(1, 80), demand(sizes["8B"], embedded_tokens=61_440))
-    assert fit.sampler_memory is None
-    assert any("3 KV caches of the embedded sampler: 184,320 tokens" in x for x in fit.lines())
-    both = reckon(Layout((0, 1), ()), gpus(2, 80), demand(sizes["8B"], embedded_tokens=61_440))
-    for told in (fit, both):
-        assert "  15.3  base, bfloat16" in told.lines()
-        again = "  15.3  base of the embedded sampler, on the first GPU"
-        assert again in told.lines(), "what learns is another process than the one that samples"
-        assert "   1.5  CUDA of the embedded sampler" in told.lines()
-
-
 @pytest.mark.parametrize("file", FOR_GPUS, ids=lambda file: file.stem)
 def test_the_figures_in_a_settings_file_are_what_is_reckoned(
     file: Path, folders: dict[str, str]
