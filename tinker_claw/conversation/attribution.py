@@ -248,6 +248,8 @@ class _Reader:
         """A block that has not ended in its part, and the last part that holds its end mark."""
         self._uncertain = False
         """Nothing that follows is certainly a person's."""
+        self._last_with = dict[str, int]()
+        """The last part that holds an end mark, by the mark."""
         self._unnamed = False
         """Words of a part whose writer is not named were read."""
 
@@ -317,6 +319,9 @@ class _Reader:
             end = block.end(body, start)
             if end is None and block.spans:
                 end = self._span(block, number)
+            elif end is None and self._ends_later(block, number):
+                self._uncertain = True
+                return Piece(Writer.UNKNOWN, body[at:], AMBIGUOUS)
             elif end is None and "\n" in body[start:].strip():
                 return Piece(Writer.UNKNOWN, body[at:], AMBIGUOUS)  # its end is cut off
             if end is None:
@@ -325,6 +330,16 @@ class _Reader:
                 wrapped.append(block)
             return self._mark(block, body[at:end])
         return None
+
+    def _ends_later(self, block: Block, number: int) -> bool:
+        """Whether a later part holds the end of a block, so that the parts between may be in it."""
+        if not block.wraps:
+            return False
+        mark = (block.closes or "").rstrip(">")
+        if mark not in self._last_with:
+            numbers = reversed(range(len(self._parts)))
+            self._last_with[mark] = next((n for n in numbers if mark in self._parts[n]), -1)
+        return self._last_with[mark] > number
 
     def _span(self, block: Block, number: int) -> int:
         """Begin a block that ends in a later part: the last that is its end mark."""

@@ -38,6 +38,8 @@ class Block:
     """It stands for messages that were compacted."""
     answered: bool = False
     """The harness writes the assistant's reply to it, too."""
+    greedy: bool = False
+    """A part that ends with the end mark is all of it: a name in it may hold the mark, too."""
     tag: bool = False
     """It is one of `tags`."""
 
@@ -63,6 +65,8 @@ class Block:
         if self.closes is None:
             return len(text)
         mark = self.mark(text, at)
+        if self.greedy and text.endswith(mark):
+            return len(text)
         end = text.find(mark, at)
         return None if end < 0 else after_blanks(text, end + len(mark))
 
