@@ -12,8 +12,7 @@ Rule: the fields of a test are all its state, a few numbers; a new object starts
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
-from statistics import fmean
+from dataclasses import asdict, dataclass
 from typing import Any
 
 CLAIM = 20.0
@@ -22,9 +21,6 @@ _MOST = 600.0
 """Largest logarithm of an e-value; exp of more overflows a float."""
 _NONE = 1e-300
 """Stand-in for 0 inside a logarithm."""
-_BETS = (0.125, 0.25, 0.5, 0.75, 0.9375, -0.125, -0.25, -0.5, -0.75, -0.9375)
-"""Shares of their capital that bettors on a mean stake, for a mean above and for one below."""
-_ABOVE = len(_BETS) // 2
 
 
 @dataclass(slots=True)
@@ -84,76 +80,11 @@ class TwoRates:
         return math.exp(min(mixed + math.log(apart), _MOST))
 
 
-@dataclass(slots=True)
-class Mean:
-    """Test of whether the mean of outcomes lies above or below a value: the capital of bettors,
-    each with a constant stake (Waudby-Smith and Ramdas 2024, J. R. Stat. Soc. B 86:1-27, sec.
-    4)."""
-
-    null: float = 0.5
-    fade: float = 1.0
-    """f, for a mean that may change in time: before each outcome capital e becomes f e**f + 1 - f,
-    so that neither gains nor losses of long ago stay. E[e] <= 1 holds at every time, because
-    E[e**f] <= 1 (Jensen); that 20 is ever reached may then be likelier than 1/20. 1: none fades."""
-    logs: list[float] = field(default_factory=lambda: [0.0] * len(_BETS))
-    """Logarithms of the bettors' capital; the first half bet on a mean above `null`."""
-
-    def add(self, outcome: float) -> None:
-        gain = outcome - self.null
-        for n, bet in enumerate(_BETS):
-            won = math.log1p(bet * gain / (self.null if bet > 0 else 1 - self.null))
-            if self.fade < 1:
-                left = math.exp(self.fade * self.logs[n])
-                self.logs[n] = math.log(self.fade * left + 1 - self.fade)
-            self.logs[n] += won
-
-    @property
-    def e_above(self) -> float:
-        return _capital(self.logs[:_ABOVE])
-
-    @property
-    def e_below(self) -> float:
-        return _capital(self.logs[_ABOVE:])
-
-    @property
-    def e_value(self) -> float:
-        """E-value that the mean differs from `null`, on either side."""
-        return _capital(self.logs)
-
-
-@dataclass(slots=True)
-class Rise:
-    """Detector of a change: from some outcome on, the mean lies above a value.
-
-    Each bettor of `Mean` starts anew whenever it has lost capital, so that a long good past hides
-    no change. Where the mean never lies above the value, a bound of `CLAIM` is reached once in 20
-    outcomes at most, and far less often where it lies well below (Page 1954, Biometrika
-    41:100-115; Shin, Ramdas and Rinaldo 2023, arXiv:2203.03532, on e-detectors).
-    """
-
-    null: float
-    logs: list[float] = field(default_factory=lambda: [0.0] * _ABOVE)
-    """Logarithms of the bettors' capital since each started."""
-
-    def add(self, outcome: float) -> None:
-        gain = (outcome - self.null) / self.null
-        for n, bet in enumerate(_BETS[:_ABOVE]):
-            self.logs[n] = max(self.logs[n], 0.0) + math.log1p(bet * gain)
-
-    @property
-    def e_value(self) -> float:
-        return _capital(self.logs)
-
-
 def odds(e_value: float) -> str:
     """Describe an e-value in words."""
     if e_value < 1.5:
         return "no evidence yet"
     return f"evidence {min(e_value, 1e6):,.0f} to 1"
-
-
-def _capital(logs: list[float]) -> float:
-    return fmean(math.exp(min(log, _MOST)) for log in logs)
 
 
 def _mixed(rate: Rate, prior: float) -> float:

@@ -39,14 +39,12 @@ def overview(rows: Rows, batch_size: int) -> Record:
 # In words
 
 DEFINED = (
-    "Good: a verdict of +1, among turns with a verdict. Accepted: the first reply of a session "
-    "whose verdict is not -1. In brackets the 95 % interval, which holds however often you look. "
-    "Evidence: if learning changed nothing, it reaches 20 to 1 in at most 5 of 100 runs. Versions "
-    "that a rollback has left behind do not count; replies that were told lessons are counted "
-    "apart. What you ask changes over time as well: this is "
-    "a record, no experiment. Episode outcomes: 0 % where all were -1, 100 % where all were +1."
+    "Accepted: the first reply of a session whose verdict is not -1. In brackets the 95 % "
+    "interval, which holds however often you look. Versions that a rollback has left behind do "
+    "not count; replies that were told lessons are counted apart. What you ask changes over time "
+    "as well: this is a record, no experiment."
 )
-"""Explanation of the shares that the measures of `helps` show."""
+"""Explanation of the accepted shares."""
 _JUDGE_ALONE = (
     "none, and nobody has rated a reply outright, so a judge that is always wrong would not show: "
     "rate a reply now and then (/good, /bad)"
@@ -61,13 +59,10 @@ def facts(seen: Record) -> Iterator[tuple[str, str]]:
         yield "policy", "no version yet: the run has not begun"
     else:
         pin = "" if seen["pinned"] is None else f"; v{seen['pinned']} answers, which is pinned"
-        pin = pin.replace("answers", "answers one session in two") if seen["compared"] else pin
         steps = plural(seen["step"], "step")
         yield "policy", f"v{seen['policy_version']}, {steps} from the base{pin}"
     if seen["held"]:
         yield "held", f"learning is held: {seen['held']}"
-    if compared := seen["compared"]:
-        yield "compared", f"{compared['of']}: {compared['meaning']}"
     if seen["gate"]:
         yield "gate", f"step {seen['gate'][0]['step']}: {seen['gate'][0]['told']}"
     queued, whole = seen["samples_waiting"], seen["batch_size"]

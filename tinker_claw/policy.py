@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -148,23 +147,15 @@ class Policy:
 class PolicyHolder:
     """Holder of the serving policy. A request reads `current` once and keeps it to its end."""
 
-    def __init__(self, policy: Policy, pinned: Policy | None = None, *, half: bool = False) -> None:
-        """Let `pinned` answer in place of `policy`, from which learning goes on; with `half`, only
-        every other session."""
+    def __init__(self, policy: Policy, pinned: Policy | None = None) -> None:
+        """Let `pinned` answer in place of `policy`, from which learning goes on."""
         self._newest = policy
         self._pinned = pinned
-        self._half = half
 
     @property
     def current(self) -> Policy:
-        """Policy that answers; where two do, the newer."""
-        return self._newest if self._half else self._pinned or self._newest
-
-    def of_session(self, session_id: int) -> Policy:
-        """Return the policy that answers this session, the same after a restart. Where two answer,
-        a hash of the session id chooses."""
-        drawn = sha256(str(session_id).encode()).digest()[0] % 2
-        return self._pinned if self._half and self._pinned and drawn else self.current
+        """Policy that answers."""
+        return self._pinned or self._newest
 
     @property
     def newest(self) -> Policy:
@@ -194,13 +185,8 @@ class PolicyHolder:
         else:
             self._newest = reopened
 
-    def pin(self, policy: Policy | None, *, half: bool = False) -> Policy | None:
-        """Let `policy` answer, with a sampler of its own, or the newest again (None).
-
-        Args:
-            half: only one session in two.
-
-        Returns the one that was pinned, for its owner to close.
-        """
-        replaced, self._pinned, self._half = self._pinned, policy, half
+    def pin(self, policy: Policy | None) -> Policy | None:
+        """Let `policy` answer, with a sampler of its own, or the newest again (None); return the
+        one that was pinned, for its owner to close."""
+        replaced, self._pinned = self._pinned, policy
         return replaced

@@ -81,5 +81,5 @@ def test_status_of_a_long_run_is_short_and_counts_everything(tmp_path: Path) -> 
     assert told["turns"] == {"main": 9000, "side": 1000}
     assert sum(told["verdicts"].values()) == rows(tmp_path, "SELECT COUNT(*) FROM verdicts")[0][0]
     assert told["not_trained"]["waits for a next state"] == 907
-    assert told["helps"]["good_verdicts"]["meaning"].startswith("better: ")
+    assert sum(one["of"] for one in told["accepted"]) > 0
     assert len(board(told)) < 50

@@ -30,9 +30,9 @@ from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import NextState, Usage, Vote
 
 KEYS = (
-    "data_dir batch_size headlines run policy_version pinned compared held step samples_waiting "
+    "data_dir batch_size headlines run policy_version pinned held step samples_waiting "
     "sessions private_sessions episodes turns verdicts auditor feedback hints samples steps gate "
-    "not_trained lost_next_states not_understood strangers usd bills_without_price helps"
+    "not_trained lost_next_states not_understood strangers usd bills_without_price accepted"
 )
 
 
@@ -123,11 +123,8 @@ def test_every_turn_is_trained_or_has_its_reason(
         "no valid vote, no hint": 1,
     }
     assert ledger["lost_next_states"] == {"compacted": 1}
-    good = ledger["helps"]["good_verdicts"]
-    assert good["meaning"].startswith("not enough verdicts to tell: ")
-    (group,) = good["by_versions"]
-    assert (group["first"], group["last"], group["good"], group["of"]) == (0, 1, 6, 10)
-    assert ledger["helps"]["accepted_first_replies"]["by_versions"][0]["good"] == 7
+    shares = [(one["versions"], one["good"], one["of"]) for one in ledger["accepted"]]
+    assert shares == [("v0", 2, 3), ("v1", 5, 7)]
 
 
 async def test_with_a_gateway_both_are_told(
@@ -140,7 +137,6 @@ async def test_with_a_gateway_both_are_told(
         assert lines[0] == "First replies accepted: not enough ratings yet: 0 of 16"
         assert lines[1].endswith(": ok")
         assert any(line.startswith("next step  [....") for line in lines)
-        assert "  good verdicts: nothing to compare yet" in lines
         assert await asyncio.to_thread(main.main, [*flags, "--json"]) == 0
         told = json.loads(capsys.readouterr().out)
         assert (told["status"], told["ledger"]["policy_version"]) == ("ok", 0)
@@ -158,23 +154,20 @@ def test_a_pin_is_told_and_versions_left_behind_do_not_count(
         story.judged(f"worse {number}", -1)
     flags = ["status", "--json", "--data-dir", str(tmp_path)]
 
-    def helps() -> Any:
+    def accepted() -> Any:
         assert main.main(flags) == 2
         told = json.loads(capsys.readouterr().out)["ledger"]
-        return told["pinned"], told["helps"]["good_verdicts"]
+        return told["pinned"], [(one["versions"], one["share"]) for one in told["accepted"]]
 
-    pinned, good = helps()
-    assert (pinned, len(good["by_versions"])) == (None, 2)
-    assert good["meaning"].startswith("worse: ")
+    assert accepted() == (None, [("v0", 40 / 41), ("v1", 0)])
     story.ledger.pin.to(0)
-    assert helps()[0] == 0
+    assert accepted()[0] == 0
     assert main.main(["status", "--data-dir", str(tmp_path)]) == 2
     assert "policy     v1, 1 step from the base; v0 answers, which is pinned" in (
         capsys.readouterr().out
     )
     story.ledger.steps.roll_back(base)
-    _, good = helps()
-    assert [(group["first"], group["last"]) for group in good["by_versions"]] == [(0, 0)]
+    assert accepted() == (None, [("v0", 40 / 41)])
     story.ledger.close()
 
 
@@ -203,7 +196,7 @@ def test_a_ledger_that_cannot_be_read_does_not_hide_the_gateway(
 
 
 @pytest.mark.parametrize(
-    ("size", "last"), [("120x80", b"waits for its step"), ("80x24", b"good verdicts: ")]
+    ("size", "last"), [("120x80", b"waits for its step"), ("80x24", b"does it help?")]
 )
 def test_live_view_is_drawn_and_ends_with_ctrl_c(directory: Path, size: str, last: bytes) -> None:
     columns, lines = size.split("x")

@@ -56,7 +56,7 @@ from tinker_claw.ledger.outcome import outcome, read_run
 from tinker_claw.ledger.prune import in_session
 from tinker_claw.ledger.versions import REFUSED
 from tinker_claw.ledger.views import read_turn
-from tinker_claw.policy import Policy, PolicyHolder, Sampler
+from tinker_claw.policy import Policy, Sampler
 from tinker_claw.privacy.marker import Privacy
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.shipped import CANARIES, DEMO_CANARIES, MODEL_DIR
@@ -65,7 +65,6 @@ from tinker_claw.types import (
     Completion,
     Datum,
     LossPass,
-    PolicyVersion,
     SamplingParams,
     TokenChunk,
     TokenLogprobs,
@@ -624,13 +623,6 @@ def test_one_session_of_sixteen_in_a_row_is_drawn_whoever_takes_turns() -> None:
         shares = Counter(number % users for number in many[:1000])
         assert len(shares) == users
         assert min(shares.values()) > 600 / users
-    policies = PolicyHolder(_version(1), _version(0), half=True)
-    halves = Counter(policies.of_session(number).version.id for number in many[:1000])
-    assert min(halves.values()) > 400, "both sides of a comparison lose as many to the gate"
-
-
-def _version(number: int) -> Policy:
-    return Policy(PolicyVersion(number, None, 0, None, "a ref"), FakeSampler())
 
 
 async def fill(w: World, sessions: int) -> None:

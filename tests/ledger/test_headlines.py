@@ -13,16 +13,17 @@ import pytest
 
 from tests.ledger.test_ledger import new_turn
 from tests.stories import Told as Story
+from tinker_claw.insight import read_overview
+from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.figures import (
     _headline,
+    accepted_by,
     by_version,
-    read_compared,
     read_headlines,
-    read_helps,
 )
 from tinker_claw.ledger.lessons import State
 from tinker_claw.ledger.prune import in_session
-from tinker_claw.types import Told, Vote, Wish
+from tinker_claw.types import Attempt, Told, Vote, Wish
 
 
 @pytest.fixture
@@ -110,20 +111,33 @@ def test_versions_that_a_rollback_has_left_behind_do_not_count(story: Story) -> 
     assert "not enough ratings since" in said(story)[0]
 
 
-def test_every_comparison_is_of_replies_that_were_told_nothing(story: Story) -> None:
+def test_replies_that_were_told_lessons_count_for_no_version(story: Story) -> None:
     number = story.ledger.lessons.rule("add", "me", None, "Be brief.")
-    story.step(story.sampled("s", -1)[1])
-    story.ledger.pin.to(0, half=True)
     rated(story, 1, 4)
-    rated(story, 2, 5, policy_version=1)
-    rated(story, 9, 9, policy_version=1, told=Told((number,), 1, 2))
+    rated(story, 9, 9, told=Told((number,), 1, 2))
     rows = story.ledger._db
-    compared = read_compared(rows)
-    assert compared is not None
-    assert {one["versions"]: one["of"] for one in compared["by_versions"]} == {"v0": 4, "v1": 5}
-    for measure in read_helps(rows, by_version(rows)).values():
-        assert sum(one["of"] for one in measure["by_versions"]) == 10
-        assert (measure["told"]["good"], measure["told"]["of"]) == (9, 9)
+    (share,) = accepted_by(by_version(rows), told=False)
+    assert (share.good, share.of) == (1, 4)
+    (share,) = accepted_by(by_version(rows), told=True)
+    assert (share.good, share.of) == (9, 9)
+
+
+def test_episodes_count_by_their_outcomes_and_not_by_what_was_said_of_their_steps(
+    story: Story,
+) -> None:
+    for number in range(40):
+        key = f"task {number}"
+        session = story.ledger.turns.session("me", key)
+        assert story.ledger.turns.enrol(session, "me", Attempt(episode=True))
+        if number % 2:
+            story.judged(key, -1)
+        story.turn(key)
+        given = Feedback(-1.0 if number % 2 else 1.0, source="client", final=True)
+        assert story.ledger.feedback.give("me", About("session", key), given)
+    told = read_overview(story.ledger.path.parent, 16)
+    assert told["accepted"] == []
+    assert told["verdicts"] == {"good": 0, "neutral": 0, "bad": 20, "none": 0}
+    assert told["episodes"] == {"running": 0, "over": 40}, "of which nothing is queued yet"
 
 
 def test_told_replies_stay_apart_without_their_words_and_without_their_lesson(

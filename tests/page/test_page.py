@@ -576,9 +576,8 @@ async def test_page_says_what_the_console_says(tmp_path: Path) -> None:
         assert [one["user"] for one in seen["headlines"]] == ["anna", "ben"]
         for one in seen["headlines"]:
             assert shown.index(one["said"]) < shown.index("How it stands")
-        for measure in seen["helps"].values():
-            assert measure["meaning"] in shown
-        assert "episode outcomes" in shown
+        for share in seen["accepted"][-2:]:
+            assert f"{share['versions']}: {share['share']:.0%}" in shown, "beside its curve"
 
 
 async def test_gate_is_told_of_where_one_looks(tmp_path: Path) -> None:

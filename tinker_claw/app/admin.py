@@ -123,7 +123,7 @@ class Orders:
         undoing = self._undoing
         match name:
             case "pin":
-                await undoing.pin(order["version"], half=bool(order.get("half")))
+                await undoing.pin(order["version"])
                 return order["version"]
             case "unpin":
                 return await undoing.unpin()

@@ -166,7 +166,6 @@ async def _parts(
     policy = PolicyHolder(
         await restore(ledger, trainer),
         await restore_pin(ledger, trainer),
-        half=ledger.pin.half,
     )
     telemetry.serves(lambda: policy.current.version.id)
     return LoopParts(

@@ -32,6 +32,7 @@ from tinker_claw.cli.common import (
 from tinker_claw.cli.log import COLUMNS
 from tinker_claw.config.settings import Settings
 from tinker_claw.errors import ClawError, LedgerError
+from tinker_claw.evidence import in_words
 from tinker_claw.insight import DEFINED, facts, read_overview
 from tinker_claw.ledger.outcome import moment, plural
 from tinker_claw.ledger.views import Record
@@ -181,6 +182,7 @@ def _wrong(health: Mapping[str, Any], now: float) -> Iterator[str]:
 
 BAR = 24
 _MOST_REASONS = 8
+_MOST_VERSIONS = 8
 _LEFT_OUT = ("id", "from", "samples", "hinted", "cost")
 _STEPS = (
     Column("step", "id"),
@@ -196,7 +198,7 @@ _LEGEND = (
 def board(seen: Record) -> list[str]:
     """Lines of the whole overview."""
     sections = {
-        "does it help?": _helps(seen["helps"]),
+        "does it help?": _accepted(seen["accepted"]),
         "last steps": [*table(_STEPS, seen["steps"]), *wrapped(_LEGEND)],
         "turns not trained, or not yet": _reasons(seen["not_trained"]),
     }
@@ -225,16 +227,8 @@ def _reasons(untrained: Mapping[str, int]) -> Iterator[str]:
         yield f"{sum(turns for _, turns in rest):>7} {'':<{BAR}} {len(rest)} other reasons"
 
 
-def _helps(measures: Mapping[str, Any]) -> Iterator[str]:
-    """Shares by versions, and what they mean."""
-    for name, measure in measures.items():
-        yield from wrapped(f"{name.replace('_', ' ')}: {measure['meaning']}")
-        for share in measure["by_versions"]:
-            yield (
-                f"  {share['versions']:<14} {_bar(share['share'], 1)} {share['share']:4.0%} "
-                f"[{share['low']:4.0%} to {share['high']:4.0%}] of {share['of']}"
-            )
-        if told := measure["told"]:
-            share = f"{told['share']:4.0%} of {told['of']}, counted apart"
-            yield f"  told lessons   {'':<{BAR}} {share}"
+def _accepted(shares: Sequence[Record]) -> Iterator[str]:
+    """Shares of the newest versions, and what they mean."""
+    for share in shares[-_MOST_VERSIONS:]:
+        yield f"{share['versions']:<7} {_bar(share['share'], 1)} {in_words(share)}"
     yield from wrapped(DEFINED)

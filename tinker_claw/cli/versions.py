@@ -114,22 +114,18 @@ class Pin(_AnswerCommand):
 
     Learning goes on from the newest version, on what the pinned one samples, as long as that is not
     too old for it (--max-staleness steps); after that samples expire. `unpin` ends it, `rollback`
-    too. With --half it answers one session in two, and the newest the others: `status` then says
-    whose first replies are accepted more.
+    too.
     """
 
     version: Annotated[int, AS_SHOWN, WORD] = Field(
         description="v3, say; `tinker-claw versions` lists them"
     )
-    half: bool = Field(False, description="one session in two only, to compare it with the newest")
 
     def run(self) -> int:
         with self.rows() as ledger:
             pinned: int = named(ledger, self.version)["id"]
-        given = {"version": pinned, "half": self.half}
-        _, now = self.carry_out("pin", given, lambda ledger: ledger.pin.to(pinned, half=self.half))
-        whom = " one session in two, and the newest the others" if self.half else ""
-        write([f"v{pinned} {_answers(now, whom)}; learning goes on."])
+        _, now = self.carry_out("pin", {"version": pinned}, lambda ledger: ledger.pin.to(pinned))
+        write([f"v{pinned} {_answers(now)}; learning goes on."])
         return 0
 
 
@@ -177,7 +173,7 @@ class Rollback(_AnswerCommand):
         return 0
 
 
-def _answers(now: bool, whom: str = "") -> str:
+def _answers(now: bool) -> str:
     if now:
-        return f"answers{whom} from now on"
-    return f"will answer{whom} when the gateway is started"
+        return "answers from now on"
+    return "will answer when the gateway is started"

@@ -193,7 +193,7 @@ async def admit(
         identity = asked.identity
         session_id = deps.index.session(user, identity)
         if not pinned:
-            answers = deps.policy.of_session(session_id)
+            answers = deps.policy.current
             version, sampler = answers.version.id, answers.sampler
         said = await _place(deps, asked, session_id)
         told = _lessons(deps, asked, said, version)

@@ -40,21 +40,18 @@ class Rollback:
         self._wake_judging = wake_judging
         self._one = asyncio.Lock()
 
-    async def pin(self, version_id: int, *, half: bool = False) -> None:
-        """Serve this version from now on, or with `half` every other session; learning goes on.
+    async def pin(self, version_id: int) -> None:
+        """Serve this version from now on; learning goes on.
 
         Raises:
-            UndoError: there is no such version, its weights cannot be loaded, or `half` is asked of
-                the newest.
+            UndoError: there is no such version, or its weights cannot be loaded.
         """
         async with self._one:
             version = self._version(version_id)
-            if half:
-                self.ledger.pin.check_half(version_id)
             sampler = await self._opened(version)
-            self.ledger.pin.to(version_id, half=half)
-            self._answer_with(Policy(version, sampler), half=half)
-            log.info("pinned", version=version_id, half=half)
+            self.ledger.pin.to(version_id)
+            self._answer_with(Policy(version, sampler))
+            log.info("pinned", version=version_id)
 
     async def unpin(self) -> int:
         """Serve the newest version again; return its number."""
@@ -78,7 +75,6 @@ class Rollback:
             if version.state_ref is None:
                 raise UndoError(f"the state of v{version.id} was not saved (--save-interval)")
             sampler = await self._opened(version)
-            half = self.ledger.pin.half
             before = self._policy.pin(Policy(version, sampler))
             try:
                 async with self._learner.between_steps():
@@ -86,7 +82,7 @@ class Rollback:
                     self._learner.retire(self._policy.swap(Policy(new, sampler)))
                     self._policy.pin(None)
             except BaseException:
-                self._answer_with(before, half=half)
+                self._answer_with(before)
                 raise
             if before is not None:
                 self._learner.retire(before)
@@ -144,8 +140,8 @@ class Rollback:
         except BackendError as error:
             raise UndoError(f"the weights of v{version.id} cannot be loaded: {error}") from error
 
-    def _answer_with(self, pinned: Policy | None, *, half: bool = False) -> None:
-        replaced = self._policy.pin(pinned, half=half)
+    def _answer_with(self, pinned: Policy | None) -> None:
+        replaced = self._policy.pin(pinned)
         if replaced is not None:
             self._learner.retire(replaced)
 

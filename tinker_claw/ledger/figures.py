@@ -11,13 +11,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from tinker_claw.evidence import CLAIM, Rate, TwoRates, odds, record
+from tinker_claw.evidence import CLAIM, Rate, TwoRates, record
 from tinker_claw.ledger.database import Rows
 from tinker_claw.ledger.decline import read_decline
 from tinker_claw.ledger.lessons import Lesson, State, of_user
 from tinker_claw.ledger.outcome import RunView, run_of
 from tinker_claw.ledger.turns import OUTCOME
-from tinker_claw.ledger.versions import compared_from, gate_of, pinned, read_line
+from tinker_claw.ledger.versions import gate_of, pinned, read_line
 from tinker_claw.ledger.views import Filter, Record, read
 from tinker_claw.ledger.words import count_outcomes
 
@@ -26,12 +26,11 @@ from tinker_claw.ledger.words import count_outcomes
 # Episodes are left out, as they have an outcome: the reply that solves a task has no next state, so
 # the other replies are rejected ones.
 _BY_VERSION = """
-SELECT policy_version AS version, user, told IS NOT NULL AS told, COUNT(*) AS voted,
-  COUNT(*) FILTER (WHERE value = 1) AS good, COUNT(*) FILTER (WHERE idx = 0) AS firsts,
-  COUNT(*) FILTER (WHERE idx = 0 AND value >= 0) AS accepted
+SELECT policy_version AS version, user, told IS NOT NULL AS told, COUNT(*) AS firsts,
+  COUNT(*) FILTER (WHERE value >= 0) AS accepted
 FROM turns CROSS JOIN verdicts ON verdicts.turn_id = turns.id
 CROSS JOIN sessions ON sessions.id = session_id
-WHERE kind = 'main' AND fallback IS NULL AND value IS NOT NULL AND episode = 0
+WHERE kind = 'main' AND idx = 0 AND fallback IS NULL AND value IS NOT NULL AND episode = 0
   AND user = COALESCE(?, user)
 GROUP BY 1, 2, 3 ORDER BY 1
 """
@@ -55,15 +54,6 @@ SELECT COUNT(*) AS audited, COUNT(*) FILTER (WHERE judged = audit) AS agree,
   COUNT(*) FILTER (WHERE judged * audit = -1) AS opposed
 FROM verdicts WHERE audit IS NOT NULL AND judged IS NOT NULL
 """
-# Over the newest episodes: an outcome of -1 gives 0 points, +1 gives 1.
-_ENDED = f"""
-SELECT version, COUNT(*) AS ended, SUM(score + 1) / 2 AS points
-FROM (SELECT (SELECT IIF(fallback IS NULL, policy_version, NULL) FROM turns
-    WHERE session_id = sessions.id AND kind = 'main' ORDER BY idx LIMIT 1) AS version,
-    ({OUTCOME}) AS score
-  FROM sessions WHERE episode <> 0 ORDER BY id DESC LIMIT 5000)
-WHERE score IS NOT NULL AND version IS NOT NULL GROUP BY version ORDER BY version
-"""
 
 
 def read_figures(rows: Rows, run: RunView, steps: int) -> Record:
@@ -77,8 +67,6 @@ def read_figures(rows: Rows, run: RunView, steps: int) -> Record:
         "policy_version": rows.one("SELECT MAX(id) FROM versions"),
         # The pinned version, which answers; None: the newest does.
         "pinned": pinned(rows),
-        # If it answers every other session: its first replies compared with the newest's.
-        "compared": read_compared(rows),
         # Why learning is held; None: it is not, or for refusals, which `gate` has.
         "held": (fallen := read_decline(rows)) and str(fallen),
         # Optimizer steps from the base to the newest version.
@@ -120,17 +108,13 @@ def read_figures(rows: Rows, run: RunView, steps: int) -> Record:
         # By purpose, as far as prices were known; empty: nothing was billed.
         "usd": rows.pairs("SELECT purpose, TOTAL(usd) FROM spend GROUP BY purpose"),
         "bills_without_price": rows.one("SELECT COUNT(*) FROM spend WHERE usd IS NULL"),
-        "helps": read_helps(rows, judged),
+        # Shares of first replies accepted, told no lessons, by version.
+        "accepted": [share.record for share in accepted_by(judged, told=False)],
     }
 
 
 # Whether learning helps on this user's own traffic, as far as their turns can tell. People look at
 # these figures after every session, so claims need the e-values of evidence.py.
-
-FEWEST = 30
-"""Verdicts below which versions are merged with their neighbours."""
-MOST_GROUPS = 5
-"""Most groups of versions; with more, each has fewer verdicts."""
 
 
 @dataclass(slots=True)
@@ -148,39 +132,10 @@ class Share(Rate):
     def record(self) -> Record:
         return {"versions": self.versions, **record(self)}
 
-    def __str__(self) -> str:
-        low, high = self.interval
-        return f"{self.value:.0%} ({low:.0%} to {high:.0%}) by {self.versions}"
-
-
-def compare(
-    old: Share | None, new: Share | None, better: str, worse: str, evidence: float = 0
-) -> Record:
-    """Compare two shares; return the result in words and as an e-value."""
-    if not old or not new:
-        return {"meaning": "nothing to compare yet", "evidence": None}
-    found, said = evidence or TwoRates(old, new).e_value, "not enough verdicts to tell"
-    if found >= CLAIM:
-        said = better if new.value > old.value else worse
-    return {"meaning": f"{said}: {new}, {old}; {odds(found)}", "evidence": found}
-
-
-def trend(shares: Sequence[Share]) -> Record:
-    """Test whether any version began a change for the better or the worse. Each version is tested;
-    the e-value of the n-th is weighted by 1 / (n (n + 1)), and since these weights sum to 1, the
-    weighted sum is an e-value."""
-    before, since = accumulate(shares, _join), accumulate(reversed(shares), _join)
-    splits = list(zip(before, list(since)[-2::-1], strict=False))
-    if not splits:
-        return compare(None, None, "", "")
-    found = [TwoRates(*split).e_value for split in splits]
-    weighed = sum(e / (n * n + n) for n, e in enumerate(found, 1))
-    return compare(*splits[found.index(max(found))], "better", "worse", weighed)
-
 
 def by_version(rows: Rows, user: str | None = None, *, behind: bool = False) -> list[Record]:
-    """Return counts of judged main turns and their verdicts, by version, user, and whether lessons
-    were in the prompt, versions in order.
+    """Return counts of first replies with a verdict, and of accepted ones, by version, user, and
+    whether lessons were in the prompt, versions in order.
 
     Args:
         user: only theirs; None: everybody's.
@@ -191,54 +146,14 @@ def by_version(rows: Rows, user: str | None = None, *, behind: bool = False) -> 
 
 
 def accepted_by(judged: Iterable[Record], *, told: bool) -> list[Share]:
-    """Return the shares of first replies accepted, by version; see `shares_of`."""
-    return shares_of(judged, "accepted", "firsts", told=told)
-
-
-def shares_of(judged: Iterable[Record], good: str, of: str, *, told: bool) -> list[Share]:
-    """Return the share of each version, in order, over replies with lessons in the prompt or
-    without."""
+    """Return the share of first replies accepted of each version, in order, over replies with
+    lessons in the prompt or without. `judged`: of `by_version`."""
     found = dict[int, Share]()
     for row in judged:
-        if row[of] and row["told"] == told:
-            share = Share(row[good], row[of], at := row["version"], at)
+        if row["told"] == told:
+            share = Share(row["accepted"], row["firsts"], at := row["version"], at)
             found[at] = _join(found[at], share) if at in found else share
     return list(found.values())
-
-
-def read_helps(rows: Rows, judged: Sequence[Record]) -> dict[str, Record]:
-    """Return good verdicts, accepted first replies and episode outcomes by version, where there are
-    any. Replies with lessons in the prompt are counted apart, as `told`.
-
-    Args:
-        judged: of `by_version`.
-    """
-    live, found = read_line(rows).live, dict[str, Record]()
-    ended = [{**row, "told": 0} for row in rows.rows(_ENDED) if row["version"] in live]
-    for name, some, good, of in (
-        ("good_verdicts", judged, "good", "voted"),
-        ("accepted_first_replies", judged, "accepted", "firsts"),
-        ("episode_outcomes", ended, "points", "ended"),
-    ):
-        shares = shares_of(some, good, of, told=False)
-        if shares or some is judged:
-            found[name] = trend(shares)
-            found[name]["by_versions"] = [share.record for share in groups(shares)]
-            told = _gather(shares_of(some, good, of, told=True))
-            found[name]["told"] = told and told.record
-    return found
-
-
-def groups(shares: Sequence[Share]) -> tuple[Share, ...]:
-    """Merge successive versions into at most `MOST_GROUPS` groups of about equally many verdicts,
-    with roughly `FEWEST` or more in each."""
-    total = sum(share.of for share in shares)
-    parts, passed, gathered = max(1, min(MOST_GROUPS, total // FEWEST)), 0, dict[int, Share]()
-    for share in shares:
-        at = int((passed + share.of / 2) * parts / total)
-        passed += share.of
-        gathered[at] = _join(gathered[at], share) if at in gathered else share
-    return tuple(gathered.values())
 
 
 def _join(one: Share, other: Share) -> Share:
@@ -326,38 +241,3 @@ def _lessons(lessons: Sequence[Lesson], told: Share | None) -> str:
         share = f"{told.value:.0%}" if told.of >= LEAST else f"{told.good:.0f} of {told.of}"
         said += f" ({share} when told)"
     return f"; lessons: {said}"
-
-
-# Two versions that each answer every other session
-
-
-_ARMS = f"""
-SELECT policy_version = ?1 AS pinned, MIN(policy_version) AS first, MAX(policy_version) AS last,
-  COUNT(*) AS sessions, SUM(good) AS good, MAX(episode) AS episodes
-FROM (SELECT policy_version, episode > 0 AS episode, CASE episode
-    WHEN 0 THEN (SELECT value >= 0 FROM verdicts WHERE turn_id = turns.id)
-    ELSE (({OUTCOME}) + 1) / 2 END AS good
-  FROM turns CROSS JOIN sessions ON sessions.id = session_id
-  WHERE kind = 'main' AND idx = 0 AND told IS NULL AND turns.id > ?2)
-WHERE good IS NOT NULL GROUP BY 1
-"""
-
-
-def read_compared(rows: Rows) -> Record | None:
-    """Compare the pinned and the newest version by accepted first replies and episode outcomes, one
-    per session, since both began to answer half of the sessions each; None: one version answers
-    all."""
-    since, pin = compared_from(rows), pinned(rows)
-    if since is None or pin is None:
-        return None
-    found = rows.rows(_ARMS, pin, since)
-    arms = {
-        bool(row["pinned"]): Share(row["good"], row["sessions"], row["first"], row["last"])
-        for row in found
-    }
-    episodes = any(row["episodes"] for row in found)
-    return {
-        "of": "accepted first replies" + episodes * ", and outcomes of episodes",
-        **compare(arms.get(True), arms.get(False), "learning helps", "learning does harm"),
-        "by_versions": [arm.record for arm in arms.values()],
-    }

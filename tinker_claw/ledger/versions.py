@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from pydantic_core import to_json
 
-from tinker_claw.errors import LedgerError, UndoError, WithdrawnError
+from tinker_claw.errors import LedgerError, WithdrawnError
 from tinker_claw.ledger.codec import pack_floats
 from tinker_claw.ledger.database import LedgerTable, Rows, insert, set_meta
 from tinker_claw.ledger.turns import reopen
@@ -29,8 +29,8 @@ from tinker_claw.types import PolicyVersion
 
 REFUSED = "the gate refused the version"
 """Beginning of the reason for which a step is void."""
-_PINNED, _HALF = "pinned", "half of the sessions from turn"
-"""Keys in `meta`."""
+_PINNED = "pinned"
+"""Key in `meta`."""
 LEFT_BEHIND = "a rollback has left the version that answered behind"
 """Why a sample has expired."""
 LEFT_OPEN = "it could not be closed when it ended"
@@ -154,8 +154,8 @@ def read_versions(rows: Rows) -> list[dict[str, Any]]:
     """Return all versions of a run, oldest first, with their state.
 
     `samples`: those of the step that made it; `made_by_step` is None where a start or a rollback
-    did. `live`: it is `newest` or an ancestor of it. `serving`: it answers, if only one session in
-    two, or will when the gateway runs.
+    did. `live`: it is `newest` or an ancestor of it. `serving`: it answers, or will when the
+    gateway runs.
     """
     found = rows.rows(
         "SELECT versions.id, versions.parent, step, versions.created_at, steps.id AS made_by_step, "
@@ -165,16 +165,14 @@ def read_versions(rows: Rows) -> list[dict[str, Any]]:
     )
     live, pin = read_line(rows).live, pinned(rows)
     newest = max(live, default=None)
-    serving = {newest if pin is None else pin}
-    if compared_from(rows) is not None:
-        serving |= {newest}
+    serving = newest if pin is None else pin
     return [
         {
             **dict(row),
             "live": row["id"] in live,
             "newest": row["id"] == newest,
             "pinned": row["id"] == pin,
-            "serving": row["id"] in serving,
+            "serving": row["id"] == serving,
         }
         for row in found
     ]
@@ -200,61 +198,19 @@ class Pin(LedgerTable):
         """Pinned version; None: the newest answers."""
         return pinned(self._db)
 
-    @property
-    def half(self) -> bool:
-        """Whether the version answers only every other session."""
-        return compared_from(self._db) is not None
-
-    def check_half(self, version_id: int) -> None:
-        """Check that a version can answer half of the sessions.
-
-        Raises:
-            UndoError: it is the newest version, which answers the other sessions.
-        """
-        if version_id == max(read_line(self._db).live, default=None):
-            raise UndoError(
-                f"v{version_id} is the newest version, so it would be compared with itself: name "
-                "an earlier one"
-            )
-
-    def to(self, version_id: int, *, half: bool = False) -> None:
-        """Pin a version.
-
-        Raises:
-            UndoError: half, and it is the newest version.
-        """
-        if half:
-            self.check_half(version_id)
+    def to(self, version_id: int) -> None:
+        """Pin a version."""
         with self._db.transaction() as tx:
             set_meta(tx, _PINNED, str(version_id))
-            set_meta(tx, _HALF, _newest_turn(tx) if half else None)
 
     def end(self) -> None:
         with self._db.transaction() as tx:
-            _end_pin(tx)
+            set_meta(tx, _PINNED, None)
 
 
 def pinned(rows: Rows) -> int | None:
     """Return the pinned version; None: the newest answers."""
-    return _number(rows, _PINNED)
-
-
-def compared_from(rows: Rows) -> int | None:
-    """Return the newest turn when the pinned version began to answer every other session; None: it
-    answers all, or none is pinned."""
-    return _number(rows, _HALF)
-
-
-def _number(rows: Rows, key: str) -> int | None:
-    return rows.one("SELECT CAST(value AS INTEGER) FROM meta WHERE key = ?", key)
-
-
-def _newest_turn(tx: sqlite3.Connection) -> str:
-    return str(tx.execute("SELECT COALESCE(MAX(id), 0) FROM turns").fetchone()[0])
-
-
-def _end_pin(tx: sqlite3.Connection) -> None:
-    tx.execute("DELETE FROM meta WHERE key IN (?, ?)", (_PINNED, _HALF))
+    return rows.one("SELECT CAST(value AS INTEGER) FROM meta WHERE key = ?", _PINNED)
 
 
 class StepTable(LedgerTable):
@@ -423,7 +379,7 @@ class StepTable(LedgerTable):
         and are not queued again.
         """
         with self._db.transaction() as tx:
-            _end_pin(tx)
+            set_meta(tx, _PINNED, None)
             version = _insert_version(tx, replace(to, parent=to.id))
             expire_left_behind(tx, read_line(self._db))
         return version

@@ -89,16 +89,13 @@ def read_overview(rows: Rows, training: Training) -> Record:
     """Return the run's overview: the figures of `status`, in its words, with curves."""
     figures = overview(rows, training.batch_size)
     steps = [s for s in read(rows, "steps", Filter(), STEPS) if s["status"] == "committed"]
-    helps = [
-        {"name": name.replace("_", " "), **found, "curve": _shares(found["by_versions"])}
-        for name, found in figures["helps"].items()
-    ]
+    shares = _shares(figures["accepted"][-STEPS:])
     shown = {"facts": list(facts(figures)), "defined": DEFINED, "lessons": read_lessons(rows, None)}
-    return {**figures, **shown, "helps": helps, "curves": list(_curves(steps))}
+    return {**figures, **shown, "shares": shares, "curves": list(_curves(steps))}
 
 
-def _shares(groups: Sequence[Record]) -> Mapping[str, Any]:
-    points = [Point(g["last"], g["share"], g["low"], g["high"], g["versions"]) for g in groups]
+def _shares(accepted: Sequence[Record]) -> Mapping[str, Any]:
+    points = [Point(g["last"], g["share"], g["low"], g["high"], g["versions"]) for g in accepted]
     return curve(points, "", "%")
 
 
