@@ -264,8 +264,6 @@ class Serving(Protocol):
     rounds_otherwise: bool
     """Whether the same weights give other logprobs here than in `Learning`, beyond float32
     rounding."""
-    constrains: bool
-    """Whether sampling can be constrained to a JSON schema."""
     sees: bool
     """Whether samplers take images."""
     vision: Vision | None

@@ -52,7 +52,6 @@ class LocalTrainer:
             student_topk=True,
             context_tokens=self._backend.serving.context_tokens,
             score_fresh=self._backend.serving.rounds_otherwise,
-            constrains=self._backend.serving.constrains,
             sees=self._backend.serving.sees,
             trains_images=self._backend.serving.sees and self._backend.learning.facts.trains_images,
         )

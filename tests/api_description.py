@@ -91,11 +91,9 @@ FIELDS: dict[str, Schema] = {
             },
         ]
     },
-    # Several replies are given to side turns alone, which is no matter of the body; schemas and
-    # likely tokens depend on the sampler, and on each other.
     "n": {"enum": [1, None]},
     "response_format": _or_null(_object(type={"const": "text"})),
-    "logprobs": {"type": "boolean"},
+    "logprobs": {"enum": [False, None]},
     "top_logprobs": {"enum": [0, None]},
     "reasoning_effort": {"enum": list(EFFORTS)},
     # What it may say depends on the model's template, and must not contradict reasoning_effort.

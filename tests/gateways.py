@@ -165,7 +165,6 @@ async def gateway(
     context_tokens: int = 4000,
     student_topk: int = 2,
     gives_topk: bool = True,
-    constrains: bool = False,
     sees: bool = False,
     api_key: str | None = None,
     key_file: Path | None = None,
@@ -246,7 +245,6 @@ async def gateway(
             renderer=renderer,
             can=Capabilities(
                 *(MODEL, frozenset(), True, gives_topk, context_tokens),
-                constrains=constrains,
                 sees=sees,
             ),
             student_topk=student_topk,

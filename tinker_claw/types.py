@@ -197,9 +197,6 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     """Strings before which the reply's text ends. Samplers ignore them: the reader of the stream
     cuts the text, closes the stream, and sets CUT."""
-    schema: str | None = None
-    """JSON Schema that the sampled text must fit, as JSON; empty when it was not kept, None without
-    one. Only for samplers that constrain; see `Capabilities`."""
     cache_salt: str | None = None
     """Key of the prompt cache: computed prompts are reused under the same salt only, so that
     neither the time of an answer nor its cached tokens reveal what others said. A backend that
@@ -220,8 +217,6 @@ class SamplingParams:
             return f"sampled at top_p {self.top_p:g}, not 1"
         if self.top_k is not None:
             return f"sampled at top_k {self.top_k}"
-        if self.schema is not None:
-            return "its text was constrained to a schema"
         return None
 
 
@@ -252,17 +247,6 @@ class Completion:
     stop_reason: StopReason
     params: SamplingParams
     cached_tokens: int = 0
-
-    def with_topk(self, k: int) -> Completion:
-        """Return a copy with only the k likeliest candidates of each position."""
-        if k == self.params.student_topk:
-            return self
-        return replace(
-            self,
-            topk_ids=tuple(row[:k] for row in self.topk_ids) if k else (),
-            topk_logprobs=tuple(row[:k] for row in self.topk_logprobs) if k else (),
-            params=replace(self.params, student_topk=k),
-        )
 
     def __post_init__(self) -> None:
         same_length("completion", tokens=self.tokens, logprobs=self.logprobs)
@@ -409,8 +393,6 @@ class Capabilities:
     context_tokens: int
     target_logprobs: bool = True
     """Whether samplers score given tokens at given ids."""
-    constrains: bool = False
-    """Whether samplers can be constrained to a JSON Schema."""
     sees: bool = False
     """Whether samplers take images."""
     trains_images: bool = False

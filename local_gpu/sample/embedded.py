@@ -402,8 +402,6 @@ Run = Callable[[Callable[[], object]], Awaitable[object]]
 class EmbeddedServing:
     """Implements `local_gpu.halves.Serving`."""
 
-    constrains = False
-
     def __init__(
         self, base: BaseModel, size: EngineSize, score: Score, run: Run, vision: Vision | None
     ) -> None:

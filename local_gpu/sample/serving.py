@@ -159,7 +159,6 @@ class Examiner:
 class PoolServing(Pool):
     """Implements `local_gpu.halves.Serving`. Made by `start`."""
 
-    constrains = True
     rounds_otherwise = True
     """Servers have other kernels, whatever the number format."""
     vision: Vision | None = None

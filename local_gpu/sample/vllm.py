@@ -30,7 +30,6 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from http import HTTPStatus
-from json import loads
 from pathlib import Path
 from typing import Any, Final
 
@@ -445,11 +444,7 @@ def _request(model: str, prompt: Tokens, params: SamplingParams, n: int) -> dict
 
 
 def _drawn_by(params: SamplingParams, n: int) -> dict[str, object]:
-    # Left out where it is not needed: not every release accepts null.
-    fits: dict[str, object] = {}
-    if params.schema is not None:
-        fits["structured_outputs"] = {"json": loads(params.schema)}
-    return fits | {
+    return {
         "n": n,
         "max_tokens": params.max_tokens,
         "min_tokens": 0,

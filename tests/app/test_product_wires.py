@@ -39,12 +39,13 @@ def test_clients_of_three_wires_talk_to_one_product(tmp_path: Path) -> None:
             again = anthropic.messages.create(**common, messages=[*said, back, further])
             assert again.usage.output_tokens > 0
 
-            first = openai.responses.create(model="demo", input=HELLO, instructions="By Responses.")
+            asked: Any = {"role": "user", "content": HELLO}
+            told = "By Responses."
+            first = openai.responses.create(model="demo", input=[asked], instructions=told)
             with openai.responses.stream(
                 model="demo",
-                input=MORE,
-                instructions="By Responses.",
-                previous_response_id=first.id,
+                input=[asked, *first.output, further],
+                instructions=told,
             ) as events:
                 last = events.get_final_response()
             assert last.status in ("completed", "incomplete")

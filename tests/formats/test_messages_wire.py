@@ -271,7 +271,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("thinking.type", {"thinking": {"budget_tokens": 5}}),
     ("thinking.display", {"thinking": {"type": "adaptive", "display": "loud"}}),
     ("output_config.effort", {"output_config": {"effort": "hard"}}),
-    ("output_config.format.schema", {"output_config": {"format": {"type": "json_schema"}}}),
+    ("output_config.format", {"output_config": {"format": {"type": "json_schema"}}}),
     ("context_management.edits[0].type", {"context_management": {"edits": [{}]}}),
     ("mcp_servers", {"mcp_servers": [{"type": "url"}]}),
     ("container", {"container": "c"}),

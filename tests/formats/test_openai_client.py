@@ -238,7 +238,7 @@ async def test_a_cancelled_call_ends_the_generation(
 
 REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("n", {"n": 2}),
-    ("top_logprobs", {"logprobs": True, "top_logprobs": 21}),
+    ("logprobs", {"logprobs": True}),
     ("stop", {"stop": list("abcde")}),
     ("tool_choice", {"tool_choice": "required"}),
     ("response_format", {"response_format": {"type": "json_object"}}),

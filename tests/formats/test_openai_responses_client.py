@@ -13,7 +13,7 @@ from tests.fakes import UNTIL_TOLD, FakeSampler, Script
 from tests.formats.test_openai_client import LONG, TWO_CALLS, client_in_a_thread, until
 from tests.gateways import MODEL, gateway, spell
 from tinker_claw.render.renderer import Renderer
-from tinker_claw.types import NextState, StopReason
+from tinker_claw.types import StopReason
 
 ASKED: Any = {"model": MODEL, "input": "look"}
 TOOLS: Any = [
@@ -47,65 +47,6 @@ async def test_whole_and_streamed_replies(tmp_path: Path, renderer: Renderer) ->
         counted = await responses.input_tokens.count(**ASKED, tools=TOOLS)
         assert counted.input_tokens == len(world.turns()[0].prompt)
         assert len(world.turns()) == 2
-
-
-async def test_a_conversation_goes_on_by_the_reply_s_id(tmp_path: Path, renderer: Renderer) -> None:
-    async with gateway(tmp_path, renderer) as world:
-        world.say(TWO_CALLS, "Two files.", "Sorry.")
-        responses = world.openai.responses
-        asked: Any = {"model": MODEL, "tools": TOOLS, "instructions": "Be brief."}
-        first = await responses.create(**asked, input="look")
-        results: Any = [
-            {"type": "function_call_output", "call_id": item.call_id, "output": item.name}
-            for item in first.output
-            if item.type == "function_call"
-        ]
-        second = await responses.create(**asked, input=results, previous_response_id=first.id)
-        third = await responses.create(**asked, input="No, three!", previous_response_id=second.id)
-        assert third.output_text == "Sorry."
-        assert list(world.next_states().values()) == [
-            NextState.of_tools([("read", "read"), ("ls", "ls")]),
-            NextState("user", "No, three!"),
-            None,
-        ]
-        one, two, _ = world.turns()
-        sampled = (*one.prompt, *one.completion.tokens)
-        assert two.prompt[: len(sampled)] == sampled, "no token is rendered again"
-
-
-async def test_the_id_of_a_reply_tells_apart_what_reads_alike(
-    tmp_path: Path, renderer: Renderer
-) -> None:
-    """Two conversations have the same words; a third continues under other instructions."""
-    async with gateway(tmp_path, renderer) as world:
-        asked: Any = {"model": MODEL, "instructions": "Be brief."}
-        first = await world.openai.responses.create(**asked, input="look")
-        again = await world.openai.responses.create(**asked, input="look")
-        assert first.output_text == again.output_text
-        asked["instructions"] = "Be kind."
-        for reply, said in ((first, "To the first."), (again, "To the other.")):
-            await world.openai.responses.create(**asked, input=said, previous_response_id=reply.id)
-        states = list(world.next_states().values())
-        assert states == [
-            NextState("user", "To the first."),
-            NextState("user", "To the other."),
-            None,
-            None,
-        ]
-        assert len({turn.session_id for turn in world.turns()}) == 1
-
-
-async def test_nothing_of_a_private_session_is_gone_on_from_by_its_id(
-    tmp_path: Path, renderer: Renderer
-) -> None:
-    async with gateway(tmp_path, renderer) as world:
-        responses = world.openai.responses
-        private = {"extra_headers": {"x-private": "true", "x-session-id": "s"}}
-        first = await responses.create(**ASKED, **private)
-        assert world.turns() == []
-        with pytest.raises(openai.BadRequestError) as raised:
-            await responses.create(**ASKED, **private, previous_response_id=first.id)
-        assert raised.value.code == "previous_response_not_found"
 
 
 async def test_clients_learn_of_errors_in_their_own_classes(

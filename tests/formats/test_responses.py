@@ -215,10 +215,11 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("conversation", {"conversation": "c"}),
     ("prompt", {"prompt": {"id": "p"}}),
     ("truncation", {"truncation": "auto"}),
-    ("top_logprobs", {"top_logprobs": 21}),
+    ("top_logprobs", {"top_logprobs": 1}),
+    ("include[0]", {"include": ["message.output_text.logprobs"]}),
     ("include[0]", {"include": ["file_search_call.results"]}),
-    ("text.format.type", {"text": {"format": {"type": "grammar"}}}),
-    ("text.format.schema", {"text": {"format": {"type": "json_schema", "name": "x"}}}),
+    ("text.format", {"text": {"format": {"type": "json_object"}}}),
+    ("text.format", {"text": {"format": {"type": "json_schema", "name": "x", "schema": {}}}}),
     ("reasoning.effort", {"reasoning": {"effort": "hard"}}),
     ("reasoning.mode", {"reasoning": {"mode": "pro"}}),
     ("stream_options.include_obfuscation", {"stream_options": {"include_obfuscation": True}}),
@@ -348,81 +349,3 @@ def test_a_reply_that_breaks_off_has_failed() -> None:
     *_, last = events(writer.deltas([Delta("text", "a")], 3) + writer.error(error))
     assert last["type"] == "response.failed"
     assert last["response"]["error"] == {"code": "server_error", "message": "It is away."}
-
-
-# Going on by an id
-
-
-def finish(spoken: Responses, user: str = "ann", *, open: bool = True, **fields: Any) -> str:
-    """Finish a reply of this user; return its id."""
-    request = parse(spoken, user, **fields)
-    if open:
-        spoken.remember(request, user)
-    writer = reply(request, spoken)
-    writer.whole(finished("calls", text="So", tool_calls=(ToolCall("c1", "ls", "{}"),)))
-    return writer.id
-
-
-@pytest.mark.parametrize("admitted", [True, False], ids=["admitted", "only read"])
-def test_a_reply_that_was_asked_for_before_all_was_forgotten_is_not_gone_on_from(
-    admitted: bool,
-) -> None:
-    spoken = Responses()
-    request = parse(spoken)
-    steps = [lambda: spoken.remember(request, "ann"), spoken.forget]
-    for step in steps if admitted else reversed(steps):
-        step()
-    writer = reply(request, spoken)
-    writer.whole(finished("calls", text="So"))
-    with pytest.raises(RequestError, match="Send the whole conversation"):
-        parse(spoken, previous_response_id=writer.id)
-
-
-@pytest.mark.parametrize(
-    "large",
-    [
-        [CALL | {"arguments": json.dumps("x" * 400_000)}, RESULT],
-        [THOUGHT | {"content": [{"type": "reasoning_text", "text": "x" * 400_000}]}, SAID, USER],
-        [USER | {"content": "x" * 400_000}],
-    ],
-    ids=["a call", "a thought", "a text"],
-)
-def test_replies_make_room_for_others_by_all_that_was_said(large: list[dict[str, Any]]) -> None:
-    spoken = Responses()
-    ids = [finish(spoken, input=large) for _ in range(200)]  # 80 million characters
-    parse(spoken, previous_response_id=ids[-1], input=[RESULT])
-    with pytest.raises(RequestError, match="Send the whole conversation"):
-        parse(spoken, previous_response_id=ids[0], input=[RESULT])
-
-
-def test_a_reply_is_gone_on_from_by_its_id_without_its_instructions() -> None:
-    spoken = Responses()
-    first = finish(spoken, instructions="Be brief.")
-    request = parse(spoken, previous_response_id=first, instructions="Be loud.", input=[RESULT])
-    assert list(request.messages) == [
-        {"role": "system", "content": "Be loud."},
-        USER,
-        {"role": "assistant", "content": "So", "tool_calls": [made()]},
-        {"role": "tool", "tool_call_id": "c1", "content": "a b"},
-    ]
-
-
-@pytest.mark.parametrize(
-    ("kept", "asks"),
-    [
-        ({}, {"user": "ben"}),
-        ({"store": False}, {}),
-        ({"open": False}, {}),
-        ({}, {"forgotten": True}),
-    ],
-)
-def test_a_reply_is_gone_on_from_by_nobody_else_nor_once_it_is_forgotten(
-    kept: dict[str, Any], asks: dict[str, Any]
-) -> None:
-    spoken = Responses()
-    first = finish(spoken, **kept)
-    if asks.pop("forgotten", False):
-        spoken.forget()
-    with pytest.raises(RequestError, match="Send the whole conversation") as raised:
-        parse(spoken, **asks, previous_response_id=first)
-    assert raised.value.code == "previous_response_not_found"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
@@ -76,21 +75,6 @@ async def test_a_reply_that_breaks_off_is_gone_on_with(
         assert len({p.seed for p in sampler.params}) == 3, "the draws go on, they are not repeated"
         assert world.column("untrained_because") == [None], "one version sampled all of it"
         assert world.column("fallback") == [None]
-
-
-@pytest.mark.parametrize("how", ["fail_after", "away_after"])
-async def test_json_that_breaks_off_is_an_error_and_not_begun_again_behind_its_half(
-    tmp_path: Path, renderer: Renderer, how: str
-) -> None:
-    tokens = spell(renderer, '{"a": 1}')
-    sampler = FakeSampler(Script(tokens, **{how: 3}), Script(tokens))
-    base = FakeSampler(Script(tokens))
-    asked = {"response_format": {"type": "json_object"}}
-    async with gateway(tmp_path, renderer, sampler, base=base, constrains=True) as world:
-        answer = await world.ask("hi", **asked)
-        assert (answer.status_code, len(base.prompts)) == (503, 0), answer.text
-        (choice,) = (await world.ask("hi", **asked)).json()["choices"]
-        assert json.loads(choice["message"]["content"]) == {"a": 1}
 
 
 async def test_a_break_shows_nowhere_in_a_stream_with_tools(

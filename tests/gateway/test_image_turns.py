@@ -90,10 +90,9 @@ async def test_responses_show_images_of_users_and_of_tools(
             {"type": "function_call_output", "call_id": "c", "output": [second]},
         ]
         reply = await world.openai.responses.create(model=MODEL, input=given)
+        given += [*reply.output, {"role": "user", "content": "And now?"}]
         assert sizes(world.sampler) == [(96, 64, "png"), (64, 64, "jpeg")]
-        await world.openai.responses.create(
-            model=MODEL, input="And now?", previous_response_id=reply.id
-        )
+        await world.openai.responses.create(model=MODEL, input=given)
         assert sizes(world.sampler) == [(96, 64, "png"), (64, 64, "jpeg")]
         assert world.column("untrained_because") == [PICTURED] * 2
 

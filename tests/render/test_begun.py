@@ -52,10 +52,6 @@ def test_what_is_left_to_the_model_are_tokens_of_its_own(renderer: Renderer) -> 
     assert begun is not None
     whole = spell(renderer, '<tool_call>\n{"name": "look", "arguments": {"at": "x"}}\n</tool_call>')
     assert whole[: len(begun)] == begun
-    assert renderer.begin_text(OFF) == ()
-    text = renderer.begin_text()
-    assert text is not None
-    assert renderer.decode(text) == "<think>\n\n</think>\n\n"
 
 
 def test_the_name_of_a_tool_forges_no_marker(renderer: Renderer) -> None:

@@ -223,7 +223,7 @@ class ConversationIndex:
         chain = said.digests[: at + 1]
         for page in _pages(session_id, chain):
             if entry := self._pages.get(page):
-                return self.after(entry[0], said)
+                return self._after(entry[0], said)
         turns = self._turns.latest(session_id)
         waiting = [turn for turn in turns if not turn.settled]
         found, turn_id = closest([turn.chain for turn in waiting], chain), None
@@ -231,7 +231,7 @@ class ConversationIndex:
             turn_id = waiting[found].turn_id
         elif cut is not None:
             turn_id = self._before_summary(session_id, turns, chain[cut:])
-        return None if turn_id is None else self.after(turn_id, said)
+        return None if turn_id is None else self._after(turn_id, said)
 
     def _behind_summary(self, session_id: int, said: Conversation, cut: int) -> Continuation | None:
         """The session's last turn, where a summary has left nothing of its reply: what follows the
@@ -242,7 +242,7 @@ class ConversationIndex:
             return None
         return Continuation(last.turn_id, _LEFT_OUT, new, None) if new else None
 
-    def after(self, turn_id: int, said: Conversation) -> Continuation | None:
+    def _after(self, turn_id: int, said: Conversation) -> Continuation | None:
         """Continue this turn with what a request adds; None if the request repeats no reply."""
         at = said.reply_at
         if at is None:

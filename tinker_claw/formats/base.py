@@ -131,13 +131,6 @@ class GenerationRequest:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     """The reply's text ends before the first of these."""
-    schema: tuple[str, str] | None = None
-    """JSON Schema that the reply's text must fit, as JSON, and the field that holds it."""
-    top_logprobs: int | None = None
-    """Number of likeliest tokens to return with each token of the text, with logprobs; None: no
-    logprobs are returned."""
-    choices: int = 1
-    """Number of replies to sample."""
     template: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """The client's arguments to the model's chat template, such as enable_thinking."""
     reasoning_effort: str | None = None
@@ -148,8 +141,6 @@ class GenerationRequest:
     """Arguments of the chat template for `template` and `reasoning_effort`, once resolved."""
     session: tuple[str, str] | None = None
     """The client's name for the session, and the field that holds it; None: the body has none."""
-    follows: str | None = None
-    """Id of the reply that it continues; None: the history shows it."""
     left_out: tuple[str, ...] = ()
     """Sentences about what was asked for and is left out, such as a service's own tools."""
     own: Mapping[Any, Any] = field(default_factory=dict[Any, Any])
@@ -176,17 +167,6 @@ class TokenCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """A token of a reply's text."""
-
-    text: str
-    logprob: float
-    """Nats; -9999 for one that was practically impossible, as at OpenAI."""
-    top: tuple[tuple[str, float], ...] = ()
-    """The top tokens in its place, the likeliest first."""
-
-
-@dataclass(frozen=True, slots=True)
 class FinishedReply:
     """A reply that is complete and recorded."""
 
@@ -197,10 +177,6 @@ class FinishedReply:
     """The policy version that has answered."""
     stop_string: str | None = None
     """The request's stop string that ended the reply; None: none did."""
-    logprobs: tuple[TokenLogprob, ...] | None = None
-    """Logprobs of the reply's text; None: not requested."""
-    others: tuple[FinishedReply, ...] = ()
-    """Further replies, where several were requested."""
 
 
 @dataclass(frozen=True, slots=True)

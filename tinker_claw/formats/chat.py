@@ -31,8 +31,7 @@ from tinker_claw.formats.body import (
 )
 from tinker_claw.formats.chat_reply import ChatReply, error_body
 from tinker_claw.formats.fields import (
-    MOST_CHOICES,
-    MOST_LOGPROBS,
+    PLAIN_TEXT,
     TEXT_ONLY,
     arguments_of,
     effort_level,
@@ -45,7 +44,6 @@ from tinker_claw.formats.fields import (
     paired,
     refuse_deep,
     result,
-    schema_of,
     stop_strings,
     top_k,
 )
@@ -63,12 +61,13 @@ from tinker_claw.types import KnownMessage, KnownTools, Message
 
 _UNTEMPERED = "replies are drawn from the model's own distribution"
 _TOOLS = "use tools and tool_choice"
+_NO_LOGPROBS = "no logprobs are returned; the ledger has them (export --tokens)"
 
 FIELDS = Fields(
     honoured=(
         "model messages tools tool_choice parallel_tool_calls stream stream_options "
-        "max_tokens max_completion_tokens temperature top_p top_k seed stop n logprobs "
-        "top_logprobs response_format reasoning_effort chat_template_kwargs prompt_cache_key"
+        "max_tokens max_completion_tokens temperature top_p top_k seed stop "
+        "reasoning_effort chat_template_kwargs prompt_cache_key"
     ),
     # The ledger keeps every turn anyway (store); a prediction makes a reply faster, never another.
     ignored=(
@@ -76,6 +75,10 @@ FIELDS = Fields(
         "prompt_cache_options prediction metadata"
     ),
     neutral={
+        "n": Neutral((1,), "a request has one reply; send it again for another"),
+        "logprobs": Neutral((False,), _NO_LOGPROBS),
+        "top_logprobs": Neutral((0,), _NO_LOGPROBS),
+        "response_format": PLAIN_TEXT,
         "logit_bias": Neutral(({},), _UNTEMPERED),
         "presence_penalty": Neutral((0,), _UNTEMPERED),
         "frequency_penalty": Neutral((0,), _UNTEMPERED),
@@ -157,30 +160,11 @@ def parse_chat(
         top_k=top_k(fields),
         seed=fields.integer("seed", -INT64, INT64),
         stop=stop_strings(fields, "stop"),
-        schema=schema_of(fields, "response_format", "json_schema"),
-        top_logprobs=_top_logprobs(fields),
-        choices=_choices(fields),
         template=fields.scalars("chat_template_kwargs", "must be a string, a number or a boolean"),
         reasoning_effort=effort_level(fields, "reasoning_effort"),
         left_out=missing,
         own=own or {},
     )
-
-
-def _top_logprobs(fields: Object) -> int | None:
-    most = fields.integer("top_logprobs", 0, MOST_LOGPROBS + 1) or 0
-    if fields.flag("logprobs"):
-        return most
-    if most:
-        raise fields.wrong("needs logprobs: true", "top_logprobs")
-    return None
-
-
-def _choices(fields: Object) -> int:
-    asked = fields.integer("n", 1, MOST_CHOICES + 1) or 1
-    if asked > 1 and fields.get("stream"):
-        raise RequestError("n: several replies cannot be streamed; send stream: false.", param="n")
-    return asked
 
 
 def _tools(raw: Any, at: str) -> tuple[KnownTools, tuple[str, ...]]:

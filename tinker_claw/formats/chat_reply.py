@@ -17,7 +17,6 @@ from tinker_claw.formats.base import (
     Json,
     ReplyHead,
     TokenCounts,
-    TokenLogprob,
     data,
 )
 from tinker_claw.formats.fields import called
@@ -30,8 +29,6 @@ _FINISH: Mapping[Finish, str] = {
     "length": "length",
     "calls": "tool_calls",
 }
-
-_UNFINISHED = "\ufffd"
 
 
 class ChatReply:
@@ -47,10 +44,8 @@ class ChatReply:
 
     def whole(self, done: FinishedReply) -> Json:
         self._version = done.version
-        everyone = (done, *done.others)
-        choices = [_choice(index, one) for index, one in enumerate(everyone)]
-        usage = _usage([one.tokens for one in everyone])
-        return self._fields("chat.completion", choices) | {"usage": usage}
+        usage = {"usage": _usage(done.tokens)}
+        return self._fields("chat.completion", [_choice(done)]) | usage
 
     def begin(self) -> bytes:
         return self._chunk({"role": "assistant", "content": ""})
@@ -64,10 +59,9 @@ class ChatReply:
         return self._chunk({})
 
     def end(self, done: FinishedReply) -> bytes:
-        told = {} if done.logprobs is None else {"logprobs": _logprobs(done.logprobs)}
-        last = self._chunk({}, finish_reason=_FINISH[done.finish], **told)
+        last = self._chunk({}, finish_reason=_FINISH[done.finish])
         if self._wants_usage:
-            usage = {"usage": _usage([done.tokens])}
+            usage = {"usage": _usage(done.tokens)}
             last += data(self._fields("chat.completion.chunk", []) | usage)
         return last + _DONE
 
@@ -92,12 +86,12 @@ class ChatReply:
             return {"tool_calls": [{"index": self._calls - 1, **called(delta.call)}]}
         return {"reasoning_content" if delta.kind == "reasoning" else "content": delta.text}
 
-    def _chunk(self, delta: Json, finish_reason: str | None = None, **told: Json) -> bytes:
-        choice = {"index": 0, "delta": delta, **told, "finish_reason": finish_reason}
+    def _chunk(self, delta: Json, finish_reason: str | None = None) -> bytes:
+        choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
         return data(self._fields("chat.completion.chunk", [choice]))
 
 
-def _choice(index: int, done: FinishedReply) -> Json:
+def _choice(done: FinishedReply) -> Json:
     reply = done.reply
     message: Json = {
         "role": "assistant",
@@ -107,38 +101,17 @@ def _choice(index: int, done: FinishedReply) -> Json:
         message["reasoning_content"] = reply.reasoning
     if reply.tool_calls:
         message["tool_calls"] = [*map(called, reply.tool_calls)]
-    logprobs = None if done.logprobs is None else _logprobs(done.logprobs)
     finish = _FINISH[done.finish]
-    return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish}
+    return {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
 
 
-def _logprobs(tokens: Sequence[TokenLogprob]) -> Json:
-    return {"content": token_logprobs(tokens), "refusal": None}
-
-
-def token_logprobs(tokens: Sequence[TokenLogprob]) -> list[Json]:
-    """Logprobs as OpenAI's two formats show them."""
-    return [
-        _token(one.text, one.logprob) | {"top_logprobs": [_token(*other) for other in one.top]}
-        for one in tokens
-    ]
-
-
-def _token(text: str, logprob: float) -> Json:
-    # A token may be a part of a character, and then it has no text of its own.
-    bytes_ = None if _UNFINISHED in text else list(text.encode())
-    return {"token": text, "logprob": logprob, "bytes": bytes_}
-
-
-def _usage(replies: Sequence[TokenCounts]) -> Json:
-    """Token usage of all replies to one prompt, which counts once."""
-    prompt, completion = replies[0].prompt, sum(tokens.completion for tokens in replies)
+def _usage(tokens: TokenCounts) -> Json:
     return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": replies[0].cached},
-        "completion_tokens_details": {"reasoning_tokens": sum(one.thought for one in replies)},
+        "prompt_tokens": tokens.prompt,
+        "completion_tokens": tokens.completion,
+        "total_tokens": tokens.prompt + tokens.completion,
+        "prompt_tokens_details": {"cached_tokens": tokens.cached},
+        "completion_tokens_details": {"reasoning_tokens": tokens.thought},
     }
 
 

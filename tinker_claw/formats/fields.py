@@ -15,6 +15,7 @@ from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import EFFORTS
 from tinker_claw.formats.body import (
     INT64,
+    Neutral,
     Object,
     Read,
     listed_together,
@@ -30,9 +31,11 @@ STOP_CHARACTERS = 256
 """Most characters of one stop string; as much text may have to be held back at any time."""
 
 TEXT_ONLY = "this model writes text only"
-MOST_CHOICES = 8
-MOST_LOGPROBS = 20
-"""Most top logprobs per token, as at OpenAI and, by default, in inference servers."""
+PLAIN_TEXT = Neutral(
+    ({"type": "text"},),
+    "a reply is not constrained to JSON here; offer a tool with this schema and name it in "
+    "tool_choice: that works everywhere, and is trained",
+)
 
 
 def common(fields: Object, hottest: int, *lengths: str) -> dict[str, Any]:
@@ -303,28 +306,6 @@ def forced(tools: tuple[Tool, ...], name: str | None, at: str) -> Calls:
             f"{at} names {shown(name)}, which is none of the functions offered.", param=at
         )
     return {"tools": tools, "must_call": tuple(dict.fromkeys(offered)) if name is None else (name,)}
-
-
-def schema_of(fields: Object, name: str, member: str | None = None) -> tuple[str, str] | None:
-    """JSON Schema of the text that is asked for, and the field; None: any text.
-
-    Args:
-        member: holds name and schema; None: they are beside the type.
-    """
-    given, at = fields.object(name), fields.place(name)
-    kind = given.get("type", "text")
-    if kind == "text" and given.keys() <= {"type"}:
-        return None
-    if kind == "json_object":
-        return '{"type":"object"}', at
-    if kind != "json_schema":
-        raise given.wrong("must be text, json_object or json_schema", "type")
-    told = given.object(member) if member else given
-    schema = told.get("schema")
-    if not isinstance(schema, dict):
-        raise told.wrong("must be an object", "schema")
-    refuse_deep(told.object("schema"))
-    return json.dumps(schema, ensure_ascii=False, separators=(",", ":")), at
 
 
 def _openai_calls(fields: Object, tools: tuple[Tool, ...], *, nested: bool) -> Calls:

@@ -36,6 +36,7 @@ from tinker_claw.formats.body import (
     written,
 )
 from tinker_claw.formats.fields import (
+    PLAIN_TEXT,
     Calls,
     arguments_of,
     assistant,
@@ -52,7 +53,6 @@ from tinker_claw.formats.fields import (
     paired,
     refuse_deep,
     result,
-    schema_of,
     stop_strings,
     system_message,
     top_k,
@@ -111,7 +111,7 @@ _TOOL = Fields(
 )
 _METADATA = Fields("user_id")
 _THINKING = Fields("type budget_tokens display")
-_OUTPUT = Fields("effort format")
+_OUTPUT = Fields("effort", neutral={"format": PLAIN_TEXT})
 _MANAGEMENT = Fields("edits")
 _CHOICE = Fields("type name disable_parallel_tool_use")
 _ROLES = ("user", "assistant", "system")
@@ -168,7 +168,6 @@ class Messages(CachingFormat):
             one_call=choice.flag("disable_parallel_tool_use"),
             top_k=top_k(fields),
             stop=stop_strings(fields, "stop_sequences", STOP_SEQUENCES),
-            schema=schema_of(output, "format"),
             reasoning_effort=effort,
             effort_at=effort_at,
             session=_session(fields.object("metadata", _METADATA)),

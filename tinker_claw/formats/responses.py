@@ -1,18 +1,14 @@
 """OpenAI's Responses: every field of a request, and how it is handled.
 
 Rule: the items of a reply (reasoning, a message, calls) come back one by one, and are merged into
-one message for the chat template. A reply that the client may continue by its id is cached for its
-user, in memory only; for everyone else, and after a restart, it does not exist.
+one message for the chat template. No reply is kept for its client, who sends all of the input.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from threading import Lock
-from typing import Any, cast
+from typing import Any
 
-from cachetools import LRUCache
 from msgspec import Raw
 
 from tinker_claw.errors import RequestError
@@ -36,9 +32,8 @@ from tinker_claw.formats.body import (
 )
 from tinker_claw.formats.chat_reply import error_body
 from tinker_claw.formats.fields import (
-    MOST_LOGPROBS,
+    PLAIN_TEXT,
     arguments_of,
-    as_message,
     assistant,
     conversation,
     effort_level,
@@ -52,7 +47,6 @@ from tinker_claw.formats.fields import (
     paired,
     refuse_deep,
     result,
-    schema_of,
     system_message,
 )
 from tinker_claw.formats.parts import (
@@ -66,29 +60,30 @@ from tinker_claw.formats.parts import (
     told,
 )
 from tinker_claw.formats.responses_reply import Names, ResponsesReply
-from tinker_claw.images import images_in
-from tinker_claw.types import KnownMessage, KnownTools, Message, Reply, Tool
+from tinker_claw.types import KnownMessage, KnownTools, Message, Tool
 
 _RUNS_NOTHING = "this server runs no tools itself; offer functions"
-_KEEPS_NOTHING = "nothing is kept here for clients but their last replies; send the input itself"
+_KEEPS_NOTHING = "no reply is kept here for its client; send the whole conversation as input"
 _REFERENCE = line(READS_TEXT, "item_reference")
 """What stands for an item that is named only."""
 
 FIELDS = Fields(
     honoured=(
-        "model input instructions previous_response_id store tools tool_choice "
-        "parallel_tool_calls stream stream_options max_output_tokens temperature top_p "
-        "reasoning text include top_logprobs prompt_cache_key metadata context_management"
+        "model input instructions tools tool_choice parallel_tool_calls stream stream_options "
+        "max_output_tokens temperature top_p reasoning text include prompt_cache_key metadata "
+        "context_management"
     ),
     ignored=(
-        "user safety_identifier client_metadata access_programs service_tier "
+        "user safety_identifier client_metadata access_programs service_tier store "
         "prompt_cache_retention prompt_cache_options"
     ),
     neutral={
         "background": Neutral((False,), "a reply comes to the client that waits for it"),
+        "previous_response_id": Neutral((), _KEEPS_NOTHING),
         "conversation": Neutral((), _KEEPS_NOTHING),
         "prompt": Neutral((), _KEEPS_NOTHING),
         "truncation": Neutral(("disabled",), "nothing is taken out of a history here"),
+        "top_logprobs": Neutral((0,), "no logprobs are returned; the ledger has them"),
         "max_tool_calls": Neutral((), _RUNS_NOTHING),
         "moderation": Neutral((), "nothing is moderated here"),
         "image": Neutral((), "no images are drawn here"),
@@ -105,13 +100,14 @@ _REASONING = Fields(
     },
 )
 _TEXT = Fields(
-    honoured="format",
-    neutral={"verbosity": Neutral(("medium",), "ask for it in the prompt")},
+    "",
+    neutral={
+        "format": PLAIN_TEXT,
+        "verbosity": Neutral(("medium",), "ask for it in the prompt"),
+    },
 )
-_LOGPROBS = "message.output_text.logprobs"
-_INCLUDED = (_LOGPROBS, "reasoning.encrypted_content")
-"""The second asks for reasoning that comes back with the next request; it is sent in clear anyway.
-"""
+_INCLUDED = "reasoning.encrypted_content"
+"""Asks for reasoning that comes back with the next request; it is sent in clear anyway."""
 _STREAM = Fields("", neutral={"include_obfuscation": Neutral((False,), "no padding is sent")})
 _FUNCTION = Fields(
     honoured="type name description parameters strict",
@@ -138,13 +134,6 @@ _ASKED = (
 """Members of an item that say what a service's own tool was asked."""
 _ANSWERED = ("output", "outputs", "results", "result", "tools", "error", "approve", "reason")
 """Members that say what it answered."""
-_ROOM = 64_000_000
-"""Cache size for replies that may be continued by id, in characters of the conversations before
-them: some six hundred of long sessions, which share their messages."""
-
-
-_Said = LRUCache[tuple[str, str], tuple[Message, ...]]
-"""Conversation up to and including each reply, by user and id, without instructions."""
 
 
 class Responses(CachingFormat):
@@ -159,19 +148,14 @@ class Responses(CachingFormat):
         Route("POST", "/v1/responses/input_tokens", "count"),
     )
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._said = _Said(_ROOM, getsizeof=_size)
-        self._lock = Lock()  # large bodies are read in a thread
-
     def claims(self, path: str, headers: Mapping[str, str]) -> bool:
         return path.startswith("/v1/responses")
 
     def parse(self, body: bytes, route: Route, user: str) -> GenerationRequest:
         read, own = self._reading(user)
         fields = FIELDS.check(load_body(body, raw=("input", "tools")))
-        replies = self._said  # what is forgotten meanwhile is not remembered in another
-        said, places = self._history(fields, user, replies, read)
+        said, places = _conversation(fields, read)
+        said = tuple(paired(said))
         tools, missing, names, fields["tools"] = read(
             _tools, fields.get("tools", Raw(b"[]")), "tools"
         )
@@ -179,16 +163,15 @@ class Responses(CachingFormat):
         messages, places = _with_one_head(head, said, places, read)
         effort = effort_level(fields.object("reasoning", _REASONING), "effort")
         fields.object("stream_options", _STREAM)
+        fields.object("text", _TEXT)
+        _check_included(fields)
         return GenerationRequest(
             **openai(fields, tools, "max_output_tokens", nested=False),
             messages=messages,
             places=places,
             left_out=(*missing, *_edits(fields), *_references(said)),
-            schema=schema_of(fields.object("text", _TEXT), "format"),
-            top_logprobs=_top_logprobs(fields),
             reasoning_effort=effort,
             effort_at="reasoning.effort",
-            follows=fields.get("previous_response_id"),
             own=own
             | {
                 "fields": fields
@@ -197,65 +180,17 @@ class Responses(CachingFormat):
                     "metadata": fields.scalars("metadata", "must be a string"),
                 },
                 "names": names,
-                "said": said,
-                "kept": fields.flag("store", True),
-                "user": user,
-                "replies": replies,
             },
         )
 
-    def _history(
-        self, fields: Object, user: str, replies: _Said, read: Read
-    ) -> tuple[tuple[Message, ...], Sequence[str]]:
-        """Return the conversation so far, without instructions, and where each message stands."""
-        where, before = "previous_response_id", ()
-        if (name := fields.optional(where)) is not None:
-            with self._lock:
-                found = replies.get((user, name))
-            if found is None:
-                raise RequestError(
-                    f"{where}: there is no such reply any more; they are kept in memory, a few "
-                    "hundred at most, and none of a private session or with store false. Send the "
-                    "whole conversation as input.",
-                    code="previous_response_not_found",
-                    param=where,
-                )
-            before = found
-        new, places = _conversation(fields, read)
-        return tuple(paired([*before, *new])), [*(where for _ in before), *places]
-
-    def remember(self, request: GenerationRequest, user: str) -> None:
-        super().remember(request, user)
-        cast("dict[str, Any]", request.own)["open"] = True
-
-    def forget(self) -> None:
-        super().forget()
-        self._said = _Said(_ROOM, getsizeof=_size)
-
     def reply(self, request: GenerationRequest, head: ReplyHead) -> ReplyWriter:
-        own = request.own
-        keeps = own["kept"] and "open" in own
-
-        def keep(id: str, reply: Reply) -> None:
-            with self._lock, suppress(ValueError):  # larger than the cache
-                said = KnownMessage(as_message(reply))
-                own["replies"][own["user"], id] = (*own["said"], said)
-
-        return ResponsesReply(own["fields"], own["names"], head, keep if keeps else None)
+        return ResponsesReply(request.own["fields"], request.own["names"], head)
 
     def error(self, error: RequestError) -> Json:
         return error_body(error)
 
     def counted(self, tokens: int) -> Json:
         return {"object": "response.input_tokens", "input_tokens": tokens}
-
-
-def _size(said: Sequence[Message]) -> int:
-    """Size in characters, with an overhead per message."""
-    calls = (call["function"] for message in said for call in message.get("tool_calls", ()))
-    texts = sum(len(m["content"]) + len(m.get("reasoning_content", "")) for m in said)
-    images = sum(len(image.clean()) for image in images_in(said))
-    return 1000 * len(said) + texts + images + sum(len(call["arguments"]) for call in calls)
 
 
 def _with_one_head(
@@ -271,13 +206,10 @@ def _with_one_head(
     return (read(system_message, written(texts), where), *said[at:]), (where, *places[at:])
 
 
-def _top_logprobs(fields: Object) -> int | None:
-    included = fields.listed("include")
-    for i, one in enumerate(included):
-        if one not in _INCLUDED:
+def _check_included(fields: Object) -> None:
+    for i, one in enumerate(fields.listed("include")):
+        if one != _INCLUDED:
             raise fields.wrong("is not supported", f"include[{i}]")
-    most = fields.integer("top_logprobs", 0, MOST_LOGPROBS + 1) or 0
-    return most if most or _LOGPROBS in included else None
 
 
 def _edits(fields: Object) -> list[str]:

@@ -6,7 +6,7 @@ first piece of its kind, and is complete in the event that ends it and in the re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -18,8 +18,7 @@ from tinker_claw.formats.base import (
     TokenCounts,
     event,
 )
-from tinker_claw.formats.chat_reply import token_logprobs
-from tinker_claw.types import Delta, Reply, ToolCall
+from tinker_claw.types import Delta, ToolCall
 
 Names = dict[str, tuple[str, str]]
 """Namespace and name of a function, by the name that the model uses."""
@@ -49,21 +48,10 @@ _ECHOED: Mapping[str, Any] = {
 class ResponsesReply:
     """A response, or its events as bytes."""
 
-    def __init__(
-        self,
-        fields: Mapping[str, Any],
-        names: Names,
-        head: ReplyHead,
-        keep: Callable[[str, Reply], None] | None,
-    ) -> None:
-        """
-        Args:
-            fields: of the request.
-            keep: called with id and complete reply; None: the reply cannot be continued by id.
-        """
+    def __init__(self, fields: Mapping[str, Any], names: Names, head: ReplyHead) -> None:
+        """`fields`: of the request."""
         self.id = f"resp_{uuid4().hex}"
         self._names = names
-        self._keep = keep
         echoed = {name: fields.get(name, usual) for name, usual in _ECHOED.items()}
         self._common: Json = {
             "id": self.id,
@@ -82,8 +70,6 @@ class ResponsesReply:
         """Id of the open item."""
         self._written: list[str] = []
         """Text of the open item, in pieces."""
-        self._logprobs: Sequence[Json] = ()
-        """Logprobs of the text; a stream has them at its end only."""
 
     def whole(self, done: FinishedReply) -> Json:
         return self._finish(done, done.reply.deltas)[1]
@@ -109,10 +95,7 @@ class ResponsesReply:
 
     def _finish(self, done: FinishedReply, deltas: Sequence[Delta] = ()) -> tuple[bytes, Json]:
         """The last events of the items, and the response; `deltas`: what is still to be shown."""
-        self._logprobs = token_logprobs(done.logprobs or ())
         self.deltas(deltas, done.version)
-        if self._keep is not None:
-            self._keep(self.id, done.reply)
         last = self._close()
         if all(item["type"] == "reasoning" for item in self._output):
             last += self._begin("text") + self._close()
@@ -158,8 +141,8 @@ class ResponsesReply:
         if kind is None:
             return b""
         text, place = "".join(self._written), self._in_item()
-        more: Json = {"logprobs": self._logprobs} if kind == "text" else {}
-        item = _item(kind, self._item, text, self._logprobs)
+        more: Json = {"logprobs": []} if kind == "text" else {}
+        item = _item(kind, self._item, text)
         last = (
             self._event(f"response.{_PARTS[kind]}.done", text=text, **place, **more)
             + self._event("response.content_part.done", part=item["content"][0], **place)
@@ -201,9 +184,9 @@ def _id(kind: str) -> str:
     return f"{kind}_{uuid4().hex}"
 
 
-def _item(kind: str, id: str, text: str | None, logprobs: Sequence[Json] = ()) -> Json:
+def _item(kind: str, id: str, text: str | None) -> Json:
     """`text`: None where the item begins."""
-    content = [] if text is None else [_part(kind, text, logprobs)]
+    content = [] if text is None else [_part(kind, text)]
     if kind == "reasoning":
         return {"type": "reasoning", "id": id, "summary": [], "content": content}
     status = "in_progress" if text is None else "completed"
@@ -216,10 +199,10 @@ def _item(kind: str, id: str, text: str | None, logprobs: Sequence[Json] = ()) -
     }
 
 
-def _part(kind: str, text: str, logprobs: Sequence[Json] = ()) -> Json:
+def _part(kind: str, text: str) -> Json:
     if kind == "reasoning":
         return {"type": "reasoning_text", "text": text}
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
 def _usage(tokens: TokenCounts) -> Json:

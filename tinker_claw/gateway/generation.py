@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from bisect import bisect_left
 from collections.abc import Awaitable, Callable
 
 from tinker_claw.billing.meter import Account, charged
@@ -16,7 +15,7 @@ from tinker_claw.conversation.attribution import without_volatile
 from tinker_claw.conversation.history import reply_digest
 from tinker_claw.conversation.index import Stream, exact_digest
 from tinker_claw.errors import ClawError
-from tinker_claw.formats.base import Finish, FinishedReply, TokenCounts, TokenLogprob
+from tinker_claw.formats.base import Finish, FinishedReply, TokenCounts
 from tinker_claw.gateway.deps import GatewayDeps
 from tinker_claw.gateway.request import Job
 from tinker_claw.gateway.sampling import Sampling
@@ -26,8 +25,6 @@ from tinker_claw.render.stream import CutStream
 from tinker_claw.telemetry import Served
 from tinker_claw.types import Completion, Delta, Kind, Reply, StopReason, TokenChunk
 
-_NEVER = -9999.0
-"""Value that OpenAI writes for a logprob that JSON cannot represent."""
 Show = Callable[[list[Delta]], Awaitable[None]]
 
 
@@ -148,40 +145,6 @@ class Generation:
             ),
             version=self.sampling.version,
             stop_string=self._parser.stop_string,
-            logprobs=self._logprobs(completion, reply),
-        )
-
-    def _logprobs(self, completion: Completion, reply: Reply) -> tuple[TokenLogprob, ...] | None:
-        """Logprobs of the reply's text, as sampled; None: not requested."""
-        most, decode = self._job.request.top_logprobs, self._deps.renderer.decode
-        if most is None:
-            return None
-        begun, ids = self._job.prompt.begun, completion.tokens
-        places = [place - begun for place in self._parser.text_at if place >= begun]
-        while places and not decode([ids[places[0]]]).strip():
-            places.pop(0)
-
-        def length(n: int) -> int:
-            return len(decode([ids[place] for place in places[:n]]).lstrip())
-
-        # After the text come blanks, or what a stop string has cut off.
-        until = bisect_left(range(len(places)), len(reply.text), key=length)
-        return tuple(
-            TokenLogprob(
-                decode([ids[place]]),
-                max(completion.logprobs[place], _NEVER),
-                tuple(
-                    (decode([id]), max(logprob, _NEVER))
-                    for id, logprob in zip(
-                        completion.topk_ids[place][:most],
-                        completion.topk_logprobs[place][:most],
-                        strict=True,
-                    )
-                )
-                if most
-                else (),
-            )
-            for place in places[:until]
         )
 
     def _finish(self, completion: Completion, reply: Reply) -> Finish:
@@ -194,7 +157,7 @@ class Generation:
     def _capture(self, completion: Completion, reply: Reply) -> None:
         """Write the turn, and index it for the request that continues it."""
         deps, job, said = self._deps, self._job, self._job.said
-        completion = self._completion = completion.with_topk(job.keeps_topk)
+        self._completion = completion
         prompt_tokens, completion_tokens = len(job.prompt.tokens), len(completion.tokens)
         job.caller.limits.served(job.caller.user, prompt_tokens, completion_tokens)
         if said.history is None or deps.index.has_forgotten(said.session_id, job.started):
@@ -222,7 +185,7 @@ class Generation:
                 untrained_because=self._untrained_because(completion, holds),
                 call=job.identity.call,
                 trace=job.identity.trace,
-                response_id=job.response_id,
+                response_id=job.writer.id,
                 fallback=self.sampling.fallback,
                 keeps_tokens=keeps,
                 lost=said.lost,

@@ -89,16 +89,6 @@ async def _first_end(
 
 def _begun(deps: GatewayDeps, request: GenerationRequest) -> tuple[int, ...]:
     """The part of the reply that is given to the model."""
-    if request.schema is not None:
-        text = deps.renderer.begin_text(request.switches)
-        if text is None:
-            at = request.schema[1]
-            raise RequestError(
-                f"{at}: in this model's chat format it is not known how a reply begins without "
-                "thinking; leave it out.",
-                param=at,
-            )
-        return text
     if not request.must_call:
         return ()
     begun = deps.renderer.begin_call(request.must_call, request.switches)

@@ -70,7 +70,6 @@ async def parse(
         request, mended = parsed()
     deps.left_out.note((*request.left_out, *([HALF] if mended else [])))
     request = replace(request, messages=await _look(deps, caller.user, request))
-    _check_reply(deps, request)
     await _read_ahead(deps, request)
     if not request.template and request.reasoning_effort is None:
         return request
@@ -208,36 +207,6 @@ def blind_because(deps: GatewayDeps) -> str | None:
             "which samplers do"
         )
     return None
-
-
-def _check_reply(deps: GatewayDeps, request: GenerationRequest) -> None:
-    """Raise RequestError unless model and sampler can do what is asked of the reply."""
-    if request.schema is not None:
-        at = request.schema[1]
-        if not deps.can.constrains:
-            raise RequestError(
-                f"{at}: the sampler that serves here cannot constrain a reply to JSON. Offer a "
-                "tool with this schema and name it in tool_choice: that works everywhere, and is "
-                "trained.",
-                param=at,
-            )
-        if request.tools:
-            raise RequestError(
-                f"{at}: a reply that may call tools is not constrained; leave one of them out.",
-                param=at,
-            )
-    if request.top_logprobs is not None and not deps.renderer.tells_text:
-        raise RequestError(
-            "logprobs: in this model's chat format it is unknown which tokens are a reply's text; "
-            "leave it out.",
-            param="logprobs",
-        )
-    if request.top_logprobs and not deps.can.student_topk:
-        raise RequestError(
-            "top_logprobs: the sampler that serves here returns the logprobs of sampled tokens "
-            "only; send 0.",
-            param="top_logprobs",
-        )
 
 
 def _refuse_hopeless(request: GenerationRequest, context_tokens: int) -> None:

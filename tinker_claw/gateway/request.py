@@ -98,31 +98,10 @@ class Job:
     sampler: Sampler
     prompt: Prompt
     params: SamplingParams
-    keeps_topk: int
-    """Candidates per token that are recorded; the client may have asked for more."""
     writer: ReplyWriter
     started: float
     """time.monotonic() when the request came in, seconds."""
     privacy: Privacy
-    choice: int = 0
-    """Index of this reply among several to one request."""
-
-    @property
-    def response_id(self) -> str:
-        """Id of the reply for its client."""
-        return f"{self.writer.id}-{self.choice}" if self.choice else self.writer.id
-
-    def choices(self) -> list[Job]:
-        """Return one job per requested reply."""
-        seed = self.params.seed
-        return [
-            replace(
-                self,
-                choice=n,
-                params=replace(self.params, seed=None if seed is None else seed + n),
-            )
-            for n in range(self.request.choices)
-        ]
 
     @property
     def untrained_because(self) -> str | None:
@@ -153,8 +132,6 @@ class _Incoming:
     request: GenerationRequest
     user: str
     identity: Identity
-    parent: tuple[int, str] | None
-    """The turn that it says to go on from, with the key of its session."""
     named: Attribute
     """Gives every piece of a message its writer."""
     privacy: Privacy
@@ -181,11 +158,11 @@ async def admit(
     started, user = time.monotonic(), caller.user
     request = await parse(deps, wire, route, body, caller)
     version, sampler, pinned = await choose(deps, request.model)
-    identity, parent = _identify(deps, request, headers, user, version if pinned else None)
+    identity = _identify(deps, request, headers, version if pinned else None)
     named = _writers(deps, request, identity, user)
     privacy = deps.privacy.privacy(user, identity, headers, request, named)
     large = is_large(body)
-    asked = _Incoming(request, user, identity, parent, named, privacy, started, large)
+    asked = _Incoming(request, user, identity, named, privacy, started, large)
     said, told = Said(), list[Lesson]()
     if privacy is not Privacy.PRIVATE:
         await _remember(deps, wire, asked)
@@ -204,7 +181,6 @@ async def admit(
     prompt = await build_prompt(deps, request, said.link, told, forget=forget, large=large)
     params = await _params(deps, request, prompt)
     fit = identity.kind is Kind.MAIN and (said.pictured or params.unfit_because()) is None
-    keeps_topk = deps.student_topk if fit else 0
     return Job(
         caller=caller,
         request=request,
@@ -213,8 +189,7 @@ async def admit(
         version=version,
         sampler=sampler,
         prompt=prompt,
-        params=replace(params, student_topk=max(keeps_topk, request.top_logprobs or 0)),
-        keeps_topk=keeps_topk,
+        params=replace(params, student_topk=deps.student_topk if fit else 0),
         writer=wire.reply(request, ReplyHead(version, len(prompt.tokens), int(time.time()))),
         started=started,
         privacy=privacy,
@@ -249,7 +224,7 @@ async def _without_secrets(
     """Name the session without the secrets that its first messages hold: its key is a digest of
     those."""
     identity = asked.identity
-    if asked.parent or identity.named or deps.privacy.holds(asked.request) is None:
+    if identity.named or deps.privacy.holds(asked.request) is None:
         return asked
     opening = await deps.privacy.redacted(asked.request)
     return replace(asked, identity=replace(identity, key=identify(opening, headers).key))
@@ -284,30 +259,14 @@ def _identify(
     deps: GatewayDeps,
     request: GenerationRequest,
     headers: Mapping[str, str],
-    user: str,
     pinned: int | None,
-) -> tuple[Identity, tuple[int, str] | None]:
-    """Identify the session, and the turn that the request continues by id, with its session.
-
-    Args:
-        pinned: the version that it asks for by name.
-    """
+) -> Identity:
+    """Identify the session. `pinned`: the version that the request asks for by name."""
     identity = deps.privacy.identity(identify(request, headers), headers)
     if pinned is not None:
         reason = f"asked for version {pinned}; {identity.reason}"
         identity = replace(identity, kind=Kind.SIDE, reason=reason, attempt=None)
-    if request.choices > 1 and identity.kind is Kind.MAIN:
-        raise RequestError(
-            "n must be 1 for a main turn, which has one reply. For several send X-Turn-Type: side, "
-            "or send the request again for another.",
-            param="n",
-        )
-    parent = None
-    if request.follows is not None:
-        parent = deps.ledger.turns.of_response(user, request.follows)
-    if parent is not None and not identity.named:
-        identity = replace(identity, key=parent[1])
-    return identity, parent
+    return identity
 
 
 async def _place(deps: GatewayDeps, asked: _Incoming, session_id: int) -> Said:
@@ -318,10 +277,7 @@ async def _place(deps: GatewayDeps, asked: _Incoming, session_id: int) -> Said:
     conversation = await deps.compute.aside(conversed) if asked.large else conversed()
     link, lost = None, None
     if identity.kind is Kind.MAIN or identity.call is RequestKind.UNKNOWN:
-        if asked.parent:
-            link = deps.index.after(asked.parent[0], conversation)
-        else:
-            link = deps.index.find(session_id, conversation, compacted=known)
+        link = deps.index.find(session_id, conversation, compacted=known)
         if link is None and known:
             lost = deps.index.lost(session_id, conversation)
     last = last_said(messages)
@@ -434,5 +390,4 @@ async def _params(deps: GatewayDeps, request: GenerationRequest, prompt: Prompt)
         seed=request.seed,
         stop_tokens=deps.renderer.stop_tokens,
         stop=request.stop,
-        schema=None if request.schema is None else request.schema[0],
     )

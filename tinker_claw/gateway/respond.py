@@ -11,12 +11,11 @@ import time
 from abc import abstractmethod
 from collections.abc import Awaitable
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 
 from fastapi.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from tinker_claw.formats.base import FinishedReply, Format
+from tinker_claw.formats.base import Format
 from tinker_claw.gateway.deps import GatewayDeps
 from tinker_claw.gateway.errors import answer, told
 from tinker_claw.gateway.generation import Generation
@@ -36,7 +35,7 @@ class Answer(Response):
         super().__init__()
         self._wire = wire
         self._writer = job.writer
-        self._generations = [Generation(deps, one) for one in job.choices()]
+        self._generation = Generation(deps, job)
         self._held = held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -60,12 +59,8 @@ class WholeAnswer(Answer):
     """The reply as one JSON object."""
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # If one fails, the others are still sampled and recorded.
-        asked = (one.run() for one in self._generations)
-        drawn = await asyncio.gather(*asked, return_exceptions=True)
         try:
-            first, *others = map(_drawn, drawn)
-            reply = self._writer.whole(replace(first, others=tuple(others)))
+            reply = self._writer.whole(await self._generation.run())
             response = JSONResponse(reply, headers={"x-request-id": self._writer.id})
         except Exception as error:
             response = answer(self._wire, error)
@@ -89,7 +84,7 @@ class StreamedAnswer(Answer):
         ]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         self._open = True
-        writer, (generation,) = self._writer, self._generations
+        writer, generation = self._writer, self._generation
 
         def show(deltas: list[Delta]) -> Awaitable[None]:
             return self._write(send, writer.deltas(deltas, generation.sampling.version))
@@ -120,12 +115,6 @@ class StreamedAnswer(Answer):
                 await self._write(send, self._writer.keep_alive())
             else:
                 self._sent_at = time.monotonic()
-
-
-def _drawn(one: FinishedReply | BaseException) -> FinishedReply:
-    if isinstance(one, BaseException):
-        raise one
-    return one
 
 
 async def _until_over(receive: Receive) -> None:

@@ -2,8 +2,7 @@
 
 Rule: agents rewrite the user's message when they retry themselves, so failures are retried here. A
 reply that breaks off is continued from the prompt and all that was sampled, so no token is drawn
-twice and the client sees one reply; one that is constrained to JSON cannot be, and is an error. The
-versions that sampled are recorded.
+twice and the client sees one reply. The versions that sampled are recorded.
 """
 
 from __future__ import annotations
@@ -50,12 +49,6 @@ class Sampling:
         """Whether a token has been sampled."""
         return bool(self._tokens)
 
-    @property
-    def _stuck(self) -> bool:
-        """Whether nothing can go on with what there is: JSON would be begun again, behind half of
-        it."""
-        return self.begun and self._job.params.schema is not None
-
     def unfit_because(self) -> str | None:
         """Why the tokens are not those of one version of the policy; None: they are."""
         names = [f"v{self._job.version}" if s is None else s.name for s in self._gave]
@@ -93,7 +86,7 @@ class Sampling:
                     retries = Retries(began + PATIENCE_S, serving.waits, serving.retries)
                 if self._token_at > began:
                     retries.went_well(self._token_at - began)
-                wait_s = None if self._stuck else retries.wait_s(error)
+                wait_s = retries.wait_s(error)
                 if isinstance(error, GoneError) or self._is_refused():
                     wait_s = None  # asked once, in case it is there again
                 if wait_s is not None and await self._waited(error, wait_s):
@@ -132,8 +125,6 @@ class Sampling:
         if self._pinned:
             return False  # a version by name: another one's answer would be a wrong answer
         for stand_in in self._serving.stand_ins(job.version):
-            if self._stuck:
-                return False
             self._asked, self.version = stand_in, stand_in.version
             self.fallback = f"v{job.version} failed: {error}"
             limit_s = self._serving.stand_in_s if isinstance(error, OutageError) else None

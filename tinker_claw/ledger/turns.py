@@ -395,17 +395,6 @@ class TurnTable(LedgerTable):
             raise KeyError(turn_id)
         return _turn(row, load(self._db, row), kept(self._db, turn_id))
 
-    def of_response(self, user: str, response_id: str) -> tuple[int, str] | None:
-        """Return the user's turn whose reply has this id, and its session's key; None: there is
-        none, or it was forgotten."""
-        row = self._db.row(
-            "SELECT turns.id, key FROM turns JOIN sessions ON sessions.id = session_id "
-            "WHERE response_id = ? AND user = ? AND kind = 'main' ORDER BY turns.id LIMIT 1",
-            response_id,
-            user,
-        )
-        return None if row is None else (row["id"], row["key"])
-
     def next_state(self, turn_id: int) -> NextState | None:
         row = self._db.row("SELECT role, text, beside FROM next_states WHERE turn_id = ?", turn_id)
         return state_of(row) if row else None
@@ -489,8 +478,7 @@ def reopen(tx: sqlite3.Connection, turn_id: int) -> None:
 
 
 def _params_json(params: SamplingParams) -> str:
-    kept = params if params.schema is None else replace(params, schema="")  # it says too much
-    told = asdict(kept)
+    told = asdict(params)
     del told["images"]
     return json.dumps(told)
 

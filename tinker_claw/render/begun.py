@@ -1,4 +1,4 @@
-"""First tokens of a reply that must be a tool call, or must be text at once.
+"""First tokens of a reply that must be a tool call.
 
 Rule: nothing is hard-coded for a format. It renders sample replies of that kind, and their common
 prefix is the beginning: the next id is one that the model would write itself. A reply with this
@@ -21,7 +21,6 @@ from tinker_claw.types import Reply
 _ASKED = {"role": "user", "content": "So?"}
 _ARGUMENTS: tuple[Mapping[str, str], ...] = ({}, {"at": "x"}, {"Zone": "y"}, {"_": "z"})
 """Arguments of calls that share only the beginning common to every call."""
-_TEXTS = ("So.", '{"a": 1}', "[1]")
 _THOUGHT = "Hm"
 _UNTHOUGHT: tuple[Mapping[str, str], ...] = (
     {},
@@ -46,16 +45,11 @@ class Beginnings:
         self._guard = guard
 
     def ids(self, names: Sequence[str], reads: Reads) -> tuple[int, ...] | None:
-        """Return the ids with which every such reply begins, without thinking; () if there are
-        none, None if this format does not support it.
-
-        Args:
-            names: tools of which it must call one; (): it must be text at once.
-        """
+        """Return the ids with which every reply begins that calls one of these tools, without
+        thinking; None if this format does not support it."""
         # The first and the last in order share the common prefix of all names.
-        ends = sorted({min(names), max(names)}) if names else []
+        ends = sorted({min(names), max(names)})
         replies = [(_call(name, one), [_tool(name)]) for name in ends for one in _ARGUMENTS]
-        replies = replies or [({"role": "assistant", "content": text}, []) for text in _TEXTS]
         for unthought in _UNTHOUGHT:
             shown: list[Sequence[int]] = []
             for said, tools in replies:

@@ -281,19 +281,9 @@ class Renderer:
         ends = min(names), max(names)
         return self._begin(ends, switches) if max(map(len, ends)) <= _LONGEST_NAME else None
 
-    def begin_text(self, switches: Switches = ()) -> tuple[int, ...] | None:
-        """Return the first ids of a reply that is text at once, () where there are none; None: this
-        chat format is not known to have such replies."""
-        return self._begin((), switches)
-
     def _beginning(self, names: tuple[str, ...], switches: Switches) -> tuple[int, ...] | None:
         found = self._format(switches)
-        return None if found.own and names else found.beginnings.ids(names, self.parse)
-
-    @property
-    def tells_text(self) -> bool:
-        """Whether a reply's text is known token by token."""
-        return self._markers is not None
+        return None if found.own else found.beginnings.ids(names, self.parse)
 
     def forget(self) -> None:
         """Drop everything kept of earlier requests from memory."""

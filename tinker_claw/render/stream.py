@@ -29,8 +29,6 @@ class CutStream:
         self, inner: ReplyStream, stop: Sequence[str] = (), *, one_call: bool = False
     ) -> None:
         self._inner = inner
-        self.text_at = inner.text_at
-        """See `ReplyStream`."""
         self._search = StopSearch(stop)
         self._one_call = one_call
         self._shown: list[Delta] = []
@@ -174,12 +172,6 @@ class ReplyStream(Protocol):
     """Turns one completion into a reply."""
 
     @property
-    def text_at(self) -> Sequence[int]:
-        """Indices, among all tokens fed, of those of the reply's text and of blanks around it; ()
-        where the format does not show them."""
-        ...
-
-    @property
     def thought(self) -> int:
         """Number of tokens of thinking, without its marks; complete after `finish`."""
         ...
@@ -264,7 +256,6 @@ class MarkedStream:
         self._after_call = False
         """No text has followed the last call."""
         self.thought = 0
-        self.text_at: list[int] = []
         self._calls: list[ToolCall] = []
         self._out: list[Delta] = []
 
@@ -438,7 +429,6 @@ class MarkedStream:
         self._show("reasoning", self._reasoning.cut())
 
     def _show_text(self, place: int, ids: Sequence[int]) -> None:
-        self.text_at.extend(range(place, place + len(ids)))
         text = self._text.feed(ids)
         self._after_call = self._after_call and not text
         self._show("text", text)
@@ -457,8 +447,6 @@ def _joined(pieces: Sequence[Sequence[int]], between: int) -> list[int]:
 
 class BufferedStream:
     """Stream of any other format: the reply is parsed when it is complete."""
-
-    text_at: Sequence[int] = ()
 
     def __init__(self, parse: Callable[[Tokens], tuple[Reply, int]]) -> None:
         """`parse`: returns the reply, and the number of tokens of its thinking."""

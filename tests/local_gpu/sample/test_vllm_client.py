@@ -213,16 +213,6 @@ async def test_vllm_is_told_every_setting_and_its_tokens_come_one_by_one(
     }
 
 
-async def test_vllm_is_asked_for_what_fits_a_schema(script: Scripted, vllm: VllmServer) -> None:
-    script.replies["/v1/completions"] = streamed(*THREE)
-    schema = {"type": "object", "required": ["city"]}
-    await drained(vllm, SamplingParams(max_tokens=3, schema=json.dumps(schema)))
-    assert script.asked[-1][1]["structured_outputs"] == {"json": schema}
-    script.replies["/v1/completions"] = said(error(400, "The schema has $ref to nowhere."), 400)
-    with pytest.raises(RequestError, match=r"refuses the request: .*\$ref to nowhere"):
-        await drained(vllm, SamplingParams(max_tokens=3, schema="{}"))
-
-
 async def test_vllm_is_asked_for_the_base_by_its_own_name_and_all_tokens_by_0(
     script: Scripted, vllm: VllmServer
 ) -> None:
