@@ -6,6 +6,8 @@ import asyncio
 import json
 import threading
 from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,7 +19,7 @@ from tests.fakes import FakeSampler, Script
 from tests.gateway.test_auth import ANNA, BEN, USERS, bearer
 from tests.gateway.test_gateway_refusals import assert_error
 from tests.gateways import World, gateway, read_events, spell
-from tinker_claw.gateway.limits import COME_BACK_S, PASSED_BY, Limits
+from tinker_claw.gateway.limits import COME_BACK_S, Limits
 from tinker_claw.privacy.redact import Redactor
 from tinker_claw.privacy.rules import SECRETS
 from tinker_claw.render.renderer import Renderer
@@ -75,18 +77,21 @@ class Queue:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._now = 0
         self._grown = asyncio.Condition()
-        wait = Limits._wait
+        slot = Limits.slot
 
-        async def seen(limits: Limits, *line_and_user: Any) -> None:
+        @asynccontextmanager
+        async def seen(limits: Limits, user: str, *, episode: bool = False) -> AsyncGenerator[None]:
             self._now += 1
-            waiting = asyncio.create_task(self._tell())
+            waiting, waits = asyncio.create_task(self._tell()), True
             try:
-                await wait(limits, *line_and_user)
+                async with slot(limits, user, episode=episode):
+                    self._now, waits = self._now - 1, False
+                    yield
             finally:
-                self._now -= 1
+                self._now -= waits
                 await waiting
 
-        monkeypatch.setattr(Limits, "_wait", seen)
+        monkeypatch.setattr(Limits, "slot", seen)
 
     async def _tell(self) -> None:
         async with self._grown:
@@ -336,7 +341,7 @@ async def test_every_slot_comes_back_however_a_request_ends(
         assert (await world.ask("x")).status_code == 200
 
 
-async def test_slots_go_round_and_each_users_own_come_first() -> None:
+async def test_a_slot_is_kept_for_who_has_none() -> None:
     limits, order = Limits(["a", "b", "c"], 2, 9), list[str]()
     release = asyncio.Event()
 
@@ -356,66 +361,6 @@ async def test_slots_go_round_and_each_users_own_come_first() -> None:
     assert sorted(order) == ["a"] * 4 + ["b"] * 2 + ["c"]
 
 
-async def _order(limits: Limits, asked: list[tuple[str, bool]]) -> list[tuple[str, bool]]:
-    """Order in which requests begin that all arrive while the one slot is taken; each ends at
-    once."""
-    order = list[tuple[str, bool]]()
-
-    async def use(user: str, episode: bool) -> None:
-        async with limits.slot(user, episode=episode):
-            order.append((user, episode))
-
-    async with (
-        asyncio.timeout(60),
-        asyncio.TaskGroup() as group,
-        limits.slot("a", episode=True),
-    ):
-        for user, of_episode in asked:
-            group.create_task(use(user, of_episode))
-        await asyncio.sleep(0)
-    return order
-
-
-async def test_users_take_turns_among_episodes_too() -> None:
-    asked = [("a", True)] * 3 + [("b", True)] * 2 + [("c", False)] * 2
-    order = await _order(Limits(["a", "b", "c"], 1, 9), asked)
-    assert order == [
-        *[("c", False)] * 2,
-        *[("b", True), ("a", True), ("b", True), ("a", True), ("a", True)],
-    ]
-
-
-async def test_persons_pass_an_episode_by_only_so_often() -> None:
-    asked = [("a", True)] * 2 + [("b", False)] * (2 * PASSED_BY + 1)
-    order = await _order(Limits(["a", "b"], 1, 99), asked)
-    assert [at for at, (_, episode) in enumerate(order) if episode] == [
-        PASSED_BY,
-        2 * PASSED_BY + 1,
-    ]
-
-
-async def test_an_episode_that_is_overdue_may_take_the_slots_that_are_left_free() -> None:
-    limits, done = Limits(["a"], 4, 99), asyncio.Event()
-    inside = list[bool]()
-
-    async def use(episode: bool) -> None:
-        async with limits.slot("a", episode=episode):
-            inside.append(episode)
-            await done.wait()
-
-    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
-        for _ in range(3):
-            group.create_task(use(True))
-        await asyncio.sleep(0)
-        assert inside == [True] * 2
-        for _ in range(PASSED_BY):
-            async with limits.slot("a"):
-                pass
-        await asyncio.sleep(0)
-        assert inside == [True] * 3
-        done.set()
-
-
 @pytest.mark.parametrize("of_episode", [False, True])
 async def test_among_many_users_one_may_have_several_slots(of_episode: bool) -> None:
     users = [f"user {n}" for n in range(1000)]
@@ -431,10 +376,10 @@ async def test_among_many_users_one_may_have_several_slots(of_episode: bool) -> 
             group.create_task(use("user 0", of_episode))
         await asyncio.sleep(0)
         assert inside == {"user 0": 48}, "a quarter is kept for those who have none"
-        for user in users[1 : PASSED_BY + 1]:
+        for user in users[1:9]:
             group.create_task(use(user, False))
         await asyncio.sleep(0)
-        assert len(inside) == PASSED_BY + 1
+        assert len(inside) == 9
         done.set()
 
 

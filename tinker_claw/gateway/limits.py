@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import asyncio
 from codecs import BOM_UTF8
-from collections import Counter, deque
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final, TypeVar
@@ -50,9 +50,6 @@ LEFT_FREE = 2
 with an agent asks for one or two at a time."""
 LEFT_SHARE = 16
 """Episodes leave one slot in so many: four of 64, because with two a few persons had to wait."""
-PASSED_BY = 8
-"""Replies of persons that may begin in a row while an episode waits. Then one of an episode begins,
-so that episodes go on where persons take every slot."""
 
 
 class ComputeRounds:
@@ -88,48 +85,21 @@ class ComputeRounds:
         return await asyncio.get_running_loop().run_in_executor(self._thread, compute)
 
 
-class _Line:
-    """Queue of the requests of persons, or of episodes."""
-
-    def __init__(self, users: Sequence[str]) -> None:
-        self.here: Counter[str] = Counter()
-        self.bytes: Counter[str] = Counter()
-        """Bytes of the bodies held, by user."""
-        self.sampling: dict[str, int] = {}
-        """Number of replies being sampled, by user; users without one are absent."""
-        self.waiting = {user: deque[asyncio.Future[None]]() for user in users}
-        """Waiting requests by user, the users in the order in which they are served."""
-
-    @property
-    def first(self) -> Iterator[str]:
-        """Yield the users who have a request waiting, the next one first."""
-        for user, calls in self.waiting.items():
-            while calls and calls[0].cancelled():
-                calls.popleft()
-            if calls:
-                yield user
-
-    @property
-    def anybody(self) -> bool:
-        return next(self.first, None) is not None
-
-
 class Limits:
     """The requests that are being answered, and those that wait."""
 
     def __init__(self, users: Sequence[str], concurrent: int, queue: int) -> None:
-        """`concurrent`: of all users; `queue`: how many more of one user may wait in a line."""
-        self._users = len(users)
+        """`concurrent`: of all users; `queue`: how many more of one user may wait, persons and
+        episodes apart."""
+        kept = min(len(users) - 1, max(LEFT_FREE, concurrent // 4), concurrent - 1)
+        left = max(LEFT_FREE, concurrent // LEFT_SHARE)
         self._most = concurrent + queue
-        self._free = concurrent
-        self._left = max(LEFT_FREE, concurrent // LEFT_SHARE)
-        """Slots that episodes leave free."""
-        self._kept = min(max(LEFT_FREE, concurrent // 4), concurrent - 1)
-        """Slots that are kept free for persons at most: with more users than that, nobody could
-        have two."""
-        self._persons, self._episodes = _Line(users), _Line(users)
-        self._passed = 0
-        """Replies of persons that have begun while an episode waits."""
+        self._all = asyncio.Semaphore(concurrent)
+        self._episodes = asyncio.Semaphore(max(1, concurrent - left))
+        self._own = {user: asyncio.Semaphore(concurrent - kept) for user in users}
+        self._here = Counter[tuple[str, bool]]()
+        self._bytes = Counter[tuple[str, bool]]()
+        """Bytes of the bodies held, by user, persons and episodes apart."""
         self._served = {
             user: Counter(turns=0, prompt_tokens=0, completion_tokens=0) for user in users
         }
@@ -148,16 +118,15 @@ class Limits:
         Raises:
             RequestError: this user has too many requests.
         """
-        here = self._line(episode).here
-        if here[user] >= self._most:
+        if self._here[user, episode] >= self._most:
             raise _too_many(f"{self._most} are being answered or waiting")
-        here[user] += 1
+        self._here[user, episode] += 1
         caller = Caller(user, self, cache_salt, episode)
         try:
             yield caller
         finally:
-            here[user] -= 1
-            self._line(episode).bytes[user] -= caller.bytes
+            self._here[user, episode] -= 1
+            self._bytes[user, episode] -= caller.bytes
 
     def hold(self, caller: Caller, count: int) -> None:
         """Count further bytes of a request's body.
@@ -165,15 +134,15 @@ class Limits:
         Raises:
             RequestError: this user's requests have too many bytes.
         """
-        held = self._line(caller.episode).bytes
-        if held[caller.user] + count > MAX_HELD_BYTES:
+        whose = caller.user, caller.episode
+        if self._bytes[whose] + count > MAX_HELD_BYTES:
             raise _too_many(f"more than {MAX_HELD_BYTES // 10**6} MB of them would be held")
-        held[caller.user] += count
+        self._bytes[whose] += count
         caller.bytes += count
 
     def figures(self, user: str) -> dict[str, int]:
         """Return a user's own figures since the start."""
-        here = self._persons.here[user] + self._episodes.here[user]
+        here = self._here[user, False] + self._here[user, True]
         return {"requests_now": here, **self._served[user]}
 
     def served(self, user: str, prompt_tokens: int, completion_tokens: int) -> None:
@@ -185,71 +154,9 @@ class Limits:
     @asynccontextmanager
     async def slot(self, user: str, *, episode: bool = False) -> AsyncGenerator[None]:
         """Wait for a slot, and hold it while a reply is sampled."""
-        line = self._line(episode)
-        behind = episode and self._persons.anybody
-        if behind or user in line.first or not self._may_start(line, user):
-            await self._wait(line, user)
-        else:
-            self._start(line, user)
-            self._call()  # a waiting episode may be due next
-        try:
+        # Of all slots last: who waits for an own one holds none that others could have.
+        async with self._episodes if episode else nullcontext(), self._own[user], self._all:
             yield
-        finally:
-            self._end(line, user)
-
-    def _line(self, episode: bool) -> _Line:
-        return self._episodes if episode else self._persons
-
-    async def _wait(self, line: _Line, user: str) -> None:
-        """Wait in the queue until the end of another reply starts this one."""
-        called = asyncio.get_running_loop().create_future()
-        line.waiting[user].append(called)
-        try:
-            await called
-        except asyncio.CancelledError:
-            if not called.cancelled():
-                self._end(line, user)
-            raise
-
-    def _may_start(self, line: _Line, user: str) -> bool:
-        without = self._users - len(self._persons.sampling)
-        if line is self._episodes:
-            kept = 0 if self._passed >= PASSED_BY else max(self._left, without)
-        else:
-            kept = without if user in line.sampling else 0
-        return self._free > min(kept, self._kept)
-
-    def _start(self, line: _Line, user: str) -> None:
-        self._free -= 1
-        line.sampling[user] = line.sampling.get(user, 0) + 1
-        line.waiting[user] = line.waiting.pop(user)  # to the end of the round
-        passed = line is self._persons and self._episodes.anybody
-        self._passed = self._passed + 1 if passed else 0
-
-    def _end(self, line: _Line, user: str) -> None:
-        self._free += 1
-        line.sampling[user] -= 1
-        if not line.sampling[user]:
-            del line.sampling[user]
-        self._call()
-
-    def _call(self) -> None:
-        while (following := self._next()) is not None:
-            line, user = following
-            called = line.waiting[user].popleft()
-            self._start(line, user)
-            called.set_result(None)
-
-    def _next(self) -> tuple[_Line, str] | None:
-        """Return the queue and the user whose request may start now; None: none may."""
-        lines = (self._persons, self._episodes)
-        for line in lines if self._passed < PASSED_BY else reversed(lines):
-            for user in line.first:
-                if self._may_start(line, user):
-                    return line, user
-            if line is self._persons and line.anybody:
-                break
-        return None
 
 
 @dataclass(slots=True)
