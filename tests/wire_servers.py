@@ -148,12 +148,13 @@ class WireProcess:
 def wire_process(root: Path, *flags: str, port: int = 0) -> Iterator[WireProcess]:
     """Serve the demo model, on a free port unless told; it is killed at the end if it still
     runs."""
-    command = [sys.executable, "-m", "local_gpu.tinker", "--port", str(port), "--threads", "1"]
+    command = [sys.executable, "-m", "local_gpu.tinker", "--port", str(port)]
     log = root.with_suffix(".log")
     with log.open("ab") as stderr:
         process = subprocess.Popen(
             [*command, "--root", str(root), *flags],
             cwd=ROOT,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,

@@ -280,7 +280,7 @@ class LearningCore:
         if not home.covers(shape):
             raise RequestError(
                 "The base is split over GPUs, where all models have one size: rank "
-                f"{home.rank} (--rank) and alpha {home.alpha}."
+                f"{home.rank} and alpha {home.alpha}."
             )
         made = LoraOptimizer(
             self._base,

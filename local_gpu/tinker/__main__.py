@@ -25,10 +25,8 @@ if TYPE_CHECKING:
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 _SERVER_FLAGS = ("host", "port")
-_KEYS = {
-    "api_key": "TINKER_SERVER_API_KEY",
-    "sampler_api_key": "TINKER_SERVER_SAMPLER_API_KEY",
-}
+_KEY = "TINKER_SERVER_API_KEY"
+_SAMPLER_KEY = "TINKER_SERVER_SAMPLER_API_KEY"
 """Environment variables of keys: every account of the machine can read a command line, not
 these."""
 
@@ -69,34 +67,37 @@ def _config(flags: dict[str, Any]) -> WireConfig:
     from local_gpu.config import LocalConfig
     from local_gpu.tinker.config import WireConfig, source_of
 
-    for name, variable in _KEYS.items():
-        flags[name] = _key(f"--{name.replace('_', '-')}", flags[name], variable)
-    own = {name: flags.pop(name) for name in ("api_key", "open_samplers")}
-    model = flags.pop("model")
+    key, model = _key(flags.pop("api_key")), flags.pop("model")
     flags["name"] = flags["name"] or model
     for name in ("sampler_urls", "train_gpus"):
         flags[name] = tuple(flags[name])
-    flags["ranks"] = len(flags["train_gpus"]) or flags["ranks"]
-    if flags["shard"] == "on" and flags["ranks"] == 1:
-        raise ConfigError("--shard on splits the base over the ranks that learn: give --ranks 2")
-    local = LocalConfig(model=source_of(model), policy=False, **flags)
-    return WireConfig(local=local, **own)
+    ranks = max(1, len(flags["train_gpus"]))
+    if flags["shard"] == "on" and ranks == 1:
+        raise ConfigError("--shard on splits the base over GPUs: name several, --train-gpus 0 1")
+    local = LocalConfig(
+        model=source_of(model),
+        policy=False,
+        ranks=ranks,
+        sampler_api_key=os.environ.get(_SAMPLER_KEY) or None,
+        **flags,
+    )
+    return WireConfig(local=local, api_key=key)
 
 
-def _key(flag: str, given: str | None, variable: str) -> str | None:
-    """Value of a flag, or of the file that it names after an @; else the variable.
+def _key(given: str | None) -> str | None:
+    """Value of --api-key, or of the file that it names after an @; else the variable.
 
     Raises:
         ConfigError: the file cannot be read.
     """
     if given is None:
-        return os.environ.get(variable) or None
+        return os.environ.get(_KEY) or None
     if not given.startswith("@"):
         return given
     try:
         return Path(given[1:]).expanduser().read_text(encoding="utf-8-sig").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{flag} {given}: the file cannot be read ({error})") from error
+        raise ConfigError(f"--api-key {given}: the file cannot be read ({error})") from error
 
 
 async def _serve(config: WireConfig, listening: socket.socket) -> None:
@@ -139,38 +140,19 @@ def parser() -> argparse.ArgumentParser:
         "--name",
         help="what clients call it (SamplingClient.get_tokenizer loads that name); --model without",
     )
-    model.add_argument("--alpha", type=int, default=32, help="of every LoRA adapter")
     add("--root", type=Path, default=Path("runs/wire"), help="folder of the checkpoints")
     add("--host", default="127.0.0.1", help="address to listen on; others need --api-key")
     add("--port", type=int, default=8000, help="0 takes a free one")
     add(
         "--api-key",
         help="starts with tml-; better @FILE, which holds it, or the variable "
-        f"{_KEYS['api_key']}; without any a client may send any key, on loopback only",
+        f"{_KEY}; without any a client may send any key, on loopback only",
     )
     machine = top.add_argument_group("machine")
     machine.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, ...")
-    machine.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], default="auto")
-    machine.add_argument(
-        "--checkpointing",
-        choices=["auto", "on", "off"],
-        default="auto",
-        help="of activations: less memory, a third more work; auto is on for CUDA, and where "
-        "memory is short",
-    )
     machine.add_argument(
         "--context-tokens", type=int, help="prompt and reply together; without it the model's own"
     )
-    machine.add_argument(
-        "--kv-cache-tokens", type=int, help="per open sampler; without it one and a half contexts"
-    )
-    machine.add_argument(
-        "--open-samplers",
-        type=int,
-        default=4,
-        help="adapters that are ready at once, each with a cache; who needs another one waits",
-    )
-    machine.add_argument("--max-batch-tokens", type=int, default=512, help="of one sampling pass")
     machine.add_argument(
         "--base-quantization",
         dest="quantization",
@@ -178,9 +160,7 @@ def parser() -> argparse.ArgumentParser:
         default="none",
         help="of the base's linear layers, where it learns",
     )
-    machine.add_argument("--threads", type=int, help="of torch; without it torch's own choice")
     halves = top.add_argument_group("several GPUs, and samplers of their own")
-    halves.add_argument("--ranks", type=int, default=1, help="processes that learn together")
     halves.add_argument(
         "--train-gpus", type=int, nargs="+", default=(), help="which GPUs learn, one a rank"
     )
@@ -188,20 +168,14 @@ def parser() -> argparse.ArgumentParser:
         "--shard",
         choices=["on", "off"],
         default="off",
-        help="split the base over the ranks, where one GPU has too little room for it",
+        help="split the base over these GPUs, where one has too little room for it; all models "
+        "then have rank 32",
     )
     halves.add_argument(
-        "--rank", type=int, default=32, help="of all models, where the base is split over GPUs"
-    )
-    halves.add_argument(
-        "--sampler-urls", nargs="+", default=(), help="vLLM servers, needed on GPUs"
-    )
-    halves.add_argument(
-        "--sampler-api-key",
-        help=f"of all --sampler-urls; better @FILE, or the variable {_KEYS['sampler_api_key']}",
-    )
-    halves.add_argument(
-        "--student-topk", type=int, default=0, help="candidates per token that they must give"
+        "--sampler-urls",
+        nargs="+",
+        default=(),
+        help=f"vLLM servers, needed on GPUs; their key is in {_SAMPLER_KEY}",
     )
     return top
 

@@ -1,12 +1,13 @@
 """The routes of Tinker's REST client and command line for runs and checkpoints.
 
-Rule: a download link carries its own signature; everything else here that touches the store needs
-the key.
+Rule: the address of a download has a random part, by which it is known; everything else here that
+touches the store needs the key.
 """
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import secrets
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Any, TypeAlias
@@ -15,9 +16,8 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import FileResponse
 
 from local_gpu.tinker import requests
-from local_gpu.tinker.models import check_ttl
 from local_gpu.tinker.service import Service
-from local_gpu.tinker.store import KINDS, Place, Record, expires_in
+from local_gpu.tinker.store import KINDS, Place, Record
 from tinker_claw.errors import RequestError
 
 routes = APIRouter(prefix="/api/v1")
@@ -92,12 +92,10 @@ async def list_all_checkpoints(service: Served, limit: Limit = 100, offset: Offs
 
 
 @routes.put("/training_runs/{run}/checkpoints/{kind}/{name}/ttl")
-async def set_ttl(
-    run: str, kind: str, name: str, ask: requests.Lifetime, service: Served
-) -> Response:
-    expires_at = expires_in(check_ttl(ask.ttl_seconds))
-    amend = partial(service.shared.store.amend, Place.of(run, kind, name), expires_at=expires_at)
-    await service.shared.backend.aside(amend)
+async def ignore_ttl(run: str, kind: str, name: str, service: Served) -> Response:
+    """Accept a lifetime, although nothing expires: the SDK gives one to an export that it downloads
+    and then deletes."""
+    service.shared.store.read(Place.of(run, kind, name))
     return Response(status_code=HTTPStatus.NO_CONTENT)
 
 
@@ -111,25 +109,20 @@ async def delete_checkpoint(run: str, kind: str, name: str, service: Served) -> 
 
 @routes.get(f"/training_runs/{{run}}/checkpoints/{_EXTERNAL}/{{name}}/external_weights_urls")
 async def external_weights_urls(run: str, name: str, request: Request, service: Served) -> Json:
-    files = service.shared.store.files(Place.of(run, _EXTERNAL, name))
-    root = f"{request.base_url}api/v1/downloads"
-    expires = datetime.fromtimestamp(service.links.until(), UTC)
-    urls = {file: service.links.link(root, run, name, file) for file in files}
-    return {"urls": urls, "expires": expires.isoformat()}
+    place = Place.of(run, _EXTERNAL, name)
+    files, token = service.shared.store.files(place), secrets.token_urlsafe(32)
+    service.links[token] = place
+    urls = {file: f"{request.base_url}api/v1/downloads/{token}/{file}" for file in files}
+    until = datetime.now(UTC) + timedelta(days=1)  # in truth while this process lives
+    return {"urls": urls, "expires": until.isoformat()}
 
 
-@without_key.get("/downloads/{run}/{name}/{file}")
-async def download(
-    run: str, name: str, file: str, until: int, signature: str, service: Served
-) -> Response:
-    if not service.links.good(run, name, file, until, signature):
-        raise RequestError(
-            "This link is not signed by this server, or its hour is over.",
-            status=HTTPStatus.FORBIDDEN,
-        )
-    files = service.shared.store.files(Place.of(run, _EXTERNAL, name))
+@without_key.get("/downloads/{token}/{file}")
+async def download(token: str, file: str, service: Served) -> Response:
+    place = service.links.get(token)
+    files = {} if place is None else service.shared.store.files(place)
     if file not in files:
-        raise RequestError(f"There is no file {file}.", status=HTTPStatus.NOT_FOUND)
+        raise RequestError(f"There is no download of {file} here.", status=HTTPStatus.NOT_FOUND)
     return FileResponse(files[file])
 
 
@@ -177,7 +170,6 @@ def _json(service: Service, place: Place, record: Record) -> Json:
         "tinker_path": place.path,
         "size_bytes": service.shared.store.size_bytes(place),
         "public": False,
-        "expires_at": record.expires_at,
         "user_metadata": record.user_metadata,
     }
 

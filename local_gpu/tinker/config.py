@@ -37,10 +37,7 @@ class WireConfig:
     keep_ephemeral: int = 16
     """Nameless sampler weights kept per model; a sampling client on older ones must be renewed."""
     sweep_s: float = 15.0
-    """Seconds between sweeps for silent sessions, old answers and expired checkpoints."""
-    hole_s: float = 60.0
-    """Seconds without another request of a model until those that wait for a missing one with a
-    lower seq_id fail."""
+    """Seconds between sweeps for silent sessions and old answers."""
     poll_s: float = 20.0
     """Seconds that retrieve_future waits; the SDK gives it 45 s."""
     silence_s: float = 600.0
@@ -49,11 +46,10 @@ class WireConfig:
     """Seconds that an answer is kept until it is first retrieved."""
     keep_retrieved_s: float = 60.0
     """Seconds that an answer is kept after it was retrieved."""
-    request_bytes: int | None = None
-    """Bytes that may be taken by the bodies of requests that wait, by the answers that are kept, by
-    the tables of one training request or of the samples that are scored at once, and by the samples
-    that are drawn at once, at their longest: each so many. None: an eighth of what is free after
-    loading."""
+    requests: int = 10_000
+    """Requests that wait, and answers that are kept, at once."""
+    most_logprobs: int = 1 << 25
+    """Logprobs that one request may ask for, in its tables or its samples at their longest."""
     open_sessions: int = 4096
     """Sessions at once, and as many models in one session."""
     body_bytes: int = 1 << 26

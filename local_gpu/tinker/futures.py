@@ -1,7 +1,7 @@
 """Answers that are retrieved later, and the order in which they are computed.
 
 A request gets an id at once, and its result by long poll (`Promises`). Those of one model are
-carried out in turns (`Turns`); those that take much memory wait for one another (`Capacity`).
+carried out in turns (`Turns`).
 
 Rule: every promise ends in an answer or an error message. A bug of the server is reported to the
 one client and logged; it does not end the server.
@@ -31,8 +31,6 @@ CREATION = 0
 """The turn that creates a model; the SDK counts its requests from 1."""
 _REMEMBERED = 4096
 """Recent requests of a model that are recognised when sent again."""
-_PROMISE_BYTES = 4096
-"""Bytes of a promise itself, with its task."""
 _log = logging.getLogger(__name__)
 
 
@@ -48,12 +46,6 @@ class Promise:
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     forget_at: float = float("inf")
     """Time on the monotonic clock."""
-    asked: int = 0
-    """Bytes of the request, until its answer is there."""
-
-    @property
-    def size(self) -> int:
-        return len(self.answer) if isinstance(self.answer, bytes) else 200
 
 
 class Promises:
@@ -65,37 +57,35 @@ class Promises:
         *,
         keep_s: float,
         keep_retrieved_s: float,
-        pending_bytes: int,
+        most: int,
     ) -> None:
-        """`pending_bytes`: of requests that wait, and as many of answers that are kept."""
+        """`most`: requests and answers at once."""
         self._spawn = spawn
         self._keep_s = keep_s
         self._keep_retrieved_s = keep_retrieved_s
         self._promises: dict[str, Promise] = {}
-        self._pending_bytes = pending_bytes
-        self._asked_bytes = self._held_bytes = 0
+        self._most = most
 
     def start(
         self,
         owner: str,
         begin: Callable[[], Coroutine[Any, Any, Answer]],
         *,
-        size: int,
         cancellable: bool = False,
     ) -> str:
-        """Begin the work of a request of `size` bytes; return the promise's id.
+        """Begin the work of a request; return the promise's id.
 
         Raises:
-            RequestError: 429, too much is waiting already; the SDK retries later.
+            RequestError: 429, too many are waiting already; the SDK retries later.
         """
-        size += _PROMISE_BYTES
-        if self._asked_bytes + size > self._pending_bytes:
+        if len(self._promises) >= self._most:
+            self.sweep()
+        if len(self._promises) >= self._most:
             raise RequestError(
                 "Too many requests wait for their answers; send this one again later.",
                 status=HTTPStatus.TOO_MANY_REQUESTS,
             )
-        self._asked_bytes += size
-        promise, work = Promise(uuid4().hex, owner, cancellable, asked=size), begin()
+        promise, work = Promise(uuid4().hex, owner, cancellable), begin()
         self._promises[promise.id] = promise
         promise.task = self._spawn(self._settle(promise, work))
         # Not in the task: one that is cancelled before it begins runs none of its code.
@@ -134,13 +124,11 @@ class Promises:
                 promise.task.cancel()
 
     def sweep(self) -> None:
-        """Drop answers that have expired, and the oldest if there are too many."""
+        """Drop answers that are too old."""
         now = time.monotonic()
-        finished = [p for p in self._promises.values() if p.answer is not None]
-        for promise in sorted(finished, key=lambda p: p.forget_at):
-            if promise.forget_at <= now or self._held_bytes > self._pending_bytes:
-                self._held_bytes -= promise.size
-                del self._promises[promise.id]
+        old = [id for id, promise in self._promises.items() if promise.forget_at <= now]
+        for id in old:
+            del self._promises[id]
 
     def __len__(self) -> int:
         return len(self._promises)
@@ -154,12 +142,8 @@ class Promises:
             sentence = "The request was cancelled: its session or the server ended."
             promise.answer = failure(sentence, by_user=False)  # nothing was wrong with it
         promise.task = None
-        self._asked_bytes -= promise.asked
         promise.forget_at = time.monotonic() + self._keep_s
         promise.ready.set()
-        self._held_bytes += promise.size
-        if self._held_bytes > self._pending_bytes:
-            self.sweep()
 
 
 async def guarded(work: Awaitable[Answer]) -> Answer:
@@ -184,43 +168,17 @@ def _is_users(error: ClawError) -> bool:
     return isinstance(error, RequestError | AlignmentError | StepError) and not torch_failed
 
 
-class Capacity:
-    """An amount shared by all requests; where too little is left they wait, in order of arrival."""
-
-    def __init__(self, size: int) -> None:
-        self._left = size
-        self._freed = asyncio.Event()
-        self._entry = asyncio.Lock()
-
-    @asynccontextmanager
-    async def take(self, needs: int) -> AsyncGenerator[None]:
-        """Take an amount until the block ends; `needs` is at most the whole."""
-        async with self._entry:
-            while needs > self._left:
-                self._freed.clear()
-                await self._freed.wait()
-            self._left -= needs
-        try:
-            yield
-        finally:
-            self._left += needs
-            self._freed.set()
-
-
 class Turns:
     """Order of one model's requests: by seq_id, not by arrival.
 
-    A number that never comes fails the requests that wait for it, after a limit. The request id of
-    each number is remembered, for one that is sent again.
+    Those that come before a lower number wait for it, at most until their session ends. The request
+    id of each number is remembered, for one that is sent again.
     """
 
-    def __init__(self, hole_s: float, on_hole: Callable[[str], None]) -> None:
-        self._hole_s = hole_s
-        self._on_hole = on_hole
+    def __init__(self) -> None:
         self._next = CREATION
         self._busy = False
         self._waiting: dict[int, asyncio.Future[None]] = {}
-        self._timer: asyncio.TimerHandle | None = None
         self.requests = FIFOCache[int, str](_REMEMBERED)
         """seq_id: the request id that a re-sent request gets again."""
 
@@ -233,57 +191,21 @@ class Turns:
         """Wait for the turn of `seq_id` and hold it.
 
         Raises:
-            RequestError: it has passed, or a lower number never came.
+            RequestError: it has passed.
         """
         if seq_id < self._next or seq_id in self._waiting or (self._busy and seq_id == self._next):
             raise RequestError(f"seq_id {seq_id} is too late: {self._next} is next.")
         if seq_id != self._next:
-            await self._wait(seq_id)
-        self._stop_timer()
+            self._waiting[seq_id] = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiting[seq_id]
+            finally:
+                del self._waiting[seq_id]
         self._busy = True
         try:
             yield
         finally:
-            self._busy = False
-            self._advance(seq_id + 1)
-
-    async def _wait(self, seq_id: int) -> None:
-        self._waiting[seq_id] = asyncio.get_running_loop().create_future()
-        self._stop_timer()  # its client still sends; the SDK sends a batch's first part last
-        self._watch_for_hole()
-        try:
-            await self._waiting[seq_id]
-        finally:
-            self._waiting.pop(seq_id, None)
-
-    def _advance(self, following: int) -> None:
-        self._next = following
-        if (waiter := self._waiting.get(following)) and not waiter.done():
-            self._busy = True  # no other request may enter before it wakes
-            waiter.set_result(None)
-        else:
-            self._watch_for_hole()
-
-    def _watch_for_hole(self) -> None:
-        if self._waiting and not self._busy and self._timer is None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(self._hole_s, self._give_up)
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _give_up(self) -> None:
-        self._timer = None
-        if not self._waiting:
-            return
-        sentence = (
-            f"seq_id {self._next} did not come within {self._hole_s:g} s, so the later requests "
-            "of this model cannot be carried out."
-        )
-        self._on_hole(sentence)
-        self._next = max(self._waiting) + 1
-        for waiter in self._waiting.values():
-            if not waiter.done():
-                waiter.set_exception(RequestError(sentence))
+            self._busy, self._next = False, seq_id + 1
+            if (waiter := self._waiting.get(self._next)) and not waiter.done():
+                self._busy = True  # no other request may enter before it wakes
+                waiter.set_result(None)

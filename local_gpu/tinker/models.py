@@ -25,7 +25,6 @@ from tinker_claw.errors import RequestError
 Work: TypeAlias = Callable[[], Awaitable[Answer]]
 _METADATA = 1 << 16
 """Most characters of metadata: every listing reads them."""
-_LONGEST_S = 10 * 365 * 86_400
 _ANSWER_TYPES = {
     "weights": "save_weights",
     "sampler_weights": "save_weights_for_sampler",
@@ -76,10 +75,7 @@ class Models:
     def forward_backward(self, body: bytes) -> str:
         message = parse_forward_backward(body)
         return self._of(
-            message.model_id,
-            message.seq_id or None,
-            lambda run: run.forward_backward(message),
-            size=len(body),
+            message.model_id, message.seq_id or None, lambda run: run.forward_backward(message)
         )
 
     def optim_step(self, ask: requests.OptimStep) -> str:
@@ -109,13 +105,11 @@ class Models:
         model_id: str,
         seq_id: int | None,
         work: Callable[[TrainingRun], Awaitable[Answer]],
-        *,
-        size: int = 0,
     ) -> str:
         run = self._sessions.run(model_id)
-        return self._in_turn(run, seq_id, lambda: work(run), size=size)
+        return self._in_turn(run, seq_id, lambda: work(run))
 
-    def _in_turn(self, run: TrainingRun, seq_id: int | None, work: Work, *, size: int = 0) -> str:
+    def _in_turn(self, run: TrainingRun, seq_id: int | None, work: Work) -> str:
         number = run.turns.unnumbered() if seq_id is None else seq_id
         run.asked_at = datetime.now(UTC)
         if known := run.turns.requests.get(number):
@@ -125,7 +119,7 @@ class Models:
             async with run.turns.turn(number):
                 return await work()
 
-        request_id = self._promises.start(run.session_id, numbered, size=size)
+        request_id = self._promises.start(run.session_id, numbered)
         run.turns.requests[number] = request_id
         return request_id
 
@@ -142,9 +136,9 @@ class Models:
             raise RequestError("A checkpoint needs a name.")
         place = Place.of(run.id, kind, ask.path)
         check_metadata(ask.user_metadata or {})
-        facts = {"ttl_seconds": check_ttl(ask.ttl_seconds), "user_metadata": ask.user_metadata}
+        facts = {"user_metadata": ask.user_metadata}
         await run.save(place, overwrite=ask.overwrite, moments=kind == "weights", facts=facts)
-        await self._samplers.close(place)  # samplers of what was overwritten, or has expired
+        await self._samplers.close(place)  # samplers of what was overwritten
         return {"type": _ANSWER_TYPES[kind], "path": place.path}
 
     async def _save_nameless(self, run: TrainingRun, ask: requests.SaveForSampler) -> Answer:
@@ -154,8 +148,7 @@ class Models:
         if number is None:
             raise RequestError("save_weights_for_sampler needs path or sampling_session_seq_id.")
         place = Place.of(run.id, "sampler_weights", f"_ephemeral-{number:06d}")
-        facts = {"ttl_seconds": check_ttl(ask.ttl_seconds), "ephemeral": True}
-        await run.save(place, overwrite=True, moments=False, facts=facts)
+        await run.save(place, overwrite=True, moments=False, facts={"ephemeral": True})
         for old in run.retire_ephemeral(place):
             await self._shared.backend.aside(partial(self._shared.store.remove, old))
             await self._samplers.close(old)
@@ -176,18 +169,11 @@ def check_metadata(metadata: Mapping[str, str]) -> None:
         raise RequestError(f"user_metadata has more than {_METADATA} characters.")
 
 
-def check_ttl(seconds: int | None) -> int | None:
-    """Check a lifetime in seconds; None: it never expires."""
-    if seconds is not None and not 1 <= seconds <= _LONGEST_S:
-        raise RequestError(f"ttl_seconds is {seconds}, not in 1..{_LONGEST_S}.")
-    return seconds
-
-
 def _check_lora(lora: requests.Lora, max_rank: int) -> None:
     if lora.unknown is not None:
         raise _unprocessable(
             f"lora_config has a field {lora.unknown!r}, which is not served here: it takes rank, "
-            "seed, train_mlp, train_attn and train_unembed, and alpha is the server's --alpha."
+            "seed, train_mlp, train_attn and train_unembed, and alpha is 32."
         )
     if not 1 <= lora.rank <= max_rank:
         raise _unprocessable(

@@ -16,8 +16,6 @@ Whole = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
 Number = Annotated[int, Field(ge=0, lt=1 << 63)]
 """Sequence number of a request, a model or a sampler. A sampler that was sent to another process
 counts from a random one below 10^18."""
-_NUMBER_BYTES = 40
-"""Bytes of a Python integer in a list."""
 
 
 class Body(BaseModel):
@@ -86,8 +84,9 @@ class OptimStep(OfModel):
 
 
 class SaveWeights(OfModel):
+    """Clients may send ttl_seconds, too, which is ignored: nothing expires here."""
+
     path: str | None = None
-    ttl_seconds: Whole | None = None
     overwrite: bool = False
     user_metadata: dict[str, str] | None = None
 
@@ -161,23 +160,9 @@ class SampleRequest(Body):
     target_prompt_logprobs: TensorField | None = None
     prompt_alt_tokens_k: Number = 0
 
-    @property
-    def size(self) -> int:
-        """Approximate bytes."""
-        numbers = [len(chunk.tokens) for chunk in self.prompt.chunks]
-        if (table := self.target_prompt_logprobs) is not None:
-            csr = (table.sparse_crow_indices or [], table.sparse_col_indices or [])
-            numbers += map(len, (table.data, table.shape, *csr))
-        return _NUMBER_BYTES * sum(numbers, start=len(numbers))
-
 
 class OfRequest(Body):
     request_id: str
-
-
-class Lifetime(Body):
-    ttl_seconds: Whole | None
-    """None: it never expires."""
 
 
 class OfPath(Body):

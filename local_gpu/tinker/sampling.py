@@ -26,7 +26,7 @@ from transformers import AutoConfig, GenerationConfig
 from local_gpu.halves import ScoreAsk, check_request
 from local_gpu.sample.drawing import Draws, draw
 from local_gpu.tasks import together
-from local_gpu.tinker.futures import Answer, Capacity
+from local_gpu.tinker.futures import Answer
 from local_gpu.tinker.requests import Params, PromptBody, SampleRequest, TensorField
 from local_gpu.tinker.store import Place
 from local_gpu.tinker.training import Shared
@@ -95,7 +95,6 @@ class Samplers:
         self._loading: Place | None = None
         """The adapter that is being opened; None: it was closed before it was open."""
         self._freed = asyncio.Event()
-        self._drawn, self._scored = Capacity(shared.cells), Capacity(shared.cells)
 
     async def sample(self, ask: SampleRequest, place: Place | None) -> Answer:
         """Score the prompt as asked, and draw `num_samples` completions.
@@ -104,7 +103,7 @@ class Samplers:
             RequestError: naming what cannot be served.
         """
         prompt, images = await self._prompt(ask.prompt)
-        most = self._shared.cells
+        most = self._shared.config.most_logprobs
         asked = PromptScoring.of(ask, len(prompt), self._vocabulary, most)
         params = replace(self._params(ask, len(prompt)), images=images)
         # The one token that compute_logprobs must ask for comes out of the scoring pass.
@@ -117,12 +116,7 @@ class Samplers:
                 f"{params.student_topk} candidates each are {cells} logprobs; this server draws "
                 f"{most} at once: ask for fewer samples, tokens or candidates."
             )
-        read = asked.cells + self._vocabulary * at_once
-        async with (
-            self._scored.take(min(read, most)),
-            self._drawn.take(cells),
-            self._lease(place) as sampler,
-        ):
+        async with self._lease(place) as sampler:
             table = asked.table()
             asks = asked.asks(prompt, table, images)
             # This works for a prompt that fills the context, too: the last token is never read.

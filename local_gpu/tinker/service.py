@@ -7,22 +7,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
-import torch
-
 from local_gpu.backend import LocalBackend, unheard
 from local_gpu.config import Say
-from local_gpu.learn.memory import free_bytes
 from local_gpu.tinker import requests
 from local_gpu.tinker.config import WireConfig
 from local_gpu.tinker.futures import Promises
 from local_gpu.tinker.models import Models, check_base
 from local_gpu.tinker.sampling import ModelCard, Samplers
 from local_gpu.tinker.sessions import Sessions
-from local_gpu.tinker.store import Links, Place, Store
+from local_gpu.tinker.store import Place, Store
 from local_gpu.tinker.training import Shared
 from tinker_claw.errors import BackendError, RequestError
 from tinker_claw.policy import Sampler
@@ -37,7 +34,8 @@ class Service:
         config = shared.config
         self.shared = shared
         self.card = card
-        self.links = Links()
+        self.links: dict[str, Place] = {}
+        """Exports that may be downloaded without the key, by the random part of their address."""
         self.sessions = Sessions(config.silence_s, config.open_sessions)
         self.samplers = Samplers(shared, card, base)
         self._group = group
@@ -46,7 +44,7 @@ class Service:
             self._spawn,
             keep_s=config.keep_result_s,
             keep_retrieved_s=config.keep_retrieved_s,
-            pending_bytes=shared.request_bytes,
+            most=config.requests,
         )
         self.models = Models(shared, self.sessions, self.samplers, self.promises)
 
@@ -67,8 +65,7 @@ class Service:
             backend = await LocalBackend.start(config.local, store.serving, say)
             try:
                 card = await backend.aside(partial(ModelCard.read, config.local.model))
-                room = config.request_bytes or free_bytes(torch.device("cpu")) // 8
-                shared = Shared(config=config, request_bytes=room, backend=backend, store=store)
+                shared = Shared(config=config, backend=backend, store=store)
                 async with asyncio.TaskGroup() as group:
                     service = cls(shared, card, await backend.serving.base(), group)
                     service._spawn(service._sweep_regularly())
@@ -103,7 +100,6 @@ class Service:
         request_id = self.promises.start(
             sampler.session_id,
             lambda: self.samplers.sample(ask, place),
-            size=ask.size,
             cancellable=True,
         )
         if ask.seq_id is not None:
@@ -136,17 +132,9 @@ class Service:
         return task
 
     async def _sweep_regularly(self) -> None:
-        def alive(run: str) -> bool:
-            return run.partition(":train:")[0] in self.sessions
-
         while True:
             await asyncio.sleep(self.shared.config.sweep_s)
             self.promises.sweep()
             for session_id in self.sessions.silent():
-                await self.end_session(session_id)
-            try:
-                gone = await self.shared.backend.aside(partial(self.shared.store.sweep, alive))
-            except BackendError:
-                continue  # requests that use the disk report its failure
-            for place in gone:
-                await self.samplers.close(place)
+                with suppress(BackendError):  # requests that use the disk report its failure
+                    await self.end_session(session_id)

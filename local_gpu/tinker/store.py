@@ -13,22 +13,20 @@ changes, whatever happens to the checkpoint. Blocking; any thread may call it.
 from __future__ import annotations
 
 import fcntl
-import hmac
 import json
 import os
 import re
 import secrets
 import shutil
-import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from http import HTTPStatus
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final
-from urllib.parse import quote, unquote, urlencode
+from urllib.parse import quote, unquote
 
 from local_gpu.model.files import new_folder, sweep
 from tinker_claw.errors import ConfigError, RequestError
@@ -90,10 +88,8 @@ class Record:
     rank: int
     time: str
     """ISO 8601, UTC."""
-    expires_at: str | None = None
-    """None: never."""
     ephemeral: bool = False
-    """Belongs to a session of this server; a later server sweeps it."""
+    """Belongs to a session of this server; a later server removes it."""
     user_metadata: dict[str, str] | None = None
     run_metadata: dict[str, str] | None = None
     """Metadata of the training run that wrote the checkpoint."""
@@ -102,23 +98,11 @@ class Record:
     train_unembed: bool = False
 
     def __post_init__(self) -> None:
-        if self.expires_at is not None:
-            datetime.fromisoformat(self.expires_at)  # so that every stored record can be read
+        datetime.fromisoformat(self.time)  # so that every stored record can be read
 
     @classmethod
-    def now(cls, base_model: str, rank: int, ttl_seconds: int | None, **more: Any) -> Record:
-        return cls(base_model, rank, datetime.now(UTC).isoformat(), expires_in(ttl_seconds), **more)
-
-    @property
-    def expired(self) -> bool:
-        return self.expires_at is not None and datetime.fromisoformat(
-            self.expires_at
-        ) <= datetime.now(UTC)
-
-
-def expires_in(seconds: int | None) -> str | None:
-    """Time this many seconds from now, as a record holds it; None: never."""
-    return (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat() if seconds else None
+    def now(cls, base_model: str, rank: int, **more: Any) -> Record:
+        return cls(base_model, rank, datetime.now(UTC).isoformat(), **more)
 
 
 class Store:
@@ -156,8 +140,7 @@ class Store:
     ) -> None:
         """Raises RequestError if the name is taken and may not be overwritten."""
         folder = self.folder(place)
-        taken = folder.exists() and not (self._record(place) or record).expired
-        if taken and not overwrite:
+        if folder.exists() and not overwrite:
             raise RequestError(
                 f"{place.path} exists already: choose another name, delete it, or give save_state "
                 "overwrite=True."
@@ -174,19 +157,11 @@ class Store:
         shutil.rmtree(replaced, ignore_errors=True)
 
     def read(self, place: Place) -> Record:
-        """Raises RequestError if there is no such checkpoint, or it has expired."""
+        """Raises RequestError if there is no such checkpoint."""
         record = self._record(place)
-        if record is None or record.expired:
+        if record is None:
             raise RequestError(f"There is no checkpoint {place.path}.", status=HTTPStatus.NOT_FOUND)
         return record
-
-    def amend(self, place: Place, **facts: Any) -> None:
-        """Change fields of a record. Raises like `read`."""
-        with self._changing:
-            record = replace(self.read(place), **facts)
-            draft = self.folder(place) / f"{_RECORD}.draft"
-            draft.write_text(json.dumps(asdict(record)))
-            draft.replace(self.folder(place) / _RECORD)
 
     def files(self, place: Place) -> dict[str, Path]:
         """The files of a checkpoint that a client may have, by name."""
@@ -195,12 +170,8 @@ class Store:
         return {file.name: file for file in found if not file.name.startswith(_RECORD)}
 
     def all(self, run: str | None = None) -> list[tuple[Place, Record]]:
-        """Every checkpoint, or those of a run, that have not expired, newest first."""
-        found = [
-            (place, record)
-            for place, record in self._all()
-            if run in (None, place.run) and not record.expired
-        ]
+        """Every checkpoint, or those of a run, newest first."""
+        found = [one for one in self._all() if run in (None, one[0].run)]
         return sorted(found, key=lambda one: one[1].time, reverse=True)
 
     def size_bytes(self, place: Place) -> int:
@@ -214,7 +185,7 @@ class Store:
         """Link to an adapter as it is now; return its ref, under which nothing else is ever served.
 
         Raises:
-            RequestError: there is no such checkpoint, or it has expired.
+            RequestError: there is no such checkpoint.
         """
         ref = f"{place.name}-{secrets.token_hex(8)}"
         with self._changing, new_folder(self.serving(ref)) as draft:
@@ -230,18 +201,6 @@ class Store:
     def serve_no_more(self, ref: str) -> None:
         shutil.rmtree(self.serving(ref), ignore_errors=True)
 
-    def sweep(self, alive: Callable[[str], bool]) -> list[Place]:
-        """Remove expired checkpoints, and ephemeral ones of runs that are not `alive`; return their
-        places."""
-        gone: list[Place] = []
-        for place, record in self._all():
-            if record.expired or (record.ephemeral and not alive(place.run)):
-                with self._changing:
-                    if self._record(place) == record:  # otherwise it was written again meanwhile
-                        shutil.rmtree(self.folder(place), ignore_errors=True)
-                gone.append(place)
-        return gone
-
     def recover(self) -> None:
         """Finish or undo what a killed server left, and drop its ephemeral checkpoints. Called at
         start."""
@@ -254,7 +213,9 @@ class Store:
                     shutil.rmtree(replaced, ignore_errors=True)
                 else:
                     replaced.rename(folder)
-        self.sweep(lambda run: False)
+        for place, record in self._all():
+            if record.ephemeral:
+                self.remove(place)
 
     def _all(self) -> list[tuple[Place, Record]]:
         found: list[tuple[Place, Record]] = []
@@ -272,33 +233,3 @@ class Store:
             return Record(**json.loads((self.folder(place) / _RECORD).read_text()))
         except (OSError, ValueError, TypeError):
             return None
-
-
-_LASTS_S = 3600
-
-
-@dataclass(frozen=True, slots=True)
-class Links:
-    """Download links that work without the key, for an hour: each for one file, and only while this
-    process lives."""
-
-    secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
-
-    def link(self, root: str, run: str, name: str, file: str) -> str:
-        """An absolute address under `root`."""
-        until = self.until()
-        query = urlencode({"until": until, "signature": self._sign(run, name, file, until)})
-        return f"{root}/{quote(run, safe='')}/{quote(name)}/{quote(file)}?{query}"
-
-    def good(self, run: str, name: str, file: str, until: int, signature: str) -> bool:
-        wanted = self._sign(run, name, file, until)
-        return until > time.time() and hmac.compare_digest(signature.encode(), wanted.encode())
-
-    @staticmethod
-    def until() -> int:
-        """When a link made now stops working, in Unix seconds."""
-        return int(time.time()) + _LASTS_S
-
-    def _sign(self, run: str, name: str, file: str, until: int) -> str:
-        text = "\n".join((run, name, file, str(until)))
-        return hmac.digest(self.secret, text.encode(), "sha256").hex()

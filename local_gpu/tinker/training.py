@@ -27,24 +27,14 @@ from local_gpu.tinker.wire import forward_backward_output, record_pass
 from tinker_claw.errors import BackendError, ClawError, RequestError, StepError
 from tinker_claw.types import Adam
 
-_CELL_BYTES = 100
-"""Bytes of a logprob, or of a top-k logprob with its id, as Python numbers."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
     """Objects shared by all clients' models and samplers."""
 
     config: WireConfig
-    request_bytes: int
-    """See `WireConfig`; models in training are counted by the trainer."""
     backend: LocalBackend
     store: Store
-
-    @property
-    def cells(self) -> int:
-        """Logprobs that `request_bytes` hold."""
-        return self.request_bytes // _CELL_BYTES
 
 
 class TrainingRun:
@@ -56,7 +46,7 @@ class TrainingRun:
         # The SDK builds the same id by itself when it creates a model by loading one.
         self.id = f"{session_id}:train:{number}"
         self.session_id = session_id
-        self.turns = Turns(shared.config.hole_s, self._on_hole)
+        self.turns = Turns()
         self._shared = shared
         self._backend = shared.backend
         self._learning = shared.backend.learning
@@ -106,7 +96,7 @@ class TrainingRun:
                     message,
                     vocabulary=facts.vocabulary,
                     context_tokens=facts.context_tokens,
-                    most_cells=self._shared.cells,
+                    most_cells=self._shared.config.most_logprobs,
                     vision=vision,
                 )
             )
@@ -184,9 +174,6 @@ class TrainingRun:
         folder = self._shared.store.folder(place)
         await self._backend.run(lambda: read(folder, self.id))
         return record
-
-    def _on_hole(self, sentence: str) -> None:
-        self._void = self._void or sentence
 
     @contextmanager
     def _void_unless_done(self) -> Generator[None]:

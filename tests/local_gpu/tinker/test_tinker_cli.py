@@ -135,19 +135,6 @@ def test_runs_are_listed_the_last_used_first(there: There) -> None:
     assert (len(listed.checkpoints), listed.cursor.total_count) == (2, 3)
 
 
-def test_a_checkpoint_is_given_an_end(there: There) -> None:
-    rest = tinker.RestClient(base_url=there.server.url, api_key=KEY)
-    state, _, export = there.paths
-    rest.set_checkpoint_ttl_from_tinker_path(export, 7200).result(WAIT_S)
-    assert [one["tinker_path"] for one in listing(there) if one["expires_at"]] == [export]
-    rest.set_checkpoint_ttl_from_tinker_path(export, None).result(WAIT_S)
-    assert not any(one["expires_at"] for one in listing(there))
-    with pytest.raises(tinker.NotFoundError):
-        rest.set_checkpoint_ttl_from_tinker_path(f"{state}x", 7200).result(WAIT_S)
-    with pytest.raises(tinker.BadRequestError, match="ttl_seconds is 0"):
-        rest.set_checkpoint_ttl_from_tinker_path(export, 0).result(WAIT_S)
-
-
 @pytest.mark.parametrize("query", ["limit=-1", "limit=1001", "offset=-1", f"offset={'7' * 5000}"])
 def test_a_page_that_cannot_be_is_refused(there: There, query: str) -> None:
     raw = Raw(there.server.url)

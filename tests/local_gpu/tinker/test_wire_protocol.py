@@ -15,7 +15,7 @@ from wire_servers import RAW_TOKENS as TOKENS
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinkerServer]:
-    with wire_server(tmp_path_factory.mktemp("wire"), hole_s=0.5, poll_s=0.2) as running:
+    with wire_server(tmp_path_factory.mktemp("wire"), poll_s=0.2) as running:
         yield running
 
 
@@ -58,16 +58,17 @@ def test_requests_are_carried_out_in_the_order_of_their_numbers(raw: Raw) -> Non
     assert losses[0][1] < losses[0][0]
 
 
-def test_a_number_that_never_comes_fails_those_that_wait_and_voids_the_step(raw: Raw) -> None:
-    model = raw.model()
+def test_a_request_waits_for_those_before_it_until_its_session_ends(raw: Raw) -> None:
+    session = raw.session()
+    model = raw.model(session)
     raw.loss(raw.forward_backward(model, 1))
     late = raw.forward_backward(model, 3)
     assert raw.poll(late).json()["type"] == "try_again"
-    assert "seq_id 2 did not come within 0.5 s" in raw.result(late).json()["error"]
-    assert "too late" in raw.result(raw.forward_backward(model, 2)).json()["error"]
-    assert "seq_id 2 did not come" in raw.result(raw.optim_step(model, 4)).json()["error"]
-    raw.loss(raw.forward_backward(model, 5))
-    assert "metrics" in raw.result(raw.optim_step(model, 6)).json()
+    raw.loss(raw.forward_backward(model, 2))
+    raw.loss(late)
+    orphan = raw.forward_backward(model, 9)
+    assert raw.http.post(f"sessions/{session}/finish").status_code == 204
+    assert "its session or the server ended" in raw.result(orphan).json()["error"]
 
 
 def test_the_first_part_of_a_batch_may_come_last_over_a_slow_line(raw: Raw) -> None:
@@ -85,7 +86,6 @@ def test_a_numbered_request_that_is_refused_uses_up_its_number(raw: Raw) -> None
     model = raw.model()
     wrong = (
         ("save_weights", {"path": "../out"}, "cannot name a checkpoint"),
-        ("save_weights", {"path": "x", "ttl_seconds": 0}, "ttl_seconds"),
         ("save_weights_external", {"path": "x", "age_encryption_recipients": ["age1"]}, "encrypt"),
         ("load_weights", {"path": "/etc/passwd", "optimizer": False}, "tinker://"),
         ("optim_step", {"adam_params": {"learning_rate": -1.0}}, "learning_rate"),

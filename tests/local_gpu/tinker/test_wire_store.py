@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +18,7 @@ from backends import tiny_model
 from safetensors.torch import load_file
 from wire_servers import KEY, NAME, TinkerServer, wire_server
 
-from local_gpu.tinker.store import Place, Record, Store
+from local_gpu.tinker.store import Place
 from tinker_claw.errors import ConfigError
 
 WAIT_S = 180
@@ -36,7 +35,7 @@ def connected(server: TinkerServer) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinkerServer]:
-    with wire_server(tmp_path_factory.mktemp("wire"), sweep_s=0.2) as running:
+    with wire_server(tmp_path_factory.mktemp("wire")) as running:
         yield running
 
 
@@ -196,7 +195,7 @@ def test_a_root_belongs_to_one_server(tmp_path: Path) -> None:
 def test_checkpoints_are_listed_described_and_deleted(client: Any, rest: Any) -> None:
     training = lora(client)
     saved = [
-        training.save_state("a", ttl_seconds=3600).result(WAIT_S).path,
+        training.save_state("a", ttl_seconds=1).result(WAIT_S).path,
         training.save_weights_for_sampler("b").result(WAIT_S).path,
         training.save_weights_external("c").result(WAIT_S).path,
     ]
@@ -207,7 +206,7 @@ def test_checkpoints_are_listed_described_and_deleted(client: Any, rest: Any) ->
         saved[1]: "sampler",
         saved[2]: "external",
     }
-    assert [c.expires_at is not None for c in listed if c.tinker_path == saved[0]] == [True]
+    assert {c.expires_at for c in listed} == {None}, "nothing expires, whatever lifetime was asked"
     info = rest.get_weights_info_by_tinker_path(saved[0]).result(WAIT_S)
     assert (info.base_model, info.lora_rank, info.train_unembed) == (NAME, 4, False)
     sampler = client.create_sampling_client(model_path=saved[1]).result(WAIT_S)
@@ -237,53 +236,18 @@ def test_an_export_is_downloaded_in_pefts_format(
     assert same(load_file(tmp_path / "adapter_model.safetensors"), expected)
     assert json.loads((tmp_path / "adapter_config.json").read_text())["r"] == 4
     url = urls["adapter_config.json"]
-    for wrong in (
-        url.replace("signature=", "signature=0"),
-        url.replace("adapter_config.json", "checkpoint.json"),
-        url.replace("until=", "until=1"),
-    ):
-        assert httpx.get(wrong).status_code == 403
-
-
-def test_what_has_expired_is_gone(server: TinkerServer, client: Any) -> None:
-    training = lora(client)
-    raw = httpx.Client(base_url=f"{server.url}/api/v1/", headers={"X-API-Key": KEY})
-    asked = {"model_id": training.model_id, "path": "brief", "ttl_seconds": 2}
-    request = raw.post("save_weights", json=asked).json()
-    path = raw.post("retrieve_future", json=request).json()["path"]
-    folder = server.store.folder(Place.at(path))
-    assert folder.exists()
-    deadline = time.monotonic() + WAIT_S
-    while folder.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    assert raw.post("weights_info", json={"tinker_path": path}).status_code == 404
-    raw.close()
-
-
-def test_what_is_written_again_while_the_old_one_expires_stays(tmp_path: Path) -> None:
-    store, place = Store(tmp_path), Place.of("run", "weights", "latest")
-
-    def write() -> None:
-        store.write(place, Record.now(NAME, 4, None, ephemeral=True), lambda _: None)
-
-    def alive(_: str) -> bool:
-        store.remove(place)
-        write()
-        return False
-
-    write()
-    store.sweep(alive)
-    assert store.read(place).rank == 4
+    token = url.split("/")[-2]
+    for wrong in (url.replace(token, "x" * len(token)), url.replace("_config", "_unknown")):
+        assert httpx.get(wrong).status_code == 404
+    assert httpx.get(url.replace("adapter_config.json", "checkpoint.json")).status_code == 404
 
 
 def test_a_corrupt_record_is_no_checkpoint(server: TinkerServer, client: Any, rest: Any) -> None:
     training = lora(client)
     path = training.save_state("corrupt").result(WAIT_S).path
     record = server.store.folder(Place.at(path)) / "checkpoint.json"
-    for text in ("", "{}", record.read_text().replace("null", '"soon"')):
+    for text in ("", "{}", record.read_text().replace('"time": "', '"time": "soon ')):
         record.write_text(text)
-        time.sleep(0.3)  # the sweep passes over it
         assert rest.list_checkpoints(training.model_id).result(WAIT_S).checkpoints == []
         with pytest.raises(tinker.RequestFailedError, match="no checkpoint"):
             client.create_training_client_from_state(path).result(WAIT_S)
