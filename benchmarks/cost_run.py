@@ -83,7 +83,7 @@ class Bench:
 
     @property
     def judge(self) -> JudgeSettings:
-        return JudgeSettings(prm_m=self.shape.m, prm_max_tokens=self.shape.vote)
+        return JudgeSettings(prm_m=self.shape.m)
 
     async def trainer(self) -> TinkerTrainer:
         run = Run(model_name=NAME, base_url=self.url)
@@ -149,7 +149,9 @@ async def ours(
     )
     learner = Learner(parts, learning_rate=1e-4)
     judge = Judge(
-        Scripted(SamplerEndpoint(base, bench.renderer, bench.judge)), bench.judge, hint_candidates=1
+        Scripted(SamplerEndpoint(base, bench.renderer, answer_tokens=bench.shape.vote)),
+        bench.judge,
+        most_hints=1,
     )
     scorer = HintScorer(parts, bench.renderer, context_tokens=bench.shape.context)
     judging = Judging(parts, judge, scorer, learner.wake, concurrency=8)
@@ -180,8 +182,8 @@ async def naive(bench: Bench, turns: Sequence[tuple[Tokens, Completion]]) -> Bil
     ledger = Ledger(bench.folder / "naive")
     policy = PolicyHolder(await restore(ledger, trainer))
     base = Fresh(await trainer.base())
-    endpoint = OneByOne(SamplerEndpoint(base, bench.renderer, bench.judge))
-    judge = Judge(endpoint, bench.judge, hint_candidates=len(HINTS))
+    endpoint = OneByOne(SamplerEndpoint(base, bench.renderer, answer_tokens=bench.shape.vote))
+    judge = Judge(endpoint, bench.judge, most_hints=len(HINTS))
     telemetry = Telemetry(None)
     parts = LoopParts(
         *(ledger, trainer, base, build("combine"), policy, telemetry, Health()),

@@ -20,7 +20,6 @@ from tinker_claw.config.settings import (
     USERS,
     VARIABLES,
     Chats,
-    SecondJudge,
     User,
     sections,
 )
@@ -60,8 +59,6 @@ def settings_page() -> str:
         told = (model.__doc__ or "").strip()
         parts.append(f"## {name}\n\n{told}.\n\n{_table(_COLUMNS, [*_rows(name, model)])}")
     parts.append(_of_file("gateway.chats", Chats, "."))
-    variable = f"{ENV_PREFIX}JUDGE__SECOND__API_KEY"
-    parts.append(_of_file("judge.second", SecondJudge, f"; `{variable}` sets its key, too."))
     variable = f"{ENV_PREFIX}{USERS.upper()}"
     parts.append(_of_file(USERS, User, f", or an object of the JSON list in `{variable}`."))
     return "\n".join(parts)

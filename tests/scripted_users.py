@@ -194,7 +194,7 @@ async def demo_run(path: Path, **flags: object) -> AsyncGenerator[Run]:
             asked = canary_questions(read(DEMO_CANARIES), renderer)
             gate = Gate(parts, asked) if cfg.gate != "off" else None
             learner = Learner(parts, learning_rate=cfg.learning_rate, gate=gate)
-            judge = Judge(Rules(seed), JudgeSettings(), hint_candidates=cfg.hints_scored)
+            judge = Judge(Rules(seed), JudgeSettings(), most_hints=cfg.hints_scored)
             scorer = HintScorer(parts, renderer, context_tokens=can.context_tokens)
             judging = Judging(parts, judge, scorer, learner.wake)
             async with asyncio.TaskGroup() as group:

@@ -46,7 +46,7 @@ DEFINED = (
 )
 """Explanation of the accepted shares."""
 _JUDGE_ALONE = (
-    "none, and nobody has rated a reply outright, so a judge that is always wrong would not show: "
+    "nobody has rated a reply outright, so a judge that is always wrong would not show: "
     "rate a reply now and then (/good, /bad)"
 )
 
@@ -76,11 +76,8 @@ def facts(seen: Record) -> Iterator[tuple[str, str]]:
     none = f"{seen['verdicts']['none']} without a valid vote"
     yield "verdicts", f"{votes}, {none}; {seen['hints']} hints"
     said = seen["feedback"]
-    if seen["verdicts"]["good"] and not seen["auditor"]["audited"] and not any(said.values()):
-        yield "auditor", _JUDGE_ALONE
-    if audited := (heard := seen["auditor"])["audited"]:
-        told = f"agrees with {heard['agree']} of {plural(audited, 'verdict')}"
-        yield "auditor", f"{told}, and says the opposite of {heard['opposed']}"
+    if seen["verdicts"]["good"] and not any(said.values()):
+        yield "feedback", _JUDGE_ALONE
     if any(said.values()):
         replies = "1 reply" if said["replies"] == 1 else f"{said['replies']} replies"
         told = f"{replies} and {plural(said['sessions'], 'session')} rated outright"

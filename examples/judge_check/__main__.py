@@ -43,7 +43,7 @@ async def _run(settings: JudgeSettings, *, show: bool, at_once: int) -> None:
             url = await stack.enter_async_context(in_background(ScriptedJudge().app()))
             print("No --judge-url: the scripted judge answers, by word lists.")
         endpoint = await stack.enter_async_context(HttpEndpoint(url, settings))
-        judge = Judge(endpoint, settings, hint_candidates=1, prompts=prompts)
+        judge = Judge(endpoint, settings, most_hints=1, prompts=prompts)
         print(f"{len(cases)} cases, {settings.prm_m} votes, prompts {prompts.version}\n")
         if settings.judge_url is None:
             reading = await as_meant(settings, prompts, cases)

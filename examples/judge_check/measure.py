@@ -101,7 +101,7 @@ async def as_meant(settings: JudgeSettings, prompts: Prompts, cases: Sequence[Ca
     for takes_json in (False, True):
         scripted = ScriptedJudge(takes_json)
         async with in_background(scripted.app()) as url, HttpEndpoint(url, settings) as endpoint:
-            judge = Judge(endpoint, settings, hint_candidates=1, prompts=prompts)
+            judge = Judge(endpoint, settings, most_hints=1, prompts=prompts)
             reading.judged.clear()
             for case in cases:
                 scripted.said.clear()

@@ -108,7 +108,7 @@ async def life(
             *(world.spending, SETTINGS.training),
         )
         learner = Learner(parts, learning_rate=1e-3)
-        judge = Judge(says, JudgeSettings(), hint_candidates=0)
+        judge = Judge(says, JudgeSettings(), most_hints=0)
         scorer = HintScorer(parts, renderer, context_tokens=trainer.context_tokens)
         judged = Judging(parts, judge, scorer, learner.wake, concurrency=4)
         async with asyncio.TaskGroup() as group:

@@ -36,7 +36,7 @@ KEYS = {
 TURN = (
     "tokens logprobs topk_ids topk_logprobs stop_reason params cached_tokens session_key "
     "session_outcome request_text lessons voices reply_text trace next_state answers feedback "
-    "judge_prompt by_second audit hint untaught overlap advantages usd prompt hint_texts"
+    "judge_prompt hint untaught overlap advantages usd prompt hint_texts"
 )
 """What the ledger has on the turn of a row."""
 MORE = dict.fromkeys(TABLES, TURN) | {"steps": "rule"}

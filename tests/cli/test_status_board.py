@@ -27,11 +27,11 @@ from tinker_claw.ledger.decline import SIZE
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.spend import Bill
 from tinker_claw.render.renderer import Renderer
-from tinker_claw.types import NextState, Usage, Vote
+from tinker_claw.types import NextState, Usage
 
 KEYS = (
     "data_dir batch_size headlines run policy_version pinned held step samples_waiting "
-    "sessions private_sessions episodes turns verdicts auditor feedback hints samples steps gate "
+    "sessions private_sessions episodes turns verdicts feedback hints samples steps gate "
     "not_trained lost_next_states not_understood strangers usd bills_without_price accepted"
 )
 
@@ -66,19 +66,6 @@ def test_without_a_gateway_the_ledger_is_told_all_the_same(directory: Path) -> N
     (void,) = [line for line in lines if line.endswith("it makes no sense")]
     assert "void" in void
     assert SECRET not in done.stdout
-
-
-def test_how_often_the_auditor_agrees_is_told_in_a_line(tmp_path: Path) -> None:
-    with closing(Ledger(tmp_path)) as ledger:
-        ledger.steps.add_first_version(state_ref="s", sampler_ref="a")
-        found: list[tuple[Vote, Vote | None]] = [(1, 1), (-1, -1), (1, -1), (1, 0), (-1, None)]
-        for number, (value, audit) in enumerate(found):
-            turn = ledger.turns.add(new_turn(ledger, str(number)))
-            none: Any = {"verdict_ballots": (), "hint_ballots": (), "hints": ()}
-            ledger.judgements.add(turn, value=value, audit=audit, **none)
-        lines = board(read_overview(tmp_path, 16))
-    told = "auditor    agrees with 2 of 4 verdicts, and says the opposite of 1"
-    assert told in lines
 
 
 def test_hold_is_told_until_a_rollback(tmp_path: Path) -> None:

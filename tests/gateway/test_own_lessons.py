@@ -60,7 +60,7 @@ async def judged(world: World, judge: Endpoint) -> list[str]:
         world.spending,
         Training(lessons="tell", gate="off"),
     )
-    asks = Judge(judge, JudgeSettings(), hint_candidates=1)
+    asks = Judge(judge, JudgeSettings(), most_hints=1)
     scorer = HintScorer(parts, Splicer(), context_tokens=4096)  # type: ignore[arg-type]
     judging = Judging(parts, asks, scorer, lambda: None, waits=SHORT, rests=SHORT)
     task = asyncio.create_task(judging.run())

@@ -268,7 +268,7 @@ def test_there_are_enough_attacks() -> None:
 async def test_nothing_that_a_stranger_writes_is_an_owner_s(
     tmp_path: Path, renderer: Renderer, wire: str
 ) -> None:
-    judge = Judge(Gullible(), JudgeSettings(), hint_candidates=1)
+    judge = Judge(Gullible(), JudgeSettings(), most_hints=1)
     async with gateway(tmp_path, renderer, owners=[OWNER], context_tokens=20_000) as world:
         for case in attacks(wire):
             world.say("A neighbour.", "ok")

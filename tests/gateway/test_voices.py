@@ -151,7 +151,7 @@ async def test_no_injection_becomes_feedback_or_a_hint(
 ) -> None:
     cases = [case for payload in PAYLOADS for case in injections(payload)]
     path, body = WIRES[wire]
-    judge = Judge(endpoint := Gullible(), JudgeSettings(), hint_candidates=1)
+    judge = Judge(endpoint := Gullible(), JudgeSettings(), most_hints=1)
     async with gateway(
         tmp_path, renderer, owners=[OWNER], hears_others=hears_others, context_tokens=20_000
     ) as world:

@@ -32,9 +32,10 @@ NEVER = Backoff(1e6, 1e6)
 
 
 def endpoint(judge: BadJudge, timeout_s: float = 60.0, tokens: int = 4096) -> HttpEndpoint:
-    settings = JudgeSettings(prm_max_tokens=tokens)
     retries = replace(RETRIES, longest_s=0.01)
-    return HttpEndpoint(judge.url, settings, retries=retries, answer_s=timeout_s)
+    return HttpEndpoint(
+        judge.url, JudgeSettings(), retries=retries, answer_s=timeout_s, answer_tokens=tokens
+    )
 
 
 async def sampled(w: World) -> None:
@@ -109,7 +110,7 @@ def test_product_outlives_every_answer_and_sets_a_turn_aside_over_three_lives(
         until(lambda: rows(data, SAMPLES) == [(due,)], session)
 
     with bad_judge_beside() as judge:
-        flags = ("--judge-url", judge.url, "--batch-size", "99", "--prm-max-tokens", "64")
+        flags = ("--judge-url", judge.url, "--batch-size", "99")
         for life in range(1, TRIES):
             with product(data, *flags) as running:
                 if life == 1:

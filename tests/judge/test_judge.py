@@ -18,7 +18,13 @@ from hypothesis import strategies as st
 from tests.fakes import FakeSampler, Script
 from tinker_claw.config.settings import JudgeSettings
 from tinker_claw.errors import AlignmentError, JudgeError, OutageError
-from tinker_claw.judge.endpoints import RETRIES, TEMPERATURE, HttpEndpoint, SamplerEndpoint
+from tinker_claw.judge.endpoints import (
+    ANSWER_TOKENS,
+    RETRIES,
+    TEMPERATURE,
+    HttpEndpoint,
+    SamplerEndpoint,
+)
 from tinker_claw.judge.judge import Judge
 from tinker_claw.judge.prompts import (
     CUT,
@@ -274,7 +280,7 @@ async def test_hints_are_for_what_was_not_accepted_and_from_the_owner_only(
         return completion(*[hint if "[HINT]" in asked[-1] else votes] * 3)
 
     async with endpoint(answer) as http:
-        judge = Judge(http, JudgeSettings(), hint_candidates=1)
+        judge = Judge(http, JudgeSettings(), most_hints=1)
         judgement = await judge.judge("ask", "reply", NextState(role, "exit 1"))
     assert judgement.hints == (("leave the list out",) if heard else ())
     asks_for_one = any("[HINT]" in system for system in asked)
@@ -311,7 +317,7 @@ async def test_votes_and_hints_are_one_request_each_with_n() -> None:
         return completion(r"\boxed{-1}", "hm", r"\boxed{-1}")
 
     async with endpoint(answer) as http:
-        judgement = await Judge(http, SETTINGS, hint_candidates=1).judge("ask", "reply", STATE)
+        judgement = await Judge(http, SETTINGS, most_hints=1).judge("ask", "reply", STATE)
     assert [body["n"] for body in asked] == [3, 3]
     assert judgement.verdict.votes == (-1, None, -1)
     assert judgement.verdict.value == -1
@@ -328,7 +334,7 @@ async def test_method_without_hints_asks_for_none() -> None:
         return completion(*[r"\boxed{1}"] * 3)
 
     async with endpoint(answer) as http:
-        judgement = await Judge(http, SETTINGS, hint_candidates=0).judge("ask", "reply", STATE)
+        judgement = await Judge(http, SETTINGS, most_hints=0).judge("ask", "reply", STATE)
     assert calls == 1
     assert judgement.hint_answers == ()
 
@@ -401,21 +407,21 @@ async def test_what_will_not_heal_is_not_retried(response: httpx.Response, says:
 async def test_base_model_judges_with_one_prompt_for_all_votes(renderer: Renderer) -> None:
     answer = tuple(renderer._encode("It was refused. \\boxed{-1}<|im_end|>"))
     sampler = FakeSampler(answer)
-    endpoint = SamplerEndpoint(sampler, renderer, SETTINGS)
-    judgement = await Judge(endpoint, SETTINGS, hint_candidates=0).judge("ask", "reply", STATE)
+    endpoint = SamplerEndpoint(sampler, renderer)
+    judgement = await Judge(endpoint, SETTINGS, most_hints=0).judge("ask", "reply", STATE)
     assert judgement.verdict.votes == (-1, -1, -1)
     assert len(set(sampler.prompts)) == 1
     assert {p.temperature for p in sampler.params} == {TEMPERATURE}
-    assert {p.max_tokens for p in sampler.params} == {SETTINGS.prm_max_tokens}
+    assert {p.max_tokens for p in sampler.params} == {ANSWER_TOKENS}
 
 
 async def test_base_model_judges_a_long_turn_in_what_its_context_leaves(
     renderer: Renderer,
 ) -> None:
     answer = tuple(renderer._encode("It was refused. \\boxed{-1}<|im_end|>"))
-    sampler, context = FakeSampler(answer), SETTINGS.prm_max_tokens + 1000
-    endpoint = SamplerEndpoint(sampler, renderer, SETTINGS, context)
-    judge = Judge(endpoint, SETTINGS, hint_candidates=0)
+    sampler, context = FakeSampler(answer), ANSWER_TOKENS + 1000
+    endpoint = SamplerEndpoint(sampler, renderer, context)
+    judge = Judge(endpoint, SETTINGS, most_hints=0)
     await judge.judge("ask", "word " * 1000, STATE)
     (prompt, *_), (params, *_) = sampler.prompts, sampler.params
     assert 1000 < len(prompt) < context
@@ -427,8 +433,8 @@ async def test_answers_of_the_base_model_that_are_cut_or_think_on_cast_no_vote(
 ) -> None:
     for said in (r"\boxed{1}", r"<think>It may be \boxed{1}<|im_end|>"):
         sampler = FakeSampler(tuple(renderer._encode(said)))  # one without a stop token is cut
-        endpoint = SamplerEndpoint(sampler, renderer, SETTINGS)
-        judgement = await Judge(endpoint, SETTINGS, hint_candidates=0).judge("a", "b", STATE)
+        endpoint = SamplerEndpoint(sampler, renderer)
+        judgement = await Judge(endpoint, SETTINGS, most_hints=0).judge("a", "b", STATE)
         assert judgement.verdict.votes == (None, None, None)
         assert judgement.unread is not None
 
@@ -445,7 +451,7 @@ async def test_base_model_whose_arrays_differ_in_length_fails_one_turn_and_not_j
     asked: list[Message] = [{"role": "user", "content": "x"}]
 
     with pytest.raises(JudgeError, match="lengths differ"):
-        await SamplerEndpoint(Uneven((1,)), renderer, SETTINGS).answers(asked, 1)
+        await SamplerEndpoint(Uneven((1,)), renderer).answers(asked, 1)
 
 
 @pytest.mark.parametrize(
@@ -463,21 +469,19 @@ async def test_hint_is_asked_for_only_where_the_verdict_leaves_room_for_one(
 
         async def aclose(self) -> None: ...
 
-    judged = await Judge(Rates(), SETTINGS, hint_candidates=1).judge("please", "done", STATE)
+    judged = await Judge(Rates(), SETTINGS, most_hints=1).judge("please", "done", STATE)
     assert (judged.verdict.value, found) == (rating, asked)
 
 
 async def test_base_model_that_fails_is_a_judge_that_fails(renderer: Renderer) -> None:
     sampler = FakeSampler(Script((1, 2), fail_after=0))
     with pytest.raises(JudgeError, match="base model could not judge"):
-        await SamplerEndpoint(sampler, renderer, SETTINGS).answers(
-            [*verdict_messages("a", "b", STATE)], 3
-        )
+        await SamplerEndpoint(sampler, renderer).answers([*verdict_messages("a", "b", STATE)], 3)
 
 
 async def test_base_model_whose_service_is_away_is_an_outage(renderer: Renderer) -> None:
     sampler = FakeSampler((1,))
     sampler.away = 1
-    judge = Judge(SamplerEndpoint(sampler, renderer, SETTINGS), SETTINGS, hint_candidates=1)
+    judge = Judge(SamplerEndpoint(sampler, renderer), SETTINGS, most_hints=1)
     with pytest.raises(OutageError):
         await judge.judge("please", "done", NextState("user", "thanks"))

@@ -71,7 +71,7 @@ async def test_no_injection_makes_a_hint_from_a_tool() -> None:
         in_background(scripted.app()) as url,
         HttpEndpoint(url, SETTINGS) as endpoint,
     ):
-        judge = Judge(endpoint, SETTINGS, hint_candidates=1)
+        judge = Judge(endpoint, SETTINGS, most_hints=1)
         moved, by_itself, bases = await inject(judge, read_cases(), read_injections())
     assert (by_itself, bases) == (0, len({one.base for one in read_injections()}))
     assert not [one for one in moved if one.hinted and one.injection.where in ("tool", "web")]

@@ -39,7 +39,7 @@ class Blind(Picky):
 async def judged(picky: Picky, *, shows: bool = True) -> Vote | None:
     settings = JudgeSettings(judge_images=shows, prm_m=1)
     async with asking(picky, settings=settings) as endpoint:
-        judge = Judge(endpoint, settings, hint_candidates=0)
+        judge = Judge(endpoint, settings, most_hints=0)
         found = await judge.judge(f"What is it?\n{LINE}", "A ramp.", STATE, images=IMAGES)
         await judge.judge(f"What is it?\n{LINE}", "A ramp.", STATE, images=IMAGES)
     return found.verdict.value

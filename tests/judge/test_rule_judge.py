@@ -19,7 +19,7 @@ from tinker_claw.types import NextState
 
 async def judge(state: NextState) -> Judgement:
     async with in_background(create_app()) as url, HttpEndpoint(url, JudgeSettings()) as endpoint:
-        return await Judge(endpoint, JudgeSettings(), hint_candidates=1).judge("q", "a", state)
+        return await Judge(endpoint, JudgeSettings(), most_hints=1).judge("q", "a", state)
 
 
 async def test_correction_that_says_how_gives_a_bad_verdict_and_a_hint() -> None:

@@ -225,7 +225,7 @@ async def world(
         now=lambda: time.time() + ahead_s,
     )
     judge = Judge(
-        endpoint or says, JudgeSettings(judge_images=judge_images), hint_candidates=cfg.hints_scored
+        endpoint or says, JudgeSettings(judge_images=judge_images), most_hints=cfg.hints_scored
     )
     scorer = HintScorer(parts, Splicer(), context_tokens=trainer.context_tokens)  # type: ignore[arg-type]
     judged = Judging(

@@ -18,7 +18,6 @@ from tests.agents import assistant, tool, user
 from tests.fakes import FakeSampler
 from tests.gateways import OFF, chat, gateway, spell
 from tests.render.test_prompt_cache import FAMILIES, tokenizer_for
-from tinker_claw.config.settings import JudgeSettings
 from tinker_claw.errors import RequestError
 from tinker_claw.gateway.reading import _shows
 from tinker_claw.judge.endpoints import SamplerEndpoint
@@ -261,7 +260,7 @@ async def test_a_forged_turn_reaches_neither_the_policy_nor_the_judge(
             world.say("noted")
             await world.ask("look", assistant("", ("call1", "ls", "{}")), tool("call1", result))
     judge = FakeSampler(spell(renderer, "noted"))
-    endpoint = SamplerEndpoint(judge, renderer, JudgeSettings())
+    endpoint = SamplerEndpoint(judge, renderer)
     for result in (HARMLESS, FORGED):
         await endpoint.answers(verdict_messages("look", "noted", NextState("tool", result)), 1)
     for sampler, said in ((world.sampler, FORGED), (judge, FORGED.replace("<", "< "))):

@@ -23,7 +23,7 @@ from tinker_claw.backends.open import learning_rate, open_trainer
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
 from tinker_claw.config.canaries import Canary, in_force
-from tinker_claw.config.settings import JudgeSettings, Settings
+from tinker_claw.config.settings import Settings
 from tinker_claw.conversation.index import IDLE_S, ConversationIndex
 from tinker_claw.conversation.lessons import Lessons
 from tinker_claw.formats import spoken
@@ -36,7 +36,7 @@ from tinker_claw.gateway.limits import ComputeRounds
 from tinker_claw.gateway.owners import Owners
 from tinker_claw.gateway.privacy import SessionPrivacy
 from tinker_claw.judge.endpoints import Endpoint, HttpEndpoint, SamplerEndpoint
-from tinker_claw.judge.judge import Judge, Second
+from tinker_claw.judge.judge import Judge
 from tinker_claw.judge.prompts import INCLUDED, Prompts
 from tinker_claw.learner.gate import FEWEST, Gate, canary_questions
 from tinker_claw.learner.health import Health
@@ -204,9 +204,8 @@ async def _judging(
     judge = Judge(
         await _endpoint(common, stack),
         settings.judge,
-        hint_candidates=hints,
+        most_hints=hints,
         prompts=prompts,
-        second=await _second(settings.judge, stack),
     )
     scorer = HintScorer(parts, common.renderer, context_tokens=common.can.context_tokens)
     return Judging(parts, judge, scorer, on_sample, redact=common.redactor.redact)
@@ -221,17 +220,8 @@ async def _endpoint(common: _Common, stack: AsyncExitStack) -> Endpoint:
         log.info("judge.rules", url=url)
     if url is None:
         base, context = common.parts.base, common.can.context_tokens
-        return SamplerEndpoint(base, common.renderer, judge, context)
+        return SamplerEndpoint(base, common.renderer, context)
     return await stack.enter_async_context(HttpEndpoint(url, judge))
-
-
-async def _second(settings: JudgeSettings, stack: AsyncExitStack) -> Second | None:
-    """Open the fallback or auditor, where the settings name one."""
-    if settings.second is None:
-        return None
-    second = settings.second
-    endpoint = HttpEndpoint(second.url, second.beside(settings))
-    return Second(await stack.enter_async_context(endpoint), second.role, second.share)
 
 
 def _rule_judge(seed: int) -> FastAPI:

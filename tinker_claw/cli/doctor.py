@@ -291,15 +291,12 @@ class Checks:
         asks = settings.judge
         if asks.judge_prompts:
             Prompts.read(asks.judge_prompts)
-        told = ["the base model judges"]
+        told = "the base model judges"
         if asks.judge_url:
-            told = [await _answers(asks.judge_url, asks)]
+            told = await _answers(asks.judge_url, asks)
         elif settings.run.model_name in MODELS:
-            told = ["the rules that come with the shipped models judge"]
-        if asks.second:
-            answers = await _answers(asks.second.url, asks.second.beside(asks))
-            told.append(f"{answers} as the {asks.second.role}")
-        return Finding("; ".join(told))
+            told = "the rules that come with the shipped models judge"
+        return Finding(told)
 
     async def data(self) -> Finding:
         directory = self.settings.run.directory

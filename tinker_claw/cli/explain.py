@@ -153,15 +153,13 @@ def _judged(turn: TurnView, known: Contents, *, text: bool) -> Iterator[str]:
         yield from _quote(answer["answer"] or "(an empty answer)", text=text)
     if not turn.judged:
         return
-    meaning, judge = _verdict(turn.verdict), "fallback judge" if known.by_second else "judge"
+    meaning = _verdict(turn.verdict)
     if turn.source == "judge":
-        yield f"The {judge}{_votes(turn)}: {meaning}."
+        yield f"The judge{_votes(turn)}: {meaning}."
     else:
         if turn.votes:
-            yield f"The {judge}{_votes(turn)}: by them {_verdict(turn.found)}."
+            yield f"The judge{_votes(turn)}: by them {_verdict(turn.found)}."
         yield f"Its {turn.source}'s rating outranks the judge: {meaning}."
-    if known.audit is not None:
-        yield f"The auditor's verdict is {vote(known.audit)}."
     if not known.hints and any(answer["about"] == "hint" for answer in known.answers):
         yield "The judge found no hint in what followed."
     used = known.hint

@@ -94,7 +94,6 @@ def _urls(settings: Settings) -> Iterator[str]:
     for name, url, form in (
         ("--base-url (TINKER_BASE_URL)", service, root),
         ("--judge-url", judge.judge_url, f"{root}/v1"),
-        ("[judge.second]: its url", judge.second and judge.second.url, f"{root}/v1"),
         *((f"--sampler-urls: {url!r}", url, root) for url in settings.local.urls),
     ):
         if url and not _is_address(url):
@@ -143,15 +142,11 @@ def _judge(settings: Settings) -> Iterator[str]:
         )
     if judge.judge_images and (judge.judge_url is None or settings.gateway.images != "train"):
         yield "--judge-images shows kept images to an endpoint: set --judge-url and --images train"
-    for table, headers in (
-        ("judge.headers", judge.headers),
-        ("judge.second.headers", judge.second.headers if judge.second else {}),
-    ):
-        for name, value in headers.items():
-            if not _HEADER.fullmatch(name):
-                yield f"[{table}]: {name!r} is no name of a header"
-            elif not _VALUE.fullmatch(value.get_secret_value()):
-                yield f"[{table}]: the value of {name} must be printable ASCII on one line"
+    for name, value in judge.headers.items():
+        if not _HEADER.fullmatch(name):
+            yield f"[judge.headers]: {name!r} is no name of a header"
+        elif not _VALUE.fullmatch(value.get_secret_value()):
+            yield f"[judge.headers]: the value of {name} must be printable ASCII on one line"
 
 
 def _servers(local: Local) -> Iterator[str]:

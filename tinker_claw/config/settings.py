@@ -272,30 +272,6 @@ class Gateway(Section):
         return _listed(self.allow_origin)
 
 
-class SecondJudge(Section):
-    """Another judge; a table [judge.second] of the settings file"""
-
-    url: str = Field(description="its address, as that of --judge-url")
-    role: Literal["fallback", "auditor"] = Field(
-        "fallback",
-        description="a fallback judges while the first does not answer; an auditor judges a share "
-        "of the turns, and nothing is learned of what it says",
-    )
-    share: float = Field(
-        0.05, gt=0, le=1, description="of the judged turns that an auditor is asked about"
-    )
-    model: str = Field("judge", description="the name of the model to ask for")
-    api_key: SecretStr | None = Field(None, description="its key")
-    headers: Mapping[str, SecretStr] = Field(
-        {}, description="a table [judge.second.headers] of further headers; they are not shown"
-    )
-
-    def beside(self, first: JudgeSettings) -> JudgeSettings:
-        """Settings of this judge: those of the first one, with an endpoint of its own."""
-        own = {"judge_url": self.url, "judge_model": self.model, "headers": self.headers}
-        return first.model_copy(update=own | {"judge_api_key": self.api_key, "second": None})
-
-
 class JudgeSettings(Section):
     """The judge that turns a next state into votes and hints"""
 
@@ -305,13 +281,6 @@ class JudgeSettings(Section):
         unit="votes",
         ge=1,
         when="votes cost too much (1) or often disagree (5)",
-    )
-    prm_max_tokens: int = _setting(
-        4096,
-        "longest answer of the judge, thinking included",
-        unit="tokens",
-        ge=16,
-        when="`status` says that its answers are cut off",
     )
     judge_url: str | None = _setting(
         None,
@@ -340,11 +309,6 @@ class JudgeSettings(Section):
         {},
         "further headers for --judge-url, a table [judge.headers]; never shown",
         when="that endpoint takes its key in a header of its own",
-    )
-    second: SecondJudge | None = _setting(
-        None,
-        "another judge, a table [judge.second]",
-        when="the first is sometimes away, or its verdicts need checking",
     )
 
     @property

@@ -13,8 +13,7 @@ import re
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import asdict
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 from urllib.parse import urlsplit
 
 import httpx
@@ -33,10 +32,8 @@ from tinker_claw.judge.prompts import CUT
 from tinker_claw.judge.styles import (
     REFUSALS,
     TEMPERATURE,
-    Dialect,
     address_of,
     body_of,
-    has_images,
     refused,
     texts_of,
 )
@@ -47,6 +44,8 @@ from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import log
 from tinker_claw.types import Completion, Message, SamplingParams, StopReason, Tokens
 
+ANSWER_TOKENS: Final = 4096
+"""Most tokens of an answer, thinking included."""
 ANSWER_S: Final = 120.0
 """Seconds for one answer of an endpoint: room for thousands of thinking tokens and for queueing."""
 RETRIES = Backoff(first_s=0.5, longest_s=10.0, jitter=0.5, attempts=6, within_s=120.0)
@@ -78,13 +77,14 @@ class SamplerEndpoint:
         self,
         sampler: Sampler,
         renderer: Renderer,
-        settings: JudgeSettings,
         context_tokens: int = sys.maxsize,
+        *,
+        answer_tokens: int = ANSWER_TOKENS,
     ) -> None:
         """`context_tokens`: most tokens of a question and its answer."""
         self._sampler = sampler
         self._renderer = renderer
-        self._settings = settings
+        self._answer_tokens = answer_tokens
         self._context_tokens = context_tokens
 
     async def answers(self, messages: Sequence[Message], n: int) -> list[str]:
@@ -92,7 +92,7 @@ class SamplerEndpoint:
             prompt = (await self._renderer.prompt_aside(messages)).tokens
             room = max(1, self._context_tokens - len(prompt))
             params = SamplingParams(
-                max_tokens=min(self._settings.prm_max_tokens, room),
+                max_tokens=min(self._answer_tokens, room),
                 temperature=TEMPERATURE,
                 stop_tokens=self._renderer.stop_tokens,
             )
@@ -129,6 +129,7 @@ class HttpEndpoint(AbstractAsyncContextManager["HttpEndpoint"]):
         *,
         transport: httpx.AsyncBaseTransport | None = None,
         answer_s: float = ANSWER_S,
+        answer_tokens: int = ANSWER_TOKENS,
         retries: Backoff = RETRIES,
     ) -> None:
         key = settings.judge_api_key
@@ -137,11 +138,12 @@ class HttpEndpoint(AbstractAsyncContextManager["HttpEndpoint"]):
             headers["authorization"] = f"Bearer {key.get_secret_value()}"
         # Last, so that they can replace the key's header.
         headers.update({n: value.get_secret_value() for n, value in settings.headers.items()})
-        self._settings = settings
-        self._answer_s = answer_s
+        self._model = settings.asked_model
+        self._answer_s, self._answer_tokens = answer_s, answer_tokens
         self._asked_at = address_of(url)
         self._url = _SECRET.sub("", self._asked_at)
-        self._dialect = Dialect()
+        self._minimal = False
+        """Whether it has refused the full body, and answered the same question without."""
         if transport is None and is_loopback(urlsplit(url).hostname or ""):
             transport = httpx.AsyncHTTPTransport()  # given one, httpx looks for no proxies
         self._client = httpx.AsyncClient(transport=transport, timeout=answer_s, headers=headers)
@@ -150,7 +152,7 @@ class HttpEndpoint(AbstractAsyncContextManager["HttpEndpoint"]):
     async def answers(self, messages: Sequence[Message], n: int) -> list[str]:
         answers: list[str] = []
         while (left := n - len(answers)) > 0:  # a server may honour n in part, or not at all
-            sizes = [left] if self._dialect.many else [1] * left
+            sizes = [1] * left if self._minimal else [left]
             try:
                 async with asyncio.TaskGroup() as group:
                     asked = [group.create_task(self._insist(messages, size)) for size in sizes]
@@ -166,25 +168,26 @@ class HttpEndpoint(AbstractAsyncContextManager["HttpEndpoint"]):
             raise SilentJudgeError(f"the judge at {self._url} does not answer: {error}") from error
 
     async def _ask(self, messages: Sequence[Message], n: int) -> list[str]:
-        """Ask once for n answers. Drop each field that the endpoint refuses; keep it dropped where
-        that made the request succeed."""
-        asked = self._dialect
-        while True:
-            status, content = await self._post(body_of(self._settings, messages, n, asked), n)
-            if 200 <= status < 300:
-                texts = self._read(content)
-                if asked != self._dialect:
-                    self._dialect = asked
-                    log.info("judge.adapted", url=self._url, **asdict(asked))
-                return texts
-            images, refuses = has_images(messages), status in REFUSALS
-            rest = asked.without(content, images=images) if refuses else None
-            if rest is None:
-                raise JudgeError(refused(status, content, self._url))
-            asked = rest
+        """Ask once for n answers; for one, with the minimal body, after a refusal of the full one,
+        and from then on if that succeeds."""
+        minimal = self._minimal
+        status, content = await self._post(messages, n, minimal=minimal)
+        if status in REFUSALS and not minimal:
+            minimal = True
+            status, content = await self._post(messages, n, minimal=True)
+        if not 200 <= status < 300:
+            raise JudgeError(refused(status, content, self._url))
+        texts = self._read(content)
+        if minimal and not self._minimal:
+            self._minimal = True
+            log.info("judge.adapted", url=self._url)
+        return texts
 
-    async def _post(self, body: dict[str, Any], n: int) -> tuple[int, bytes]:
-        most = _ENVELOPE_BYTES + n * self._settings.prm_max_tokens * _TOKEN_BYTES
+    async def _post(
+        self, messages: Sequence[Message], n: int, *, minimal: bool
+    ) -> tuple[int, bytes]:
+        body = body_of(self._model, messages, n, self._answer_tokens, minimal=minimal)
+        most = _ENVELOPE_BYTES + n * self._answer_tokens * _TOKEN_BYTES
         try:
             # httpx's own timeouts restart with every chunk of an answer.
             async with (
@@ -219,7 +222,7 @@ class HttpEndpoint(AbstractAsyncContextManager["HttpEndpoint"]):
             if len(content) > most:
                 raise JudgeError(
                     f"the judge at {self._url} sent more than the {most} bytes that "
-                    f"{self._settings.prm_max_tokens} tokens a vote can have (--prm-max-tokens)"
+                    f"{self._answer_tokens} tokens a vote can have"
                 )
         return bytes(content)
 

@@ -1,20 +1,14 @@
 """The judge: reads what happened after a turn, gives a verdict and, where there is one, a hint.
 
-Rule: one endpoint answers both questions about a turn; the fallback does where the first does not
-answer. An auditor only adds a second verdict: it decides nothing, and its failure is only logged.
+Rule: one endpoint answers both questions about a turn.
 """
 
 from __future__ import annotations
 
-import asyncio
-import random
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
 
 from tinker_claw.config.settings import JudgeSettings
-from tinker_claw.errors import JudgeError, OutageError, first_cause
-from tinker_claw.judge.endpoints import Endpoint, SilentJudgeError
+from tinker_claw.judge.endpoints import Endpoint
 from tinker_claw.judge.prompts import (
     INCLUDED,
     Prompts,
@@ -28,12 +22,7 @@ from tinker_claw.judge.prompts import (
     parse_wish,
     verdict_messages,
 )
-from tinker_claw.telemetry import log
-from tinker_claw.types import Images, Message, NextState, Verdict, Vote, Wish, Writer
-
-REST_S: Final = 60.0
-"""Seconds without asking a judge that did not answer, where there is a fallback: each attempt may
-last as long as all its retries."""
+from tinker_claw.types import Images, NextState, Verdict, Vote, Wish, Writer
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +38,6 @@ class Judgement:
     """The lasting wish among the hints; None: there is none."""
     prompt: str
     """Version of the judge prompts."""
-    by_second: bool
-    """Whether the fallback gave this judgement."""
-    audit: Verdict
-    """The auditor's verdict; without votes when it was not asked or did not answer."""
-    audit_answers: tuple[str, ...]
 
     @property
     def hint_votes(self) -> tuple[Vote | None, ...]:
@@ -76,16 +60,6 @@ class Judgement:
         return next((answers[0] for answers, votes in asked if set(votes) == {None}), None)
 
 
-@dataclass(frozen=True, slots=True)
-class Second:
-    """A second endpoint and its role."""
-
-    endpoint: Endpoint
-    role: Literal["fallback", "auditor"]
-    share: float
-    """Share of judgements that an auditor checks, from 0 to 1."""
-
-
 class Judge:
     """Judge with m votes on the verdict and, where the method wants hints and the reply was not
     accepted, m votes on those."""
@@ -95,30 +69,23 @@ class Judge:
         endpoint: Endpoint,
         settings: JudgeSettings,
         *,
-        hint_candidates: int,
+        most_hints: int,
         prompts: Prompts = INCLUDED,
-        second: Second | None = None,
-        draw: Callable[[], float] = random.random,
     ) -> None:
         """
         Args:
-            hint_candidates: hints kept per turn; 0 asks for none.
-            draw: returns a random number below 1; the auditor is asked if it is below its share.
+            most_hints: hints kept per turn; 0 asks for none.
         """
         self._endpoint = endpoint
         self._m = settings.prm_m
-        self._hint_candidates = hint_candidates
+        self._most_hints = most_hints
         self._prompts, self._asked = prompts, prompts.version
-        self._fallback = second.endpoint if second and second.role == "fallback" else None
-        self._auditor = second if second and second.role == "auditor" else None
-        self._draw = draw
         self._sees = settings.judge_images
-        self._rests_until = 0.0
 
     @property
     def answers(self) -> int:
         """Number of answers requested for one turn."""
-        return self._m * (2 if self._hint_candidates else 1)
+        return self._m * (2 if self._most_hints else 1)
 
     async def judge(
         self,
@@ -137,68 +104,24 @@ class Judge:
             images: those in the prompt, shown if `judge_images` is set.
 
         Raises:
-            JudgeError: no endpoint could be asked; nothing is concluded from that.
+            JudgeError: the endpoint could not be asked; nothing is concluded from that.
             OutageError: the service is away; nothing is concluded from that either.
         """
         case, shown = (request, reply, state, self._prompts, asked_by), images if self._sees else ()
         verdict_prompt = verdict_messages(*case, images=shown)
-        hears = state.role == "user" and self._hint_candidates > 0
-        hint_prompt = hint_messages(*case, images=shown) if hears else None
-        try:
-            async with asyncio.TaskGroup() as group:
-                judging = group.create_task(self._ask_either(verdict_prompt, hint_prompt))
-                auditing = group.create_task(self._audit(verdict_prompt))
-        except ExceptionGroup as failed:
-            raise first_cause(failed) from failed
-        (verdict_answers, hint_answers, by_second), audited = judging.result(), auditing.result()
+        hears = state.role == "user" and self._most_hints > 0
+        verdict_answers, hint_answers = await self._endpoint.answers(verdict_prompt, self._m), []
+        verdict = majority([parse_vote(answer) for answer in verdict_answers])
+        if hears and verdict.value != 1:
+            hint_prompt = hint_messages(*case, images=shown)
+            hint_answers = await self._endpoint.answers(hint_prompt, self._m)
         found = [parse_hint(answer, state.text) for answer in hint_answers]
         read = sum(parse_hint_vote(answer) is not None for answer in hint_answers)
         return Judgement(
-            verdict=_verdict(verdict_answers),
+            verdict=verdict,
             verdict_answers=tuple(verdict_answers),
             hint_answers=tuple(hint_answers),
-            hints=choose_hints(found, read, self._hint_candidates),
+            hints=choose_hints(found, read, self._most_hints),
             wish=choose_wish([parse_wish(answer, state.text) for answer in hint_answers], read),
             prompt=self._asked,
-            by_second=by_second,
-            audit=_verdict(audited),
-            audit_answers=tuple(audited),
         )
-
-    async def _ask_either(
-        self, verdict: Sequence[Message], hint: Sequence[Message] | None
-    ) -> tuple[list[str], list[str], bool]:
-        """Return answers to both questions, and whether the fallback gave them."""
-        now = asyncio.get_running_loop().time
-        if self._fallback is None or now() >= self._rests_until:
-            try:
-                return *await self._ask_both(self._endpoint, verdict, hint), False
-            except (JudgeError, OutageError) as error:
-                if self._fallback is None:
-                    raise
-                if isinstance(error, SilentJudgeError | OutageError):
-                    self._rests_until = now() + REST_S
-                    log.warning("judge.second", why=str(error))
-        return *await self._ask_both(self._fallback, verdict, hint), True
-
-    async def _ask_both(
-        self, endpoint: Endpoint, verdict: Sequence[Message], hint: Sequence[Message] | None
-    ) -> tuple[list[str], list[str]]:
-        """Ask for verdicts, then for hints unless the reply was accepted."""
-        verdicts = await endpoint.answers(verdict, self._m)
-        if hint is None or _verdict(verdicts).value == 1:
-            return verdicts, []
-        return verdicts, await endpoint.answers(hint, self._m)
-
-    async def _audit(self, verdict: Sequence[Message]) -> list[str]:
-        if self._auditor is None or self._draw() >= self._auditor.share:
-            return []
-        try:
-            return await self._auditor.endpoint.answers(verdict, self._m)
-        except (JudgeError, OutageError) as error:
-            log.warning("judge.unaudited", why=str(error))
-            return []
-
-
-def _verdict(answers: Sequence[str]) -> Verdict:
-    return majority([parse_vote(answer) for answer in answers])

@@ -129,7 +129,7 @@ class _Heard:
         read, of = (sum(some) for some in zip(*self._last, strict=True))
         return (
             f"{of - read} of the judge's last {of} answers could not be read: it does not answer "
-            "in the form it is asked for, refuses, or is cut off (--prm-max-tokens)"
+            "in the form it is asked for, refuses, or is cut off"
         )
 
 
@@ -472,7 +472,7 @@ class Judging:
 
     def _record(self, turn_id: int, judgement: Judgement) -> None:
         self._check(turn_id)
-        verdict, audit, redact = judgement.verdict, judgement.audit, self._redact
+        verdict, redact = judgement.verdict, self._redact
         self._parts.ledger.judgements.add(
             turn_id,
             value=verdict.value,
@@ -480,9 +480,6 @@ class Judging:
             hint_ballots=_ballots(judgement.hint_answers, judgement.hint_votes, redact),
             hints=[redact(hint) for hint in judgement.hints],
             prompt=judgement.prompt,
-            by_second=judgement.by_second,
-            audit=audit.value,
-            audit_ballots=_ballots(judgement.audit_answers, audit.votes, redact),
             wish=self._to_be_told(judgement.wish),
         )
 

@@ -49,11 +49,6 @@ SELECT COUNT(DISTINCT CASE WHEN final = 0 THEN turn_id END) AS replies,
   (SELECT COUNT(*) FROM verdicts WHERE score IS NOT NULL AND judged <> value) AS unlike
 FROM feedback
 """
-_AUDITED = """
-SELECT COUNT(*) AS audited, COUNT(*) FILTER (WHERE judged = audit) AS agree,
-  COUNT(*) FILTER (WHERE judged * audit = -1) AS opposed
-FROM verdicts WHERE audit IS NOT NULL AND judged IS NOT NULL
-"""
 
 
 def read_figures(rows: Rows, run: RunView, steps: int) -> Record:
@@ -81,8 +76,6 @@ def read_figures(rows: Rows, run: RunView, steps: int) -> Record:
         | rows.pairs("SELECT kind, COUNT(*) FROM turns GROUP BY kind"),
         # Judged turns by verdict; `none`: no vote was valid.
         "verdicts": dict(rows.rows(_VERDICTS)[0]),
-        # Turns that the auditor judged, too, and how many verdicts were the same or the opposite.
-        "auditor": dict(rows.rows(_AUDITED)[0]),
         # Replies and sessions with explicit feedback, and replies where the judge's verdict
         # differs.
         "feedback": dict(rows.rows(_OUTRIGHT)[0]),

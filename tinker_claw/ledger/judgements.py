@@ -57,9 +57,6 @@ class JudgementTable(LedgerTable):
         hint_ballots: Sequence[Ballot],
         hints: Sequence[str],
         prompt: str | None = None,
-        by_second: bool = False,
-        audit: Vote | None = None,
-        audit_ballots: Sequence[Ballot] = (),
         wish: Wish | None = None,
     ) -> None:
         """Write a judge's answers, verdict and hints for one turn. Explicit feedback still takes
@@ -67,10 +64,9 @@ class JudgementTable(LedgerTable):
 
         Args:
             prompt: version of the judge prompts; None: no judge was asked.
-            audit: the auditor's verdict.
             wish: becomes a lesson.
         """
-        by_question = {"verdict": verdict_ballots, "hint": hint_ballots, "audit": audit_ballots}
+        by_question = {"verdict": verdict_ballots, "hint": hint_ballots}
         with self._db.transaction() as tx:
             check_kept(tx, turn_id)
             for about, ballots in by_question.items():
@@ -84,12 +80,10 @@ class JudgementTable(LedgerTable):
                 [(turn_id, text) for text in hints],
             )
             tx.execute(
-                "INSERT INTO verdicts "
-                "(turn_id, value, created_at, judged, prompt, by_second, audit) "
-                "VALUES (?1, ?2, ?3, ?2, ?4, ?5, ?6) ON CONFLICT (turn_id) DO UPDATE SET "
-                "judged = excluded.judged, prompt = excluded.prompt, "
-                "by_second = excluded.by_second, audit = excluded.audit",
-                (turn_id, value, time.time(), prompt, by_second, audit),
+                "INSERT INTO verdicts (turn_id, value, created_at, judged, prompt) "
+                "VALUES (?1, ?2, ?3, ?2, ?4) ON CONFLICT (turn_id) DO UPDATE SET "
+                "judged = excluded.judged, prompt = excluded.prompt",
+                (turn_id, value, time.time(), prompt),
             )
             if wish is not None:
                 learn(tx, turn_id, wish)

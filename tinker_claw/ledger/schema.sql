@@ -164,7 +164,7 @@ CREATE TABLE channels (
 
 CREATE TABLE votes (
   turn_id INTEGER NOT NULL REFERENCES turns (id),
-  about   TEXT NOT NULL,                 -- 'verdict', 'hint', or 'audit': the auditor's; 'in vain': a failed try
+  about   TEXT NOT NULL,                 -- 'verdict', 'hint', or 'in vain': a failed try
   n       INTEGER NOT NULL,
   value   INTEGER,                       -- NULL: could not be parsed
   answer  TEXT NOT NULL,
@@ -178,9 +178,7 @@ CREATE TABLE verdicts (
   source     TEXT NOT NULL DEFAULT 'judge', -- user or client: explicit feedback, whatever the votes are
   score      REAL,                       -- explicit rating, -1 to 1, whose sign is the value; NULL: the judge's
   judged     INTEGER,                    -- majority of the judge's votes; NULL also where it was not asked
-  prompt     TEXT,                       -- version of the judge prompts; NULL: no judge was asked
-  by_second  INTEGER NOT NULL DEFAULT 0, -- 1: the fallback gave it
-  audit      INTEGER                     -- the auditor's verdict; NULL: it gave none, or was not asked
+  prompt     TEXT                        -- version of the judge prompts; NULL: no judge was asked
 ) STRICT;
 CREATE INDEX verdicts_by_value ON verdicts (value);
 

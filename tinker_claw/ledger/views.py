@@ -187,7 +187,7 @@ _FEEDBACK = (
 )
 _CONTENTS = f"""
 SELECT sessions.key AS session_key, ({OUTCOME}) AS session_outcome, request_text, voices,
-  reply_text, params, trace, verdicts.prompt AS judge_prompt, by_second, audit, hint, untaught,
+  reply_text, params, trace, verdicts.prompt AS judge_prompt, hint, untaught,
   overlap, advantages, (SELECT SUM(usd) FROM spend WHERE spend.turn_id = turns.id) AS usd,
   (SELECT json_group_array(json_object('about', about, 'value', value, 'answer', answer))
     FROM (SELECT * FROM votes WHERE votes.turn_id = turns.id ORDER BY about DESC, n)) AS answers,
@@ -223,10 +223,6 @@ class Contents:
     """Explicit feedback on it, or on its session at the end, oldest first."""
     judge_prompt: str | None
     """Version of the judge prompts; None: it was not judged, or by no judge."""
-    by_second: bool
-    """Whether the fallback judged it."""
-    audit: Vote | None
-    """The auditor's verdict; None: it gave none, or was not asked."""
     hints: Sequence[str]
     hint: str | None
     """Text that the teacher was told."""
@@ -250,7 +246,6 @@ def read_contents(rows: Rows, turn_id: int) -> Contents | None:
         return None
     known = dict(row)
     known |= {name: json.loads(row[name]) for name in _LISTS}
-    known["by_second"] = bool(row["by_second"])
     known["advantages"] = unpack_floats(row["advantages"]) if row["advantages"] else ()
     state = rows.row("SELECT * FROM next_states WHERE turn_id = ?", turn_id)
     (sampled,) = rows.rows("SELECT * FROM turns WHERE id = ?", turn_id)
