@@ -234,10 +234,10 @@ async def test_batch_that_the_service_refuses_is_set_aside_and_the_next_is_train
 ) -> None:
     trainer = await start_tinker(tmp_path)
     turns = await record(trainer, 2 * BATCH)
-    spoiled = turns[-1]
+    spoiled = turns[6]
     assert spoiled.teacher is not None
     ids = tuple((VOCABULARY + 7, *row[1:]) for row in spoiled.done.topk_ids)
-    turns[-1] = replace(spoiled, done=replace(spoiled.done, topk_ids=ids))
+    turns[6] = replace(spoiled, done=replace(spoiled.done, topk_ids=ids))
     # Fresh for the learner: scoring a stale one would find the mistake before the step does.
     ending = await soak(tmp_path / "run", trainer, turns, steps=1)
     await trainer.aclose()

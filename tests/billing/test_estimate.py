@@ -195,12 +195,12 @@ def test_first_estimate_says_what_it_assumes() -> None:
     for words in ("16 samples from 16", "11,000", "300", "3 votes", "30% of", "assumed"):
         assert words in told.words
     assert "on a hint for 50% of the turns" in told.words
-    # A hint is asked of every other turn. Half of the samples are scored again. The gate scores and
-    # answers twelve first turns.
+    # A hint is asked of every other turn. Half of the samples are scored again. The gate asks
+    # the shipped canaries.
     judge = Usage(prefill=24 * 1_100, cached=24 * 2_200, sampled=24 * 1_500)
     teacher = Usage(prefill=round(4.8 * 11_340), sampled=5)
     train = Usage(prefill=8 * 11_300, sampled=8, trained=16 * 11_299)
-    gate = Usage(prefill=12 * 11_300, sampled=12)
+    gate = Usage(prefill=6_100, sampled=34)
     assert told.step == judge + teacher + train + gate
     assert told.serve == Usage(prefill=16 * 11_000, sampled=16 * 300)
     assert told.serve_usd == pytest.approx((176_000 * 0.195 + 4_800 * 0.6) / 1e6)

@@ -62,7 +62,7 @@ def test_without_a_gateway_the_ledger_is_told_all_the_same(directory: Path) -> N
     ):
         assert any(shown.strip() == line.strip() for shown in lines), line
     (taken,) = [line for line in lines if line.split()[0:1] == ["1"] and "taken" in line]
-    assert taken.split()[3:] == ["v1", "0.25", "-0.5", "1.5", "0", "0.125", "-", "0.0312", "-"]
+    assert taken.split()[3:] == ["v1", "0.25", "-0.5", "1.5", "0", "0.125", "0.0312", "-"]
     (void,) = [line for line in lines if line.endswith("it makes no sense")]
     assert "void" in void
     assert SECRET not in done.stdout

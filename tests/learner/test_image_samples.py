@@ -10,11 +10,8 @@ from typing import Any
 
 from tests.fakes import FakeSampler
 from tests.learner.test_agreement import sample
-from tests.learner.test_gate import DRAWN
 from tests.learner.test_loop import HINT, Says, world
 from tinker_claw.config.settings import Training
-from tinker_claw.learner.diagnostics import checked
-from tinker_claw.learner.gate import Question, ask
 from tinker_claw.learner.scoring import batch_items
 from tinker_claw.methods import COMBINE
 from tinker_claw.policy import Policy
@@ -90,20 +87,3 @@ async def test_scores_of_a_step_are_asked_with_them() -> None:
         (len(datum.tokens), datum.images) for each in prepared.passes for datum in each.datums
     }
     assert placed <= {(8 + len(reply), IMAGES), (7 + len(reply), untold)}
-    found = await checked(prepared, Policy(NEWEST, policy), [], cfg)
-    if found.check:
-        assert policy.params[-1].images == IMAGES
-        assert {datum.images for datum in found.check} == {IMAGES}
-
-
-async def test_the_gate_asks_with_them(tmp_path: Path) -> None:
-    async with world(tmp_path, gate_is="on", batch_size=99) as w:
-        for number in range(1, DRAWN[0] + 1):
-            w.turn("YES", session=f"s{number}", prompt=PROMPT, images=IMAGES)
-        await w.settled()
-        (held,) = w.ledger.held_out.newest(9)
-        assert held.images == IMAGES
-    sampler = FakeSampler((1,))
-    question = Question("t1", held.prompt, (held.accepted,), held.images)
-    await ask([question], sampler, until=1e12, most=1)
-    assert sampler.scored_images == [IMAGES]

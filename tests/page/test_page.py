@@ -59,7 +59,7 @@ XSS = (
 )
 
 
-GATE = {"asked": 12, "lost": [XSS[2]], "losses": {"canaries": 0.2, "stop": -0.001}}
+GATE = {"unasked": XSS[2]}
 
 
 class Undoes:
@@ -583,11 +583,10 @@ async def test_page_says_what_the_console_says(tmp_path: Path) -> None:
 async def test_gate_is_told_of_where_one_looks(tmp_path: Path) -> None:
     async with page(tmp_path) as opened:
         overview, versions = [told(await opened.get(path)) for path in ("", "/versions")]
-        warned = f"v1 serves, though {' '.join(XSS[2].split())}"
+        warned = f"v1 answers although the gate could not ask it: {' '.join(XSS[2].split())}"
         for shown in (overview, versions):
             assert warned in shown
             assert f"{REFUSED}: {XSS[3]}" in shown
-        assert "canaries : how much less likely right" in overview
 
 
 async def test_turn_of_an_episode_says_so(tmp_path: Path) -> None:

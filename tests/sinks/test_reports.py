@@ -88,8 +88,8 @@ def test_a_run_keeps_its_id_whatever_its_user_does(tmp_path: Path) -> None:
 def test_figures_of_every_shape_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     metrics: dict[str, Any] = {
         **{"reward_mean": None, "grad_norm": float("nan"), "rate": 1e-4, "told": SECRET},
-        "gate": {"asked": 16, "lost": [f"{SECRET}: the canary is lost", "another"]},
-        **{"answers": {SECRET: [1.0]}, "rule": {"method": SECRET, "w_rl": 1.0}},
+        "gate": {"asked": 16, "loss": 0.25, "unasked": f"{SECRET}: it took too long"},
+        "rule": {"method": SECRET, "w_rl": 1.0},
     }
     monkeypatch.setattr("tests.stories.METRICS", metrics)
     told = Told(tmp_path)
@@ -98,7 +98,7 @@ def test_figures_of_every_shape_are_named(tmp_path: Path, monkeypatch: pytest.Mo
     _, (report,) = reports(tmp_path)
     known = {n: v for n, v in report.figures.items() if not n.startswith(("step/", "verdicts/"))}
     assert known == {
-        **{"gate/asked": 16.0, "gate/lost": 2.0},
+        **{"gate/asked": 16.0, "gate/loss": 0.25},
     }
     assert report.figures["step/rate"] == 1e-4
     assert not {"step/reward_mean", "step/grad_norm", "step/told"} & report.figures.keys()

@@ -11,7 +11,7 @@ from tests.processes import product
 from tests.sinks.test_follow import scalars, steps
 from tests.talk import learn, rows
 
-FLAGS = ("--report-to", "tensorboard", "--batch-size", "4", "--gate", "shadow")
+FLAGS = ("--report-to", "tensorboard", "--batch-size", "4", "--gate", "on")
 
 
 @pytest.mark.slow

@@ -187,8 +187,7 @@ def _gate(parts: LoopParts, canaries: Sequence[Canary], renderer: Renderer) -> G
     if parts.training.gate == "off":
         return None
     if len(canaries) < FEWEST:
-        until = f"{FEWEST} questions: there are {len(canaries)} canaries, sessions bring the others"
-        log.info("gate.idle", until=until)
+        log.info("gate.idle", canaries=len(canaries), fewest=FEWEST)
     return Gate(parts, canary_questions(canaries, renderer))
 
 

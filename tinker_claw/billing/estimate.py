@@ -32,8 +32,8 @@ UNACCEPTED = 0.5
 that the demo's user rejects at first, and the 0.30 over a whole run of theirs."""
 STALE = 0.5
 """Share of samples that were sampled by an older version, and are scored again."""
-GATE_TURNS = 12
-"""Beginnings of sessions that the gate asks a version, at most (`learner.gate`)."""
+CANARIES = Usage(prefill=6_100, sampled=34)
+"""Asking a version the shipped canaries (`learner.gate`), measured with a Qwen3 tokenizer."""
 GATE_TOKENS = 150_000
 """Most prompt tokens that the gate sends to a version."""
 NEWEST = 8
@@ -101,7 +101,7 @@ def _assumed(settings: Settings, price: Price) -> Estimate:
         step += _times(Usage(trained=length - 1), untold * (cfg.lessons == "distill"))
     step += _scored(length, batch * (STALE + (cfg.kl_beta > 0)))
     if cfg.gate != "off":
-        step += _scored(length, min(GATE_TURNS, GATE_TOKENS // length))
+        step += CANARIES
     words = (
         f"{batch} samples from {judged:.0f} judged turns; prompts of {PROMPT_TOKENS:,} tokens, "
         f"replies of {REPLY_TOKENS:,}; {judge}; {method.taught:.0%} of the samples taught; "

@@ -406,11 +406,10 @@ class Training(Section):
         ge=0,
         when="other skills get worse; 0.01 to 0.05 are usual",
     )
-    gate: Literal["on", "shadow", "off"] = _setting(
+    gate: Literal["on", "off"] = _setting(
         "on",
-        "whether a version must pass canaries and held-out first turns before it serves; "
-        "shadow only says what it would refuse",
-        when="you want to try it first, or it costs too much",
+        "whether a version must pass canaries before it serves",
+        when="it costs too much",
     )
     canaries: Path | None = _setting(
         None,

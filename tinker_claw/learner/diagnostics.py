@@ -11,8 +11,7 @@ and makes every importance ratio of the batch wrong.
 Rule: only fresh tokens are compared, those of the version that is trained on. An older version's q
 differs from z by what was learned since, as it should. (Its scores under the current sampler could
 be compared, too, but with local training the trainer computes them itself, so they say nothing
-about the engine that answers.) A batch without fresh tokens gets extra replies, with advantages of
-0.
+about the engine that answers.) A batch without fresh tokens is not compared.
 
 Not detected: weights that differ too little to matter, and a sampler that draws at one temperature
 and reports logprobs of another, the trainer's.
@@ -21,25 +20,21 @@ and reports logprobs of another, the trainer's.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 from statistics import fmean
 from typing import Any
 
-from tinker_claw.config.settings import Training
 from tinker_claw.errors import DisagreementError
 from tinker_claw.learner.health import Health
-from tinker_claw.methods.passes import Prepared, ppo_pass
-from tinker_claw.policy import Policy
+from tinker_claw.methods.passes import Prepared
 from tinker_claw.telemetry import log
-from tinker_claw.types import Datum, Images, SamplingParams, StepReport, Tokens
+from tinker_claw.types import StepReport
 
 FAR_RATIOS = (0.9, 1.1)
 """Ratios outside this range count as far."""
 FEWEST_TOKENS = 20
 """Fewest fresh tokens for a comparison."""
-_CHECK_TOKENS = 32
-"""Tokens that are sampled only for the check. They continue past a stop token."""
 MOST_K3 = 0.004
 """Largest `k3`, in nats. bfloat16's 0.05 makes 0.00125; in a simulation with replies of 0.3 to 1.8
 nats of entropy a token, temperature 0.7 made 0.008 to 0.06, and top_p 0.8 made 0.002 to 0.01."""
@@ -95,44 +90,6 @@ def agreement(prepared: Prepared, report: StepReport, version: int) -> Agreement
     """
     gaps = list(_gaps(prepared, report, version))
     return compare(gaps) if gaps else None
-
-
-async def checked(
-    prepared: Prepared, policy: Policy, prompts: Iterable[Tokens], cfg: Training
-) -> Prepared:
-    """Add replies of the policy, with advantages of 0, to a step without fresh samples.
-
-    Args:
-        policy: the policy that the step trains; it samples the replies.
-        prompts: candidates besides the batch's own prompts; the shortest of all is answered.
-
-    Raises:
-        BackendError: the policy cannot be sampled.
-    """
-    trained = {(datum.tokens, datum.start) for each in prepared.passes for datum in each.datums}
-    fresh = {key for key, _ in _fresh(prepared, policy.version.id)}
-    if not trained or trained & fresh:
-        return prepared
-    # After a prompt of the batch there is room for as many tokens as were sampled there.
-    asked: list[tuple[Tokens, int, Images]] = [(prompt, _CHECK_TOKENS, ()) for prompt in prompts]
-    samples = [one.sample for one in prepared.items]
-    asked += [(one.prompt, len(one.completion.tokens), one.images) for one in samples]
-    prompt, room, images = min(asked, key=lambda one: len(one[0]))
-    params = SamplingParams(min(room, _CHECK_TOKENS), images=images)
-    replies = await policy.sampler.sample(prompt, params, -(-_CHECK_TOKENS // params.max_tokens))
-    check = [
-        Datum(
-            (*prompt, *reply.tokens),
-            len(prompt),
-            logprobs=reply.logprobs,
-            advantages=(0.0,) * len(reply.tokens),
-            images=images,
-        )
-        for reply in replies
-    ]
-    others = [each for each in prepared.passes if each.loss != "ppo"]
-    ppo = [one for each in prepared.passes if each.loss == "ppo" for one in each.datums]
-    return replace(prepared, passes=[ppo_pass([*ppo, *check], cfg), *others], check=check)
 
 
 def compare(gaps: Sequence[float]) -> Agreement:
@@ -211,8 +168,6 @@ def _fresh(
         prompt, done = item.sample.prompt, item.sample.completion
         if item.sample.policy_version == version:
             yield (prompt + done.tokens, len(prompt)), done.logprobs
-    for datum in prepared.check:
-        yield (datum.tokens, datum.start), datum.logprobs
 
 
 def step_metrics(

@@ -1,18 +1,16 @@
-"""Test every new version on fixed questions before it serves, and refuse one that got worse.
+"""Ask every new version some canaries before it serves, and refuse one that got worse.
 
-The questions are canaries, which the user may edit, and the beginnings of the user's own sessions
-that no step has trained (`ledger.held_out`). For every question the gate scores how likely the
-right replies are and how surely they end, and compares that with the serving version, question by
-question: a loss must be large enough to matter, and not chance. Small losses in a row would pass,
-so canaries are also compared with the best of the last sixteen versions.
+A canary is a question with its right replies, which the user may edit. The gate scores how likely
+the right replies are and compares that with the serving version's, question by question: a loss
+must be large enough to matter, and not chance.
 
 A refused version is never published: its step is void, its batch is set aside, and the previous
 version goes on serving. The next step starts from that one without the optimizer's moments, which
 may have carried the refused one too far, and at a quarter of the rate. After two refused batches in
 a row from such a state, learning is held for an hour, and the next batch is tried.
 
-Rule: the functions from answers to losses are pure; `Gate` asks, and the answers are kept in the
-ledger, so that they survive a restart. A gate that cannot ask refuses no version, and reports it.
+Rule: the functions from answers to a loss are pure. A gate that cannot ask refuses no version, and
+reports it.
 """
 
 from __future__ import annotations
@@ -22,27 +20,24 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from statistics import fmean, stdev
 from typing import Any
 
-from tinker_claw.billing.estimate import GATE_TOKENS, GATE_TURNS
+from tinker_claw.billing.estimate import GATE_TOKENS
 from tinker_claw.config.canaries import Canary
 from tinker_claw.errors import BackendError, ConfigError, OutageError, RefusedError, same_length
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.scoring import outcomes, side_by_side
-from tinker_claw.ledger.versions import REFUSED, Answer, Answers
+from tinker_claw.ledger.versions import REFUSED
 from tinker_claw.policy import Sampler
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.telemetry import log
-from tinker_claw.types import Images, Message, Tokens, Usage
+from tinker_claw.types import Message, Tokens, Usage
 
 # Questions
-
-_CANARY, _OWN = "c", "t"
-"""Prefixes of question keys: a canary's, and that of a session's turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +49,6 @@ class Question:
     prompt: Tokens
     replies: tuple[Tokens, ...]
     """Right replies with their stop token, or the beginning of the right call; at least one."""
-    images: Images = ()
-    """Images in the prompt."""
 
     @property
     def usage(self) -> Usage:
@@ -78,7 +71,7 @@ def canary_questions(canaries: Sequence[Canary], renderer: Renderer) -> list[Que
     if (tokens := sum(question.usage.prefill for question in questions)) > GATE_TOKENS:
         raise ConfigError(
             f"--canaries: asking them takes {tokens} tokens of a version, and the gate asks "
-            f"{GATE_TOKENS} at most, with beginnings of sessions; leave some out"
+            f"{GATE_TOKENS} at most; leave some out"
         )
     return questions
 
@@ -100,19 +93,20 @@ def _canary(canary: Canary, renderer: Renderer) -> Question:
     if canary.call and (begun := renderer.begin_call([canary.call])):
         replies = (begun,)
     digest = hashlib.sha256(json.dumps([prompt, replies]).encode()).hexdigest()
-    return Question(f"{_CANARY}{digest[:12]}", prompt, replies)
+    return Question(digest[:12], prompt, replies)
 
 
 # Answers
 
-
+Answers = Mapping[str, float]
+"""Log probability with which a version gives one of the right replies, by the question's key."""
 _IMPOSSIBLE = -50.0
 """Lowest logprob, in nats; replaces lower ones, so that every figure is finite."""
 
 
 async def ask(
     questions: Sequence[Question], sampler: Sampler, *, until: float, most: int
-) -> dict[str, Answer]:
+) -> dict[str, float]:
     """Ask these weights the questions; leave out those that cannot be asked.
 
     All are asked at once, so that a backend can batch them.
@@ -127,11 +121,11 @@ async def ask(
     if asyncio.get_running_loop().time() > until:
         raise BackendError("it took too long")
 
-    async def one(question: Question) -> Answer:
+    async def one(question: Question) -> float:
         try:
             async with asyncio.timeout_at(until):
                 scores = [_score(question, reply, sampler) for reply in question.replies]
-                return _answer(await side_by_side(scores))
+                return _any_of(await side_by_side(scores))
         except TimeoutError as error:
             raise BackendError("it took too long") from error
 
@@ -146,97 +140,55 @@ async def ask(
             "gate.left_out", questions=len(failed), sampler=sampler.ref, error=str(failed[0])
         )
     # A question that does not fit the weights (any more) is no failure.
-    return {q.key: one for q, one in zip(questions, found, strict=True) if isinstance(one, Answer)}
+    return {q.key: one for q, one in zip(questions, found, strict=True) if isinstance(one, float)}
 
 
-def _answer(replies: Sequence[Sequence[float]]) -> Answer:
-    """Return the answer by the logprobs of the right replies, each of at least one token."""
-    logs = [round(sum(reply), 5) for reply in replies]
-    likely = max(logs) + math.log(sum(math.exp(one - max(logs)) for one in logs))
-    return Answer(likely, likely / fmean(map(len, replies)), fmean(reply[-1] for reply in replies))
+def _any_of(replies: Sequence[float]) -> float:
+    """Return the logprob of giving one of these replies."""
+    most = max(replies)
+    return most + math.log(sum(math.exp(one - most) for one in replies))
 
 
-async def _score(question: Question, reply: Tokens, sampler: Sampler) -> list[float]:
-    """Return the logprob of each token of a reply; NaN counts as impossible."""
-    prompt, images = question.prompt, question.images
-    scores = await sampler.logprobs((*prompt, *reply), start=len(prompt), images=images)
+async def _score(question: Question, reply: Tokens, sampler: Sampler) -> float:
+    """Return the logprob of a reply; a token whose logprob is NaN counts as impossible."""
+    prompt = question.prompt
+    scores = await sampler.logprobs((*prompt, *reply), start=len(prompt))
     same_length("a reply's scores", reply=reply, logprobs=scores.logprobs)
-    return [one if one > _IMPOSSIBLE else _IMPOSSIBLE for one in scores.logprobs]
+    return sum(one if one > _IMPOSSIBLE else _IMPOSSIBLE for one in scores.logprobs)
 
 
-# Losses
+# What is a loss
 
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """A measure of what a version can lose, and how much of it matters."""
-
-    loss: Callable[[Answer, Answer], float]
-    """Returns the loss from an earlier answer to a later one, larger is worse."""
-    of: tuple[str, ...]
-    """Kinds of questions that it covers, by the prefix of their keys."""
-    bound: float
-    """Mean loss that matters from one version to the next."""
-    told: str
-    """Part of a sentence about the loss, with {lost}."""
-
-
+BOUND = 0.15
+"""Nats by which right replies may become less likely from one version to the next, in the mean."""
 _MOST = 5.0
 """Most nats that one question can lose, so that one that became impossible does not decide for
 all."""
-
-
-def _fall(before: float, after: float) -> float:
-    return max(-_MOST, min(_MOST, before - after))
-
-
-CANARIES = Figure(
-    lambda before, after: _fall(before.likely, after.likely),
-    (_CANARY,),
-    0.15,
-    "right replies to canaries are {lost:z.2f} nats less likely",
-)
-FIGURES: Mapping[str, Figure] = {
-    "canaries": CANARIES,
-    "accepted": Figure(
-        lambda before, after: _fall(before.each, after.each),
-        (_OWN,),
-        0.1,
-        "good replies of held-out sessions are {lost:z.2f} nats a token less likely",
-    ),
-    "stop": Figure(  # as probabilities: the logprob of a rare event swings widely
-        lambda before, after: math.exp(before.ends) - math.exp(after.ends),
-        (_CANARY, _OWN),
-        0.1,
-        "right replies end with {lost:z.2f} less probability",
-    ),
-}
-FADED = replace(CANARIES, bound=0.4)
-"""Loss over several versions: only reported, since a wish learned step by step looks the same in
-the canaries that it affects."""
 FEWEST = 6
-"""Fewest questions for a finding."""
-LOOK_BACK = 16
-"""Number of past versions with which canaries are compared."""
+"""Fewest questions for a comparison."""
 _ERRORS = 3.0
 """Standard errors by which a mean loss must exceed 0: by chance, once in some 700 times."""
 
 
-def lost(after: Answers, before: Answers, figure: Figure) -> str | None:
+def losses(after: Answers, before: Answers) -> list[float]:
+    """Return the nats that each question asked of both versions has lost; below 0 it has gained."""
+    return [
+        max(-_MOST, min(_MOST, before[key] - after[key])) for key in after.keys() & before.keys()
+    ]
+
+
+def lost(after: Answers, before: Answers) -> str | None:
     """Return the loss of a version as a sentence without its full stop; None: it has lost nothing
     that matters."""
-    losses = _losses(figure, after, before)
-    if len(losses) < FEWEST:
+    each = losses(after, before)
+    if len(each) < FEWEST:
         return None
-    chance = _ERRORS * stdev(losses) / math.sqrt(len(losses))  # of paired differences
-    if fmean(losses) <= max(figure.bound, chance):
+    chance = _ERRORS * stdev(each) / math.sqrt(len(each))  # of paired differences
+    if fmean(each) <= max(BOUND, chance):
         return None
-    return figure.told.format(lost=fmean(losses)) + f" ({len(losses)} questions)"
-
-
-def _losses(figure: Figure, after: Answers, before: Answers) -> list[float]:
-    known = sorted(key for key in after if key in before and key.startswith(figure.of))
-    return [figure.loss(before[key], after[key]) for key in known]
+    return (
+        f"right replies to canaries are {fmean(each):.2f} nats less likely ({len(each)} questions)"
+    )
 
 
 # In a run
@@ -264,28 +216,6 @@ class Held:
     """When it ends by itself, in seconds since 1970; None: not before new replies end it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """Result of asking a candidate."""
-
-    told: Sequence[str] = ()
-    """Losses of a candidate that serves nevertheless: the gate only reports, or they added up
-    slowly."""
-    unasked: str | None = None
-    """Why nothing could be asked; None: it was asked, or there was nothing to ask."""
-    answers: Answers = field(default_factory=dict[str, Answer])
-    losses: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Mean loss against the serving version over the questions, by figure."""
-
-    @property
-    def figures(self) -> dict[str, Any]:
-        """The result as fields of a step's event."""
-        if self.unasked:
-            return {"gate": {"unasked": self.unasked}}
-        lost = {"lost": list(self.told), "losses": dict(self.losses)}
-        return {"gate": {"asked": len(self.answers), **lost}} if self.answers else {}
-
-
 class Gate:
     """Gate of one run; only the learner waits for it."""
 
@@ -295,44 +225,33 @@ class Gate:
         self._parts = parts
         self._canaries = tuple(canaries)
         self._seconds = seconds
+        self._known: Mapping[str, Answers] = {}
+        """Answers of the newest two versions, by their samplers."""
 
-    async def ask(self, candidate: Sampler) -> Asked:
-        """Ask the candidate, and the serving version where its answers are missing.
+    async def ask(self, candidate: Sampler) -> dict[str, Any]:
+        """Ask the candidate, and the serving version where its answers are not known; return the
+        result for the metrics of the step.
 
         Raises:
             RefusedError: the candidate has lost too much to serve.
             OutageError: the service is away for more than a few of the questions; the version is
                 not admitted then.
         """
-        questions = self.questions()
-        if len(questions) < FEWEST:  # too few for a finding
-            return Asked()
-        newest = self._parts.policy.newest.version.id
-        past = self._parts.ledger.steps.gated(newest, LOOK_BACK)
-        known = past[0].answers if past and past[0].version == newest else {}
+        if len(self._canaries) < FEWEST:
+            return {}
         try:
-            answers, before = await self._both(candidate, questions, known)
+            answers, before = await self._both(candidate, self._parts.policy.newest.sampler)
         except OutageError:
             raise
         except BackendError as error:
             log.warning("gate.unasked", error=str(error))
-            return Asked(unasked=str(error))
-        told = ["it does not answer"] if not answers else []
-        told += filter(None, (lost(answers, before, figure) for figure in FIGURES.values()))
-        if told and self._parts.training.gate == "on":
-            raise RefusedError(f"{REFUSED}: {'; '.join(told)}")
-        if told:
-            log.warning("gate.would_refuse", told=told)
-        best = max((before, *(one.answers for one in past)), key=_worth)
-        if faded := lost(answers, best, FADED):
-            told.append(f"in all over the last {LOOK_BACK} versions {faded}")
-        losses = {name: _losses(figure, answers, before) for name, figure in FIGURES.items()}
-        means = {name: round(fmean(each), 5) for name, each in losses.items() if each}
-        return Asked(told, None, answers, means)
+            return {"gate": {"unasked": str(error)}}
+        if told := lost(answers, before) if answers else "it does not answer":
+            raise RefusedError(f"{REFUSED}: {told}")
+        each = losses(answers, before)
+        return {"gate": {"asked": len(answers), "loss": round(fmean(each), 5) if each else None}}
 
-    async def _both(
-        self, candidate: Sampler, questions: Sequence[Question], known: Answers
-    ) -> tuple[Answers, Answers]:
+    async def _both(self, candidate: Sampler, serving: Sampler) -> tuple[Answers, Answers]:
         """Return the candidate's answers and the serving version's; the former are empty if it
         fails twice although the serving version can be asked.
 
@@ -340,19 +259,21 @@ class Gate:
             BackendError: they cannot be asked.
         """
         until = asyncio.get_running_loop().time() + self._seconds
-        asked = partial(ask, until=until, most=len(questions) // 2)
-        serving, answers = self._parts.policy.newest.sampler, dict[str, Answer]()
+        asked = partial(ask, until=until, most=len(self._canaries) // 2)
+        known, answers = self._known.get(serving.ref, {}), dict[str, float]()
         for again in (False, True):  # a server may have only just loaded the weights
             try:
-                answers = await asked(questions, candidate)
+                answers = await asked(self._canaries, candidate)
                 break
             except OutageError:
                 raise
             except BackendError as error:
                 log.warning("gate.no_answer", error=str(error))
-                known = {} if again else await asked(questions, serving)
-        unknown = [q for q in questions if q.key in answers.keys() - known.keys()]
-        return answers, {**known, **await asked(unknown, serving)}
+                known = {} if again else await asked(self._canaries, serving)
+        unknown = [q for q in self._canaries if q.key in answers.keys() - known.keys()]
+        before = {**known, **await asked(unknown, serving)}
+        self._known = {serving.ref: before, candidate.ref: answers}
+        return answers, before
 
     def held(self) -> Held | None:
         """Return why no further step is taken, from the ledger; None: one may be."""
@@ -365,20 +286,3 @@ class Gate:
         told = f"The gate refused {len(refused)} versions after v{newest.id}, the last one because "
         told += because.removeprefix(f"{REFUSED}: ")
         return Held(f"{told}. Their batches are set aside. {LATER}", at + AGAIN_S)
-
-    def questions(self) -> list[Question]:
-        """Return the canaries and the newest beginnings of sessions, within the token limit."""
-        found = list(self._canaries)
-        left = GATE_TOKENS - sum(question.usage.prefill for question in found)
-        for one in self._parts.ledger.held_out.newest(GATE_TURNS):
-            key = f"{_OWN}{one.turn_id}.{one.accepted_id}"
-            question = Question(key, one.prompt, (one.accepted,), one.images)
-            if question.usage.prefill <= left:  # a long one does not exclude others
-                left -= question.usage.prefill
-                found.append(question)
-        return found
-
-
-def _worth(answers: Answers) -> float:
-    found = [answer.likely for key, answer in answers.items() if key.startswith(_CANARY)]
-    return fmean(found) if found else -math.inf

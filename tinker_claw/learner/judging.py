@@ -31,7 +31,6 @@ from tinker_claw.errors import (
 from tinker_claw.judge.judge import Judge, Judgement
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.scoring import HintScorer
-from tinker_claw.ledger.held_out import HELD_OUT
 from tinker_claw.ledger.judgements import TRIES, Ballot
 from tinker_claw.methods.base import Evidence, Signal, reward_of, step_reward
 from tinker_claw.retry import Backoff
@@ -367,9 +366,6 @@ class Judging:
         hints = judgements.hints(turn_id)
         if verdict.value == 1:
             self._show_to_corrected(turn_id)
-        if self._parts.training.gate != "off" and ledger.held_out.picks(turn_id):
-            self._refuse(turn_id, HELD_OUT)  # also what would be no sample: it may be asked for
-            return
         told = self._told(turn, verdict, hints)
         refuses = partial(self._parts.method.refuses, verdict, cut=turn.cut, episode=turn.episode)
         if reason := refuses(told):

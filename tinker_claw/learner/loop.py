@@ -39,8 +39,8 @@ from tinker_claw.errors import (
     WithdrawnError,
 )
 from tinker_claw.learner.batch import GROUPED, choose, trust
-from tinker_claw.learner.diagnostics import Alarm, agreement, checked, step_metrics
-from tinker_claw.learner.gate import AFTER_REFUSAL, Asked, Gate, Held
+from tinker_claw.learner.diagnostics import Alarm, agreement, step_metrics
+from tinker_claw.learner.gate import AFTER_REFUSAL, Gate, Held
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.recovery import (
     FAILURES,
@@ -340,7 +340,7 @@ class Learner:
         rate = AFTER_REFUSAL if refusals(parts.ledger) else 1.0
         rate *= trust(batch) if parts.method.reward else 1.0
         with parts.spending.paying("train", step_id=step_id) as training:
-            prepared = await self._with_check(await self._prepare(batch))
+            prepared = await self._prepare(batch)
             parts.ledger.steps.keep(step_id, prepared.stored, prepared.state)
             report = await self._train(prepared, rate)
         agreed = agreement(prepared, report, parent.version.id)
@@ -349,11 +349,11 @@ class Learner:
         sampler = await parts.trainer.publish()
         try:
             with parts.spending.paying("train", step_id=step_id) as asking:
-                asked = await self._gate.ask(sampler) if self._gate else Asked()
+                asked = await self._gate.ask(sampler) if self._gate else {}
             save = step % parts.training.save_interval == 0
             state_ref = await parts.trainer.save_state(f"step-{step_id:08d}") if save else None
             metrics = step_metrics(prepared, report, parent.version.step, agreed)
-            metrics |= {"rate": rate} | asked.figures
+            metrics |= {"rate": rate} | asked
             metrics |= parts.spending.figures(training.usage + asking.usage)
             settings = parts.training.model_dump(mode="json")
             rule = {"rule": {"method": parts.method.name, **settings}}
@@ -362,7 +362,7 @@ class Learner:
                 parent.version,
                 state_ref=state_ref,
                 sampler_ref=sampler.ref,
-                metrics=metrics | rule | {"answers": asked.answers},
+                metrics=metrics | rule,
             )
         except Exception:  # it has served no reply; the next attempt publishes anew
             self.retire(Policy(parent.version, sampler))
@@ -389,12 +389,6 @@ class Learner:
         )
         state = parts.ledger.steps.method_state(policy.version.id)
         return parts.method.prepare(items, cfg, state, parts.reply_tokens)
-
-    async def _with_check(self, prepared: Prepared) -> Prepared:
-        """Add a check of whether sampler and trainer agree to a step that has no fresh samples."""
-        questions = self._gate.questions() if self._gate else []
-        asked = [question.prompt for question in questions if not question.images]
-        return await checked(prepared, self._parts.policy.newest, asked, self._parts.training)
 
     async def _train(self, prepared: Prepared, rate: float) -> StepReport:
         """Take an optimizer step.

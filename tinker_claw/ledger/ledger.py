@@ -16,7 +16,6 @@ from tinker_claw.ledger.database import LOG_BYTES, PAUSE_S, Database, Rows, Writ
 from tinker_claw.ledger.decline import Decline, read_decline
 from tinker_claw.ledger.feedback import FeedbackTable
 from tinker_claw.ledger.groups import GroupTable
-from tinker_claw.ledger.held_out import HeldOutTable
 from tinker_claw.ledger.judgements import JudgementTable
 from tinker_claw.ledger.lessons import LessonTable
 from tinker_claw.ledger.prune import (
@@ -66,7 +65,6 @@ class Ledger:
         self.feedback = FeedbackTable(self._db)
         self.samples = SampleTable(self._db)
         self.groups = GroupTable(self._db)
-        self.held_out = HeldOutTable(self._db, self.turns)
         self.steps = StepTable(self._db)
         self.spend = SpendTable(self._db)
         self.pin = Pin(self._db)

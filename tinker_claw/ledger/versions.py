@@ -17,7 +17,7 @@ import sqlite3
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic_core import to_json
 
@@ -66,43 +66,10 @@ WITH RECURSIVE line (id, n) AS (
 """SQL of a version, or the newest for NULL, as number 1 and its ancestors as 2, 3 ..."""
 
 
-class Answer(NamedTuple):
-    """A version's answer to one of the gate's questions, in numbers."""
-
-    likely: float
-    """Log probability of giving one of the right replies."""
-    each: float
-    """The same per token of the right replies."""
-    ends: float
-    """Mean logprob of the stop token after a right reply."""
-
-
-Answers = Mapping[str, Answer]
-"""Answers of a version, by the question's key."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gated:
-    """Result of the gate for a version; see `learner.gate`."""
-
-    version: int
-    said: Mapping[str, Any]
-    """Losses of the version, or why it was not asked."""
-    answers: Answers
-
-
-def _warning(version: int, said: Mapping[str, Any]) -> str | None:
-    if why := said.get("unasked"):
-        return f"v{version} answers although the gate could not ask it: {why}"
-    lost = said.get("lost")
-    return f"v{version} serves, though {'; '.join(lost)}" if lost else None
-
-
 def gate_of(step: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the gate's result for a step's version; None: there is none.
 
-    `refused`: it never served. `losses`: mean loss against the version before, over the questions,
-    by the names in `learner.gate.FIGURES`. `told`: the result as a sentence.
+    `refused`: it never served. `told`: the result as a sentence.
 
     Args:
         step: record of the step from `views.read`.
@@ -112,7 +79,9 @@ def gate_of(step: Mapping[str, Any]) -> dict[str, Any] | None:
     if said is None and not refused:
         return None
     number, known = step["version"], said or {}
-    told = step["error"] if refused else _warning(number, known)
+    told = step["error"] if refused else None
+    if why := known.get("unasked"):
+        told = f"v{number} answers although the gate could not ask it: {why}"
     well = f"v{number} has lost nothing that matters, by {known.get('asked', 0)} questions"
     return {
         "step": step["id"],
@@ -120,7 +89,6 @@ def gate_of(step: Mapping[str, Any]) -> dict[str, Any] | None:
         "refused": refused,
         "well": told is None,
         "told": told or well,
-        "losses": known.get("losses", {}),
     }
 
 
@@ -393,30 +361,6 @@ class StepTable(LedgerTable):
         version."""
         self._db.write("UPDATE versions SET sampler_ref = ? WHERE id = ?", sampler_ref, version.id)
         return replace(version, sampler_ref=sampler_ref)
-
-    def gated(self, version: int, most: int) -> list[Gated]:
-        """Return the gate's results for this version and its ancestors, newest first, where there
-        are any."""
-        rows = self._db.rows(
-            f"{_LINE} SELECT version, json_extract(metrics, '$.gate') AS said, "
-            "COALESCE(json_extract(metrics, '$.answers'), '{}') AS answers FROM line "
-            "JOIN steps ON steps.version = line.id WHERE n <= ?2 AND status = 'committed' "
-            "AND json_extract(metrics, '$.gate') IS NOT NULL ORDER BY n",
-            version,
-            most,
-        )
-        return [
-            Gated(
-                row["version"],
-                json.loads(row["said"]),
-                {
-                    key: Answer(*each)
-                    for key, each in json.loads(row["answers"]).items()
-                    if None not in each
-                },
-            )
-            for row in rows
-        ]
 
     def void_lately(self, because: str) -> list[tuple[str, float]]:
         """Return the steps from the newest version that are void for a reason that begins with

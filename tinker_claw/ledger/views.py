@@ -310,8 +310,8 @@ _FIELDS: Mapping[Table, str] = {
     f'hint IS NOT NULL AS hinted, {_ATTEMPT}, idx AS "index", step_id AS step',
     "steps": "id, status, parent, version, created_at, finished_at, "
     "(SELECT COUNT(*) FROM step_samples WHERE step_id = steps.id) AS samples, "
-    # Fields for programs only are long; SQLite removes them without Python's lock.
-    "json_remove(metrics, '$.rule', '$.answers') AS metrics, error, outage",
+    # A field for programs only is long; SQLite removes it without Python's lock.
+    "json_remove(metrics, '$.rule') AS metrics, error, outage",
 }
 """Fields of a record, in order."""
 _READ_AS: Mapping[str, Callable[[Any], Any]] = {

@@ -79,8 +79,6 @@ class Prepared:
     passes: Sequence[LossPass]
     state: str | None
     """JSON from which the method continues after this step; None: it has no state."""
-    check: Sequence[Datum] = ()
-    """Fresh replies among `passes` that carry no gradient, to compare trainer and sampler."""
 
 
 def sampled_advantages(sample: Sample, found: Advantages) -> Sequence[float]:

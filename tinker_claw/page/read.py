@@ -60,7 +60,7 @@ _CURVES: Final = (
     (
         "canaries",
         "how much less likely right replies are than before the step",
-        "gate/losses/canaries",
+        "gate/loss",
         "nats",
     ),
 )

@@ -126,8 +126,8 @@ FROM step_samples JOIN samples ON samples.id = sample_id
 JOIN turns ON turns.id = samples.turn_id JOIN verdicts ON verdicts.turn_id = turns.id
 WHERE step_samples.step_id = ? GROUP BY 1
 """
-_OTHERS = ("rule", "answers")
-"""Metrics of a step that are not figures."""
+_RULE = "rule"
+"""The metric of a step that is no figure."""
 
 
 def read_reports(rows: Rows, after: int) -> list[Report]:
@@ -164,7 +164,7 @@ def _said(rows: Rows, step: int) -> dict[str, Any]:
 def figures_of(metrics: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """Yield the finite figures of a step's metrics, by name."""
     for name, value in metrics.items():
-        if name not in _OTHERS:
+        if name != _RULE:
             yield from _named(name if isinstance(value, dict) else f"step/{name}", value)
 
 
