@@ -249,7 +249,7 @@ async def _never(tokens: Tokens, **asked: Any) -> TokenLogprobs:
 
 
 def four(w: World) -> None:
-    for number in range(4):  # of sessions that are none of those held out
+    for number in range(4):
         w.turn("YES" if number % 2 else "NO", session=f"s{number}")
 
 

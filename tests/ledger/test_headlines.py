@@ -151,7 +151,7 @@ def test_told_replies_stay_apart_without_their_words_and_without_their_lesson(
     )
     (lesson,) = ledger.lessons.of_user("me")
     told = Told((lesson.id,), 1, 2)
-    rated(story, 9, 9, told=told, untrained_because="held out")
+    rated(story, 9, 9, told=told, untrained_because="no valid vote")
     before = by_version(rows)
     assert [(one["told"], one["firsts"]) for one in before] == [(0, 1), (1, 9)]
     assert asyncio.run(ledger.trim(time() + 1)) == 9

@@ -133,7 +133,7 @@ def test_emptied_turns_are_still_counted_and_told(ledger: Ledger) -> None:
 
 def test_later_replies_are_compared_with_the_same_first_ones(ledger: Ledger) -> None:
     for n in range(4):
-        follow(ledger, add(ledger, f"s{n}", untrained_because="held out"))
+        follow(ledger, add(ledger, f"s{n}", untrained_because="no valid vote"))
     before = ledger._db.rows(_REPLIES, 0)
     assert len(before) == 4
     assert trim(ledger, before=time.time() + 1) == 4
