@@ -42,8 +42,8 @@ class LocalConfig:
     checkpointing: Literal["auto", "on", "off"] = "auto"
     """Activation checkpointing in training; auto: on for CUDA, and where a long sample would not
     fit into the memory of a CPU's machine."""
-    attention: Literal["auto", "sdpa", "merged", "flex", "varlen"] = "auto"
-    """Attention kernel of training and scoring; auto is the fastest that agrees with the
+    attention: Literal["auto", "sdpa", "merged", "fa3"] = "auto"
+    """Attention kernel of training and scoring; auto is the first that agrees with the
     reference."""
     micro_batch_tokens: int | None = None
     """Tokens of one forward and backward pass, each shared prefix counted once; None: by the

@@ -8,11 +8,9 @@ insist on. What a GPU computes otherwise, and how fast, does not show here.
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import torch
-import torch.nn.attention.varlen  # which makes its operations known
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
@@ -23,7 +21,6 @@ GPU = torch.device("cuda", 0)
 CPU = torch.device("cpu")
 HALF = (torch.bfloat16, torch.float16)
 _aten: Any = torch.ops.aten
-_varlen: Any = torch.ops.torch_attn
 _EITHER = {_aten.copy_.default}
 """Operations that carry values from one device to the other."""
 _INDEXED = {_aten.index.Tensor, _aten.index_put_.default, _aten._index_put_impl_.default}
@@ -270,51 +267,7 @@ def _backward(
     return (of_scores @ k).to(query.dtype), *summed
 
 
-def _each(cuts_q: Tensor, cuts_k: Tensor) -> list[tuple[slice, slice]]:
-    cuts = zip(pairwise(cuts_q.tolist()), pairwise(cuts_k.tolist()), strict=True)
-    return [(slice(*q), slice(*k)) for q, k in cuts]
-
-
-def _rows(tensor: Tensor, which: slice) -> Tensor:
-    """Reshape [T, H, D] to [1, H, n, D]."""
-    return tensor[which].transpose(0, 1)[None]
-
-
-def _varlen_forward(
-    query: Tensor, key: Tensor, value: Tensor, cuts_q: Tensor, cuts_k: Tensor, *rest: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    _, _, causal, scale, window, *_ = rest
-    assert cuts_q.dtype == cuts_k.dtype == torch.int32
-    assert causal
-    assert list(window) == [-1, 0]
-    parts = [
-        _forward(_rows(query, q), _rows(key, k), _rows(value, k), 0.0, causal, scale=scale)
-        for q, k in _each(cuts_q, cuts_k)
-    ]
-    out = torch.cat([part[0][0].transpose(0, 1) for part in parts])
-    return out, torch.cat([part[1][0] for part in parts], dim=1), torch.zeros(2)
-
-
-def _varlen_backward(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, *rest: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    cuts_q, cuts_k, _, _, causal, _, scale, *_ = rest
-    found: list[tuple[Tensor, Tensor, Tensor]] = []
-    for q, k in _each(cuts_q, cuts_k):
-        at_q, at_k = [_rows(t, q) for t in (grad, query, out)], [_rows(t, k) for t in (key, value)]
-        sizes = q.stop - q.start, k.stop - k.start
-        logsums = lse[None, :, q].contiguous()
-        none, seed = (None, None), torch.zeros(2)
-        args = (at_q[0], at_q[1], *at_k, at_q[2], logsums, *none, *sizes, 0.0, causal, seed, seed)
-        found.append(_backward(*args, scale=scale))
-    columns = zip(*found, strict=True)
-    one, two, three = (torch.cat([t[0].transpose(0, 1) for t in column]) for column in columns)
-    return one, two, three
-
-
 _FLASH: dict[Any, Any] = {
     _aten._scaled_dot_product_flash_attention.default: _forward,
     _aten._scaled_dot_product_flash_attention_backward.default: _backward,
-    _varlen._varlen_attn.default: _varlen_forward,
-    _varlen._varlen_attn_backward.default: _varlen_backward,
 }

@@ -50,7 +50,6 @@ from local_gpu.plan.memory import counted
 from local_gpu.tree.body import Body
 from local_gpu.tree.choice import Heads, Setting, choose
 from local_gpu.tree.kernels import Kernel, SdpaKernel
-from local_gpu.tree.trials import tried
 from tinker_claw.errors import (
     BackendError,
     ClawError,
@@ -66,10 +65,8 @@ _SCORED_VERSIONS: Final = 2
 """Modules of published adapters that are kept for scoring, besides those in training."""
 
 
-def kernel_for(base: BaseModel, setting: Setting, say: Say, kept: Path) -> Kernel:
+def kernel_for(base: BaseModel, setting: Setting, say: Say) -> Kernel:
     """Return the attention kernel that a setting selects for a model on its device.
-
-    `kept`: the file with the results of trials.
 
     Raises:
         ConfigError: the one that was asked for does not work here.
@@ -79,8 +76,6 @@ def kernel_for(base: BaseModel, setting: Setting, say: Say, kept: Path) -> Kerne
     width = getattr(text, "head_dim", None) or text.hidden_size // queries
     keys = getattr(text, "num_key_value_heads", None) or queries
     heads = Heads(queries, int(keys), int(width))
-    if setting == "auto" and base.device.type == "cuda":
-        return tried(base.device, base.dtype, heads, say, kept=kept)
     return choose(setting, device=base.device, dtype=base.dtype, heads=heads, say=say)
 
 
@@ -140,8 +135,8 @@ class LearningCore:
             trains_images=self.vision is not None,
         )
         if base.device.type == "cuda":
-            fuse(base.module, device=base.device, dtype=base.dtype, say=say)
-        kernel = self._kernel(config.attention, say, config.root / "kernels.json")
+            fuse(base.module, dtype=base.dtype, say=say)
+        kernel = self._kernel(config.attention, say)
         body = Body(kernel, base.device, packs=base.packs)
         self._passes = Passes(
             body, PassBudget(tokens), self._world, self.vision, together=shards is not None
@@ -345,19 +340,18 @@ class LearningCore:
     def _read(self, adapter: Path) -> SavedAdapter:
         return self._first_rank(lambda: read_adapter(adapter, self._base))
 
-    def _kernel(self, setting: Setting, say: Say, kept: Path) -> Kernel:
-        """Choose one attention kernel for all ranks; by their own timings they might choose
-        different ones."""
+    def _kernel(self, setting: Setting, say: Say) -> Kernel:
+        """Choose one attention kernel for all ranks: the first one checks it."""
         if not self._base.packs:
             return SdpaKernel()
         chosen: list[Kernel] = []
 
         def choose() -> Setting:
-            chosen.append(kernel_for(self._base, setting, say, kept))
+            chosen.append(kernel_for(self._base, setting, say))
             return cast(Setting, chosen[0].name)
 
         named = self._first_rank(choose)
-        return chosen[0] if chosen else kernel_for(self._base, named, say, kept)
+        return chosen[0] if chosen else kernel_for(self._base, named, say)
 
     def _first_rank(self, call: Callable[[], T]) -> T:
         """Run a call on the first rank only and return its result, or raise its error, on every

@@ -1,203 +1,110 @@
-"""Fused kernels of a library (liger-kernel) for the norms and gates of the body, on CUDA.
+"""Fused kernels of liger-kernel for the norms and MLP blocks of the body, on CUDA.
 
-Each is one kernel in place of five, which matters where a pass is bound by memory bandwidth. Matrix
-products and adapters are not touched: only the class of a norm, or of an MLP block (gate, up,
-down), is replaced, so clones of the base and LoRA layers inside it keep working.
+transformers has a call that puts them in place. They change what norms and blocks compute between
+the matrix products; adapters and clones of the base keep working.
 
-Rule: a library's kernel is not trusted. Before the first step each kind is tested forward and
-backward on a module of the model itself; one that raises, or is off by more than rounding explains,
-is left out and reported.
+Rule: a library's kernel is not trusted. Before the first step one module of each kind is run
+forward and backward beside its own class; if one raises, or is off by more than rounding explains,
+none is used, and that is reported.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from importlib import import_module
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from transformers.integrations import liger
 
 from local_gpu.config import Say
-from local_gpu.tree.choice import disagreement, kernel_failures, sentence_of
+from local_gpu.model.lora import clone
+from local_gpu.tree.choice import FAILURES, disagreement, sentence_of
 
 _ROWS: Final = 64
-
-
-@dataclass(frozen=True, slots=True)
-class FusedOps:
-    """Fused functions of a library."""
-
-    name: str
-    norm: Callable[[Tensor, Tensor, float], Tensor]
-    """x (..., d), weight (d,), epsilon: root mean square norm, in float32 inside."""
-    gate: Callable[[Tensor, Tensor], Tensor]
-    """silu(a) * b, of equal shapes."""
-
-
-def liger() -> FusedOps:
-    """Load liger-kernel. Raises ImportError where it is not installed, or Triton is missing."""
-    ops: Any = import_module("liger_kernel.ops")
-
-    def norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        # Rounded before the weight, as Llama and Qwen do. Not in place: others read the gradient.
-        return ops.LigerRMSNormFunction.apply(x, weight, epsilon, 0.0, "llama", False, None)
-
-    def gate(a: Tensor, b: Tensor) -> Tensor:
-        return ops.LigerSiLUMulFunction.apply(a, b, 1.0, 1.0)
-
-    return FusedOps("liger-kernel", norm, gate)
+_WANTED: Final = {
+    "rms_norm": True,
+    "swiglu": True,
+    "rope": False,  # it would change the function of all models
+    "cross_entropy": False,
+    "fused_linear_cross_entropy": False,
+}
+Patch = Callable[[Any, dict[str, bool]], None]
 
 
 def fuse(
-    module: nn.Module,
-    *,
-    device: torch.device,
-    dtype: torch.dtype,
-    say: Say,
-    load: Callable[[], FusedOps] = liger,
+    module: Any, *, dtype: torch.dtype, say: Say, patch: Patch = liger.apply_liger_kernel
 ) -> None:
-    """Replace a base's norms and gates by fused kernels, where these compute the same here.
+    """Put fused kernels into a base, where they compute the same here.
 
     Args:
-        module: a transformers causal LM; changed in place, before anything is cloned from it.
-        device: where it will compute.
+        module: a transformers causal LM on its device; changed before anything is cloned from it.
         dtype: what it computes in.
-        say: called with one sentence on what was fused, and what was left out and why.
-        load: loads the library; ImportError: there is none.
+        say: called with one sentence on what was fused, or why nothing was.
+        patch: changes a model in place; ImportError: there is no library.
     """
+    trial = clone(module)
     try:
-        ops = load()
-    except ImportError as error:
-        say(f"Norms and gates are PyTorch's own: no fused kernels here ({sentence_of(error)})")
+        patch(trial, _WANTED)
+        for name, kind in _patched(trial).items():
+            if (problem := _problem(module.get_submodule(name), kind, dtype)) is not None:
+                say(f"Norms and gates are PyTorch's own: {problem}")
+                return
+    except FAILURES as error:
+        say(f"Norms and gates are PyTorch's own: {sentence_of(error)}")
         return
-    told: list[str] = []
-    for what, found, dressed, trial in (
-        ("norms", _norms(module), _norm_class, _norm_trial),
-        ("gates", _gates(module), _gate_class, _gate_trial),
-    ):
-        for kind in dict.fromkeys(map(type, found)):
-            same = [one for one in found if type(one) is kind]
-            try:
-                problem = _problem(*trial(same[0], ops), device, dtype)
-            except kernel_failures() as error:
-                problem = sentence_of(error)
-            if problem is None:
-                fused = dressed(kind, ops)
-                for one in same:
-                    one.__class__ = fused
-            name = f"{len(same)} {what} ({kind.__name__})"
-            told.append(f"{name} are fused." if problem is None else f"{name} are not: {problem}")
-    if told:
-        say(f"By {ops.name}: {' '.join(told)}")
+    patch(module, _WANTED)
+    for each in module.modules():
+        if hasattr(each, "in_place"):
+            each.in_place = False  # others read the gradient that it would write over
+    say("Norms and gates are liger-kernel's.")
 
 
-def _norms(module: nn.Module) -> list[Any]:
-    return [
-        one
-        for one in module.modules()
-        if type(one).__name__.endswith("RMSNorm")
-        and {name for name, _ in one.named_parameters(recurse=False)} == {"weight"}
-        and isinstance(getattr(one, "variance_epsilon", None), float)
-    ]
+def _patched(trial: nn.Module) -> dict[str, Any]:
+    """One module of each class that has a method of its own for the forward pass, by its path."""
+    found: dict[type, tuple[str, Any]] = {}
+    for name, module in trial.named_modules():
+        if "forward" in vars(module):
+            found.setdefault(type(module), (name, module))
+    return dict(found.values())
 
 
-def _gates(module: nn.Module) -> list[Any]:
-    return [
-        one
-        for one in module.modules()
-        if [name for name, _ in one.named_children()][:3] == ["gate_proj", "up_proj", "down_proj"]
-        and isinstance(getattr(one, "act_fn", None), nn.SiLU | _SILU)
-    ]
-
-
-def _silu() -> type:
-    """Return the class of SiLU that transformers uses."""
-    activations: Any = import_module("transformers.activations")
-    return type(activations.ACT2FN["silu"])
-
-
-_SILU: Final = _silu()
-
-
-def _norm_class(kind: type, ops: FusedOps) -> type:
-    def forward(self: Any, hidden_states: Tensor) -> Tensor:
-        return ops.norm(hidden_states, self.weight, self.variance_epsilon)
-
-    return type(kind.__name__, (kind,), {"forward": forward})
-
-
-def _gate_class(kind: type, ops: FusedOps) -> type:
-    def forward(self: Any, x: Tensor) -> Tensor:
-        return self.down_proj(ops.gate(self.gate_proj(x), self.up_proj(x)))
-
-    return type(kind.__name__, (kind,), {"forward": forward})
-
-
-Computed = Callable[..., Tensor]
-Trial = tuple[Computed, Computed, Sequence[int]]
-"""The plain computation, the fused one, and the widths of their inputs."""
-
-
-def _norm_trial(norm: Any, ops: FusedOps) -> Trial:
-    def plain(x: Tensor) -> Tensor:
-        return copy.deepcopy(norm).to(x.device, x.dtype)(x)
-
-    def fused(x: Tensor) -> Tensor:
-        return ops.norm(x, norm.weight.detach().to(x.device, x.dtype), norm.variance_epsilon)
-
-    return plain, fused, [norm.weight.shape[0]]
-
-
-def _gate_trial(block: Any, ops: FusedOps) -> Trial:
-    """A trial of the gate between the MLP's matrix products, which checks that nothing else
-    changes."""
-    width = int(block.down_proj.in_features)
-
-    class Given(nn.Module):
-        def __init__(self, value: Tensor) -> None:
-            super().__init__()
-            self.value = value
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.value
-
-    def plain(a: Tensor, b: Tensor) -> Tensor:
-        bare = copy.copy(block)
-        bare._modules = dict(block._modules) | {
-            "gate_proj": Given(a),
-            "up_proj": Given(b),
-            "down_proj": nn.Identity(),
-        }
-        return bare(a)
-
-    return plain, ops.gate, [width, width]
-
-
-def _problem(
-    plain: Computed,
-    fused: Computed,
-    widths: Sequence[int],
-    device: torch.device,
-    dtype: torch.dtype,
-) -> str | None:
-    """Reason why the fused computation cannot be used, as a sentence; None: it can."""
+def _problem(plain: Any, fused: Any, dtype: torch.dtype) -> str | None:
+    """Why a fused module cannot be used, as a sentence; None: it can."""
+    width = plain.weight.shape[0] if hasattr(plain, "weight") else 4 * _ROWS
+    device = next(plain.parameters()).device
     draw = torch.Generator().manual_seed(0)
-    inputs = [torch.randn(1, _ROWS, w, generator=draw).to(device, dtype) for w in widths]
-    grad = torch.randn(1, _ROWS, widths[0], generator=draw).to(device, dtype)
+    x, grad = (torch.randn(1, _ROWS, width, generator=draw).to(device, dtype) for _ in range(2))
     wide = torch.float64 if dtype == torch.float32 else torch.float32
 
-    def run(call: Computed, kind: torch.dtype) -> tuple[Tensor, ...]:
-        given = [t.detach().to(kind, copy=True).requires_grad_() for t in inputs]
+    def run(module: Any, kind: torch.dtype) -> tuple[Tensor, ...]:
+        given = x.detach().to(kind, copy=True).requires_grad_()
+        bare = _bare(module, kind)
+        # The method is bound to the whole module.
+        forward = getattr(vars(module).get("forward"), "__func__", type(module).forward)
         with torch.enable_grad():
-            out = call(*given)
+            out = forward(bare, given)
         return out.detach().clone(), *torch.autograd.grad(out, given, grad.to(kind))
 
     found = run(fused, dtype)
-    names = ["output", *(f"gradient of input {i}" for i, _ in enumerate(widths, 1))]
-    for name, got in zip(names, found, strict=True):
-        if got.dtype != dtype:
-            return f"its {name} is {got.dtype}, where it should be {dtype}."
+    name = type(plain).__name__
+    names = (f"output of {name}", f"gradient of {name}")
+    if found[0].dtype != dtype:
+        return f"its {names[0]} is {found[0].dtype}, where it should be {dtype}."
     return disagreement(names, found, run(plain, dtype), run(plain, wide))
+
+
+def _bare(module: Any, dtype: torch.dtype) -> Any:
+    """A norm in a number format; or a block whose matrix products are left out."""
+    if hasattr(module, "weight"):
+        bare = copy.copy(module)
+        bare._parameters = {"weight": nn.Parameter(module.weight.detach().to(dtype))}
+        return bare
+    bare = copy.copy(module)
+    bare._modules = dict(module._modules) | {
+        "gate_proj": nn.Identity(),
+        "up_proj": nn.Tanh(),  # so that one is told from the other
+        "down_proj": nn.Identity(),
+    }
+    return bare

@@ -1,16 +1,14 @@
-"""Choose the attention kernel for training and scoring: the fastest that agrees with the reference.
+"""Choose the attention kernel for training and scoring, after one check against the reference.
 
-Rule: no kernel on a GPU is trusted. Each is run forward and backward on a small tree before the
-first step, and one that raises, or is off by more than rounding explains, is left out and reported.
+Rule: no kernel is trusted. Each is run forward and backward on a small tree before the first step,
+and one that raises, or is off by more than rounding explains, is left out and reported.
 """
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from subprocess import SubprocessError
 from typing import Final, Literal
 
 import torch
@@ -18,20 +16,17 @@ from torch import Tensor
 
 from local_gpu.config import Say
 from local_gpu.device import device_fault
-from local_gpu.tree.fused import FlexKernel, VarlenKernel
 from local_gpu.tree.kernels import Fa3Kernel, Kernel, MergedKernel, SdpaKernel
 from local_gpu.tree.prefix_tree import PrefixTree, grow
-from tinker_claw.errors import ClawError, ConfigError
+from tinker_claw.errors import ConfigError
 
-Setting = Literal["auto", "sdpa", "merged", "flex", "varlen", "fa3"]
+Setting = Literal["auto", "sdpa", "merged", "fa3"]
 
-KERNELS: Final = (MergedKernel(), FlexKernel(), VarlenKernel(), SdpaKernel(), Fa3Kernel())
-"""Kernels to try on a GPU. The last takes the place of PyTorch's own in all the others."""
-_SLACK = 4.0
+_SLACK: Final = 4.0
 """Largest accepted error of a kernel, as a multiple of PyTorch's own rounding error in the same
 format."""
-_TIMES = 3
-"""Timed runs, after those that warm up; the shortest counts."""
+FAILURES: Final = (RuntimeError, ValueError, TypeError, AttributeError, LookupError, ImportError)
+"""Errors of a kernel that does not work on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,125 +76,58 @@ class Trial:
             out = attend(query, key, value, query.shape[3] ** -0.5)
         return out.detach(), *torch.autograd.grad(out, (query, key, value), grad)
 
-    def seconds(self, kernel: Kernel, dtype: torch.dtype) -> float:
-        """The shortest of some runs; the first warms up and does not count."""
-        taken: list[float] = []
-        for _ in range(1 + _TIMES):
-            self._wait()
-            began = time.perf_counter()
-            self.run(kernel, dtype)
-            self._wait()
-            taken.append(time.perf_counter() - began)
-        return min(taken[1:])
-
-    def _wait(self) -> None:
-        if self.tensors[0].device.type == "cuda":
-            torch.cuda.synchronize(self.tensors[0].device)
-
 
 def choose(
-    setting: Setting,
-    *,
-    device: torch.device,
-    dtype: torch.dtype,
-    heads: Heads,
-    say: Say,
+    setting: Setting, *, device: torch.device, dtype: torch.dtype, heads: Heads, say: Say
 ) -> Kernel:
-    """Return the kernel of a setting after a trial; auto on the CPU needs none.
+    """Return the kernel of a setting after the check; auto takes the first that passes.
 
     Args:
         dtype: what queries, keys and values are computed in.
-        say: called with sentences on which kernels are left out and which is taken.
+        say: called with sentences on which kernels are left out.
 
     Raises:
         ConfigError: the kernel that was asked for does not work here.
+        RuntimeError: one has broken the device.
     """
-    if setting == "auto" and device.type == "cpu":
-        return MergedKernel()
     if setting == "sdpa":
         return SdpaKernel()
+    named = {"fa3": Fa3Kernel(), "merged": MergedKernel()}
+    kernels = [named[setting]] if setting in named else [*named.values()]
+    if setting == "auto" and device.type == "cpu":
+        kernels = [named["merged"]]
     try:
-        if setting == "auto":
-            return fastest(KERNELS, device, dtype, heads, say)
-        kernel = next(k for k in KERNELS if k.name == setting)
-        if problem := _judge(device, dtype, heads).problem(kernel):
-            raise ConfigError(f"attention = {setting} does not work here: {problem} Use auto.")
-        return kernel
+        for kernel in kernels:
+            if (problem := checked(kernel, device, dtype, heads)) is None:
+                return kernel
+            if kernel.name == Fa3Kernel.name:
+                Fa3Kernel.release()
+            if setting != "auto":
+                raise ConfigError(f"attention = {setting} does not work here: {problem} Use auto.")
+            say(f"Attention by {kernel.name} is left out: {problem}")
+        return SdpaKernel()
     finally:
         if device.type == "cuda":
             torch.cuda.empty_cache()  # a sampler may share the GPU
 
 
-def fastest(
-    kernels: Iterable[Kernel],
-    device: torch.device,
-    dtype: torch.dtype,
-    heads: Heads,
-    say: Say,
-) -> Kernel:
-    """The fastest kernel that agrees with the reference.
-
-    Raises:
-        ConfigError: none does.
-        RuntimeError: one has broken the device.
-    """
-    judge = _judge(device, dtype, heads)
-    sizes = (8192, 1024, 8) if device.type == "cuda" else (256, 48, 4)
-    timed = Trial.of(*sizes, heads, device)
-    taken: list[tuple[float, Kernel]] = []
-    problems: list[str] = []
-    for kernel in kernels:
-        problem = judge.problem(kernel)
-        if problem is None:
-            try:
-                taken.append((timed.seconds(kernel, dtype), kernel))
-                continue
-            except kernel_failures() as error:
-                problem = _left_out(error)
-        problems.append(f"Attention by {kernel.name} is left out: {problem}")
-        say(problems[-1])
-    if not taken:
-        raise ConfigError(f"No attention kernel works on {device}. {' '.join(problems)}")
-    taken.sort(key=lambda each: each[0])
-    if taken[0][1].name != Fa3Kernel.name:
-        Fa3Kernel.release()
-    times = ", ".join(f"{kernel.name} {1000 * seconds:.2f} ms" for seconds, kernel in taken)
-    say(f"Attention is by {taken[0][1].name}; a layer took, forward and backward: {times}.")
-    return taken[0][1]
-
-
-def _judge(device: torch.device, dtype: torch.dtype, heads: Heads) -> _Judge:
+def checked(kernel: Kernel, device: torch.device, dtype: torch.dtype, heads: Heads) -> str | None:
+    """Why a kernel cannot be used, as a sentence; None: it can."""
+    sizes = (2048, 256, 4) if device.type == "cuda" else (64, 16, 4)
+    trial = Trial.of(*sizes, heads, device)
+    wide = torch.float64 if dtype == torch.float32 else torch.float32
+    # The kernel's own inputs, computed in a wider format.
+    query, key, value, grad = (t.to(dtype).to(wide) for t in trial.tensors)
+    truth = Trial(trial.tree, (query, key, value, grad)).run(SdpaKernel(), wide)
+    own = trial.run(SdpaKernel(), dtype)
     try:
-        return _Judge(device, dtype, heads)
-    except kernel_failures() as error:
-        raise ConfigError(
-            f"No attention can be computed on {device}: {sentence_of(error)}"
-        ) from error
-
-
-class _Judge:
-    """The exact numbers of a trial, and how far PyTorch's own attention is from them."""
-
-    def __init__(self, device: torch.device, dtype: torch.dtype, heads: Heads) -> None:
-        sizes = (2048, 256, 4) if device.type == "cuda" else (256, 48, 4)
-        self._trial = Trial.of(*sizes, heads, device)
-        self._dtype = dtype
-        wide = torch.float64 if dtype == torch.float32 else torch.float32
-        # The kernel's own inputs, computed in a wider format.
-        rounded = tuple(t.to(dtype) for t in self._trial.tensors)
-        query, key, value, grad = (t.to(wide) for t in rounded)
-        exact = Trial(self._trial.tree, (query, key, value, grad))
-        self._truth = exact.run(SdpaKernel(), wide)
-        self._own = self._trial.run(SdpaKernel(), dtype)
-
-    def problem(self, kernel: Kernel) -> str | None:
-        """Why a kernel cannot be used, as a sentence; None: it can."""
-        try:
-            found = self._trial.run(kernel, self._dtype)
-        except kernel_failures() as error:
-            return _left_out(error)
-        names = ("output", "gradient of the queries", "gradient of the keys", "gradient of values")
-        return disagreement(names, found, self._own, self._truth)
+        found = trial.run(kernel, dtype)
+    except FAILURES as error:
+        if device_fault(error):
+            raise  # whatever this process computes next may fail as well
+        return sentence_of(error)
+    names = ("output", "gradient of the queries", "gradient of the keys", "gradient of values")
+    return disagreement(names, found, own, truth)
 
 
 def disagreement(
@@ -228,33 +156,6 @@ def distance(got: Tensor, right: Tensor) -> float:
     rows = (got.double() - right).norm(dim=-1) / (lengths + usual)
     worst = float(rows.max())
     return worst if math.isfinite(worst) else math.nan
-
-
-def kernel_failures() -> tuple[type[Exception], ...]:
-    """Errors of a kernel that does not work on this machine: from PyTorch, compilers or Triton."""
-    known = (
-        ClawError,
-        RuntimeError,
-        ValueError,
-        TypeError,
-        AttributeError,
-        LookupError,
-        AssertionError,
-        ImportError,
-        OSError,
-        SubprocessError,
-    )
-    try:
-        from triton.errors import TritonError  # pyright: ignore
-    except ImportError:
-        return known
-    return (*known, TritonError)  # pyright: ignore
-
-
-def _left_out(error: Exception) -> str:
-    if device_fault(error):
-        raise error  # whatever this process computes next may fail as well
-    return sentence_of(error)
 
 
 def sentence_of(error: Exception) -> str:

@@ -19,7 +19,6 @@ from backends import tiny_model
 from fake_cuda import CPU, GPU, FakeCuda, OnGpu, on_gpu
 from local_reference import entropy_datum, rl_datum
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
 
 from local_gpu.config import LocalConfig
 from local_gpu.halves import ScoreAsk
@@ -29,8 +28,7 @@ from local_gpu.model.load import keep_memory_whole, load_base
 from local_gpu.model.lora import BaseModel
 from local_gpu.sample.drawing import Recipe, draw
 from local_gpu.tree.body import obstacle
-from local_gpu.tree.choice import Heads, Trial, choose, fastest
-from local_gpu.tree.fused import FlexKernel, VarlenKernel, block_mask
+from local_gpu.tree.choice import Heads, choose
 from local_gpu.tree.kernels import Fa3Kernel, Kernel, MergedKernel, SdpaKernel, attend
 from local_gpu.tree.prefix_tree import grow
 from tinker_claw.errors import ConfigError
@@ -137,19 +135,7 @@ def test_the_host_waits_as_often_for_a_deep_model_as_for_a_shallow_one(tmp_path:
     assert waits[0] == waits[1]
 
 
-def ungrouped(*tensors: Any, scale: float | None = None, window_size: tuple[int, int]) -> Any:
-    """Attention as in PyTorch 2.11, which needs as many heads of keys as of queries."""
-    assert len({t.shape[1] for t in tensors[:3]}) == 1
-    return varlen_attn(*tensors, scale=scale, window_size=window_size)
-
-
-KERNELS = (
-    *(SdpaKernel(), MergedKernel(), FlexKernel()),
-    *(VarlenKernel(), VarlenKernel(ungrouped)),
-)
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", [SdpaKernel(), MergedKernel()])
 @pytest.mark.parametrize("heads", [(4, 2), (3, 3)])
 def test_kernels_give_cuda_what_its_flash_attention_takes(
     kernel: Kernel, heads: tuple[int, int], cuda: FakeCuda
@@ -211,13 +197,16 @@ def test_flash_attention_3_is_tried_out_where_it_is_installed(
     flash = Flash(monkeypatch)
     assert isinstance(choose("fa3", say=said.append, **settings), Fa3Kernel)
     assert (flash.now, flash.taken) == ("FA3", 1)
-    kernels, seconds = (MergedKernel(), Fa3Kernel()), {"merged": 2.0, "fa3": 1.0}
-    monkeypatch.setattr(Trial, "seconds", lambda _, kernel, __: seconds[kernel.name])
-    assert fastest(kernels, say=said.append, **settings).name == "fa3"
-    assert flash.now == "FA3"
-    seconds["merged"] = 0.5
-    assert fastest(kernels, say=said.append, **settings).name == "merged"
-    assert flash.now is None, "the others have PyTorch's own"
+    assert isinstance(choose("auto", say=said.append, **settings), Fa3Kernel)
+    assert said == []
+
+
+def test_where_flash_attention_3_is_missing_the_others_have_pytorchs_own(cuda: FakeCuda) -> None:
+    said: list[str] = []
+    taken = choose("auto", device=GPU, dtype=torch.bfloat16, heads=Heads(2, 1, 8), say=said.append)
+    assert type(taken) is MergedKernel
+    (sentence,) = said
+    assert sentence.startswith("Attention by fa3 is left out: ")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -231,14 +220,6 @@ def test_no_attention_of_one_sequence_computes_all_scores(
     expected = attend(query.cpu().float(), key.cpu().float(), value.cpu().float(), None)
     torch.testing.assert_close(got.cpu().float(), expected, atol=0.02, rtol=0.02)
     assert cuda.unfused == []
-
-
-def test_the_block_mask_lies_where_the_row_does(cuda: FakeCuda) -> None:
-    tree = grow([torch.arange(300), torch.arange(200)])
-    mask = block_mask(tree, GPU)
-    assert all(isinstance(t, OnGpu) for t in mask.as_tuple() if isinstance(t, Tensor))
-    rows = torch.arange(300, device=GPU)
-    assert isinstance(mask.mask_mod(rows, rows, rows[:, None], rows[None]), OnGpu)
 
 
 def test_tokens_are_drawn_on_the_gpu(cuda: FakeCuda) -> None:

@@ -5,31 +5,34 @@ The library is a stand-in on the CPU: one that is right, and some that are wrong
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import pytest
 import torch
 from backends import tiny_model
 from torch import Tensor
+from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm
 
 from local_gpu.config import LocalConfig
 from local_gpu.learn.learning import LearningCore
-from local_gpu.model import fused
-from local_gpu.model.fused import FusedOps, fuse, liger
+from local_gpu.model.fused import Patch, fuse
 from local_gpu.model.load import load_base
 from local_gpu.model.lora import BaseModel, LoraShape, fresh_adapter, with_lora
 
 CPU = torch.device("cpu")
 calls: list[str] = []
+Gate = Callable[[Tensor, Tensor], Tensor]
 
 
-def norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+def norm(self: Any, x: Tensor) -> Tensor:
     calls.append("norm")
     wide = x if x.dtype == torch.float64 else x.float()
-    return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)).to(x.dtype)
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.variance_epsilon)
+    return self.weight * (wide * scale).to(x.dtype)
 
 
 def gate(a: Tensor, b: Tensor) -> Tensor:
@@ -58,7 +61,22 @@ def broken(*_: Any) -> Tensor:
     raise RuntimeError("no kernel image is available\nfor this device")
 
 
-RIGHT = FusedOps("a library", norm, gate)
+def library(gate: Gate) -> Patch:
+    """A library that changes models as liger-kernel does: a method in each module."""
+
+    def block(self: Any, x: Tensor) -> Tensor:
+        return self.down_proj(gate(self.gate_proj(x), self.up_proj(x)))
+
+    def patch(model: Any, wanted: dict[str, bool]) -> None:
+        assert {name for name, is_wanted in wanted.items() if is_wanted} == {"rms_norm", "swiglu"}
+        for module in model.modules():
+            if isinstance(module, Qwen3RMSNorm):
+                module.forward = MethodType(norm, module)
+                module.in_place = True
+            if isinstance(module, Qwen3MLP):
+                module.forward = MethodType(block, module)
+
+    return patch
 
 
 @pytest.fixture
@@ -67,9 +85,9 @@ def base(tmp_path: Path) -> BaseModel:
     return load_base(str(tiny_model(tmp_path / "model")), device=CPU, dtype=torch.float32)
 
 
-def told_by(base: BaseModel, ops: FusedOps) -> str:
+def told_by(base: BaseModel, patch: Patch) -> str:
     said: list[str] = []
-    fuse(base.module, device=CPU, dtype=base.dtype, say=said.append, load=lambda: ops)
+    fuse(base.module, dtype=base.dtype, say=said.append, patch=patch)
     (sentence,) = said
     return sentence
 
@@ -84,10 +102,9 @@ def test_what_is_right_is_taken_and_stays_in_clones_with_adapters(base: BaseMode
     adapter = {n: t + 0.01 for n, t in fresh_adapter(base, shape, seed=0).items()}
     plain, plain_lora = logits(base.module), logits(with_lora(base, shape, adapter))
     names = list(base.module.state_dict())
-    told = told_by(base, RIGHT)
-    assert "norms (Qwen3RMSNorm) are fused." in told
-    assert "gates (Qwen3MLP) are fused." in told
+    assert told_by(base, library(gate)) == "Norms and gates are liger-kernel's."
     assert list(base.module.state_dict()) == names
+    assert not any(getattr(module, "in_place", False) for module in base.module.modules())
     for module, right in ((base.module, plain), (with_lora(base, shape, adapter), plain_lora)):
         calls.clear()
         torch.testing.assert_close(logits(module), right)
@@ -97,55 +114,39 @@ def test_what_is_right_is_taken_and_stays_in_clones_with_adapters(base: BaseMode
 
 
 @pytest.mark.parametrize(
-    ("ops", "problem"),
+    ("wrong", "problem"),
     [
-        (replace(RIGHT, gate=lambda a, b: gate(a, b) * 1.001), "gates .* output is off by"),
-        (replace(RIGHT, gate=Crooked.apply), "gates .* gradient of input 1 is off by"),
-        (replace(RIGHT, gate=broken), r"gates .*RuntimeError: no kernel image is available\."),
-        (replace(RIGHT, gate=lambda a, b: gate(a, b) * torch.nan), "gates .* output is off by nan"),
-        (replace(RIGHT, gate=lambda a, b: gate(a, b).double()), "gates .* output is torch.float64"),
+        (lambda a, b: gate(a, b) * 1.001, "its output of Qwen3MLP is off by"),
+        (lambda a, b: gate(b, a), "its output of Qwen3MLP is off by"),
+        (Crooked.apply, "its gradient of Qwen3MLP is off by"),
+        (broken, "RuntimeError: no kernel image is available."),
+        (lambda a, b: gate(a, b) * torch.nan, "its output of Qwen3MLP is off by nan"),
+        (lambda a, b: gate(a, b).double(), "its output of Qwen3MLP is torch.float64"),
     ],
 )
-def test_what_is_wrong_is_left_out_and_the_rest_is_taken(
-    ops: FusedOps, problem: str, base: BaseModel
+def test_what_is_wrong_is_left_out_and_the_model_s_own_go_on(
+    wrong: Gate, problem: str, base: BaseModel
 ) -> None:
     right = logits(base.module)
-    told = told_by(base, ops)
-    assert re.search(problem, told), told
-    assert "norms (Qwen3RMSNorm) are fused." in told
+    told = told_by(base, library(wrong))
+    assert told.startswith(f"Norms and gates are PyTorch's own: {problem}")
     calls.clear()
     torch.testing.assert_close(logits(base.module), right)
-    assert "gate" not in calls
-    assert "norm" in calls
+    assert calls == []
 
 
 def test_bfloat16_may_round_as_the_model_does(base: BaseModel) -> None:
     half = replace(base, module=base.module.to(torch.bfloat16), dtype=torch.bfloat16)
-    assert "not" not in told_by(half, RIGHT)
+    assert told_by(half, library(gate)) == "Norms and gates are liger-kernel's."
 
 
 def test_without_the_library_the_model_s_own_go_on(
     base: BaseModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def missing() -> FusedOps:
-        raise ModuleNotFoundError("No module named 'liger_kernel'")
-
+    monkeypatch.setattr("transformers.integrations.liger.is_liger_kernel_available", lambda: False)
     said: list[str] = []
-    fuse(base.module, device=CPU, dtype=base.dtype, say=said.append, load=missing)
-    assert said == [
-        "Norms and gates are PyTorch's own: no fused kernels here (ModuleNotFoundError: No module "
-        "named 'liger_kernel'.)"
-    ]
-    monkeypatch.setattr(fused, "liger", missing)
+    fuse(base.module, dtype=base.dtype, say=said.append)
+    (sentence,) = said
+    assert sentence.startswith("Norms and gates are PyTorch's own: ImportError: ")
     monkeypatch.setattr("local_gpu.learn.learning.fuse", lambda *_, **__: pytest.fail("on a CPU"))
     LearningCore(LocalConfig(model="m", root=tmp_path), base, say=said.append)
-
-
-def test_liger_is_an_import_error_or_has_both() -> None:
-    """Liger's kernels are Triton's: without Triton there are none."""
-    try:
-        ops = liger()
-    except ImportError:
-        return
-    assert callable(ops.norm)
-    assert callable(ops.gate)
