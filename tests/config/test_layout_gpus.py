@@ -24,10 +24,10 @@ from tinker_claw.backends.local import (
     arrange,
     check_fit,
     local_config,
-    no_compiler,
     open_local,
     why_not,
 )
+from tinker_claw.backends.vllm import no_compiler
 from tinker_claw.cli import main
 from tinker_claw.config.load import load
 from tinker_claw.config.settings import VARIABLES, Settings

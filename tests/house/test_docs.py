@@ -22,7 +22,7 @@ from local_gpu.tinker import __main__ as tinker_server
 from tests import install_vllm
 from tests.house.test_floors import FLOORS
 from tests.openclaw import readme_block
-from tinker_claw.backends import local
+from tinker_claw.backends import vllm
 from tinker_claw.billing.estimate import forecast
 from tinker_claw.billing.prices import price_in_force
 from tinker_claw.cli import main
@@ -226,7 +226,7 @@ def test_metrics_that_are_named_exist() -> None:
 
 
 def test_one_release_of_vllm_is_named_everywhere() -> None:
-    named = re.findall(r"vllm==([\d.]+)", EVERYTHING + local.GET_VLLM)
+    named = re.findall(r"vllm==([\d.]+)", EVERYTHING + vllm.GET_VLLM)
     assert len(named) >= 2
     assert set(named) == {install_vllm.VERSION}
 

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
-import sysconfig
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -20,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tinker_claw.backends.model_files import config_folder
+from tinker_claw.backends.vllm import GET_VLLM, VLLM, find_vllm
 from tinker_claw.config.settings import NEEDS_GPU, Settings
 from tinker_claw.errors import BackendError, ConfigError, OutageError
 from tinker_claw.methods import build
@@ -36,12 +35,7 @@ if TYPE_CHECKING:
     from local_gpu.sample.supervisor import Launch
 
 
-_VLLM: Final = Path(".venv-vllm") / "bin" / "vllm"
 LORA_ALPHA: Final = 32
-GET_VLLM: Final = (
-    "vLLM is put into an environment of its own: python3.11 -m venv .venv-vllm && "
-    ".venv-vllm/bin/pip install vllm==0.32.0"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,27 +98,6 @@ def why_not(arranged: Arrangement) -> str | None:
     return f"It does not fit, by arithmetic. {'. '.join(fit.short)}. What would fit: {would}"
 
 
-def find_vllm() -> Path | None:
-    """The executable of vLLM: in an environment of its own here, else on PATH."""
-    found = shutil.which(_VLLM) or shutil.which("vllm")
-    return Path(found).absolute() if found else None
-
-
-def no_compiler(path: str | None = None, headers: Path | None = None) -> str | None:
-    """Name the build tools for Triton's and vLLM's kernels that are missing; None if none are.
-
-    Args:
-        path: where programs are looked for; None: PATH.
-        headers: of this Python; None: where it has them.
-    """
-    headers = headers or Path(sysconfig.get_paths()["include"])
-    compiler = any(shutil.which(name, path=path) for name in ("cc", "gcc", "clang"))
-    missing = [] if compiler else ["a C compiler (gcc)"]
-    if not (headers / "Python.h").exists():
-        missing.append(f"Python's headers ({headers / 'Python.h'})")
-    return " and ".join(missing) or None
-
-
 async def served_at(url: str, settings: Settings) -> str:
     """Describe what an inference server named by --sampler-urls serves.
 
@@ -151,7 +124,7 @@ def refuse_without_vllm(settings: Settings) -> None:
     named = settings.local.given("rollout_gpus", "rollout_tp")
     if named or not settings.local.urls:
         raise ConfigError(
-            f"{named or 'Sampling on GPUs'} needs vLLM, and there is none in {_VLLM} or on PATH. "
+            f"{named or 'Sampling on GPUs'} needs vLLM, and there is none in {VLLM} or on PATH. "
             f"{GET_VLLM}. Or learn on the CPU: --device cpu"
         )
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from huggingface_hub import hf_hub_download, snapshot_download
 from huggingface_hub.errors import HFValidationError
 
+from tinker_claw.backends.vllm import find_vllm
 from tinker_claw.config.settings import Settings
 from tinker_claw.errors import ConfigError
 from tinker_claw.render.eyes import SEEING
@@ -71,8 +72,6 @@ def may_see(settings: Settings) -> bool:
         return False
     if run.backend == "tinker":
         return True
-    from tinker_claw.backends.local import find_vllm  # which imports this module
-
     try:
         config = json.loads(config_file(named).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -31,6 +31,7 @@ from tinker_claw.backends.open import (
     open_trainer,
 )
 from tinker_claw.backends.tinker_sdk import SDK_VERSION
+from tinker_claw.backends.vllm import find_vllm, no_compiler
 from tinker_claw.billing.estimate import forecast
 from tinker_claw.billing.prices import check_budget, price_in_force, unknown
 from tinker_claw.cli import openclaw
@@ -218,18 +219,18 @@ class Checks:
         if settings.local.urls:
             served = [await local.served_at(url, settings) for url in settings.local.urls]
             return Finding("\n".join(served))
-        vllm, arranged = local.find_vllm(), local.arrange(settings, only_reckon=True)
+        found, arranged = find_vllm(), local.arrange(settings, only_reckon=True)
         if not arranged.gpus:
             return Finding("the gateway's process samples")
-        if vllm is None:
+        if found is None:
             local.refuse_without_vllm(settings)
-        if (missing := local.no_compiler()) is not None:
+        if (missing := no_compiler()) is not None:
             return Finding(
                 f"{missing} missing: on GPUs Triton and vLLM compile kernels with them",
                 "warn",
                 "on Ubuntu: sudo apt install gcc python3-dev, of the Python that is used",
             )
-        return Finding(f"{len(arranged.layout.serve)} of {vllm} will be started")
+        return Finding(f"{len(arranged.layout.serve)} of {found} will be started")
 
     async def tokenizer(self) -> Finding:
         self.source = source(self.settings, weights=False)

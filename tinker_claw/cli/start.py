@@ -116,8 +116,8 @@ def _tinker(settings: Settings) -> str | None:
 def _local(settings: Settings) -> None:
     """Raises ConfigError where there is nothing to run it on."""
     from local_gpu.plan.layout import visible
-    from tinker_claw.backends.local import GET_VLLM, find_vllm
     from tinker_claw.backends.open import check_backend
+    from tinker_claw.backends.vllm import GET_VLLM, find_vllm
 
     asyncio.run(check_backend(settings))
     if not visible():
