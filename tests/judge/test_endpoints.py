@@ -21,7 +21,7 @@ from tinker_claw.cli import main
 from tinker_claw.config.load import load
 from tinker_claw.config.settings import JudgeSettings
 from tinker_claw.errors import ConfigError, JudgeError
-from tinker_claw.judge.endpoints import RETRIES, HttpEndpoint, SilentJudgeError
+from tinker_claw.judge.endpoints import RETRIES, HttpEndpoint
 from tinker_claw.judge.judge import Judge
 from tinker_claw.judge.prompts import CUT, INCLUDED, SCHEMA, Prompts, verdict_messages
 from tinker_claw.judge.styles import address_of
@@ -173,9 +173,7 @@ async def test_no_error_shows_a_key_in_an_address() -> None:
     retries = replace(RETRIES, attempts=1)
     url = f"http://me:sesame@127.0.0.1:{free_port()}/v1?key=sesame"
     async with HttpEndpoint(url, JudgeSettings(), retries=retries) as endpoint:
-        with pytest.raises(
-            SilentJudgeError, match=r"http://127.*/v1/chat/completions does"
-        ) as said:
+        with pytest.raises(JudgeError, match=r"http://127.*/v1/chat/completions does") as said:
             await endpoint.answers(ASKED, 1)
     assert "sesame" not in str(said.value)
 

@@ -64,7 +64,7 @@ class Endpoint(Protocol):
         """Return n independent answers.
 
         Raises:
-            JudgeError: it could not be asked, or (`SilentJudgeError`) did not answer any retry.
+            JudgeError: it could not be asked, or did not answer any retry.
             OutageError: the service that has the judging model is away.
         """
         ...
@@ -109,10 +109,6 @@ class SamplerEndpoint:
         """Return the answer without its thinking; empty where the thinking never ended."""
         text = self._renderer.parse(done.tokens, prompt).text
         return text if done.stop_reason is StopReason.STOP else text + CUT
-
-
-class SilentJudgeError(JudgeError):
-    """Raised when the endpoint does not answer, even after retries."""
 
 
 class _Again(Exception):
@@ -165,7 +161,7 @@ class HttpEndpoint(AbstractAsyncContextManager["HttpEndpoint"]):
         try:
             return await self._retries.call(lambda: self._ask(messages, n), _Again)
         except _Again as error:
-            raise SilentJudgeError(f"the judge at {self._url} does not answer: {error}") from error
+            raise JudgeError(f"the judge at {self._url} does not answer: {error}") from error
 
     async def _ask(self, messages: Sequence[Message], n: int) -> list[str]:
         """Ask once for n answers; for one, with the minimal body, after a refusal of the full one,

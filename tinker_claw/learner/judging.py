@@ -1,9 +1,8 @@
 """Turn a next state into a sample: judge, then score, then queue.
 
 Rule: the work comes from the ledger, so a restart picks up where this stopped. If the judge or the
-ledger fails, the turn is tried again, and no verdict is made up; if the teacher fails, the
-sample keeps its reward and records why. While the service behind either is away, the
-turn waits.
+ledger fails, the turn is tried again, and no verdict is made up; if the teacher fails, the sample
+keeps its reward and records why. While the service behind either is away, the turn waits.
 
 A turn that cannot be judged although others can is tried three times, with growing waits, and then
 set aside. While the judge fails as a whole no try counts, and one turn asks at a time.
