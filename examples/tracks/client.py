@@ -41,7 +41,7 @@ class Place:
     """Group of the episode; None: it is not trained."""
     size: int = 1
     turn_type: str = "episode"
-    """Turn type. Requests of episodes, and of exams of a named version, wait behind people."""
+    """Turn type. Requests of episodes, and of exams of a named version, leave slots for people."""
 
     def headers(self) -> dict[str, str]:
         named = {"X-Session-Id": self.session, "X-Turn-Type": self.turn_type}

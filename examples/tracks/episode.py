@@ -61,7 +61,7 @@ class Episode:
 
     def beside(self, role: str) -> Episode:
         """Return the same attempt for another role, which asks the newest version by its name. Its
-        requests are not trained, and wait behind people."""
+        requests are not trained, and leave slots for people."""
         place = replace(self.place, session=f"{self.place.session}-{role}", group=None)
         return Episode(
             self.gateway, self.state, place, self.seen, self.version, self.seed, self.keeps

@@ -33,10 +33,10 @@ class Forget(LedgerCommand):
     """Forget a session, or a turn with all later ones of its session.
 
     They go from the ledger, its free pages and its log, and from the memory of a gateway that runs,
-    which goes on answering. It takes seconds per gigabyte of the file, and is finished later where
-    it is cut short. What SQLite may leave between other rows while a gateway runs goes with
-    `forget leftovers`, once that is stopped. Copies elsewhere are not found: in OpenClaw, in its
-    memory files and so in later sessions, at services that were asked, in backups.
+    which goes on answering. All of it goes, or nothing. What SQLite may leave between other rows
+    while a gateway runs goes with `forget leftovers`, once that is stopped. Copies elsewhere are
+    not found: in OpenClaw, in its memory files and so in later sessions, at services that were
+    asked, in backups.
     """
 
     what: Annotated[Literal["session", "turn", "leftovers"], WORD]

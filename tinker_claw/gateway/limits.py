@@ -1,12 +1,11 @@
 """Limits of concurrent requests, and how requests share the event loop.
 
 Rule: a request over a limit is refused before it is read, with a Retry-After. An admitted one waits
-for a slot inside its answer, so that headers and keep-alives flow. Requests of episodes have a
-queue of their own, with lower priority than that of persons, and leave slots free for the next
-person. In the persons' queue a slot is kept for users who have none, and in either queue users are
-served in turn: no user's flood starves another. Between two requests that compute, the event loop
-polls its sockets, so that many requests of a few milliseconds each do not block the gateway for
-their total time. Longer work, for very large requests, runs in a thread.
+for a slot inside its answer, so that headers and keep-alives flow. Episodes leave slots free for
+the next person, and no user has so many that another cannot have one. Who waits is served in the
+order of asking. Between two requests that compute, the event loop polls its sockets, so that many
+requests of a few milliseconds each do not block the gateway for their total time. Longer work, for
+very large requests, runs in a thread.
 """
 
 from __future__ import annotations
