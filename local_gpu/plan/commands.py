@@ -22,8 +22,12 @@ BASE: Final = "base"
 _LOGPROBS: Final = 20
 _IMAGES: Final = ("--enable-scale-out", "--limit-mm-per-prompt", '{"video": 0}')
 """Opens the route that takes images beside token ids; no memory is kept for videos."""
-_OURS: Final = ("TINKER_", "PYTHONPATH", "PYTHONHOME")
-"""Variables of this process that servers must not inherit: its keys, and its packages."""
+_OURS: Final = (
+    *("TINKER_", "PYTHONPATH", "PYTHONHOME"),
+    *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"),
+)
+"""Variables of this process that servers must not inherit: its keys, its packages, and how the
+trainer's memory is allocated, which vLLM's processes cannot always use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +95,7 @@ def _command(what: Servings, port: int, size: int) -> tuple[str, ...]:
         *("--max-logprobs", str(max(_LOGPROBS, what.logprobs + what.sees))),
         "--enable-prompt-tokens-details",
         *("--scheduling-policy", "priority"),  # people first
+        *("--stream-interval", "1"),  # every token at once, whatever a release does by itself
         *(_IMAGES if what.sees else ()),
         *(("--kv-cache-memory-bytes", str(what.cache)) if what.cache is not None else ()),
     )

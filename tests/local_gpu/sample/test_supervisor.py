@@ -114,7 +114,8 @@ def gone(pids: list[int]) -> bool:
 async def test_servers_start_together_see_their_gpus_only_and_end_with_their_processes(
     vllm: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("TINKER_CLAW_GATEWAY__API_KEY", "VLLM_API_KEY"):
+    allocator = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    for name in ("TINKER_CLAW_GATEWAY__API_KEY", "VLLM_API_KEY", *allocator):
         monkeypatch.setenv(name, "a-key-that-is-none-of-its-business")
     launched = launches(vllm, model, (1,), (2, 3))
     with running(launched) as servers:
@@ -138,6 +139,8 @@ async def test_servers_start_together_see_their_gpus_only_and_end_with_their_pro
             assert flags["--logprobs-mode"] == "processed_logprobs"
             assert flags["--max-num-batched-tokens"] == "2048", "no long prompt stops the streams"
             assert flags["--max-num-seqs"] == "48"
+            assert flags["--stream-interval"] == "1"
+            assert not environment.keys() & {*allocator}, "it is for the trainer"
             assert flags["--max-lora-rank"] == "32", "the next that it makes room for"
             assert (flags["--max-logprobs"], flags["--max-model-len"]) == ("25", "4096")
             assert flags["--limit-mm-per-prompt"] == '{"video": 0}', "images only"
