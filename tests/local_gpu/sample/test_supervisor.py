@@ -55,7 +55,6 @@ def launches(vllm: Path, model: Path, *groups: tuple[int, ...]) -> list[Launch]:
         rank=20,
         memory=0.45,
         cache=1 << 30,
-        quantization="bitsandbytes",
         targets=("o_proj", "q_proj"),
         streams=48,
         logprobs=24,
@@ -147,7 +146,6 @@ async def test_servers_start_together_see_their_gpus_only_and_end_with_their_pro
             assert flags["--gpu-memory-utilization"] == "0.45"
             assert flags["--generation-config"] == "vllm"
             assert "--disable-uvicorn-access-log" in command
-            assert flags["--quantization"] == "bitsandbytes"
             assert flags["--kv-cache-memory-bytes"] == str(1 << 30)
         parallel = seen["2,3"]["command"]
         assert parallel[parallel.index("--tensor-parallel-size") + 1] == "2"
