@@ -322,7 +322,7 @@ async def test_a_pinned_version_that_is_gone_is_published_anew_from_its_state(
 ) -> None:
     await product.learn()
     newest = product.newest
-    await product.system.rollback.pin(0)
+    await product.system.orders._undoing.pin(0)
     (kept,) = product.rows("SELECT sampler_ref, state_ref FROM versions WHERE id = 0")
     product.speaks.how = how
     product.speaks.refused.add(kept[0])
@@ -342,7 +342,7 @@ async def test_a_pinned_version_that_is_gone_is_published_anew_from_its_state(
     # Learning goes on from the newest version, whose weights are loaded again.
     assert product.newest == newest
     assert not product.system.learner.recovery.suspect
-    assert product.newest.version.id == await product.system.rollback.unpin()
+    assert product.newest.version.id == await product.system.orders._undoing.unpin()
     assert (await product.ask()).json()["system_fingerprint"] == f"v{newest.version.id}"
 
 
