@@ -22,9 +22,8 @@ SECRET = "SECRET"
 """A text that is part of everything that a user, a model, a tool or the judge wrote."""
 RULE = {
     "method": "combine",
-    **{"w_rl": 1.0, "w_opd": 0.5, "opd_topk": 2, "opd_clip": 1.0},
-    **{"recipe": "default", "norm": "sample", "clip_low": 0.8, "clip_high": 1.28},
-    "kl_beta": 0.0,
+    **{"w_rl": 1.0, "w_opd": 0.5, "opd_topk": 2},
+    **{"recipe": "default", "norm": "sample"},
 }
 CFG = Training(**{name: value for name, value in RULE.items() if name != "method"})
 METRICS = {"samples": 2, "hinted": 1, "losses": [0.25, -0.5], "grad_norm": 1.5, "reward_mean": 0.0}

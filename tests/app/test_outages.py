@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import structlog
 
-from tests.fakes import UNTIL_TOLD, FakeTrainer
+from tests.fakes import UNTIL_TOLD, FakeSampler, FakeTrainer
 from tests.learner.test_loop import SHORT, World, bad_batch, has_token, world
 from tests.tallies import sample_counts, step_counts
 from tinker_claw.errors import OutageError, SamplerError
@@ -48,9 +48,11 @@ def batch(w: World, *said: str) -> None:
 async def test_outage_anywhere_in_a_step_is_waited_out(
     tmp_path: Path, what: str, events: Events
 ) -> None:
-    async with world(tmp_path, kl_beta=0.1) as w:  # scores under the base, too
+    async with world(tmp_path, score_fresh=True) as w:
         if what == "scoring":
-            w.base.away = 9  # four ask at once, three times
+            sampler = w.policy.newest.sampler
+            assert isinstance(sampler, FakeSampler)
+            sampler.away = 9  # four ask at once, three times
         else:
             w.trainer.away[what] = 3
         batch(w)

@@ -191,7 +191,7 @@ def test_doctor_says_what_is_wrong_and_what_to_do(tmp_path: Path) -> None:
     assert code == 0, said
     assert "nothing is billed" in said
     assert not (tmp_path / "data").exists(), "it leaves nothing behind"
-    code, said = doctor("--clip-low", "0.9", "--clip-high", "banana")
+    code, said = doctor("--w-rl", "0.9", "--w-opd", "banana")
     assert code == 1
     assert "FAIL settings" in said
 

@@ -45,10 +45,9 @@ def test_command_line_beats_environment_beats_file_beats_default(
 def test_defaults_are_those_of_the_method() -> None:
     training = load([]).training
     assert (training.batch_size, training.lora_rank, training.learning_rate) == (16, 32, 1e-4)
-    assert (training.opd_mode, training.opd_topk, training.opd_clip) == ("topk", 4, 1.0)
+    assert (training.opd_mode, training.opd_topk) == ("topk", 4)
     assert load(["--opd-topk", "0"]).training.opd_mode == "token"
     assert (training.recipe, training.max_staleness) == ("default", 4)
-    assert (training.clip_low, training.clip_high) == (0.8, 1.28)
     assert load([]).judge.prm_m == 3
 
 
@@ -232,7 +231,7 @@ def test_every_setting_is_declared_whole() -> None:
         annotation = str(field.annotation)
         counts = "int" in annotation or "float" in annotation
         pure = {"port", "seed", "learning_rate", "lora_rank"}
-        pure |= {"w_rl", "w_opd", "clip_low", "clip_high"}
+        pure |= {"w_rl", "w_opd"}
         assert bool(extra["unit"]) == (counts and name not in pure), name
         assert bool(field.metadata) == (counts and name not in {"seed", "learning_rate"}), name
         if has_flag(field):

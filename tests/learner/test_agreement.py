@@ -285,12 +285,12 @@ class AllAtOnce(FakeSampler):
 async def test_scores_of_a_batch_are_asked_for_at_once_and_fail_with_their_own_error() -> None:
     samples, sampler = [sample(n, 0) for n in range(4)], AllAtOnce()
     policy = Policy(PolicyVersion(1, 0, 1, None, "now"), sampler)
-    items = await batch_items(samples, policy, sampler, Training())
+    items = await batch_items(samples, policy, Training())
     assert [item.sample.id for item in items] == [0, 1, 2, 3]
     assert all(item.current is not None for item in items)
     sampler.away = 1
     with pytest.raises(OutageError):
-        await batch_items(samples, policy, sampler, Training())
+        await batch_items(samples, policy, Training())
     assert len(sampler.scored) == 7
 
 
@@ -303,7 +303,7 @@ async def test_told_replies_are_scored_untold_where_each_user_has_their_lessons(
     sampler = FakeSampler((1,))
     policy = Policy(PolicyVersion(1, 0, 1, None, "now"), sampler)
     cfg = Training(batch_size=8)
-    items = await batch_items(told, policy, sampler, cfg, common=frozenset({7}))
+    items = await batch_items(told, policy, cfg, common=frozenset({7}))
     assert [item.sample.id for item in items if item.untold] == [3, 4, 5, 8]
     assert [tokens[1] for tokens in sampler.scored] == [3, 4, 5, 8], "the lesson has gone"
 

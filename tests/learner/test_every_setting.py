@@ -99,8 +99,7 @@ ELSEWHERE = {
 }
 """Settings that no step on this machine depends on, and what tries them."""
 GOING = {
-    *("training.opd_clip", "training.norm", "training.clip_low", "training.clip_high"),
-    *("training.kl_beta", "training.save_interval"),
+    *("training.norm", "training.save_interval"),
 }
 """Settings that nothing is promised of any more."""
 REFUSED = {"gateway.images=train": "demo cannot be trained on images"}

@@ -69,11 +69,11 @@ async def test_what_is_measured_by_other_turns_has_theirs(tmp_path: Path) -> Non
 
 
 async def test_scores_of_a_step_are_asked_with_them() -> None:
-    policy, base = FakeSampler((1,)), FakeSampler((1,))
+    policy = FakeSampler((1,))
     one = replace(sample(1, 1), prompt=PROMPT, images=IMAGES, told=Told((1,), 3, 1), reward=1)
-    cfg = Training(kl_beta=0.1, batch_size=1, lessons="distill")
+    cfg = Training(batch_size=1, lessons="distill")
     (item,) = await batch_items(
-        [one], Policy(NEWEST, policy), base, cfg, score_fresh=True, common=frozenset({1})
+        [one], Policy(NEWEST, policy), cfg, score_fresh=True, common=frozenset({1})
     )
     reply = one.completion.tokens
     untold = (IMAGES[0], replace(IMAGES[1], at=3))
@@ -81,7 +81,6 @@ async def test_scores_of_a_step_are_asked_with_them() -> None:
         PROMPT + reply: IMAGES,
         (*PROMPT[:3], *PROMPT[4:], *reply): untold,
     }
-    assert base.scored_images == [IMAGES]
     prepared = COMBINE.prepare([item], cfg, None, 8)
     placed = {
         (len(datum.tokens), datum.images) for each in prepared.passes for datum in each.datums

@@ -21,7 +21,8 @@ from tests.local_gpu.test_loss_gradients import RATIOS, Gradient, gradient
 from tests.local_gpu.test_paper import drawn
 from tinker_claw.config.settings import Training
 from tinker_claw.methods import BatchItem, build
-from tinker_claw.methods.passes import Advantages, candidates, corrected
+from tinker_claw.methods.advantages import RATIOS as BOUNDS
+from tinker_claw.methods.passes import DISTILLED_NATS, Advantages, candidates, corrected
 from tinker_claw.types import LossPass, TokenLogprobs, Told
 
 pytestmark = pytest.mark.filterwarnings(
@@ -65,7 +66,7 @@ def ppo(
     own = rows.gather(1, torch.tensor(tokens)[:, None])[:, 0]
     ratio = (own - torch.tensor(old, dtype=torch.float64)).exp()
     a = torch.tensor(advantages, dtype=torch.float64)
-    return -torch.min(a * ratio, a * ratio.clamp(CFG.clip_low, CFG.clip_high)).sum()
+    return -torch.min(a * ratio, a * ratio.clamp(*BOUNDS)).sum()
 
 
 def grads(model: Any, loss: torch.Tensor) -> Gradient:
@@ -107,7 +108,7 @@ async def test_one_pass_has_the_gradient_of_two(tmp_path: Path, stale: bool) -> 
     finally:
         await trainer.aclose()
     found, _ = method.advantages(items, CFG, None)
-    each = [corrected(item, one, CFG) for item, one in zip(items, found, strict=True)]
+    each = [corrected(item, one) for item, one in zip(items, found, strict=True)]
     wanted = grads(exact, two_passes(exact, items, each))
     assert apart(grads(exact, one_pass(exact, prepared.passes)), wanted) < 1e-10
     assert apart(computed, wanted) < 1e-5
@@ -140,7 +141,7 @@ async def test_a_told_reply_is_distilled_into_its_untold_prompt(tmp_path: Path) 
         rows = full_logprobs(exact, prompt + done.tokens)[len(prompt) - 1 :]
         q = rows.gather(1, torch.tensor(done.topk_ids))
         p = torch.tensor(done.topk_logprobs, dtype=torch.float64)
-        weight = torch.maximum(p, q).exp() * (p - q).clamp(-cfg.opd_clip, cfg.opd_clip)
+        weight = torch.maximum(p, q).exp() * (p - q).clamp(-DISTILLED_NATS, DISTILLED_NATS)
         wanted = wanted - (weight.detach() * q).sum() / (len(done.tokens) * len(items))
     assert len(items) > 2
     found = grads(exact, wanted)

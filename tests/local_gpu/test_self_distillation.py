@@ -42,8 +42,6 @@ pytestmark = pytest.mark.filterwarnings(
 )
 METHODS = pytest.mark.parametrize("name", ["sdpo", "sdft"])
 LENGTHS = (12, 7, 1, 9)
-WEIGHTS = (1.0, 0.25, 1.0, 0.5)
-"""How well such texts teach."""
 RATIOS = (1.0, 1.7, 0.5, 1.15, 0.9, 2.6)
 """Far from the bounds 0.8, 1.28 and 2, so that rounding does not decide."""
 REJECTED = Evidence(
@@ -70,7 +68,7 @@ async def drawn(trainer: LocalTrainer, method: Method, k: int) -> list[Taught]:
     """Rejected replies of the weights that are trained, scored as the learner has them scored."""
     sampler, base = await trainer.publish(), await trainer.base()
     found: list[Taught] = []
-    for number, (length, weight) in enumerate(zip(LENGTHS, WEIGHTS, strict=True)):
+    for number, length in enumerate(LENGTHS):
         prompt = tuple((number * 13 + i * i) % VOCABULARY for i in range(10 + number))
         params = SamplingParams(length, seed=number, student_topk=k)
         (cut,) = await sampler.sample(prompt, params)
@@ -82,7 +80,6 @@ async def drawn(trainer: LocalTrainer, method: Method, k: int) -> list[Taught]:
         teacher = HintScores(
             *("", scores.logprobs),
             targets=scores.targets,
-            weight=weight,
             topk_ids=scores.topk_ids,
             topk_logprobs=scores.topk_logprobs,
         )
@@ -104,11 +101,11 @@ def both(model: Any, one: Taught) -> tuple[Tensor, Tensor]:
 
 
 def papers_loss(model: Any, batch: Sequence[Taught]) -> Tensor:
-    """KL(student || teacher) at every position: the mean over a reply, weighted, over the batch."""
+    """KL(student || teacher) at every position: the mean over a reply, over the batch."""
     total = torch.zeros((), dtype=torch.float64)
-    for one, weight in zip(batch, WEIGHTS, strict=True):
+    for one in batch:
         student, teacher = both(model, one)
-        total = total + weight * (student.exp() * (student - teacher)).sum(-1).mean() / len(batch)
+        total = total + (student.exp() * (student - teacher)).sum(-1).mean() / len(batch)
     return total
 
 
@@ -116,7 +113,7 @@ def our_loss(model: Any, items: Sequence[BatchItem], batch: Sequence[Taught]) ->
     """The formulas of docs/methods.md, as a loss whose ratios are those of the model itself."""
     total = torch.zeros((), dtype=torch.float64)
     bound = math.log(1.28)
-    for item, one, weight in zip(items, batch, WEIGHTS, strict=True):
+    for item, one in zip(items, batch, strict=True):
         done = item.sample.completion
         student, teacher = both(model, one)
         own = torch.tensor(done.topk_ids)
@@ -135,7 +132,7 @@ def our_loss(model: Any, items: Sequence[BatchItem], batch: Sequence[Taught]) ->
         if item.current is not None:
             pull = torch.where(now.detach() <= least + bound, pull, 0.0)
         loss = loss - (pull * now).sum(-1)
-        total = total + weight * loss.mean() / len(items)
+        total = total + loss.mean() / len(items)
     return total
 
 
@@ -182,9 +179,10 @@ async def trained(
 
 @METHODS
 async def test_over_the_whole_vocabulary_and_unbounded_it_is_the_papers_gradient(
-    tmp_path: Path, name: str
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cfg = Training(opd_topk=VOCABULARY, opd_clip=0.0)
+    monkeypatch.setattr("tinker_claw.methods.passes.DISTILLED_NATS", 0.0)
+    cfg = Training(opd_topk=VOCABULARY)
     found, exact, _, batch = await trained(tmp_path, name, cfg)
     wanted = grads(exact, papers_loss(exact, batch))
     assert cosine(found, wanted) == pytest.approx(1.0, abs=1e-6)

@@ -14,7 +14,6 @@ from tinker_claw.errors import AlignmentError, ConfigError
 from tinker_claw.methods import METHODS, build
 from tinker_claw.methods.advantages import (
     group_advantages,
-    kl_advantages,
     reward_advantages,
     spread_reward,
     stale_weight,
@@ -260,9 +259,6 @@ class TestDistillation:
         expected = [0.5, 0.2 * math.log(2.0), 0.0]
         assert unproposed_advantages(teacher, math.log(0.1), 1.0) == pytest.approx(expected)
 
-    def test_kl_pulls_towards_the_reference(self) -> None:
-        assert kl_advantages([-1.0, -3.0], [-2.0, -2.0], 0.1) == pytest.approx([0.1, -0.1])
-
 
 class TestStaleSamples:
     @pytest.mark.parametrize(
@@ -279,7 +275,7 @@ class TestStaleSamples:
         ],
     )
     def test_weight(self, advantage: float, drift: float, expected: float) -> None:
-        weight = stale_weight(advantage, -1.0 + drift, -1.0, clip_low=0.8, clip_high=1.28)
+        weight = stale_weight(advantage, -1.0 + drift, -1.0)
         assert weight == pytest.approx(expected)
 
     def test_cross_entropy_with_these_weights_has_the_clipped_objectives_gradient(self) -> None:
@@ -296,9 +292,7 @@ class TestStaleSamples:
 
         weights = torch.tensor(
             [
-                stale_weight(
-                    a.item(), logp[i].item(), behaviour[i].item(), clip_low=0.8, clip_high=1.28
-                )
+                stale_weight(a.item(), logp[i].item(), behaviour[i].item())
                 for i, a in enumerate(advantages)
             ],
             dtype=torch.float64,
@@ -426,14 +420,6 @@ class TestPasses:
         wanted = [(-others(-1.0) + 0.5) / 4, (-others(-2.0) - 1.0) / 4]
         assert ppo.datums[0].advantages == pytest.approx(wanted)
 
-    def test_kl_needs_reference_logprobs(self) -> None:
-        cfg = CFG.model_copy(update={"kl_beta": 0.1})
-        with pytest.raises(AlignmentError, match="no reference"):
-            build("binary").prepare([BatchItem(sample(reward=1))], cfg)
-        item = BatchItem(sample(reward=1), reference=(-2.0, -2.0))
-        (ppo,) = build("binary").prepare([item], cfg).passes
-        assert ppo.datums[0].advantages == pytest.approx([(0.25 - 0.1) / 2, 0.25 / 2])
-
     def test_teacher_that_missed_a_position_raises(self) -> None:
         teacher = hinted((-3.0, -3.0), ((-2.0, -1.0),))
         with pytest.raises(AlignmentError, match="every position"):
@@ -495,7 +481,9 @@ class TestTeachers:
             pytest.approx(list(row)) for row in expected
         ]
 
-    def test_over_all_tokens_and_unbounded_it_is_the_papers_gradient(self) -> None:
+    def test_over_all_tokens_and_unbounded_it_is_the_papers_gradient(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """KL(student || teacher) of SDFT and SDPO, by autograd; k = V, C = 0."""
         torch.manual_seed(1)
         logits = torch.randn(2, 5, dtype=torch.float64, requires_grad=True)
@@ -512,13 +500,17 @@ class TestTeachers:
         )
         scores = hinted((-1.0, -1.0), tuple(tuple(row) for row in teacher.tolist()))
         item = BatchItem(replace(sample(teacher=scores), completion=done))
-        (ce,) = build("sdpo").prepare([item], CFG.model_copy(update={"opd_clip": 0.0})).passes
+        monkeypatch.setattr("tinker_claw.methods.passes.DISTILLED_NATS", 0.0)
+        (ce,) = build("sdpo").prepare([item], CFG).passes
         weights = torch.tensor(ce.datums[0].weights, dtype=torch.float64)
         (got,) = torch.autograd.grad(-(logits.log_softmax(-1) * weights).sum(), logits)
         torch.testing.assert_close(got, wanted)
 
-    def test_what_the_teacher_rules_out_leaves_every_weight_finite_without_a_bound(self) -> None:
-        never, cfg = -math.inf, CFG.model_copy(update={"opd_clip": 0.0})
+    def test_what_the_teacher_rules_out_leaves_every_weight_finite_without_a_bound(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("tinker_claw.methods.passes.DISTILLED_NATS", 0.0)
+        never, cfg = -math.inf, CFG
         done = replace(sample().completion, topk_logprobs=((-0.1, -2000.0), (-0.1, never)))
         teacher = hinted((never, -1.0), ((-0.1, never), (never, never)))
         now = TokenLogprobs(2, (-9999.0, -1.0), ((-0.1, -9999.0),) * 2)
@@ -530,7 +522,6 @@ class TestTeachers:
             found = [a for row in datum.weights for a in row] + [*datum.advantages]
             assert found
             assert all(map(math.isfinite, found)), mode
-        assert kl_advantages([never], [-1.0], 0.1) == pytest.approx([-999.9])
         assert told_advantages([never], [never], 0.0) == [0.0]
 
     def test_text_is_named_as_data_at_its_place(self) -> None:

@@ -93,13 +93,13 @@ def _assumed(settings: Settings, price: Price) -> Estimate:
         texts = cfg.hints_scored if hints else 1
         step += _scored(length + method.teaching.tokens, taught * texts)
     topk = method.distill > 0 and cfg.opd_mode == "topk"
-    datums = batch if method.reward > 0 or not topk or cfg.kl_beta > 0 else taught
+    datums = batch if method.reward > 0 or not topk else taught
     step += _times(Usage(trained=length - 1), datums)
     if cfg.lessons != "off":
         untold = UNTOLD_SHARE * batch
         step += _scored(length, untold)
         step += _times(Usage(trained=length - 1), untold * (cfg.lessons == "distill"))
-    step += _scored(length, batch * (STALE + (cfg.kl_beta > 0)))
+    step += _scored(length, batch * STALE)
     if cfg.gate != "off":
         step += CANARIES
     words = (

@@ -41,8 +41,6 @@ def check(settings: Settings) -> None:
     Raises:
         ConfigError: says what to set, or what to leave out.
     """
-    if settings.training.clip_low >= settings.training.clip_high:
-        raise ConfigError("--clip-low must be below --clip-high")
     run, local = settings.run, settings.local
     for wrong in chain(_access(settings), _urls(settings), _local(run, local), _judge(settings)):
         raise ConfigError(wrong)

@@ -363,13 +363,6 @@ class Training(Section):
         ge=0,
         when="a server cannot score candidates (0)",
     )
-    opd_clip: float = _setting(
-        1.0,
-        "bound on teacher - student; 0 = none",
-        unit="nats",
-        ge=0,
-        when="the teacher's pull is to be smaller or larger",
-    )
     recipe: Literal["default", "paper"] = _setting(
         "default",
         "paper: the gradient of OpenClaw-RL as published, of three hints a turn",
@@ -385,26 +378,6 @@ class Training(Section):
         "sample",
         "divide by each reply's length, or by --max-reply-tokens",
         when="long bad replies are punished too little (constant)",
-    )
-    clip_low: float = _setting(
-        0.8,
-        "lower bound of the ratio, absolute",
-        gt=0,
-        le=1,
-        when="stale samples shall teach more (lower)",
-    )
-    clip_high: float = _setting(
-        1.28,
-        "upper bound of the ratio, absolute",
-        ge=1,
-        when="stale samples shall teach more (higher)",
-    )
-    kl_beta: float = _setting(
-        0.0,
-        "pull towards the base model",
-        unit="advantage per nat",
-        ge=0,
-        when="other skills get worse; 0.01 to 0.05 are usual",
     )
     gate: Literal["on", "off"] = _setting(
         "on",

@@ -385,7 +385,7 @@ class Learner:
         if cfg.lessons != "off":
             common = parts.ledger.lessons.common(parts.users)
         items = await batch_items(
-            samples, policy, parts.base, cfg, score_fresh=self._score_fresh, common=common
+            samples, policy, cfg, score_fresh=self._score_fresh, common=common
         )
         state = parts.ledger.steps.method_state(policy.version.id)
         return parts.method.prepare(items, cfg, state, parts.reply_tokens)

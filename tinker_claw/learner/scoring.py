@@ -93,7 +93,6 @@ class HintScorer:
 async def batch_items(
     samples: Sequence[Sample],
     policy: Policy,
-    base: Sampler,
     cfg: Training,
     *,
     score_fresh: bool = False,
@@ -118,7 +117,6 @@ async def batch_items(
         return BatchItem(
             sample=sample,
             current=await _scores(newest, sample, targets) if wanted else None,
-            reference=(await _scores(base, sample)).logprobs if cfg.kl_beta else None,
             untold=await _scores(newest, untold, sample.completion.topk_ids) if untold else None,
         )
 

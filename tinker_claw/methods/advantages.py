@@ -23,6 +23,8 @@ agent makes ten calls for each message."""
 MAX_RATIO = 2.0
 """Largest ratio of a token of a rescored sample; above it the token is left out, since ppo does not
 bound it for A < 0."""
+RATIOS = (0.8, 1.28)
+"""Bounds of the ratio, absolute; those of OpenClaw-RL."""
 _FARTHEST = 9999.0
 """Largest difference in nats without a clip: services tell of an impossible token with -9999."""
 
@@ -185,9 +187,7 @@ def told_advantages(told_k: Sequence[float], untold_k: Sequence[float], clip: fl
     ]
 
 
-def stale_weight(
-    advantage: float, current: float, behaviour: float, *, clip_low: float, clip_high: float
-) -> float:
+def stale_weight(advantage: float, current: float, behaviour: float) -> float:
     """Return the weight of one candidate of a rescored sample, for a loss without a ratio of its
     own.
 
@@ -197,7 +197,7 @@ def stale_weight(
     if current - behaviour > math.log(MAX_RATIO):  # exp overflows on a -9999
         return 0.0
     rho = math.exp(current - behaviour)
-    clipped = rho > clip_high if advantage > 0 else rho < clip_low
+    clipped = rho > RATIOS[1] if advantage > 0 else rho < RATIOS[0]
     return 0.0 if clipped else advantage * rho
 
 
@@ -213,17 +213,6 @@ def keep_bounded(
         0.0 if current - behaviour > math.log(MAX_RATIO) else advantage
         for advantage, current, behaviour in zip(advantages_T, current_T, behaviour_T, strict=True)
     ]
-
-
-def kl_advantages(
-    reference_T: Sequence[float], behaviour_T: Sequence[float], beta: float
-) -> list[float]:
-    """Return advantages towards the reference: beta * (log pi_ref(y_t) - q_t).
-
-    As an advantage this has the reverse KL's gradient; the k3 estimator as an advantage has not.
-    """
-    same_length("KL", reference=reference_T, behaviour=behaviour_T)
-    return [beta * _bound(ref - own, 0) for ref, own in zip(reference_T, behaviour_T, strict=True)]
 
 
 def _bound(value: float, clip: float) -> float:

@@ -155,7 +155,7 @@ class Method:
     ) -> Prepared:
         """Compute what one optimizer step trains on. `reply_tokens`: most tokens of a reply."""
         found, state = self.advantages(items, cfg, state)
-        found = [corrected(item, one, cfg) for item, one in zip(items, found, strict=True)]
+        found = [corrected(item, one) for item, one in zip(items, found, strict=True)]
         stored = [
             (item.sample.id, one.sample, sampled_advantages(item.sample, one), item.gap)
             for item, one in zip(items, found, strict=True)

@@ -14,10 +14,10 @@ from statistics import fmean
 from tinker_claw.config.settings import Training
 from tinker_claw.errors import AlignmentError
 from tinker_claw.methods.advantages import (
+    RATIOS,
     TOOL_SUCCESS,
     group_advantages,
     keep_bounded,
-    kl_advantages,
     reward_advantages,
     spread_reward,
     stale_weight,
@@ -28,6 +28,8 @@ from tinker_claw.methods.advantages import (
 )
 from tinker_claw.types import Datum, LossPass, Sample, TokenLogprobs
 
+DISTILLED_NATS = 1.0
+"""Bound on the teacher's logprob minus the student's, in nats, of both recipes; 0: none."""
 UNTOLD_SHARE = 0.5
 """Largest share of a batch that is also scored and distilled without its lessons: with a quarter,
 the model without them in its prompt learned more slowly than in a run without lessons, and the
@@ -41,8 +43,6 @@ class BatchItem:
     sample: Sample
     current: TokenLogprobs | None = None
     """Scores of the reply under the newest policy; None: that policy sampled it, so rho = 1."""
-    reference: tuple[float, ...] | None = None
-    """[T] base logprobs of the reply; needed when the KL weight is above 0."""
     untold: TokenLogprobs | None = None
     """Scores of a told reply and its top-k candidates without the lessons in the prompt, under the
     newest policy; None: not measured."""
@@ -121,15 +121,15 @@ def spread(sample: Sample, reward: float, distill: float, cfg: Training) -> Adva
     if teacher is None or not distill:
         return Advantages(reward, tokens)
     if cfg.opd_mode == "token" or not teacher.targets:  # it was sampled with --opd-topk 0
-        hinted = token_advantages(teacher.logprobs, done.logprobs, cfg.opd_clip)
+        hinted = token_advantages(teacher.logprobs, done.logprobs, DISTILLED_NATS)
         return Advantages(reward, [a + distill * h for a, h in zip(tokens, hinted, strict=True)])
     if len(teacher.targets) != len(done.topk_logprobs):
         raise AlignmentError(f"sample {sample.id}: the teacher did not score every position")
     table = list[list[float]]()
     for at, own in enumerate(done.topk_logprobs):
-        row = topk_advantages(teacher.targets[at], own, cfg.opd_clip)
+        row = topk_advantages(teacher.targets[at], own, DISTILLED_NATS)
         if teacher.topk_ids:  # 0 for one that is already the student's
-            new = unproposed_advantages(teacher.topk_logprobs[at], min(own), cfg.opd_clip)
+            new = unproposed_advantages(teacher.topk_logprobs[at], min(own), DISTILLED_NATS)
             named = zip(teacher.topk_ids[at], new, strict=True)
             row += [0.0 if v in done.topk_ids[at] else a for v, a in named]
         table.append([distill * a for a in row])
@@ -144,33 +144,21 @@ def candidates(sample: Sample) -> tuple[tuple[int, ...], ...]:
     return tuple(a + b for a, b in zip(own, told, strict=True)) if told else own
 
 
-def corrected(item: BatchItem, found: Advantages, cfg: Training) -> Advantages:
-    """Add the KL term to the advantages, and bound them where the reply was rescored under the
-    newest policy."""
+def corrected(item: BatchItem, found: Advantages) -> Advantages:
+    """Bound the advantages where the reply was rescored under the newest policy."""
     own, tokens, table = item.sample.completion.logprobs, found.tokens, found.candidates
-    if cfg.kl_beta > 0:
-        if item.reference is None:
-            raise AlignmentError(f"sample {item.sample.id}: no reference logprobs for the KL term")
-        pull = kl_advantages(item.reference, own, cfg.kl_beta)
-        tokens = [a + p for a, p in zip(tokens, pull, strict=True)]
     if item.current is not None:
         tokens = keep_bounded(tokens, item.current.logprobs, own)
-        table = [_bounded(item, item.current, at, row, cfg) for at, row in enumerate(table)]
+        table = [_bounded(item, item.current, at, row) for at, row in enumerate(table)]
     return Advantages(found.sample, tokens, table)
 
 
-def _bounded(
-    item: BatchItem, current: TokenLogprobs, at: int, row: Sequence[float], cfg: Training
-) -> list[float]:
+def _bounded(item: BatchItem, current: TokenLogprobs, at: int, row: Sequence[float]) -> list[float]:
     """Return the (K,) weights of the candidates at one position of a stale sample."""
     own, now = item.sample.completion.topk_logprobs[at], current.targets[at]
-    low, high = cfg.clip_low, cfg.clip_high
-    weights = [
-        stale_weight(a, c, b, clip_low=low, clip_high=high)
-        for a, c, b in zip(row, now, own, strict=False)
-    ]
+    weights = [stale_weight(a, c, b) for a, c, b in zip(row, now, own, strict=False)]
     # The student's logprobs of the teacher's candidates are unknown: a bound replaces the ratio.
-    most = min(own) + math.log(high)
+    most = min(own) + math.log(RATIOS[1])
     new = zip(row[len(own) :], now[len(own) :], strict=True)
     return weights + [a if c <= most else 0.0 for a, c in new]
 
@@ -199,7 +187,7 @@ def loss_passes(
         if found.candidates:
             weights, targets = found.candidates, candidates(sample)
             if any(found.tokens):
-                own = _sampled_weights(item, found.tokens, cfg)
+                own = _sampled_weights(item, found.tokens)
                 weights = [(*row, a) for row, a in zip(weights, own, strict=True)]
                 targets = tuple((*row, v) for row, v in zip(targets, done.tokens, strict=True))
             weighed = tuple(tuple(scale * a for a in row) for row in weights)
@@ -213,7 +201,7 @@ def loss_passes(
             )
         if item.untold and item.untold.targets and cfg.lessons == "distill":
             cross_entropy.append(_untold(item, item.untold.targets, cfg, scale))
-    found = [ppo_pass(ppo, cfg), LossPass("cross_entropy", tuple(cross_entropy))]
+    found = [ppo_pass(ppo), LossPass("cross_entropy", tuple(cross_entropy))]
     return [one for one in found if one.datums]
 
 
@@ -230,23 +218,23 @@ def _untold(
     sample, done = item.sample.untold, item.sample.completion
     rows = zip(done.topk_logprobs, targets, strict=True)
     weights = tuple(
-        tuple(scale * a for a in told_advantages(told, untold, cfg.opd_clip))
+        tuple(scale * a for a in told_advantages(told, untold, DISTILLED_NATS))
         for told, untold in rows
     )
     tokens, start = sample.prompt + done.tokens, len(sample.prompt)
     return Datum(tokens, start, targets=done.topk_ids, weights=weights, images=sample.images)
 
 
-def _sampled_weights(item: BatchItem, tokens: Sequence[float], cfg: Training) -> Sequence[float]:
+def _sampled_weights(item: BatchItem, tokens: Sequence[float]) -> Sequence[float]:
     """Return A rho of the sampled tokens, (T,); 0 where the ratio's bounds cut it off."""
     if item.current is None:
         return tokens
     rows = zip(tokens, item.current.logprobs, item.sample.completion.logprobs, strict=True)
-    low, high = cfg.clip_low, cfg.clip_high
-    return [stale_weight(a, now, then, clip_low=low, clip_high=high) for a, now, then in rows]
+    return [stale_weight(a, now, then) for a, now, then in rows]
 
 
-def ppo_pass(datums: Sequence[Datum], cfg: Training) -> LossPass:
+def ppo_pass(datums: Sequence[Datum]) -> LossPass:
     """Build the pass over advantages of sampled tokens, with the ratio's bounds."""
-    bounds = {"clip_low_threshold": cfg.clip_low, "clip_high_threshold": cfg.clip_high}
+    low, high = RATIOS
+    bounds = {"clip_low_threshold": low, "clip_high_threshold": high}
     return LossPass("ppo", tuple(datums), bounds)
