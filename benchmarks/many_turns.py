@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.why import why_of
 
 SESSION = 10
 """Turns of one session; nothing follows the last one."""
@@ -88,6 +89,7 @@ def _turns(count: int, rng: random.Random, blob: int) -> Iterator[dict[str, Any]
             "reply_digest": "d",
             "settled": int(refused is not None or sampled),
             "untrained_because": refused,
+            "why": why_of(refused),
             "next": None if side or last else "user",
             "verdict": verdict,
             "hint": judged and luck < 0.2,

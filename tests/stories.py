@@ -17,6 +17,7 @@ from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.methods import COMBINE, BatchItem
 from tinker_claw.types import HintScores, Kind, Lost, NextState, PolicyVersion, Vote
+from tinker_claw.why import Why
 
 SECRET = "SECRET"
 """A text that is part of everything that a user, a model, a tool or the judge wrote."""
@@ -128,8 +129,8 @@ def every_state(directory: Path) -> dict[str, int]:
     turns["quarantined"], bad = told.sampled("bad", 1)
     ledger.steps.void(ledger.steps.begin(told.version.id, [bad]), "it makes no sense")
     ledger.samples.quarantine(bad)
-    turns["side"] = told.turn("side", kind=Kind.SIDE, untrained_because="side turn: recap")
-    turns["refused when captured"] = told.turn("hung up", untrained_because="the client hung up")
+    turns["side"] = told.turn("side", kind=Kind.SIDE, untrained_because=Why.SIDE.says("recap"))
+    turns["refused when captured"] = told.turn("hung up", untrained_because=Why.HUNG_UP.says())
     turns["passed over"] = told.turn("goes on")
     turns["waits for a next state"] = told.turn("goes on")
     turns["lost"] = told.turn("is compacted")

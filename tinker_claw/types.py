@@ -18,6 +18,7 @@ from operator import add
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from tinker_claw.errors import AlignmentError, same_length
+from tinker_claw.why import Why
 
 Message: TypeAlias = Mapping[str, Any]
 """One chat message as chat templates take it, validated by the format that it came in: `role`
@@ -212,11 +213,11 @@ class SamplingParams:
     def unfit_because(self) -> str | None:
         """Reason why a completion sampled like this is not trainable, or None."""
         if self.temperature != 1.0:
-            return f"sampled at temperature {self.temperature:g}, not 1"
+            return Why.SAMPLED_AT.says(f"temperature {self.temperature:g}, not 1")
         if self.top_p != 1.0:
-            return f"sampled at top_p {self.top_p:g}, not 1"
+            return Why.SAMPLED_AT.says(f"top_p {self.top_p:g}, not 1")
         if self.top_k is not None:
-            return f"sampled at top_k {self.top_k}"
+            return Why.SAMPLED_AT.says(f"top_k {self.top_k}")
         return None
 
 

@@ -16,6 +16,7 @@ from tinker_claw.ledger import prune
 from tinker_claw.ledger.judgements import SET_ASIDE, TRIES
 from tinker_claw.ledger.versions import LEFT_BEHIND
 from tinker_claw.privacy.marker import Privacy
+from tinker_claw.why import Why
 
 WORDS = {
     "trained": "trained in step 1",
@@ -72,7 +73,7 @@ def states(directory: Path) -> dict[str, int]:
     for _ in range(TRIES):
         ledger.judgements.add_in_vain(turns["set aside"], "I cannot rate that.")
     turns["without a score"] = told.judged("unscored", -1, "be brief")
-    ledger.turns.refuse(turns["without a score"], "the teacher could not score it: no adapter.")
+    ledger.turns.refuse(turns["without a score"], Why.UNSCORED.says("no adapter."))
     turns["private"] = told.turn("private")
     ledger.turns.mark_private("me", "private", Privacy.PRIVATE)
     turns["no place for a hint"] = told.judged("no place", -1, "be brief", hint_at=None)

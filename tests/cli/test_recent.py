@@ -23,6 +23,7 @@ from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.outcome import advice
 from tinker_claw.ledger.views import Filter, TurnView, read, read_turns
 from tinker_claw.types import Kind, NextState
+from tinker_claw.why import Why
 
 SECRET = "my landlady's cat"
 
@@ -74,11 +75,11 @@ def add_every_kind_of_turn(ledger: Ledger) -> dict[str, int]:
         return made[name]
 
     side = "an OpenClaw call without tools"
-    reason = {"kind": Kind.SIDE, "kind_reason": side, "untrained_because": f"side turn: {side}"}
+    reason = {"kind": Kind.SIDE, "kind_reason": side, "untrained_because": Why.SIDE.says(side)}
     turn("side", **reason, call="recap")
     turn("passed over", key="one")
     turn("waits", key="one")
-    turn("hot", untrained_because="sampled at temperature 0.6, not 1")
+    turn("hot", untrained_because=Why.SAMPLED_AT.says("temperature 0.6, not 1"))
     turn("closed")
     with ledger._db.transaction() as tx:
         tx.execute("UPDATE sessions SET closed_at = 1 WHERE key = 'closed'")
@@ -228,7 +229,7 @@ def turns_of(ledger: Ledger, count: int, keys: str = "s{}", **changes: Any) -> l
 
 def test_side_turns_only_are_explained(ledger: Ledger) -> None:
     reason = {"kind": Kind.SIDE, "kind_reason": "asked for version 3"}
-    turns_of(ledger, 5, **reason, untrained_because="side turn: asked for version 3")
+    turns_of(ledger, 5, **reason, untrained_because=Why.SIDE.says("asked for version 3"))
     (first,) = advice(recent(ledger))
     assert first.startswith("5 of 5 requests are side turns, which are never trained; ")
     assert "the reason of 5: asked for version 3." in first
@@ -250,7 +251,7 @@ def test_turns_without_a_next_state_are_explained(ledger: Ledger) -> None:
 
 
 def test_sampling_that_cannot_be_trained_is_explained(ledger: Ledger) -> None:
-    ids = turns_of(ledger, 3, untrained_because="sampled at top_p 0.9, not 1")
+    ids = turns_of(ledger, 3, untrained_because=Why.SAMPLED_AT.says("top_p 0.9, not 1"))
     ledger.turns.add_next_state(ids[0], NextState("user", "thanks"))
     (unfit,) = advice(recent(ledger))
     assert unfit.startswith("3 of 3 main turns cannot be trained: sampled at top_p 0.9, not 1.")

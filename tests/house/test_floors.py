@@ -20,6 +20,7 @@ FLOORS = {
     "tinker_claw.evidence": 0,
     "tinker_claw.retry": 0,
     "tinker_claw.files": 0,
+    "tinker_claw.why": 0,
     "tinker_claw.privacy": 0,
     "tinker_claw.images": 1,
     "tinker_claw.types": 1,

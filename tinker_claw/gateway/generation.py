@@ -24,6 +24,7 @@ from tinker_claw.privacy.marker import Privacy
 from tinker_claw.render.stream import CutStream
 from tinker_claw.telemetry import Served
 from tinker_claw.types import Completion, Delta, Kind, Reply, StopReason, TokenChunk
+from tinker_claw.why import Why
 
 Show = Callable[[list[Delta]], Awaitable[None]]
 
@@ -59,7 +60,7 @@ class Generation:
         self._usd: float | None = None
         self._completion: Completion | None = None
         self._forgotten = False
-        self._broken = "the client hung up"
+        self._broken = Why.HUNG_UP.says()
         """Why the reply broke off, if it did."""
 
     async def run(self, show: Show | None = None) -> FinishedReply:
@@ -124,7 +125,7 @@ class Generation:
             raise
         except BaseException as error:  # the client hung up, or its format failed
             if not isinstance(error, asyncio.CancelledError):
-                self._broken = f"the reply broke off: {type(error).__name__}"
+                self._broken = Why.BROKE_OFF.says(type(error).__name__)
             if self.sampling.begun:
                 self._capture(self.sampling.completion(aborted=True), self._parser.finish()[1])
             raise
@@ -218,13 +219,13 @@ class Generation:
         if self._job.untrained_because is not None:
             return self._job.untrained_because
         if holds is not None:
-            return f"holds {holds}"
+            return Why.HOLDS.says(holds)
         if completion.stop_reason is StopReason.ABORT:
             return self._broken
         if completion.stop_reason is StopReason.CUT:
             return self._parser.cut_because
         if not completion.tokens:
-            return "nothing was sampled"
+            return Why.NOTHING.says()
         return self.sampling.unfit_because()
 
 

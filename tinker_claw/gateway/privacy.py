@@ -32,6 +32,7 @@ from tinker_claw.privacy.marker import (
 from tinker_claw.privacy.redact import Redactor, name_digest
 from tinker_claw.telemetry import log
 from tinker_claw.types import Kind, Message, Tool, Writer, has_note, noted
+from tinker_claw.why import Why
 
 TRACES = 4096
 TEXTS = 28_000
@@ -43,7 +44,7 @@ _EACH = 100
 _OF_ANOTHER = frozenset({RequestKind.FLUSH, RequestKind.SUBAGENT, RequestKind.UTILITY})
 """Calls with keys of their own, and with words from the session that they were made for."""
 _Key = tuple[int, int]
-AFTERWARDS = "its prompt holds what was said in private"
+AFTERWARDS = Why.AFTER_PRIVATE.says()
 
 
 class SessionPrivacy:

@@ -51,11 +51,12 @@ from tinker_claw.types import (
     SamplingParams,
     Writer,
 )
+from tinker_claw.why import Why
 
-PICTURED = "holds an image, on which --images serve does not train"
-NOT_THEIRS = "holds an image that neither an owner nor a tool has sent"
+PICTURED = Why.PICTURED.says()
+NOT_THEIRS = Why.NOT_THEIRS.says()
 """Why a turn with images is not trained with --images serve, or with --images train."""
-UNASKED = "reply to a rating; nothing to learn from"
+UNASKED = Why.VERDICT.says()
 """Why a reply is not trained on if the user's message was nothing but a verdict."""
 _ID = re.compile(r"[0-9]{1,18}")
 """Number of a version; a longer one is invalid."""
@@ -107,7 +108,7 @@ class Job:
     def untrained_because(self) -> str | None:
         """Why this turn cannot be trained on, as far as the request tells."""
         if self.identity.kind is Kind.SIDE:
-            return f"side turn: {self.identity.reason}"
+            return Why.SIDE.says(self.identity.reason)
         if self.identity.call is RequestKind.VERDICT:
             return UNASKED
         if self.identity.done and not self.identity.episode:  # which is trained on its outcome
@@ -115,7 +116,7 @@ class Job:
         if self.privacy is Privacy.AFTER:
             return AFTERWARDS
         if self.said.holds is not None:
-            return f"holds {self.said.holds}"
+            return Why.HOLDS.says(self.said.holds)
         return self.said.pictured or self.params.unfit_because()
 
     @property

@@ -19,6 +19,7 @@ from tinker_claw.gateway.request import Job, is_current
 from tinker_claw.policy import Sampler
 from tinker_claw.telemetry import log
 from tinker_claw.types import Completion, SamplingParams, StopReason, TokenChunk, Tokens
+from tinker_claw.why import Why
 
 Take = Callable[[TokenChunk], Awaitable[bool]]
 """Takes a chunk, and returns whether to sample on."""
@@ -53,9 +54,9 @@ class Sampling:
         """Why the tokens are not those of one version of the policy; None: they are."""
         names = [f"v{self._job.version}" if s is None else s.name for s in self._gave]
         if len(names) > 1:
-            return f"sampled by {' and '.join(names)}, which are not one policy"
+            return Why.TWO_POLICIES.says(" and ".join(names))
         if any(s and s.base for s in self._gave):
-            return "the base model answered"
+            return Why.BASE.says()
         return None
 
     def completion(self, *, aborted: bool = False, cut: bool = False) -> Completion:

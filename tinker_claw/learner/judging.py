@@ -35,6 +35,7 @@ from tinker_claw.methods.base import Evidence, Signal, reward_of, step_reward
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import log
 from tinker_claw.types import HintScores, NextState, Turn, Verdict, Vote, Wish
+from tinker_claw.why import Why
 
 WAITS = Backoff(first_s=5.0, longest_s=600.0, jitter=0.25)
 """Waits between attempts while the judge fails, the service is away, or the ledger refuses."""
@@ -509,7 +510,7 @@ class Judging:
         except OutageError:
             raise
         except (AlignmentError, BackendError, RequestError) as error:
-            return None, f"the teacher could not score it: {error}"
+            return None, Why.UNSCORED.says(str(error))
 
     def _check(self, turn_id: int) -> None:
         """Raise where the turn was forgotten meanwhile."""

@@ -9,7 +9,7 @@ import asyncio
 import math
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from tinker_claw.config.settings import Training
 from tinker_claw.errors import (
@@ -22,8 +22,8 @@ from tinker_claw.methods.passes import UNTOLD_SHARE, BatchItem, candidates
 from tinker_claw.policy import Policy, Sampler
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import HintScores, Sample, TokenLogprobs, Turn, moved
+from tinker_claw.why import Why
 
-_UNFIT: Final = "what its teacher would be told does not fit"
 _T = TypeVar("_T")
 
 
@@ -44,9 +44,9 @@ class HintScorer:
         if not self._teaching.cuts:
             short = [text for text in short if text in told]
         if not short:
-            return f"{_UNFIT}: it has more than {most} tokens"
+            return Why.UNFIT_HINT.says(f"it has more than {most} tokens")
         texts = tuple(text for text in short if self._has_room(turn, text))
-        return texts or f"{_UNFIT}: with it the prompt is longer than the context"
+        return texts or Why.UNFIT_HINT.says("with it the prompt is longer than the context")
 
     async def teach(self, turn: Turn, texts: Sequence[str]) -> HintScores:
         """Return a reply's scores under the text whose candidates overlap most with its own.

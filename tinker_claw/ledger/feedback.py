@@ -15,12 +15,11 @@ from typing import Literal
 
 from tinker_claw.errors import ClawError
 from tinker_claw.ledger.database import LedgerTable, insert
-from tinker_claw.ledger.judgements import SET_ASIDE
-from tinker_claw.ledger.lessons import FORGOTTEN_LESSON
 from tinker_claw.ledger.turns import reopen
 from tinker_claw.types import Source
+from tinker_claw.why import Why
 
-ENDED = "X-Session-Done: the session ended with it, so nothing judges it"
+ENDED = Why.ENDED.says()
 """Reason why a turn is not trained, unless somebody rates it."""
 OUTCOME = "it is of how the session ended, and the session is no episode (X-Turn-Type: episode)"
 TOO_LATE = "the episode is over: it was queued already, or has expired"
@@ -83,7 +82,7 @@ _ABOUT = {
     "FROM sessions WHERE key = :name AND user = :user) ORDER BY idx DESC LIMIT 1)",
 }
 _FIND = """
-SELECT turns.id, turns.session_id, turns.kind, turns.settled, turns.untrained_because,
+SELECT turns.id, turns.session_id, turns.kind, turns.settled, turns.untrained_because, why,
   LENGTH(tokens) > 1 AS kept, episode, verdicts.turn_id IS NOT NULL AS judged, samples.state,
   expired_because,
   EXISTS (SELECT 1 FROM step_samples JOIN steps ON steps.id = step_samples.step_id
@@ -154,7 +153,9 @@ def _unused(turn: sqlite3.Row) -> str | None:
         states = {"trained": "was trained already", "expired": "has grown too old to be trained"}
         return f"the reply {states.get(turn['state'], 'was set aside: steps with it failed')}"
     because = turn["untrained_because"]
-    taken_up = because in (SET_ASIDE, ENDED) or (turn["judged"] and because != FORGOTTEN_LESSON)
+    taken_up = turn["why"] in (Why.SET_ASIDE, Why.ENDED) or (
+        turn["judged"] and turn["why"] != Why.FORGOTTEN_LESSON
+    )
     if turn["kind"] == "main" and turn["kept"] and (not turn["settled"] or taken_up):
         return None
     return because or "what was sampled is not kept any more"

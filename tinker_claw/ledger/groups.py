@@ -14,16 +14,16 @@ from dataclasses import dataclass
 
 from tinker_claw.ledger.database import LedgerTable
 from tinker_claw.ledger.turns import JUDGEABLE, OUTCOME, STEP
-from tinker_claw.ledger.versions import LEFT_BEHIND
+from tinker_claw.why import Because, Why
 
 LIMIT_S = 3600.0
 """Seconds after the last activity in any session of a group until it ends: few steps of an agent
 take longer, and its samples grow old while others learn."""
-NO_OUTCOME = "no outcome of its episode came in time"
-AGREED = "all episodes of its group had the same reward at this step"
-TOO_LARGE = "its group has more samples than a step may take, eight times --batch-size"
-MATE_TOO_OLD = "another sample of its group had grown too old"
-PASSED = "its episode ended without going on from it"
+NO_OUTCOME = Why.NO_OUTCOME.says()
+AGREED = Why.AGREED.says()
+TOO_LARGE = Why.TOO_LARGE.says()
+MATE_TOO_OLD = Why.MATE_TOO_OLD.says()
+PASSED = Why.LATER.says()
 """Reason why samples or turns of an episode are not trained."""
 COMPARED = """
 CASE WHEN EXISTS (SELECT 1 FROM sessions AS mate JOIN feedback ON feedback.session_id = mate.id
@@ -132,8 +132,8 @@ def expire_mates(tx: sqlite3.Connection) -> int:
         "CROSS JOIN turns AS old ON old.session_id = mate.id "
         "CROSS JOIN samples AS gone ON gone.turn_id = old.id "
         "WHERE mate.group_id = waiting.id AND gone.state = 'expired' "
-        "AND COALESCE(gone.expired_because, ?1) = ?1)",
-        (LEFT_BEHIND,),
+        "AND COALESCE(gone.expired_why, ?1) = ?1)",
+        (Why.LEFT_BEHIND,),
     ).fetchall()
     expired = 0
     for (group,) in broken:
@@ -149,31 +149,32 @@ def expire_mates(tx: sqlite3.Connection) -> int:
 def _expire_agreed(tx: sqlite3.Connection, group: int) -> int:
     """Expire samples at steps whose rewards all agree, so have no advantage; taught ones stay."""
     return tx.execute(
-        "UPDATE samples SET state = 'expired', expired_because = ? WHERE state = 'queued' "
+        "UPDATE samples SET state = 'expired', expired_because = ?, expired_why = ? "
+        "WHERE state = 'queued' "
         "AND teacher_logprobs IS NULL AND turn_id IN (WITH queued AS ("
         f"SELECT turn_id, reward, {STEP} AS step FROM sessions "
         "JOIN turns ON session_id = sessions.id JOIN samples ON turn_id = turns.id "
         "WHERE group_id = ? AND state = 'queued') "
         "SELECT turn_id FROM queued WHERE step IN (SELECT step FROM queued "
         "GROUP BY step HAVING COUNT(*) > 1 AND MAX(reward) - MIN(reward) < ?))",
-        (AGREED, group, _SAME),
+        (AGREED, AGREED.why, group, _SAME),
     ).rowcount
 
 
-def _expire(tx: sqlite3.Connection, session: int, why: str) -> int:
+def _expire(tx: sqlite3.Connection, session: int, because: Because) -> int:
     return tx.execute(
-        "UPDATE samples SET state = 'expired', expired_because = ? "
+        "UPDATE samples SET state = 'expired', expired_because = ?, expired_why = ? "
         f"WHERE state IN ('queued', 'held') AND {_OF}",
-        (why, session),
+        (because, because.why, session),
     ).rowcount
 
 
-def _refuse(tx: sqlite3.Connection, session: int, why: str) -> None:
+def _refuse(tx: sqlite3.Connection, session: int, because: Because) -> None:
     """Refuse the session's open turns, which will never be samples."""
     tx.execute(
-        "UPDATE turns SET settled = 1, untrained_because = ? "
+        "UPDATE turns SET settled = 1, untrained_because = ?, why = ? "
         "WHERE session_id = ? AND kind = 'main' AND settled = 0",
-        (why, session),
+        (because, because.why, session),
     )
 
 

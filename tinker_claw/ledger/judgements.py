@@ -15,10 +15,11 @@ from tinker_claw.ledger.database import LedgerTable
 from tinker_claw.ledger.lessons import learn
 from tinker_claw.ledger.turns import check_kept, reopen
 from tinker_claw.types import Verdict, Vote, Wish
+from tinker_claw.why import Why
 
 TRIES = 3
 """Failed tries after which a turn is set aside."""
-SET_ASIDE = "set aside: three times it could not be judged; `tinker-claw rejudge` takes it up again"
+SET_ASIDE = Why.SET_ASIDE.says()
 """Reason why such a turn is not trained."""
 _LONGEST = 2000
 """Most characters kept of a failed try's answer."""
@@ -33,7 +34,7 @@ ORDER BY later.idx LIMIT 1
 """SQL on a row of `turns`: the reply of `JudgementTable.demonstration`."""
 _SET_ASIDE = """
 SELECT turns.id FROM turns JOIN next_states ON turn_id = turns.id
-WHERE untrained_because = ? AND LENGTH(tokens) > 1 AND text <> '' ORDER BY turns.id
+WHERE why = ? AND LENGTH(tokens) > 1 AND text <> '' ORDER BY turns.id
 """
 
 
@@ -103,9 +104,9 @@ class JudgementTable(LedgerTable):
             )
             if tries + 1 >= TRIES:
                 tx.execute(
-                    "UPDATE turns SET settled = 1, untrained_because = ? "
+                    "UPDATE turns SET settled = 1, untrained_because = ?, why = ? "
                     "WHERE id = ? AND settled = 0",
-                    (SET_ASIDE, turn_id),
+                    (SET_ASIDE, Why.SET_ASIDE, turn_id),
                 )
         return tries + 1
 
@@ -122,7 +123,7 @@ class JudgementTable(LedgerTable):
             turn_ids: turns to choose from; None: all. Those without their text stay aside.
         """
         with self._db.transaction() as tx:
-            found = [row["id"] for row in tx.execute(_SET_ASIDE, (SET_ASIDE,))]
+            found = [row["id"] for row in tx.execute(_SET_ASIDE, (Why.SET_ASIDE,))]
             again = [one for one in found if turn_ids is None or one in turn_ids]
             for turn_id in again:
                 tx.execute("DELETE FROM votes WHERE turn_id = ? AND about = 'in vain'", (turn_id,))

@@ -19,9 +19,10 @@ from tinker_claw.errors import UndoError
 from tinker_claw.evidence import Rate, record
 from tinker_claw.ledger.database import LedgerTable, Rows, insert
 from tinker_claw.types import Wish
+from tinker_claw.why import Why
 from tinker_claw.wishes import BLANKS, LONGEST, hidden
 
-FORGOTTEN_LESSON = "its prompt held a lesson whose source was forgotten"
+FORGOTTEN_LESSON = Why.FORGOTTEN_LESSON.says()
 """Reason why such a turn is not trained."""
 UNTOLD = "[[], 0, 0]"
 """`turns.told` of such a turn: the lesson is not in its prompt any more."""

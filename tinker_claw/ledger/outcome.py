@@ -1,7 +1,7 @@
 """Sentences on the outcome of a turn or what it waits for, on patterns among turns, and on
 episodes.
 
-Rule: these sentences are written only here, and each contains its short word (`words.py`).
+Rule: these sentences are written only here, and each contains its short words (`why.py`).
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from tinker_claw.ledger import words
 from tinker_claw.ledger.database import Rows
 from tinker_claw.ledger.groups import LIMIT_S
 from tinker_claw.ledger.judgements import TRIES
 from tinker_claw.ledger.views import SampleView, TurnView
 from tinker_claw.types import Kind, Lost
+from tinker_claw.why import Why
 
 LOST: Mapping[str, str] = {
     Lost.COMPACTED: "a summary replaces the history, and no reply of the session comes after it",
@@ -26,11 +26,11 @@ LOST: Mapping[str, str] = {
 """Why a request could not be tied to the turn whose reply it answers."""
 _STEPS = {"committed": "taken", "intent": "under way"}
 _PLAIN = {
-    words.SIDE: f"It is never trained: it is a {words.SIDE}.",
-    words.IDLE: f"It {words.IDLE}: whatever the user still says in it counts.",
-    words.NEXT: f"It {words.NEXT}: the user's next message, or the results of its tools.",
+    Why.SIDE: "It is never trained: it is a {}.",
+    Why.IDLE: "It {}: whatever the user still says in it counts.",
+    Why.NEXT: "It {}: the user's next message, or the results of its tools.",
 }
-"""Complete sentences, by the word for the outcome."""
+"""Complete sentences with the words for the outcome."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +79,16 @@ def outcome(turn: TurnView, run: RunView) -> str:
 
 def _became(turn: TurnView) -> str:
     word = turn.outcome
-    if word in _PLAIN:
-        return _PLAIN[word]
+    if turn.why is not None and turn.why in _PLAIN:
+        return _PLAIN[turn.why].format(word)
     if turn.untrained_because is not None:
         return f"It is not trained: {turn.untrained_because.rstrip('.')}."
-    if word == words.PASSED:
+    if turn.why is Why.PASSED:
         return _passed(turn)
-    if word == words.JUDGE and turn.tries:
+    if turn.why is Why.JUDGE and turn.tries:
         again = f"and is tried again, at most {TRIES} times; {turn.tries} came to nothing"
         return f"It {word}, {again}."
-    if word == words.JUDGE:
+    if turn.why is Why.JUDGE:
         return (
             f"It {word}. `tinker-claw status` says whether the judge works, waits for the "
             "service, or is paused by the budget."
@@ -101,23 +101,23 @@ def _became(turn: TurnView) -> str:
 
 def _passed(turn: TurnView) -> str:
     if turn.passed_by is None:
-        return f"It {words.PASSED}: its session is private now, and nothing of it is kept."
+        return f"It {turn.outcome}: its session is private now, and nothing of it is kept."
     which = "which does not answer this reply"
     if turn.passed_lost is not None:
         which = f"of which it is not known what reply it answers: {LOST[turn.passed_lost]}"
-    return f"It {words.PASSED}: its session has gone on with turn {turn.passed_by}, {which}."
+    return f"It {turn.outcome}: its session has gone on with turn {turn.passed_by}, {which}."
 
 
 def _running(turn: TurnView) -> str:
     """Describe an episode that waits for its outcome, or for its group's."""
     limit = f"{LIMIT_S / 3600:g} hour after the last that is heard of"
-    if turn.outcome == words.ENDING:
+    if turn.why is Why.ENDING:
         expires = f"without one it expires {limit} its {'group' if turn.group else 'episode'}"
-        return f"It {words.ENDING}: final feedback says how its episode ended; {expires}."
-    if turn.outcome == words.QUEUE:
-        return f"Its episode has ended, and it {words.QUEUE}, which takes a moment."
+        return f"It {turn.outcome}: final feedback says how its episode ended; {expires}."
+    if turn.why is Why.QUEUE:
+        return f"Its episode has ended, and it {turn.outcome}, which takes a moment."
     return (
-        f"It {words.GROUP}: of {turn.group_size} episodes of {turn.group} {turn.group_done} have "
+        f"It {turn.outcome}: of {turn.group_size} episodes of {turn.group} {turn.group_done} have "
         f"their outcome. Those that have one are queued without the others {limit} any of them."
     )
 
@@ -129,7 +129,7 @@ def _sampled(turn: TurnView, sample: SampleView, run: RunView) -> str:
         told = _running(turn)
     elif sample.state == "queued":
         told = _queued(turn, sample, run)
-    elif turn.outcome != words.EXPIRED:  # set aside, or expired for a reason of its own
+    elif turn.why is not Why.EXPIRED:  # set aside, or expired for a reason of its own
         told = f"It is not trained: {turn.outcome}."
     else:
         told = (
@@ -149,7 +149,7 @@ def _trained(turn: TurnView, sample: SampleView) -> str:
 
 
 def _queued(turn: TurnView, sample: SampleView, run: RunView) -> str:
-    if turn.outcome == words.TRAINING:
+    if turn.why is Why.TRAINING:
         return f"It is {turn.outcome}, in step {sample.begun}."
     missing = run.batch - run.queued
     rest = (
@@ -243,7 +243,7 @@ def advice(turns: Sequence[TurnView]) -> Iterator[str]:
                 "nor a name for the session (X-Session-Id)."
             )
         yield f"None of the {len(main)} main turns has a next state, {why}"
-    unfit = [turn for turn in main if (turn.untrained_because or "").startswith("sampled at ")]
+    unfit = [turn for turn in main if turn.refused is Why.SAMPLED_AT]
     if _most(unfit, main):
         yield (
             f"{len(unfit)} of {len(main)} main turns cannot be trained: "

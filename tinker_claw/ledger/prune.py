@@ -26,8 +26,9 @@ from tinker_claw.ledger.lessons import FORGOTTEN_LESSON, UNTOLD, orphans, taught
 from tinker_claw.ledger.turns import UNSAID, mark_private, remove_sample, told_of
 from tinker_claw.ledger.versions import read_line, withdraw_from_step
 from tinker_claw.privacy.redact import name_digest
+from tinker_claw.why import Because, Why
 
-UNFOLLOWED = "nothing followed it before it was dropped for its age"
+UNFOLLOWED = Why.UNFOLLOWED.says()
 FORGOTTEN = "forgotten"
 """Prefix of the new key of a forgotten session."""
 SAFE_STATES = 8
@@ -120,8 +121,8 @@ def drop_some(database: Writer, before: float, at: int) -> tuple[int, int | None
         still = tx.execute(_DROPPABLE, (found[0], found[-1], before, _ROWS)).fetchall()
         for (turn,) in still:
             tx.execute(
-                "UPDATE turns SET untrained_because = ? WHERE id = ? AND settled = 0",
-                (UNFOLLOWED, turn),
+                "UPDATE turns SET untrained_because = ?, why = ? WHERE id = ? AND settled = 0",
+                (UNFOLLOWED, UNFOLLOWED.why, turn),
             )
             tx.execute(f"UPDATE turns SET {_ASKED} WHERE id = ?2", ("dropped", turn))
             let_go(tx, turn)
@@ -380,8 +381,9 @@ def _take_back(tx: sqlite3.Connection, what: Forgetting) -> None:
     sources = json.dumps([*what.turns, *what.unsaid])
     tx.execute(f"DELETE FROM lessons WHERE turn_id IN {_THESE}", (sources,))
     tx.execute(
-        f"UPDATE samples SET expired_because = ? WHERE state = 'trained' AND turn_id IN {_THESE}",
-        (FORGOTTEN, json.dumps(what.turns)),
+        "UPDATE samples SET expired_because = ?, expired_why = ? WHERE state = 'trained' "
+        f"AND turn_id IN {_THESE}",
+        (Why.FORGOTTEN.says(), Why.FORGOTTEN, json.dumps(what.turns)),
     )
     for turn in what.unsaid:
         _untrain(tx, turn, UNSAID)
@@ -426,16 +428,19 @@ def _take_name(tx: sqlite3.Connection, session: int) -> None:
         mark_private(tx, said["user"], said["key"], said["private"])
 
 
-def _untrain(tx: sqlite3.Connection, turn: int, why: str) -> None:
+def _untrain(tx: sqlite3.Connection, turn: int, because: Because) -> None:
     """Remove a turn's sample and refuse the turn; one that was trained is not trained again, should
     its step be lost."""
     if _withdraw(tx, turn):
-        tx.execute("UPDATE samples SET expired_because = ? WHERE turn_id = ?", (why, turn))
+        tx.execute(
+            "UPDATE samples SET expired_because = ?, expired_why = ? WHERE turn_id = ?",
+            (because, because.why, turn),
+        )
     else:
         tx.execute(
             # Also where there was a reason, which may end.
-            "UPDATE turns SET settled = 1, untrained_because = ? WHERE id = ?",
-            (why, turn),
+            "UPDATE turns SET settled = 1, untrained_because = ?, why = ? WHERE id = ?",
+            (because, because.why, turn),
         )
 
 

@@ -28,6 +28,7 @@ from tinker_claw.ledger.images import kept
 from tinker_claw.ledger.turns import OVER, STEP, check_kept, completion_of, told_of
 from tinker_claw.ledger.versions import expire_left_behind, read_line
 from tinker_claw.types import HintScores, Images, Sample
+from tinker_claw.why import Because, Why, why_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Waiting:
     """When it was queued, in seconds since 1970."""
 
 
-NO_GRADIENT = "nothing in its batch said what is better than the rest"
+NO_GRADIENT = Why.NO_GRADIENT.says()
 """Reason why samples of such a batch expire."""
 BY_TOOLS = (
     "(COALESCE(role, '') IN ('tool', 'other') AND NOT EXISTS (SELECT 1 FROM verdicts "
@@ -101,7 +102,8 @@ class SampleTable(LedgerTable):
                 return 0
             values["created_at"] = time.time()
             values["state"] = ("queued", "held", "expired")[found["episode"]]
-            values["expired_because"] = OVER if found["episode"] == 2 else None
+            over = OVER if found["episode"] == 2 else None
+            values |= {"expired_because": over, "expired_why": why_of(over)}
             return insert(tx, "samples", values)
 
     def waiting(self) -> int:
@@ -118,7 +120,7 @@ class SampleTable(LedgerTable):
         with self._db.transaction() as tx:
             cursor = tx.execute(
                 "UPDATE samples SET state = 'expired' WHERE state IN ('queued', 'held') AND "
-                "(expired_because IS NOT NULL OR "  # its step was lost
+                "(expired_why IS NOT NULL OR "  # its step was lost
                 "(SELECT ? - step FROM turns JOIN versions ON versions.id = policy_version "
                 "WHERE turns.id = turn_id) > ?)",
                 (current_step, max_staleness),
@@ -160,12 +162,13 @@ class SampleTable(LedgerTable):
             json.dumps([sample.id for sample in samples]),
         )
 
-    def expire_these(self, sample_ids: Iterable[int], why: str) -> None:
+    def expire_these(self, sample_ids: Iterable[int], because: Because) -> None:
         """Expire these samples."""
         self._db.write(
-            "UPDATE samples SET state = 'expired', expired_because = ? "
+            "UPDATE samples SET state = 'expired', expired_because = ?, expired_why = ? "
             "WHERE state = 'queued' AND id IN (SELECT value FROM json_each(?))",
-            why,
+            because,
+            because.why,
             json.dumps([*sample_ids]),
         )
 

@@ -85,7 +85,8 @@ CREATE TABLE turns (
   policy_version    INTEGER NOT NULL REFERENCES versions (id),
   created_at        REAL NOT NULL,
   settled           INTEGER NOT NULL,    -- 1: it became a sample, or was refused
-  untrained_because TEXT,                -- NULL while it may still be trained
+  why               INTEGER,             -- number of the reason in why.py why it is not trained; NULL while it may be
+  untrained_because TEXT,                -- the same in words, with details
   blanked           TEXT,                -- why its texts and tokens are gone: forgotten, or dropped; NULL: they are kept
   prompt_tokens     INTEGER NOT NULL,
   completion_tokens INTEGER NOT NULL,
@@ -121,7 +122,7 @@ CREATE INDEX turns_narrow ON turns (id, session_id, kind, created_at);
 CREATE INDEX turns_open ON turns (id, session_id) WHERE settled = 0;
 -- Covers sums over all turns, so that their wide rows are not read.
 CREATE INDEX turns_by_version ON turns (kind, policy_version, idx, session_id, told, fallback);
-CREATE INDEX turns_untrained ON turns (untrained_because) WHERE untrained_because IS NOT NULL;
+CREATE INDEX turns_untrained ON turns (why, untrained_because) WHERE why IS NOT NULL;
 CREATE INDEX turns_lost ON turns (lost) WHERE lost IS NOT NULL;
 CREATE INDEX turns_unknown ON turns (client) WHERE call = 'unknown';
 CREATE INDEX turns_by_response ON turns (response_id) WHERE response_id IS NOT NULL;
@@ -225,7 +226,8 @@ CREATE TABLE samples (
   untold           REAL,                 -- nats per token by which the lessons in its prompt raise its logprob; NULL: not measured
   advantages       BLOB,                 -- token advantages, before normalisation
   state            TEXT NOT NULL,        -- held (for an outcome), queued, trained, expired, quarantined
-  expired_because  TEXT,                 -- NULL: too old, or not expired; of a trained one, why it is not trained again
+  expired_why      INTEGER,              -- number of the reason in why.py; NULL: too old, or not expired; of a trained one, why it is not trained again
+  expired_because  TEXT,                 -- the same in words
   step_id          INTEGER REFERENCES steps (id),
   created_at       REAL NOT NULL         -- when it was held or, later, queued
 ) STRICT;

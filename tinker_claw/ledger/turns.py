@@ -45,6 +45,7 @@ from tinker_claw.types import (
     Turn,
     Writer,
 )
+from tinker_claw.why import Why, why_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +108,9 @@ class LastTurn:
 
 
 _NO_TOKENS = dict.fromkeys(("tokens", "logprobs", "topk_ids", "topk_logprobs"), ())
-OVER = "it came after its episode had its outcome, or its group was over"
+OVER = Why.OVER.says()
 """Reason why such a turn is not trained."""
-NOT_UNDERSTOOD = "what followed it looks like a harness's text, of a kind that is not known"
+NOT_UNDERSTOOD = Why.NOT_UNDERSTOOD.says()
 """Reason why such a turn is not trained."""
 OUTCOME = (
     "SELECT score FROM feedback WHERE feedback.session_id = sessions.id AND final = 1 "
@@ -122,7 +123,7 @@ JUDGEABLE = f"""
   OR EXISTS (SELECT 1 FROM sessions WHERE sessions.id = turns.session_id AND episode = 1
     AND ({OUTCOME}) IS NOT NULL AND turns.kind = 'main' AND turns.idx = (
       SELECT MAX(idx) FROM turns AS last WHERE last.session_id = sessions.id AND kind = 'main'
-        AND last.untrained_because IS NOT '{OVER}')))
+        AND last.why IS NOT {Why.OVER:d})))
 """
 """SQL on an open row of `turns`: whether it can become a sample. The last turn of an episode has no
 next state; its outcome is enough."""
@@ -139,7 +140,7 @@ STEP = """
 """
 """SQL on a row of `turns`: the number of earlier replies that its episode built on: 0, 1, 2 ... A
 reply requested again, because its client hung up, does not shift later steps."""
-UNSAID = "what followed it was forgotten"
+UNSAID = Why.UNSAID.says()
 _NEXT_INDEX = "SELECT COALESCE(MAX(idx) + 1, 0) FROM turns WHERE session_id = ? AND kind = ?"
 _AS_IT_IS = (
     "session_id",
@@ -340,7 +341,8 @@ class TurnTable(LedgerTable):
                 values["hint_at"] = None
             elif turn.told:
                 values["told"] = json.dumps(astuple(turn.told))
-            values |= {"untrained_because": because, "settled": because is not None}
+            values |= {"untrained_because": because, "why": why_of(because)}
+            values["settled"] = because is not None
             values["blocks"], values["prompt"] = store(tx, raw)
             values["idx"] = tx.execute(_NEXT_INDEX, (turn.session_id, turn.kind)).fetchone()[0]
             turn_id = insert(tx, "turns", values)
@@ -375,13 +377,13 @@ class TurnTable(LedgerTable):
         written = self._db.write(
             "INSERT OR IGNORE INTO next_states (turn_id, role, text, beside, created_at) "
             "SELECT id, ?, ?, ?, ? FROM turns WHERE id = ? AND blanked IS NULL "
-            "AND untrained_because IS NOT ?",
+            "AND why IS NOT ?",
             state.role,
             state.text,
             json.dumps(state.beside),
             time.time(),
             turn_id,
-            NOT_UNDERSTOOD,
+            Why.NOT_UNDERSTOOD,
         )
         return written == 1
 
@@ -414,17 +416,22 @@ class TurnTable(LedgerTable):
         """Refuse a turn without next state and verdict when the writer after it is unknown: no
         later message answers it."""
         self._db.write(
-            "UPDATE turns SET settled = 1, untrained_because = ? WHERE id = ? AND settled = 0 "
+            "UPDATE turns SET settled = 1, untrained_because = ?, why = ? "
+            "WHERE id = ? AND settled = 0 "
             "AND NOT EXISTS (SELECT 1 FROM next_states WHERE turn_id = turns.id) "
             "AND NOT EXISTS (SELECT 1 FROM verdicts WHERE turn_id = turns.id)",
             NOT_UNDERSTOOD,
+            Why.NOT_UNDERSTOOD,
             turn_id,
         )
 
     def refuse(self, turn_id: int, reason: str) -> None:
-        """Refuse to train a turn, with the reason."""
+        """Refuse to train a turn. `reason`: of `Why`, or in a method's own words."""
         self._db.write(
-            "UPDATE turns SET settled = 1, untrained_because = ? WHERE id = ?", reason, turn_id
+            "UPDATE turns SET settled = 1, untrained_because = ?, why = ? WHERE id = ?",
+            reason,
+            why_of(reason),
+            turn_id,
         )
 
 
@@ -459,8 +466,8 @@ def check_kept(tx: sqlite3.Connection, turn_id: int) -> None:
     Raises:
         ForgottenError: it was forgotten meanwhile, or what followed it.
     """
-    kept = "SELECT 1 FROM turns WHERE id = ? AND blanked IS NULL AND untrained_because IS NOT ?"
-    if tx.execute(kept, (turn_id, UNSAID)).fetchone() is None:
+    kept = "SELECT 1 FROM turns WHERE id = ? AND blanked IS NULL AND why IS NOT ?"
+    if tx.execute(kept, (turn_id, Why.UNSAID)).fetchone() is None:
         raise ForgottenError(f"turn {turn_id} was forgotten meanwhile")
 
 
@@ -474,7 +481,10 @@ def remove_sample(tx: sqlite3.Connection, turn_id: int) -> None:
 def reopen(tx: sqlite3.Connection, turn_id: int) -> None:
     """Reopen a turn without its sample, so that it becomes a new one."""
     remove_sample(tx, turn_id)
-    tx.execute("UPDATE turns SET settled = 0, untrained_because = NULL WHERE id = ?", (turn_id,))
+    tx.execute(
+        "UPDATE turns SET settled = 0, untrained_because = NULL, why = NULL WHERE id = ?",
+        (turn_id,),
+    )
 
 
 def _params_json(params: SamplingParams) -> str:

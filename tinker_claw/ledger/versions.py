@@ -26,12 +26,13 @@ from tinker_claw.ledger.codec import pack_floats
 from tinker_claw.ledger.database import LedgerTable, Rows, insert, set_meta
 from tinker_claw.ledger.turns import reopen
 from tinker_claw.types import PolicyVersion
+from tinker_claw.why import Why
 
 REFUSED = "the gate refused the version"
 """Beginning of the reason for which a step is void."""
 _PINNED = "pinned"
 """Key in `meta`."""
-LEFT_BEHIND = "a rollback has left the version that answered behind"
+LEFT_BEHIND = Why.LEFT_BEHIND.says()
 """Why a sample has expired."""
 LEFT_OPEN = "it could not be closed when it ended"
 """Why a step of this process is void."""
@@ -108,10 +109,10 @@ def expire_left_behind(tx: sqlite3.Connection, line: Line) -> int:
     ).fetchall()
     return sum(
         tx.execute(
-            "UPDATE samples SET state = 'expired', expired_because = ? "
+            "UPDATE samples SET state = 'expired', expired_because = ?, expired_why = ? "
             "WHERE state IN ('queued', 'held') AND EXISTS "
             "(SELECT 1 FROM turns WHERE turns.id = turn_id AND policy_version = ?)",
-            (LEFT_BEHIND, version),
+            (LEFT_BEHIND, LEFT_BEHIND.why, version),
         ).rowcount
         for (version,) in sampled_by
         if not line.leads_on(version)
@@ -407,7 +408,7 @@ def _hear(tx: sqlite3.Connection) -> None:
     found = tx.execute(
         "SELECT DISTINCT feedback.turn_id FROM feedback "
         "JOIN samples ON samples.turn_id = feedback.turn_id AND state = 'queued' "
-        "AND expired_because IS NULL "
+        "AND expired_why IS NULL "
         "JOIN sessions ON sessions.id = feedback.session_id AND episode = 0 "  # groups stay whole
         "WHERE final = 0 AND unused IS NOT NULL"
     ).fetchall()

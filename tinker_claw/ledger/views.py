@@ -19,6 +19,7 @@ from tinker_claw.ledger.versions import Line, read_line
 from tinker_claw.ledger.words import TURNS, WORD
 from tinker_claw.privacy.redact import name_digest
 from tinker_claw.types import Completion, Kind, NextState, Source, Vote
+from tinker_claw.why import Why, in_words
 
 Record = dict[str, Any]
 
@@ -48,7 +49,7 @@ SELECT turns.id, turns.session_id, sessions.user, episode, sessions.task, groups
     'void', json((SELECT json_group_object(id, error) FROM (SELECT begun.id, error
       FROM step_samples JOIN steps AS begun ON begun.id = step_samples.step_id
       WHERE sample_id = samples.id AND status = 'void' ORDER BY begun.id))))) AS sample,
-  {WORD} AS outcome
+  turns.why AS refused, {WORD} AS outcome
 FROM {TURNS}
   JOIN versions ON versions.id = turns.policy_version
   LEFT JOIN steps ON steps.id = samples.step_id
@@ -142,8 +143,13 @@ class TurnView:
     """Failed tries to judge it."""
     hints: int
     sample: SampleView | None
+    refused: Why | None
+    """Reason of `untrained_because`; None: there is none."""
+    why: Why | None
+    """What it waits for, or what was done with it; None: it was trained, or the words of `outcome`
+    have a detail."""
     outcome: str
-    """Word for its outcome; `outcome.py` has the sentence."""
+    """Words for its outcome; `outcome.py` has the sentence."""
 
     @property
     def trained_in_step(self) -> int | None:
@@ -176,6 +182,10 @@ def _turn(row: Record, line: Line) -> TurnView:
         behind = version is not None and not line.leads_on(version)
         sample = SampleView(**sample, left_behind=behind)
     row["sample"] = sample
+    found = row["outcome"]
+    row["why"] = Why(found) if isinstance(found, int) and found > 0 else None
+    row["outcome"] = in_words(found)
+    row["refused"] = None if row["refused"] is None else Why(row["refused"])
     return TurnView(**row)
 
 
@@ -317,6 +327,7 @@ _FIELDS: Mapping[Table, str] = {
 _READ_AS: Mapping[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("judged", "hinted", "outage", "final"), bool),
     "votes": json.loads,
+    "outcome": in_words,
     "metrics": lambda text: json.loads(text or "{}"),
 }
 """Converters of fields that SQLite stores as numbers or texts."""

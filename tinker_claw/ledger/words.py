@@ -1,7 +1,7 @@
-"""Short words for a turn's outcome or what it waits for, for tables and counts.
+"""A turn's outcome, or what it waits for, as SQL computes it.
 
-The word is computed in SQL, so that a table of turns and a count over all of them need no other
-query; `outcome.py` makes a sentence of it.
+A table of turns, and a count over all of them, need no other query. SQL knows numbers of `Why`
+only: `why.in_words` makes words of them, and `outcome.py` sentences.
 """
 
 from __future__ import annotations
@@ -10,56 +10,38 @@ from collections import Counter
 
 from tinker_claw.ledger.database import Rows
 from tinker_claw.ledger.turns import OUTCOME
+from tinker_claw.why import COUNTED, Why, in_words
 
-SIDE = "side turn"
-NEXT = "waits for a next state"
-IDLE = "waits for a next state in an idle session"
-PASSED = "waits for a next state, and may wait for ever"
-ENDING = "waits for its outcome"
-GROUP = "waits for its group"
-JUDGE = "waits for the judge"
-QUEUE = "waits to be queued"
-STEP = "waits for its step"
-TRAINING = "being trained right now"
-EXPIRED = "its sample expired"
-QUARANTINED = "its sample was set aside"
-_HEADS = (
-    SIDE,
-    "the teacher could not score it",
-    "what its teacher would be told does not fit",
+_REFUSED = (
+    f"IIF(turns.why IN ({', '.join(f'{why:d}' for why in COUNTED)}), turns.why, "
+    "RTRIM(turns.untrained_because, '.'))"
 )
-"""Beginnings of reasons that end with details of the turn."""
-_REFUSED = " ".join(
-    [
-        "CASE",
-        *(f"WHEN turns.untrained_because LIKE '{head}%' THEN '{head}'" for head in _HEADS),
-        "ELSE RTRIM(turns.untrained_because, '.') END",
-    ]
+RUNNING = (
+    f"IIF(({OUTCOME}) IS NULL, {Why.ENDING:d}, IIF(group_id IS NULL, {Why.QUEUE:d}, {Why.GROUP:d}))"
 )
-RUNNING = f"IIF(({OUTCOME}) IS NULL, '{ENDING}', IIF(group_id IS NULL, '{QUEUE}', '{GROUP}'))"
-"""SQL on a row of `sessions`: the word for what its episode waits for."""
+"""SQL on a row of `sessions`: what its episode waits for, as a number of `Why`."""
 WORD = f"""
 CASE state
-  WHEN 'trained' THEN 'trained in step ' || samples.step_id
+  WHEN 'trained' THEN -samples.step_id
   WHEN 'queued' THEN IIF(EXISTS (SELECT 1 FROM step_samples JOIN steps AS taking
     ON taking.id = step_samples.step_id WHERE sample_id = samples.id AND taking.status = 'intent'),
-    '{TRAINING}', '{STEP}')
+    {Why.TRAINING:d}, {Why.STEP:d})
   WHEN 'held' THEN {RUNNING}
-  WHEN 'expired' THEN COALESCE(expired_because, '{EXPIRED}')
-  WHEN 'quarantined' THEN '{QUARANTINED}'
+  WHEN 'expired' THEN COALESCE(expired_because, {Why.EXPIRED:d})
+  WHEN 'quarantined' THEN {Why.QUARANTINED:d}
   ELSE CASE
-    WHEN turns.kind = 'side' THEN '{SIDE}'
-    WHEN turns.untrained_because IS NOT NULL THEN {_REFUSED}
-    WHEN verdicts.turn_id IS NOT NULL THEN '{QUEUE}'
-    WHEN next_states.turn_id IS NOT NULL THEN '{JUDGE}'
+    WHEN turns.kind = 'side' THEN {Why.SIDE:d}
+    WHEN turns.why IS NOT NULL THEN {_REFUSED}
+    WHEN verdicts.turn_id IS NOT NULL THEN {Why.QUEUE:d}
+    WHEN next_states.turn_id IS NOT NULL THEN {Why.JUDGE:d}
     WHEN private = 1 OR EXISTS (SELECT 1 FROM turns AS later
       WHERE later.session_id = turns.session_id AND later.kind = 'main' AND later.idx > turns.idx)
-      THEN '{PASSED}'
-    WHEN episode = 1 THEN IIF(({OUTCOME}) IS NULL, '{ENDING}', '{QUEUE}')
-    WHEN closed_at IS NULL THEN '{NEXT}'
-    ELSE '{IDLE}' END END
+      THEN {Why.PASSED:d}
+    WHEN episode = 1 THEN IIF(({OUTCOME}) IS NULL, {Why.ENDING:d}, {Why.QUEUE:d})
+    WHEN closed_at IS NULL THEN {Why.NEXT:d}
+    ELSE {Why.IDLE:d} END END
 """
-"""SQL on a row of `TURNS`: the word for its outcome."""
+"""SQL on a row of `TURNS`: its outcome, as `why.in_words` takes it."""
 TURNS = (
     "turns JOIN sessions ON sessions.id = turns.session_id "
     "LEFT JOIN groups ON groups.id = group_id "
@@ -72,16 +54,19 @@ _COUNTED = f"""
 SELECT word, COUNT(*) FROM (
   SELECT {WORD} AS word FROM {TURNS} WHERE turns.id IN (SELECT id FROM turns WHERE settled = 0
     UNION SELECT turn_id FROM samples WHERE state IN ('queued', 'held'))
-  UNION ALL SELECT {_REFUSED} FROM turns WHERE untrained_because IS NOT NULL
-  UNION ALL SELECT IIF(state = 'expired', COALESCE(expired_because, '{EXPIRED}'), '{QUARANTINED}')
-    FROM samples WHERE state IN ('expired', 'quarantined'))
+  UNION ALL SELECT {_REFUSED} FROM turns WHERE why IS NOT NULL
+  UNION ALL SELECT IIF(state = 'expired', COALESCE(expired_because, {Why.EXPIRED:d}),
+    {Why.QUARANTINED:d}) FROM samples WHERE state IN ('expired', 'quarantined'))
 GROUP BY word
 """
 
 
 def count_outcomes(rows: Rows) -> Counter[str]:
-    """Count the turns by the word for their outcome; those trained in a step are left out.
+    """Count the turns by their outcome in words; those trained in a step are left out.
 
     Only the rows of `turns` that are open, held or queued are read, however many there are.
     """
-    return Counter[str](rows.pairs(_COUNTED))
+    counts = Counter[str]()
+    for found, turns in rows.pairs(_COUNTED).items():
+        counts[in_words(found)] += turns
+    return counts

@@ -20,6 +20,7 @@ from enum import Enum, auto
 from typing import Literal, Protocol
 
 from tinker_claw.types import Delta, Reply, Tokens, ToolCall
+from tinker_claw.why import Why
 
 
 class CutStream:
@@ -69,9 +70,9 @@ class CutStream:
                 if text:
                     self._shown.append(Delta("text", text))
                 if self._search.found:
-                    self.cut_because = "its text was cut at a stop string of the request"
+                    self.cut_because = Why.STOP_STRING.says()
             elif delta.call and self._one_call and any(shown.call for shown in self._shown):
-                self.cut_because = "it was ended before a second call, as the request asked"
+                self.cut_because = Why.ONE_CALL.says()
             else:
                 self._shown.append(delta)
             if self.cut_because:
