@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tinker
 from backends import CONTEXT
 from faults import Fault
 from tinker import RestClient, TinkerError
@@ -246,11 +247,20 @@ async def test_versions_that_never_answered_push_out_none_to_go_back_to(tmp_path
     await trainer.aclose()
 
 
-async def test_service_keeps_no_export(tmp_path: Path) -> None:
+async def test_service_is_asked_to_keep_no_export(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    save = tinker.TrainingClient.save_weights_external
+
+    def saved(client: Any, name: str, ttl_seconds: int | None = None, **more: Any) -> Any:
+        asked.append(ttl_seconds)
+        return save(client, name, ttl_seconds=ttl_seconds, **more)
+
+    monkeypatch.setattr(tinker.TrainingClient, "save_weights_external", saved)
     trainer = await start_tinker(tmp_path)
     await trainer.export_adapter(tmp_path / "adapter")
-    ((_, record),) = served(tmp_path).server.store.all()
-    assert record.expires_at is not None
+    assert asked == [86_400]
     await trainer.aclose()
 
 

@@ -87,8 +87,8 @@ async def test_request_that_a_stopping_server_gives_up_is_not_its_senders_fault(
         await asyncio.sleep(60)
         return {}
 
-    promises = Promises(spawn, keep_s=60, keep_retrieved_s=60, pending_bytes=1 << 20)
-    request_id = promises.start("session", endless, size=0)
+    promises = Promises(spawn, keep_s=60, keep_retrieved_s=60, most=10)
+    request_id = promises.start("session", endless)
     await asyncio.sleep(0)
     promises.cancel_all()
     answer = await promises.wait(request_id, 5)

@@ -76,6 +76,7 @@ class Newcomer:
         self.environment["PATH"] = f"{self.home / 'bin'}:/usr/bin:/bin"
 
     def gpu(self, mib: int) -> None:
+        self.program("vllm", "exit 1")
         self.program("nvidia-smi", f"echo '0, Some GPU, {mib}, 4, GPU-a'")
 
     def ledger(self, **bound: str) -> None:

@@ -20,6 +20,7 @@ from tests.backends import tiny_model
 from tests.families import FAMILIES, tiny_of
 from tests.inference_servers import inference_servers
 from tests.local_gpu.sample.test_supervisor import VLLM, gone, starts
+from tinker_claw.backends import local
 from tinker_claw.backends.local import (
     arrange,
     check_fit,
@@ -325,9 +326,14 @@ def test_what_does_not_fit_is_refused_before_anything_is_loaded(
 
 
 async def test_servers_are_ready_before_the_trainer_and_end_when_it_cannot_start(
-    model: str, box: Callable[..., None], vllm: Path, tmp_path: Path
+    model: str,
+    box: Callable[..., None],
+    vllm: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The trainer fails because it finds no CUDA; any failure would do."""
+    monkeypatch.setattr(local, "ask_torch", lambda arranged: None)  # it would say so before
     box()
     given = load([*LOCAL, "--model-name", model, "--data-dir", str(tmp_path / "data")])
     with pytest.raises(ClawError, match=r"cuda"):
@@ -338,6 +344,18 @@ async def test_servers_are_ready_before_the_trainer_and_end_when_it_cannot_start
     assert (Path(model) / "asked.json").exists(), "it was ready before the trainer was tried"
     assert "loading" in (tmp_path / "data" / "logs" / "sampler-1.log").read_text()
     assert gone(server["pids"])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+async def test_no_server_is_started_where_torch_cannot_use_the_gpu(
+    model: str, box: Callable[..., None], vllm: Path, tmp_path: Path
+) -> None:
+    box()
+    given = load([*LOCAL, "--model-name", model, "--data-dir", str(tmp_path / "data")])
+    with pytest.raises(ConfigError, match=r"torch cannot use cuda:0: .*or give --device cpu"):
+        async with open_local(given, arrange(given), model):
+            raise AssertionError("there is no GPU here")
+    assert not (Path(model) / "started.jsonl").exists()
 
 
 async def test_servers_that_run_elsewhere_serve_what_is_learned_here(

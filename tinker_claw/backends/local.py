@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 
 
 LORA_ALPHA: Final = 32
+_TORCH_S: Final = 180.0
+"""Seconds for torch to be imported and to use a GPU, on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +199,37 @@ def check_fit(settings: Settings) -> Arrangement:
     return arranged
 
 
+def ask_torch(arranged: Arrangement) -> None:
+    """Let torch use the GPUs that learn, in a process of its own that ends again.
+
+    Before anything is loaded, because vLLM takes minutes to start, and a driver that is too old for
+    this torch shows only when it is used.
+
+    Raises:
+        ConfigError: it cannot; the sentence says what to do.
+    """
+    from local_gpu.plan.layout import ORDER
+
+    counted = os.environ | dict([ORDER])  # torch counts GPUs as nvidia-smi does
+    for index in arranged.layout.train if arranged.gpus else ():
+        device = f"cuda:{arranged.first + index}"
+        asked = [sys.executable, "-c", f"import torch; torch.empty(1, device={device!r})"]
+        try:
+            done = subprocess.run(
+                asked, env=counted, capture_output=True, text=True, timeout=_TORCH_S, check=False
+            )
+        except subprocess.TimeoutExpired:
+            why = f"it did not answer within {_TORCH_S:.0f} s"
+        else:
+            if done.returncode == 0:
+                continue
+            why = (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
+        raise ConfigError(
+            f"torch cannot use {device}: {why.rstrip('.')}. Install a torch for this GPU and its "
+            "driver (pytorch.org/get-started says which), or give --device cpu."
+        )
+
+
 @asynccontextmanager
 async def open_local(
     settings: Settings,
@@ -211,6 +246,7 @@ async def open_local(
     """
     async with AsyncExitStack() as stack:
         urls = settings.local.urls
+        await asyncio.to_thread(ask_torch, arranged)
         if arranged.layout.serve:
             from local_gpu.plan import commands
 

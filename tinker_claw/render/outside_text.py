@@ -175,7 +175,13 @@ class CutTokenizer:
         return self.encode(self.template_text(messages, **options))
 
     def template_text(self, messages: Sequence[Any], **options: Any) -> str:
-        """Return the template's text for the messages, before it is encoded."""
+        """Return the template's text for the messages, before it is encoded.
+
+        Raises:
+            ValueError: the tokenizer has no template.
+        """
+        if not self._tokenizer.chat_template:
+            raise ValueError("the tokenizer has no chat template")
         options = {k: v for k, v in options.items() if k not in ("tokenize", "return_dict")}
         return self._tokenizer.apply_chat_template(messages, tokenize=False, **options)
 
