@@ -190,8 +190,7 @@ _STEPS = (
 )
 _LEGEND = (
     "Losses: one a pass. Gradient: its norm. Reward: the mean of replies that were told no lesson "
-    "(-1 to 1). Clipped: a share of tokens. Moved (the policy) and apart (sampler and trainer): "
-    "nats a token."
+    "(-1 to 1). Clipped: a share of tokens. Apart: sampler and trainer, in nats a token."
 )
 
 
