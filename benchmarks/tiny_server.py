@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Generator
@@ -34,8 +35,9 @@ def server(folder: Path, context_tokens: int, threads: int) -> Generator[str]:
     torch.manual_seed(0)
     Qwen3ForCausalLM(config).save_pretrained(model)
     command = [sys.executable, "-m", "local_gpu.tinker", "--port", "0", "--name", NAME]
-    command += ["--model", str(model), "--root", str(folder / "served"), "--threads", str(threads)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    command += ["--model", str(model), "--root", str(folder / "served")]
+    alone = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    with subprocess.Popen(command, env=alone, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()

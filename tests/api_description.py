@@ -91,10 +91,6 @@ FIELDS: dict[str, Schema] = {
             },
         ]
     },
-    "n": {"enum": [1, None]},
-    "response_format": _or_null(_object(type={"const": "text"})),
-    "logprobs": {"enum": [False, None]},
-    "top_logprobs": {"enum": [0, None]},
     "reasoning_effort": {"enum": list(EFFORTS)},
     # What it may say depends on the model's template, and must not contradict reasoning_effort.
     "chat_template_kwargs": _object(),

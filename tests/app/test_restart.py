@@ -65,11 +65,12 @@ def test_steps_after_the_last_saved_state_are_void_and_their_samples_train_again
         assert again.stop() == 0
     kept = read(
         data,
-        "SELECT sample_id FROM step_samples JOIN steps ON id = step_id WHERE version IN (7, 8)",
+        "SELECT sample_id FROM step_samples JOIN steps ON id = step_id WHERE version > 6",
     )
-    assert len({row[0] for row in kept}) == 4, "each is trained once"
-    queue = {row[0] for row in read(data, "SELECT id FROM samples WHERE state = 'queued'")}
-    assert taken <= queue | {row[0] for row in kept}, "newer ones come first, and none is lost"
+    assert len({row[0] for row in kept}) == len(kept) >= 4, "each is trained once"
+    left = read(data, "SELECT id FROM samples WHERE state IN ('queued', 'expired')")
+    # Newer ones come first, and what is by then too old expires.
+    assert taken <= {row[0] for row in [*left, *kept]}, "none is lost"
     check(data, [], batch_size=2)
 
 

@@ -181,7 +181,7 @@ def test_a_learner_that_dies_takes_its_models_and_not_the_server(server: TinkerS
     right = rows(training.forward(entropy(2), "cross_entropy").result(WAIT_S))
     for pid in rank_pids(server.service.shared.config.local.root):
         kill(pid)
-    for sentence in ("died", "load a state first"):
+    for sentence in ("was killed by SIGKILL", "load a state first"):
         with pytest.raises(tinker.RequestFailedError, match=sentence) as failed:
             training.forward(entropy(2), "cross_entropy").result(WAIT_S)
         assert failed.value.category.value == "server"
