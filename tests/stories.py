@@ -15,6 +15,7 @@ from tinker_claw.config.settings import Training
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.versions import Void
 from tinker_claw.methods import COMBINE, BatchItem
 from tinker_claw.types import HintScores, Kind, Lost, NextState, PolicyVersion, Vote
 from tinker_claw.why import Why
@@ -146,7 +147,7 @@ def every_state(directory: Path) -> dict[str, int]:
     ledger.turns.refuse(turns["no verdict"], "no valid vote, no hint")
     turns["queued"], _ = told.sampled("queued", 1)
     turns["queued again"], again = told.sampled("again", -1)
-    ledger.steps.void(ledger.steps.begin(told.version.id, [again]), "away", outage=True)
+    ledger.steps.void(ledger.steps.begin(told.version.id, [again]), "away", Void.AWAY)
     turns["in training"], now = told.sampled("now", 1)
     ledger.steps.begin(told.version.id, [now])
     turns["by another version"] = told.turn("fell back", fallback="v1 failed: no adapter")

@@ -35,7 +35,9 @@ def events() -> Iterator[Events]:
 
 
 def void_steps(w: World) -> list[tuple[int, str]]:
-    rows = w.ledger._db.rows("SELECT outage, error FROM steps WHERE status = 'void' ORDER BY id")
+    rows = w.ledger._db.rows(
+        "SELECT void > 1 AS outage, error FROM steps WHERE status = 'void' ORDER BY id"
+    )
     return [(row["outage"], row["error"]) for row in rows]
 
 

@@ -31,7 +31,7 @@ KEYS = {
     "unused",
     "samples": "id turn session user policy_version created_at state reward advantage hinted "
     "task group index step",
-    "steps": "id status parent version created_at finished_at samples metrics error outage",
+    "steps": "id status parent version created_at finished_at samples metrics error outage refused",
 }
 TURN = (
     "tokens logprobs topk_ids topk_logprobs stop_reason params cached_tokens session_key "

@@ -47,7 +47,6 @@ from tinker_claw.learner.gate import (
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.ledger.database import reading
 from tinker_claw.ledger.outcome import outcome, read_run
-from tinker_claw.ledger.versions import REFUSED
 from tinker_claw.ledger.views import read_turn
 from tinker_claw.policy import Policy, Sampler
 from tinker_claw.render.renderer import Renderer
@@ -340,7 +339,7 @@ async def test_refusal_counts_where_it_took_steps_along_that_were_not_saved(tmp_
         rates = [json.loads(line)["rate"] for line in w.metrics.read_text().splitlines()]
         assert rates == [1.0, 0.25]
         await undoing(w).roll_back(2)
-        assert w.ledger.steps.void_lately(REFUSED) == []
+        assert w.ledger.steps.refused_lately() == []
 
 
 class Silent(FakeTrainer):

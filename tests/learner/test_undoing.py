@@ -248,7 +248,7 @@ async def test_what_was_said_during_a_step_that_could_not_be_closed_is_heard(
         with db.transaction() as tx:
             tx.execute(
                 "CREATE TRIGGER full BEFORE UPDATE ON steps WHEN new.status = 'void' "
-                "AND new.outage = 0 BEGIN SELECT RAISE(ABORT, 'full'); END"
+                "AND new.void = 1 BEGIN SELECT RAISE(ABORT, 'full'); END"
             )
         trainer.go_on.set()
         await w.until(lambda: w.ledger.samples.waiting() == 3)

@@ -28,12 +28,13 @@ from tinker_claw.config.settings import Training, User
 from tinker_claw.errors import UndoError
 from tinker_claw.gateway.auth import Keys
 from tinker_claw.insight import DEFINED, facts, read_kept, read_overview
+from tinker_claw.learner.gate import REFUSED
 from tinker_claw.learner.rollback import Rollback
 from tinker_claw.ledger.database import reading
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.ledger.versions import REFUSED
+from tinker_claw.ledger.versions import Void
 from tinker_claw.methods import BatchItem
 from tinker_claw.methods.base import BINARY
 from tinker_claw.page import read, routes
@@ -130,7 +131,7 @@ async def page(tmp_path: Path, *users: User) -> AsyncIterator[Page]:
     ledger.steps.keep(step, BINARY.prepare(taken, Training()).stored, None)
     metrics = {"reward_mean": 0.25, "rule": {"method": "binary"}, "gate": GATE}
     ledger.steps.commit(step, version, state_ref="s1", sampler_ref="p1", metrics=metrics)
-    ledger.steps.void(ledger.steps.begin(1, []), f"{REFUSED}: {XSS[3]}")
+    ledger.steps.void(ledger.steps.begin(1, []), f"{REFUSED}: {XSS[3]}", Void.REFUSED)
     for number in range(2):
         for user in ("anna", "ben"):
             attempt(ledger, user, f"{number}", 1 - 2 * number)

@@ -31,11 +31,12 @@ from tinker_claw.config.canaries import Canary
 from tinker_claw.errors import BackendError, ConfigError, OutageError, RefusedError, same_length
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.scoring import outcomes, side_by_side
-from tinker_claw.ledger.versions import REFUSED
 from tinker_claw.policy import Sampler
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.telemetry import log
 from tinker_claw.types import Message, Tokens, Usage
+
+REFUSED = "the gate refused the version"
 
 # Questions
 
@@ -278,7 +279,7 @@ class Gate:
     def held(self) -> Held | None:
         """Return why no further step is taken, from the ledger; None: one may be."""
         newest = self._parts.policy.newest.version
-        refused = self._parts.ledger.steps.void_lately(REFUSED)
+        refused = self._parts.ledger.steps.refused_lately()
         clean = len(refused) - (newest.step > 0)  # the first began with earlier moments
         if clean < REFUSALS or time.time() - refused[-1][1] >= AGAIN_S:
             return None

@@ -53,7 +53,7 @@ from tinker_claw.learner.recovery import (
 )
 from tinker_claw.learner.scoring import batch_items
 from tinker_claw.ledger.samples import NO_GRADIENT
-from tinker_claw.ledger.versions import LEFT_OPEN
+from tinker_claw.ledger.versions import LEFT_OPEN, Void
 from tinker_claw.methods.passes import Prepared
 from tinker_claw.policy import Policy
 from tinker_claw.retry import Backoff
@@ -265,11 +265,11 @@ class Learner:
                 error = await self._step(batch) if self._is_still_due(batch, holds) else None
             if error is None:
                 return
-            blamed, refused = _blames_the_batch(error), isinstance(error, RefusedError)
-            if refused or (is_last and blamed):
+            why = _why(error)
+            if why is Void.REFUSED or (is_last and why is Void.FAILED):
                 self._set_aside(batch, error)  # first, as what follows may wait or never come
             await self.recovery.after(error)
-            if not blamed:
+            if why is not Void.FAILED:
                 break
         self._is_held()  # shown now, not when there is another batch
 
@@ -315,18 +315,18 @@ class Learner:
                 step_id = parts.ledger.steps.begin(parts.policy.newest.version.id, ids)
                 await self._train_and_swap(step_id, batch)
         except asyncio.CancelledError:
-            self._void(step_id, "the gateway was stopped", outage=True)
+            self._void(step_id, "the gateway was stopped", Void.AWAY)
             raise
         except DisagreementError as error:  # no sample is to blame, and a retry is no use
-            self._void(step_id, str(error), outage=True)
+            self._void(step_id, str(error), Void.AWAY)
             raise
         except EmptyStepError as error:
-            self._void(step_id, str(error), outage=True)
+            self._void(step_id, str(error), Void.AWAY)
             with suppress(LedgerError):  # the next attempt does it
                 parts.ledger.samples.expire_these(ids, NO_GRADIENT)
                 parts.telemetry.sample("expired", count=len(ids))
         except FAILURES as error:
-            self._void(step_id, str(error), outage=not _blames_the_batch(error))
+            self._void(step_id, str(error), _why(error))
             if isinstance(error, RefusedError):
                 log.warning("gate.refused", step_id=step_id, error=str(error))
             return error
@@ -406,10 +406,11 @@ class Learner:
             raise StepError("the loss or its gradient is not a number")
         return report
 
-    def _void(self, step_id: int, error: str, *, outage: bool) -> None:
+    def _void(self, step_id: int, error: str, why: Void) -> None:
         with suppress(LedgerError):  # the next step or start does it
-            self._parts.ledger.steps.void(step_id, error, outage=outage)
-        self._parts.telemetry.step_void(step_id=step_id, error=error, outage=outage)
+            self._parts.ledger.steps.void(step_id, error, why)
+        quiet = why is not Void.FAILED
+        self._parts.telemetry.step_void(step_id=step_id, error=error, outage=quiet)
 
     async def _close_retired(self) -> None:
         """Close replaced samplers; each ends when the last reply that uses it has ended."""
@@ -425,7 +426,14 @@ class Learner:
                 log.warning("sampler.unclosed", sampler=policy.sampler.ref, error=str(error))
 
 
-def _blames_the_batch(error: ClawError) -> bool:
-    """Return whether a step failed for a reason of its own: no service was away or had lost
-    weights, nobody forgot one of its turns, and the gate had its say on nothing."""
-    return not isinstance(error, OutageError | GoneError | WithdrawnError | RefusedError)
+def _why(error: ClawError) -> Void:
+    """Return why a step is void that ended in this error."""
+    match error:
+        case RefusedError():
+            return Void.REFUSED
+        case WithdrawnError():
+            return Void.WITHDRAWN
+        case OutageError() | GoneError():
+            return Void.AWAY
+        case _:
+            return Void.FAILED

@@ -28,7 +28,6 @@ from tinker_claw.errors import (
 )
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.ledger.versions import REFUSED
 from tinker_claw.policy import Policy, Sampler, Trainer
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import log
@@ -45,7 +44,7 @@ FAILURES = (BackendError, AlignmentError, RequestError)
 
 def refusals(ledger: Ledger) -> int:
     """Return the number of versions in a row that the gate refused since the serving one."""
-    return len(ledger.steps.void_lately(REFUSED))
+    return len(ledger.steps.refused_lately())
 
 
 async def load(ledger: Ledger, trainer: Trainer, state_ref: str) -> None:

@@ -245,7 +245,7 @@ CREATE TABLE steps (
   metrics     TEXT,                      -- JSON
   method_state TEXT,                     -- JSON: state of the method after the step; NULL: none
   error       TEXT,
-  outage      INTEGER NOT NULL DEFAULT 0 -- 1: void for a reason other than its samples, such as an outage
+  void        INTEGER                    -- why it is void (versions.Void); NULL: it is not
 ) STRICT;
 
 -- Finds the step of a version without reading the long metrics.

@@ -17,6 +17,7 @@ import sqlite3
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from enum import IntEnum
 from typing import Any
 
 from pydantic_core import to_json
@@ -28,8 +29,6 @@ from tinker_claw.ledger.turns import reopen
 from tinker_claw.types import PolicyVersion
 from tinker_claw.why import Why
 
-REFUSED = "the gate refused the version"
-"""Beginning of the reason for which a step is void."""
 _PINNED = "pinned"
 """Key in `meta`."""
 LEFT_BEHIND = Why.LEFT_BEHIND.says()
@@ -37,6 +36,18 @@ LEFT_BEHIND = Why.LEFT_BEHIND.says()
 LEFT_OPEN = "it could not be closed when it ended"
 """Why a step of this process is void."""
 _WITHDRAWN = "what it trained on was forgotten meanwhile"
+
+
+class Void(IntEnum):
+    """Why a step is void; its row has a sentence, too. Only a failure counts against the batch."""
+
+    FAILED = 1
+    AWAY = 2
+    """The service was away, the gateway was stopped, or what it gave was lost."""
+    REFUSED = 3
+    """The gate refused its version."""
+    WITHDRAWN = 4
+    """A turn that it trained on was forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +87,7 @@ def gate_of(step: Mapping[str, Any]) -> dict[str, Any] | None:
         step: record of the step from `views.read`.
     """
     said: dict[str, Any] | None = step["metrics"].get("gate")
-    refused = (step["error"] or "").startswith(REFUSED)
+    refused = step["refused"]
     if said is None and not refused:
         return None
     number, known = step["version"], said or {}
@@ -282,8 +293,8 @@ class StepTable(LedgerTable):
                 "AND id IN (SELECT sample_id FROM step_samples WHERE step_id = ?)",
                 (step_id, step_id),
             ).rowcount
-            gone = "SELECT 1 FROM steps WHERE id = ? AND error = ?"
-            if tx.execute(gone, (step_id, _WITHDRAWN)).fetchone():
+            gone = "SELECT 1 FROM steps WHERE id = ? AND void = ?"
+            if tx.execute(gone, (step_id, Void.WITHDRAWN)).fetchone():
                 raise WithdrawnError(_WITHDRAWN)
             if closed != 1 or trained != planned:
                 raise LedgerError(
@@ -292,13 +303,10 @@ class StepTable(LedgerTable):
                 )
         return version
 
-    def void(self, step_id: int, error: str, *, outage: bool = False) -> None:
-        """Void a step, unless it is committed; its samples stay queued.
-
-        `outage`: the service was away, which says nothing about the samples.
-        """
+    def void(self, step_id: int, error: str, why: Void = Void.FAILED) -> None:
+        """Void a step, unless it is committed; its samples stay queued."""
         with self._db.transaction() as tx:
-            _void(tx, error, json.dumps([step_id]), outage=outage)
+            _void(tx, error, why, json.dumps([step_id]))
             _hear(tx)
 
     def void_unfinished(
@@ -307,7 +315,7 @@ class StepTable(LedgerTable):
         """Void the steps that were left open; return their ids."""
         with self._db.transaction() as tx:
             void = self._db.column("SELECT id FROM steps WHERE status = 'intent'")
-            _void(tx, why, json.dumps(void))
+            _void(tx, why, Void.AWAY, json.dumps(void))
             _hear(tx)
         return void
 
@@ -333,9 +341,9 @@ class StepTable(LedgerTable):
                 (saved.id,),
             )
             tx.execute(
-                "UPDATE steps SET status = 'void', error = 'its state was not saved', outage = 1 "
+                "UPDATE steps SET status = 'void', error = 'its state was not saved', void = ? "
                 f"WHERE id IN ({lost})",
-                (saved.id,),
+                (Void.AWAY, saved.id),
             )
             _hear(tx)
             ref = sampler_ref or saved.sampler_ref
@@ -363,15 +371,15 @@ class StepTable(LedgerTable):
         self._db.write("UPDATE versions SET sampler_ref = ? WHERE id = ?", sampler_ref, version.id)
         return replace(version, sampler_ref=sampler_ref)
 
-    def void_lately(self, because: str) -> list[tuple[str, float]]:
-        """Return the steps from the newest version that are void for a reason that begins with
-        `because`, oldest first: the reason, and when they began, in seconds since 1970. They may
-        have begun at the version before, if that was lost with them as it was not saved."""
+    def refused_lately(self) -> list[tuple[str, float]]:
+        """Return the steps from the newest version that the gate refused, oldest first: the reason,
+        and when they began, in seconds since 1970. They may have begun at the version before, if
+        that was lost with them as it was not saved."""
         found = self._db.rows(
-            "SELECT error, created_at FROM steps WHERE status = 'void' AND INSTR(error, ?) = 1 "
+            "SELECT error, created_at FROM steps WHERE void = ? "
             "AND parent IN (SELECT MAX(id) FROM versions UNION SELECT version FROM steps "
             "WHERE status = 'void' AND version = (SELECT MAX(id) - 1 FROM versions)) ORDER BY id",
-            because,
+            Void.REFUSED,
         )
         return [(error, at) for error, at in found]
 
@@ -381,6 +389,7 @@ def withdraw_from_step(tx: sqlite3.Connection, turn_ids: Sequence[int]) -> None:
     _void(
         tx,
         _WITHDRAWN,
+        Void.WITHDRAWN,
         json.dumps(turn_ids),
         "SELECT step_samples.step_id FROM step_samples JOIN samples ON samples.id = sample_id "
         "JOIN json_each(?4) AS these ON these.value = turn_id",
@@ -390,16 +399,15 @@ def withdraw_from_step(tx: sqlite3.Connection, turn_ids: Sequence[int]) -> None:
 def _void(
     tx: sqlite3.Connection,
     error: str,
+    why: Void,
     these: str,
     steps: str = "SELECT value FROM json_each(?4)",
-    *,
-    outage: bool = True,
 ) -> None:
     """Void the open steps among those that `steps` selects by `these`, a JSON array."""
     tx.execute(
-        "UPDATE steps SET status = 'void', error = ?1, outage = ?2, finished_at = ?3 "
+        "UPDATE steps SET status = 'void', error = ?1, void = ?2, finished_at = ?3 "
         f"WHERE status = 'intent' AND id IN ({steps})",
-        (error, outage, time.time(), these),
+        (error, why, time.time(), these),
     )
 
 

@@ -321,11 +321,11 @@ _FIELDS: Mapping[Table, str] = {
     "steps": "id, status, parent, version, created_at, finished_at, "
     "(SELECT COUNT(*) FROM step_samples WHERE step_id = steps.id) AS samples, "
     # A field for programs only is long; SQLite removes it without Python's lock.
-    "json_remove(metrics, '$.rule') AS metrics, error, outage",
+    "json_remove(metrics, '$.rule') AS metrics, error, void > 1 AS outage, void = 3 AS refused",
 }
 """Fields of a record, in order."""
 _READ_AS: Mapping[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(("judged", "hinted", "outage", "final"), bool),
+    **dict.fromkeys(("judged", "hinted", "outage", "refused", "final"), bool),
     "votes": json.loads,
     "outcome": in_words,
     "metrics": lambda text: json.loads(text or "{}"),
