@@ -28,11 +28,12 @@ from benchmarks.training_peers import LossRows, Padded
 from benchmarks.training_reference import true_gradients
 from benchmarks.training_report import OURS, Figures, document, screen, show
 from benchmarks.training_run import Make, Measurement, Say
-from benchmarks.training_shapes import PRESETS, Preset, adapter_of, batches, build
+from benchmarks.training_shapes import PRESETS, Preset, batches, build
 from benchmarks.training_sides import Ours, Settings
 from benchmarks.training_work import ceiling
 from local_gpu.model.load import keep_memory_whole
 from local_gpu.model.lora import LoraShape
+from local_gpu.smoke import grown_adapter
 from local_gpu.tree.choice import Heads, Setting, choose
 from tinker_claw.errors import ConfigError
 
@@ -83,7 +84,7 @@ def measure(options: Options, say: Say) -> Figures:
     settings = Settings(
         base=base,
         lora=lora,
-        adapter=adapter_of(base, lora),
+        adapter=grown_adapter(base, lora),
         checkpointing=options.device.type == "cuda",
         pass_tokens=options.pass_tokens,
         kernel=kernel,

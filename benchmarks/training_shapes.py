@@ -9,24 +9,17 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 import torch
-from torch import Tensor
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3Config
 
-from local_gpu.model.lora import BaseModel, LoraShape, fresh_adapter
-from local_gpu.tree.kernels import ATTENTION
+from local_gpu.model.lora import BaseModel
+from local_gpu.smoke import random_base, with_loss
 from tinker_claw.types import Datum
 
 FIRST_ID: Final = 10
-CONTEXT: Final = 40_960
-"""Positions of a model that is written to disk."""
-LOSS_SHARE: Final = 0.1
-"""Share of a sample's tokens that carry the loss: the last ones, as an agent's reply after its
-prompt."""
 
 
 @dataclass(frozen=True)
@@ -89,27 +82,7 @@ PRESETS: Final[Mapping[str, Preset]] = MappingProxyType(
 
 def build(shape: Shape, *, device: torch.device, dtype: torch.dtype, context: int) -> BaseModel:
     """Build a base with random weights on the device; torch's random state is kept."""
-    module = _draw(shape, device, dtype, context)
-    module.eval().requires_grad_(False)
-    module.set_attn_implementation(ATTENTION)
-    return BaseModel(
-        module=module,
-        source="random",
-        fingerprint="random",
-        vocabulary=shape.vocabulary,
-        context_tokens=context,
-        device=device,
-        dtype=dtype,
-    )
-
-
-def save(shape: Shape, folder: Path, device: torch.device) -> None:
-    """Write a base in bfloat16 for programs that load a folder. It has no tokenizer."""
-    _draw(shape, device, torch.bfloat16, CONTEXT).save_pretrained(folder)
-
-
-def _draw(shape: Shape, device: torch.device, dtype: torch.dtype, context: int) -> Any:
-    settings = Qwen3Config(
+    config = Qwen3Config(
         vocab_size=shape.vocabulary,
         hidden_size=shape.hidden,
         intermediate_size=shape.ffn,
@@ -124,26 +97,7 @@ def _draw(shape: Shape, device: torch.device, dtype: torch.dtype, context: int) 
         pad_token_id=0,
         dtype=dtype,
     )
-    before = torch.get_default_dtype()
-    devices = [device] if device.type == "cuda" else []
-    torch.set_default_dtype(dtype)
-    try:
-        with torch.random.fork_rng(devices=devices), device:
-            torch.manual_seed(0)
-            return Qwen3ForCausalLM(settings)
-    finally:
-        torch.set_default_dtype(before)
-
-
-def adapter_of(base: BaseModel, lora: LoraShape) -> dict[str, Tensor]:
-    """Make an adapter as in the middle of training: with B = 0, A would have no gradient to
-    compare."""
-    generator = torch.Generator().manual_seed(1)
-    adapter = fresh_adapter(base, lora, seed=0)
-    for name, tensor in adapter.items():
-        if ".lora_B." in name:
-            adapter[name] = 0.01 * torch.randn(tensor.shape, generator=generator)
-    return adapter
+    return random_base(config, device, dtype)
 
 
 def batches(preset: Preset) -> dict[str, tuple[Datum, ...]]:
@@ -167,22 +121,6 @@ def batches(preset: Preset) -> dict[str, tuple[Datum, ...]]:
         "unshared": tuple(sample((), length) for length in spread),
     }
     return cases | ({"long": (sample((), sizes.long),)} if sizes.long else {})
-
-
-def with_loss(
-    rng: random.Random, tokens: tuple[int, ...], vocabulary: int, tail: int | None = None
-) -> Datum:
-    """Make a sample with a loss on its tail, of that many tokens or of the usual share. Random
-    weights give a probability of about 1 / vocabulary; the behaviour logprobs stray a little from
-    that, so that some ratios are clipped and most are not."""
-    tail = tail or max(1, round(len(tokens) * LOSS_SHARE))
-    uniform = -float(torch.tensor(float(vocabulary)).log())
-    return Datum(
-        tokens=tokens,
-        start=len(tokens) - tail,
-        logprobs=tuple(uniform + rng.uniform(-0.1, 0.1) for _ in range(tail)),
-        advantages=tuple(rng.uniform(-1.0, 1.0) / tail for _ in range(tail)),
-    )
 
 
 def useful_tokens(datums: Sequence[Datum]) -> int:

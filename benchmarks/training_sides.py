@@ -146,9 +146,3 @@ def everywhere(datum: Datum) -> Datum:
         logprobs=(0.0,) * before + datum.logprobs,
         advantages=(0.0,) * before + datum.advantages,
     )
-
-
-def distance(a: Gradients, b: Gradients) -> float:
-    """Relative distance |a - b| / |b|, over all tensors."""
-    far = sum(float((a[name].double() - b[name].double()).square().sum()) for name in b)
-    return (far / sum(float(tensor.double().square().sum()) for tensor in b.values())) ** 0.5

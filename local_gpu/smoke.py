@@ -17,11 +17,12 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from random import Random
 from typing import Any, Final
@@ -53,6 +54,7 @@ _SLACK: Final = 2.0
 same format."""
 _SPARE: Final = 1.25
 """Largest accepted number of bytes of a token, as a multiple of the planned one."""
+_LOSS_SHARE: Final = 0.1
 _ROUNDING: Final = 1e-5
 """Relative error of a gradient that float32 explains by itself."""
 _PACKAGES: Final = ("transformers", "liger-kernel", "flash-attn-3", "bitsandbytes", "vllm")
@@ -79,6 +81,56 @@ FULL: Final = Size(36, 4096, 12_288, 32, 8, 128, 151_936, samples=16, tokens=819
 TINY: Final = Size(4, 64, 128, 4, 2, 16, 512, samples=4, tokens=64, rank=4)
 
 
+def random_base(config: Qwen3Config, device: torch.device, dtype: torch.dtype) -> BaseModel:
+    """Make a base with random weights, the same each time; torch's random state is kept."""
+    before = torch.get_default_dtype()
+    devices = [device] if device.type == "cuda" else []
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.random.fork_rng(devices=devices), device:
+            torch.manual_seed(0)
+            module: Any = Qwen3ForCausalLM(config)
+    finally:
+        torch.set_default_dtype(before)
+    module.eval().requires_grad_(False)
+    module.set_attn_implementation(ATTENTION)
+    return BaseModel(
+        module=module,
+        source="random",
+        fingerprint="random",
+        vocabulary=config.vocab_size,
+        context_tokens=config.max_position_embeddings,
+        device=device,
+        dtype=dtype,
+    )
+
+
+def grown_adapter(base: BaseModel, lora: LoraShape) -> dict[str, Tensor]:
+    """Make an adapter as in the middle of training: with B = 0, A would have no gradient."""
+    generator = torch.Generator().manual_seed(1)
+    adapter = fresh_adapter(base, lora, seed=0)
+    for name, tensor in adapter.items():
+        if ".lora_B." in name:
+            adapter[name] = 0.01 * torch.randn(tensor.shape, generator=generator)
+    return adapter
+
+
+def with_loss(rng: Random, tokens: tuple[int, ...], vocabulary: int) -> Datum:
+    """Make a sample whose last tenth is trained, as an agent's reply after its prompt.
+
+    Random weights give a probability of about 1 / vocabulary; the behaviour logprobs stray a little
+    from that, so that some ratios are clipped and most are not.
+    """
+    tail = max(1, round(len(tokens) * _LOSS_SHARE))
+    uniform = -math.log(vocabulary)
+    return Datum(
+        tokens=tokens,
+        start=len(tokens) - tail,
+        logprobs=tuple(uniform + rng.uniform(-0.1, 0.1) for _ in range(tail)),
+        advantages=tuple(rng.uniform(-1.0, 1.0) / tail for _ in range(tail)),
+    )
+
+
 class Bench:
     """A base with random weights, and what is computed with it."""
 
@@ -95,41 +147,21 @@ class Bench:
             max_position_embeddings=size.tokens,
             tie_word_embeddings=False,
         )
-        before = torch.get_default_dtype()
-        torch.set_default_dtype(dtype)
-        try:
-            with device:
-                torch.manual_seed(0)
-                module: Any = Qwen3ForCausalLM(config)
-        finally:
-            torch.set_default_dtype(before)
-        self.base = _base(module, size, device, dtype)
-        self.adapter = fresh_adapter(self.base, self.lora, seed=0)
-        draw = torch.Generator().manual_seed(1)
-        for name, tensor in self.adapter.items():
-            if ".lora_B." in name:  # at 0, as it begins, A would have no gradient
-                self.adapter[name] = 0.01 * torch.randn(tensor.shape, generator=draw)
+        self.base = random_base(config, device, dtype)
+        self.adapter = grown_adapter(self.base, self.lora)
 
     def widened(self, dtype: torch.dtype) -> Bench:
         """Return the same weights in a wider format. This one is not to be used any more."""
-        self.base = _base(self.base.module.to(dtype), self.size, self.base.device, dtype)
+        self.base = replace(self.base, module=self.base.module.to(dtype), dtype=dtype)
         return self
 
     def samples(self, count: int, tokens: int, *, shared: int = 0) -> list[Datum]:
         """Draw samples whose last tenth is trained, and which begin with the same tokens."""
         rng = Random(0)
         prompt = [rng.randrange(self.size.vocabulary) for _ in range(shared)]
-        own, tail = tokens - shared, max(2, tokens // 10)
-        uniform = -float(torch.tensor(float(self.size.vocabulary)).log())
-        return [
-            Datum(
-                tokens=(*prompt, *(rng.randrange(self.size.vocabulary) for _ in range(own))),
-                start=tokens - tail,
-                logprobs=tuple(uniform + rng.uniform(-0.1, 0.1) for _ in range(tail)),
-                advantages=tuple(rng.uniform(-1.0, 1.0) / tail for _ in range(tail)),
-            )
-            for _ in range(count)
-        ]
+        words = self.size.vocabulary
+        own = [[rng.randrange(words) for _ in range(tokens - shared)] for _ in range(count)]
+        return [with_loss(rng, (*prompt, *rest), words) for rest in own]
 
     def optimizer(self, kernel: Kernel, pass_tokens: int, *, share: bool = True) -> LoraOptimizer:
         """Make an optimizer as the trainer has it, which keeps one activation a layer."""
@@ -148,20 +180,6 @@ class Bench:
         optimizer.step([LossPass("ppo", tuple(datums))], _ECHO)
         moments = optimizer.state().moments
         return {name: moments[f"{name}.exp_avg"].float().cpu() for name in self.adapter}
-
-
-def _base(module: Any, size: Size, device: torch.device, dtype: torch.dtype) -> BaseModel:
-    module.eval().requires_grad_(False)
-    module.set_attn_implementation(ATTENTION)
-    return BaseModel(
-        module=module,
-        source="random",
-        fingerprint="random",
-        vocabulary=size.vocabulary,
-        context_tokens=size.tokens,
-        device=device,
-        dtype=dtype,
-    )
 
 
 def distance(one: Gradients, other: Gradients) -> float:
@@ -196,7 +214,7 @@ def attention(size: Size, device: torch.device, dtype: torch.dtype) -> Row:
 def gradients(size: Size, device: torch.device, dtype: torch.dtype) -> Row:
     """Compare the gradients of a shared batch with those of plain attention in a wider format."""
     tokens = min(size.tokens, 2048)
-    bench = Bench(_layers(size, 4), device, dtype)
+    bench = Bench(replace(size, layers=4), device, dtype)
     datums = bench.samples(4, tokens, shared=tokens // 2)
     ours = bench.gradients(bench.optimizer(MergedKernel(), 4 * tokens), datums)
     plain = bench.gradients(bench.optimizer(SdpaKernel(), tokens, share=False), datums)
@@ -286,11 +304,6 @@ def _wait(device: torch.device) -> None:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _layers(size: Size, layers: int) -> Size:
-    values = {name: getattr(size, name) for name in Size.__dataclass_fields__}
-    return Size(**values | {"layers": layers})
 
 
 # The run

@@ -17,10 +17,11 @@ from benchmarks import training, training_report
 from benchmarks.training_peers import LossRows, Padded
 from benchmarks.training_reference import true_gradients
 from benchmarks.training_run import Measurement
-from benchmarks.training_shapes import Batches, Preset, Shape, adapter_of, batches, build
-from benchmarks.training_sides import Gradients, Ours, Settings, Side, distance, everywhere
+from benchmarks.training_shapes import Batches, Preset, Shape, batches, build
+from benchmarks.training_sides import Gradients, Ours, Settings, Side, everywhere
 from benchmarks.training_work import Work, causal_pairs, flops
 from local_gpu.model.lora import LoraShape
+from local_gpu.smoke import distance, grown_adapter
 from local_gpu.tree.kernels import MergedKernel
 from tinker_claw.types import Datum
 
@@ -32,7 +33,7 @@ CPU = torch.device("cpu")
 def settings(*, checkpointing: bool = False) -> Settings:
     base = build(PRESET.shape, device=CPU, dtype=torch.float32, context=256)
     lora = LoraShape(RANK, RANK)
-    return Settings(base, lora, adapter_of(base, lora), checkpointing, 1 << 16, MergedKernel())
+    return Settings(base, lora, grown_adapter(base, lora), checkpointing, 1 << 16, MergedKernel())
 
 
 @pytest.fixture(scope="module")
