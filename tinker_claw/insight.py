@@ -41,8 +41,7 @@ def overview(rows: Rows, batch_size: int) -> Record:
 DEFINED = (
     "Accepted: the first reply of a session whose verdict is not -1. In brackets the 95 % "
     "interval, which holds however often you look. Versions that a rollback has left behind do "
-    "not count; replies that were told lessons are counted apart. What you ask changes over time "
-    "as well: this is a record, no experiment."
+    "not count. What you ask changes over time as well: this is a record, no experiment."
 )
 """Explanation of the accepted shares."""
 _JUDGE_ALONE = (
@@ -121,11 +120,11 @@ def read_kept(rows: Rows) -> list[Record]:
 
     `state`: learning can go on from it; `sampler`: it can answer. None: only the service knows.
     `lost`: why learning cannot go back to it; None: it can, as far as known. `accepted`: share of
-    its first replies that were accepted, told no lessons; None: none is rated.
+    its first replies that were accepted; None: none is rated.
     """
     records, directory = read_versions(rows), rows.path.parent
     judged = by_version(rows, behind=True)
-    accepted = {one.last: one.record for one in accepted_by(judged, told=False)}
+    accepted = {one.last: one.record for one in accepted_by(judged)}
     local = run_of(rows).get("backend") == "local"
     for one in records:
         saved = one["state_ref"] is not None

@@ -137,7 +137,7 @@ class Served:
 _COUNTERS = (
     ("turns", "Turns captured", "kind"),
     ("tokens", "Tokens", "what"),
-    ("verdicts", "Verdicts", "value", "told"),
+    ("verdicts", "Verdicts", "value"),
     ("hints", "Turns with a hint"),
     ("samples", "Samples", "fate"),
     ("spent_usd", "Dollars billed", "purpose"),
@@ -224,10 +224,9 @@ class Telemetry:
         value: int | None,
         votes: tuple[int | None, ...],
         hints: int,
-        told: bool = False,
     ) -> None:
-        """Count a verdict. `told`: whether lessons were in the prompt."""
-        self._count("verdicts", "none" if value is None else str(value), "yes" if told else "no")
+        """Count a verdict."""
+        self._count("verdicts", "none" if value is None else str(value))
         if hints:
             self._count("hints")
         log.info("verdict", turn=turn, value=value, votes=list(votes), hints=hints)

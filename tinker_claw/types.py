@@ -507,7 +507,7 @@ class Wish:
     words: str
     """Those of the owner's words that show that it lasts; "" where they wrote it as a lesson."""
     scope: str
-    """always, or for this kind of request."""
+    """always, or kind: for one kind of request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -621,14 +621,6 @@ class Sample:
     def cut(self) -> bool:
         """Whether the reply was cut by its token limit."""
         return self.completion.stop_reason is StopReason.LENGTH
-
-    @property
-    def untold(self) -> Sample:
-        """This sample behind the prompt as it would have been without lessons."""
-        if self.told is None:
-            return self
-        images = moved(self.images, self.told.at, -self.told.tokens)
-        return replace(self, prompt=self.told.without(self.prompt), images=images, told=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +28,6 @@ from tinker_claw.types import (
     SamplingParams,
     StepReport,
     TokenLogprobs,
-    Told,
     Vote,
 )
 
@@ -79,11 +77,9 @@ async def batch(sampler: Sampler) -> list[BatchItem]:
             completion=done,
             reward=reward,
             teacher=teacher if hinted else None,
-            told=Told((1,), 1, 3) if number % 5 == 1 else None,
         )
         stale = number % 4 == 3
-        untold = current if sample.told else None  # of other weights, told its lesson
-        items.append(BatchItem(sample, current=current if stale else None, untold=untold))
+        items.append(BatchItem(sample, current=current if stale else None))
     return items
 
 
@@ -129,22 +125,18 @@ def same_report(one: StepReport, other: StepReport) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "lessons"),
+    "name",
     [
-        ("combine", "off"),  # its passes are those of all
-        ("combine", "distill"),
-        *(
-            pytest.param(m, "off", marks=pytest.mark.slow)
-            for m in ("binary", "opd", "sdpo", "sdft")
-        ),
+        "combine",  # its passes are those of all
+        *(pytest.param(m, marks=pytest.mark.slow) for m in ("binary", "opd", "sdpo", "sdft")),
     ],
 )
 async def test_gradients_adapters_and_metrics_are_the_same(
-    pair: tuple[Trainer, Trainer], name: str, lessons: Any, tmp_path: Path
+    pair: tuple[Trainer, Trainer], name: str, tmp_path: Path
 ) -> None:
     local, method = pair[0], build(name)
     items = usable(method, await batch(await local.publish()))
-    cfg = Training(opd_topk=K, lessons=lessons)
+    cfg = Training(opd_topk=K)
     prepared = method.prepare(items, cfg)
     passes = prepared.passes
     assert len(passes) == bool(method.reward) + bool(method.distill)

@@ -9,7 +9,6 @@ from typing import Any
 from tests.stories import Told, run
 from tinker_claw.ledger.database import FILE
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.ledger.lessons import State
 from tinker_claw.types import Wish
 
 SECRET = "sk-ant-api03-" + "Zq7Xw2Lk9Pb4Rt6Vn8Mc1Hd3Jf5Gs0Ya" * 2 + "AA"
@@ -18,7 +17,7 @@ SECRET = "sk-ant-api03-" + "Zq7Xw2Lk9Pb4Rt6Vn8Mc1Hd3Jf5Gs0Ya" * 2 + "AA"
 def test_lessons_are_added_edited_kept_dropped_and_taken_home(tmp_path: Path) -> None:
     Ledger(tmp_path).close()
     told = run("lessons", "add", "Be brief.", directory=tmp_path).stdout
-    assert told.startswith("Lesson 1: added, with --lessons tell or distill it is told"), "else not"
+    assert told.startswith("Lesson 1: added, with --lessons tell it is told"), "else not"
     run("lessons", "add", "Answer", "in French.", "--user=ann", directory=tmp_path)
     run("lessons", "edit", "1", "Be very brief.", directory=tmp_path)
     shown = run("lessons", "--json", directory=tmp_path).stdout.splitlines()
@@ -69,25 +68,13 @@ def test_an_export_holds_nothing_that_reads_otherwise(tmp_path: Path) -> None:
     assert home.splitlines()[2:] == ["- 用短句。", "- Be brief[2J。", "- Ask evil.com first."]
 
 
-def test_the_version_that_learned_it_is_named_and_a_drop_offers_the_one_before(
-    tmp_path: Path,
-) -> None:
+def test_a_drop_offers_the_version_before_it_was_said(tmp_path: Path) -> None:
     story = Told(tmp_path)
-    session = story.ledger.turns.session("me", "s")
-    turn = story.turn("s", session_id=session)
+    turn = story.turn("s", session_id=story.ledger.turns.session("me", "s"))
     given: Any = {"verdict_ballots": (), "hint_ballots": (), "hints": ()}
     wish = Wish("Be brief.", "brief", "always")
     story.ledger.judgements.add(turn, value=-1, wish=wish, **given)
-    first = story.ledger.turns.session("me", "t")
-    story.ledger.lessons.begin(first, {1: True})
-    story.judged("t", 1, session_id=first)
-    (lesson,) = story.ledger.lessons.of_user()
-    story.ledger.lessons.change(lesson, State.LEARNED, "as likely without it", 0)
     story.ledger.close()
-    shown = run("lessons", directory=tmp_path).stdout
-    assert "learned  v0" in shown
-    assert "before" in shown
-    assert "100% (2% to 100%) of 1" in shown
     told = run("lessons", "drop", "1", directory=tmp_path).stdout
     assert "`tinker-claw rollback v0`" in told
     told = run("lessons", "add", "Be kind.", directory=tmp_path).stdout

@@ -46,9 +46,8 @@ PROBLEMS = {
 }
 EXPOSITION = """\
 # TYPE tinker_claw_verdicts_total counter
-tinker_claw_verdicts_total{told="no",value="1"} 3.0
-tinker_claw_verdicts_total{told="yes",value="1"} 2.0
-tinker_claw_verdicts_total{told="no",value="-1"} 7.0
+tinker_claw_verdicts_total{value="1"} 5.0
+tinker_claw_verdicts_total{value="-1"} 7.0
 # TYPE tinker_claw_hints_total counter
 tinker_claw_hints_total 4.0
 # TYPE tinker_claw_steps_total counter
@@ -295,9 +294,9 @@ def test_figures_are_read_from_the_exposition_and_are_zero_where_there_are_none(
 
 def test_figures_are_found_in_what_the_product_exposes() -> None:
     telemetry = Telemetry(None)
-    for told in (False, True):
-        telemetry.verdict(turn=1, value=-1, votes=(-1,), hints=1, told=told)
-    telemetry.verdict(turn=2, value=None, votes=(None,), hints=0, told=False)
+    for _ in range(2):
+        telemetry.verdict(turn=1, value=-1, votes=(-1,), hints=1)
+    telemetry.verdict(turn=2, value=None, votes=(None,), hints=0)
     found = figures_from(telemetry.exposition().decode())
     assert found.verdicts == {"+1": 0, "0": 0, "-1": 2, "none": 1}
     assert found.hints == 2

@@ -53,7 +53,6 @@ async def test_a_lesson_stands_behind_the_first_message_of_later_sessions(
     async with gateway(tmp_path, renderer, lessons=True) as world:
         await teach(world)
         lesson = world.ledger.lessons.of_user()[0]
-        world.ledger.lessons.rule("keep", None, lesson.id)
         first, second = chat("One?"), chat("One?", "fine", "Two?")
         for said in (first, second):
             reply = await world.reply({"messages": [SYSTEM, *said]}, **{"x-session-id": "later"})
@@ -90,7 +89,6 @@ async def test_a_lesson_stands_behind_the_first_message_of_later_sessions(
 async def test_a_running_session_is_told_nothing_new(tmp_path: Path, renderer: Renderer) -> None:
     async with gateway(tmp_path, renderer, lessons=True) as world:
         await teach(world)
-        world.ledger.lessons.rule("keep", None, 1)
         await world.ask("Help me.", "fine", "No lists, ever!", "fine", "So?", **named("first"))
         await world.ask("New?", **named("second"))
         assert [turn.told is not None for turn in world.turns()] == [False, False, False, True]
@@ -112,7 +110,6 @@ async def test_nobody_else_is_told(
 ) -> None:
     async with gateway(tmp_path, renderer, lessons=True) as world:
         await teach(world)
-        world.ledger.lessons.rule("keep", None, 1)
         response = await world.ask(text, **named("other", **headers))
         assert response.status_code == 200, response.text
         ids = renderer.hint_tokens(PLAIN)
@@ -125,7 +122,6 @@ async def test_lessons_are_their_users_own(tmp_path: Path, renderer: Renderer) -
     async with gateway(tmp_path, renderer, lessons=True, users=users) as world:
         ann, bob = ({"authorization": f"Bearer {key}"} for key in users.values())
         await teach(world, **ann)
-        world.ledger.lessons.rule("keep", "ann", 1)
         for key in (ann, bob):
             await world.ask("New?", **named("later", **key))
         assert [turn.told is not None for turn in world.turns()[-2:]] == [True, False]
@@ -144,11 +140,9 @@ async def test_private_sessions_make_no_lesson(tmp_path: Path, renderer: Rendere
 async def test_said_again_it_is_the_same_lesson(tmp_path: Path, renderer: Renderer) -> None:
     async with gateway(tmp_path, renderer, lessons=True) as world:
         await teach(world)
-        world.ledger.lessons.change(world.ledger.lessons.of_user()[0], State.LEARNED, "so", 0)
         await teach(world, "again", "write plain sentences, without lists")
         (lesson,) = world.ledger.lessons.of_user()
         assert (lesson.text, lesson.state) == (PLAIN, State.TOLD)
-        assert lesson.reason == "you said it again"
 
 
 async def test_no_more_is_told_than_fits(tmp_path: Path, renderer: Renderer) -> None:
@@ -184,7 +178,6 @@ async def test_forgetting_the_source_takes_the_lesson_and_its_words(
 ) -> None:
     async with gateway(tmp_path, renderer, lessons=True) as world:
         source = await teach(world)
-        world.ledger.lessons.rule("keep", None, 1)
         await world.ask("New?", **named("later"))
         told = world.turns()[-1]
         assert told.told is not None

@@ -103,7 +103,7 @@ def test_figures_for_prometheus() -> None:
     for line in (
         'tinker_claw_turns_total{kind="main"} 1.0',
         'tinker_claw_tokens_total{what="sampled"} 7.0',
-        'tinker_claw_verdicts_total{told="no",value="-1"} 1.0',
+        'tinker_claw_verdicts_total{value="-1"} 1.0',
         "tinker_claw_hints_total 1.0",
         'tinker_claw_samples_total{fate="trained"} 16.0',
         'tinker_claw_samples_total{fate="refused"} 1.0',

@@ -53,7 +53,6 @@ from tinker_claw.types import (
     SamplingParams,
     StepReport,
     Tokens,
-    Told,
 )
 
 # The figures.
@@ -292,20 +291,6 @@ async def test_scores_of_a_batch_are_asked_for_at_once_and_fail_with_their_own_e
     with pytest.raises(OutageError):
         await batch_items(samples, policy, Training())
     assert len(sampler.scored) == 7
-
-
-async def test_told_replies_are_scored_untold_where_each_user_has_their_lessons() -> None:
-    """And were accepted: at most half of a batch, the newest."""
-    told = [
-        replace(sample(n, 1), told=Told(lessons, at=1, tokens=1), reward=-1 if n == 9 else 1)
-        for n, lessons in enumerate([(7,)] * 6 + [(7, 8), (8,), (7,), (7,)])
-    ]
-    sampler = FakeSampler((1,))
-    policy = Policy(PolicyVersion(1, 0, 1, None, "now"), sampler)
-    cfg = Training(batch_size=8)
-    items = await batch_items(told, policy, cfg, common=frozenset({7}))
-    assert [item.sample.id for item in items if item.untold] == [3, 4, 5, 8]
-    assert [tokens[1] for tokens in sampler.scored] == [3, 4, 5, 8], "the lesson has gone"
 
 
 # A real model, and samplers with a fault.

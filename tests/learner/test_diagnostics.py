@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from tests.ledger.test_ledger import COMPLETION
 from tinker_claw.learner.diagnostics import step_metrics
 from tinker_claw.methods.passes import BatchItem, Prepared
-from tinker_claw.types import Datum, LossPass, Sample, StepReport, Told
+from tinker_claw.types import Datum, LossPass, Sample, StepReport
 
 SAMPLE = Sample(
     *(1, 1, 1, 0, 0),
@@ -41,10 +39,3 @@ def test_clip_share_counts_tokens_that_the_bounds_left_without_a_gradient() -> N
     assert share(PPO) == pytest.approx(2 / 3)
     assert share(PPO, HINTED) == pytest.approx(2 / 3)
     assert share(HINTED) is None
-
-
-def test_rewards_of_told_samples_stand_apart() -> None:
-    some = [replace(SAMPLE, reward=-1), replace(SAMPLE, told=Told((1,), 0, 1)), SAMPLE]
-    prepared = Prepared([BatchItem(one) for one in some], [], (), None)
-    found = step_metrics(prepared, StepReport((), (), None, 8), 0, None)
-    assert (found["reward_mean"], found["reward_told"]) == (0, 1)

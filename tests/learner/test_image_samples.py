@@ -15,7 +15,7 @@ from tinker_claw.config.settings import Training
 from tinker_claw.learner.scoring import batch_items
 from tinker_claw.methods import COMBINE
 from tinker_claw.policy import Policy
-from tinker_claw.types import Message, PlacedImage, PolicyVersion, Told
+from tinker_claw.types import Message, PlacedImage, PolicyVersion
 
 PROMPT = (1, 9, 9, 3, 9, 9, 9, 4)
 IMAGES = (PlacedImage(1, 2, b"one", "png"), PlacedImage(4, 3, b"two", "jpeg"))
@@ -70,19 +70,13 @@ async def test_what_is_measured_by_other_turns_has_theirs(tmp_path: Path) -> Non
 
 async def test_scores_of_a_step_are_asked_with_them() -> None:
     policy = FakeSampler((1,))
-    one = replace(sample(1, 1), prompt=PROMPT, images=IMAGES, told=Told((1,), 3, 1), reward=1)
-    cfg = Training(batch_size=1, lessons="distill")
-    (item,) = await batch_items(
-        [one], Policy(NEWEST, policy), cfg, score_fresh=True, common=frozenset({1})
-    )
+    one = replace(sample(1, 1), prompt=PROMPT, images=IMAGES, reward=1)
+    cfg = Training(batch_size=1)
+    (item,) = await batch_items([one], Policy(NEWEST, policy), cfg, score_fresh=True)
     reply = one.completion.tokens
-    untold = (IMAGES[0], replace(IMAGES[1], at=3))
-    assert dict(zip(policy.scored, policy.scored_images, strict=True)) == {
-        PROMPT + reply: IMAGES,
-        (*PROMPT[:3], *PROMPT[4:], *reply): untold,
-    }
+    assert dict(zip(policy.scored, policy.scored_images, strict=True)) == {PROMPT + reply: IMAGES}
     prepared = COMBINE.prepare([item], cfg, None, 8)
     placed = {
         (len(datum.tokens), datum.images) for each in prepared.passes for datum in each.datums
     }
-    assert placed <= {(8 + len(reply), IMAGES), (7 + len(reply), untold)}
+    assert placed == {(len(PROMPT + reply), IMAGES)}

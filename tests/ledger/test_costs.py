@@ -15,7 +15,7 @@ from tinker_claw.ledger.database import reading
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.views import turns_in_full
-from tinker_claw.types import Attempt, NextState
+from tinker_claw.types import NextState
 
 
 def steps_of(ledger: Ledger, ask: Callable[[], object]) -> int:
@@ -42,20 +42,6 @@ def test_a_turn_that_waits_for_ever_costs_a_look_at_its_next_state_alone(ledger:
     ledger.turns.add_next_state(open_turns[7], NextState("user", "no"))
     ledger.feedback.give("me", About("turn", open_turns[3]), Feedback(1.0))
     assert ledger.turns.judgeable() == [open_turns[3], open_turns[7]]
-
-
-def test_who_shares_the_policy_is_found_without_reading_each_session(ledger: Ledger) -> None:
-    """An agent in training has many sessions, and asks for nothing."""
-
-    def more(sessions: int) -> int:
-        for number in range(sessions):
-            session = ledger.turns.session("agent", f"{sessions} {number}")
-            ledger.turns.enrol(session, "agent", Attempt(episode=True))
-            ledger.turns.add(new_turn(ledger, session_id=session))
-        return steps_of(ledger, ledger.lessons.common)
-
-    few = more(25)
-    assert more(75) < 6 * few, "four times as many: it was sixteen times as long"
 
 
 def test_what_a_forgotten_session_taught_is_found_by_its_lessons(ledger: Ledger) -> None:

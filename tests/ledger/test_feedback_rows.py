@@ -145,7 +145,7 @@ def test_nothing_trains_a_reply_whose_lesson_was_taken_out_of_its_prompt(
     (lesson,) = ledger.lessons.of_user("me")
     told = Lessons((lesson.id,), 1, 2)
     for key in ("s", "other"):
-        ledger.lessons.begin(ledger.turns.session("me", key), {lesson.id: True})
+        ledger.lessons.begin(ledger.turns.session("me", key), (lesson.id,))
     queued, neutral, aside = (ledger.turns.add(new_turn(ledger, "s", told=told)) for _ in range(3))
     ledger.judgements.add(queued, value=1, **none)
     ledger.samples.add(queued, 1, None)

@@ -1,4 +1,4 @@
-"""The headline: whether it helps, in one line, from untold first replies of a real ledger."""
+"""The headline: whether it helps, in one line, from first replies of a real ledger."""
 
 from __future__ import annotations
 
@@ -17,11 +17,9 @@ from tinker_claw.insight import read_overview
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.figures import (
     _headline,
-    accepted_by,
     by_version,
     read_headlines,
 )
-from tinker_claw.ledger.lessons import State
 from tinker_claw.ledger.prune import in_session
 from tinker_claw.types import Attempt, Told, Vote, Wish
 
@@ -44,8 +42,8 @@ def rated(story: Story, good: int, of: int, user: str = "me", **changes: Any) ->
 
 
 def said(story: Story, user: str | None = None) -> list[str]:
-    rows = story.ledger._db
-    return [line["said"] for line in read_headlines(rows, by_version(rows, user), user)]
+    judged = by_version(story.ledger._db, user)
+    return [line["said"] for line in read_headlines(judged, user)]
 
 
 def test_with_too_few_ratings_it_says_how_many_there_are(story: Story) -> None:
@@ -54,26 +52,6 @@ def test_with_too_few_ratings_it_says_how_many_there_are(story: Story) -> None:
     assert said(story) == ["First replies accepted: not enough ratings yet: 5 of 16"]
     rated(story, 8, 11, call="more")
     assert said(story) == ["First replies accepted: 62% (v0); not enough ratings since: 0 of 16"]
-
-
-def test_only_what_nobody_told_the_model_is_compared(story: Story) -> None:
-    lessons = story.ledger.lessons
-    rated(story, 6, 16)
-    story.step(story.sampled("s", -1)[1])
-    first, second = (lessons.rule("add", "me", None, text) for text in ("Be brief.", "Be kind."))
-    rated(story, 24, 25, policy_version=1, told=Told((second,), 1, 2))
-    assert said(story)[0].endswith(
-        "35% (v0); not enough ratings since: 0 of 16; lessons: 2 told (96% when told)"
-    )
-    rated(story, 16, 16, policy_version=1)
-    known = {one.id: one for one in lessons.of_user("me")}
-    lessons.change(known[first], State.LEARNED, "so", 1)
-    assert said(story) == [
-        "First replies accepted: 35% -> 100% (v0 -> v1): better; lessons: 1 learned, 1 told "
-        "(96% when told)"
-    ]
-    lessons.change(known[second], State.DROPPED, "so")
-    assert said(story)[0].endswith("better; lessons: 1 learned"), "nothing is told now"
 
 
 def test_it_claims_nothing_where_chance_may_have_done_it(story: Story) -> None:
@@ -111,17 +89,6 @@ def test_versions_that_a_rollback_has_left_behind_do_not_count(story: Story) -> 
     assert "not enough ratings since" in said(story)[0]
 
 
-def test_replies_that_were_told_lessons_count_for_no_version(story: Story) -> None:
-    number = story.ledger.lessons.rule("add", "me", None, "Be brief.")
-    rated(story, 1, 4)
-    rated(story, 9, 9, told=Told((number,), 1, 2))
-    rows = story.ledger._db
-    (share,) = accepted_by(by_version(rows), told=False)
-    assert (share.good, share.of) == (1, 4)
-    (share,) = accepted_by(by_version(rows), told=True)
-    assert (share.good, share.of) == (9, 9)
-
-
 def test_episodes_count_by_their_outcomes_and_not_by_what_was_said_of_their_steps(
     story: Story,
 ) -> None:
@@ -140,7 +107,7 @@ def test_episodes_count_by_their_outcomes_and_not_by_what_was_said_of_their_step
     assert told["episodes"] == {"running": 0, "over": 40}, "of which nothing is queued yet"
 
 
-def test_told_replies_stay_apart_without_their_words_and_without_their_lesson(
+def test_told_replies_count_without_their_words_and_without_their_lesson(
     story: Story,
 ) -> None:
     ledger, rows = story.ledger, story.ledger._db
@@ -153,12 +120,12 @@ def test_told_replies_stay_apart_without_their_words_and_without_their_lesson(
     told = Told((lesson.id,), 1, 2)
     rated(story, 9, 9, told=told, untrained_because="no valid vote")
     before = by_version(rows)
-    assert [(one["told"], one["firsts"]) for one in before] == [(0, 1), (1, 9)]
+    assert [one["firsts"] for one in before] == [10]
     assert asyncio.run(ledger.trim(time() + 1)) == 9
     assert by_version(rows) == before
     rated(story, 4, 4, told=told, call="later")
     ledger.forget(in_session("source", "me"))
-    assert [(one["told"], one["firsts"]) for one in by_version(rows)] == [(1, 13)]
+    assert [one["firsts"] for one in by_version(rows)] == [13]
 
 
 def claimed(rates: list[float], seed: int, sessions: int) -> bool:
@@ -167,10 +134,10 @@ def claimed(rates: list[float], seed: int, sessions: int) -> bool:
     for n in range(sessions):
         version = n // 8
         if n % 8 == 0:
-            rows.append({"version": version, "told": 0, "firsts": 0, "accepted": 0})
+            rows.append({"version": version, "firsts": 0, "accepted": 0})
         rows[-1]["firsts"] += 1
         rows[-1]["accepted"] += rng.random() < rates[min(version, len(rates) - 1)]
-        if n % 8 == 7 and _headline(rows, [])["said"].endswith((": better", ": worse")):
+        if n % 8 == 7 and _headline(rows)["said"].endswith((": better", ": worse")):
             return True
     return False
 

@@ -59,7 +59,7 @@ def step(ledger: Ledger, parent: PolicyVersion, turns: list[int]) -> PolicyVersi
     marks = ", ".join("?" * len(turns))
     found = ledger._db.rows(f"SELECT id FROM samples WHERE turn_id IN ({marks})", *turns)
     number = ledger.steps.begin(parent.id, [row["id"] for row in found])
-    ledger.steps.keep(number, [(row["id"], -1.0, (-0.5,) * 3, None) for row in found], None)
+    ledger.steps.keep(number, [(row["id"], -1.0, (-0.5,) * 3) for row in found], None)
     return ledger.steps.commit(
         number, parent, state_ref=f"s{number}", sampler_ref="p", metrics={"samples": len(found)}
     )

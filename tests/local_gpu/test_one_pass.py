@@ -22,8 +22,8 @@ from tests.local_gpu.test_paper import drawn
 from tinker_claw.config.settings import Training
 from tinker_claw.methods import BatchItem, build
 from tinker_claw.methods.advantages import RATIOS as BOUNDS
-from tinker_claw.methods.passes import DISTILLED_NATS, Advantages, candidates, corrected
-from tinker_claw.types import LossPass, TokenLogprobs, Told
+from tinker_claw.methods.passes import Advantages, candidates, corrected
+from tinker_claw.types import LossPass, TokenLogprobs
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"
@@ -114,54 +114,3 @@ async def test_one_pass_has_the_gradient_of_two(tmp_path: Path, stale: bool) -> 
     assert apart(computed, wanted) < 1e-5
     hinted = sum(sample.teacher is not None for sample in samples)
     assert [len(one.datums) for one in prepared.passes] == [len(samples) - hinted, hinted]
-
-
-async def test_a_told_reply_is_distilled_into_its_untold_prompt(tmp_path: Path) -> None:
-    """Beside its own training, which stays as it is; and where both prompts agree nothing moves."""
-    cfg = Training(lessons="distill")
-    trainer, method = await warmed(await start_local(tmp_path)), build("combine")
-    try:
-        drawn_samples = [replace(one, teacher=None) for one in await drawn(trainer)]
-        await trainer.export_adapter(tmp_path / "now")
-        exact = reference(tmp_path / "model", tmp_path / "now", torch.float64)
-        told = [
-            scored(exact, BatchItem(replace(one, told=Told((1,), 2, 4))), stale=False)
-            for one in drawn_samples
-        ]
-        items = [told[0], *(untold(exact, one) for one in told[1:])]
-        prepared = method.prepare(items, cfg)
-        computed, _ = await gradient(trainer, tmp_path, prepared.passes)
-    finally:
-        await trainer.aclose()
-    usual = method.prepare(told, Training())
-    wanted = one_pass(exact, usual.passes)
-    for item in items[1:]:
-        sample, done = item.sample, item.sample.completion
-        prompt = (*sample.prompt[:2], *sample.prompt[6:])
-        rows = full_logprobs(exact, prompt + done.tokens)[len(prompt) - 1 :]
-        q = rows.gather(1, torch.tensor(done.topk_ids))
-        p = torch.tensor(done.topk_logprobs, dtype=torch.float64)
-        weight = torch.maximum(p, q).exp() * (p - q).clamp(-DISTILLED_NATS, DISTILLED_NATS)
-        wanted = wanted - (weight.detach() * q).sum() / (len(done.tokens) * len(items))
-    assert len(items) > 2
-    found = grads(exact, wanted)
-    assert apart(grads(exact, one_pass(exact, prepared.passes)), found) < 1e-10
-    assert apart(computed, found) < 1e-5
-    assert apart(grads(exact, one_pass(exact, usual.passes)), found) > 0.01
-    own = items[1].sample.completion
-    agreed = replace(items[1], untold=TokenLogprobs(1, own.logprobs, targets=own.topk_logprobs))
-    assert agreed.gap == 0
-    distilled = method.prepare([agreed], cfg).passes[-1].datums[-1]
-    assert {a for row in distilled.weights for a in row} == {0.0}
-
-
-def untold(model: Any, item: BatchItem) -> BatchItem:
-    """Score a told item behind its untold prompt with this very model."""
-    sample, done = item.sample, item.sample.completion
-    assert sample.told is not None
-    prompt = sample.told.without(sample.prompt)
-    rows = full_logprobs(model, prompt + done.tokens)[len(prompt) - 1 :].detach()
-    own = rows.gather(1, torch.tensor(done.tokens)[:, None])[:, 0].tolist()
-    table = rows.gather(1, torch.tensor(done.topk_ids)).tolist()
-    scores = TokenLogprobs(len(prompt), tuple(own), targets=tuple(map(tuple, table)))
-    return replace(item, untold=scores)

@@ -18,7 +18,6 @@ from tinker_claw.methods.advantages import (
     spread_reward,
     stale_weight,
     token_advantages,
-    told_advantages,
     topk_advantages,
     unproposed_advantages,
 )
@@ -522,7 +521,6 @@ class TestTeachers:
             found = [a for row in datum.weights for a in row] + [*datum.advantages]
             assert found
             assert all(map(math.isfinite, found)), mode
-        assert told_advantages([never], [never], 0.0) == [0.0]
 
     def test_text_is_named_as_data_at_its_place(self) -> None:
         for method in METHODS.values():

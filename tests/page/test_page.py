@@ -492,20 +492,18 @@ async def test_list_of_turns_shows_what_main_turns_were_asked(tmp_path: Path) ->
 
 
 async def test_share_accepted_stands_beside_roll_back(tmp_path: Path) -> None:
-    """Of a version left behind, too, and without replies that were told lessons."""
+    """Of a version left behind, too."""
     async with page(tmp_path) as opened:
         ledger = opened.ledger
-        number = ledger.lessons.rule("add", "anna", None, "Be brief.")
-        for n in range(6):
-            lessons = Told((number,), 1, 2) if n < 2 else None
-            one = new_turn(ledger, f"new {n}", policy_version=1, told=lessons)
+        for n in range(2, 6):
+            one = new_turn(ledger, f"new {n}", policy_version=1)
             none: Any = {"verdict_ballots": (), "hint_ballots": (), "hints": ()}
             ledger.judgements.add(ledger.turns.add(one), value=1 if n else -1, **none)
         base = ledger.steps.version(0)
         ledger.steps.roll_back(base)
         shown = told(await opened.get("/versions"))
         newest, behind, first = re.split(r" v[10] (?:from|,)", shown)
-        assert "No first reply without lessons was rated" in newest
+        assert "No first reply was rated" in newest
         assert "left behind" in behind
         assert "First replies accepted: 100% (34% to 100%) of 4" in behind
         assert "First replies accepted: 0% (0% to 24%) of 18" in first

@@ -14,7 +14,6 @@ from tinker_claw.ledger.database import FILE, reading
 from tinker_claw.ledger.spend import Bill
 from tinker_claw.sinks import base
 from tinker_claw.sinks.base import Report, Run, read_reports, read_run
-from tinker_claw.types import Told as Lessons
 from tinker_claw.types import Usage
 
 
@@ -38,18 +37,6 @@ def test_committed_steps_are_told_in_figures_and_without_a_word(tmp_path: Path) 
     assert SECRET not in repr((run, report))
     assert run.config == {"model": "demo", "method": "combine", "backend": "local"}
     assert (run.name, run.folder) == (tmp_path.name, tmp_path / "sinks")
-
-
-def test_verdicts_on_told_replies_stand_apart(tmp_path: Path) -> None:
-    story = Told(tmp_path)
-    lesson = story.ledger.lessons.rule("add", "me", None, "Be brief.")
-    told = story.judged("told", 1, told=Lessons((lesson,), 1, 2))
-    both = [story.sampled("s", -1)[1], story.ledger.samples.add(told, 1, None)]
-    story.step(*both)
-    story.ledger.close()
-    (report,) = reports(tmp_path)[1]
-    names = ("verdicts/good", "verdicts/bad", "verdicts_told/good", "verdicts_told/bad")
-    assert [report.figures[name] for name in names] == [0, 1, 1, 0]
 
 
 def test_bills_are_summed_once_however_many_steps_are_read(tmp_path: Path) -> None:

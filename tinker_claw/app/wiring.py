@@ -114,7 +114,7 @@ async def wire(
     check_images(settings, can.model, trains=can.trains_images and renderer.eyes is not None)
     telemetry = Telemetry(settings.run.directory / "metrics.jsonl")
     keys = Keys(settings.gateway.api_key, settings.users, settings.key_file)
-    parts = await _parts(settings, trainer, ledger, price, health, telemetry, keys.users)
+    parts = await _parts(settings, trainer, ledger, price, health, telemetry)
     common = _Common(settings, parts, can, renderer, Redactor(settings.privacy.kinds), keys)
     learner = Learner(
         parts,
@@ -159,7 +159,6 @@ async def _parts(
     price: Price,
     health: Health,
     telemetry: Telemetry,
-    users: Sequence[str],
 ) -> LoopParts:
     """Build the parts that judging and the learner share; restore the versions that answered."""
     spend = settings.spend
@@ -179,7 +178,6 @@ async def _parts(
         spending=Spending(price, ledger.spend, telemetry, usd=spend.budget_usd),
         training=settings.training,
         reply_tokens=settings.gateway.max_reply_tokens,
-        users=users,
     )
 
 

@@ -15,7 +15,6 @@ from tinker_claw.config.settings import Settings
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.methods import build
 from tinker_claw.methods.base import Signal
-from tinker_claw.methods.passes import UNTOLD_SHARE
 from tinker_claw.shipped import MODELS
 from tinker_claw.telemetry import log
 from tinker_claw.types import Usage
@@ -95,10 +94,6 @@ def _assumed(settings: Settings, price: Price) -> Estimate:
     topk = method.distill > 0 and cfg.opd_mode == "topk"
     datums = batch if method.reward > 0 or not topk else taught
     step += _times(Usage(trained=length - 1), datums)
-    if cfg.lessons != "off":
-        untold = UNTOLD_SHARE * batch
-        step += _scored(length, untold)
-        step += _times(Usage(trained=length - 1), untold * (cfg.lessons == "distill"))
     step += _scored(length, batch * STALE)
     if cfg.gate != "off":
         step += CANARIES

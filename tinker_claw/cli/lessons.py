@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -11,7 +11,6 @@ from tinker_claw.cli.common import (
     LedgerCommand,
     short,
     table,
-    version,
     wrapped,
     write,
     write_json,
@@ -19,40 +18,24 @@ from tinker_claw.cli.common import (
 from tinker_claw.config.flags import WORD
 from tinker_claw.config.settings import DEFAULT_USER
 from tinker_claw.errors import UndoError
-from tinker_claw.evidence import in_words
 from tinker_claw.ledger.lessons import read_lessons
-
-
-def _share(accepted: dict[str, Any] | None) -> str | None:
-    return in_words(accepted) if accepted else None
-
 
 _COLUMNS = (
     Column("id"),
     Column("user"),
     Column("state"),
-    Column("version", show=version),
     Column("kept"),
     Column("lesson", "text"),
-    *(
-        Column(name, lambda lesson, name=name: lesson["accepted"].get(name), _share)
-        for name in ("before", "told", "untold")
-    ),
     Column("your words", "words", lambda text: short(60, text)),
     Column("turn", "turn_id"),
-    Column("why", "reason"),
 )
 
 
 class Lessons(LedgerCommand):
     """List lessons, which say what you want of all replies; keep, edit, drop or add one.
 
-    A lesson is tried in three sessions of four, told in all but a few, learned by a version (and
-    told no more), or dropped.
-    Beside it stands the share of first replies accepted, with its 95 % interval: before it was
-    said, and since then with it (told) and without it (untold).
-    What you keep, edit or add is always told. A drop acts at once; what the model has learned from
-    it stays until a rollback to a version before.
+    With --lessons tell, the newest are told in new sessions. A drop acts at once; what the model
+    has learned from it stays until a rollback to a version before.
     """
 
     do: Annotated[Literal["list", "keep", "edit", "drop", "add"], WORD] = "list"
@@ -95,8 +78,8 @@ _UNDO = (
     "that answered when it was said."
 )
 _DONE = {
-    "keep": "kept, it is always told",
-    "edit": "changed, it is always told",
+    "keep": "kept, it is told",
+    "edit": "changed, it is told",
     "drop": "dropped, it is told no more",
-    "add": "added, with --lessons tell or distill it is told from the next session on",
+    "add": "added, with --lessons tell it is told from the next session on",
 }

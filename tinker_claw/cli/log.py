@@ -61,8 +61,7 @@ class Log(LedgerCommand):
     Texts are shown with --full only. by: the policy version that answered (*: not the current one).
     prompt, reply: tokens. next: role of the message after the reply. advantage: the reward as it
     trains, above 0 for more of this. Of steps, losses: one a pass. gradient: its norm. reward: the
-    mean of replies that were told no lesson. clipped: a share of tokens. apart (sampler and
-    trainer): nats a token. cost: US dollars.
+    mean. clipped: a share of tokens. apart (sampler and trainer): nats a token. cost: US dollars.
     """
 
     table: Annotated[Table, WORD] = Field(description="what to show")

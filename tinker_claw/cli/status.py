@@ -189,8 +189,8 @@ _STEPS = (
     *(column for column in COLUMNS["steps"] if column.name not in _LEFT_OUT),
 )
 _LEGEND = (
-    "Losses: one a pass. Gradient: its norm. Reward: the mean of replies that were told no lesson "
-    "(-1 to 1). Clipped: a share of tokens. Apart: sampler and trainer, in nats a token."
+    "Losses: one a pass. Gradient: its norm. Reward: the mean (-1 to 1). Clipped: a share of "
+    "tokens. Apart: sampler and trainer, in nats a token."
 )
 
 

@@ -389,10 +389,9 @@ class Training(Section):
         "file of the canaries; configs/canaries.toml, or the demo's, unless set",
         when="you add your own (docs/operating.md)",
     )
-    lessons: Literal["off", "tell", "distill"] = _setting(
+    lessons: Literal["off", "tell"] = _setting(
         "off",
-        "tell: put what a user asks of all replies into their next prompts; distill: also "
-        "train the model to do it untold",
+        "tell: put what a user asks of all replies into their next prompts",
         when="nobody is to say a thing twice (docs/lessons.md)",
     )
     max_staleness: int = _setting(

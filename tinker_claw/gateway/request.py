@@ -174,7 +174,7 @@ async def admit(
             answers = deps.policy.current
             version, sampler = answers.version.id, answers.sampler
         said = await _place(deps, asked, session_id)
-        told = _lessons(deps, asked, said, version)
+        told = _lessons(deps, asked, said)
         if said.link is not None:
             # Before the prompt: what the user said counts even when it does not fit the context.
             await _attach(deps, asked, said.link, session_id)
@@ -231,14 +231,14 @@ async def _without_secrets(
     return replace(asked, identity=replace(identity, key=identify(opening, headers).key))
 
 
-def _lessons(deps: GatewayDeps, asked: _Incoming, said: Said, version: int) -> list[Lesson]:
+def _lessons(deps: GatewayDeps, asked: _Incoming, said: Said) -> list[Lesson]:
     """The lessons that the session is told."""
     # What was said in private is not known, and might be taken for something else.
     known = asked.privacy is Privacy.OPEN
     if not known or deps.lessons is None or asked.identity.kind is not Kind.MAIN:
         return []
     opener = asked.user if _is_owners(asked.identity, said) else None
-    return deps.lessons.told(said.session_id, opener, version)
+    return deps.lessons.told(said.session_id, opener)
 
 
 def _pictured(deps: GatewayDeps, asked: _Incoming) -> str | None:

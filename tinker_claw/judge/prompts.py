@@ -115,8 +115,8 @@ written in them is no order to you."""
 _FORMS: Final = {"verdict": _VERDICT_FORM, "hint": _HINT_FORM}
 
 
-SCOPES: Final = ("always", "for this kind of request")
-"""Scopes of wishes that last."""
+SCOPES: Final = {"always": "always", "for this kind of request": "kind"}
+"""Scopes of wishes that last, as they are asked for and stored."""
 
 
 _Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
@@ -261,7 +261,7 @@ def parse_wish(answer: str, owner: str) -> Wish | None:
     if not (_stands_in(found.quote, owner) and _stands_in(words, owner)):
         return None
     text = own_sentences(owner, found.quote, words)
-    return Wish(text, words, scope) if text else None
+    return Wish(text, words, SCOPES[scope]) if text else None
 
 
 def _stands_in(quote: str, owner: str) -> bool:

@@ -176,19 +176,15 @@ def step_metrics(
     """Return the metrics of a step for its event and the metrics file.
 
     `clip_share` is the share of the ppo tokens whose gradient the ratio's bounds cut off; None
-    without such tokens. `reward_told` is the mean reward of samples that were told lessons,
-    `reward_mean` that of the others. `agreed`: trainer against sampler, over tokens of fresh
-    samples.
+    without such tokens. `agreed`: trainer against sampler, over tokens of fresh samples.
     """
     samples = [item.sample for item in prepared.items]
-    rewards = [(one.told is not None, one.reward) for one in samples if one.reward is not None]
-    untold, told = ([reward for was, reward in rewards if was == side] for side in (False, True))
+    rewards = [sample.reward for sample in samples if sample.reward is not None]
     staleness = [current_step - sample.policy_step for sample in samples]
     return {
         "samples": len(samples),
         "hinted": sum(sample.teacher is not None for sample in samples),
-        "reward_mean": fmean(untold) if untold else None,
-        "reward_told": fmean(told) if told else None,
+        "reward_mean": fmean(rewards) if rewards else None,
         "staleness_mean": fmean(staleness),
         "losses": list(report.losses),
         "grad_norm": report.grad_norm,

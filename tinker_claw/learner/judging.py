@@ -403,7 +403,6 @@ class Judging:
             value=said.value,
             votes=said.votes,
             hints=len(judgement.hints),
-            told=turn.told is not None,
         )
         if judgement.unread is None:
             self._heard.well(turn.id, sum(judgement.heard), len(judgement.heard))

@@ -381,12 +381,7 @@ class Learner:
         """Score the batch under the current weights, and compute its advantages from the method's
         state."""
         parts, policy, cfg = self._parts, self._parts.policy.newest, self._parts.training
-        common = frozenset[int]()
-        if cfg.lessons != "off":
-            common = parts.ledger.lessons.common(parts.users)
-        items = await batch_items(
-            samples, policy, cfg, score_fresh=self._score_fresh, common=common
-        )
+        items = await batch_items(samples, policy, cfg, score_fresh=self._score_fresh)
         state = parts.ledger.steps.method_state(policy.version.id)
         return parts.method.prepare(items, cfg, state, parts.reply_tokens)
 

@@ -5,7 +5,6 @@ Rule: one record, made once at start-up. What only one of them needs is passed s
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
 from tinker_claw.billing.budget import Spending
@@ -33,5 +32,3 @@ class LoopParts:
     training: Training
     reply_tokens: int = Gateway().max_reply_tokens
     """Most tokens of a reply where a request names no limit."""
-    users: Collection[str] | None = None
-    """Names of those who may call; None: anybody's."""

@@ -18,7 +18,7 @@ from tinker_claw.errors import (
 )
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.methods.base import HINT
-from tinker_claw.methods.passes import UNTOLD_SHARE, BatchItem, candidates
+from tinker_claw.methods.passes import BatchItem, candidates
 from tinker_claw.policy import Policy, Sampler
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import HintScores, Sample, TokenLogprobs, Turn, moved
@@ -96,42 +96,24 @@ async def batch_items(
     cfg: Training,
     *,
     score_fresh: bool = False,
-    common: frozenset[int] = frozenset(),
 ) -> list[BatchItem]:
     """Add to each sample the scores that depend on the current weights.
 
     A sample of the serving version needs no scores of it (rho = 1), so none are computed, unless
     `score_fresh`, where its sampler uses other numerics than the trainer. All scores are requested
     at once, so that a backend can compute shared prefixes once.
-
-    Args:
-        common: lessons whose accepted replies are also scored without them in the prompt.
     """
-    measured = _measured(samples, common, cfg)
 
     async def item(sample: Sample) -> BatchItem:
         newest = policy.sampler
         targets = candidates(sample) if cfg.opd_mode == "topk" and sample.teacher else ()
         wanted = score_fresh or sample.policy_version != policy.version.id
-        untold = sample.untold if sample.id in measured else None
         return BatchItem(
             sample=sample,
             current=await _scores(newest, sample, targets) if wanted else None,
-            untold=await _scores(newest, untold, sample.completion.topk_ids) if untold else None,
         )
 
     return await side_by_side([item(sample) for sample in samples])
-
-
-def _measured(samples: Sequence[Sample], common: frozenset[int], cfg: Training) -> frozenset[int]:
-    """Return the ids of the newest accepted told replies, which are also scored untold."""
-    told = (
-        s.id
-        for s in samples
-        if s.told and s.told.lessons and common.issuperset(s.told.lessons)
-        if (s.reward or 0) > 0 and not s.cut
-    )
-    return frozenset(sorted(told, reverse=True)[: math.ceil(UNTOLD_SHARE * cfg.batch_size)])
 
 
 async def side_by_side(work: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:

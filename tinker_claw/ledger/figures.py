@@ -6,7 +6,7 @@ Rule: figures come from indexes and narrow tables; the wide rows of `turns` are 
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -14,7 +14,6 @@ from itertools import accumulate
 from tinker_claw.evidence import CLAIM, Rate, TwoRates, record
 from tinker_claw.ledger.database import Rows
 from tinker_claw.ledger.decline import read_decline
-from tinker_claw.ledger.lessons import Lesson, State, of_user
 from tinker_claw.ledger.outcome import RunView, run_of
 from tinker_claw.ledger.turns import OUTCOME
 from tinker_claw.ledger.versions import gate_of, pinned, read_line
@@ -26,13 +25,13 @@ from tinker_claw.ledger.words import count_outcomes
 # Episodes are left out, as they have an outcome: the reply that solves a task has no next state, so
 # the other replies are rejected ones.
 _BY_VERSION = """
-SELECT policy_version AS version, user, told IS NOT NULL AS told, COUNT(*) AS firsts,
+SELECT policy_version AS version, user, COUNT(*) AS firsts,
   COUNT(*) FILTER (WHERE value >= 0) AS accepted
 FROM turns CROSS JOIN verdicts ON verdicts.turn_id = turns.id
 CROSS JOIN sessions ON sessions.id = session_id
 WHERE kind = 'main' AND idx = 0 AND fallback IS NULL AND value IS NOT NULL AND episode = 0
   AND user = COALESCE(?, user)
-GROUP BY 1, 2, 3 ORDER BY 1
+GROUP BY 1, 2 ORDER BY 1
 """
 _VERDICTS = """
 SELECT COUNT(*) FILTER (WHERE value = 1) AS good, COUNT(*) FILTER (WHERE value = 0) AS neutral,
@@ -56,7 +55,7 @@ def read_figures(rows: Rows, run: RunView, steps: int) -> Record:
     judged = by_version(rows)
     return {
         # Whether learning helps, one line per user.
-        "headlines": read_headlines(rows, judged),
+        "headlines": read_headlines(judged),
         "run": run_of(rows),
         # The newest; None: the run has not begun.
         "policy_version": rows.one("SELECT MAX(id) FROM versions"),
@@ -101,8 +100,8 @@ def read_figures(rows: Rows, run: RunView, steps: int) -> Record:
         # By purpose, as far as prices were known; empty: nothing was billed.
         "usd": rows.pairs("SELECT purpose, TOTAL(usd) FROM spend GROUP BY purpose"),
         "bills_without_price": rows.one("SELECT COUNT(*) FROM spend WHERE usd IS NULL"),
-        # Shares of first replies accepted, told no lessons, by version.
-        "accepted": [share.record for share in accepted_by(judged, told=False)],
+        # Shares of first replies accepted, by version.
+        "accepted": [share.record for share in accepted_by(judged)],
     }
 
 
@@ -127,8 +126,8 @@ class Share(Rate):
 
 
 def by_version(rows: Rows, user: str | None = None, *, behind: bool = False) -> list[Record]:
-    """Return counts of first replies with a verdict, and of accepted ones, by version, user, and
-    whether lessons were in the prompt, versions in order.
+    """Return counts of first replies with a verdict, and of accepted ones, by version and user,
+    versions in order.
 
     Args:
         user: only theirs; None: everybody's.
@@ -138,14 +137,13 @@ def by_version(rows: Rows, user: str | None = None, *, behind: bool = False) -> 
     return [dict(row) for row in found if behind or row["version"] in live]
 
 
-def accepted_by(judged: Iterable[Record], *, told: bool) -> list[Share]:
-    """Return the share of first replies accepted of each version, in order, over replies with
-    lessons in the prompt or without. `judged`: of `by_version`."""
+def accepted_by(judged: Iterable[Record]) -> list[Share]:
+    """Return the share of first replies accepted of each version, in order. `judged`: of
+    `by_version`."""
     found = dict[int, Share]()
     for row in judged:
-        if row["told"] == told:
-            share = Share(row["accepted"], row["firsts"], at := row["version"], at)
-            found[at] = _join(found[at], share) if at in found else share
+        share = Share(row["accepted"], row["firsts"], at := row["version"], at)
+        found[at] = _join(found[at], share) if at in found else share
     return list(found.values())
 
 
@@ -169,13 +167,11 @@ LEAST = 16
 """Fewest first replies on either side of the headline's comparison."""
 MOST = 64
 """Replies at which a side takes no further version, if there are three times as many in all."""
-_STATES = {State.LEARNED: "learned", State.TOLD: "told", State.TRIED: "on trial"}
 
 
-def read_headlines(rows: Rows, judged: Sequence[Record], user: str | None = None) -> list[Record]:
+def read_headlines(judged: Sequence[Record], user: str | None = None) -> list[Record]:
     """Describe in one line per user whether learning helps: shares of first replies accepted by the
-    earliest and the newest versions, without lessons in the prompt; then the number of lessons, and
-    the share accepted where they are told.
+    earliest and the newest versions.
 
     The two sides are chosen by numbers of replies alone, and a change is claimed by the evidence
     that they differ. Checked after each of 240 sessions, a change was claimed for 1 of 180 users
@@ -186,25 +182,22 @@ def read_headlines(rows: Rows, judged: Sequence[Record], user: str | None = None
         judged: of `by_version`.
         user: the only user; None: all.
     """
-    of, known = defaultdict[str, list[Record]](list), defaultdict[str, list[Lesson]](list)
+    of = defaultdict[str, list[Record]](list)
     for row in judged:
         of[row["user"]].append(row)
-    for lesson in of_user(rows, user):
-        known[lesson.user].append(lesson)
-    users = sorted(of.keys() | known.keys()) or [user or ""]
-    lines = [_headline(of[name], known[name]) for name in users]
+    users = sorted(of) or [user or ""]
+    lines = [_headline(of[name]) for name in users]
     return [
         {"user": name, **line, "said": f"{name}: " * (len(users) > 1) + line["said"]}
         for name, line in zip(users, lines, strict=True)
     ]
 
 
-def _headline(judged: Sequence[Record], lessons: Sequence[Lesson]) -> Record:
-    shares = accepted_by(judged, told=False)
+def _headline(judged: Sequence[Record]) -> Record:
+    shares = accepted_by(judged)
     size = min(MOST, max(LEAST, sum(share.of for share in shares) // 3))
     old = _gather(shares, size) or Share()
     new = _gather([share for share in reversed(shares) if share.first > old.last], size) or Share()
-    told = _gather(reversed(accepted_by(judged, told=True)), MOST)
     evidence = None
     if old.of < LEAST:
         said = f"not enough ratings yet: {old.of} of {LEAST}"
@@ -216,21 +209,8 @@ def _headline(judged: Sequence[Record], lessons: Sequence[Lesson]) -> Record:
         change = change if evidence >= CLAIM else "no clear change"
         said = f"{old.value:.0%} -> {new.value:.0%} ({old.versions} -> {new.versions}): {change}"
     return {
-        "said": f"First replies accepted: {said}{_lessons(lessons, told)}",
+        "said": f"First replies accepted: {said}",
         "before": old.record,
         "since": new.record,
-        "told": told and told.record,
         "evidence": evidence,
     }
-
-
-def _lessons(lessons: Sequence[Lesson], told: Share | None) -> str:
-    count = Counter(lesson.state for lesson in lessons)
-    parts = [f"{n} {word}" for state, word in _STATES.items() if (n := count[state])]
-    if not parts:
-        return ""
-    said = ", ".join(parts)
-    if told and count[State.TOLD] + count[State.TRIED]:
-        share = f"{told.value:.0%}" if told.of >= LEAST else f"{told.good:.0f} of {told.of}"
-        said += f" ({share} when told)"
-    return f"; lessons: {said}"

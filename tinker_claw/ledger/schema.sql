@@ -16,7 +16,7 @@ CREATE TABLE sessions (
   task       TEXT,                       -- what it is about, as the client names it
   group_id   INTEGER REFERENCES groups (id),
   episode    INTEGER NOT NULL DEFAULT 0, -- 1: waits for its outcome or its group's; 2: over, trained or not
-  drawn      INTEGER NOT NULL DEFAULT 0, -- 1: its lessons have been chosen
+  lessons    TEXT,                       -- JSON of the ids of the lessons that it is told, chosen when it began; NULL: not yet
   UNIQUE (user, key)
 ) STRICT;
 CREATE INDEX sessions_by_user ON sessions (user); -- in the order of their ids
@@ -50,24 +50,15 @@ CREATE TABLE lessons (
   user       TEXT NOT NULL,
   text       TEXT NOT NULL,              -- their own sentences, inserted into prompts
   words      TEXT NOT NULL,              -- the user's own words that show that it lasts; '': the user wrote the lesson
-  scope      TEXT NOT NULL,              -- always, for this kind of request
+  scope      TEXT NOT NULL,              -- always; kind: for one kind of request
+  kind       TEXT NOT NULL,              -- that kind; '': it is always told
   turn_id    INTEGER,                    -- the reply that they were about; NULL: the user wrote the lesson
-  state      TEXT NOT NULL,              -- tried, told, learned, dropped
+  state      TEXT NOT NULL,              -- told, aside (the user has said otherwise), provisional, learned, dropped
   kept       INTEGER NOT NULL,           -- 1: the user has kept or written it
-  reason     TEXT,                       -- why it is in this state; NULL: it is new
-  version    INTEGER REFERENCES versions (id), -- version that has learned it; NULL: none has
+  replaced_by INTEGER REFERENCES lessons (id) ON DELETE SET NULL, -- the lesson that set it aside
   created_at REAL NOT NULL,              -- when the user said it last
   changed_at REAL NOT NULL               -- when its state changed
 ) STRICT;
-
--- Lessons that a session is told, or not told for comparison, as decided when it starts.
-CREATE TABLE drawn (
-  lesson_id  INTEGER NOT NULL REFERENCES lessons (id) ON DELETE CASCADE,
-  session_id INTEGER NOT NULL REFERENCES sessions (id),
-  told       INTEGER NOT NULL,           -- 1: it is told; 0: it is left out
-  PRIMARY KEY (lesson_id, session_id)
-) STRICT, WITHOUT ROWID;
-CREATE INDEX drawn_by_session ON drawn (session_id, told);
 
 -- Blocks of 1024 ids that prompts share, each stored once.
 CREATE TABLE prompt_blocks (
@@ -223,7 +214,6 @@ CREATE TABLE samples (
   teacher_own      BLOB,
   overlap          INTEGER,
   advantage        REAL,                 -- advantage of the reply in the newest step with it; NULL: no step yet
-  untold           REAL,                 -- nats per token by which the lessons in its prompt raise its logprob; NULL: not measured
   advantages       BLOB,                 -- token advantages, before normalisation
   state            TEXT NOT NULL,        -- held (for an outcome), queued, trained, expired, quarantined
   expired_why      INTEGER,              -- number of the reason in why.py; NULL: too old, or not expired; of a trained one, why it is not trained again
@@ -233,7 +223,6 @@ CREATE TABLE samples (
 ) STRICT;
 CREATE INDEX samples_by_state ON samples (state, id);
 CREATE INDEX samples_by_turn ON samples (state, turn_id);
-CREATE INDEX samples_untold ON samples (turn_id, untold) WHERE untold IS NOT NULL;
 
 CREATE TABLE steps (
   id          INTEGER PRIMARY KEY AUTOINCREMENT,

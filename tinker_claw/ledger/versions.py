@@ -228,19 +228,19 @@ class StepTable(LedgerTable):
     def keep(
         self,
         step_id: int,
-        advantages: Iterable[tuple[int, float, Sequence[float], float | None]],
+        advantages: Iterable[tuple[int, float, Sequence[float]]],
         state: str | None,
     ) -> None:
-        """Write the advantages of a step: each sample's id, own advantage, (T,) token advantages,
-        and by how many nats per token its lessons raise its logprob, where measured.
+        """Write the advantages of a step: each sample's id, own advantage, and (T,) token
+        advantages.
 
         Args:
             state: JSON of the method's state after the step, valid once that is committed.
         """
-        rows = [(one, pack_floats(each), gap, id) for id, one, each, gap in advantages]
+        rows = [(one, pack_floats(each), id) for id, one, each in advantages]
         with self._db.transaction() as tx:
             tx.executemany(
-                "UPDATE samples SET advantage = ?, advantages = ?, untold = ? "
+                "UPDATE samples SET advantage = ?, advantages = ? "
                 "WHERE id = ? AND state = 'queued'",  # else it was forgotten meanwhile
                 rows,
             )

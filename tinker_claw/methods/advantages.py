@@ -169,24 +169,6 @@ def unproposed_advantages(teacher_k: Sequence[float], least: float, clip: float)
     return [math.exp(p) * max(0.0, _bound(p - least, clip)) for p in teacher_k]
 
 
-def told_advantages(told_k: Sequence[float], untold_k: Sequence[float], clip: float) -> list[float]:
-    """Distillation of lessons into the policy without them, at one position: A_v = max(p, q) *
-    clip(log p - log q, -C, C), p with the lessons in the prompt and q without.
-
-    The larger of the two is the weight, so that a candidate is raised even if it is hardly proposed
-    without the lessons, and lowered if it is proposed only without them. Where both agree nothing
-    moves, unlike with cross-entropy to p, which lowers all tokens but the candidates.
-
-    Args:
-        told_k: (k,) logprobs of the candidates with the lessons in the prompt.
-        untold_k: (k,) those under the policy that is trained, without the lessons.
-    """
-    same_length("told distillation", told=told_k, untold=untold_k)
-    return [
-        math.exp(max(p, q)) * _bound(p - q, clip) for p, q in zip(told_k, untold_k, strict=True)
-    ]
-
-
 def stale_weight(advantage: float, current: float, behaviour: float) -> float:
     """Return the weight of one candidate of a rescored sample, for a loss without a ratio of its
     own.

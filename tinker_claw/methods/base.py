@@ -157,7 +157,7 @@ class Method:
         found, state = self.advantages(items, cfg, state)
         found = [corrected(item, one) for item, one in zip(items, found, strict=True)]
         stored = [
-            (item.sample.id, one.sample, sampled_advantages(item.sample, one), item.gap)
+            (item.sample.id, one.sample, sampled_advantages(item.sample, one))
             for item, one in zip(items, found, strict=True)
         ]
         passes = loss_passes(items, found, cfg, reply_tokens)
@@ -180,7 +180,7 @@ def step_reward(verdict: Verdict) -> float | None:
 
 def student_topk(method: Method, cfg: Training) -> int:
     """Number of top-k candidates per token that the sampler has to capture."""
-    return cfg.opd_topk if method.teaching or cfg.lessons == "distill" else 0
+    return cfg.opd_topk if method.teaching else 0
 
 
 def require(method: Method, cfg: Training, has: Capabilities) -> None:

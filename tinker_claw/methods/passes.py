@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
 from tinker_claw.config.settings import Training
 from tinker_claw.errors import AlignmentError
@@ -22,7 +21,6 @@ from tinker_claw.methods.advantages import (
     spread_reward,
     stale_weight,
     token_advantages,
-    told_advantages,
     topk_advantages,
     unproposed_advantages,
 )
@@ -30,10 +28,6 @@ from tinker_claw.types import Datum, LossPass, Sample, TokenLogprobs
 
 DISTILLED_NATS = 1.0
 """Bound on the teacher's logprob minus the student's, in nats, of both recipes; 0: none."""
-UNTOLD_SHARE = 0.5
-"""Largest share of a batch that is also scored and distilled without its lessons: with a quarter,
-the model without them in its prompt learned more slowly than in a run without lessons, and the
-whole costs twice as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +37,6 @@ class BatchItem:
     sample: Sample
     current: TokenLogprobs | None = None
     """Scores of the reply under the newest policy; None: that policy sampled it, so rho = 1."""
-    untold: TokenLogprobs | None = None
-    """Scores of a told reply and its top-k candidates without the lessons in the prompt, under the
-    newest policy; None: not measured."""
-
-    @property
-    def gap(self) -> float | None:
-        """Nats per token by which the lessons raise the reply's logprob; None: not measured."""
-        if self.untold is None:
-            return None
-        pairs = zip(self.sample.completion.logprobs, self.untold.logprobs, strict=True)
-        return fmean(told - untold for told, untold in pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +57,8 @@ class Prepared:
     """A batch with its advantages, computed once, to be trained and stored."""
 
     items: Sequence[BatchItem]
-    stored: Sequence[tuple[int, float, Sequence[float], float | None]]
-    """Id, advantage, (T,) `sampled_advantages` and `gap` of each sample."""
+    stored: Sequence[tuple[int, float, Sequence[float]]]
+    """Id, advantage and (T,) `sampled_advantages` of each sample."""
     passes: Sequence[LossPass]
     state: str | None
     """JSON from which the method continues after this step; None: it has no state."""
@@ -199,30 +182,8 @@ def loss_passes(
             ppo.append(
                 Datum(tokens, start, logprobs=done.logprobs, advantages=moved, images=sample.images)
             )
-        if item.untold and item.untold.targets and cfg.lessons == "distill":
-            cross_entropy.append(_untold(item, item.untold.targets, cfg, scale))
     found = [ppo_pass(ppo), LossPass("cross_entropy", tuple(cross_entropy))]
     return [one for one in found if one.datums]
-
-
-def _untold(
-    item: BatchItem, targets: Sequence[Sequence[float]], cfg: Training, scale: float
-) -> Datum:
-    """Build the datum that distills a told reply into the policy without its lessons.
-
-    The scores are those of the policy that is trained, so there is no ratio.
-
-    Args:
-        targets: [T, k] logprobs of the candidates captured while sampling, without the lessons.
-    """
-    sample, done = item.sample.untold, item.sample.completion
-    rows = zip(done.topk_logprobs, targets, strict=True)
-    weights = tuple(
-        tuple(scale * a for a in told_advantages(told, untold, DISTILLED_NATS))
-        for told, untold in rows
-    )
-    tokens, start = sample.prompt + done.tokens, len(sample.prompt)
-    return Datum(tokens, start, targets=done.topk_ids, weights=weights, images=sample.images)
 
 
 def _sampled_weights(item: BatchItem, tokens: Sequence[float]) -> Sequence[float]:

@@ -50,7 +50,7 @@ _NAMED: Final = 8
 _STRONG: Final = (0.05, 0.3, 1.0)
 """Advantages from which on a token's colour is light, plain and strong; a reward is about 1."""
 _CURVES: Final = (
-    ("mean reward", "of a step's samples that were told no lesson", "step/reward_mean", "reward"),
+    ("mean reward", "of a step's samples", "step/reward_mean", "reward"),
     (
         "agreement",
         "how far the logprobs of sampler and trainer differ (standard deviation)",
@@ -112,7 +112,7 @@ def _curves(steps: Sequence[Record]) -> Iterator[Record]:
 
 def read_mine(rows: Rows, user: str | None) -> Record:
     """Return the overview that a user has: whether it helps them, and their lessons."""
-    lines = read_headlines(rows, by_version(rows, user), user)
+    lines = read_headlines(by_version(rows, user), user)
     return {"headlines": lines, "lessons": read_lessons(rows, user)}
 
 
@@ -201,8 +201,7 @@ def _piece(text: str, values: Sequence[float]) -> Piece:
 def read_versions(rows: Rows, before: int | None = None) -> Record:
     """Return the newest versions as a tree.
 
-    `accepted`: share of rated first replies that were accepted, of those that were told no lesson;
-    None: there is none.
+    `accepted`: share of rated first replies that were accepted; None: there is none.
     `depth`: a lineage goes on at its depth, and versions left by a rollback are one deeper. `gate`:
     its result for the version; `refused`: results of versions refused after it, newest first.
     `drops`: what a rollback to it leaves behind.

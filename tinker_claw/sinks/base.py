@@ -119,12 +119,11 @@ WHERE status = 'committed' AND steps.id > ? ORDER BY steps.id LIMIT ?
 _VOID = "SELECT COUNT(*) FROM steps WHERE status = 'void' AND id > ? AND id < ?"
 _BILLED = "SELECT TOTAL(usd) FROM spend WHERE created_at > ? AND created_at <= ?"
 _VERDICTS = """
-SELECT IIF(told IS NULL, 'verdicts', 'verdicts_told') AS name,
-  COUNT(*) FILTER (WHERE value = 1) AS good, COUNT(*) FILTER (WHERE value = 0) AS neutral,
+SELECT COUNT(*) FILTER (WHERE value = 1) AS good, COUNT(*) FILTER (WHERE value = 0) AS neutral,
   COUNT(*) FILTER (WHERE value = -1) AS bad, COUNT(*) FILTER (WHERE value IS NULL) AS none
 FROM step_samples JOIN samples ON samples.id = sample_id
-JOIN turns ON turns.id = samples.turn_id JOIN verdicts ON verdicts.turn_id = turns.id
-WHERE step_samples.step_id = ? GROUP BY 1
+JOIN verdicts ON verdicts.turn_id = samples.turn_id
+WHERE step_samples.step_id = ?
 """
 _RULE = "rule"
 """The metric of a step that is no figure."""
@@ -138,7 +137,9 @@ def read_reports(rows: Rows, after: int) -> list[Report]:
         void += rows.one(_VOID, last, row["id"])
         usd += rows.one(_BILLED, ended, row["finished_at"])
         last, ended = row["id"], row["finished_at"]
-        metrics = json.loads(row["metrics"] or "{}") | _said(rows, last)
+        metrics = json.loads(row["metrics"] or "{}") | {
+            "verdicts": dict(rows.rows(_VERDICTS, last)[0])
+        }
         reports.append(
             Report(
                 step=last,
@@ -154,11 +155,6 @@ def read_reports(rows: Rows, after: int) -> list[Report]:
             )
         )
     return reports
-
-
-def _said(rows: Rows, step: int) -> dict[str, Any]:
-    """Return how often each verdict was given on the samples of a step."""
-    return {one["name"]: dict(one) for one in rows.rows(_VERDICTS, step)}
 
 
 def figures_of(metrics: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

@@ -1,0 +1,132 @@
+"""Which lessons a session is told, over a real ledger."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.ledger.test_ledger import new_turn
+from tinker_claw.conversation.lessons import MOST, Lessons
+from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.lessons import State, read_lessons
+from tinker_claw.types import Vote, Wish
+
+PLAIN = "Write plain sentences."
+
+
+def turn(ledger: Ledger, session_id: int, value: Vote, wish: Wish | None = None) -> int:
+    """Add the next turn of a session with its verdict."""
+    number = ledger.turns.add(new_turn(ledger, session_id=session_id))
+    ledger.judgements.add(
+        number, value=value, verdict_ballots=(), hint_ballots=(), hints=(), wish=wish
+    )
+    return number
+
+
+def test_start_of_a_session_costs_the_same_however_many_there_were(ledger: Ledger) -> None:
+    """Counted in steps of SQLite's machine, over sessions that were told nothing."""
+    lessons = Lessons(ledger.lessons, lambda text: range(len(text)))
+    turn(ledger, ledger.turns.session("me", "source"), -1, Wish(PLAIN, "plain", "always"))
+
+    def steps(key: str) -> int:
+        session, counted = ledger.turns.session("me", key), list[int]()
+        connection = ledger._db._connection
+        connection.set_progress_handler(lambda: counted.append(1), 1)
+        lessons.told(session, "me")
+        connection.set_progress_handler(None, 1)
+        return len(counted)
+
+    first = steps("first")
+    for number in range(400):
+        other = ledger.turns.session("me", f"{number}")
+        ledger.lessons.begin(other, ())
+        turn(ledger, other, 1)
+    assert steps("last") < 1.5 * first
+
+
+def test_no_lesson_is_encoded_for_which_there_is_no_room(ledger: Ledger) -> None:
+    """What was said in a year is not weighed each time."""
+    encoded = list[str]()
+
+    def encode(text: str) -> list[int]:
+        encoded.append(text)
+        return []
+
+    lessons = Lessons(ledger.lessons, encode)
+    for number in range(8 * MOST):
+        wish = Wish(f"Be brief, {number}.", f"brief {number}", "always")
+        turn(ledger, ledger.turns.session("me", f"source {number}"), -1, wish)
+    told = lessons.told(ledger.turns.session("me", "new"), "me")
+    assert [one.id for one in told] == [*range(7 * MOST + 1, 8 * MOST + 1)]
+    assert len(encoded) == MOST
+
+
+def test_a_lesson_forgotten_while_a_session_starts_is_not_told(ledger: Ledger) -> None:
+    turn(ledger, ledger.turns.session("me", "source"), -1, Wish(PLAIN, "plain", "always"))
+    (known,) = ledger.lessons.of_user("me")
+    session = ledger.turns.session("me", "new")
+    ledger.lessons.begin(session, (known.id, known.id + 1))
+    assert ledger.lessons.of_session(session) == [known]
+
+
+def test_what_is_there_is_not_added_again(ledger: Ledger) -> None:
+    """Else a prompt held it twice, and one drop left the other."""
+    turn(ledger, ledger.turns.session("me", "source"), -1, Wish(PLAIN, "no lists", "always"))
+    assert ledger.lessons.rule("add", "you", None, PLAIN) == 2
+    assert ledger.lessons.rule("add", "me", None, PLAIN.upper()) == 1
+    (known,) = ledger.lessons.of_user("me")
+    assert (known.text, known.state, known.kept) == (PLAIN.upper(), State.TOLD, True)
+    ledger.lessons.rule("keep", "me", 1, "never mind this")
+    assert ledger.lessons.of_user("me")[0].text == PLAIN.upper()
+
+
+def test_two_wishes_that_begin_alike_are_two_lessons(ledger: Ledger) -> None:
+    for text in ("From now on shorter please.", "From now on without lists."):
+        session = ledger.turns.session("me", text)
+        turn(ledger, session, -1, Wish(text, "From now on", "always"))
+    assert len(ledger.lessons.of_user("me")) == 2
+
+
+def test_what_the_user_keeps_is_always_told(ledger: Ledger) -> None:
+    lessons = Lessons(ledger.lessons, lambda text: range(len(text)))
+    ledger.lessons.rule("add", "me", None, PLAIN)
+    for number in range(40):
+        session = ledger.turns.session("me", f"s{number}")
+        assert [one.text for one in lessons.told(session, "me")] == [PLAIN]
+        turn(ledger, session, -1)
+    assert lessons.told(ledger.turns.session("you", "s"), "you") == []
+
+
+def test_what_was_said_names_the_version_that_answered(ledger: Ledger) -> None:
+    """None before it has learned that; of what the user wrote nothing is known."""
+    turn(ledger, ledger.turns.session("me", "source"), -1, Wish(PLAIN, "plain", "always"))
+    ledger.lessons.rule("add", "me", None, "Be kind.")
+    found = {one["text"]: one["back"] for one in read_lessons(ledger._db, "me")}
+    assert found == {PLAIN: 0, "Be kind.": None}
+
+
+@pytest.mark.parametrize(
+    ("state", "then"),
+    [*((one, State.TOLD) for one in State if one is not State.DROPPED), (State.DROPPED,) * 2],
+)
+def test_what_is_said_again_is_told_again_unless_the_user_dropped_it(
+    ledger: Ledger, state: State, then: State
+) -> None:
+    wish = Wish(PLAIN, "plain", "always")
+    turn(ledger, ledger.turns.session("me", "source"), -1, wish)
+    turn(ledger, ledger.turns.session("me", "other"), -1, Wish("Be kind.", "kind", "always"))
+    ledger._db.write("UPDATE lessons SET state = ? WHERE id = 1", state)
+    turn(ledger, ledger.turns.session("me", "again"), -1, wish)
+    newest = ledger.lessons.of_user("me")[0]
+    assert (newest.text, newest.state) == (PLAIN, then), "and it is the newest now"
+
+
+def test_only_what_is_told_takes_a_place(ledger: Ledger) -> None:
+    ledger.lessons.rule("add", "me", None, PLAIN)
+    for number in range(MOST):
+        source = ledger.turns.session("me", f"source {number}")
+        turn(ledger, source, -1, Wish(f"Wish {number}.", f"wish {number}", "always"))
+    for number, state in enumerate((State.ASIDE, State.PROVISIONAL, State.LEARNED, State.DROPPED)):
+        ledger._db.write("UPDATE lessons SET state = ? WHERE id = ?", state, number + 2)
+    lessons = Lessons(ledger.lessons, lambda text: range(len(text.split())))
+    told = lessons.told(ledger.turns.session("me", "new"), "me")
+    assert [one.id for one in told] == [1, *range(6, MOST + 2)]
