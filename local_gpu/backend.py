@@ -78,6 +78,7 @@ class LocalBackend:
         adapter: Callable[[str], Path],
         say: Say = unheard,
         away: Callable[[Sequence[str]], object] = len,
+        hung: Callable[[str], object] = len,
     ) -> LocalBackend:
         """Load the base model, here or on ranks, and connect it to the samplers.
 
@@ -87,6 +88,7 @@ class LocalBackend:
             adapter: returns the folder of a published ref.
             say: called with sentences on what is waited for, what was chosen, what goes wrong.
             away: called with the servers out of rotation, and why, whenever that changes.
+            hung: called with the URL of a server that hangs.
 
         Raises:
             ConfigError: a setting or a server does not fit.
@@ -113,7 +115,7 @@ class LocalBackend:
             started = cls(config, learning, executor, adapter)
             for note in learning.facts.notes:
                 say(note)
-            await started._serve(base, servers, say, away)
+            await started._serve(base, servers, say, away, hung)
             offered, learned = started.serving.context_tokens, learning.facts.context_tokens
             if offered < learned:
                 say(f"Samplers hold {offered:,} tokens of prompt and reply, not {learned:,}.")
@@ -169,6 +171,7 @@ class LocalBackend:
         servers: Sequence[VllmServer],
         say: Say,
         away: Callable[[Sequence[str]], object],
+        hung: Callable[[str], object],
     ) -> None:
         config, self.score = self.config, ScoreQueue(self._score_all).score
         if base is None:
@@ -177,6 +180,7 @@ class LocalBackend:
                 steps=lambda: self._steps > 0,
                 say=say,
                 away=away,
+                hung=hung,
             )
             facts = self.learning.facts
             self.serving = await PoolServing.start(

@@ -38,10 +38,12 @@ class LocalTrainer:
         config: LocalConfig,
         say: Say = unheard,
         away: Callable[[Sequence[str]], object] = len,
+        hung: Callable[[str], object] = len,
     ) -> LocalTrainer:
         """Start the trainer. For arguments and errors see `LocalBackend.start`."""
         trainer = cls(config)
-        trainer._backend = await LocalBackend.start(config, trainer._keeping.adapter, say, away)
+        adapter = trainer._keeping.adapter
+        trainer._backend = await LocalBackend.start(config, adapter, say, away, hung)
         return trainer
 
     async def capabilities(self) -> Capabilities:

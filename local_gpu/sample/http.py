@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
+import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
@@ -21,7 +23,8 @@ from tinker_claw.errors import ConfigError, OutageError, SamplerError
 
 
 class Busy(OutageError):
-    """The server is well but at its limit (429): another may answer, or this one later."""
+    """The server has no time for a request: it is at its limit (429), or did not answer in time.
+    Another may answer, or this one later; whether it hangs, `Member.ping` decides."""
 
 
 _KEY: Final = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
@@ -49,7 +52,9 @@ class Deadlines:
     """Deadline for loading or unloading an adapter."""
     first_token_s: float = 300.0
     """Deadline for the first token: a long prompt may wait behind others."""
-    between_tokens_s: float = 60.0
+    between_tokens_s: float = 180.0
+    """Deadline for each further one: by then a server that hangs is out of the rotation
+    (`PoolOptions.still_s`), and its replies go on elsewhere."""
     request_s: float = 3600.0
     """Deadline for a whole completion."""
 
@@ -101,8 +106,8 @@ class HttpClient:
             )
         self.url = url.rstrip("/").removesuffix("/v1")
         self.deadlines = deadlines
-        self._waits: dict[asyncio.Timeout, str] = {}
-        """Waits for the server at this moment, each with the reason for which it was cut off."""
+        self.heard = -math.inf
+        """Time of the last event of any stream, on the monotonic clock."""
         if not self.url.startswith(("http://", "https://")):
             raise ConfigError(f"{url!r} is not the address of a server: write http://host:port.")
         # Given a transport, httpx does not look for proxies in the environment.
@@ -167,6 +172,7 @@ class HttpClient:
                         if line.strip() == b"data: [DONE]":
                             return
                         if line.startswith(b"data:"):
+                            self.heard = time.monotonic()
                             yield self._event(line)
                             until = min(now() + self.deadlines.between_tokens_s, end)
         finally:
@@ -178,13 +184,6 @@ class HttpClient:
             why += " (its key goes into TINKER_CLAW_LOCAL__SAMPLER_API_KEY)"
         kind = Busy if answer.status == HTTPStatus.TOO_MANY_REQUESTS else OutageError
         return kind(f"The server {self.url} answers HTTP {answer.status}{why}.")
-
-    def cut(self, why: str) -> None:
-        """End every wait for the server as an outage."""
-        for wait in self._waits:
-            self._waits[wait] = why
-            if not wait.expired():
-                wait.reschedule(asyncio.get_running_loop().time())
 
     async def aclose(self) -> None:
         await self._client.aclose()
@@ -228,13 +227,11 @@ class HttpClient:
 
     @asynccontextmanager
     async def _in_time(self, until: float) -> AsyncGenerator[None]:
-        wait = asyncio.timeout_at(until)
-        self._waits[wait] = f"The server {self.url} has not answered in time."
         try:
-            async with wait:
+            async with asyncio.timeout_at(until):
                 yield
         except TimeoutError as error:
-            raise OutageError(self._waits[wait]) from error
+            raise Busy(f"The server {self.url} has not answered in time.") from error
         except httpx.ConnectError as error:
             raise OutageError(f"The server {self.url} cannot be reached.") from error
         except httpx.TimeoutException as error:
@@ -243,5 +240,3 @@ class HttpClient:
             raise OutageError(
                 f"The connection to the server {self.url} broke ({type(error).__name__})."
             ) from error
-        finally:
-            del self._waits[wait]

@@ -52,14 +52,19 @@ class PoolOptions:
     """Top-k logprobs per token that requests may ask for: every server must give as many."""
     look_s: float = 10.0
     """Seconds between health checks, which ask for one token."""
-    still_s: float = 30.0
-    """Seconds without that token after which a server counts as hung. Engines compute long prompts
-    in pieces and serve others between two of them, but do nothing else while they load an
-    adapter."""
+    still_s: float = 120.0
+    """Seconds without that token, nor any other, after which a server counts as hung. Engines
+    serve nobody while they load an adapter or compile a kernel."""
+    hung: Callable[[str], object] = len
+    """Receives the URL of a server that hangs, and may start it again."""
     say: Say = _log.warning
     """Receives what happens to servers, in sentences."""
     away: Callable[[Sequence[str]], object] = len
     """Receives the servers out of the rotation, and why, whenever that changes."""
+
+
+class Hangs(OutageError):
+    """A server computes nothing, whatever its connections say."""
 
 
 class Disagreement(BackendError):
@@ -198,10 +203,14 @@ class Member:
             self.held.discard(probe.name)
 
     async def look(self) -> None:
-        """Check that it answers. Raises OutageError if not, or if it was restarted and has nothing
-        loaded."""
+        """Check that it answers.
+
+        Raises:
+            Hangs: see `ping`.
+            OutageError: it does not answer, or it was restarted and has nothing loaded.
+        """
         before = frozenset(self.ready)
-        await self._ping()
+        await self.ping()
         known = (await self.server.info()).adapters
         if lost := before & self.ready - known:
             raise OutageError(f"The server {self.url} no longer has {sorted(lost)}.")
@@ -229,9 +238,16 @@ class Member:
                 await self._sit(name, exam)
             self.ready.add(name)
 
-    async def _ping(self) -> None:
-        """Ask for one token: a hung GPU or process keeps its connections open. If none comes in
-        time, all other calls that wait for this server fail, too."""
+    async def ping(self) -> None:
+        """Ask for one token: a hung GPU or process keeps its connections open.
+
+        Requests there wait on, each to its own deadline: the server may only pause.
+
+        Raises:
+            Hangs: none came in time, for this request or another.
+            OutageError: it does not answer.
+        """
+        asked = time.monotonic()
         try:
             async with asyncio.timeout(self._options.still_s):
                 # Two prompt tokens: one crashes vLLM's engine on CPU (0.32) under linear attention.
@@ -240,9 +256,10 @@ class Member:
         except Busy:
             return
         except TimeoutError as error:
-            why = f"The server {self.url} hangs: no token came in {self._options.still_s:g} s."
-            self.server.cut(why)
-            raise OutageError(why) from error
+            if self.server.heard < asked:
+                raise Hangs(
+                    f"The server {self.url} hangs: no token came in {self._options.still_s:g} s."
+                ) from error
 
     async def tidy(self, wanted: Callable[[str], bool]) -> None:
         """Unload adapters that are no longer wanted."""

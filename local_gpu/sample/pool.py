@@ -15,7 +15,8 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
-from local_gpu.sample.member import Adapter, Member, PoolOptions
+from local_gpu.sample.http import Busy
+from local_gpu.sample.member import Adapter, Hangs, Member, PoolOptions
 from local_gpu.sample.routing import RecentPrompts, Routes, keys_of
 from local_gpu.tasks import together
 from tinker_claw.errors import BackendError, ClawError, OutageError, RequestError
@@ -239,8 +240,11 @@ class Pool:
             try:
                 await member.look()  # before an unload, which a hung server blocks
                 await member.tidy(self._wanted.__contains__)
+            except Busy:
+                pass  # it is asked again
             except OutageError as error:
                 self.sick(member, error)
+                self._end_if_hung(member, error)
             except (BackendError, RequestError) as error:
                 self._options.say(f"{member.url} refuses a command: {error}")
         if member.away is None:
@@ -252,10 +256,16 @@ class Pool:
             await self._bring_back(member)
         except (BackendError, RequestError) as error:
             member.failed_again(str(error))
+            self._end_if_hung(member, error)
             return max(0.0, member.away.next_at - time.monotonic())
         return 0.0  # to unload what went out of use meanwhile
 
+    def _end_if_hung(self, member: Member, error: ClawError) -> None:
+        if isinstance(error, Hangs):
+            self._options.hung(member.url)
+
     async def _bring_back(self, member: Member) -> None:
+        await member.ping()
         async with _in_time(member, self._options.ready_s):
             await member.check()
         if member.info is None or member.info.model != self._model:

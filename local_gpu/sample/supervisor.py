@@ -1,8 +1,8 @@
 """Inference servers started by us, each in a process group and an environment of its own.
 
-Rule: a server that was ready once is started again on its port whenever it ends, and is ended when
-it hangs; one that ends before is an error with the last lines of its log. None outlives this
-process, whatever kills it (see `child`). Health checks need no event loop, and have a time limit.
+Rule: a server that was ready once is started again on its port whenever it ends; one that ends
+before is an error with the last lines of its log. None outlives this process, whatever kills it
+(see `child`). Whether one hangs is seen by whoever samples from it, who asks for `restart`.
 """
 
 from __future__ import annotations
@@ -68,9 +68,7 @@ _HEALTHY_S: Final = 300.0
 """Seconds of a run after which the next failure counts as the first one."""
 _LAST_LINES: Final = 15
 _TOKEN_S: Final = 300.0
-"""Seconds to wait for one token, after which a server counts as hung."""
-_ASK_S: Final = 30.0
-"""Seconds between requests for one token."""
+"""Seconds to wait for the first token of a server that starts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +143,13 @@ class Servers:
                 )
             await asyncio.sleep(_LOOK_S)
 
+    def restart(self, url: str) -> None:
+        """End the server of this address, and start it again; returns at once."""
+        for kept in self._kept:
+            if kept.launch.url == url and kept.ready:
+                self._tell(f"{kept.launch.name} hangs, and is ended")
+                kept.end()
+
     def stop(self) -> None:
         """End all of them; returns when they are gone, after some seconds at the latest."""
         for kept in self._kept:
@@ -175,7 +180,7 @@ class _Kept:
     def release(self) -> None:
         """Close the pipe that keeps the server alive."""
         self._stopping.set()
-        self._close_pipe()
+        self.end()
 
     def join(self, patience_s: float) -> None:
         self._thread.join(max(0.0, patience_s))
@@ -187,8 +192,8 @@ class _Kept:
         delay_s, mode = self._first_delay_s, "wb"
         while (process := self._start(mode)) is not None:
             began = time.monotonic()
-            status = self._wait(process)
-            self._close_pipe()
+            status = process.wait()
+            self.end()
             if self._stopping.is_set():
                 return
             if not self.ready:
@@ -204,23 +209,8 @@ class _Kept:
                 return
             delay_s, mode = min(2 * delay_s, _LONGEST_DELAY_S), "ab"
 
-    def _wait(self, process: subprocess.Popen[bytes]) -> int:
-        """Return the exit status once the server has ended by itself, or was ended because it
-        hung."""
-        while True:
-            with suppress(subprocess.TimeoutExpired):
-                return process.wait(_ASK_S)
-            try:
-                if self.ready:
-                    _first_token(self.launch)
-            except httpx.ReadTimeout:
-                self._tell(f"{self.launch.name} hangs for {_TOKEN_S:.0f} s, and is ended")
-                self._close_pipe()
-                return process.wait()
-            except httpx.HTTPError:
-                continue  # the port is closed: it has ended, or is starting
-
-    def _close_pipe(self) -> None:
+    def end(self) -> None:
+        """End the server, as `child` does where its pipe closes."""
         with self._lock:
             if self._process is not None and self._process.stdin is not None:
                 self._process.stdin.close()

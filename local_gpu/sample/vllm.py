@@ -226,9 +226,10 @@ class VllmServer:
             )
         return answer
 
-    def cut(self, why: str) -> None:
-        """End every call that waits for the server at this moment as an outage."""
-        self._link.cut(why)
+    @property
+    def heard(self) -> float:
+        """Time of the last token that came for anybody, on the monotonic clock."""
+        return self._link.heard
 
     async def aclose(self) -> None:
         await self._link.aclose()

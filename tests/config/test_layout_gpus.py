@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from local_gpu.config import LocalConfig
 from local_gpu.model.load import load_base
 from local_gpu.plan.layout import Gpu, Layout, Wanted, names, plan, visible
 from local_gpu.sample.supervisor import KEY
 from tests.backends import tiny_model
 from tests.families import FAMILIES, tiny_of
 from tests.inference_servers import inference_servers
-from tests.local_gpu.sample.test_supervisor import VLLM, gone, starts
+from tests.local_gpu.sample.test_supervisor import VLLM, comes, gone, starts
 from tinker_claw.backends import local
 from tinker_claw.backends.local import (
     arrange,
@@ -344,6 +345,34 @@ async def test_servers_are_ready_before_the_trainer_and_end_when_it_cannot_start
     assert (Path(model) / "asked.json").exists(), "it was ready before the trainer was tried"
     assert "loading" in (tmp_path / "data" / "logs" / "sampler-1.log").read_text()
     assert gone(server["pids"])
+
+
+async def test_a_server_of_ours_that_hangs_is_started_again(
+    model: str,
+    box: Callable[..., None],
+    vllm: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Trainer:
+        """Stands in for the trainer, which needs CUDA, as its pool finds that a server hangs."""
+
+        @classmethod
+        async def start(
+            cls, config: LocalConfig, say: object, away: object, hung: Callable[[str], object]
+        ) -> Trainer:
+            hung(config.sampler_urls[0])
+            return cls()
+
+        async def aclose(self) -> None:
+            pass
+
+    monkeypatch.setattr(local, "ask_torch", lambda arranged: None)
+    monkeypatch.setattr("local_gpu.trainer.LocalTrainer", Trainer)
+    box()
+    given = load([*LOCAL, "--model-name", model, "--data-dir", str(tmp_path / "data")])
+    async with open_local(given, arrange(given), model):
+        assert await asyncio.to_thread(comes, lambda: len(starts(Path(model))) == 2)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

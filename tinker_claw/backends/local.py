@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from local_gpu.plan.commands import Servings
     from local_gpu.plan.fits import Demand, Fit
     from local_gpu.plan.layout import Gpu, Layout
-    from local_gpu.sample.supervisor import Launch
+    from local_gpu.sample.supervisor import Launch, Servers
 
 
 LORA_ALPHA: Final = 32
@@ -245,20 +245,22 @@ async def open_local(
         ConfigError, BackendError: something does not start.
     """
     async with AsyncExitStack() as stack:
-        urls = settings.local.urls
+        urls: tuple[str, ...] = settings.local.urls
+        hung: Callable[[str], object] = len
         await asyncio.to_thread(ask_torch, arranged)
         if arranged.layout.serve:
             from local_gpu.plan import commands
 
             what = _servings(settings, arranged, folder)
             launched = commands.samplers(arranged.layout.serve, arranged.gpus, what)
-            urls = await stack.enter_async_context(_running(launched))
+            servers = await stack.enter_async_context(_running(launched))
+            urls, hung = servers.urls, servers.restart
         from local_gpu.trainer import LocalTrainer  # torch: only where it trains
 
         config = local_config(settings, folder, arranged, urls)
         try:
             trainer = await LocalTrainer.start(
-                config, say=lambda told: log.info("local", told=told), away=away
+                config, lambda told: log.info("local", told=told), away, hung
             )
         except OutageError as error:
             if not settings.local.urls:
@@ -271,14 +273,14 @@ async def open_local(
 
 
 @asynccontextmanager
-async def _running(launched: Sequence[Launch]) -> AsyncGenerator[tuple[str, ...]]:
+async def _running(launched: Sequence[Launch]) -> AsyncGenerator[Servers]:
     from local_gpu.sample.supervisor import Servers
 
     servers = Servers(launched, lambda told: log.info("servers", told=told))
     try:
         await servers.ready()
         log.info("servers.ready", urls=servers.urls)
-        yield servers.urls
+        yield servers
     finally:
         await asyncio.to_thread(servers.stop)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from local_gpu.sample.http import Deadlines
+from local_gpu.sample.http import Busy, Deadlines
 from local_gpu.sample.vllm import VllmServer, connect
 from tinker_claw.errors import (
     BackendError,
@@ -402,7 +402,7 @@ async def test_a_server_that_lets_us_wait_is_an_outage(
 ) -> None:
     script.replies["/v1/completions"] = streamed(*events, then="hang")
     async with aclosing(VllmServer(script.url, deadlines=deadlines)) as server:
-        with pytest.raises(OutageError, match="not answered in time"):
+        with pytest.raises(Busy, match="not answered in time"):  # it may be well
             await drained(server, PARAMS)
         async with asyncio.timeout(60):
             await script.hung_up.wait()
