@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tinker_claw.ledger.database import FILE, Rows, reading
-from tinker_claw.ledger.figures import accepted_by, by_version, read_figures
+from tinker_claw.ledger.figures import accepted_by, read_figures
+from tinker_claw.ledger.firsts import read_firsts
 from tinker_claw.ledger.outcome import plural, read_run, run_of
 from tinker_claw.ledger.versions import read_versions
 from tinker_claw.ledger.views import Record
@@ -39,9 +40,11 @@ def overview(rows: Rows, batch_size: int) -> Record:
 # In words
 
 DEFINED = (
-    "Accepted: the first reply of a session whose verdict is not -1. In brackets the 95 % "
-    "interval, which holds however often you look. Versions that a rollback has left behind do "
-    "not count. What you ask changes over time as well: this is a record, no experiment."
+    "Counted is the first turn of a session that its owner judged, by their next message or a "
+    "rating: usually the reply after the tools. Neutral verdicts, and what tools and programs say, "
+    "are nobody's judgement. In brackets the 95 % interval, which holds however often you look. "
+    "Versions that a rollback has left behind do not count. What you ask changes over time as "
+    "well: this is a record, no experiment."
 )
 """Explanation of the accepted shares."""
 _JUDGE_ALONE = (
@@ -120,11 +123,10 @@ def read_kept(rows: Rows) -> list[Record]:
 
     `state`: learning can go on from it; `sampler`: it can answer. None: only the service knows.
     `lost`: why learning cannot go back to it; None: it can, as far as known. `accepted`: share of
-    its first replies that were accepted; None: none is rated.
+    its first judged turns that were accepted; None: it has none.
     """
     records, directory = read_versions(rows), rows.path.parent
-    judged = by_version(rows, behind=True)
-    accepted = {one.last: one.record for one in accepted_by(judged)}
+    accepted = {one.version: one.record for one in accepted_by(read_firsts(rows))}
     local = run_of(rows).get("backend") == "local"
     for one in records:
         saved = one["state_ref"] is not None

@@ -60,7 +60,7 @@ async def test_all_is_well(
         assert await ask(tmp_path) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[:4] == [
-        "First replies accepted: not enough ratings yet: 0 of 16",
+        "First judged turns accepted: none yet",
         f"tinker-claw at http://127.0.0.1:{port_of(world.url)}: ok",
         "Replies come from policy v0; 0 of 16 samples for the next step are queued.",
         "",

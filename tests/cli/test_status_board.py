@@ -48,7 +48,10 @@ def test_without_a_gateway_the_ledger_is_told_all_the_same(directory: Path) -> N
     assert done.returncode == 2
     assert f"No gateway runs on {directory}." in done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0] == "First replies accepted: not enough ratings yet: 10 of 16"
+    assert lines[0] == (
+        "First judged turns accepted: 75% (25% to 99%) of 8, 2 of them the base's: "
+        "too few to compare"
+    )
     for line in (
         f"records    {directory}: combine on demo, backend local",
         "policy     v1, 1 step from the base",
@@ -78,7 +81,7 @@ def test_hold_is_told_until_a_rollback(tmp_path: Path) -> None:
             ledger.turns.add_next_state(turn, NextState("user", "so it is"))
             ledger.judgements.add(turn, value=1 if number < SIZE else -1, **none)
         (told,) = [line for line in board(read_overview(tmp_path, 16)) if line.startswith("held")]
-        assert told.startswith("held       learning is held: 0% of the newest 32 first replies")
+        assert told.startswith("held       learning is held: 0% of the newest 32 first judged tu")
         ledger.steps.roll_back(version)
         assert read_overview(tmp_path, 16)["held"] is None
 
@@ -110,8 +113,8 @@ def test_every_turn_is_trained_or_has_its_reason(
         "no valid vote, no hint": 1,
     }
     assert ledger["lost_next_states"] == {"compacted": 1}
-    shares = [(one["versions"], one["good"], one["of"]) for one in ledger["accepted"]]
-    assert shares == [("v0", 2, 3), ("v1", 5, 7)]
+    shares = [(one["version"], one["good"], one["of"]) for one in ledger["accepted"]]
+    assert shares == [(0, 2, 2), (1, 4, 6)]
 
 
 async def test_with_a_gateway_both_are_told(
@@ -121,7 +124,7 @@ async def test_with_a_gateway_both_are_told(
         flags = ["status", "--data-dir", str(tmp_path)]
         assert await asyncio.to_thread(main.main, flags) == 0
         lines = capsys.readouterr().out.splitlines()
-        assert lines[0] == "First replies accepted: not enough ratings yet: 0 of 16"
+        assert lines[0] == "First judged turns accepted: none yet"
         assert lines[1].endswith(": ok")
         assert any(line.startswith("next step  [....") for line in lines)
         assert await asyncio.to_thread(main.main, [*flags, "--json"]) == 0
@@ -144,9 +147,9 @@ def test_a_pin_is_told_and_versions_left_behind_do_not_count(
     def accepted() -> Any:
         assert main.main(flags) == 2
         told = json.loads(capsys.readouterr().out)["ledger"]
-        return told["pinned"], [(one["versions"], one["share"]) for one in told["accepted"]]
+        return told["pinned"], [(one["version"], one["share"]) for one in told["accepted"]]
 
-    assert accepted() == (None, [("v0", 40 / 41), ("v1", 0)])
+    assert accepted() == (None, [(0, 40 / 41), (1, 0)])
     story.ledger.pin.to(0)
     assert accepted()[0] == 0
     assert main.main(["status", "--data-dir", str(tmp_path)]) == 2
@@ -154,7 +157,7 @@ def test_a_pin_is_told_and_versions_left_behind_do_not_count(
         capsys.readouterr().out
     )
     story.ledger.steps.roll_back(base)
-    assert accepted() == (None, [("v0", 40 / 41)])
+    assert accepted() == (None, [(0, 40 / 41)])
     story.ledger.close()
 
 
@@ -217,7 +220,7 @@ def test_live_view_is_drawn_and_ends_with_ctrl_c(directory: Path, size: str, las
         os.close(ours)
     text = seen.decode()
     assert "No gateway runs" in text
-    assert text.index("First replies accepted") < text.index("No gateway runs")
+    assert text.index("First judged turns accepted") < text.index("No gateway runs")
     assert "next step  [####" in text
     assert "does it help?" in text
     assert SECRET not in text

@@ -1,4 +1,4 @@
-"""Learning is held while a user accepts fewer first replies than when it began."""
+"""Learning is held while a user accepts fewer first judged turns than when it began."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from tests.learner.test_rollback import undoing
 from tests.tallies import sample_counts
 from tinker_claw.evidence import CLAIM
 from tinker_claw.insight import read_overview
-from tinker_claw.ledger.decline import HOLD, SIZE, Reply, decline
+from tinker_claw.ledger.decline import HOLD, SIZE, decline
 from tinker_claw.ledger.feedback import About, Feedback
+from tinker_claw.ledger.firsts import First
 
 
-def replies(accepted: Sequence[bool]) -> list[Reply]:
-    return [Reply(0, number, "me", each) for number, each in enumerate(accepted)]
+def replies(accepted: Sequence[bool]) -> list[First]:
+    return [First(0, number, "me", each) for number, each in enumerate(accepted)]
 
 
 def drawn(rng: Random, share: float, of: int) -> list[bool]:
@@ -88,7 +89,7 @@ async def talk(w: World, said: str, count: int = SIZE) -> None:
 
 
 async def hold(w: World) -> None:
-    """Accept a batch of first replies, and reject the next."""
+    """Accept a batch of first judged turns, and reject the next."""
     await talk(w, "YES")
     await w.version(1)
     await talk(w, "NO")
@@ -99,7 +100,7 @@ async def test_a_decline_holds_learning_and_says_what_to_do(tmp_path: Path) -> N
     async with world(tmp_path, batch_size=SIZE) as w:
         await hold(w)
         said = w.health.learner.error or ""
-        assert said.startswith("0% of the newest 32 first replies were accepted, and 100% of the ")
+        assert said.startswith("0% of the newest 32 first judged turns were accepted, and 100% of ")
         assert "`tinker-claw rollback v0`" in said
         assert w.policy.current.version.id == 1, "it serves on"
         assert sample_counts(w.ledger)["queued"] == SIZE, "none is lost"
@@ -148,6 +149,12 @@ async def test_only_what_the_user_judged_counts_and_only_once_a_session(tmp_path
             w.turn("NO", role="tool", session=f"tools {number}")
             w.turn("YES", session=f"tools {number}")
             w.turn("NO", session=f"tools {number}")
+            w.turn("who knows", session=f"neutral {number}")
+            w.turn("YES", session=f"neutral {number}")
+            turn = w.turn("YES", session=f"program {number}")
+            program = Feedback(-1.0, source="client")
+            w.ledger.feedback.give("me", About("turn", str(turn)), program)
+            w.turn("YES", session=f"program {number}")
         await w.settled()
         assert w.ledger.decline() is None
         for _ in range(SIZE):

@@ -1,4 +1,4 @@
-"""The headline: whether it helps, in one line, from first replies of a real ledger."""
+"""The headline: whether it helps, in one line, from the first judged turns of a real ledger."""
 
 from __future__ import annotations
 
@@ -15,13 +15,10 @@ from tests.ledger.test_ledger import new_turn
 from tests.stories import Told as Story
 from tinker_claw.insight import read_overview
 from tinker_claw.ledger.feedback import About, Feedback
-from tinker_claw.ledger.figures import (
-    _headline,
-    by_version,
-    read_headlines,
-)
+from tinker_claw.ledger.figures import headline, read_headlines, read_live
+from tinker_claw.ledger.firsts import First
 from tinker_claw.ledger.prune import in_session
-from tinker_claw.types import Attempt, Told, Vote, Wish
+from tinker_claw.types import Attempt, NextState, Told, Vote, Wish
 
 
 @pytest.fixture
@@ -31,34 +28,60 @@ def story(tmp_path: Path) -> Iterator[Story]:
     story.ledger.close()
 
 
+def answered(story: Story, key: str, role: Any, value: Vote | None, **changes: Any) -> int:
+    """Add a turn of a session, what came next, and the judge's verdict on it."""
+    given = {"session_id": story.ledger.turns.session("me", key), **changes}
+    turn = story.ledger.turns.add(new_turn(story.ledger, **given))
+    story.ledger.turns.add_next_state(turn, NextState(role, "so it is"))
+    story.judge(turn, value)
+    return turn
+
+
 def rated(story: Story, good: int, of: int, user: str = "me", **changes: Any) -> None:
-    """Add sessions whose first replies were rated, the good ones last."""
+    """Add sessions whose owner judged the first reply, the good ones last."""
     for number in range(of):
-        key = f"{user} {changes} {number}"
-        given = {"session_id": story.ledger.turns.session(user, key), **changes}
-        turn = story.ledger.turns.add(new_turn(story.ledger, **given))
+        session = story.ledger.turns.session(user, f"{user} {changes} {number}")
         value: Vote = 1 if number >= of - good else -1
-        story.judge(turn, value)
+        answered(story, "", "user", value, **{"session_id": session, **changes})
 
 
 def said(story: Story, user: str | None = None) -> list[str]:
-    judged = by_version(story.ledger._db, user)
-    return [line["said"] for line in read_headlines(judged, user)]
+    rows = story.ledger._db
+    return [line["said"] for line in read_headlines(rows, read_live(rows, user), user)]
 
 
-def test_with_too_few_ratings_it_says_how_many_there_are(story: Story) -> None:
-    assert said(story) == ["First replies accepted: not enough ratings yet: 0 of 16"]
-    rated(story, 2, 5)
-    assert said(story) == ["First replies accepted: not enough ratings yet: 5 of 16"]
-    rated(story, 8, 11, call="more")
-    assert said(story) == ["First replies accepted: 62% (v0); not enough ratings since: 0 of 16"]
+HEAD = "First judged turns accepted: "
 
 
-def test_it_claims_nothing_where_chance_may_have_done_it(story: Story) -> None:
-    rated(story, 8, 16)
-    story.step(story.sampled("s", -1)[1])
-    rated(story, 10, 16, policy_version=1)
-    assert said(story) == ["First replies accepted: 47% -> 62% (v0 -> v1): no clear change"]
+# What counts
+
+
+def test_it_counts_what_the_owner_judged_first_and_not_what_came_first(story: Story) -> None:
+    """An agent: a tool loop, then the reply that the person judges."""
+    for number in range(9):
+        key = f"agent {number}"
+        answered(story, key, "tool", 1)
+        answered(story, key, "other", 1)
+        answered(story, key, "user", None)
+        answered(story, key, "user", 0)
+        first = answered(story, key, "user", -1)
+        answered(story, key, "user", 1)
+        assert read_live(story.ledger._db)[-1] == First(0, first, "me", accepted=False)
+    assert said(story) == [HEAD + "0% (0% to 41%) of 9, 9 of them the base's: too few to compare"]
+
+
+def test_what_tools_and_programs_judge_is_no_first_judged_turn(story: Story) -> None:
+    give = story.ledger.feedback.give
+    for number in range(20):
+        answered(story, f"tools {number}", "tool", 1)
+        turn = answered(story, f"program {number}", "user", 1)
+        assert give("me", About("turn", turn), Feedback(1.0, source="client"))
+        answered(story, f"neutral {number}", "user", 0)
+    assert said(story) == [HEAD + "none yet"]
+    assert read_overview(story.ledger.path.parent, 16)["accepted"] == []
+    turn = answered(story, "tools 0", "tool", -1)
+    assert give("me", About("turn", turn), Feedback(1.0))
+    assert read_live(story.ledger._db) == [First(0, turn, "me", accepted=True)]
 
 
 def test_replies_of_a_stand_in_count_for_no_version(story: Story) -> None:
@@ -68,25 +91,16 @@ def test_replies_of_a_stand_in_count_for_no_version(story: Story) -> None:
     assert said(story) == before
 
 
-def test_each_user_has_a_line_and_sees_their_own(story: Story) -> None:
-    rated(story, 6, 16, "ann")
-    rated(story, 3, 4, "ben")
-    line = "First replies accepted: 38% (v0); not enough ratings since: 0 of 16"
-    assert said(story) == [
-        f"ann: {line}",
-        "ben: First replies accepted: not enough ratings yet: 4 of 16",
-    ]
-    assert said(story, "ann") == [line]
-
-
 def test_versions_that_a_rollback_has_left_behind_do_not_count(story: Story) -> None:
     base = story.version
     rated(story, 12, 16)
+    only_base = said(story)
     story.step(story.sampled("s", -1)[1])
     rated(story, 0, 16, policy_version=1)
-    assert said(story)[0].endswith("71% -> 0% (v0 -> v1): worse")
+    assert ": worse (evidence" in said(story)[0]
     story.ledger.steps.roll_back(base)
-    assert "not enough ratings since" in said(story)[0]
+    assert said(story) != only_base, "the one that was trained has come to the base's"
+    assert said(story)[0].endswith("the newest 0% (0% to 98%) of 1: too few to compare")
 
 
 def test_episodes_count_by_their_outcomes_and_not_by_what_was_said_of_their_steps(
@@ -107,9 +121,7 @@ def test_episodes_count_by_their_outcomes_and_not_by_what_was_said_of_their_step
     assert told["episodes"] == {"running": 0, "over": 40}, "of which nothing is queued yet"
 
 
-def test_told_replies_count_without_their_words_and_without_their_lesson(
-    story: Story,
-) -> None:
+def test_told_turns_count_without_their_words_and_without_their_lesson(story: Story) -> None:
     ledger, rows = story.ledger, story.ledger._db
     source = story.followed("source")
     wish = Wish("Be brief.", "always brief", "always")
@@ -119,30 +131,88 @@ def test_told_replies_count_without_their_words_and_without_their_lesson(
     (lesson,) = ledger.lessons.of_user("me")
     told = Told((lesson.id,), 1, 2)
     rated(story, 9, 9, told=told, untrained_because="no valid vote")
-    before = by_version(rows)
-    assert [one["firsts"] for one in before] == [10]
+    before = read_live(rows)
+    assert len(before) == 10
     assert asyncio.run(ledger.trim(time() + 1)) == 9
-    assert by_version(rows) == before
+    assert read_live(rows) == before
     rated(story, 4, 4, told=told, call="later")
     ledger.forget(in_session("source", "me"))
-    assert [one["firsts"] for one in by_version(rows)] == [13]
+    assert len(read_live(rows)) == 13
 
 
-def claimed(rates: list[float], seed: int, sessions: int) -> bool:
-    """Whether it ever claims a change, looked at after every eighth of these sessions."""
-    rng, rows = Random(seed), list[dict[str, Any]]()
+# What is said
+
+
+def test_the_first_16_and_the_newest_16_are_shown(story: Story) -> None:
+    assert said(story) == [HEAD + "none yet"]
+    rated(story, 2, 5)
+    assert said(story) == [HEAD + "40% (3% to 91%) of 5, 5 of them the base's: too few to compare"]
+    story.step(story.sampled("s", -1)[1])
+    rated(story, 24, 40, policy_version=1)
+    (line,) = said(story)
+    assert "of 16, 6 of them the base's; the newest 100% (73% to 100%) of 16" in line
+    assert line.endswith(": too few to compare")
+    (headline,) = read_headlines(story.ledger._db, read_live(story.ledger._db))
+    shares = read_overview(story.ledger.path.parent, 16)["accepted"]
+    assert [(one["good"], one["of"]) for one in shares] == [
+        (headline[side]["good"], headline[side]["of"]) for side in ("base", "since")
+    ], "the block below is of the same turns"
+
+
+def test_more_turns_leave_what_was_shown_of_the_first(story: Story) -> None:
+    rated(story, 6, 16)
+    story.step(story.sampled("s", -1)[1])
+    lines = list[str]()
+    for call in range(8):
+        rated(story, 8, 8, policy_version=1, call=f"{call}")
+        lines += said(story)
+        assert said(story) == lines[-1:], "the same ledger gives the same line"
+    assert len({line.split(";")[0] for line in lines}) == 1
+    assert lines[0].endswith(": no clear change") or ": better" in lines[0]
+    assert ": better (evidence" in lines[-1]
+
+
+def test_it_claims_nothing_where_chance_may_have_done_it(story: Story) -> None:
+    rated(story, 8, 16)
+    story.step(story.sampled("s", -1)[1])
+    rated(story, 10, 16, policy_version=1)
+    assert said(story)[0].endswith(": no clear change")
+
+
+def test_it_claims_nothing_that_the_newest_contradict() -> None:
+    """A change of mind: what was better for long is not better now."""
+    good, bad = ([First(v, n, "me", a) for n in range(64)] for v, a in ((1, True), (2, False)))
+    firsts = [First(0, n, "me", n >= 12) for n in range(16)] + good
+    assert ": better" in headline(firsts, {0})["said"]
+    line = headline(firsts + bad[:16], {0})
+    assert line["evidence"] > 20
+    assert line["said"].endswith("the newest 0% (0% to 27%) of 16: no clear change")
+
+
+def test_each_user_has_a_line_and_sees_their_own(story: Story) -> None:
+    rated(story, 6, 16, "ann")
+    rated(story, 3, 4, "ben")
+    line = HEAD + "38% (9% to 74%) of 16, 16 of them the base's: too few to compare"
+    assert said(story) == [
+        f"ann: {line}",
+        f"ben: {HEAD}75% (13% to 100%) of 4, 4 of them the base's: too few to compare",
+    ]
+    assert said(story, "ann") == [line]
+
+
+def claimed(shares: list[float], seed: int, sessions: int) -> bool:
+    """Whether it ever claims a change, looked at after every fourth of these sessions."""
+    rng, firsts = Random(seed), list[First]()
     for n in range(sessions):
-        version = n // 8
-        if n % 8 == 0:
-            rows.append({"version": version, "firsts": 0, "accepted": 0})
-        rows[-1]["firsts"] += 1
-        rows[-1]["accepted"] += rng.random() < rates[min(version, len(rates) - 1)]
-        if n % 8 == 7 and _headline(rows)["said"].endswith((": better", ": worse")):
+        version = max(0, n // 8 - 1)
+        share = shares[min(version, len(shares) - 1)]
+        firsts.append(First(version, n, "me", rng.random() < share))
+        line = headline(firsts, {0})["said"] if n % 4 == 3 else ""
+        if ": better" in line or ": worse" in line:
             return True
     return False
 
 
 def test_a_change_is_rarely_claimed_where_there_is_none_however_often_one_looks() -> None:
     assert sum(claimed([0.5], seed, 160) for seed in range(40)) <= 2
-    learned = [0.38 + 0.065 * n for n in range(9)]
-    assert sum(claimed(learned, seed, 160) for seed in range(20)) >= 17
+    assert sum(claimed([0.3, 0.6, 0.9], seed, 160) for seed in range(20)) >= 17

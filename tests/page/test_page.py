@@ -271,7 +271,7 @@ async def test_user_sees_their_own_turns_and_nothing_else(tmp_path: Path) -> Non
             assert set(re.findall(r"/ui/turns/(\d*[02468])\"", shown)) == set(), "Ben's"
             assert "/ui/versions" not in shown
         mine = told(await opened.get(""))
-        assert "First replies accepted: not enough ratings yet: 9 of 16" in mine
+        assert "accepted: 0% (0% to 41%) of 9, 9 of them the base's: too few to compare" in mine
         assert "ben" not in mine
         assert "spent" not in mine
         assert (await opened.get("/versions")).status_code == 403
@@ -495,21 +495,22 @@ async def test_share_accepted_stands_beside_roll_back(tmp_path: Path) -> None:
     """Of a version left behind, too."""
     async with page(tmp_path) as opened:
         ledger = opened.ledger
-        for n in range(2, 6):
-            one = new_turn(ledger, f"new {n}", policy_version=1)
+        for n in range(6):
+            turn = ledger.turns.add(new_turn(ledger, f"new {n}", policy_version=1))
+            ledger.turns.add_next_state(turn, NextState("user", "so it is"))
             none: Any = {"verdict_ballots": (), "hint_ballots": (), "hints": ()}
-            ledger.judgements.add(ledger.turns.add(one), value=1 if n else -1, **none)
+            ledger.judgements.add(turn, value=1 if n else -1, **none)
         base = ledger.steps.version(0)
         ledger.steps.roll_back(base)
         shown = told(await opened.get("/versions"))
         newest, behind, first = re.split(r" v[10] (?:from|,)", shown)
-        assert "No first reply was rated" in newest
+        assert "No first turn was judged" in newest
         assert "left behind" in behind
-        assert "First replies accepted: 100% (34% to 100%) of 4" in behind
-        assert "First replies accepted: 0% (0% to 24%) of 18" in first
+        assert "First judged turns accepted: 83% (27% to 100%) of 6" in behind
+        assert "First judged turns accepted: 0% (0% to 24%) of 18" in first
         with reading(ledger.path) as rows, rows.moment():
             shares = {one["id"]: one["accepted"] for one in read_kept(rows)}
-        assert [shares[n] and shares[n]["of"] for n in (0, 1, 2)] == [18, 4, None]
+        assert [shares[n] and shares[n]["of"] for n in (0, 1, 2)] == [18, 6, None]
 
 
 async def test_filters_bear_what_is_no_number(tmp_path: Path) -> None:
@@ -552,8 +553,6 @@ def test_curve_draws_numbers_alone() -> None:
     assert (svg.count("<circle"), svg.count('class="interval"'), svg.count("<svg")) == (2, 1, 1)
     labels = re.findall(r"<text[^>]*>([^<]*)", svg)
     assert labels == ["0%", "50%", "100%", "%", "step 1", "3"], "axes say what"
-    merged = curve([Point(5, 0.5, 0.2, 0.9, "v0 to v5")], "version", "%")
-    assert [label for _, label, _ in merged["ends"]] == ["v0 to v5"], "all the versions it is of"
 
 
 # What the console says
@@ -576,7 +575,7 @@ async def test_page_says_what_the_console_says(tmp_path: Path) -> None:
         for one in seen["headlines"]:
             assert shown.index(one["said"]) < shown.index("How it stands")
         for share in seen["accepted"][-2:]:
-            assert f"{share['versions']}: {share['share']:.0%}" in shown, "beside its curve"
+            assert f"v{share['version']}: {share['share']:.0%}" in shown, "beside its curve"
 
 
 async def test_gate_is_told_of_where_one_looks(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ async def test_a_phone_s_first_screen_says_whether_it_helps(tmp_path: Path) -> N
     async with browser(tmp_path, viewport={"width": 390, "height": 844}) as (context, root, _):
         window = await context.new_page()
         await window.goto(f"{root}/ui")
-        line = window.get_by_text("First replies accepted:").first
+        line = window.get_by_text("First judged turns accepted:").first
         box = await line.bounding_box()
         assert box is not None
         assert box["y"] + box["height"] < 844 / 2

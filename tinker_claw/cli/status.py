@@ -25,6 +25,7 @@ from tinker_claw.cli.common import (
     span,
     table,
     url_of,
+    version,
     wrapped,
     write,
     write_json,
@@ -229,5 +230,5 @@ def _reasons(untrained: Mapping[str, int]) -> Iterator[str]:
 def _accepted(shares: Sequence[Record]) -> Iterator[str]:
     """Shares of the newest versions, and what they mean."""
     for share in shares[-_MOST_VERSIONS:]:
-        yield f"{share['versions']:<7} {_bar(share['share'], 1)} {in_words(share)}"
+        yield f"{version(share['version']):<7} {_bar(share['share'], 1)} {in_words(share)}"
     yield from wrapped(DEFINED)

@@ -59,8 +59,8 @@ def named(rows: Rows, version: int | None, *, with_state: bool = False) -> Recor
 class Versions(LedgerCommand):
     """List the policy versions of a run, also while the gateway runs.
 
-    `step` counts optimizer steps from the base to it. `accepted`: of so many first replies that
-    were rated and told no lesson, so many were not bad. `state`: whether learning can go on from
+    `step` counts optimizer steps from the base to it. `accepted`: of so many first judged
+    turns (docs/operating.md) so many were accepted. `state`: whether learning can go on from
     it (rollback). `sampler`: whether it can answer (pin, MODEL@vN). `now`: which serves, is pinned,
     or was left behind by a rollback.
     """

@@ -112,7 +112,7 @@ CREATE INDEX turns_by_session ON turns (session_id, kind, idx);
 CREATE INDEX turns_narrow ON turns (id, session_id, kind, created_at);
 CREATE INDEX turns_open ON turns (id, session_id) WHERE settled = 0;
 -- Covers sums over all turns, so that their wide rows are not read.
-CREATE INDEX turns_by_version ON turns (kind, policy_version, idx, session_id, told, fallback);
+CREATE INDEX turns_by_version ON turns (kind, policy_version, session_id);
 CREATE INDEX turns_untrained ON turns (why, untrained_because) WHERE why IS NOT NULL;
 CREATE INDEX turns_lost ON turns (lost) WHERE lost IS NOT NULL;
 CREATE INDEX turns_unknown ON turns (client) WHERE call = 'unknown';

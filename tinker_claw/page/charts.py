@@ -20,8 +20,6 @@ class Point:
     value: float
     low: float | None = None
     high: float | None = None
-    label: str = ""
-    """What it is of, where `at` alone does not say it."""
 
 
 def curve(points: Sequence[Point], across: str, unit: str) -> Mapping[str, Any]:
@@ -55,8 +53,7 @@ def curve(points: Sequence[Point], across: str, unit: str) -> Mapping[str, Any]:
         return None if p.low is None or p.high is None else (y(p.low), y(p.high))
 
     form = "{:.0%}" if unit == "%" else "{:.2g}"
-    begins, ends_at = shown[0].label or f"{across} {first:.6g}", shown[-1].label or f"{last:.6g}"
-    ends = [(x(first), begins, "start"), (x(last), ends_at, "end")]
+    ends = [(x(first), f"{across} {first:.6g}", "start"), (x(last), f"{last:.6g}", "end")]
     return {
         "width": WIDTH,
         "height": HEIGHT,

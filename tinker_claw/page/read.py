@@ -21,7 +21,7 @@ from tinker_claw.insight import (
     read_kept,
 )
 from tinker_claw.ledger.database import Rows
-from tinker_claw.ledger.figures import by_version, read_headlines
+from tinker_claw.ledger.figures import read_headlines, read_live
 from tinker_claw.ledger.lessons import read_lessons
 from tinker_claw.ledger.outcome import of_episode, outcome, plural, read_run
 from tinker_claw.ledger.versions import Line, gate_of, read_line
@@ -95,8 +95,8 @@ def read_overview(rows: Rows, training: Training) -> Record:
 
 
 def _shares(accepted: Sequence[Record]) -> Mapping[str, Any]:
-    points = [Point(g["last"], g["share"], g["low"], g["high"], g["versions"]) for g in accepted]
-    return curve(points, "", "%")
+    points = [Point(one["version"], one["share"], one["low"], one["high"]) for one in accepted]
+    return curve(points, "version", "%")
 
 
 def _curves(steps: Sequence[Record]) -> Iterator[Record]:
@@ -112,7 +112,7 @@ def _curves(steps: Sequence[Record]) -> Iterator[Record]:
 
 def read_mine(rows: Rows, user: str | None) -> Record:
     """Return the overview that a user has: whether it helps them, and their lessons."""
-    lines = read_headlines(by_version(rows, user), user)
+    lines = read_headlines(rows, read_live(rows, user), user)
     return {"headlines": lines, "lessons": read_lessons(rows, user)}
 
 
@@ -201,7 +201,7 @@ def _piece(text: str, values: Sequence[float]) -> Piece:
 def read_versions(rows: Rows, before: int | None = None) -> Record:
     """Return the newest versions as a tree.
 
-    `accepted`: share of rated first replies that were accepted; None: there is none.
+    `accepted`: share of its first judged turns that were accepted; None: it has none.
     `depth`: a lineage goes on at its depth, and versions left by a rollback are one deeper. `gate`:
     its result for the version; `refused`: results of versions refused after it, newest first.
     `drops`: what a rollback to it leaves behind.
