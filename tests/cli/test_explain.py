@@ -14,11 +14,12 @@ from tests.stories import SECRET, TEACHER, Told, every_state, run
 from tinker_claw.cli import main
 from tinker_claw.ledger.database import FILE, reading
 from tinker_claw.ledger.feedback import About, Feedback
-from tinker_claw.ledger.outcome import outcome, read_run
+from tinker_claw.ledger.outcome import read_run
 from tinker_claw.ledger.prune import from_turn
-from tinker_claw.ledger.views import read_turns
+from tinker_claw.ledger.views import Filter, read_turns
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import Told as Lessons
+from tinker_claw.words import outcome
 
 SENTENCES = {
     "trained": "It was trained in step 1, with 1 other sample, which made v1 at ",
@@ -69,7 +70,7 @@ def test_every_state_is_told_in_its_own_words(
         assert sentence in seen[state], (state, seen[state])
     with reading(directory / FILE) as ledger:
         run = read_run(ledger, 16)
-        fates = {outcome(view, run) for view in read_turns(ledger, len(turns))}
+        fates = {outcome(view, run) for view in read_turns(ledger, Filter(), len(turns))}
     # Three are told apart by what is said beside it: the version, the loss, the hint.
     assert len(fates) == len(turns) - 3
 
@@ -85,9 +86,7 @@ def test_lessons_that_a_turn_was_told_are_named(
     story.ledger.close()
     shown = told(tmp_path, turn, capsys)
     for number, word in ((first, "one."), (second, "new")):
-        assert (
-            f"It was told lesson {number} (see `tinker-claw lessons`): | {SECRET} {word}" in shown
-        )
+        assert f"It was told lesson {number}: | {SECRET} {word}" in shown
     assert SECRET not in (hidden := told(tmp_path, turn, capsys, "--no-text"))
     assert f"It was told lesson {second}" in hidden
     assert "lesson" not in told(tmp_path, plain, capsys)

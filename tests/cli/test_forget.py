@@ -19,10 +19,10 @@ from tinker_claw.ledger.codec import BLOCK, pack_ids, raw_ids
 from tinker_claw.ledger.database import Writer, reading
 from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.outcome import read_turn
 from tinker_claw.ledger.prune import forget, from_turn, in_session
 from tinker_claw.ledger.spend import Bill
 from tinker_claw.ledger.turns import UNSAID
-from tinker_claw.ledger.views import read_turn
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import Completion, HintScores, NextState, SamplingParams, StopReason, Usage
 

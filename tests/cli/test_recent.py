@@ -20,10 +20,11 @@ from tinker_claw.errors import LedgerError
 from tinker_claw.ledger.database import SCHEMA_VERSION, reading
 from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.ledger.outcome import advice
-from tinker_claw.ledger.views import Filter, TurnView, read, read_turns
+from tinker_claw.ledger.outcome import TurnView
+from tinker_claw.ledger.views import Filter, read, read_turns
 from tinker_claw.types import Kind, NextState
 from tinker_claw.why import Why
+from tinker_claw.words import advice
 
 SECRET = "my landlady's cat"
 
@@ -44,7 +45,7 @@ def recent(ledger: Ledger, limit: int = 10) -> list[TurnView]:
 
 def newest(path: Path, limit: int) -> list[TurnView]:
     with reading(path) as rows, rows.moment():
-        return read_turns(rows, limit)
+        return read_turns(rows, Filter(), limit)
 
 
 def shown(ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> list[str]:

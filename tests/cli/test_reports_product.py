@@ -12,10 +12,8 @@ from tests.processes import product
 from tests.stories import run
 from tests.talk import learn, rows
 from tinker_claw.cli.status import board
-from tinker_claw.insight import read_overview
 from tinker_claw.ledger.database import FILE, reading
-from tinker_claw.ledger.figures import read_figures
-from tinker_claw.ledger.outcome import read_run
+from tinker_claw.ledger.figures import read_figures, read_overview
 
 pytestmark = pytest.mark.slow
 
@@ -58,7 +56,7 @@ def test_status_of_a_long_run_reads_indexes_and_no_turn_but_the_open_ones(tmp_pa
     asked: list[str] = []
     with reading(tmp_path / FILE) as ledger:
         ledger._connection.set_trace_callback(asked.append)
-        read_figures(ledger, read_run(ledger, 16), 5)
+        read_figures(ledger, 16)
         ledger._connection.set_trace_callback(None)
         plans = [
             row["detail"] for query in asked for row in ledger.rows(f"EXPLAIN QUERY PLAN {query}")

@@ -22,8 +22,8 @@ from tests.processes import ROOT
 from tests.stories import SECRET, Told, every_state, run
 from tinker_claw.cli import main
 from tinker_claw.cli.status import board
-from tinker_claw.insight import read_overview
 from tinker_claw.ledger.decline import SIZE
+from tinker_claw.ledger.figures import read_overview
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.spend import Bill
 from tinker_claw.render.renderer import Renderer

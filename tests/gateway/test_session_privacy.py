@@ -23,7 +23,7 @@ from tinker_claw.cli.status import describe
 from tinker_claw.formats.chat import Chat, parse_chat
 from tinker_claw.gateway.limits import ComputeRounds
 from tinker_claw.gateway.privacy import SessionPrivacy
-from tinker_claw.insight import read_overview
+from tinker_claw.ledger.figures import read_overview
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.prune import in_session
 from tinker_claw.privacy.marker import NEAR_MISS

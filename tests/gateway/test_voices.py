@@ -13,16 +13,17 @@ import pytest
 from tests.agents import SYSTEM, TOOLS, assistant, tool
 from tests.channels import ANN, BLOCKS, BOB, info, message
 from tests.gateways import MODEL, World, gateway
-from tinker_claw.cli.explain import tell
+from tinker_claw.cli.explain import explained
 from tinker_claw.config.settings import JudgeSettings, Training
-from tinker_claw.insight import facts, overview
 from tinker_claw.judge.endpoints import Endpoint
 from tinker_claw.judge.judge import Judge
 from tinker_claw.judge.prompts import verdict_messages
 from tinker_claw.ledger.database import reading
+from tinker_claw.ledger.figures import read_figures
 from tinker_claw.ledger.turns import NOT_UNDERSTOOD
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import Kind, Message, NextState, Writer
+from tinker_claw.words import facts
 
 OWNER = f"telegram:{ANN}"
 THUMB = "\N{THUMBS DOWN SIGN}"
@@ -272,7 +273,7 @@ async def test_whoever_writes_first_teaches_and_a_group_does_not(
 
 def status(world: World) -> dict[str, str]:
     with reading(world.ledger.path) as rows:
-        return dict(facts(overview(rows, 16)))
+        return dict(facts(read_figures(rows, 16)))
 
 
 MACHINE = (
@@ -295,7 +296,7 @@ async def test_what_nobody_knows_closes_the_turn_before_it(
         assert set(world.next_states().values()) == {None}
         assert status(world)["unknown"].startswith("1 message of clown that")
         with reading(world.ledger.path) as rows:
-            told = "\n".join(tell(rows, 2, Training(), text=True))
+            told = "\n".join(explained(rows, 2, Training(), text=True))
         assert "unknown, " in told
 
 
@@ -344,7 +345,7 @@ async def test_explain_names_the_writer_of_every_piece(tmp_path: Path, renderer:
         more = user(message(info(ANN), quoted, words="No."))
         await world.reply(Injection("", (ask, assistant("A neighbour."), more)).chat())
         with reading(world.ledger.path) as rows:
-            first, second = (tell(rows, turn, Training(), text=True) for turn in (1, 2))
+            first, second = (explained(rows, turn, Training(), text=True) for turn in (1, 2))
         told = " ".join("\n".join(second).split())
         assert "harness (Conversation info:), " in told
         assert "quotation (Reply target of current user message:), 12 characters" in told

@@ -14,9 +14,9 @@ from tests.learner.test_loop import World, world
 from tests.learner.test_rollback import undoing
 from tests.tallies import sample_counts
 from tinker_claw.evidence import CLAIM
-from tinker_claw.insight import read_overview
 from tinker_claw.ledger.decline import HOLD, SIZE, decline
 from tinker_claw.ledger.feedback import About, Feedback
+from tinker_claw.ledger.figures import read_overview
 from tinker_claw.ledger.firsts import First
 
 

@@ -34,7 +34,6 @@ from tinker_claw.errors import (
     RefusedError,
     SamplerError,
 )
-from tinker_claw.insight import read_overview
 from tinker_claw.learner import gate as module
 from tinker_claw.learner.gate import (
     FEWEST,
@@ -46,8 +45,8 @@ from tinker_claw.learner.gate import (
 )
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.ledger.database import reading
-from tinker_claw.ledger.outcome import outcome, read_run
-from tinker_claw.ledger.views import read_turn
+from tinker_claw.ledger.figures import read_overview
+from tinker_claw.ledger.outcome import read_run, read_turn
 from tinker_claw.policy import Policy, Sampler
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.shipped import CANARIES, DEMO_CANARIES, MODEL_DIR
@@ -62,6 +61,7 @@ from tinker_claw.types import (
     Tokens,
     Usage,
 )
+from tinker_claw.words import outcome
 
 # What is a loss
 

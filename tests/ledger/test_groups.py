@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.ledger.test_ledger import new_turn
 from tests.tallies import sample_counts
-from tinker_claw.cli.explain import tell
+from tinker_claw.cli.explain import explained
 from tinker_claw.cli.log import COLUMNS
 from tinker_claw.config.settings import Training
 from tinker_claw.ledger import groups, prune
@@ -24,13 +24,13 @@ from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.groups import LIMIT_S
 from tinker_claw.ledger.judgements import TRIES, Ballot
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.ledger.outcome import of_episode, outcome, read_run
+from tinker_claw.ledger.outcome import count_outcomes, read_run, turns_where
 from tinker_claw.ledger.turns import OVER
-from tinker_claw.ledger.views import Filter, read, turns_where
-from tinker_claw.ledger.words import count_outcomes
+from tinker_claw.ledger.views import Filter, read
 from tinker_claw.methods.base import BINARY
 from tinker_claw.methods.passes import BatchItem, reward_parts
 from tinker_claw.types import Attempt, NextState, PolicyVersion
+from tinker_claw.words import of_episode, outcome
 
 SOON, LATE = 0.0, 10 * LIMIT_S
 """Times of looking at a ledger, in seconds since the newest row."""
@@ -175,7 +175,7 @@ def test_explain_and_log_tell_group_outcome_and_step_reward(told: Told) -> None:
     prepared = BINARY.prepare([BatchItem(one) for one in samples], Training())
     told.ledger.steps.keep(step, prepared.stored, None)
     told.ledger.steps.commit(step, told.version, state_ref="s", sampler_ref="p", metrics={})
-    text = " ".join(tell(rows, turns[0], Training(), text=True))
+    text = " ".join(explained(rows, turns[0], Training(), text=True))
     assert (
         "Its session is an episode at task t, one of 2 of group g, and has the outcome +1." in text
     )
@@ -195,7 +195,7 @@ def test_episode_of_no_group_goes_by_its_own_outcome_of_which_zero_is_one(told: 
     told.end("a", 0.0)
     told.look()
     assert told.queued() == {("a", 0): 0.0}
-    text = " ".join(tell(told.ledger._db, turn, Training(), text=True))
+    text = " ".join(explained(told.ledger._db, turn, Training(), text=True))
     assert "Reward of this reply, its outcome alone: 0." in text
     (sample,) = told.ledger.samples.oldest(99)
     assert sample.bucket is None

@@ -13,9 +13,8 @@ import pytest
 
 from tests.ledger.test_ledger import new_turn
 from tests.stories import Told as Story
-from tinker_claw.insight import read_overview
 from tinker_claw.ledger.feedback import About, Feedback
-from tinker_claw.ledger.figures import headline, read_headlines, read_live
+from tinker_claw.ledger.figures import headline, read_headlines, read_live, read_overview
 from tinker_claw.ledger.firsts import First
 from tinker_claw.ledger.prune import in_session
 from tinker_claw.types import Attempt, NextState, Told, Vote, Wish

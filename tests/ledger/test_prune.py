@@ -16,7 +16,7 @@ from tests.gateways import gateway
 from tests.ledger.test_ledger import COMPLETION, new_turn
 from tests.tallies import sample_counts, step_counts, verdict_counts
 from tinker_claw.app.main import once
-from tinker_claw.cli.explain import tell
+from tinker_claw.cli.explain import explained
 from tinker_claw.config.settings import Keeping, Training
 from tinker_claw.errors import ForgottenError, LedgerError
 from tinker_claw.ledger import prune
@@ -24,8 +24,8 @@ from tinker_claw.ledger.database import Writer, reading
 from tinker_claw.ledger.decline import _REPLIES
 from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.outcome import read_contents, read_turn
 from tinker_claw.ledger.prune import SAFE_STATES, UNFOLLOWED
-from tinker_claw.ledger.views import read_contents, read_turn
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import HintScores, NextState, PolicyVersion
 
@@ -116,7 +116,7 @@ def test_emptied_turns_are_still_counted_and_told(ledger: Ledger) -> None:
     assert (sample_counts(ledger), verdict_counts(ledger), step_counts(ledger)) == figures
     with reading(ledger.path) as rows, rows.moment():
         view, known = read_turn(rows, turn), read_contents(rows, turn)
-        text = " ".join(tell(rows, turn, Training(), text=True))
+        text = " ".join(explained(rows, turn, Training(), text=True))
     assert view is not None
     assert known is not None
     assert (view.prompt_tokens, view.completion_tokens, view.blanked) == (5000, 3, "dropped")

@@ -14,7 +14,7 @@ from tests.ledger.test_ledger import new_turn
 from tests.stories import Told
 from tinker_claw.cli import main
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.ledger.words import count_outcomes
+from tinker_claw.ledger.outcome import count_outcomes
 from tinker_claw.types import Kind
 from tinker_claw.why import COUNTED, Why, why_of
 

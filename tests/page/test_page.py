@@ -27,11 +27,11 @@ from tests.ledger.test_ledger import COMPLETION, new_turn
 from tinker_claw.config.settings import Training, User
 from tinker_claw.errors import UndoError
 from tinker_claw.gateway.auth import Keys
-from tinker_claw.insight import DEFINED, facts, read_kept, read_overview
 from tinker_claw.learner.gate import REFUSED
 from tinker_claw.learner.rollback import Rollback
 from tinker_claw.ledger.database import reading
 from tinker_claw.ledger.feedback import About, Feedback
+from tinker_claw.ledger.figures import read_kept, read_overview
 from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.versions import Void
@@ -40,6 +40,7 @@ from tinker_claw.methods.base import BINARY
 from tinker_claw.page import read, routes
 from tinker_claw.page.charts import Point, curve
 from tinker_claw.types import Attempt, Kind, NextState, Told
+from tinker_claw.words import DEFINED, facts
 
 HOST = "http://127.0.0.1:30000"
 ANNA, ROOT_KEY = "anna-0123456789abcdef", "root-0123456789abcdef"
@@ -250,7 +251,7 @@ async def test_reply_is_coloured_by_the_advantage_of_its_tokens(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("role", "named"), [("user", "The user"), ("tool", "A tool"), ("other", "Others")]
+    ("role", "named"), [("user", "The owner"), ("tool", "Its tools"), ("other", "Others")]
 )
 async def test_turn_names_who_came_next(tmp_path: Path, role: Any, named: str) -> None:
     async with page(tmp_path) as opened:
@@ -474,7 +475,7 @@ async def test_a_turn_names_the_lessons_that_it_was_told(tmp_path: Path) -> None
         session = opened.ledger.turns.session("anna", "told")
         one = new_turn(opened.ledger, session_id=session, told=Told((number,), 1, 2))
         shown = (await opened.get(f"/turns/{opened.ledger.turns.add(one)}")).text
-        assert f'<a href="/ui#lesson-{number}">lesson {number}</a>: ' in shown
+        assert f'<a href="/ui#lesson-{number}">It was told lesson {number}:</a>' in shown
         assert html.escape(XSS[0]) in shown
         assert f'id="lesson-{number}"' in (await opened.get("")).text
 

@@ -16,12 +16,12 @@ from pydantic import Field
 from tinker_claw.cli.common import LedgerCommand, wrapped, write
 from tinker_claw.config.flags import WORD
 from tinker_claw.errors import UndoError
-from tinker_claw.insight import read_kept, usable
 from tinker_claw.ledger.database import Rows
+from tinker_claw.ledger.figures import read_kept, usable
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.ledger.outcome import plural
+from tinker_claw.ledger.outcome import Record
 from tinker_claw.ledger.prune import Forgetting, from_turn, in_session
-from tinker_claw.ledger.views import Record
+from tinker_claw.words import plural
 
 EXIT_LEFT = 1
 """Exit status if the user declined and nothing was forgotten."""

@@ -28,8 +28,9 @@ from tinker_claw.cli.common import (
 from tinker_claw.config.flags import WORD
 from tinker_claw.errors import ConfigError
 from tinker_claw.ledger.database import Outside, reading
-from tinker_claw.ledger.outcome import advice, moment, step_word, vote
-from tinker_claw.ledger.views import Filter, Record, Table, in_full, read, read_turns
+from tinker_claw.ledger.outcome import Record
+from tinker_claw.ledger.views import Filter, Table, in_full, read, read_turns
+from tinker_claw.words import advice, moment, step_word, vote
 
 ROWS = 50
 """Rows of a table, unless --limit says otherwise."""
@@ -99,7 +100,7 @@ class Log(LedgerCommand):
             else:
                 note(f"no {self.table} in {ledger.path} fit")
             if self.table == "turns" and not self.json_lines and self._filter == Filter():
-                for sentence in advice(read_turns(ledger, limit or ROWS)):
+                for sentence in advice(read_turns(ledger, Filter(), limit)):
                     note(sentence)
             if limit is not None and len(records) > limit:
                 note(f"earlier {self.table} are left out; --limit N shows more")

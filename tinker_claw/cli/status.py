@@ -34,10 +34,10 @@ from tinker_claw.cli.log import COLUMNS
 from tinker_claw.config.settings import Settings
 from tinker_claw.errors import ClawError, LedgerError
 from tinker_claw.evidence import in_words
-from tinker_claw.insight import DEFINED, facts, read_overview
-from tinker_claw.ledger.outcome import moment, plural
-from tinker_claw.ledger.views import Record
+from tinker_claw.ledger.figures import read_overview
+from tinker_claw.ledger.outcome import Record
 from tinker_claw.privacy.marker import NEAR_MISS
+from tinker_claw.words import DEFINED, facts, moment, plural
 
 EXIT_WELL = 0
 EXIT_WRONG = 1

@@ -21,10 +21,10 @@ from tinker_claw.cli.common import (
 from tinker_claw.cli.log import WHEN
 from tinker_claw.config.flags import WORD
 from tinker_claw.errors import UndoError
-from tinker_claw.insight import read_kept, usable
 from tinker_claw.ledger.database import Rows
+from tinker_claw.ledger.figures import read_kept, usable
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.ledger.views import Record
+from tinker_claw.ledger.outcome import Record
 from tinker_claw.policy import KEPT_DAYS, KEPT_SAMPLERS, KEPT_STATES
 
 STAYS = (

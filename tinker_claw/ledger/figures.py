@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from tinker_claw.evidence import CLAIM, Rate, TwoRates, in_words, odds, record
-from tinker_claw.ledger.database import Rows
+from tinker_claw.ledger.database import FILE, Rows, reading
 from tinker_claw.ledger.decline import read_decline
 from tinker_claw.ledger.firsts import First, read_firsts
-from tinker_claw.ledger.outcome import RunView, run_of
+from tinker_claw.ledger.outcome import Record, count_outcomes, read_run, run_of
 from tinker_claw.ledger.turns import OUTCOME
-from tinker_claw.ledger.versions import gate_of, pinned, read_line
-from tinker_claw.ledger.views import Filter, Record, read
-from tinker_claw.ledger.words import count_outcomes
+from tinker_claw.ledger.versions import gate_of, pinned, read_line, read_versions
+from tinker_claw.ledger.views import Filter, read
 
 _VERDICTS = """
 SELECT COUNT(*) FILTER (WHERE value = 1) AS good, COUNT(*) FILTER (WHERE value = 0) AS neutral,
@@ -36,10 +36,29 @@ FROM feedback
 """
 
 
-def read_figures(rows: Rows, run: RunView, steps: int) -> Record:
-    """Return the sums, and the newest `steps` steps, as `status --json` shows them."""
-    firsts = read_live(rows)
+LAST_STEPS = 5
+
+
+def read_overview(directory: Path, batch_size: int) -> Record:
+    """Return the figures of a data directory.
+
+    Raises:
+        LedgerError: it holds no ledger, or one that cannot be read.
+    """
+    with reading(directory / FILE) as ledger, ledger.moment():
+        return read_figures(ledger, batch_size)
+
+
+def read_figures(rows: Rows, batch_size: int) -> Record:
+    """Return the sums, and the newest steps, as `status --json` shows them.
+
+    Args:
+        batch_size: samples of a step.
+    """
+    firsts, run = read_live(rows), read_run(rows, batch_size)
     return {
+        "data_dir": str(rows.path.parent),
+        "batch_size": batch_size,
         # Whether learning helps, one line per user.
         "headlines": read_headlines(rows, firsts),
         "run": run_of(rows),
@@ -67,7 +86,7 @@ def read_figures(rows: Rows, run: RunView, steps: int) -> Record:
         # Turns with a hint.
         "hints": rows.one("SELECT COUNT(*) FROM hints WHERE rank = 0"),
         "samples": rows.pairs("SELECT state, COUNT(*) FROM samples GROUP BY state"),
-        "steps": (taken := read(rows, "steps", Filter(), steps)),
+        "steps": (taken := read(rows, "steps", Filter(), LAST_STEPS)),
         # The gate's results for their versions, newest first.
         "gate": [said for step in reversed(taken) if (said := gate_of(step))],
         "not_trained": dict(count_outcomes(rows).most_common()),
@@ -189,3 +208,39 @@ def headline(firsts: Sequence[First], base: Container[int]) -> Record:
 
 def _rate(firsts: Sequence[First]) -> Rate:
     return Rate(sum(one.accepted for one in firsts), len(firsts))
+
+
+# Versions
+
+
+def read_kept(rows: Rows) -> list[Record]:
+    """Return all versions of the ledger, oldest first, and which of their files are left.
+
+    `state`: learning can go on from it; `sampler`: it can answer. None: only the service knows.
+    `lost`: why learning cannot go back to it; None: it can, as far as known. `accepted`: share of
+    its first judged turns that were accepted; None: it has none.
+    """
+    records, directory = read_versions(rows), rows.path.parent
+    accepted = {one.version: one.record for one in accepted_by(read_firsts(rows))}
+    local = run_of(rows).get("backend") == "local"
+    for one in records:
+        saved = one["state_ref"] is not None
+        there = (directory / "states" / str(one["state_ref"])).is_dir() if local else None
+        sampler = (directory / "adapters" / one["sampler_ref"]).is_dir() if local else None
+        one |= {"saved": saved, "state": there if saved else False, "sampler": sampler}
+        one["accepted"] = accepted.get(one["id"])
+        one["lost"] = _lost(one)
+    return records
+
+
+def _lost(one: Record) -> str | None:
+    """Return why learning cannot go back to a version; None: it can, as far as known."""
+    if not one["saved"]:
+        return "its state was not saved (--save-interval)"
+    gone = [name for name in ("state", "sampler") if one[name] is False]
+    return f"its {' and its '.join(gone)} {'are' if gone[1:] else 'is'} deleted" if gone else None
+
+
+def usable(one: Record, *, with_state: bool = False) -> bool:
+    """Return whether a version's weights, and its state if asked for, are there as far as known."""
+    return one["sampler"] is not False and (one["state"] is not False or not with_state)

@@ -1,36 +1,350 @@
-"""Sentences on the outcome of a turn or what it waits for, on patterns among turns, and on
-episodes.
+"""What became of a turn: one value, read by one query, even while a gateway writes.
 
-Rule: these sentences are written only here, and each contains its short words (`why.py`).
+Rule: nothing is locked or written. SQL knows numbers of `Why` only; `words.py` makes sentences.
+Words of users and agents, and ids from which they can be read, are only in `Contents`.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from typing import Any
 
+from tinker_claw.ledger.codec import load, unpack_floats
 from tinker_claw.ledger.database import Rows
-from tinker_claw.ledger.groups import LIMIT_S
-from tinker_claw.ledger.judgements import TRIES
-from tinker_claw.ledger.views import SampleView, TurnView
-from tinker_claw.types import Kind, Lost
-from tinker_claw.why import Why
+from tinker_claw.ledger.turns import OUTCOME, completion_of, state_of
+from tinker_claw.ledger.versions import Line, read_line
+from tinker_claw.types import Completion, Kind, NextState, Source, Vote
+from tinker_claw.why import COUNTED, Why, in_words
 
-LOST: Mapping[str, str] = {
-    Lost.COMPACTED: "a summary replaces the history, and no reply of the session comes after it",
-    Lost.EDITED: "the messages before that reply were changed",
-    Lost.UNKNOWN: "the reply before it in the history is not one given here lately, word for word",
-}
-"""Why a request could not be tied to the turn whose reply it answers."""
-_STEPS = {"committed": "taken", "intent": "under way"}
-_PLAIN = {
-    Why.SIDE: "It is never trained: it is a {}.",
-    Why.IDLE: "It {}: whatever the user still says in it counts.",
-    Why.NEXT: "It {}: the user's next message, or the results of its tools.",
-}
-"""Complete sentences with the words for the outcome."""
+Record = dict[str, Any]
+
+# What it waits for or ended with, as SQL computes it
+
+_REFUSED = (
+    f"IIF(turns.why IN ({', '.join(f'{why:d}' for why in COUNTED)}), turns.why, "
+    "RTRIM(turns.untrained_because, '.'))"
+)
+_RUNNING = (
+    f"IIF(({OUTCOME}) IS NULL, {Why.ENDING:d}, IIF(group_id IS NULL, {Why.QUEUE:d}, {Why.GROUP:d}))"
+)
+"""SQL on a row of `sessions`: what its episode waits for, as a number of `Why`."""
+_WORD = f"""
+CASE state
+  WHEN 'trained' THEN -samples.step_id
+  WHEN 'queued' THEN IIF(EXISTS (SELECT 1 FROM step_samples JOIN steps AS taking
+    ON taking.id = step_samples.step_id WHERE sample_id = samples.id AND taking.status = 'intent'),
+    {Why.TRAINING:d}, {Why.STEP:d})
+  WHEN 'held' THEN {_RUNNING}
+  WHEN 'expired' THEN COALESCE(expired_because, {Why.EXPIRED:d})
+  WHEN 'quarantined' THEN {Why.QUARANTINED:d}
+  ELSE CASE
+    WHEN turns.kind = 'side' THEN {Why.SIDE:d}
+    WHEN turns.why IS NOT NULL THEN {_REFUSED}
+    WHEN verdicts.turn_id IS NOT NULL THEN {Why.QUEUE:d}
+    WHEN next_states.turn_id IS NOT NULL THEN {Why.JUDGE:d}
+    WHEN private = 1 OR EXISTS (SELECT 1 FROM turns AS later
+      WHERE later.session_id = turns.session_id AND later.kind = 'main' AND later.idx > turns.idx)
+      THEN {Why.PASSED:d}
+    WHEN episode = 1 THEN IIF(({OUTCOME}) IS NULL, {Why.ENDING:d}, {Why.QUEUE:d})
+    WHEN closed_at IS NULL THEN {Why.NEXT:d}
+    ELSE {Why.IDLE:d} END END
+"""
+"""SQL on a row of `TURNS`: its outcome, as `why.in_words` takes it."""
+TURNS = (
+    "turns JOIN sessions ON sessions.id = turns.session_id "
+    "LEFT JOIN groups ON groups.id = group_id "
+    "LEFT JOIN next_states ON next_states.turn_id = turns.id "
+    "LEFT JOIN verdicts ON verdicts.turn_id = turns.id "
+    "LEFT JOIN samples ON samples.turn_id = turns.id"
+)
+"""SQL joining turns with their sessions, groups, next states, verdicts and samples."""
+_COUNTED = f"""
+SELECT word, COUNT(*) FROM (
+  SELECT {_WORD} AS word FROM {TURNS} WHERE turns.id IN (SELECT id FROM turns WHERE settled = 0
+    UNION SELECT turn_id FROM samples WHERE state IN ('queued', 'held'))
+  UNION ALL SELECT {_REFUSED} FROM turns WHERE why IS NOT NULL
+  UNION ALL SELECT IIF(state = 'expired', COALESCE(expired_because, {Why.EXPIRED:d}),
+    {Why.QUARANTINED:d}) FROM samples WHERE state IN ('expired', 'quarantined'))
+GROUP BY word
+"""
+
+
+def count_outcomes(rows: Rows) -> Counter[str]:
+    """Count the turns by their outcome in words; those trained in a step are left out.
+
+    Only the rows of `turns` that are open, held or queued are read, however many there are.
+    """
+    counts = Counter[str]()
+    for found, turns in rows.pairs(_COUNTED).items():
+        counts[in_words(found)] += turns
+    return counts
+
+
+# One turn with its outcome
+
+_TURN = f"""
+SELECT turns.id, turns.session_id AS session, sessions.user, episode, sessions.task,
+  groups.name AS "group", size AS group_size, ({OUTCOME}) AS session_outcome,
+  (SELECT COUNT(*) FROM sessions AS mate WHERE mate.group_id = groups.id AND EXISTS
+    (SELECT 1 FROM feedback WHERE feedback.session_id = mate.id AND final = 1)) AS group_done,
+  turns.idx AS "index", turns.kind, turns.kind_reason AS reason,
+  turns.call, turns.policy_version, versions.step AS version_step, turns.created_at,
+  turns.prompt_tokens, turns.completion_tokens, turns.hint_at IS NOT NULL AS has_hint_place,
+  turns.fallback, turns.lost, turns.untrained_because, turns.blanked,
+  next_states.role AS next_role, passing.id AS passed_by, passing.lost AS passed_lost,
+  verdicts.turn_id IS NOT NULL AS judged, value AS verdict, verdicts.source AS verdict_by,
+  verdicts.judged AS found, said.source AS said_by, said.unused,
+  (SELECT json_group_array(value) FROM (SELECT value FROM votes
+    WHERE votes.turn_id = turns.id AND about = 'verdict' ORDER BY n)) AS votes,
+  (SELECT COUNT(*) FROM votes WHERE votes.turn_id = turns.id AND about = 'in vain') AS tries,
+  (SELECT COUNT(*) FROM hints WHERE hints.turn_id = turns.id) AS hints,
+  IIF(samples.id IS NULL, 'null', json_object(
+    'state', state, 'reward', reward, 'advantage', advantage, 'step', samples.step_id,
+    'version', steps.version, 'age', (SELECT made.step FROM versions AS made
+      WHERE made.id = steps.version) - 1 - versions.step,
+    'finished_at', steps.finished_at, 'together',
+    (SELECT COUNT(*) FROM step_samples WHERE step_samples.step_id = samples.step_id),
+    'begun', (SELECT MAX(step_id) FROM step_samples WHERE sample_id = samples.id),
+    'void', json((SELECT json_group_object(id, error) FROM (SELECT begun.id, error
+      FROM step_samples JOIN steps AS begun ON begun.id = step_samples.step_id
+      WHERE sample_id = samples.id AND status = 'void' ORDER BY begun.id))))) AS sample,
+  turns.why AS refused, {_WORD} AS outcome
+FROM {TURNS}
+  JOIN versions ON versions.id = turns.policy_version
+  LEFT JOIN steps ON steps.id = samples.step_id
+  LEFT JOIN feedback AS said ON said.id = (SELECT MAX(id) FROM feedback
+    WHERE feedback.turn_id = turns.id AND final = 0)
+  LEFT JOIN turns AS passing ON passing.id =
+    CASE WHEN turns.settled = 0 AND next_states.turn_id IS NULL THEN
+      (SELECT id FROM turns AS later WHERE later.session_id = turns.session_id
+        AND later.kind = 'main' AND later.idx > turns.idx ORDER BY later.idx LIMIT 1) END
+"""
+"""SQL whose columns are the fields of `TurnView`."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleView:
+    """The sample made from a turn, and its steps."""
+
+    state: str
+    """held, queued, trained, expired or quarantined"""
+    reward: float | None
+    """Reward; for an episode's step it includes the outcome, once known."""
+    advantage: float | None
+    """Advantage of the reply, in the newest step that took it; None: no step has."""
+    step: int | None
+    """Step that trained it."""
+    version: int | None
+    """Version that this step made."""
+    age: int | None
+    """Steps between the version that answered and that step."""
+    finished_at: float | None
+    together: int
+    """Number of samples in that step."""
+    begun: int | None
+    """Newest step that began with it."""
+    void: Mapping[str, str | None]
+    """Why each step with it is void, by step id, oldest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnView:
+    """A turn from its request to the version it helped to make, without its texts."""
+
+    id: int
+    session: int
+    user: str
+    episode: int
+    """1: waits for its outcome, or its group's; 2: over; 0: the session is no episode."""
+    task: str | None
+    group: str | None
+    group_size: int | None
+    group_done: int
+    """Episodes of the group that have their outcome."""
+    session_outcome: float | None
+    """Outcome of the session; None: not known."""
+    index: int
+    kind: Kind
+    reason: str
+    call: str
+    policy_version: int
+    version_step: int
+    """Optimizer steps of that version."""
+    created_at: float
+    prompt_tokens: int
+    completion_tokens: int
+    has_hint_place: bool
+    fallback: str | None
+    lost: str | None
+    """Why the request could not be tied to the turn that it answers, as `types.Lost`."""
+    untrained_because: str | None
+    blanked: str | None
+    """forgotten or dropped: its texts and tokens are gone."""
+    next_role: str | None
+    """Role of the next state; None: none has come."""
+    passed_by: int | None
+    """Next main turn of the session, where this one still waits for a next state."""
+    passed_lost: str | None
+    """Why that turn could not be tied to the turn that it answers, as `types.Lost`."""
+    judged: bool
+    verdict: Vote | None
+    """Verdict; None for a judged turn: no vote was valid."""
+    verdict_by: Source | None
+    """Source of the verdict; None: not judged."""
+    found: Vote | None
+    """Majority of the judge's votes, even where another's verdict counts."""
+    said_by: Source | None
+    """Source of the latest explicit feedback."""
+    unused: str | None
+    """Why that feedback trains nothing; None: it is the verdict, or there was none."""
+    votes: tuple[Vote | None, ...]
+    tries: int
+    """Failed tries to judge it."""
+    hints: int
+    sample: SampleView | None
+    refused: Why | None
+    """Reason of `untrained_because`; None: there is none."""
+    why: Why | None
+    """What it waits for, or what was done with it; None: it was trained, or the words of `outcome`
+    have a detail."""
+    outcome: str
+    """Words for its outcome; `words.py` has the sentence."""
+
+    @property
+    def trained_in_step(self) -> int | None:
+        return self.sample.step if self.sample and self.sample.state == "trained" else None
+
+    @property
+    def record(self) -> Record:
+        """Its figures, as `log turns --json` shows them."""
+        shown = {name: getattr(self, name) for name in _RECORD}
+        return shown | {"sample": self.sample and self.sample.state}
+
+
+# fmt: off
+_RECORD = (
+    "id", "session", "user", "index", "task", "group", "kind", "reason", "call", "policy_version",
+    "fallback", "prompt_tokens", "completion_tokens", "created_at", "next_role", "judged",
+    "verdict", "verdict_by", "hints", "sample", "trained_in_step", "untrained_because", "outcome",
+)
+# fmt: on
+
+
+def read_turn(rows: Rows, turn_id: int) -> TurnView | None:
+    """Return a turn; None: there is none of that id."""
+    return next(iter(turns_where(rows, "WHERE turns.id = ?", turn_id)), None)
+
+
+def turns_where(rows: Rows, which: str, *values: Any) -> list[TurnView]:
+    """Return the turns selected by `which`, the end of the query."""
+    return [_turn(dict(row)) for row in rows.rows(f"{_TURN} {which}", *values)]
+
+
+def _turn(row: Record) -> TurnView:
+    sample, found = json.loads(row["sample"]), row["outcome"]
+    row |= {
+        "kind": Kind(row["kind"]),
+        "judged": bool(row["judged"]),
+        "votes": tuple(json.loads(row["votes"])),
+        "sample": sample and SampleView(**sample),
+        "refused": None if row["refused"] is None else Why(row["refused"]),
+        "why": Why(found) if isinstance(found, int) and found > 0 else None,
+        "outcome": in_words(found),
+    }
+    return TurnView(**row)
+
+
+# Contents of a turn
+
+FEEDBACK = (
+    "feedback.created_at, feedback.score, feedback.source, final, feedback.task, "
+    'task_group AS "group", unused'
+)
+_CONTENTS = f"""
+SELECT sessions.key AS session_key, ({OUTCOME}) AS session_outcome, request_text, voices,
+  reply_text, params, trace, verdicts.prompt AS judge_prompt, hint, untaught,
+  overlap, advantages, (SELECT SUM(usd) FROM spend WHERE spend.turn_id = turns.id) AS usd,
+  (SELECT json_group_array(json_object('about', about, 'value', value, 'answer', answer))
+    FROM (SELECT * FROM votes WHERE votes.turn_id = turns.id ORDER BY about DESC, n)) AS answers,
+  (SELECT json_group_array(text)
+    FROM (SELECT text FROM hints WHERE hints.turn_id = turns.id ORDER BY rank)) AS hints,
+  (SELECT json_group_array(json_object('id', lessons.id, 'text', text))
+    FROM json_each(turns.told, '$[0]') AS its JOIN lessons ON lessons.id = its.value) AS lessons
+FROM {TURNS} WHERE turns.id = ?
+"""
+"""SQL whose columns are fields of `Contents`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """Full contents of a turn, in addition to its `TurnView`."""
+
+    session_key: str
+    """The client's name for its session."""
+    session_outcome: float | None
+    request_text: str
+    lessons: Sequence[Record]
+    """Lessons in its prompt, each with `id` and `text` as it is now."""
+    voices: Sequence[tuple[str, str, int]]
+    """Writer, name and length in characters of each new piece in the request."""
+    reply_text: str
+    completion: Completion
+    params: Mapping[str, Any]
+    trace: str | None
+    next_state: NextState | None
+    answers: Sequence[Record]
+    """The judge's answers, each with `about`, `value` and `answer`."""
+    feedback: Sequence[Record]
+    """Explicit feedback on it, or on its session at the end, oldest first."""
+    judge_prompt: str | None
+    """Version of the judge prompts; None: it was not judged, or by no judge."""
+    hints: Sequence[str]
+    hint: str | None
+    """Text that the teacher was told."""
+    untaught: str | None
+    """Why the teacher was not asked, though there was something to tell."""
+    overlap: int | None
+    advantages: tuple[float, ...]
+    """(T,) advantage of each sampled token, in the newest step that took it; (): none has, or they
+    are gone."""
+    usd: float | None
+    """Cost in dollars of serving, judging and teaching it; None: no price was known."""
+
+
+_LISTS = ("voices", "params", "answers", "hints", "lessons")
+
+
+def read_contents(rows: Rows, turn_id: int) -> Contents | None:
+    """Return the contents of a turn; None: there is no such turn any more."""
+    row = rows.row(_CONTENTS, turn_id)
+    if row is None:
+        return None
+    known = dict(row)
+    known |= {name: json.loads(row[name]) for name in _LISTS}
+    known["advantages"] = unpack_floats(row["advantages"]) if row["advantages"] else ()
+    state = rows.row("SELECT * FROM next_states WHERE turn_id = ?", turn_id)
+    (sampled,) = rows.rows("SELECT * FROM turns WHERE id = ?", turn_id)
+    feedback = rows.rows(
+        f"SELECT {FEEDBACK}, feedback.text FROM feedback WHERE turn_id = ? ORDER BY id", turn_id
+    )
+    return Contents(
+        **known,
+        completion=completion_of(sampled),
+        next_state=state_of(state) if state else None,
+        feedback=[dict(said) | {"final": bool(said["final"])} for said in feedback],
+    )
+
+
+def read_prompt(rows: Rows, turn_id: int) -> tuple[int, ...]:
+    """Return the prompt's token ids; () where they are gone."""
+    row = rows.row("SELECT id, blocks, prompt FROM turns WHERE id = ?", turn_id)
+    return () if row is None else load(rows, row)
+
+
+# The run around it
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +357,8 @@ class RunView:
     """Number of samples in the queue."""
     batch: int
     """Samples of a step."""
+    line: Line
+    """Lineage of the newest version."""
 
 
 def read_run(rows: Rows, batch_size: int, *, sure: bool = False) -> RunView:
@@ -60,200 +376,8 @@ def read_run(rows: Rows, batch_size: int, *, sure: bool = False) -> RunView:
         step=rows.one("SELECT step FROM versions ORDER BY id DESC LIMIT 1") or 0,
         queued=rows.one("SELECT COUNT(*) FROM samples WHERE state = 'queued'"),
         batch=batch_size if sure or not taken else taken,
+        line=read_line(rows),
     )
-
-
-def step_word(status: str) -> str:
-    """Return the word for a step's status."""
-    return _STEPS.get(status, status)
-
-
-def outcome(turn: TurnView, run: RunView) -> str:
-    """Describe the outcome of a turn, or what it waits for, in sentences that contain its word."""
-    became = _became(turn) if turn.sample is None else _sampled(turn, turn.sample, run)
-    if turn.unused is None:
-        return became
-    rating = f"Its {turn.said_by}'s rating is recorded and trains nothing"
-    return f"{became} {rating}: {turn.unused.rstrip('.')}."
-
-
-def _became(turn: TurnView) -> str:
-    word = turn.outcome
-    if turn.why is not None and turn.why in _PLAIN:
-        return _PLAIN[turn.why].format(word)
-    if turn.untrained_because is not None:
-        return f"It is not trained: {turn.untrained_because.rstrip('.')}."
-    if turn.why is Why.PASSED:
-        return _passed(turn)
-    if turn.why is Why.JUDGE and turn.tries:
-        again = f"and is tried again, at most {TRIES} times; {turn.tries} came to nothing"
-        return f"It {word}, {again}."
-    if turn.why is Why.JUDGE:
-        return (
-            f"It {word}. `tinker-claw status` says whether the judge works, waits for the "
-            "service, or is paused by the budget."
-        )
-    if turn.judged:
-        longer = "which takes a moment, or longer where a teacher scores it first"
-        return f"It was judged, and {word}, {longer}."
-    return _running(turn)
-
-
-def _passed(turn: TurnView) -> str:
-    if turn.passed_by is None:
-        return f"It {turn.outcome}: its session is private now, and nothing of it is kept."
-    which = "which does not answer this reply"
-    if turn.passed_lost is not None:
-        which = f"of which it is not known what reply it answers: {LOST[turn.passed_lost]}"
-    return f"It {turn.outcome}: its session has gone on with turn {turn.passed_by}, {which}."
-
-
-def _running(turn: TurnView) -> str:
-    """Describe an episode that waits for its outcome, or for its group's."""
-    limit = f"{LIMIT_S / 3600:g} hour after the last that is heard of"
-    if turn.why is Why.ENDING:
-        expires = f"without one it expires {limit} its {'group' if turn.group else 'episode'}"
-        return f"It {turn.outcome}: final feedback says how its episode ended; {expires}."
-    if turn.why is Why.QUEUE:
-        return f"Its episode has ended, and it {turn.outcome}, which takes a moment."
-    return (
-        f"It {turn.outcome}: of {turn.group_size} episodes of {turn.group} {turn.group_done} have "
-        f"their outcome. Those that have one are queued without the others {limit} any of them."
-    )
-
-
-def _sampled(turn: TurnView, sample: SampleView, run: RunView) -> str:
-    if sample.state == "trained":
-        told = _trained(turn, sample)
-    elif sample.state == "held":
-        told = _running(turn)
-    elif sample.state == "queued":
-        told = _queued(turn, sample, run)
-    elif turn.why is not Why.EXPIRED:  # set aside, or expired for a reason of its own
-        told = f"It is not trained: {turn.outcome}."
-    else:
-        told = (
-            f"It is not trained: {turn.outcome}, because too many steps had been taken since "
-            f"v{turn.policy_version} answered (--max-staleness); by now they are "
-            f"{run.step - turn.version_step}."
-        )
-    return told + _failed(sample)
-
-
-def _trained(turn: TurnView, sample: SampleView) -> str:
-    others = sample.together - 1
-    company = f"with {others} other {'sample' if others == 1 else 'samples'}" if others else "alone"
-    at = "" if sample.finished_at is None else f" at {moment(sample.finished_at)}"
-    behind = " A rollback has left that version behind." if sample.left_behind else ""
-    return f"It was {turn.outcome}, {company}, which made v{sample.version}{at}.{behind}"
-
-
-def _queued(turn: TurnView, sample: SampleView, run: RunView) -> str:
-    if turn.why is Why.TRAINING:
-        return f"It is {turn.outcome}, in step {sample.begun}."
-    missing = run.batch - run.queued
-    rest = (
-        f"A step takes {run.batch} at a time or whole groups, the newest first, and not too many "
-        "of one session, user or tool."
-    )
-    if missing > 0:
-        are = "is" if missing == 1 else "are"
-        rest = f"A step takes {run.batch}, so {missing} {are} missing."
-    queued = f"{plural(run.queued, 'sample')} {'is' if run.queued == 1 else 'are'} queued"
-    return f"It {turn.outcome}; {queued}. {rest}"
-
-
-def _failed(sample: SampleView) -> str:
-    if not sample.void:
-        return ""
-    whys = filter(None, [*sample.void.values()][::-1])
-    why = next(whys, "no reason is known").rstrip(".")
-    steps = f"Step{'s' if len(sample.void) > 1 else ''} {', '.join(sample.void)}"
-    return f" {steps} with it came to nothing: {why}."
-
-
-def moment(at: float, now: float | None = None) -> str:
-    """Return local time, with the date where it is not today."""
-    then = datetime.fromtimestamp(at)
-    today = then.date() == (datetime.now() if now is None else datetime.fromtimestamp(now)).date()
-    return then.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S")
-
-
-def plural(count: int, noun: str) -> str:
-    """Return a count with its noun: 3 samples, 1 sample."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def vote(value: float | None) -> str:
-    """Return +1, 0 or -1, or a reward between; `none` where no vote was valid."""
-    return "none" if value is None else f"{value:+z.3g}" if value else "0"
-
-
-# Episodes
-
-
-def of_episode(turn: TurnView) -> Iterator[str]:
-    """Yield sentences on the turn's episode; none where its session is not an episode."""
-    task = f" at task {turn.task}" if turn.task else ""
-    group = f", one of {turn.group_size} of group {turn.group}" if turn.group else ""
-    if not turn.episode:
-        if task:
-            yield f"Its session is an attempt{task}."
-        return
-    ended = "has no outcome"
-    if turn.session_outcome is not None:
-        ended = f"has the outcome {vote(turn.session_outcome)}"
-    yield f"Its session is an episode{task}{group}, and {ended}."
-    sample = turn.sample
-    if sample is not None and sample.state != "held" and sample.reward is not None:
-        of = "outcome and votes" if turn.judged else "its outcome alone"
-        yield f"Reward of this reply, {of}: {vote(sample.reward)}."
-
-
-# Patterns among turns
-
-_MOST = 0.75
-_FEWEST = 3
-"""Fewest turns that make a pattern."""
-
-
-def advice(turns: Sequence[TurnView]) -> Iterator[str]:
-    """Yield advice on these turns, oldest first; none where learning works."""
-    main = [turn for turn in turns if turn.kind is Kind.MAIN]
-    followed = [turn for turn in main if turn.next_role is not None]
-    side = [turn for turn in turns if turn.kind is Kind.SIDE]
-    if _most(side, turns):
-        reason, times = Counter(turn.kind_reason for turn in side).most_common(1)[0]
-        yield (
-            f"{len(side)} of {len(turns)} requests are side turns, which are never trained; the "
-            f"reason of {times}: {reason}. Recaps, titles, compaction, heartbeat and cron are "
-            "meant to be side turns. If these were your own messages, the client sends something "
-            "that marks them: look for a header X-Turn-Type, for a model name with @v, and for "
-            "another proxy in between; `tinker-claw explain` shows the reason of each."
-        )
-    if len(main) >= _FEWEST and not followed:
-        why = (
-            "although sessions go on. The replies do not come back in the client's history as they "
-            "were sent: something between rewrites or drops them."
-        )
-        if len({turn.session_id for turn in main}) == len(main):
-            why = (
-                "so there is nothing to judge: every one stands alone in its session. Go on in the "
-                "same conversation; if you did, the client sends neither its earlier messages back "
-                "nor a name for the session (X-Session-Id)."
-            )
-        yield f"None of the {len(main)} main turns has a next state, {why}"
-    unfit = [turn for turn in main if turn.refused is Why.SAMPLED_AT]
-    if _most(unfit, main):
-        yield (
-            f"{len(unfit)} of {len(main)} main turns cannot be trained: "
-            f"{unfit[-1].untrained_because}. The client sets it; take temperature, top_p and top_k "
-            "out of its settings for this model."
-        )
-
-
-def _most(part: Sequence[TurnView], whole: Sequence[TurnView]) -> bool:
-    return len(whole) >= _FEWEST and len(part) >= _MOST * len(whole)
 
 
 def run_of(rows: Rows) -> dict[str, str]:

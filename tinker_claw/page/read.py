@@ -14,28 +14,16 @@ from typing import Any, Final
 
 from tinker_claw.config.settings import Training
 from tinker_claw.errors import RequestError
-from tinker_claw.insight import (
-    DEFINED,
-    facts,
-    overview,
-    read_kept,
-)
 from tinker_claw.ledger.database import Rows
-from tinker_claw.ledger.figures import read_headlines, read_live
+from tinker_claw.ledger.figures import read_figures, read_headlines, read_kept, read_live
 from tinker_claw.ledger.lessons import read_lessons
-from tinker_claw.ledger.outcome import of_episode, outcome, plural, read_run
+from tinker_claw.ledger.outcome import Contents, Record, read_contents, read_run, read_turn
 from tinker_claw.ledger.versions import Line, gate_of, read_line
-from tinker_claw.ledger.views import (
-    Contents,
-    Filter,
-    Record,
-    read,
-    read_contents,
-    read_turn,
-)
+from tinker_claw.ledger.views import Filter, read
 from tinker_claw.page.charts import Point, curve
 from tinker_claw.sinks.base import figures_of
 from tinker_claw.types import StopReason, Tokens
+from tinker_claw.words import DEFINED, facts, plural, tell
 
 ROWS: Final = 50
 """Rows of a table."""
@@ -87,7 +75,7 @@ def missing(what: str) -> RequestError:
 
 def read_overview(rows: Rows, training: Training) -> Record:
     """Return the run's overview: the figures of `status`, in its words, with curves."""
-    figures = overview(rows, training.batch_size)
+    figures = read_figures(rows, training.batch_size)
     steps = [s for s in read(rows, "steps", Filter(), STEPS) if s["status"] == "committed"]
     shares = _shares(figures["accepted"][-STEPS:])
     shown = {"facts": list(facts(figures)), "defined": DEFINED, "lessons": read_lessons(rows, None)}
@@ -157,8 +145,7 @@ def read_one(
     return {
         "turn": turn,
         "known": known,
-        "outcome": outcome(turn, run),
-        "episode": list(of_episode(turn)),
+        "told": tell(turn, known, run),
         "forgotten": turn.blanked == "forgotten",
         "pieces": list(_pieces(known, decode)) if trained else [],
         "given": next((said for said in known.feedback[::-1] if not said["final"]), None),
@@ -166,7 +153,7 @@ def read_one(
         "neighbours": rows.row(
             "SELECT MAX(id) FILTER (WHERE id < ?2), MIN(id) FILTER (WHERE id > ?2) FROM turns "
             "WHERE session_id = ?1",
-            turn.session_id,
+            turn.session,
             turn_id,
         ),
     }

@@ -37,11 +37,11 @@ from tinker_claw.learner.rollback import Rollback
 from tinker_claw.ledger.database import Rows, reading
 from tinker_claw.ledger.feedback import About, Feedback, Given
 from tinker_claw.ledger.lessons import Rule
-from tinker_claw.ledger.outcome import moment
 from tinker_claw.ledger.views import Filter
 from tinker_claw.origin import refuse_pages
 from tinker_claw.page import read
 from tinker_claw.telemetry import log
+from tinker_claw.words import moment
 
 ROOT: Final = "/ui"
 _STATIC: Final = Path(__file__).parent / "static"

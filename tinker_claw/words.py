@@ -1,0 +1,453 @@
+"""Turns, episodes and runs in words, for the terminal and the page, which only lay them out.
+
+Rule: these sentences are written only here and in `why.py`; they decide nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from statistics import fmean
+from typing import Final
+
+from tinker_claw.ledger.groups import LIMIT_S
+from tinker_claw.ledger.judgements import TRIES
+from tinker_claw.ledger.outcome import Contents, Record, RunView, SampleView, TurnView
+from tinker_claw.types import Kind, Lost, StopReason, Vote, Writer
+from tinker_claw.why import Why
+
+
+def moment(at: float, now: float | None = None) -> str:
+    """Return local time, with the date where it is not today."""
+    then = datetime.fromtimestamp(at)
+    today = then.date() == (datetime.now() if now is None else datetime.fromtimestamp(now)).date()
+    return then.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S")
+
+
+def plural(count: int, noun: str) -> str:
+    """Return a count with its noun: 3 samples, 1 sample."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def vote(value: float | None) -> str:
+    """Return +1, 0 or -1, or a reward between; `none` where no vote was valid."""
+    return "none" if value is None else f"{value:+z.3g}" if value else "0"
+
+
+def step_word(status: str) -> str:
+    """Return the word for a step's status."""
+    return {"committed": "taken", "intent": "under way"}.get(status, status)
+
+
+# A turn
+
+ASKED: Final = "It was asked"
+REPLIED: Final = "It replied"
+NEXT: Final = "What came next"
+VERDICT: Final = "Verdict"
+BECAME: Final = "What became of it"
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A sentence about a turn, and what it quotes."""
+
+    sentence: str
+    quote: str | None = None
+    """Words of a user, model or tool."""
+    lesson: int | None = None
+    """Lesson that is quoted."""
+
+
+def tell(turn: TurnView, known: Contents, run: RunView) -> dict[str, list[Said]]:
+    """Tell a turn from its request to the version that it helped to make, by headings."""
+    if turn.blanked == "forgotten":
+        gone = f"Turn {turn.id} of session {turn.session} was forgotten: its words are gone."
+        return {BECAME: [Said(gone), Said(outcome(turn, run))]}
+    return {
+        ASKED: [*_request(turn, known)],
+        REPLIED: [*_reply(turn, known)],
+        NEXT: [*_followed(known), *_rated(known)],
+        VERDICT: [*_judged(turn, known)],
+        BECAME: [Said(one) for one in (*of_episode(turn), outcome(turn, run), *_cost(turn, known))],
+    }
+
+
+def _request(turn: TurnView, known: Contents) -> Iterator[Said]:
+    purpose = f", for: {turn.call}" if turn.call else ""
+    yield Said(
+        f"Turn {turn.id}: {turn.kind} turn {turn.index} of session {turn.session} "
+        f"({known.session_key}) of user {turn.user}, {moment(turn.created_at)}{purpose}."
+    )
+    yield Said(f"It was taken for a {turn.kind} turn because: {turn.reason}.")
+    yield Said(f"It asked, in a prompt of {turn.prompt_tokens} tokens:", known.request_text)
+    for lesson in known.lessons:
+        number = lesson["id"]
+        yield Said(f"It was told lesson {number}:", lesson["text"], number)
+    if known.voices:
+        pieces = (
+            f"{who}{f' ({what})' * bool(what)}, {plural(n, 'character')}"
+            for who, what, n in known.voices
+        )
+        yield Said(f"Who wrote what was new in it: {'; '.join(pieces)}.")
+    if turn.lost is not None:
+        yield Said(
+            "No turn got that as its next state, because it is not known what reply it answers: "
+            f"{_LOST[turn.lost]}."
+        )
+
+
+_LOST: Mapping[str, str] = {
+    Lost.COMPACTED: "a summary replaces the history, and no reply of the session comes after it",
+    Lost.EDITED: "the messages before that reply were changed",
+    Lost.UNKNOWN: "the reply before it in the history is not one given here lately, word for word",
+}
+"""Why a request could not be tied to the turn whose reply it answers."""
+_ENDED = {
+    StopReason.STOP: ", the last of which ends the reply",
+    StopReason.LENGTH: ", cut there by the limit on replies",
+    StopReason.ABORT: ", until it broke off",
+}
+
+
+def _reply(turn: TurnView, known: Contents) -> Iterator[Said]:
+    done, length = known.completion, turn.completion_tokens
+    ended = _ENDED.get(done.stop_reason, done.stop_reason)
+    told = f"Version v{turn.policy_version} answered with {plural(length, 'token')}{ended}:"
+    yield Said(told, known.reply_text)
+    if length > len(done.tokens):
+        yield Said("Its tokens are not in the ledger: they held what is not kept, or were dropped.")
+    if turn.fallback is not None:
+        yield Said(f"It was not the current version that answered: {turn.fallback}.")
+
+
+_FOLLOWED = {
+    "user": "The owner went on:",
+    "tool": "Its tools returned:",
+    "other": "Others went on, who are not the owner:",
+}
+_BESIDE = {
+    Writer.QUOTATION: "quoted from earlier messages",
+    Writer.MEMBER: "another person's",
+    Writer.EXTERNAL: "a mail's, a hook's or a page's",
+}
+
+
+def _followed(known: Contents) -> Iterator[Said]:
+    if (state := known.next_state) is None:
+        yield Said("Nothing has followed it so far.")
+        return
+    yield Said(_FOLLOWED[state.role], state.text)
+    for writer, words in state.beside if state.role == "user" else ():
+        yield Said(f"Beside it stood what is {_BESIDE.get(writer, writer)}:", words)
+
+
+def _rated(known: Contents) -> Iterator[Said]:
+    for said in known.feedback:
+        of = "the end of its session" if said["final"] else "it"
+        more = ", ".join(f"{name} {said[name]}" for name in ("task", "group") if said[name])
+        rest = f" ({more})" if more else ""
+        told = f"Its {said['source']} rated {of} outright: {vote(said['score'])}{rest}"
+        yield Said(f"{told}:", said["text"]) if said["text"] else Said(f"{told}.")
+
+
+def _judged(turn: TurnView, known: Contents) -> Iterator[Said]:
+    in_vain = [answer["answer"] for answer in known.answers if answer["about"] == "in vain"]
+    for at, answer in enumerate(in_vain, 1):
+        yield Said(f"Try {at} to judge it came to nothing:", answer or "(an empty answer)")
+    if not turn.judged:
+        return
+    voted = ", ".join("unreadable" if v is None else vote(v) for v in turn.votes)
+    judge = f"The judge voted {voted}" if voted else "The judge"
+    if turn.verdict_by == "judge":
+        yield Said(f"{judge}: {_verdict(turn.verdict)}.")
+    else:
+        if voted:
+            yield Said(f"{judge}: by them {_verdict(turn.found)}.")
+        yield Said(f"Its {turn.verdict_by}'s rating outranks the judge: {_verdict(turn.verdict)}.")
+    if not known.hints and any(answer["about"] == "hint" for answer in known.answers):
+        yield Said("The judge found no hint in what followed.")
+    for hint in known.hints:
+        yield Said(f"Hint, as the user meant it{', used' if hint == known.hint else ''}:", hint)
+    if known.hint and known.hint not in known.hints:
+        yield Said("The teacher was told:", known.hint)
+    if known.hints and not turn.has_hint_place:
+        yield Said("The prompt has no place for a hint, so it was not used.")
+    if known.untaught:
+        yield Said(f"No teacher scored it: {known.untaught}.")
+
+
+def _verdict(value: Vote | None) -> str:
+    if value is None:
+        return "no vote could be read, so there is no verdict"
+    return f"the verdict is {vote(value)} ({({1: 'good', 0: 'neutral', -1: 'bad'})[value]})"
+
+
+def _cost(turn: TurnView, known: Contents) -> Iterator[str]:
+    """Tell how a trained turn was trained, and what a turn cost."""
+    sample, each = turn.sample, known.advantages
+    if turn.trained_in_step is not None and sample and sample.advantage is not None:
+        yield f"Advantage by its reward: {sample.advantage:+z.3f} (above 0: more of this)."
+        if each:
+            told = f"{min(each):+z.3f} to {max(each):+z.3f}, {fmean(each):+z.3f} in the mean"
+            yield f"On its tokens {told}: with all that the method adds or takes away."
+        if sample.age:
+            old = plural(sample.age, "step")
+            yield f"It was {old} old by then; its advantages are corrected for that."
+    if known.usd:
+        yield f"Serving, judging and teaching it cost ${known.usd:.6f}; steps are not in that."
+
+
+# Its outcome, or what it waits for
+
+
+def outcome(turn: TurnView, run: RunView) -> str:
+    """Describe the outcome of a turn, or what it waits for, in sentences that contain its word."""
+    told = _became(turn, run)
+    if turn.sample is not None and turn.sample.void:
+        told += _void(turn.sample.void)
+    if turn.unused is None:
+        return told
+    rating = f"Its {turn.said_by}'s rating is recorded and trains nothing"
+    return f"{told} {rating}: {turn.unused.rstrip('.')}."
+
+
+def _became(turn: TurnView, run: RunView) -> str:
+    word, sample = turn.outcome, turn.sample
+    match turn.why:
+        case Why.SIDE:
+            return f"It is never trained: it is a {word}."
+        case Why.NEXT:
+            return f"It {word}: the user's next message, or the results of its tools."
+        case Why.IDLE:
+            return f"It {word}: whatever the user still says in it counts."
+        case Why.PASSED:
+            return _passed(turn)
+        case Why.JUDGE if turn.tries:
+            again = f"and is tried again, at most {TRIES} times; {turn.tries} came to nothing"
+            return f"It {word}, {again}."
+        case Why.JUDGE:
+            return (
+                f"It {word}. `tinker-claw status` says whether the judge works, waits for the "
+                "service, or is paused by the budget."
+            )
+        case Why.QUEUE if turn.judged and sample is None:
+            longer = "which takes a moment, or longer where a teacher scores it first"
+            return f"It was judged, and {word}, {longer}."
+        case Why.ENDING | Why.GROUP | Why.QUEUE:
+            return _running(turn)
+        case _:
+            pass
+    if sample is None:
+        because = (turn.untrained_because or word).rstrip(".")
+        return f"It is not trained: {because}."
+    match turn.why:
+        case Why.TRAINING:
+            return f"It is {word}, in step {sample.begun}."
+        case Why.STEP:
+            return _queued(word, run)
+        case Why.EXPIRED:
+            return (
+                f"It is not trained: {word}, because too many steps had been taken since "
+                f"v{turn.policy_version} answered (--max-staleness); by now they are "
+                f"{run.step - turn.version_step}."
+            )
+        case _:
+            pass
+    if sample.state != "trained":  # set aside, or expired for a reason of its own
+        return f"It is not trained: {word}."
+    return _trained(word, sample, run)
+
+
+def _passed(turn: TurnView) -> str:
+    if turn.passed_by is None:
+        return f"It {turn.outcome}: its session is private now, and nothing of it is kept."
+    which = "which does not answer this reply"
+    if turn.passed_lost is not None:
+        which = f"of which it is not known what reply it answers: {_LOST[turn.passed_lost]}"
+    return f"It {turn.outcome}: its session has gone on with turn {turn.passed_by}, {which}."
+
+
+def _running(turn: TurnView) -> str:
+    """Describe an episode that waits for its outcome, or for its group's."""
+    limit = f"{LIMIT_S / 3600:g} hour after the last that is heard of"
+    if turn.why is Why.ENDING:
+        expires = f"without one it expires {limit} its {'group' if turn.group else 'episode'}"
+        return f"It {turn.outcome}: final feedback says how its episode ended; {expires}."
+    if turn.why is Why.QUEUE:
+        return f"Its episode has ended, and it {turn.outcome}, which takes a moment."
+    return (
+        f"It {turn.outcome}: of {turn.group_size} episodes of {turn.group} {turn.group_done} have "
+        f"their outcome. Those that have one are queued without the others {limit} any of them."
+    )
+
+
+def _trained(word: str, sample: SampleView, run: RunView) -> str:
+    company = f"with {plural(n, 'other sample')}" if (n := sample.together - 1) else "alone"
+    at = "" if sample.finished_at is None else f" at {moment(sample.finished_at)}"
+    left = sample.version is not None and not run.line.leads_on(sample.version)
+    behind = " A rollback has left that version behind." if left else ""
+    return f"It was {word}, {company}, which made v{sample.version}{at}.{behind}"
+
+
+def _queued(word: str, run: RunView) -> str:
+    missing = run.batch - run.queued
+    rest = (
+        f"A step takes {run.batch} at a time or whole groups, the newest first, and not too many "
+        "of one session, user or tool."
+    )
+    if missing > 0:
+        are = "is" if missing == 1 else "are"
+        rest = f"A step takes {run.batch}, so {missing} {are} missing."
+    queued = f"{plural(run.queued, 'sample')} {'is' if run.queued == 1 else 'are'} queued"
+    return f"It {word}; {queued}. {rest}"
+
+
+def _void(steps: Mapping[str, str | None]) -> str:
+    why = next(filter(None, [*steps.values()][::-1]), "no reason is known").rstrip(".")
+    which = f"Step{'s' if len(steps) > 1 else ''} {', '.join(steps)}"
+    return f" {which} with it came to nothing: {why}."
+
+
+def of_episode(turn: TurnView) -> Iterator[str]:
+    """Yield sentences on the turn's episode; none where its session is not an episode."""
+    task = f" at task {turn.task}" if turn.task else ""
+    group = f", one of {turn.group_size} of group {turn.group}" if turn.group else ""
+    if not turn.episode:
+        if task:
+            yield f"Its session is an attempt{task}."
+        return
+    ended = "has no outcome"
+    if turn.session_outcome is not None:
+        ended = f"has the outcome {vote(turn.session_outcome)}"
+    yield f"Its session is an episode{task}{group}, and {ended}."
+    sample = turn.sample
+    if sample is not None and sample.state != "held" and sample.reward is not None:
+        of = "outcome and votes" if turn.judged else "its outcome alone"
+        yield f"Reward of this reply, {of}: {vote(sample.reward)}."
+
+
+# Patterns among turns
+
+_MOST = 0.75
+_FEWEST = 3
+"""Fewest turns that make a pattern."""
+
+
+def advice(turns: Sequence[TurnView]) -> Iterator[str]:
+    """Yield advice on these turns, oldest first; none where learning works."""
+    main = [turn for turn in turns if turn.kind is Kind.MAIN]
+    followed = [turn for turn in main if turn.next_role is not None]
+    side = [turn for turn in turns if turn.kind is Kind.SIDE]
+    if _most(side, turns):
+        reason, times = Counter(turn.reason for turn in side).most_common(1)[0]
+        yield (
+            f"{len(side)} of {len(turns)} requests are side turns, which are never trained; the "
+            f"reason of {times}: {reason}. Recaps, titles, compaction, heartbeat and cron are "
+            "meant to be side turns. If these were your own messages, the client sends something "
+            "that marks them: look for a header X-Turn-Type, for a model name with @v, and for "
+            "another proxy in between; `tinker-claw explain` shows the reason of each."
+        )
+    if len(main) >= _FEWEST and not followed:
+        why = (
+            "although sessions go on. The replies do not come back in the client's history as they "
+            "were sent: something between rewrites or drops them."
+        )
+        if len({turn.session for turn in main}) == len(main):
+            why = (
+                "so there is nothing to judge: every one stands alone in its session. Go on in the "
+                "same conversation; if you did, the client sends neither its earlier messages back "
+                "nor a name for the session (X-Session-Id)."
+            )
+        yield f"None of the {len(main)} main turns has a next state, {why}"
+    unfit = [turn for turn in main if turn.refused is Why.SAMPLED_AT]
+    if _most(unfit, main):
+        yield (
+            f"{len(unfit)} of {len(main)} main turns cannot be trained: "
+            f"{unfit[-1].untrained_because}. The client sets it; take temperature, top_p and top_k "
+            "out of its settings for this model."
+        )
+
+
+def _most(part: Sequence[TurnView], whole: Sequence[TurnView]) -> bool:
+    return len(whole) >= _FEWEST and len(part) >= _MOST * len(whole)
+
+
+# A run
+
+DEFINED = (
+    "Counted is the first turn of a session that its owner judged, by their next message or a "
+    "rating: usually the reply after the tools. Neutral verdicts, and what tools and programs say, "
+    "are nobody's judgement. In brackets the 95 % interval, which holds however often you look. "
+    "Versions that a rollback has left behind do not count. What you ask changes over time as "
+    "well: this is a record, no experiment."
+)
+"""Explanation of the accepted shares."""
+_JUDGE_ALONE = (
+    "nobody has rated a reply outright, so a judge that is always wrong would not show: "
+    "rate a reply now and then (/good, /bad)"
+)
+
+
+def facts(seen: Record) -> Iterator[tuple[str, str]]:
+    """Yield figures that fit on a line each, as name and text."""
+    model, method, backend = (seen["run"].get(k, "?") for k in ("model", "method", "backend"))
+    yield "records", f"{seen['data_dir']}: {method} on {model}, backend {backend}"
+    if seen["policy_version"] is None:
+        yield "policy", "no version yet: the run has not begun"
+    else:
+        pin = "" if seen["pinned"] is None else f"; v{seen['pinned']} answers, which is pinned"
+        steps = plural(seen["step"], "step")
+        yield "policy", f"v{seen['policy_version']}, {steps} from the base{pin}"
+    if seen["held"]:
+        yield "held", f"learning is held: {seen['held']}"
+    if seen["gate"]:
+        yield "gate", f"step {seen['gate'][0]['step']}: {seen['gate'][0]['told']}"
+    queued, whole = seen["samples_waiting"], seen["batch_size"]
+    yield "next step", f"{queued} of {whole} samples"
+    private = f", {n} of them private now" if (n := seen["private_sessions"]) else ""
+    turns = f"{seen['turns']['main']} main and {seen['turns']['side']} side turns"
+    yield "turns", f"{turns} in {seen['sessions']} sessions{private}"
+    if any((episodes := seen["episodes"]).values()):
+        yield "episodes", f"{episodes['running']} running, {episodes['over']} ended"
+    votes = ", ".join(f"{seen['verdicts'][name]} {name}" for name in ("good", "neutral", "bad"))
+    none = f"{seen['verdicts']['none']} without a valid vote"
+    yield "verdicts", f"{votes}, {none}; {seen['hints']} hints"
+    said = seen["feedback"]
+    if seen["verdicts"]["good"] and not any(said.values()):
+        yield "feedback", _JUDGE_ALONE
+    if any(said.values()):
+        replies = "1 reply" if said["replies"] == 1 else f"{said['replies']} replies"
+        told = f"{replies} and {plural(said['sessions'], 'session')} rated outright"
+        yield "feedback", f"{told}; the judge disagreed on {said['unlike']} of the replies"
+    if seen["lost_next_states"]:
+        causes = seen["lost_next_states"]
+        told = ", ".join(f"{n} {cause}" for cause, n in sorted(causes.items()))
+        count = plural(sum(causes.values()), "message")
+        yield "lost", f"{count} could not be tied to a reply: {told}"
+    for client, n in sorted(seen["not_understood"].items()):
+        of = client or "a client without a name"
+        yield "unknown", f"{plural(n, 'message')} of {of} that are not understood: none teaches"
+    if told := _strangers(seen["strangers"]):
+        yield "others", told
+    samples = ", ".join(f"{n} {state}" for state, n in sorted(seen["samples"].items()))
+    yield "samples", samples or "none"
+    if usd := seen["usd"]:
+        told = ", ".join(f"{purpose} ${cost:.4f}" for purpose, cost in sorted(usd.items()))
+        unpriced = f"; {n} bills without a price" if (n := seen["bills_without_price"]) else ""
+        yield "spent", f"${sum(usd.values()):.4f}: {told}{unpriced}"
+
+
+def _strangers(seen: Mapping[str, Sequence[str]]) -> str | None:
+    """Describe who else writes to the agent, and how to let them teach it; None: nobody."""
+    who = [f"others write in {channel}" for channel in seen["direct"]]
+    who += [f"groups of {channel} use the agent" for channel in seen["groups"]]
+    if not who:
+        return None
+    name = (*seen["direct"], *seen["groups"])[0]
+    return (
+        f"{', '.join(who)}; their words teach nothing, and in groups nobody's do. Say whose count: "
+        f'owners = ["{name}:YOUR-ID"] in [gateway.chats]'
+    )
