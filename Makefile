@@ -31,9 +31,10 @@ setup: $(READY)
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11"; exit 1; }
+	@echo "Installing into .venv: about 2 GB, one to several minutes."
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet --progress-bar off -c constraints.txt -e '.[local,demo,gui,real,dev]'
+	$(BIN)/pip install -c constraints.txt -e '.[local,demo,gui,real,dev]'
 	@touch $(READY)
 
 demo: $(READY)

@@ -8,6 +8,7 @@ Rule: before this returns the child has ended and the results so far are written
 from __future__ import annotations
 
 import asyncio
+import shlex
 import signal
 import sys
 import time
@@ -75,11 +76,24 @@ async def _demo(options: Options, console: Console) -> None:
             progress.ended = time.monotonic()
             if sys.stdout.isatty():
                 present()
-                console.print(f"Its page stays open until Ctrl-C: {page}", highlight=False)
+                _invite(page, launch, console)
                 with suppress(asyncio.CancelledError):
                     await child.watch()
     finally:
         present()
+
+
+def _invite(page: str, launch: server.Launch, console: Console) -> None:
+    """Say what there is to see while the server stays."""
+    folder = shlex.quote(str(launch.out / "run"))
+    for text in (
+        f"\nIts page stays open until Ctrl-C: {page}",
+        "In another terminal, here:",
+        f"    .venv/bin/tinker-claw log turns --data-dir {folder}   # each turn",
+        f"    .venv/bin/tinker-claw versions --data-dir {folder}    # steps, and the way back",
+        "Your own agent next: .venv/bin/tinker-claw asks a few questions and starts.",
+    ):
+        console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
 def _present(progress: Progress, console: Console) -> None:

@@ -50,7 +50,7 @@ def line(progress: Progress) -> str:
         (
             f"{progress.seconds:5.0f} s",
             f"steps {progress.version}/{progress.options.steps}",
-            f"sessions {progress.sessions}/{progress.options.sessions}",
+            f"sessions {_of(progress.sessions, progress.options.sessions)}",
             f"next step {_waiting(progress)}",
             f"verdicts {_verdicts(progress)}",
             f"hints {progress.figures.hints}",
@@ -69,12 +69,12 @@ def panel(progress: Progress) -> RenderableType:
     bars.add_column(width=32)
     bars.add_column(justify="right")
     for name, done, total in (
-        ("next step", min(waiting, batch), batch),
+        ("next step", waiting, batch),
         ("steps", progress.version, options.steps),
         ("sessions", progress.sessions, options.sessions),
     ):
-        share = min(done, total)
-        bars.add_row(name, ProgressBar(total=total, completed=share), f"{done}/{total}")
+        bar = ProgressBar(total=total, completed=min(done, total))
+        bars.add_row(name, bar, _of(done, total))
     facts = Table.grid(padding=(0, 2))
     facts.add_column(min_width=14)
     facts.add_column()
@@ -94,7 +94,12 @@ def panel(progress: Progress) -> RenderableType:
 
 def _waiting(progress: Progress) -> str:
     health = progress.health
-    return f"{health.samples_waiting}/{health.batch_size}" if health else "-"
+    return _of(health.samples_waiting, health.batch_size) if health else "-"
+
+
+def _of(done: int, total: int) -> str:
+    """A count and its end; past the end, which is a least number, the count alone."""
+    return f"{done}/{total}" if done <= total else str(done)
 
 
 def _verdicts(progress: Progress) -> str:
