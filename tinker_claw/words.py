@@ -415,6 +415,10 @@ def facts(seen: Record) -> Iterator[tuple[str, str]]:
     votes = ", ".join(f"{seen['verdicts'][name]} {name}" for name in ("good", "neutral", "bad"))
     none = f"{seen['verdicts']['none']} without a valid vote"
     yield "verdicts", f"{votes}, {none}; {seen['hints']} hints"
+    if (lessons := seen["lessons"])["told"]:
+        first, session = lessons["newest"], lessons["session"]
+        new = f"; lesson {first} for the first time in session {session}" if session else ""
+        yield "lessons", f"{lessons['told']} told{new}: see `tinker-claw lessons`"
     said = seen["feedback"]
     if seen["verdicts"]["good"] and not any(said.values()):
         yield "feedback", _JUDGE_ALONE

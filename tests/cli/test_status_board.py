@@ -31,7 +31,7 @@ from tinker_claw.types import NextState, Usage
 
 KEYS = (
     "data_dir batch_size headlines run policy_version pinned held step samples_waiting "
-    "sessions private_sessions episodes turns verdicts feedback hints samples steps gate "
+    "sessions private_sessions episodes turns verdicts lessons feedback hints samples steps gate "
     "not_trained lost_next_states not_understood strangers usd bills_without_price accepted"
 )
 

@@ -6,6 +6,7 @@ import pytest
 
 from tests.ledger.test_ledger import new_turn
 from tinker_claw.conversation.lessons import MOST, Lessons
+from tinker_claw.errors import UndoError
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.lessons import State, read_lessons
 from tinker_claw.types import Vote, Wish
@@ -65,7 +66,7 @@ def test_a_lesson_forgotten_while_a_session_starts_is_not_told(ledger: Ledger) -
     (known,) = ledger.lessons.of_user("me")
     session = ledger.turns.session("me", "new")
     ledger.lessons.begin(session, (known.id, known.id + 1))
-    assert ledger.lessons.of_session(session) == [known]
+    assert [one.id for one in ledger.lessons.of_session(session) or ()] == [known.id]
 
 
 def test_what_is_there_is_not_added_again(ledger: Ledger) -> None:
@@ -130,3 +131,28 @@ def test_only_what_is_told_takes_a_place(ledger: Ledger) -> None:
     lessons = Lessons(ledger.lessons, lambda text: range(len(text.split())))
     told = lessons.told(ledger.turns.session("me", "new"), "me")
     assert [one.id for one in told] == [1, *range(6, MOST + 2)]
+
+
+def test_what_the_user_keeps_comes_before_what_is_newer(ledger: Ledger) -> None:
+    for number in range(MOST + 2):
+        source = ledger.turns.session("me", f"source {number}")
+        turn(ledger, source, -1, Wish(f"Wish {number}.", f"wish {number}", "always"))
+    ledger.lessons.rule("keep", "me", 1)
+    lessons = Lessons(ledger.lessons, lambda text: range(len(text.split())))
+    told = lessons.told(ledger.turns.session("me", "new"), "me")
+    assert [one.id for one in told] == [1, *range(4, MOST + 3)]
+
+
+def test_a_lesson_whose_kind_is_unsure_is_told_to_none(ledger: Ledger) -> None:
+    turn(ledger, ledger.turns.session("me", "source"), -1, Wish(PLAIN, "like this", "kind"))
+    lessons = Lessons(ledger.lessons, lambda text: range(1))
+    for first in ("hi", "Fix my Python script.", ""):
+        assert lessons.told(ledger.turns.session("me", first), "me", first) == []
+
+
+@pytest.mark.parametrize("text", ["", " \n", "x" * 10_000, "Be\x00brief.", "\x1b[2JBe brief."])
+def test_what_is_no_lesson_is_refused_in_a_sentence(ledger: Ledger, text: str) -> None:
+    for which in (None, ledger.lessons.rule("add", "me", None, PLAIN)):
+        with pytest.raises(UndoError, match=r"a lesson is a sentence of at most|holds U\+00"):
+            ledger.lessons.rule("edit" if which else "add", "me", which, text)
+    assert [one.text for one in ledger.lessons.of_user()] == [PLAIN]

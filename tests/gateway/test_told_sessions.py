@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from tests.channels import BOB, info, message
 from tests.gateways import World, chat, gateway
 from tinker_claw.conversation.lessons import MOST, MOST_TOKENS
-from tinker_claw.ledger.lessons import FORGOTTEN_LESSON, State
+from tinker_claw.ledger.figures import read_overview
+from tinker_claw.ledger.lessons import FORGOTTEN_LESSON, State, read_lessons
 from tinker_claw.ledger.prune import from_turn
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import NextState, Told, Vote, Wish
+from tinker_claw.words import facts
 
 PLAIN = "Write plain sentences without lists."
 SYSTEM = {"role": "system", "content": "Be kind."}
@@ -34,7 +37,9 @@ async def teach(world: World, session: str = "first", text: str = PLAIN, **more:
     return turn
 
 
-def judge(world: World, turn: int, text: str = PLAIN, words: str = "No lists, ever") -> None:
+def judge(
+    world: World, turn: int, text: str = PLAIN, words: str = "No lists, ever", scope: str = "always"
+) -> None:
     value: Vote = -1
     world.ledger.judgements.add(
         turn,
@@ -42,7 +47,7 @@ def judge(world: World, turn: int, text: str = PLAIN, words: str = "No lists, ev
         verdict_ballots=(),
         hint_ballots=(),
         hints=[text],
-        wish=Wish(text, words, "always"),
+        wish=Wish(text, words, scope),
     )
 
 
@@ -125,6 +130,49 @@ async def test_lessons_are_their_users_own(tmp_path: Path, renderer: Renderer) -
         for key in (ann, bob):
             await world.ask("New?", **named("later", **key))
         assert [turn.told is not None for turn in world.turns()[-2:]] == [True, False]
+
+
+async def test_a_lesson_for_a_kind_of_request_is_told_where_the_kind_is_sure(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer, lessons=True) as world:
+        world.say("fine")
+        await world.ask("Solve 3x + 7 = 22.", **named("first"))
+        await world.ask("Solve 3x + 7 = 22.", "fine", "Only the result!", **named("first"))
+        judge(world, 1, "In such cases only the result!", "In such cases", "kind")
+        judge(world, 1, "In Python, no comments.", "In Python", "kind")
+        assert [one.kind for one in world.ledger.lessons.of_user()] == ["code", "maths"]
+        told = dict[str, tuple[int, ...]]()
+        for number, first in enumerate(
+            (
+                "hi",
+                "Solve 2x = 4.",
+                "Fix my Python script.",
+                "Solve x = 2 in Python.",
+                "see notes.pdf",
+            )
+        ):
+            response = await world.ask(first, **named(f"s{number}"))
+            assert response.status_code == 200, response.text
+            last = world.turns()[-1].told
+            told[first] = last.lessons if last else ()
+        assert [*told.values()] == [(), (1,), (2,), (), ()]
+
+
+async def test_the_first_time_that_a_lesson_is_told_is_said(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    async with gateway(tmp_path, renderer, lessons=True) as world:
+        await teach(world)
+        with capture_logs() as events:
+            for name in ("one", "two"):
+                await world.ask("New?", **named(name))
+        first = [one for one in events if one["event"] == "lesson.first_told"]
+        assert [(one["lesson"], one["session"]) for one in first] == [(1, 2)]
+        (lesson,) = read_lessons(world.ledger._db, None)
+        assert lesson["first"] == world.turns()[-2].id
+        lines = dict(facts(read_overview(tmp_path, 16)))
+        assert lines["lessons"].startswith("1 told; lesson 1 for the first time in session 2")
 
 
 async def test_private_sessions_make_no_lesson(tmp_path: Path, renderer: Renderer) -> None:

@@ -25,17 +25,21 @@ _COLUMNS = (
     Column("user"),
     Column("state"),
     Column("kept"),
+    Column("for", "kind", lambda kind: kind or None),
     Column("lesson", "text"),
     Column("your words", "words", lambda text: short(60, text)),
     Column("turn", "turn_id"),
+    Column("first told", "first"),
 )
 
 
 class Lessons(LedgerCommand):
     """List lessons, which say what you want of all replies; keep, edit, drop or add one.
 
-    With --lessons tell, the newest are told in new sessions. A drop acts at once; what the model
-    has learned from it stays until a rollback to a version before.
+    With --lessons tell, new sessions are told what you keep, and the newest; for one kind of
+    request only where that is sure. turn: it was said of that one; first told: that turn was told
+    it first. Aside: you have said otherwise; keep brings it back. A drop acts at once; what the
+    model has learned from it stays until a rollback to a version before.
     """
 
     do: Annotated[Literal["list", "keep", "edit", "drop", "add"], WORD] = "list"

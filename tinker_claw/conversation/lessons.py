@@ -1,10 +1,16 @@
-"""Choose the lessons for a session's prompt."""
+"""Choose the lessons for a session's prompt.
+
+Rule: nobody waits for it. What a request is about is read off its words alone; where that is
+unsure, lessons for one kind of request are not told.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from tinker_claw.kinds import kind_of
 from tinker_claw.ledger.lessons import Lesson, LessonTable, State
+from tinker_claw.telemetry import log
 
 MOST = 8
 """Most lessons that a session is told."""
@@ -25,26 +31,32 @@ class Lessons:
         self._table = table
         self._tokens = tokens
 
-    def told(self, session_id: int, user: str | None) -> list[Lesson]:
+    def told(self, session_id: int, user: str | None, first: str = "") -> list[Lesson]:
         """Return the lessons that a session is told, the same from its first request on.
 
         Args:
             user: the owner who opened the session; None: somebody else did, and nothing is told.
+            first: their first message.
         """
         known = self._table.of_session(session_id)
         if known is None:
-            chosen = self._chosen(user) if user is not None else []
-            self._table.begin(session_id, [lesson.id for lesson in chosen])
+            chosen = self._chosen(user, kind_of(first)) if user is not None else []
+            new = self._table.begin(session_id, [lesson.id for lesson in chosen])
+            for lesson in new:
+                log.info("lesson.first_told", lesson=lesson, session=session_id)
             known = self._table.of_session(session_id)
         return known or []
 
-    def _chosen(self, user: str) -> list[Lesson]:
-        """Return the newest lessons of a user that are told, as many as there is room for."""
+    def _chosen(self, user: str, kind: str) -> list[Lesson]:
+        """Return the lessons that fit, as many as there is room for: what the user keeps, then the
+        newest."""
         chosen = list[Lesson]()
-        for lesson in self._table.of_user(user):
+        for lesson in sorted(self._table.of_user(user), key=lambda lesson: not lesson.kept):
             if len(chosen) == MOST:
                 break
-            text = told_text([*chosen, lesson])
-            if lesson.state is State.TOLD and len(self._tokens(text)) <= MOST_TOKENS:
+            fits = lesson.scope == "always" or (kind and lesson.kind == kind)
+            if not fits or lesson.state is not State.TOLD:
+                continue
+            if len(self._tokens(told_text([*chosen, lesson]))) <= MOST_TOKENS:
                 chosen.append(lesson)
         return chosen

@@ -238,7 +238,7 @@ def _lessons(deps: GatewayDeps, asked: _Incoming, said: Said) -> list[Lesson]:
     if not known or deps.lessons is None or asked.identity.kind is not Kind.MAIN:
         return []
     opener = asked.user if _is_owners(asked.identity, said) else None
-    return deps.lessons.told(said.session_id, opener)
+    return deps.lessons.told(said.session_id, opener, said.text)
 
 
 def _pictured(deps: GatewayDeps, asked: _Incoming) -> str | None:

@@ -24,6 +24,10 @@ SELECT COUNT(*) FILTER (WHERE value = 1) AS good, COUNT(*) FILTER (WHERE value =
   COUNT(*) FILTER (WHERE value = -1) AS bad, COUNT(*) FILTER (WHERE value IS NULL) AS none
 FROM verdicts
 """
+_LESSONS = """
+SELECT COUNT(*) AS told, (SELECT id FROM lessons ORDER BY told_in DESC, id DESC LIMIT 1) AS newest,
+  MAX(told_in) AS session FROM lessons WHERE state = 'told'
+"""
 _EPISODES = f"""
 SELECT COUNT(*) FILTER (WHERE running) AS running, COUNT(*) FILTER (WHERE NOT running) AS over
 FROM (SELECT episode = 1 AND ({OUTCOME}) IS NULL AS running FROM sessions WHERE episode <> 0)
@@ -80,6 +84,8 @@ def read_figures(rows: Rows, batch_size: int) -> Record:
         | rows.pairs("SELECT kind, COUNT(*) FROM turns GROUP BY kind"),
         # Judged turns by verdict; `none`: no vote was valid.
         "verdicts": dict(rows.rows(_VERDICTS)[0]),
+        # Number of lessons that are told, and the one told first of late.
+        "lessons": dict(rows.rows(_LESSONS)[0]),
         # Replies and sessions with explicit feedback, and replies where the judge's verdict
         # differs.
         "feedback": dict(rows.rows(_OUTRIGHT)[0]),

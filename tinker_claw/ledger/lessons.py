@@ -1,7 +1,7 @@
 """Lessons: what users said about how they want replies, added to prompts of later sessions.
 
 Rule: the lessons of a session are chosen once, when it starts, and stored. Only lessons that the
-user drops or edits change at once.
+user ends or edits change at once.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from tinker_claw.errors import UndoError
+from tinker_claw.kinds import kind_of
 from tinker_claw.ledger.database import LedgerTable, Rows, insert
 from tinker_claw.types import Wish
 from tinker_claw.why import Why
@@ -58,6 +59,7 @@ class Lesson:
     state: State
     kept: bool
     replaced_by: int | None
+    told_in: int | None
     created_at: float
     changed_at: float
 
@@ -76,21 +78,27 @@ class LessonTable(LedgerTable):
             return None
         rows = self._db.rows(
             "SELECT * FROM lessons WHERE id IN (SELECT value FROM json_each(?)) "
-            "AND state <> 'dropped' ORDER BY id",
+            "AND state NOT IN ('aside', 'dropped') ORDER BY id",
             chosen,
         )
         return [_lesson(row) for row in rows]
 
-    def begin(self, session_id: int, told: Iterable[int]) -> None:
+    def begin(self, session_id: int, told: Iterable[int]) -> list[int]:
         """Store the ids of a session's lessons, unless they are stored; none where it has begun
-        already."""
-        self._db.write(
-            "UPDATE sessions SET lessons = CASE WHEN EXISTS (SELECT 1 FROM turns "
-            "WHERE session_id = ?1 AND kind = 'main') THEN '[]' ELSE ?2 END "
-            "WHERE id = ?1 AND lessons IS NULL",
-            session_id,
-            json.dumps([*told]),
-        )
+        already. Return those that were never told before."""
+        with self._db.transaction() as tx:
+            tx.execute(
+                "UPDATE sessions SET lessons = CASE WHEN EXISTS (SELECT 1 FROM turns "
+                "WHERE session_id = ?1 AND kind = 'main') THEN '[]' ELSE ?2 END "
+                "WHERE id = ?1 AND lessons IS NULL",
+                (session_id, json.dumps([*told])),
+            )
+            new = tx.execute(
+                "UPDATE lessons SET told_in = ?1 WHERE told_in IS NULL AND id IN (SELECT value "
+                "FROM sessions, json_each(sessions.lessons) WHERE sessions.id = ?1) RETURNING id",
+                (session_id,),
+            )
+            return [id for (id,) in new.fetchall()]
 
     def rule(self, rule: Rule, user: str | None, which: int | None, text: str = "") -> int:
         """Keep, edit, drop or add a lesson, at once; return its id. One that is there is not added
@@ -119,7 +127,7 @@ class LessonTable(LedgerTable):
             if rule == "add":
                 user, wish = user or "", Wish(words, "", "always")
                 if (which := _same(tx, user, wish)) is None:
-                    return _insert(tx, user, wish, None)
+                    return _insert(tx, user, wish)
             state, kept = (State.DROPPED, 0) if rule == "drop" else (State.TOLD, 1)
             done = tx.execute(
                 "UPDATE lessons SET text = CASE ?1 WHEN '' THEN text ELSE ?1 END, state = ?2, "
@@ -145,7 +153,7 @@ def read_lessons(rows: Rows, user: str | None) -> list[dict[str, Any]]:
     """Return the lessons of a user, newest first.
 
     `back`: the version that answered when it was said, so that none before has learned it; None:
-    the user wrote it.
+    the user wrote it. `first`: the first turn that was told it; None: none was yet.
 
     Args:
         user: only theirs; None: everybody's.
@@ -153,28 +161,47 @@ def read_lessons(rows: Rows, user: str | None) -> list[dict[str, Any]]:
     back = rows.pairs(
         "SELECT lessons.id, policy_version FROM lessons JOIN turns ON turns.id = turn_id"
     )
-    return [{**asdict(one), "back": back.get(one.id)} for one in of_user(rows, user)]
+    first = rows.pairs(
+        "SELECT lessons.id, MIN(turns.id) FROM lessons JOIN turns ON session_id = told_in "
+        "AND turns.kind = 'main' GROUP BY 1"
+    )
+    return [
+        {**asdict(one), "back": back.get(one.id), "first": first.get(one.id)}
+        for one in of_user(rows, user)
+    ]
 
 
 def learn(tx: sqlite3.Connection, turn_id: int, wish: Wish) -> None:
     """Store the wish that followed a turn as a lesson. One that repeats a lesson's sentence renews
     that lesson, which is told again unless the user dropped it."""
     found = tx.execute(
-        "SELECT user FROM turns JOIN sessions ON sessions.id = session_id "
+        "SELECT user, (SELECT request_text FROM turns WHERE session_id = sessions.id "
+        "AND kind = 'main' AND idx = 0) FROM turns JOIN sessions ON sessions.id = session_id "
         "WHERE turns.id = ? AND private <> 1 AND kind = 'main' AND episode = 0",
         (turn_id,),
     ).fetchone()
     if found is None:
         return
-    (user,) = found
+    user, request = found
     if (same := _same(tx, user, wish)) is None:
-        _insert(tx, user, wish, turn_id)
+        kind = "" if wish.scope == "always" else kind_of(wish.words) or kind_of(request or "")
+        _insert(tx, user, wish, turn_id, kind)
         return
     tx.execute(
         "UPDATE lessons SET created_at = ?1, changed_at = ?1, replaced_by = NULL, "
         "state = CASE state WHEN 'dropped' THEN state ELSE 'told' END WHERE id = ?2",
         (time.time(), same),
     )
+
+
+def unlearn(tx: sqlite3.Connection, turns: str) -> None:
+    """Delete the lessons from these turns, a JSON array; what they set aside is told again."""
+    gone = "(SELECT id FROM lessons WHERE turn_id IN (SELECT value FROM json_each(?)))"
+    tx.execute(
+        f"UPDATE lessons SET state = 'told' WHERE state = 'aside' AND replaced_by IN {gone}",
+        (turns,),
+    )
+    tx.execute(f"DELETE FROM lessons WHERE id IN {gone}", (turns,))
 
 
 def taught_by(rows: Rows, turns: str) -> list[int]:
@@ -199,12 +226,14 @@ def orphans(rows: Rows) -> list[int]:
     )
 
 
-def _insert(tx: sqlite3.Connection, user: str, wish: Wish, turn_id: int | None) -> int:
+def _insert(
+    tx: sqlite3.Connection, user: str, wish: Wish, turn_id: int | None = None, kind: str = ""
+) -> int:
     """Insert a lesson that followed a turn, or that the user wrote (None); return its id."""
     now = time.time()
     values = asdict(wish) | {
         "user": user,
-        "kind": "",
+        "kind": kind,
         "turn_id": turn_id,
         "state": State.TOLD,
         "kept": turn_id is None,

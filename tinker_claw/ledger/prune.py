@@ -22,7 +22,7 @@ from tinker_claw.errors import LedgerError, UndoError
 from tinker_claw.ledger.codec import load, raw_ids, store, unraw_ids
 from tinker_claw.ledger.database import PAUSE_S, Rows, Writer
 from tinker_claw.ledger.images import let_go, move
-from tinker_claw.ledger.lessons import FORGOTTEN_LESSON, UNTOLD, orphans, taught_by
+from tinker_claw.ledger.lessons import FORGOTTEN_LESSON, UNTOLD, orphans, taught_by, unlearn
 from tinker_claw.ledger.turns import UNSAID, mark_private, remove_sample, told_of
 from tinker_claw.ledger.versions import read_line, withdraw_from_step
 from tinker_claw.privacy.redact import name_digest
@@ -379,7 +379,7 @@ def _take_back(tx: sqlite3.Connection, what: Forgetting) -> None:
     for turn in what.told:
         _untrain(tx, turn, FORGOTTEN_LESSON)
     sources = json.dumps([*what.turns, *what.unsaid])
-    tx.execute(f"DELETE FROM lessons WHERE turn_id IN {_THESE}", (sources,))
+    unlearn(tx, sources)
     tx.execute(
         "UPDATE samples SET expired_because = ?, expired_why = ? WHERE state = 'trained' "
         f"AND turn_id IN {_THESE}",

@@ -51,11 +51,12 @@ CREATE TABLE lessons (
   text       TEXT NOT NULL,              -- their own sentences, inserted into prompts
   words      TEXT NOT NULL,              -- the user's own words that show that it lasts; '': the user wrote the lesson
   scope      TEXT NOT NULL,              -- always; kind: for one kind of request
-  kind       TEXT NOT NULL,              -- that kind; '': it is always told
+  kind       TEXT NOT NULL,              -- that kind (kinds.toml); '': unsure, or it holds for all
   turn_id    INTEGER,                    -- the reply that they were about; NULL: the user wrote the lesson
   state      TEXT NOT NULL,              -- told, aside (the user has said otherwise), provisional, learned, dropped
   kept       INTEGER NOT NULL,           -- 1: the user has kept or written it
   replaced_by INTEGER REFERENCES lessons (id) ON DELETE SET NULL, -- the lesson that set it aside
+  told_in    INTEGER REFERENCES sessions (id), -- first session that was told it; NULL: none yet
   created_at REAL NOT NULL,              -- when the user said it last
   changed_at REAL NOT NULL               -- when its state changed
 ) STRICT;
