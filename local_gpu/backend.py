@@ -24,7 +24,7 @@ from local_gpu.device import device_fault
 from local_gpu.halves import BASE_REF, Learning, Score, ScoreAsk, Serving
 from local_gpu.learn.learning import LearningCore
 from local_gpu.learn.scores import ScoreQueue
-from local_gpu.model.load import open_base
+from local_gpu.model.load import open_base, real_text
 from local_gpu.model.lora import BaseModel
 from local_gpu.model.vision import Vision
 from local_gpu.ranks.remote import RankedLearning
@@ -183,8 +183,9 @@ class LocalBackend:
                 hung=hung,
             )
             facts = self.learning.facts
+            text = await asyncio.to_thread(real_text, config.model, facts.vocabulary)
             self.serving = await PoolServing.start(
-                servers, facts, self.score, options, self._write_probe
+                servers, facts, self.score, text, options, self._write_probe
             )
             return
         size = EngineSize.fit(

@@ -62,6 +62,8 @@ class Facts:
     """Number of parameters, from which the cost of a token follows."""
     image_token: int | None = None
     """Id of the token that stands for a part of an image; None: the model reads text only."""
+    mixture: bool = False
+    """Whether it is a mixture of experts, of which rounding may choose others."""
     trains_images: bool = False
     """Whether it trains on and scores sequences with images."""
 

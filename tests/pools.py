@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from backends import tiny_model
+from backends import VOCABULARY, tiny_model
 from inference_servers import MODULES, InferenceServer, inference_servers
 
 from local_gpu.halves import BASE_REF, Facts, ScoreAsk
@@ -39,6 +39,10 @@ def tiny_base() -> BaseModel:
     with TemporaryDirectory() as folder:
         source = str(tiny_model(Path(folder)))
         return load_base(source, device=torch.device("cpu"), dtype=torch.float32)
+
+
+TEXT = tuple((i * i * 7919 + i * 104_729 + 11) % (VOCABULARY // 2) for i in range(600))
+"""What servers are examined on."""
 
 
 def facts_of(base: BaseModel) -> Facts:
@@ -156,7 +160,7 @@ async def site(
     trainer = Trainer(base, folder)
     with inference_servers(base, count, **settings) as servers:
         connected = [VllmServer(server.url, deadlines=deadlines) for server in servers]
-        pool = await PoolServing.start(connected, facts_of(base), trainer.score, options)
+        pool = await PoolServing.start(connected, facts_of(base), trainer.score, TEXT, options)
         try:
             yield Site(pool, trainer, servers, folder)
         finally:

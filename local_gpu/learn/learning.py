@@ -43,6 +43,7 @@ from local_gpu.model.lora import (
     LoraShape,
     drawn_adapter,
     fresh_adapter,
+    fused_experts,
     with_lora,
 )
 from local_gpu.model.vision import Vision
@@ -132,6 +133,7 @@ class LearningCore:
         self.facts = Facts(
             *(base.fingerprint, base.vocabulary, context, base.notes, count),
             image_token=image_token(base.source),
+            mixture=bool(fused_experts(base.module)),
             trains_images=self.vision is not None,
         )
         if base.device.type == "cuda":

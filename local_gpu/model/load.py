@@ -31,7 +31,7 @@ from huggingface_hub.errors import (
 )
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
 from transformers.core_model_loading import PrefixChange
 
 from local_gpu.config import Dtype
@@ -50,6 +50,7 @@ from tinker_claw.shipped import install
 SEEING: Final = frozenset({"qwen3_vl"})
 """Model types whose text half is loaded here as a Qwen3, and which have a vision half."""
 _TEXT_HALF: Final = ("model.", "model.language_model.")
+_TEXT_CHARACTERS: Final = 4096
 _DEVICES: Final = ("cuda", "cpu")
 _SETTINGS: Final = {"quant_type": "nf4", "compress_statistics": True}
 
@@ -212,6 +213,18 @@ def config_of(source: str) -> Any:
 def image_token(source: str) -> int | None:
     """Return the id of the token that stands for a part of an image; None: there is none."""
     return getattr(config_of(source), "image_token_id", None)
+
+
+def real_text(source: str, vocabulary: int) -> tuple[int, ...]:
+    """Return a piece of real text, this module's own, in a model's tokens; any tokens where there
+    is no tokenizer."""
+    text = Path(__file__).read_text()[:_TEXT_CHARACTERS]
+    try:
+        tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(source)
+    except (OSError, ValueError, HFValidationError, HfHubHTTPError):
+        half = max(2, vocabulary // 2)  # control tokens are mostly at a vocabulary's end
+        return tuple((i * i * 7919 + i * 104_729 + 11) % half for i in range(len(text) // 4))
+    return tuple(tokenizer.encode(text, add_special_tokens=False))
 
 
 def text_half(config: Any) -> dict[str, Any]:

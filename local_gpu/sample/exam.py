@@ -1,21 +1,20 @@
-"""Check that a server answers with the right weights: both sides score a few tokens.
+"""Check that a server answers with the right weights: both sides score a few tokens of a real text.
 
-The trainer scores the ends of a few prompts once, as a table of the likeliest tokens at each place.
-A server samples a few tokens after each of those prefixes; the logprobs that it reports must be
-those of the table. So one pass of the trainer serves for all servers, and again when one of them
-comes back.
+The trainer scores the end of the text once, as a table of the likeliest tokens at each place. A
+server samples a few tokens after each of those prefixes; the logprobs that it reports must be those
+of the table. So one pass of the trainer serves for all servers, and again when one comes back.
 
 With d the server's logprob of a token minus the trainer's, two things are a fault:
 
-* the mean |d| is beyond a tolerance: another model, other numbers altogether;
-* the wrong weights explain d better than the right ones. Suppose other weights (the base, the
-  version before) would have moved the logprobs by -u, as computed by the trainer. The share of u
-  that is there, 1 + <d, u> / <u, u>, is 1 if the adapter is applied, 0 if those other weights
-  answer (not applied, or the keys of an old prefix), 1/2 or 2 if alpha is wrong. Its standard error
-  is noise / |u|, so over 64 tokens a change as small as the rounding (0.05 nats in bfloat16) is
-  seen. A smaller one cannot be told from rounding, and does no harm if it is missing. A server that
-  applies no adapters would pass with each of them: so it is first examined on a random adapter that
-  is large enough to be seen (`Exam.decisive`).
+* the mean |d| is beyond a tolerance: another model, other numbers altogether. What the trainer
+  differs from itself, where it computes the same text in another cut, is no fault;
+* the base explains d better than the adapter. Suppose the base would have moved the logprobs by -u,
+  as computed by the trainer. The share of u that is there, 1 + <d, u> / <u, u>, is 1 if the adapter
+  is applied, 0 if the base answers, 1/2 or 2 if alpha is wrong. Its standard error is noise / |u|,
+  so over 64 tokens a change as small as the rounding (0.05 nats in bfloat16) is seen. A smaller one
+  cannot be told from rounding, and does no harm if it is missing. A server that applies no adapters
+  would pass with each of them: so it is first examined on a random adapter that is large enough to
+  be seen (`Exam.decisive`).
 
 Rule: only first tokens are asked for here; what follows them is compared by the learner, on every
 batch.
@@ -29,13 +28,13 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Final
 
-from local_gpu.halves import Facts, Score, ScoreAsk
+from local_gpu.halves import BASE_REF, Facts, Score, ScoreAsk
 from local_gpu.sample.vllm import VllmServer
 from local_gpu.tasks import together
 from tinker_claw.types import SamplingParams, Tokens
 
-PLACES: Final = 8
-"""Positions compared at the end of each prompt."""
+PLACES: Final = 16
+"""Positions compared at the end of the text."""
 _DRAWS: Final = 4
 """Tokens drawn at each position."""
 _LIKELIEST: Final = 256
@@ -51,92 +50,76 @@ _LARGEST: Final = 50.0
 
 Row = Mapping[int, float]
 """Logprobs of the likeliest tokens at one place, in nats."""
-Rows = tuple[tuple[Row, ...], ...]
-"""Rows as [prompt][place]."""
+Rows = tuple[Row, ...]
+"""A row for each place."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exam:
-    """Prompts, and the right logprobs after them."""
+    """A text, and the right logprobs at its end."""
 
     ref: str
-    prompts: tuple[tuple[int, ...], ...]
+    text: tuple[int, ...]
     right: Rows
-    wrong: Mapping[str, Rows]
-    """Rows that other weights would give, by the weights' names; the base's under `BASE_REF`."""
+    base: Rows | None
+    """Rows of the base, which a server that does not apply the adapter would give; None: this is an
+    exam on the base."""
+    tolerance: float
+    """Largest accepted mean |d|, in nats; inf: only the share counts."""
     advice: str
     """Sentence on what to look for where a server fails."""
     decisive: bool = False
-    """Whether a server also fails if the right weights cannot be told from the wrong ones."""
-    temperature: float = 1.0
+    """Whether a server also fails if the adapter cannot be told from the base."""
     student_topk: int = 0
     """Top-k logprobs to ask for with each token: servers refuse more than they were started for."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExamSample:
-    """A token that a server sampled after a prefix of a prompt, and its logprob."""
+    """A token that a server sampled at a place, and its logprob."""
 
-    prompt: int
     place: int
     token: int
     logprob: float
 
 
-async def table(score: Score, facts: Facts, ref: str, prompts: Sequence[Tokens]) -> Rows:
-    """The trainer's logprobs at the last `PLACES` of each prompt."""
-    asks = [
-        ScoreAsk.of(facts, prompt, len(prompt) - PLACES, None, _LIKELIEST) for prompt in prompts
-    ]
-    scored = await together(score(ref, ask) for ask in asks)
+async def table(score: Score, facts: Facts, ref: str, text: Tokens) -> Rows:
+    """The trainer's logprobs at the last `PLACES` of a text."""
+    ask = ScoreAsk.of(facts, text, len(text) - PLACES, None, _LIKELIEST)
+    scored = await score(ref, ask)
     return tuple(
-        tuple(
-            dict(zip(ids, logprobs, strict=True))
-            for ids, logprobs in zip(one.topk_ids, one.topk_logprobs, strict=True)
-        )
-        for one in scored
+        dict(zip(ids, logprobs, strict=True))
+        for ids, logprobs in zip(scored.topk_ids, scored.topk_logprobs, strict=True)
     )
 
 
+async def rounding(score: Score, facts: Facts, text: Tokens, rows: Rows) -> float:
+    """What the trainer differs from `rows`, its own, where it cuts the text elsewhere, in nats.
+
+    It computes the text together with one that branches off in the middle, as in a batch.
+    """
+    half = len(text) // 2
+    branch = (*text[:half], *reversed(text[half:]))
+    again, _ = await together(table(score, facts, BASE_REF, one) for one in (text, branch))
+    return moved(rows, again)
+
+
 async def sit(server: VllmServer, name: str | None, exam: Exam) -> list[ExamSample]:
-    """Sample the exam's prompts on a server. Raises what the server raises."""
+    """Sample the exam's text on a server. Raises what the server raises."""
     params = SamplingParams(
         max_tokens=1,
-        temperature=exam.temperature,
         student_topk=exam.student_topk,
         person=True,  # people wait for a new version, and for a server that comes back
     )
 
-    async def draw(prompt: int, place: int) -> list[ExamSample]:
-        tokens = exam.prompts[prompt]
-        beginning = tokens[: len(tokens) - PLACES + place]
+    async def draw(place: int) -> list[ExamSample]:
+        beginning = exam.text[: len(exam.text) - PLACES + place]
         drawn = await server.sample(name, beginning, params, _DRAWS)
-        return [ExamSample(prompt, place, one.tokens[0], one.logprobs[0]) for one in drawn]
+        return [ExamSample(place, one.tokens[0], one.logprobs[0]) for one in drawn]
 
-    async def answer(prompt: int) -> list[ExamSample]:
-        first = await draw(prompt, 0)  # computes the prompt for the others
-        rest = await together(draw(prompt, place) for place in range(1, PLACES))
-        return [*first, *(drawn for some in rest for drawn in some)]
-
-    answers = await together(answer(prompt) for prompt in range(len(exam.prompts)))
-    return [drawn for some in answers for drawn in some]
-
-
-def tempered(rows: Rows, temperature: float, vocabulary: int) -> Rows:
-    """The same at another temperature T below 1: softmax(log p / T).
-
-    What lies beyond the table weighs at most (1 - sum p) * p_last^(1/T - 1); half of that is added.
-    """
-
-    def one(row: Row) -> Row:
-        scaled = {token: logprob / temperature for token, logprob in row.items()}
-        total = math.fsum(map(math.exp, scaled.values()))
-        if len(row) < vocabulary:
-            beyond = max(0.0, 1 - math.fsum(map(math.exp, row.values())))
-            total += beyond * math.exp(min(row.values()) * (1 / temperature - 1)) / 2
-        return {token: value - math.log(total) for token, value in scaled.items()}
-
-    return tuple(tuple(map(one, places)) for places in rows)
+    first = await draw(0)  # computes the text for the others
+    rest = await together(draw(place) for place in range(1, PLACES))
+    return [*first, *(drawn for some in rest for drawn in some)]
 
 
 def moved(right: Rows, wrong: Rows) -> float:
@@ -146,8 +129,7 @@ def moved(right: Rows, wrong: Rows) -> float:
             math.exp(logprob) * _bounded(logprob - other.get(token, min(other.values()))) ** 2
             for token, logprob in row.items()
         )
-        for rows, others in zip(right, wrong, strict=True)
-        for row, other in zip(rows, others, strict=True)
+        for row, other in zip(right, wrong, strict=True)
     ]
     return math.sqrt(fmean(squares))
 
@@ -157,43 +139,51 @@ def differences(exam: Exam, drawn: Sequence[ExamSample]) -> list[float]:
     return [_bounded(one.logprob - _at(exam.right, one)) for one in drawn]
 
 
-def judge(
-    exam: Exam, drawn: Sequence[ExamSample], d: Sequence[float], *, noise: float, tolerance: float
-) -> str | None:
-    """Return what is wrong in words that follow the server's name, or None.
+def far(exam: Exam, d: Sequence[float]) -> str | None:
+    """Say in words that follow the server's name that d is too large on average; None: it is not.
 
     Args:
         d: see `differences`.
-        noise: standard deviation of d where the weights are known to be the same, in nats.
-        tolerance: of the mean |d|, in nats.
     """
-    for name, rows in exam.wrong.items():
-        share, error = _share(exam, rows, drawn, d, noise)
-        if exam.decisive and _SLACK + _ERRORS * error >= 1:
-            return (
-                f"rounds its logprobs so much that {exam.ref!r} cannot be told from {name!r}, over "
-                f"{len(d)} tokens"
-            )
-        if abs(share - 1) > _SLACK + _ERRORS * error:
-            return (
-                f"answers with {round(100 * share)}% of what tells {exam.ref!r} from {name!r}, "
-                f"over {len(d)} tokens"
-            )
-    if (mean := fmean(map(abs, d))) > tolerance:
+    if (mean := fmean(map(abs, d))) <= exam.tolerance:
+        return None
+    return (
+        f"gives logprobs for {exam.ref!r} that are {mean:.2g} nats from the trainer's on average, "
+        f"over {len(d)} tokens, where {exam.tolerance:.2g} are expected at most"
+    )
+
+
+def not_applied(
+    exam: Exam, drawn: Sequence[ExamSample], d: Sequence[float], noise: float
+) -> str | None:
+    """Say likewise that it is not the adapter that answers; None: it is, or cannot be told.
+
+    Args:
+        noise: standard deviation of d where the weights are known to be the same, in nats.
+    """
+    if exam.base is None:
+        return None
+    share, error = _share(exam.right, exam.base, drawn, d, noise)
+    if exam.decisive and _SLACK + _ERRORS * error >= 1:
         return (
-            f"gives logprobs for {exam.ref!r} that are {mean:.2g} nats from the trainer's on "
-            f"average, over {len(d)} tokens"
+            f"rounds its logprobs so much that {exam.ref!r} cannot be told from {BASE_REF!r}, over "
+            f"{len(d)} tokens"
+        )
+    if abs(share - 1) > _SLACK + _ERRORS * error:
+        return (
+            f"answers with {round(100 * share)}% of what tells {exam.ref!r} from {BASE_REF!r}, "
+            f"over {len(d)} tokens"
         )
     return None
 
 
 def _share(
-    exam: Exam, other: Rows, drawn: Sequence[ExamSample], d: Sequence[float], noise: float
+    right: Rows, base: Rows, drawn: Sequence[ExamSample], d: Sequence[float], noise: float
 ) -> tuple[float, float]:
-    """Share of the difference to `other` that the server shows, and its standard error."""
+    """Share of the difference to the base that the server shows, and its standard error."""
     # A token drawn twice at one place adds no information the second time.
-    once = {(one.prompt, one.place, one.token): (one, x) for one, x in zip(drawn, d, strict=True)}
-    pairs = [(x, _bounded(_at(exam.right, one) - _at(other, one))) for one, x in once.values()]
+    once = {(one.place, one.token): (one, x) for one, x in zip(drawn, d, strict=True)}
+    pairs = [(x, _bounded(_at(right, one) - _at(base, one))) for one, x in once.values()]
     square = math.fsum(u * u for _, u in pairs)
     if not square:
         return 1.0, math.inf
@@ -202,7 +192,7 @@ def _share(
 
 
 def _at(rows: Rows, drawn: ExamSample) -> float:
-    row = rows[drawn.prompt][drawn.place]
+    row = rows[drawn.place]
     known = row.get(drawn.token)
     return min(drawn.logprob, min(row.values())) if known is None else known
 

@@ -16,7 +16,8 @@ from pathlib import Path
 from statistics import pstdev
 
 from local_gpu.config import Say
-from local_gpu.sample.exam import Exam, differences, judge, sit
+from local_gpu.halves import Facts
+from local_gpu.sample.exam import Exam, differences, far, not_applied, sit
 from local_gpu.sample.http import Busy
 from local_gpu.sample.routing import Prefix
 from local_gpu.sample.vllm import ServerInfo, VllmServer
@@ -31,9 +32,6 @@ _log = logging.getLogger(__name__)
 class PoolOptions:
     """Options of a pool of sampler servers."""
 
-    tolerance: float = 0.2
-    """Largest accepted mean difference of a server's logprobs to the trainer's, in nats. bfloat16
-    makes about 0.04, another base model several."""
     warm_prefixes: int = 4
     """Prefixes computed on each server for a new version before it serves; 0: none."""
     warm_s: float = 20.0
@@ -123,15 +121,15 @@ class Member:
         self,
         number: int,
         server: VllmServer,
-        base_exams: tuple[Exam, Exam],
+        facts: Facts,
+        base_exam: Exam,
         options: PoolOptions,
         probe: Probe | None = None,
-        image_token: int | None = None,
     ) -> None:
-        """`base_exams`: at temperature 1, and at another. `image_token`: see `Facts`."""
         self.number = number
         self.server = server
-        self._base_exams = base_exams
+        self._facts = facts
+        self._base_exam = base_exam
         self._probe = probe
         self._options = options
         self.in_flight = 0
@@ -144,7 +142,6 @@ class Member:
         """Names that it may have loaded."""
         self.sees = False
         """Whether it takes images."""
-        self._image_token = image_token
         self.ready: set[str] = set()
         """Names that it has answered with."""
         self._noise = 0.0
@@ -181,17 +178,15 @@ class Member:
             Disagreement: it answers otherwise.
             BackendError: it loads no adapter of this kind.
         """
-        plain, shaped = self._base_exams
         async with self._changing:
             self.info = await self.server.info()
             self.held &= self.info.adapters
             self.ready &= self.info.adapters
-            self._noise = await self._sit(None, plain)
-            await self._sit(None, shaped)
+            self._noise = await self._sit(None, self._base_exam)
             if self._probe is not None:
                 await self._try(self._probe)
-            if self._image_token is not None:
-                self.sees = await self.server.sees(self._image_token)
+            if self._facts.image_token is not None:
+                self.sees = await self.server.sees(self._facts.image_token)
 
     async def _try(self, probe: Probe) -> None:
         self.held.add(probe.name)
@@ -285,7 +280,12 @@ class Member:
         """Examine it; return the standard deviation of its difference to the trainer, in nats."""
         drawn = await sit(self.server, name, exam)
         d = differences(exam, drawn)
-        fault = judge(exam, drawn, d, noise=self._noise, tolerance=self._options.tolerance)
-        if fault:
-            raise Disagreement(f"The server {self.url} {fault}. {exam.advice}")
+        fault, distant = not_applied(exam, drawn, d, self._noise), far(exam, d)
+        if fault or (distant and not self._facts.mixture):
+            raise Disagreement(f"The server {self.url} {fault or distant}. {exam.advice}")
+        if distant:
+            self._options.say(
+                f"The server {self.url} {distant}. In a mixture of experts rounding may choose "
+                f"other experts, so it is taken. {exam.advice}"
+            )
         return pstdev(d)

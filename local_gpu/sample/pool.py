@@ -100,10 +100,6 @@ class Pool:
     def forget(self) -> None:
         self.recent.clear()
 
-    def newest(self, but: str) -> str | None:
-        """Name of the adapter in use that was opened last."""
-        return next((name for name in reversed(self._wanted) if name != but), None)
-
     def use(self, name: str, make: Callable[[], Adapter]) -> Adapter:
         """Keep an adapter on the servers until it is released as often as it was used."""
         adapter = self._wanted.get(name) or self._wanted.setdefault(name, make())

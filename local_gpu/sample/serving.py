@@ -1,8 +1,7 @@
 """Serving by servers over HTTP, and the exams that check them.
 
-The trainer makes exams once for all servers. Rule: a version is examined on two prompts: a fixed
-one, which servers have cached under the version before, so that a cache not keyed on the version
-shows, and the beginning of a recent one, where an adapter's change shows best.
+The trainer makes exams once for all servers: on the base and on a random adapter at the start, and
+one on each version.
 
 Rule: `open` returns when every server in rotation has the version, has computed the prefixes of its
 first requests, and has answered as the trainer does. Until then the version before serves, and no
@@ -12,16 +11,18 @@ request is routed to a server that lacks the new one.
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from safetensors import SafetensorError, safe_open
 
 from local_gpu.halves import BASE_REF, Facts, Score
-from local_gpu.sample.exam import PLACES, Exam, moved, table, tempered
+from local_gpu.sample.exam import PLACES, Exam, moved, rounding, table
 from local_gpu.sample.member import Adapter, Member, PoolOptions, Probe
 from local_gpu.sample.pool import Pool
 from local_gpu.sample.sampler import PoolSampler
@@ -33,18 +34,15 @@ from tinker_claw.types import Tokens
 if TYPE_CHECKING:  # it needs torch
     from local_gpu.model.vision import Vision
 
-_FIXED_TOKENS: Final = 512 + PLACES
-"""Tokens of the fixed prompt: some blocks of any server's prefix cache, which are of 16 to 128
-tokens."""
-_HOT_TOKENS: Final = 1024
-"""Longest recent prompt in an exam: the trainer scores it under three weights at each publish."""
-_TEMPERATURE: Final = 0.7
+_TOKENS: Final = 512 + PLACES
+"""Tokens of the text: some blocks of any server's prefix cache, which are of 16 to 128 tokens."""
+_LEAST_TOLERANCE: Final = 0.1
+"""Mean |d| that is always accepted, in nats: a server may compute in bfloat16, which makes about
+0.04, where the trainer does in float32. Another base model makes several."""
+_OF_ITSELF: Final = 4.0
+"""Mean |d| that is accepted as a multiple of what the trainer differs from itself."""
 _OTHER_MODEL: Final = (
     "Is it another base model than the trainer's, or quantised where the trainer is not?"
-)
-_RAW: Final = (
-    "Start vLLM with --logprobs-mode processed_logprobs: training needs the logprobs that tokens "
-    "were drawn with."
 )
 _NOT_APPLIED: Final = (
     "Was the adapter not applied, or with another alpha, or does the server answer from a prefix "
@@ -54,14 +52,11 @@ _NONE_APPLIED: Final = (
     "It loads adapters and applies them wrongly or not at all: its log at level DEBUG says which "
     "layers it passed over. Take another release of it, or another model."
 )
-_MOVES: Final = 1.0
-"""Nats by which the probe should move logprobs, as a root mean square: far beyond any rounding."""
-_ENOUGH: Final = (0.4, 4.0)
-_MORE: Final = 1.2
-"""Least factor between two probes' moves; below it a larger adapter moves the model no further."""
+_SIZES: Final = (0.05, 0.2, 0.8)
+"""Sizes of random adapters, which are tried in this order."""
+_MOVES: Final = 0.4
+"""Nats by which one must move logprobs, as a root mean square: far beyond any rounding."""
 _LEAST: Final = 1e-3
-_FIRST_SIZE: Final = 0.05
-_TRIES: Final = 8
 
 WriteProbe = Callable[[float], Awaitable[tuple[str, Path]]]
 """Writes an adapter of that size (see `Learning.write_probe`); returns its ref, for scoring, and
@@ -69,91 +64,74 @@ folder."""
 
 
 class Examiner:
-    """Writes the exams for servers."""
+    """Writes the exams for servers. Made by `start`."""
 
-    def __init__(self, facts: Facts, score: Score, options: PoolOptions) -> None:
+    def __init__(self, facts: Facts, score: Score, options: PoolOptions, base: Exam) -> None:
         self.facts = facts
         self.score = score
+        self.base = base
         self._options = options
 
-    async def base(self) -> tuple[Exam, Exam]:
-        """Two exams on the base model: at temperature 1, and at another, where untempered logprobs
-        would show."""
-        prompts = (self._fixed(),)
-        rows = await table(self.score, self.facts, BASE_REF, prompts)
-        shaped = tempered(rows, _TEMPERATURE, self.facts.vocabulary)
-        return (
-            Exam(
-                BASE_REF,
-                prompts,
-                rows,
-                {},
-                advice=_OTHER_MODEL,
-                student_topk=self._options.student_topk,
-            ),
-            Exam(
-                BASE_REF,
-                prompts,
-                shaped,
-                {"logprobs before temperature": rows},
-                advice=_RAW,
-                temperature=_TEMPERATURE,
-            ),
+    @classmethod
+    async def start(
+        cls, facts: Facts, score: Score, options: PoolOptions, text: Tokens
+    ) -> Examiner:
+        """Make an exam on the base, and measure what the trainer differs from itself."""
+        text = tuple(text[: min(_TOKENS, facts.context_tokens // 2)])
+        rows = await table(score, facts, BASE_REF, text)
+        own = await rounding(score, facts, text, rows)
+        tolerance = max(_LEAST_TOLERANCE, _OF_ITSELF * own)
+        base = Exam(
+            *(BASE_REF, text, rows, None, tolerance, _OTHER_MODEL),
+            student_topk=options.student_topk,
         )
+        return cls(facts, score, options, base)
 
-    async def probe(self, write: WriteProbe, base: Exam) -> Probe:
+    async def probe(self, write: WriteProbe) -> Probe:
         """Make an exam on a random adapter, large enough to be told from the base.
 
-        A model whose output stays nearly uniform is moved as far as it can be, and the exam is
-        decisive only if that is enough.
+        A model whose output stays nearly uniform is moved as far as it can be, and the exam is not
+        decisive.
 
         Raises:
             BackendError: no adapter moves it, or the trainer cannot write or score.
         """
-        size, before = _FIRST_SIZE, 0.0
-        for left in reversed(range(_TRIES)):
+        for size in _SIZES:
             ref, folder = await write(size)
-            right = await table(self.score, self.facts, ref, base.prompts)
-            by = moved(right, base.right)
-            enough = _ENOUGH[0] <= by <= _ENOUGH[1]
-            if enough or not left or (before and before <= by < _MORE * before):
-                if by < _LEAST:
-                    break
-                wrong = {BASE_REF: base.right}
-                exam = Exam(ref, base.prompts, right, wrong, advice=_NONE_APPLIED, decisive=enough)
+            right = await table(self.score, self.facts, ref, self.base.text)
+            by = moved(right, self.base.right)
+            if by >= (_LEAST if size == _SIZES[-1] else _MOVES):
+                exam = replace(
+                    self.base,
+                    ref=ref,
+                    right=right,
+                    base=self.base.right,
+                    tolerance=math.inf,  # so large an adapter also magnifies the rounding
+                    advice=_NONE_APPLIED,
+                    decisive=by >= _MOVES,
+                )
                 return Probe(folder, exam)
-            size, before = size * min(10.0, max(0.1, _MOVES / max(by, 1e-6))), by
         raise BackendError("Adapters change nothing of what the trainer's model answers.")
 
-    async def adapter(self, ref: str, hot: Sequence[Tokens], before: str | None) -> Exam | None:
-        """Make an exam on a version, against the base and, if there is one, the version before.
+    async def adapter(self, ref: str) -> Exam | None:
+        """Make an exam on a version.
 
         None: the trainer has had no time, or is away. Serving waits for no step and no trainer.
 
         Raises:
             BackendError: the trainer cannot score under it.
         """
-        prompts = (self._fixed(), *(tuple(prefix[:_HOT_TOKENS]) for prefix in hot))
         try:
             if self._options.steps():
                 raise TimeoutError
             async with asyncio.timeout(self._options.score_s):
-                right = await table(self.score, self.facts, ref, prompts)
-                wrong = {BASE_REF: await table(self.score, self.facts, BASE_REF, prompts)}
-                if before is not None:
-                    with suppress(BackendError):  # its files may be gone
-                        wrong[before] = await table(self.score, self.facts, before, prompts)
+                right = await table(self.score, self.facts, ref, self.base.text)
         except (TimeoutError, OutageError) as error:  # which is the trainer's, not a server's
             why = str(error) or "the trainer is busy."
             self._options.say(f"{ref} serves without being compared: {why}")
             return None
-        return Exam(ref, prompts, right, wrong, advice=_NOT_APPLIED)
-
-    def _fixed(self) -> tuple[int, ...]:
-        """Fixed prompt. Any tokens will do; control tokens are mostly at a vocabulary's end."""
-        length = min(_FIXED_TOKENS, self.facts.context_tokens // 2)
-        half = max(2, self.facts.vocabulary // 2)
-        return tuple((i * i * 7919 + i * 104_729 + 11) % half for i in range(length))
+        base, advice = self.base.right, _NOT_APPLIED
+        return replace(self.base, ref=ref, right=right, base=base, advice=advice, student_topk=0)
 
 
 class PoolServing(Pool):
@@ -181,10 +159,12 @@ class PoolServing(Pool):
         servers: Sequence[VllmServer],
         facts: Facts,
         score: Score,
+        text: Tokens,
         options: PoolOptions | None = None,
         write_probe: WriteProbe | None = None,
     ) -> PoolServing:
-        """Ask every server for its description, and compare its base model with the trainer's.
+        """Ask every server for its description, and compare its base model with the trainer's on a
+        text.
 
         With `write_probe` each must also answer with an adapter as the trainer does: one that
         applies none is found before training starts.
@@ -197,12 +177,11 @@ class PoolServing(Pool):
             OutageError: none answers.
         """
         options = options or PoolOptions()
-        examiner = Examiner(facts, score, options)
         try:
-            exams = await examiner.base()
-            probe = write_probe and await examiner.probe(write_probe, exams[0])
+            examiner = await Examiner.start(facts, score, options, text)
+            probe = write_probe and await examiner.probe(write_probe)
             members = [
-                Member(i, one, exams, options, probe, facts.image_token)
+                Member(i, one, facts, examiner.base, options, probe)
                 for i, one in enumerate(servers)
             ]
             await together(_admit(member) for member in members)
@@ -223,11 +202,7 @@ class PoolServing(Pool):
                 f"The adapter {ref!r} is on the head, too, which inference servers apply for some "
                 "models and pass over for others. Create the model with train_unembed=False."
             )
-        before, hot = self.newest(but=ref), self.recent.prefixes(1)
-        texts = [prefix.tokens for prefix in hot]
-        adapter = self.use(
-            ref, lambda: Adapter(ref, folder, lambda: self._examiner.adapter(ref, texts, before))
-        )
+        adapter = self.use(ref, lambda: Adapter(ref, folder, lambda: self._examiner.adapter(ref)))
         try:
             await self.bring(adapter)
         except BaseException:

@@ -4,37 +4,56 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from backends import tiny_model
+from backends import VOCABULARY, tiny_model
 from inference_servers import InferenceServer, inference_servers
-from pools import FAST, Probes, Site, Trainer, eventually, facts_of, make_adapter, site, tiny_base
+from pools import (
+    FAST,
+    TEXT,
+    Probes,
+    Trainer,
+    eventually,
+    facts_of,
+    make_adapter,
+    site,
+    tiny_base,
+)
 
-from local_gpu.halves import BASE_REF
-from local_gpu.model.load import load_base
-from local_gpu.model.lora import clone
-from local_gpu.sample.exam import PLACES, Exam, ExamSample, differences, judge, moved, tempered
+from local_gpu.config import LocalConfig
+from local_gpu.halves import BASE_REF, Facts, Score, ScoreAsk
+from local_gpu.learn.learning import LearningCore
+from local_gpu.learn.scores import ScoreQueue
+from local_gpu.model.load import load_base, real_text
+from local_gpu.model.lora import BaseModel, clone
+from local_gpu.sample.exam import (
+    PLACES,
+    Exam,
+    ExamSample,
+    Rows,
+    differences,
+    far,
+    moved,
+    not_applied,
+    rounding,
+    table,
+)
 from local_gpu.sample.member import PoolOptions
 from local_gpu.sample.serving import Examiner, PoolServing
 from local_gpu.sample.vllm import VllmServer
 from tinker_claw.errors import BackendError, ConfigError
-from tinker_claw.types import SamplingParams
+from tinker_claw.render import tokenizer
+from tinker_claw.shipped import MODEL_DIR
+from tinker_claw.types import SamplingParams, TokenLogprobs
 
 
 def prompt(length: int, salt: int = 1) -> tuple[int, ...]:
     return tuple((salt * 29 + i * i * 3 + i * salt) % 64 for i in range(length))
-
-
-async def conversed(place: Site, ref: str) -> None:
-    """Serve a version to two conversations with one system prompt, on both servers."""
-    sampler = await place.publish(ref)
-    for salt in range(2):
-        tokens = (*prompt(520, salt=7), *prompt(20, salt))
-        await sampler.sample(tokens, SamplingParams(max_tokens=2))
 
 
 FAULTS: dict[str, dict[str, Any]] = {
@@ -56,7 +75,7 @@ def break_(server: InferenceServer, fault: str) -> None:
 )
 async def test_a_server_that_answers_with_other_weights_leaves(tmp_path: Path, fault: str) -> None:
     async with site(tmp_path) as place:
-        await conversed(place, "v1")
+        await place.publish("v1")
         break_(place.servers[0], fault)
         new = await place.publish("v2", change=0.02)
         ((url, why),) = place.pool.away()
@@ -75,22 +94,13 @@ async def test_a_version_that_all_servers_get_wrong_is_not_served(
     tmp_path: Path, fault: str
 ) -> None:
     async with site(tmp_path, 1) as place:
-        await conversed(place, "v1")
+        await place.publish("v1")
         break_(place.servers[0], fault)
         with pytest.raises(BackendError, match="No server serves 'v2'"):
             await place.publish("v2", change=0.02)
         assert place.pool.live() == {"v1"}
         assert place.pool.away() == ()
         await eventually(lambda: set(place.servers[0].adapters) == {"v1"})
-
-
-async def test_the_cache_of_the_version_before_is_told_from_it(tmp_path: Path) -> None:
-    """Against the base the cache would pass, as it has half of the change from there."""
-    async with site(tmp_path, 1) as place:
-        await conversed(place, "v1")
-        place.servers[0].faults.stale = True
-        with pytest.raises(BackendError, match=r"answers with -?\d% of what tells 'v2' from 'v1'"):
-            await place.publish("v2", seed=sum(b"v1"), change=0.06)  # v1 goes on the same way
 
 
 async def test_a_change_too_small_to_tell_does_no_harm_and_is_let_pass(tmp_path: Path) -> None:
@@ -122,10 +132,13 @@ async def start(
     folder: Path,
     options: PoolOptions = FAST,
     probes: Probes | None = None,
+    facts: Facts | None = None,
+    score: Score | None = None,
 ) -> PoolServing:
     connected = [VllmServer(server.url) for server in servers]
-    trainer, write = Trainer(tiny_base(), folder), probes and probes.write
-    return await PoolServing.start(connected, facts_of(tiny_base()), trainer.score, options, write)
+    facts, score = facts or facts_of(tiny_base()), score or Trainer(tiny_base(), folder).score
+    write = probes and probes.write
+    return await PoolServing.start(connected, facts, score, TEXT, options, write)
 
 
 async def test_a_server_that_applies_no_adapters_is_refused_before_anything_is_learned(
@@ -152,60 +165,6 @@ async def test_a_server_that_forgets_to_apply_adapters_does_not_come_back(tmp_pa
             await sampler.sample(prompt(30, salt), SamplingParams(max_tokens=2))
         await eventually(lambda: any("what tells 'probe-1'" in why for _, why in pool.away()))
         await pool.aclose()
-
-
-@pytest.mark.parametrize(("noise", "passes"), [(0.05, True), (0.2, True), (3.0, False)])
-def test_a_decisive_exam_is_not_passed_where_nothing_can_be_told(
-    noise: float, passes: bool
-) -> None:
-    chance = random.Random(4)
-    paper = replace(exam(chance, 1.0), decisive=True)
-    assert moved(paper.right, paper.wrong[BASE_REF]) == pytest.approx(1.0, rel=0.2)
-    right, wrong = drawn(chance, paper.right, 0.05), drawn(chance, paper.wrong[BASE_REF], 0.05)
-    assert (verdict(paper, right, noise) is None) == passes
-    assert verdict(paper, wrong, noise) is not None
-    same = replace(paper, wrong={BASE_REF: paper.right})
-    assert "cannot be told" in str(verdict(same, right, noise)), "equal logprobs do not pass"
-
-
-async def test_the_probe_is_as_large_as_it_takes(tmp_path: Path) -> None:
-    probes, trainer = Probes(tiny_base(), tmp_path), Trainer(tiny_base(), tmp_path)
-    examiner = Examiner(facts_of(tiny_base()), trainer.score, FAST)
-    base, _ = await examiner.base()
-    found = await examiner.probe(probes.write, base)
-    assert 0.4 <= moved(found.exam.right, base.right) <= 4.0
-    deaf = Probes(tiny_base(), tmp_path / "deaf")
-
-    async def nothing(size: float) -> tuple[str, Path]:
-        deaf.sizes.append(size)
-        return BASE_REF, tmp_path
-
-    with pytest.raises(BackendError, match="Adapters change nothing"):
-        await examiner.probe(nothing, base)
-    assert deaf.sizes == sorted(deaf.sizes)
-
-
-async def test_a_model_that_finds_all_tokens_alike_is_moved_as_far_as_it_goes(
-    tmp_path: Path,
-) -> None:
-    module = clone(tiny_base().module)
-    head = module.get_output_embeddings()
-    head.weight = torch.nn.Parameter(head.weight / 500, requires_grad=False)
-    flat = replace(tiny_base(), module=module)
-    examiner = Examiner(facts_of(flat), Trainer(flat, tmp_path).score, FAST)
-    base, _ = await examiner.base()
-    found = await examiner.probe(Probes(flat, tmp_path).write, base)
-    assert 1e-3 < moved(found.exam.right, base.right) < 0.4
-    assert not found.exam.decisive
-
-
-async def test_logprobs_before_temperature_are_refused_with_the_flag_that_helps(
-    tmp_path: Path,
-) -> None:
-    with inference_servers(tiny_base(), 1) as (server,):
-        server.faults.raw = True
-        with pytest.raises(ConfigError, match="--logprobs-mode processed_logprobs"):
-            await start(server, folder=tmp_path)
 
 
 async def test_too_few_candidates_are_refused_before_anybody_asks(tmp_path: Path) -> None:
@@ -249,9 +208,116 @@ async def test_a_server_that_takes_no_adapters_is_refused_with_what_is_missing(
         server.stop()
 
 
-# The figures, on numbers that are made up: tokens drawn from known distributions, with noise.
+def roughly(base: BaseModel) -> BaseModel:
+    """Nearly the same model: a server that computes otherwise."""
+    module = clone(base.module)
+    head = module.get_output_embeddings()
+    noise = torch.randn(head.weight.shape, generator=torch.Generator().manual_seed(0))
+    head.weight = torch.nn.Parameter(head.weight * (1 + 0.2 * noise), requires_grad=False)
+    return replace(base, module=module)
 
-Logits = list[list[float]]
+
+class Rounds:
+    """A trainer that differs from itself by some nats where it computes a text beside another."""
+
+    def __init__(self, folder: Path, by: float) -> None:
+        self._trainer, self._by, self._under_way = Trainer(tiny_base(), folder), by, 0
+
+    async def score(self, ref: str, ask: ScoreAsk) -> TokenLogprobs:
+        self._under_way += 1
+        scored = await self._trainer.score(ref, ask)
+        beside, self._under_way = self._under_way > 1, self._under_way - 1
+        rows = [[x + beside * self._by for x in row] for row in scored.topk_logprobs]
+        return replace(scored, topk_logprobs=tuple(map(tuple, rows)))
+
+
+async def test_a_server_may_differ_from_the_trainer_as_the_trainer_does_from_itself(
+    tmp_path: Path,
+) -> None:
+    with inference_servers(roughly(tiny_base()), 1) as (server,):
+        with pytest.raises(ConfigError, match=r"nats from the trainer's on average.*0\.1 are"):
+            await start(server, folder=tmp_path)
+        with pytest.raises(ConfigError, match=r"where 0\.12 are expected"):
+            await start(server, folder=tmp_path, score=Rounds(tmp_path, 0.03).score)
+        pool = await start(server, folder=tmp_path, score=Rounds(tmp_path, 0.5).score)
+        await pool.aclose()
+
+
+async def test_a_mixture_of_experts_is_warned_of_and_taken(tmp_path: Path) -> None:
+    said: list[str] = []
+    facts = replace(facts_of(tiny_base()), mixture=True)
+    options = replace(FAST, say=said.append)
+    with inference_servers(roughly(tiny_base()), 1) as (server,):
+        pool = await start(server, folder=tmp_path, facts=facts, options=options)
+        assert ["other experts" in sentence for sentence in said] == [True]
+        await pool.aclose()
+        server.faults.ignores_adapters = True
+        probes = Probes(tiny_base(), tmp_path)
+        with pytest.raises(ConfigError, match="what tells 'probe-"):
+            await start(server, folder=tmp_path, facts=facts, options=options, probes=probes)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "least", "most"), [(torch.bfloat16, 1e-3, 0.1), (torch.float32, 0, 1e-5)]
+)
+async def test_the_trainer_rounds_otherwise_in_another_cut(
+    tmp_path: Path, dtype: torch.dtype, least: float, most: float
+) -> None:
+    base = load_base(str(tiny_model(tmp_path)), device=torch.device("cpu"), dtype=dtype)
+    core = LearningCore(LocalConfig(model=str(tmp_path), root=tmp_path, rank=4), base)
+
+    async def all_of(_: str, asks: Sequence[ScoreAsk]) -> list[TokenLogprobs]:
+        return core.score(None, asks)
+
+    score = ScoreQueue(all_of).score
+    rows = await table(score, core.facts, BASE_REF, TEXT)
+    assert least < await rounding(score, core.facts, TEXT, rows) < most
+
+
+async def test_a_text_is_real_where_the_model_has_a_tokenizer(tmp_path: Path) -> None:
+    real = real_text(str(MODEL_DIR), 4096)
+    assert len(real) > 540
+    assert "Load the base model" in tokenizer.load(str(MODEL_DIR)).decode(list(real))
+    any_tokens = real_text(str(tiny_model(tmp_path)), VOCABULARY)
+    assert len(any_tokens) > 540
+    assert 0 <= min(any_tokens) < max(any_tokens) < VOCABULARY // 2
+
+
+async def examiner_of(base: BaseModel, folder: Path) -> Examiner:
+    return await Examiner.start(facts_of(base), Trainer(base, folder).score, FAST, TEXT)
+
+
+async def test_the_probe_is_as_large_as_it_takes(tmp_path: Path) -> None:
+    examiner, probes = await examiner_of(tiny_base(), tmp_path), Probes(tiny_base(), tmp_path)
+    found = await examiner.probe(probes.write)
+    assert moved(found.exam.right, examiner.base.right) >= 0.4
+    assert found.exam.decisive
+    sizes: list[float] = []
+
+    async def nothing(size: float) -> tuple[str, Path]:
+        sizes.append(size)
+        return BASE_REF, tmp_path
+
+    with pytest.raises(BackendError, match="Adapters change nothing"):
+        await examiner.probe(nothing)
+    assert sizes == sorted(sizes)
+    assert len(sizes) > len(probes.sizes)
+
+
+async def test_a_model_that_finds_all_tokens_alike_is_moved_as_far_as_it_goes(
+    tmp_path: Path,
+) -> None:
+    module = clone(tiny_base().module)
+    head = module.get_output_embeddings()
+    head.weight = torch.nn.Parameter(head.weight / 500, requires_grad=False)
+    flat = replace(tiny_base(), module=module)
+    examiner = await examiner_of(flat, tmp_path)
+    found = await examiner.probe(Probes(flat, tmp_path).write)
+    assert 1e-3 < moved(found.exam.right, examiner.base.right) < 0.4
+    assert not found.exam.decisive
+
+
+# The figures, on numbers that are made up: tokens drawn from known distributions, with noise.
 
 
 def row(logits: list[float]) -> dict[int, float]:
@@ -263,33 +329,51 @@ def exam(chance: random.Random, change: float) -> Exam:
     """Exam on a base and a version, whose logits differ by `change` as a standard deviation."""
     base = [[chance.gauss(0, 1.5) for _ in range(200)] for _ in range(PLACES)]
     moved = [[x + chance.gauss(0, change) for x in logits] for logits in base]
-    rows = tuple(map(row, moved))
-    return Exam("v1", ((1,) * 20,), (rows,), {BASE_REF: (tuple(map(row, base)),)}, advice="")
+    return paper(tuple(map(row, moved)), tuple(map(row, base)))
+
+
+def paper(right: Rows, base: Rows | None) -> Exam:
+    return Exam("v1", (1,) * 20, right, base, tolerance=0.2, advice="")
 
 
 def drawn(chance: random.Random, rows: Any, noise: float, count: int = 4) -> list[ExamSample]:
     """Samples with noise that belongs to a position as much as to a token: the normaliser is
     rounded, too."""
     answers, own = [], noise / math.sqrt(2)
-    for place, row in enumerate(rows[0]):
+    for place, row in enumerate(rows):
         tokens = chance.choices(list(row), [math.exp(x) for x in row.values()], k=count)
         shared, off = chance.gauss(0, own), {t: chance.gauss(0, own) for t in row}
-        answers += [ExamSample(0, place, t, row[t] + shared + off[t]) for t in tokens]
+        answers += [ExamSample(place, t, row[t] + shared + off[t]) for t in tokens]
     return answers
 
 
 def verdict(paper: Exam, answers: list[ExamSample], noise: float) -> str | None:
     d = differences(paper, answers)
-    return judge(paper, answers, d, noise=noise, tolerance=0.2)
+    return not_applied(paper, answers, d, noise) or far(paper, d)
+
+
+@pytest.mark.parametrize(("noise", "passes"), [(0.05, True), (0.2, True), (3.0, False)])
+def test_a_decisive_exam_is_not_passed_where_nothing_can_be_told(
+    noise: float, passes: bool
+) -> None:
+    chance = random.Random(4)
+    decisive = replace(exam(chance, 1.0), decisive=True)
+    assert decisive.base
+    assert moved(decisive.right, decisive.base) == pytest.approx(1.0, rel=0.2)
+    right, wrong = drawn(chance, decisive.right, 0.05), drawn(chance, decisive.base, 0.05)
+    assert (verdict(decisive, right, noise) is None) == passes
+    assert verdict(decisive, wrong, noise) is not None
+    same = replace(decisive, base=decisive.right)
+    assert "cannot be told" in str(verdict(same, right, noise)), "equal logprobs do not pass"
 
 
 @pytest.mark.parametrize("change", [0.0, 0.05, 1.0])
 def test_rounding_as_bfloat16_makes_it_fails_no_exam(change: float) -> None:
     chance = random.Random(1)
     for _ in range(300):
-        paper = exam(chance, change)
+        made = exam(chance, change)
         # Half as noisy again as it was when the noise was measured.
-        fault = verdict(paper, drawn(chance, paper.right, 0.075), noise=0.05)
+        fault = verdict(made, drawn(chance, made.right, 0.075), noise=0.05)
         assert fault is None
 
 
@@ -299,38 +383,25 @@ def test_an_adapter_that_is_not_applied_is_caught_where_its_change_exceeds_the_r
 ) -> None:
     chance, faults = random.Random(2), 0
     for _ in range(100):
-        paper = exam(chance, change)
-        fault = verdict(paper, drawn(chance, paper.wrong[BASE_REF], 0.05), noise=0.05)
+        made = exam(chance, change)
+        fault = verdict(made, drawn(chance, made.base, 0.05), noise=0.05)
         faults += fault is not None
     assert faults >= caught
     assert caught or not faults
 
 
 def test_the_figures_are_those_of_their_definitions() -> None:
-    rows = (({1: -1.0, 2: -2.0}, {1: -0.5}),)
-    other = (({1: -2.0, 2: -2.0}, {1: -0.5}),)
-    paper = Exam("v1", ((1,) * 20,), rows, {BASE_REF: other}, advice="")
-    answers = [ExamSample(0, 0, 1, -1.5), ExamSample(0, 0, 2, -1.9), ExamSample(0, 1, 1, -0.5)]
-    assert differences(paper, answers) == pytest.approx([-0.5, 0.1, 0.0])
+    rows = ({1: -1.0, 2: -2.0}, {1: -0.5})
+    made = paper(rows, ({1: -2.0, 2: -2.0}, {1: -0.5}))
+    answers = [ExamSample(0, 1, -1.5), ExamSample(0, 2, -1.9), ExamSample(1, 1, -0.5)]
+    assert differences(made, answers) == pytest.approx([-0.5, 0.1, 0.0])
     # d . u = -0.5, u . u = 1
-    assert "50% of what tells 'v1' from 'base'" in str(verdict(paper, answers, noise=0.0))
+    assert "50% of what tells 'v1' from 'base'" in str(verdict(made, answers, noise=0.0))
 
 
 def test_a_token_beyond_the_table_is_no_likelier_than_the_last_of_it() -> None:
-    rows = (({1: -1.0, 2: -2.0},),)
-    paper = Exam("base", ((1,) * 20,), rows, {}, advice="")
-    assert differences(paper, [ExamSample(0, 0, 9, -3.0)]) == [0]
-    assert differences(paper, [ExamSample(0, 0, 9, -0.5)]) == pytest.approx([1.5])
-    assert "nats from the trainer's" in str(verdict(paper, [ExamSample(0, 0, 9, math.nan)], 0.0))
-
-
-def test_a_table_cut_short_tells_another_temperature_all_the_same() -> None:
-    chance = random.Random(3)
-    logits = [chance.gauss(0, 2) for _ in range(2000)]
-    whole = row(logits)
-    hot = row([x / 0.7 for x in logits])
-    ids = sorted(whole, key=lambda i: -whole[i])[:256]
-    ((cut,),) = tempered((({i: whole[i] for i in ids},),), 0.7, vocabulary=2000)
-    assert max(abs(cut[i] - hot[i]) for i in ids) < 0.02
-    ((exact,),) = tempered(((whole,),), 0.7, vocabulary=2000)
-    assert max(abs(exact[i] - hot[i]) for i in whole) < 1e-9
+    rows = ({1: -1.0, 2: -2.0},)
+    made = paper(rows, None)
+    assert differences(made, [ExamSample(0, 9, -3.0)]) == [0]
+    assert differences(made, [ExamSample(0, 9, -0.5)]) == pytest.approx([1.5])
+    assert "nats from the trainer's" in str(verdict(made, [ExamSample(0, 9, math.nan)], 0.0))

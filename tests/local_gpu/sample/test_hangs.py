@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 from inference_servers import inference_servers
-from pools import PATIENT, Site, Trainer, eventually, facts_of, site, tiny_base
+from pools import PATIENT, TEXT, Site, Trainer, eventually, facts_of, site, tiny_base
 from stopped_servers import SLOW_S, Stoppable, stoppable
 
 from local_gpu.sample.http import Deadlines
@@ -52,7 +52,7 @@ async def beside(
             server.faults.slow_s = SLOW_S
         urls = [stopped.url, *(server.url for server in servers)]
         connected = [VllmServer(url, deadlines=deadlines) for url in urls]
-        pool = await PoolServing.start(connected, facts_of(base), trainer.score, options)
+        pool = await PoolServing.start(connected, facts_of(base), trainer.score, TEXT, options)
         try:
             yield Site(pool, trainer, servers, folder)
         finally:

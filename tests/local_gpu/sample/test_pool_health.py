@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from inference_servers import MODEL, InferenceServer, inference_servers
-from pools import FAST, Site, Trainer, eventually, facts_of, site, tiny_base
+from pools import FAST, TEXT, Site, Trainer, eventually, facts_of, site, tiny_base
 
 from local_gpu.sample.member import Member, PoolOptions
 from local_gpu.sample.serving import PoolServing
@@ -279,7 +279,7 @@ async def test_a_server_that_is_not_up_yet_joins_later(tmp_path: Path) -> None:
         servers[1].stop()
         trainer = Trainer(tiny_base(), tmp_path)
         connected = [VllmServer(server.url) for server in servers]
-        pool = await PoolServing.start(connected, facts_of(tiny_base()), trainer.score, FAST)
+        pool = await PoolServing.start(connected, facts_of(tiny_base()), trainer.score, TEXT, FAST)
         place = Site(pool, trainer, servers, tmp_path)
         sampler = await place.publish("v1")
         assert len((await one(sampler, prompt(20))).tokens) == 12
@@ -295,7 +295,7 @@ async def test_a_pool_of_servers_that_are_all_away_does_not_start(tmp_path: Path
         connected = [VllmServer(server.url) for server in servers]
         trainer = Trainer(tiny_base(), tmp_path)
         with pytest.raises(OutageError, match="cannot be reached"):
-            await PoolServing.start(connected, facts_of(tiny_base()), trainer.score, FAST)
+            await PoolServing.start(connected, facts_of(tiny_base()), trainer.score, TEXT, FAST)
         servers[0].start()
 
 
@@ -326,9 +326,9 @@ async def test_a_closed_pool_says_so_and_lets_its_samplers_close(tmp_path: Path)
 
 
 def test_who_fails_again_is_asked_ever_later() -> None:
-    exams: Any = (None, None)
+    none: Any = None
     options = PoolOptions(returns=Backoff(first_s=100, longest_s=3000))
-    member = Member(0, VllmServer("http://127.0.0.1:1"), exams, options)
+    member = Member(0, VllmServer("http://127.0.0.1:1"), none, none, options)
     member.leave("broken")
     assert member.away
     waits: list[int] = []
