@@ -28,7 +28,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         (["lgo", "turns"], "No such command 'lgo'."),
         (["log", "turns", "--portt", "1"], "(tinker-claw log --help says more)"),
         (
-            ["log"],
+            ["log", ""],
             "Choose from: turns, verdicts, feedback, samples, steps (tinker-claw log --",
         ),
         (["log", "turn"], "'turn' is not one of 'turns', 'verdicts'"),

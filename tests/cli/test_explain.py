@@ -18,7 +18,9 @@ from tinker_claw.ledger.outcome import read_run
 from tinker_claw.ledger.prune import from_turn
 from tinker_claw.ledger.views import Filter, read_turns
 from tinker_claw.render.renderer import Renderer
+from tinker_claw.types import Kind
 from tinker_claw.types import Told as Lessons
+from tinker_claw.why import Why
 from tinker_claw.words import outcome
 
 SENTENCES = {
@@ -263,6 +265,9 @@ def test_a_turn_or_ledger_that_is_not_there_is_a_sentence(
 ) -> None:
     assert main.main(["explain", "999", "--data-dir", str(world[0])]) == 2
     assert "has no turn 999; `tinker-claw log turns` lists them" in capsys.readouterr().err
+    Told(tmp_path / "new").ledger.close()
+    assert main.main(["explain", "--data-dir", str(tmp_path / "new")]) == 2
+    assert "has no turn yet: talk to the agent first" in capsys.readouterr().err
     for command in (["explain"], ["forget", "turn"], ["lessons", "drop"]):
         assert main.main([*command, "9" * 20, "--data-dir", str(world[0])]) == 2
         assert "has nothing with so large a number" in capsys.readouterr().err
@@ -287,3 +292,12 @@ def test_after_another_batch_size_was_said_the_next_step_takes_that(
     assert "A step takes 2 at a time" in told(directory, turns["queued"], capsys)
     shown = told(directory, turns["queued"], capsys, "--batch-size", "8")
     assert "A step takes 8, so 5 are missing." in shown
+
+
+def test_bare_explain_is_about_the_newest_main_turn(tmp_path: Path) -> None:
+    told = Told(tmp_path)
+    told.turn("first")
+    newest = told.turn("then")
+    told.turn("then", kind=Kind.SIDE, untrained_because=Why.SIDE.says("recap"))
+    told.ledger.close()
+    assert run("explain", directory=tmp_path).stdout.startswith(f"Turn {newest}: ")

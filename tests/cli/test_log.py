@@ -14,6 +14,7 @@ import pytest
 from benchmarks.many_turns import fill
 from tests.processes import ROOT
 from tests.stories import SECRET, Told, every_state, run
+from tests.terminals import on_a_terminal
 from tinker_claw.cli import main
 from tinker_claw.cli.log import since
 from tinker_claw.errors import ConfigError
@@ -219,3 +220,17 @@ def test_reading_does_not_hold_up_a_writer(tmp_path: Path) -> None:
         for _ in range(20):
             story.turn()
     story.ledger.close()
+
+
+def test_on_a_terminal_turns_show_how_they_began(world: tuple[Path, dict[str, int]]) -> None:
+    """But not in a file, and nothing of a side call."""
+    command = (sys.executable, "run.py", "log", "--data-dir", str(world[0]))
+    with on_a_terminal(command, ROOT, os.environ) as terminal:
+        assert terminal.ended() == 0
+    heading, *lines = terminal.shown.replace("\r", "").strip().splitlines()
+    assert "words" in heading
+    by_id = {int(line.split()[0]): line for line in lines if line.split()[0].isdecimal()}
+    assert f"{SECRET} request" in by_id[world[1]["queued"]]
+    assert SECRET not in by_id[world[1]["side"]]
+    piped = run("log", directory=world[0])
+    assert (piped.returncode, SECRET in piped.stdout) == (0, False)

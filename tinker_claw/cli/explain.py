@@ -1,4 +1,4 @@
-"""`tinker-claw explain TURN`: one turn from its request to the version that it helped to make.
+"""`tinker-claw explain`: one turn from its request to the version that it helped to make.
 
 Rule: the user's words are shown here, on their own terminal, unless they say --no-text.
 """
@@ -27,7 +27,9 @@ LONGEST = 1500
 class Explain(LedgerCommand):
     """Explain what became of one turn, and why. The gateway may be running."""
 
-    turn: Annotated[int, WORD] = Field(description="its id, as `tinker-claw log turns` shows")
+    turn: Annotated[int | None, WORD] = Field(
+        None, description="its id, as `tinker-claw log` shows (default: the newest)"
+    )
     no_text: bool = Field(False, description="leave out the texts of user, model and tools")
 
     def run(self) -> int:
@@ -36,9 +38,18 @@ class Explain(LedgerCommand):
             if running := orders.health(self.ledger.parent):
                 training = training.model_copy(update={"batch_size": running["batch_size"]})
         with self.rows() as ledger:
-            lines = explained(ledger, self.turn, training, text=not self.no_text)
+            turn = self.turn or _newest(ledger)
+            lines = explained(ledger, turn, training, text=not self.no_text)
         write(lines)
         return 0
+
+
+def _newest(rows: Rows) -> int:
+    """Return the newest main turn; raises LedgerError where there is none."""
+    turn = rows.one("SELECT MAX(id) FROM turns WHERE kind = 'main'")
+    if turn is None:
+        raise LedgerError(f"{rows.path} has no turn yet: talk to the agent first")
+    return turn
 
 
 def explained(rows: Rows, turn_id: int, training: Training, *, text: bool) -> list[str]:

@@ -53,7 +53,10 @@ class Lessons(LedgerCommand):
         if self.do == "list":
             with self.rows() as ledger:
                 found = read_lessons(ledger, self.user)
-            write_json(found) if self.as_json else write(table(_COLUMNS, found))
+            if found or self.as_json:
+                write_json(found) if self.as_json else write(table(_COLUMNS, found))
+            else:
+                write(wrapped(_NONE))
             return 0
         number, user, text = None, self.user, list(self.words)
         if self.do == "add":
@@ -77,6 +80,11 @@ class Lessons(LedgerCommand):
         return 0
 
 
+_NONE = (
+    'No lessons yet. One comes of a correction that holds for more than this reply, like "always '
+    'answer in French", or of `tinker-claw lessons add TEXT`. With --lessons tell, new sessions '
+    "are told them."
+)
 _UNDO = (
     "What the model has learned of it stays; `tinker-claw rollback v{}` goes back to the version "
     "that answered when it was said."

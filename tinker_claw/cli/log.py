@@ -1,11 +1,12 @@
 """`tinker-claw log`: show rows of the ledger as a table or as JSON lines.
 
-Rule: no user's words without --full.
+Rule: no user's words without --full, but for how a turn begins on a terminal.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -28,7 +29,7 @@ from tinker_claw.cli.common import (
 from tinker_claw.config.flags import WORD
 from tinker_claw.errors import ConfigError
 from tinker_claw.ledger.database import Outside, reading
-from tinker_claw.ledger.outcome import Record
+from tinker_claw.ledger.outcome import Record, read_openings
 from tinker_claw.ledger.views import Filter, Table, in_full, read, read_turns
 from tinker_claw.words import advice, moment, step_word, vote
 
@@ -59,13 +60,14 @@ def since(text: str, now: float) -> float:
 class Log(LedgerCommand):
     """Show rows of the ledger, the newest last, also while the gateway runs.
 
-    Texts are shown with --full only. by: the policy version that answered (*: not the current one).
-    prompt, reply: tokens. next: role of the message after the reply. advantage: the reward as it
-    trains, above 0 for more of this. Of steps, losses: one a pass. gradient: its norm. reward: the
-    mean. clipped: a share of tokens. apart (sampler and trainer): nats a token. cost: US dollars.
+    Texts are shown with --full only; on a terminal, how each turn began. by: the policy version
+    that answered (*: not the current one). prompt, reply: tokens. next: role of the message after
+    the reply. advantage: the reward as it trains, above 0 for more of this. Of steps, losses: one a
+    pass. gradient: its norm. reward: the mean. clipped: a share of tokens. apart (sampler and
+    trainer): nats a token. cost: US dollars.
     """
 
-    table: Annotated[Table, WORD] = Field(description="what to show")
+    table: Annotated[Table, WORD] = Field("turns", description="what to show (default turns)")
     session: str | None = Field(
         None, title="S", description="of this session: its number, or the client's name"
     )
@@ -130,7 +132,15 @@ class Log(LedgerCommand):
         elif self.as_json:
             write_json(records)
         else:
-            write(table(COLUMNS[self.table], records))
+            write(table(self._columns(ledger, records), records))
+
+    def _columns(self, ledger: Outside, records: Sequence[Record]) -> tuple[Column, ...]:
+        columns = COLUMNS[self.table]
+        if self.table != "turns" or not sys.stdout.isatty():
+            return columns
+        began = read_openings(ledger, (r["id"] for r in records), 2 * _LONGEST)
+        words = Column("words", lambda r: short(_LONGEST, " ".join(began.get(r["id"], "").split())))
+        return (*columns[:-1], words, columns[-1])
 
 
 # What the tables show

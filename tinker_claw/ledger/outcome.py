@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -335,6 +335,19 @@ def read_contents(rows: Rows, turn_id: int) -> Contents | None:
         completion=completion_of(sampled),
         next_state=state_of(state) if state else None,
         feedback=[dict(said) | {"final": bool(said["final"])} for said in feedback],
+    )
+
+
+def read_openings(rows: Rows, turns: Iterable[int], most: int) -> dict[int, str]:
+    """Return the first `most` characters of what each main turn answers, by id."""
+    return dict(
+        tuple(row)
+        for row in rows.rows(
+            "SELECT id, SUBSTR(request_text, 1, ?) FROM turns "
+            "WHERE id IN (SELECT value FROM json_each(?)) AND kind = 'main'",
+            most,
+            json.dumps([*turns]),
+        )
     )
 
 
