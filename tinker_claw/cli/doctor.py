@@ -119,6 +119,7 @@ _CHECKS = {
     "plugins": (),
     "backend": (),
     "memory": (),
+    "device": ("memory",),
     "samplers": ("memory",),
     "tokenizer": (),
     "method": ("plugins", "backend", "tokenizer"),
@@ -212,6 +213,13 @@ class Checks:
             raise ConfigError(f"{told}\n{wrong}")
         return Finding(told)
 
+    async def device(self) -> Finding:
+        if self.remote:
+            return Finding("the service computes", "-")
+        arranged = local.arrange(self.settings, only_reckon=True)
+        await asyncio.to_thread(local.ask_torch, arranged)
+        return Finding("torch can use the GPUs that learn" if arranged.gpus else "the CPU learns")
+
     async def samplers(self) -> Finding:
         settings = self.settings
         if self.remote:
@@ -224,6 +232,8 @@ class Checks:
             return Finding("the gateway's process samples")
         if found is None:
             local.refuse_without_vllm(settings)
+        if (warning := await asyncio.to_thread(local.ask_vllm, arranged)) is not None:
+            return Finding(warning, "warn")
         if (missing := no_compiler()) is not None:
             return Finding(
                 f"{missing} missing: on GPUs Triton and vLLM compile kernels with them",
