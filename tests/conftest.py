@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import renderers
 from hypothesis import HealthCheck, settings
+from renderers.base import load_tokenizer
 
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.policy import Trainer
@@ -153,6 +155,14 @@ async def ground(backend: Backend, trainer: Trainer) -> Ground:
 def renderer() -> Renderer:
     """Qwen3's chat format over the shipped tokenizer."""
     return Renderer.load(str(MODEL_DIR), "qwen3")
+
+
+@pytest.fixture(scope="session")
+def thinker() -> Renderer:
+    """As `renderer`, of a model that thinks unless it is told not to, as Qwen3-8B."""
+    tokenizer = load_tokenizer(str(MODEL_DIR))
+    tokenizer.chat_template = "{{ enable_thinking }}"
+    return Renderer(tokenizer, renderers.config_from_name("qwen3"))
 
 
 @pytest.fixture(autouse=True)

@@ -89,13 +89,15 @@ class OpenClaw:
         names = {"id": model, "name": model, "maxTokens": 128}
         provider["models"] = [provider["models"][0] | names]
         defaults = config["agents"]["defaults"]
+        (params,) = defaults["models"].values()
+        defaults["models"] = {f"tinker-claw/{model}": params}
         defaults["model"]["primary"] = f"tinker-claw/{model}"
         defaults["workspace"] = str(self.home / "workspace")
         return config
 
-    def say(self, session: str, message: str) -> str:
+    def say(self, session: str, message: str, *flags: str) -> str:
         """Send one user turn, as `openclaw agent` does; return what the user would read."""
-        process = self.begin(session, message)
+        process = self.begin(session, message, *flags)
         try:
             out, errors = process.communicate(timeout=360)
         finally:
@@ -104,10 +106,10 @@ class OpenClaw:
         answer = json.JSONDecoder().raw_decode(out[out.index("{") :])[0]
         return "\n".join(part.get("text") or "" for part in answer.get("payloads", [])).strip()
 
-    def begin(self, session: str, message: str) -> subprocess.Popen[str]:
+    def begin(self, session: str, message: str, *flags: str) -> subprocess.Popen[str]:
         """Start sending a user turn; return the running process."""
         words = ("agent", "--local", "--json", "--session-id", session, "--timeout", "300")
-        return self._start(*words, "-m", message)
+        return self._start(*words, "-m", message, *flags)
 
     def check_config(self) -> dict[str, Any]:
         """Check the configuration with OpenClaw itself: whether it is valid, and warnings."""

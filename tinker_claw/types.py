@@ -25,6 +25,9 @@ Message: TypeAlias = Mapping[str, Any]
 (system, user, assistant, tool) and `content` as one string; an assistant's `tool_calls` and
 `reasoning_content`, a tool's `tool_call_id`, and a `name`, where there are any."""
 
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+"""Reasoning efforts that a request may ask for, from the least on."""
+
 Tool: TypeAlias = Mapping[str, Any]
 """A tool as chat templates take it: {"type": "function", "function": {"name", "parameters", ...}},
 whose function may have a description, and may be strict."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import stories
 from tests.fakes import FakeSampler, FakeTrainer
 from tinker_claw.app.main import guarded
 from tinker_claw.app.wiring import MOST_OPEN, Versions
@@ -134,6 +135,13 @@ def test_automatic_rate_goes_by_the_models_hidden_size(tmp_path: Path) -> None:
     (tmp_path / "config.json").unlink()
     with pytest.raises(ConfigError, match=r"no config\.json .* --learning-rate auto goes: put it"):
         learning_rate(automatic, str(tmp_path))
+
+
+def test_thinking_that_the_model_cannot_do_is_refused_at_the_start(tmp_path: Path) -> None:
+    flags = ("--model-name", "demo", "--backend", "local", "--thinking", "on", "--port", "0")
+    done = stories.run(*flags, directory=tmp_path / "data")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[-1].endswith("--thinking on: demo cannot think; leave it out")
 
 
 def test_sources() -> None:

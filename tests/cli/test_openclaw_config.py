@@ -48,15 +48,39 @@ def said(out: str) -> tuple[dict[str, Any], list[list[str]]]:
 
 def test_the_block_is_that_of_the_readme_and_the_commands_set_it() -> None:
     done = run("--model-name", "Qwen/Qwen3-8B")
-    block, (first, second) = said(done.stdout)
+    block, (first, second, last) = said(done.stdout)
     assert block == readme_block()
     assert done.stdout.partition("\n\n")[0] in (ROOT / "README.md").read_text(), "to the letter"
     assert "contextWindow 40960: " in done.stderr, "it says where the number comes from"
     assert first[:4] == ["openclaw", "config", "set", "models.providers.tinker-claw"]
     assert json.loads(first[4]) == block["models"]["providers"]["tinker-claw"]
     assert first[5:] == ["--strict-json", "--merge"]
+    assert second[3] == "agents.defaults.models"
+    assert json.loads(second[4]) == block["agents"]["defaults"]["models"]
+    assert second[5:] == ["--strict-json", "--merge"]
     place = "agents.defaults.model.primary"
-    assert second == ["openclaw", "config", "set", place, "tinker-claw/Qwen/Qwen3-8B"]
+    assert last == ["openclaw", "config", "set", place, "tinker-claw/Qwen/Qwen3-8B"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "reasons", "levels"),
+    [
+        (("--model-name", "Qwen/Qwen3-8B", "--thinking", "on"), True, None),
+        (("--model-name", "openai/gpt-oss-20b"), True, ["low", "medium", "high"]),
+        (("--model-name", "meta-llama/Llama-3.2-1B-Instruct"), None, None),
+        (DEMO, None, None),
+    ],
+)
+def test_the_block_says_whether_the_model_thinks_and_with_which_levels(
+    flags: tuple[str, ...], reasons: bool | None, levels: list[str] | None
+) -> None:
+    block, commands = said(run(*flags).stdout)
+    (model,) = block["models"]["providers"]["tinker-claw"]["models"]
+    assert model.get("reasoning") == reasons
+    assert model["compat"].get("supportsReasoningEffort") == reasons
+    assert model["compat"].get("supportedReasoningEfforts") == levels
+    assert "models" not in block["agents"]["defaults"], "it is not told to ask for none"
+    assert len(commands) == 2
 
 
 def test_a_model_that_sees_is_sent_images() -> None:
@@ -174,6 +198,28 @@ def test_without_openclaw_there_is_nothing_to_run(
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     assert main.main(["openclaw-config", *DEMO, "--write"]) == 2
     assert "there is no openclaw on the PATH" in capsys.readouterr().err
+
+
+@pytest.mark.openclaw
+@pytest.mark.slow
+@pytest.mark.skipif(npm() is None, reason="npm is not installed: OpenClaw cannot be run")
+async def test_openclaws_levels_of_thinking_reach_the_template(
+    tmp_path: Path, thinker: Renderer
+) -> None:
+    claw = OpenClaw.create(tmp_path / "user", "http://127.0.0.1:1/v1", "other")
+    async with gateway(tmp_path / "data", thinker, context_tokens=65536) as world:
+        world.say("I am Claw.")
+        port = world.url.removesuffix("/v1").rpartition(":")[2]
+        flags = ("--model-name", "Qwen/Qwen3-8B", "--served-model-name", "demo", "--port", port)
+        own = claw.environment | {API_KEY: "none"}
+        written = await asyncio.to_thread(
+            lambda: typed("openclaw-config", *flags, "--write", "--primary", **own)
+        )
+        assert written.returncode == 0, written.stderr
+        assert claw.check_config() == {"valid": True, "warnings": []}
+        for level, end in (((), "</think>\n\n"), (("--thinking", "low"), "assistant\n")):
+            await asyncio.to_thread(claw.say, f"s{len(level)}", "Who?", *level)
+            assert thinker.decode(world.sampler.prompts[-1]).endswith(end), level
 
 
 @pytest.mark.openclaw

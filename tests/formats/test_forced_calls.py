@@ -78,9 +78,9 @@ async def by_messages(world: World, name: str | None) -> tuple[str, str]:
 
 @pytest.mark.parametrize("ask", [by_chat, by_stream, by_responses, by_messages])
 async def test_a_forced_call_is_begun_and_the_rest_is_sampled(
-    tmp_path: Path, renderer: Renderer, ask: Any
+    tmp_path: Path, thinker: Renderer, ask: Any
 ) -> None:
-    async with gateway(tmp_path, renderer) as world:
+    async with gateway(tmp_path, thinker) as world:
         world.say(REST)
         assert await ask(world, "look") == ("look", '{"at":"home"}')
         world.say('list", "arguments": {}}\n</tool_call>')
@@ -91,9 +91,9 @@ async def test_a_forced_call_is_begun_and_the_rest_is_sampled(
             (REST, 'list", "arguments": {}}\n</tool_call>'),
             strict=True,
         ):
-            told = renderer.decode(turn.prompt)
+            told = thinker.decode(turn.prompt)
             assert told.endswith(f"<|im_start|>assistant\n{begun}"), "given, hence no loss on it"
-            assert turn.completion.tokens == spell(renderer, rest), "sampled, hence trained"
+            assert turn.completion.tokens == spell(thinker, rest), "sampled, hence trained"
             assert len(turn.completion.logprobs) == len(turn.completion.tokens)
             assert turn.completion.topk_ids, "what the method needs is captured"
         assert world.column("untrained_because") == [None, None]

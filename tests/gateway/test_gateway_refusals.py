@@ -279,11 +279,3 @@ async def test_a_bug_is_a_500_without_its_words(
         response = await world.ask("hi")
         assert_error(response, 500, type="server_error")
         assert "secret" not in response.text
-
-
-async def test_thinking_can_be_switched_off(tmp_path: Path, renderer: Renderer) -> None:
-    async with gateway(tmp_path, renderer) as world:
-        await world.ask("hi", chat_template_kwargs={"enable_thinking": False})
-        assert renderer.decode(world.sampler.prompts[0]).endswith("<think>\n\n</think>\n\n")
-        await world.ask("hi", chat_template_kwargs={"enable_thinking": True})
-        assert renderer.decode(world.sampler.prompts[1]).endswith("assistant\n")

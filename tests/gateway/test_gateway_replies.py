@@ -285,6 +285,7 @@ async def test_what_was_sampled_is_kept_to_the_letter(tmp_path: Path, renderer: 
         (turn,) = world.turns()
         assert turn.prompt == world.sampler.prompts[0]
         assert turn.completion.tokens == spell(renderer, "<think>\nhm\n</think>\n\nyes")
+        assert turn.reply_text == "yes", "the judge reads that, and no thinking"
         assert turn.completion.logprobs == (-0.5,) * len(turn.completion.tokens)
         assert [len(row) for row in turn.completion.topk_ids] == [2] * len(turn.completion.tokens)
         assert replace(turn.completion.params, person=True) == world.sampler.params[0]

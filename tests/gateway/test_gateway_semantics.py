@@ -9,7 +9,7 @@ import pytest
 
 from tests.fakes import Script
 from tests.gateway.test_gateway_refusals import assert_error
-from tests.gateways import OFF, chat, gateway, read_events, spell, text_of
+from tests.gateways import MODEL, OFF, chat, gateway, read_events, spell, text_of
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import Kind, StopReason
 
@@ -108,19 +108,48 @@ async def test_with_tool_choice_none_a_call_is_text(
         assert "ls" not in renderer.decode(world.sampler.prompts[0])
 
 
-async def test_reasoning_effort_sets_the_switch_for_thinking(
-    tmp_path: Path, renderer: Renderer
+ASKS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("/chat/completions", {"chat_template_kwargs": {"enable_thinking": True}}),
+    ("/chat/completions", {"reasoning_effort": "medium"}),  # OpenClaw's /think medium
+    ("/responses", {"reasoning": {"effort": "low"}}),
+    ("/messages", {"thinking": {"type": "enabled", "budget_tokens": 1024}}),
+)
+FORBIDS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("/chat/completions", {"chat_template_kwargs": {"enable_thinking": False}}),
+    ("/chat/completions", {"reasoning_effort": "none"}),  # OpenClaw's /think off
+    ("/responses", {"reasoning": {"effort": "none"}}),
+    ("/messages", {"thinking": {"type": "disabled"}}),
+)
+NOTHING: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("/chat/completions", {}),
+    ("/responses", {}),
+    ("/messages", {"thinking": {"type": "adaptive"}}),
+)
+
+
+@pytest.mark.parametrize(
+    ("thinking", "asked", "forbidden", "unsaid"),
+    [("auto", True, False, False), ("on", True, True, True), ("off", False, False, False)],
+)
+async def test_a_model_thinks_where_it_is_asked_to_unless_the_flag_decides(
+    tmp_path: Path, thinker: Renderer, thinking: str, asked: bool, forbidden: bool, unsaid: bool
 ) -> None:
-    async with gateway(tmp_path, renderer) as world:
-        for fields in (
-            {"reasoning_effort": "none"},
-            {"chat_template_kwargs": {"enable_thinking": False}},
-            {"reasoning_effort": "high"},
-            {},
-        ):
-            assert (await world.ask("hi", **fields)).status_code == 200
-        none, off, high, default = world.sampler.prompts
-        assert none == off != high == default
+    async with gateway(tmp_path, thinker, thinking=thinking) as world:
+        for requests, thinks in ((ASKS, asked), (FORBIDS, forbidden), (NOTHING, unsaid)):
+            for path, fields in requests:
+                said = {"role": "user", "content": "hi"}
+                words = {"input": [said]} if path == "/responses" else {"messages": [said]}
+                body = {"model": MODEL, "max_tokens": 9} | words | fields
+                if path == "/responses":
+                    del body["max_tokens"]
+                response = await world.http.post(path, json=body)
+                assert response.status_code == 200, response.text
+                prompt = thinker.decode(world.sampler.prompts[-1])
+                end = "assistant\n" if thinks else "<think>\n\n</think>\n\n"
+                assert prompt.endswith(end), (path, fields)
+        health = (await world.http.get(world.url.removesuffix("/v1") + "/healthz")).json()
+        told = [f"thinking: as --thinking {thinking} says, whatever a client asks"]
+        assert health["left_out"] == ([] if thinking == "auto" else told)
 
 
 @pytest.mark.parametrize(

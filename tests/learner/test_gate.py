@@ -49,6 +49,7 @@ from tinker_claw.ledger.figures import read_overview
 from tinker_claw.ledger.outcome import read_run, read_turn
 from tinker_claw.policy import Policy, Sampler
 from tinker_claw.render.renderer import Renderer
+from tinker_claw.render.switches import Decides
 from tinker_claw.shipped import CANARIES, DEMO_CANARIES, MODEL_DIR
 from tinker_claw.types import (
     Adam,
@@ -287,6 +288,53 @@ async def test_version_that_lost_something_answers_nobody_and_its_batch_is_set_a
         (line,) = [json.loads(line) for line in w.metrics.read_text().splitlines()]
         assert line["gate"] == {"asked": 12, "loss": 0}
         assert warned(w) == [said], "of the newest step there is nothing to say"
+
+
+class Thinker(FakeTrainer):
+    """A trainer of a model that begins each reply with thinking, as Qwen3-8B does: what stands
+    right behind the assistant's mark is beyond it, before a step and after."""
+
+    def __init__(self, renderer: Renderer, *falls: float) -> None:
+        super().__init__()
+        self.text, self.falls = renderer.decode, falls
+
+    async def publish(self) -> Sampler:
+        published = await super().publish()
+        number = self.asked["publish"] - 2
+        less = self.falls[number] if number >= 0 else 0.0
+
+        async def logprobs(tokens: Tokens, *, start: int, **more: Any) -> TokenLogprobs:
+            thought = "</think>" in self.text(tokens[:start])
+            each = LOGPROB - less if thought else -20.0
+            return TokenLogprobs(start, (each,) * (len(tokens) - start))
+
+        published.logprobs = logprobs  # type: ignore[attr-defined]
+        return published
+
+
+@pytest.mark.parametrize("thinking", ["auto", "on"])
+async def test_a_thinking_models_canaries_are_asked_where_its_text_begins(
+    tmp_path: Path, thinker: Renderer, thinking: Decides
+) -> None:
+    asked = canary_questions(read(CANARIES), thinker, thinking)
+    assert len(asked) == 20
+    for one in asked:
+        assert thinker.decode(one.prompt).endswith("<think>\n\n</think>\n\n")
+        assert "think" not in thinker.decode(one.replies[0])
+    trainer = Thinker(thinker, 0.0, 1.0)
+
+    def gate(parts: LoopParts) -> Gate:
+        return gated(parts, asked)
+
+    async with world(tmp_path, trainer=trainer, gate=gate, gate_is="on") as w:
+        four(w)
+        await w.version(1)
+        (line,) = [json.loads(line) for line in w.metrics.read_text().splitlines()]
+        assert line["gate"] == {"asked": 20, "loss": 0}, "nothing has changed"
+        four(w)
+        await w.until(lambda: any(errors(w)))
+        assert "less likely (20 questions)" in (errors(w)[1] or "")
+        assert w.policy.current.version.id == 1
 
 
 async def test_two_refusals_in_a_row_hold_learning_and_outlive_the_process(tmp_path: Path) -> None:

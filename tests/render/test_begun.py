@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Literal
 
 import pytest
 import renderers
@@ -43,6 +44,37 @@ def test_a_call_is_begun_as_the_format_writes_it_and_read_back(family: str) -> N
     (call,) = reply.tool_calls
     assert (call.name, json.loads(call.arguments)) == ("look", {"at": "home"})
     assert (reply.text, reply.reasoning or "") == ("", "")
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "deepseek-r1", "glm-5.3"])
+@pytest.mark.parametrize("thinks", ["off", "on"])
+def test_a_text_stands_where_it_stands_in_a_reply_for_which_the_model_need_not_think(
+    family: str, thinks: Literal["on", "off"]
+) -> None:
+    tokenizer = tokenizer_for(family)
+    tokenizer.chat_template = None
+    renderer = Renderer(tokenizer, renderers.config_from_name(family))
+    switches = renderer.thinking.switches({}, decides=thinks)
+    prompt = renderer.prompt(ASKED, switches=switches).tokens
+    begun = renderer.begin_text(switches)
+    text = renderer.hint_tokens("In Paris.", "{hint}")
+    reply = renderer.parse((*begun, *text, *renderer.stop_tokens[:1]), prompt)
+    assert (reply.text, (reply.reasoning or "").strip()) == ("In Paris.", "")
+    opened = renderer.decode((*prompt[-9:], *begun))
+    open_, closed = (opened.rfind(mark) for mark in ("<think", "</think"))
+    assert closed >= open_, "no thinking is left open"
+
+
+def test_a_model_that_never_thinks_is_given_no_empty_thinking(
+    renderer: Renderer, thinker: Renderer
+) -> None:
+    assert renderer.begin_text() == ()
+    assert thinker.decode(thinker.begin_text()) == "<think>\n\n</think>\n\n"
+    never, may = renderer.begin_call(["look"]), thinker.begin_call(["look"])
+    assert never is not None
+    assert may is not None
+    assert renderer.decode(never).startswith("<tool_call>")
+    assert thinker.decode(may).startswith("<think>\n\n</think>\n\n<tool_call>")
 
 
 def test_what_is_left_to_the_model_are_tokens_of_its_own(renderer: Renderer) -> None:

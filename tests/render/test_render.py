@@ -16,7 +16,6 @@ from renderers.base import load_tokenizer
 
 from tests.gateways import OFF, chat, spell
 from tinker_claw.errors import ConfigError, RequestError
-from tinker_claw.render.format import switches
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.shipped import MODEL_DIR
 from tinker_claw.types import HINT_TEMPLATE, Delta, Reply
@@ -139,7 +138,9 @@ class Inside:
 async def test_the_event_loop_goes_on_while_one_long_text_is_encoded(renderer: Renderer) -> None:
     tokenizer = Inside(load_tokenizer(str(MODEL_DIR)))
     long = chat("".join(f"{number:x}-" for number in range(60_000)))
-    rendering = asyncio.create_task(Renderer(tokenizer, renderer.config).prompt_aside(long))
+    rendering = asyncio.create_task(
+        Renderer(tokenizer, renderer.thinking.config).prompt_aside(long)
+    )
     rounds = 0
     while not rendering.done():
         await asyncio.sleep(0.001)
@@ -159,7 +160,7 @@ def test_an_unknown_model_gets_its_own_template() -> None:
     assert stream.finish() == ([], Reply("Hello."))
     assert unknown.extend(prompt.tokens, tokens, chat("x")) is None
     with pytest.raises(RequestError, match="enable_thinking"):
-        switches(unknown.config, {"enable_thinking": False}, None)
+        unknown.thinking.switches({"enable_thinking": False})
 
 
 def test_what_cannot_be_loaded_is_said_in_a_sentence(tmp_path: Path, renderer: Renderer) -> None:

@@ -9,20 +9,29 @@ import renderers
 from renderers.base import load_tokenizer
 
 from tests.gateways import chat
-from tinker_claw.errors import RequestError
-from tinker_claw.render.format import Switches, switches
+from tinker_claw.errors import ConfigError, RequestError
 from tinker_claw.render.renderer import Renderer
+from tinker_claw.render.switches import Decides, Switches, Thinking
 from tinker_claw.shipped import MODEL_DIR
 
 
+def thinking(family: str, own: str = "", *, opens: bool = False) -> Thinking:
+    return Thinking.of(renderers.config_from_name(family), own, opens=opens)
+
+
 def of(family: str, effort: str | None = None, **template: Any) -> Switches:
-    return switches(renderers.config_from_name(family), template, effort)
+    return thinking(family).switches(template, effort)
 
 
 @pytest.mark.parametrize(
     ("family", "effort", "template", "expected"),
     [
-        ("qwen3", None, {}, {}),
+        ("qwen3", None, {}, {"enable_thinking": False}),  # who asks nothing gets no thinking
+        ("qwen3.5", None, {}, {"enable_thinking": False}),
+        ("qwen3.8", None, {"reasoning_effort": "low"}, {"reasoning_effort": "low"}),
+        ("gemma4", None, {}, {}),
+        ("gpt-oss", None, {}, {}),
+        ("llama-3", None, {}, {}),
         ("qwen3", None, {"enable_thinking": False}, {"enable_thinking": False}),
         ("qwen3", None, {"enable_thinking": True}, {}),  # what the template does anyway
         ("qwen3", "none", {}, {"enable_thinking": False}),
@@ -70,6 +79,82 @@ def test_what_a_format_cannot_do_is_named(
     assert raised.value.param == param
 
 
+QWEN3 = "{%- if add_generation_prompt %}<|im_start|>assistant\n{%- if enable_thinking is false %}"
+INSTRUCT = "{{ reasoning_content }}</think>{%- if add_generation_prompt %}<|im_start|>assistant\n"
+ALWAYS = "{%- if add_generation_prompt %}<|im_start|>assistant\n<think>\n"
+
+
+@pytest.mark.parametrize(
+    ("family", "own", "opens", "thinks", "silent"),
+    [
+        ("qwen3", QWEN3, False, True, True),
+        ("qwen3", INSTRUCT, False, False, False),  # Qwen3-4B-Instruct-2507
+        ("qwen3", ALWAYS, False, True, False),  # Qwen3-4B-Thinking-2507
+        ("qwen3", "", False, True, True),
+        ("hy3", "", False, True, True),
+        ("gpt-oss", "", False, True, False),
+        ("glm-5.3", "", True, True, False),
+        ("deepseek-r1", "", True, True, False),
+        ("llama-3", "", False, False, False),
+        ("default", INSTRUCT, False, False, False),
+        ("default", QWEN3, False, True, False),  # its switch is out of reach
+    ],
+)
+def test_a_model_thinks_or_not_by_its_format_and_its_own_template(
+    family: str, own: str, opens: bool, thinks: bool, silent: bool
+) -> None:
+    found = thinking(family, own, opens=opens)
+    assert (found.on is not None, found.off is not None) == (thinks, silent)
+    for decides, can in (("on", thinks), ("off", silent or not thinks)):
+        if can:
+            found.check(decides, "this model")
+        else:
+            says = "cannot think" if decides == "on" else "always thinks"
+            with pytest.raises(ConfigError, match=f"^--thinking {decides}: this model {says}"):
+                found.check(decides, "this model")
+    if not thinks:
+        assert found.efforts == ()
+        assert found.switches({}) == ()
+
+
+@pytest.mark.parametrize(
+    ("decides", "effort", "template", "expected", "overrules"),
+    [
+        ("on", None, {}, {"enable_thinking": True}, False),
+        ("on", "none", {}, {"enable_thinking": True}, True),
+        ("on", "low", {}, {"enable_thinking": True, "reasoning_effort": "low"}, False),
+        ("off", None, {}, {"enable_thinking": False}, False),
+        ("off", "low", {}, {"enable_thinking": False}, True),
+        ("off", None, {"enable_thinking": True}, {"enable_thinking": False}, True),
+        ("off", None, {"preserve_thinking": False}, None, False),
+        ("auto", None, {"enable_thinking": True}, {"enable_thinking": True}, False),
+    ],
+)
+def test_what_the_flag_says_goes_before_what_a_client_asks(
+    decides: Decides,
+    effort: str | None,
+    template: dict[str, Any],
+    expected: dict[str, Any] | None,
+    overrules: bool,
+) -> None:
+    expected = {"enable_thinking": False, **template} if expected is None else expected
+    qwen = thinking("qwen3.8")
+    found = qwen.switches(template, effort, decides=decides)
+    assert found == tuple(sorted(expected.items()))
+    assert qwen.overrules(template, effort, decides) is overrules
+
+
+def test_an_effort_is_nothing_to_a_model_that_never_thinks() -> None:
+    """Its format would show an empty block of thinking, which the model has never seen."""
+    assert thinking("qwen3", INSTRUCT).switches({}, "none") == ()
+
+
+def test_efforts_are_those_that_the_format_takes() -> None:
+    assert thinking("gpt-oss").efforts == ("low", "medium", "high")
+    assert thinking("hy3").efforts == ("none", "minimal", "low", "high")
+    assert thinking("qwen3").efforts[:3] == ("none", "minimal", "low")
+
+
 def test_formats_with_switches_do_not_pile_up() -> None:
     """A switch may be any text, so that a client could cause thousands of formats to be made."""
     tokenizer = load_tokenizer(str(MODEL_DIR))
@@ -78,7 +163,7 @@ def test_formats_with_switches_do_not_pile_up() -> None:
     llama = Renderer(tokenizer, renderers.config_from_name("llama-3"))
     days = [f"{day} May 2026" for day in range(1, 25)]
     for day in [*days, days[0]]:
-        asked = switches(llama.config, {"date_string": day}, None)
+        asked = llama.thinking.switches({"date_string": day})
         assert day in llama.decode(llama.prompt(chat("hi"), switches=asked).tokens)
     assert llama._format.cache_info().currsize <= 16
     assert days[0] not in llama.decode(llama.prompt(chat("hi")).tokens)

@@ -54,6 +54,7 @@ from tinker_claw.page.routes import PageDeps, create_page
 from tinker_claw.policy import PolicyHolder, Sampler, Trainer
 from tinker_claw.privacy.redact import Redactor
 from tinker_claw.render.renderer import Renderer
+from tinker_claw.render.switches import Decides
 from tinker_claw.shipped import DEMO_JUDGE, MODELS
 from tinker_claw.telemetry import Telemetry, log
 from tinker_claw.types import Capabilities
@@ -102,7 +103,8 @@ async def wire(
     Raises:
         ClawError: the model, the judge or the run cannot be opened, or do not fit one another.
     """
-    asks, canaries, renderer = settings.judge.judge_prompts, in_force(settings), _renderer(model)
+    asks, canaries = settings.judge.judge_prompts, in_force(settings)
+    renderer = _renderer(settings, model)
     prompts = Prompts.read(asks) if asks else INCLUDED
     health = Health()
     ledger.watch(health.records_are)
@@ -119,7 +121,7 @@ async def wire(
     learner = Learner(
         parts,
         learning_rate=learning_rate(settings, model.weights),
-        gate=_gate(parts, canaries, renderer),
+        gate=_gate(parts, canaries, renderer, settings.gateway.thinking),
         score_fresh=can.score_fresh,
     )
     judging = await _judging(common, prompts, learner.wake, stack)
@@ -145,8 +147,9 @@ async def wire(
     return System(app, parts, judging, learner, orders)
 
 
-def _renderer(model: Source) -> Renderer:
+def _renderer(settings: Settings, model: Source) -> Renderer:
     renderer = Renderer.load(model.tokenizer, model.family)
+    renderer.thinking.check(settings.gateway.thinking, settings.run.model_name)
     for refusal in renderer.refusals:
         log.warning("renderer.refuses", of=refusal)
     return renderer
@@ -181,12 +184,14 @@ async def _parts(
     )
 
 
-def _gate(parts: LoopParts, canaries: Sequence[Canary], renderer: Renderer) -> Gate | None:
+def _gate(
+    parts: LoopParts, canaries: Sequence[Canary], renderer: Renderer, thinking: Decides
+) -> Gate | None:
     if parts.training.gate == "off":
         return None
     if len(canaries) < FEWEST:
         log.info("gate.idle", canaries=len(canaries), fewest=FEWEST)
-    return Gate(parts, canary_questions(canaries, renderer))
+    return Gate(parts, canary_questions(canaries, renderer, thinking))
 
 
 async def _judging(

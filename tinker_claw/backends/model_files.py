@@ -12,16 +12,20 @@ from pathlib import Path
 
 from huggingface_hub import hf_hub_download, snapshot_download
 from huggingface_hub.errors import HFValidationError
+from renderers import config_from_name
 
 from tinker_claw.backends.vllm import find_vllm
 from tinker_claw.config.settings import Settings
 from tinker_claw.errors import ConfigError
 from tinker_claw.render.eyes import SEEING
 from tinker_claw.render.renderer import family_of
+from tinker_claw.render.switches import Thinking
 from tinker_claw.shipped import MODELS, verify
 
 _TOKENIZER_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
 _MODEL_FILES = [*_TOKENIZER_FILES, "*.safetensors"]
+_TEMPLATES = ("chat_template.jinja", "tokenizer_config.json")
+"""Files of which one holds the chat template."""
 _TOKENIZERS = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken.json")
 _WANTED = (
     "name a model in the form of the Hugging Face hub (config.json, *.safetensors, "
@@ -73,13 +77,31 @@ def may_see(settings: Settings) -> bool:
     if run.backend == "tinker":
         return True
     try:
-        config = json.loads(config_file(named).read_text(encoding="utf-8"))
+        config = json.loads(local_file(named).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     if "image_token_id" not in config or settings.local.urls:  # not known of other servers
         return False
     # In this process as `SEEING` of local_gpu.model.load.
     return find_vllm() is not None or config.get("model_type") == "qwen3_vl"
+
+
+def thinking_of(settings: Settings) -> Thinking:
+    """How the model thinks, as far as its name and its files on this machine tell."""
+    named = _named(settings)
+    spoken = settings.run.tokenizer or named
+    family = _family(settings.run.renderer, spoken, named)
+    own = "".join(_local_text(spoken, name) for name in _TEMPLATES)
+    config = config_from_name(family if family != "auto" else "default")
+    return Thinking.of(config, own, opens=False)
+
+
+def _local_text(model: str, file: str) -> str:
+    """A file of a model; "" where it is not on this machine."""
+    try:
+        return local_file(model, file).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return ""
 
 
 def check_images(settings: Settings, model: str, *, trains: bool) -> None:
@@ -116,15 +138,16 @@ def config_folder(name: str) -> str:
     return _model_folder(name, ["config.json"])
 
 
-def config_file(name: str) -> Path:
-    """The config.json of a model, if it is on this machine.
+def local_file(model: str, file: str = "config.json") -> Path:
+    """A file of a model, if it is on this machine.
 
     Raises:
         OSError: it is not.
+        ValueError: the hub can have no model of this name.
     """
-    if name in MODELS or Path(name).is_dir():
-        return Path(MODELS.get(name, name)) / "config.json"
-    return Path(hf_hub_download(name, "config.json", local_files_only=True))
+    if model in MODELS or Path(model).is_dir():
+        return Path(MODELS.get(model, model)) / file
+    return Path(hf_hub_download(model, file, local_files_only=True))
 
 
 def _model_folder(name: str, files: list[str]) -> str:

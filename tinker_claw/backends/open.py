@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tinker_claw.backends.local import Arrangement, arrange, open_local
-from tinker_claw.backends.model_files import config_file
+from tinker_claw.backends.model_files import local_file
 from tinker_claw.backends.tinker_sdk import check_sdk
 from tinker_claw.config.settings import Settings
 from tinker_claw.errors import ConfigError
@@ -165,7 +165,7 @@ async def _of_the_service(settings: Settings) -> Context:
 def _of_the_model(settings: Settings) -> Context:
     name = settings.run.model_name.partition(":")[0]  # what follows is a variant at Tinker
     try:
-        tokens = int(_text_config(config_file(name))["max_position_embeddings"])
+        tokens = int(_text_config(local_file(name))["max_position_embeddings"])
         return Context(tokens, f"the config.json of {name} says so")
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return Context(GUESS, f"a guess: no config.json of {name} is on this machine yet", False)

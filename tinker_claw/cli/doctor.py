@@ -39,7 +39,7 @@ from tinker_claw.cli.common import Command, write
 from tinker_claw.config.canaries import in_force
 from tinker_claw.config.load import CONFIG, load_given, names_run
 from tinker_claw.config.settings import JudgeSettings, Settings
-from tinker_claw.errors import ClawError, ConfigError, RequestError
+from tinker_claw.errors import ClawError, ConfigError
 from tinker_claw.formats import spoken
 from tinker_claw.judge.endpoints import HttpEndpoint
 from tinker_claw.judge.prompts import Prompts
@@ -47,7 +47,6 @@ from tinker_claw.ledger.database import FILE, reading
 from tinker_claw.ledger.ledger import holds_run
 from tinker_claw.methods import METHODS, build
 from tinker_claw.methods.base import require, student_topk
-from tinker_claw.render.format import switches
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.render.stream import BufferedStream
 from tinker_claw.shipped import MODELS
@@ -248,10 +247,9 @@ class Checks:
         self.sees = renderer.eyes is not None
         prompt = renderer.prompt([{"role": "user", "content": "Hello"}], None, hint_message=0)
         told = [f"chat format {renderer.family}, from {self.source.tokenizer}"]
-        try:
-            switches(renderer.config, {}, "none")
-        except RequestError:
-            told.append("thinking cannot be switched")
+        renderer.thinking.check(self.settings.gateway.thinking, self.settings.run.model_name)
+        if renderer.thinking.on is not None and renderer.thinking.off is None:
+            told.append("it always thinks")
         if isinstance(renderer.stream(prompt.tokens), BufferedStream):
             told.append("replies are parsed when they are complete, so agents see them late")
         elif renderer.family == "default":

@@ -51,11 +51,11 @@ class OpenclawConfig(Command):
 
     write: bool = Field(
         False,
-        description="run the first command: OpenClaw writes its file anew (without the comments "
-        "in it) and keeps the old one as .bak",
+        description="run all commands but the last: OpenClaw writes its file anew (without the "
+        "comments in it) and keeps the old one as .bak",
     )
     primary: bool = Field(
-        False, description="with --write: run the second one, too, so that your agents use it"
+        False, description="with --write: run the last one, too, so that your agents use it"
     )
 
     def run(self) -> int:
@@ -66,28 +66,28 @@ class OpenclawConfig(Command):
         if (refusal := too_small(context.tokens)) is not None:
             raise ConfigError(f"{refusal}. Now it is {context.tokens:,}: {context.source}")
         _explain(self.settings, context)
-        from tinker_claw.backends.model_files import may_see
+        from tinker_claw.backends.model_files import may_see, thinking_of
 
         ours = provider(self.settings, context.tokens)
         used = f"{PROVIDER}/{self.settings.served_name}"
         if may_see(self.settings):
             ours["models"][0]["input"] = ["text", "image"]
+        defaults: dict[str, Any] = {"model": {"primary": used}}
+        thinking = thinking_of(self.settings)
+        if thinking.efforts:
+            _say_it_thinks(ours["models"][0], thinking.efforts)
+            if thinking.off is not None and self.settings.gateway.thinking == "auto":
+                # OpenClaw asks each model that can think for it, unless this is said.
+                defaults["models"] = {used: {"params": {"thinking": "off"}}}
         commands = [
-            _set(
-                "models.providers." + PROVIDER,
-                json.dumps(ours, ensure_ascii=False, separators=(",", ":")),
-                "--strict-json",
-                "--merge",
-            ),
+            _merge(f"models.providers.{PROVIDER}", ours),
+            *(_merge(f"agents.defaults.{name}", defaults[name]) for name in [*defaults][1:]),
             _set("agents.defaults.model.primary", used),
         ]
         if self.write:
-            _carry_out(commands if self.primary else commands[:1])
+            _carry_out(commands if self.primary else commands[:-1])
             return 0
-        block = {
-            "models": {"providers": {PROVIDER: ours}},
-            "agents": {"defaults": {"model": {"primary": used}}},
-        }
+        block = {"models": {"providers": {PROVIDER: ours}}, "agents": {"defaults": defaults}}
         told = json.dumps(block, indent=2, ensure_ascii=False)
         write([told, "", *map(shlex.join, commands)])
         return 0
@@ -106,6 +106,11 @@ def too_small(context_tokens: int) -> str | None:
 
 def _set(place: str, value: str, *flags: str) -> Sequence[str]:
     return ("openclaw", "config", "set", place, value, *flags)
+
+
+def _merge(place: str, value: Any) -> Sequence[str]:
+    told = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return _set(place, told, "--strict-json", "--merge")
 
 
 def _carry_out(commands: Sequence[Sequence[str]]) -> None:
@@ -151,6 +156,8 @@ ANY_KEY: Final = "anything"
 """OpenClaw requires a key; a gateway without keys takes any."""
 COMPAT: Final = {"sendSessionAffinityHeaders": True, "supportsPromptCacheKey": True}
 """With these OpenClaw names the session in every request, also in calls beside the conversation."""
+_LEVELS: Final = ("none", "minimal", "low", "medium", "high")
+"""Efforts that OpenClaw sends to a model of which it knows no other."""
 KEY_VARIABLE: Final = "CLAW_GATEWAY_KEY"
 """OpenClaw substitutes its value for the key. The gateway's own variables have another prefix."""
 
@@ -173,6 +180,14 @@ def provider(settings: Settings, context_tokens: int) -> dict[str, Any]:
             }
         ],
     }
+
+
+def _say_it_thinks(model: dict[str, Any], efforts: Sequence[str]) -> None:
+    """Add to the provider's entry of a model that `/think` reaches it, and with which levels."""
+    compat = {**model.pop("compat"), "supportsReasoningEffort": True}
+    if not {*_LEVELS} <= {*efforts}:
+        compat["supportedReasoningEfforts"] = [*efforts]
+    model |= {"reasoning": True, "compat": compat}
 
 
 def _needs_key(settings: Settings) -> bool:

@@ -212,6 +212,12 @@ class Gateway(Section):
         ge=1,
         when="replies are cut off (thinking counts, too)",
     )
+    thinking: Literal["auto", "on", "off"] = _setting(
+        "auto",
+        "whether a model that can do both thinks before it replies; auto: where a client asks for "
+        "it, and only there",
+        when="it shall think for clients that cannot ask (on), or for none (off)",
+    )
     page: bool = _setting(
         True,
         "a page at /ui: how it goes, turns and versions",

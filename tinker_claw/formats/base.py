@@ -151,9 +151,6 @@ class GenerationRequest:
         return self.places[at] if self.places else f"messages[{at}]"
 
 
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-
-
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
     """Token counts of one request."""

@@ -12,7 +12,6 @@ from typing import Any, TypedDict, cast
 from msgspec import Raw
 
 from tinker_claw.errors import RequestError
-from tinker_claw.formats.base import EFFORTS
 from tinker_claw.formats.body import (
     INT64,
     Neutral,
@@ -23,7 +22,7 @@ from tinker_claw.formats.body import (
     without_halves,
 )
 from tinker_claw.formats.parts import MAX_DEPTH, joined
-from tinker_claw.types import KnownMessage, KnownTools, Message, Reply, Tool, ToolCall
+from tinker_claw.types import EFFORTS, KnownMessage, KnownTools, Message, Reply, Tool, ToolCall
 
 STOP_STRINGS = 4
 """Most stop strings of a request, as at OpenAI."""

@@ -22,8 +22,9 @@ from tinker_claw.gateway.deps import HALF, GatewayDeps
 from tinker_claw.gateway.limits import ALWAYS_READ, CHARS_PER_TOKEN, Caller, hopeless
 from tinker_claw.gateway.privacy import note_marks
 from tinker_claw.images import Image, images_in, placed
-from tinker_claw.render.format import ASKED, SOUGHT, switches
+from tinker_claw.render.format import ASKED, SOUGHT
 from tinker_claw.render.renderer import Renderer
+from tinker_claw.render.switches import Switches
 from tinker_claw.types import KnownMessage, Message, Tool, has_note, noted
 
 _LARGE = 200_000
@@ -71,12 +72,16 @@ async def parse(
     deps.left_out.note((*request.left_out, *([HALF] if mended else [])))
     request = replace(request, messages=await _look(deps, caller.user, request))
     await _read_ahead(deps, request)
-    if not request.template and request.reasoning_effort is None:
-        return request
-    found = switches(
-        deps.renderer.config, request.template, request.reasoning_effort, request.effort_at
-    )
-    return replace(request, switches=found)
+    return replace(request, switches=_switches(deps, request))
+
+
+def _switches(deps: GatewayDeps, request: GenerationRequest) -> Switches:
+    """The switches of a request's prompt; notes where --thinking does otherwise than it asks."""
+    asked, decides = (request.template, request.reasoning_effort), deps.settings.thinking
+    found = deps.renderer.thinking.switches(*asked, request.effort_at, decides)
+    if deps.renderer.thinking.overrules(*asked, decides):
+        deps.left_out.note([f"thinking: as --thinking {decides} says, whatever a client asks"])
+    return found
 
 
 async def _read_ahead(deps: GatewayDeps, request: GenerationRequest) -> None:

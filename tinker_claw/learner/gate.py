@@ -32,7 +32,9 @@ from tinker_claw.errors import BackendError, ConfigError, OutageError, RefusedEr
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.scoring import outcomes, side_by_side
 from tinker_claw.policy import Sampler
+from tinker_claw.render.begun import common
 from tinker_claw.render.renderer import Renderer
+from tinker_claw.render.switches import Decides, Switches
 from tinker_claw.telemetry import log
 from tinker_claw.types import Message, Tokens, Usage
 
@@ -62,13 +64,23 @@ _TEXT = {"type": "object", "properties": {"text": {"type": "string"}}}
 """Parameters of a canary's tools."""
 
 
-def canary_questions(canaries: Sequence[Canary], renderer: Renderer) -> list[Question]:
+def canary_questions(
+    canaries: Sequence[Canary], renderer: Renderer, thinking: Decides = "auto"
+) -> list[Question]:
     """Build the questions of the canaries, without calls where the chat format has none.
+
+    They are asked as clients ask that leave thinking open. A reply stands where the model's text
+    begins: what it has thought is no part of the question.
+
+    Args:
+        thinking: as `--thinking` says.
 
     Raises:
         ConfigError: they take too many tokens.
     """
-    questions = [one for canary in canaries if (one := _canary(canary, renderer)).replies]
+    switches = renderer.thinking.switches({}, decides=thinking)
+    built = (_canary(canary, renderer, switches) for canary in canaries)
+    questions = [question for question in built if question.replies]
     if (tokens := sum(question.usage.prefill for question in questions)) > GATE_TOKENS:
         raise ConfigError(
             f"--canaries: asking them takes {tokens} tokens of a version, and the gate asks "
@@ -77,7 +89,7 @@ def canary_questions(canaries: Sequence[Canary], renderer: Renderer) -> list[Que
     return questions
 
 
-def _canary(canary: Canary, renderer: Renderer) -> Question:
+def _canary(canary: Canary, renderer: Renderer, switches: Switches) -> Question:
     said: list[Message] = [
         {"role": "assistant" if n % 2 else "user", "content": text}
         for n, text in enumerate(canary.messages)
@@ -86,13 +98,16 @@ def _canary(canary: Canary, renderer: Renderer) -> Question:
         {"type": "function", "function": {"name": name, "description": told, "parameters": _TEXT}}
         for name, told in canary.tools.items()
     ]
-    prompt = tuple(renderer.prompt(said, tools or None).tokens)
+    prompt = tuple(renderer.prompt(said, tools or None, switches=switches).tokens)
     replies = tuple(
         renderer.hint_tokens(text, "{hint}") + renderer.stop_tokens[:1]
         for text in dict.fromkeys(canary.replies)
     )
-    if canary.call and (begun := renderer.begin_call([canary.call])):
-        replies = (begun,)
+    unthought = renderer.begin_text(switches)
+    if canary.call and (begun := renderer.begin_call([canary.call], switches)):
+        unthought = common([unthought, begun])
+        replies = (begun[len(unthought) :],)
+    prompt += unthought
     digest = hashlib.sha256(json.dumps([prompt, replies]).encode()).hexdigest()
     return Question(digest[:12], prompt, replies)
 

@@ -1,4 +1,4 @@
-"""First tokens of a reply that must be a tool call.
+"""First tokens of a reply that must be a tool call, or is text without thinking.
 
 Rule: nothing is hard-coded for a format. It renders sample replies of that kind, and their common
 prefix is the beginning: the next id is one that the model would write itself. A reply with this
@@ -21,6 +21,7 @@ from tinker_claw.types import Reply
 _ASKED = {"role": "user", "content": "So?"}
 _ARGUMENTS: tuple[Mapping[str, str], ...] = ({}, {"at": "x"}, {"Zone": "y"}, {"_": "z"})
 """Arguments of calls that share only the beginning common to every call."""
+_TEXTS = ("So.", '{"a": 1}', "[1]")
 _THOUGHT = "Hm"
 _UNTHOUGHT: tuple[Mapping[str, str], ...] = (
     {},
@@ -45,11 +46,16 @@ class Beginnings:
         self._guard = guard
 
     def ids(self, names: Sequence[str], reads: Reads) -> tuple[int, ...] | None:
-        """Return the ids with which every reply begins that calls one of these tools, without
-        thinking; None if this format does not support it."""
+        """Return the ids with which every such reply begins, without thinking; () if there are
+        none, None if this format does not support it.
+
+        Args:
+            names: tools of which it calls one; (): it is text.
+        """
         # The first and the last in order share the common prefix of all names.
-        ends = sorted({min(names), max(names)})
+        ends = sorted({min(names), max(names)}) if names else []
         replies = [(_call(name, one), [_tool(name)]) for name in ends for one in _ARGUMENTS]
+        replies = replies or [({"role": "assistant", "content": text}, []) for text in _TEXTS]
         for unthought in _UNTHOUGHT:
             shown: list[Sequence[int]] = []
             for said, tools in replies:
@@ -63,7 +69,7 @@ class Beginnings:
                     break
                 shown.append(ids)
             if len(shown) == len(replies):
-                return _common(shown)
+                return common(shown)
         return None
 
     def _shown(
@@ -85,7 +91,7 @@ class Beginnings:
 
         Text that the prompt begins may be tokenized differently where more of it follows.
         """
-        same = len(_common((asked, told)))
+        same = len(common((asked, told)))
         begun, rest = self._text(asked[same:]) + thought, told[same:]
         if not begun:
             return list(rest)
@@ -106,7 +112,7 @@ def _is_meant(reply: Reply, said: Mapping[str, Any]) -> bool:
     return same and reply.text == said["content"] and not reply.reasoning
 
 
-def _common(rows: Sequence[Sequence[int]]) -> tuple[int, ...]:
+def common(rows: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """Return the common prefix of all rows."""
     alike = takewhile(lambda column: len({*column}) == 1, zip(*rows, strict=False))
     return tuple(column[0] for column in alike)

@@ -1,10 +1,7 @@
-"""One chat format of a model: the switches that a request may set, and rendering of prompts.
+"""One chat format of a model, and rendering of prompts in it.
 
-Rules: a switch is set exactly as asked or refused by name. A template's default is expressed by
-omitting the switch, so that requests which mean the same have the same prompt.
-
-The prompt is the package's full render, id for id. With a format that passed a test, each text in
-it is encoded by itself, and its ids are cached.
+Rule: the prompt is the package's full render, id for id. With a format that passed a test, each
+text in it is encoded by itself, and its ids are cached.
 """
 
 from __future__ import annotations
@@ -13,10 +10,9 @@ import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count, takewhile
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, cast
 
 import renderers
-from renderers.base import merge_chat_template_kwargs
 
 from tinker_claw.errors import RequestError
 from tinker_claw.images import images_in, placed, split
@@ -26,82 +22,6 @@ from tinker_claw.render.outside_text import CutTokenizer, Guard
 from tinker_claw.render.own_template import UNFIT, OwnTemplate
 from tinker_claw.render.prompt_cache import Ids, Prompt, PromptCache, interned
 from tinker_claw.types import Message, Tokens
-
-Switches: TypeAlias = tuple[tuple[str, Any], ...]
-"""Names and values, sorted by name; () leaves all to the template."""
-
-_ON_OFF = ("enable_thinking", "thinking")
-_EFFORT = "reasoning_effort"
-_OFF = ("none", "minimal")
-_NO_THINKING = "no_think"
-
-
-def switches(
-    config: Any, template: Mapping[str, Any], effort: str | None, effort_at: str = _EFFORT
-) -> Switches:
-    """Return the switches that a request sets.
-
-    Args:
-        config: the chat format's config, of the `renderers` package.
-        template: the request's chat_template_kwargs.
-        effort: reasoning effort that the request asks for.
-        effort_at: the field that holds it.
-
-    Raises:
-        RequestError: this chat format has no such switch, or does not take the value.
-    """
-    for name, value in template.items():
-        where = f"chat_template_kwargs.{name}"
-        if name not in renderers.template_field_names(config):
-            raise RequestError(f"{where} is not a switch of this model.", param=where)
-        if not _takes(config, {name: value}):
-            raise RequestError(f"{where} does not take this value.", param=where)
-    meant = {} if effort is None else _of_effort(config, effort, effort_at)
-    for name, value in meant.items():
-        if template.get(name, value) != value:
-            raise RequestError(
-                f"{effort_at} {effort} contradicts chat_template_kwargs.{name}.",
-                param=effort_at,
-            )
-    asked = {**template, **meant}
-    return tuple(
-        (name, asked[name]) for name in sorted(asked) if asked[name] != getattr(config, name)
-    )
-
-
-def _of_effort(config: Any, effort: str, at: str) -> Mapping[str, Any]:
-    """Return the switches nearest to an effort: a level where there are any, else on or off."""
-    known = renderers.template_field_names(config)
-    switch = next((name for name in _ON_OFF if name in known), None)
-    off = effort in _OFF
-    if _EFFORT in known:
-        level = {_EFFORT: effort}
-        if _takes(config, level):
-            return level if switch is None else {**level, switch: not off}
-        if off and _takes(config, {_EFFORT: _NO_THINKING}):
-            return {_EFFORT: _NO_THINKING}
-        if switch is None or not off:
-            raise RequestError(f"{at} {effort} is not a level of this model.", param=at)
-    if switch is None:
-        raise RequestError(
-            f"{at} is not a switch of this model, nor is there one for thinking.",
-            param=at,
-        )
-    return {switch: not off}
-
-
-def _takes(config: Any, options: Mapping[str, Any]) -> bool:
-    try:
-        merged = merge_chat_template_kwargs(config, options)
-    except (ValueError, TypeError):
-        return False
-    # The package reads "no" and 0 as False; here a value is taken literally.
-    return all(
-        getattr(merged, name) == value
-        and isinstance(getattr(merged, name), bool) is isinstance(value, bool)
-        for name, value in options.items()
-    )
-
 
 Tools = Sequence[Mapping[str, Any]]
 

@@ -26,7 +26,7 @@ from renderers.base import MODEL_RENDERER_MAP
 from tinker_claw.errors import ConfigError, RequestError
 from tinker_claw.render.calls import FAMILIES, HERMES, LATE, CallReader, Family, of_package
 from tinker_claw.render.eyes import Eyes
-from tinker_claw.render.format import Format, Switches, Tools, first_line
+from tinker_claw.render.format import Format, Tools, first_line
 from tinker_claw.render.outside_text import CutTokenizer, Guard
 from tinker_claw.render.own_template import THINK
 from tinker_claw.render.prompt_cache import Prompt, PromptCache
@@ -37,6 +37,7 @@ from tinker_claw.render.stream import (
     Markers,
     ReplyStream,
 )
+from tinker_claw.render.switches import Switches, Thinking
 from tinker_claw.render.tokenizer import load
 from tinker_claw.types import HINT_TEMPLATE, Message, Reply, Tokens, ToolCall
 
@@ -51,6 +52,7 @@ _BEGINNINGS = 256
 """Most beginnings kept: one for each set of tools, in each format."""
 _TAIL = 64
 """Most tokens between the mark that opens thinking and the end of a prompt."""
+_PROBE: Any = [{"role": "user", "content": "probe"}]
 _NONE = ("", "")
 """Markers that a format does not have."""
 _LETTERS = 16
@@ -101,9 +103,8 @@ class Renderer:
         first = self._format(())
         self._base = first.plain
         self._own = first.own
-        self.config: Any = cast("Any", self._base).config
-        """The `renderers` package's config, which names the chat template's switches."""
-        self.family: str = self.config.name
+        config = cast("Any", self._base).config
+        self.family: str = config.name
         stops = [*self._base.get_stop_token_ids(), *(self._own.stop_tokens if self._own else ())]
         self.stop_tokens = tuple(dict.fromkeys(stops))
         self.refusals = self._own.refusals if self._own else ()
@@ -112,6 +113,7 @@ class Renderer:
         self._decode_one = cache(self._decoded)
         """Cached text of single ids, since streaming samplers give one at a time. At most as many
         as there are ids, some 10 MB."""
+        self.thinking = self._find_thinking(config)
         family = HERMES if self._own else FAMILIES.get(self.family)
         self._markers = self._find_markers(family) if family else None
         self._calls: CallReader | None = None
@@ -139,7 +141,7 @@ class Renderer:
         try:
             tokenizer = load(model)
             renderer = cls(tokenizer, config, Eyes.load(model, family, tokenizer))
-            renderer.prompt([{"role": "user", "content": "probe"}])
+            renderer.prompt(_PROBE)
         except _UNUSABLE as error:
             raise ConfigError(
                 f"the chat format {family!r} does not work with the tokenizer of {model!r} "
@@ -281,9 +283,31 @@ class Renderer:
         ends = min(names), max(names)
         return self._begin(ends, switches) if max(map(len, ends)) <= _LONGEST_NAME else None
 
+    def begin_text(self, switches: Switches = ()) -> tuple[int, ...]:
+        """Return the ids between a prompt and the text of a reply for which the model need not
+        think; () where there are none, or it is not known how this format writes that."""
+        return self._begin((), switches) or ()
+
     def _beginning(self, names: tuple[str, ...], switches: Switches) -> tuple[int, ...] | None:
         found = self._format(switches)
-        return None if found.own else found.beginnings.ids(names, self.parse)
+        unthought = found.beginnings.ids((), self.parse)
+        if unthought is None and self._opened(found).endswith(THINK[0]):
+            unthought = tuple(self._encode(f"\n{THINK[1]}\n\n"))
+        if not names:
+            return unthought if self.thinking.on is not None else ()
+        begun = None if found.own else found.beginnings.ids(names, self.parse)
+        if begun and unthought and self.thinking.on is None:
+            # The format shows that a reply has no thinking, and this model never writes that.
+            return begun[len(unthought) :] if begun[: len(unthought)] == unthought else begun
+        return begun
+
+    def _opened(self, found: Format) -> str:
+        """Return the text of a prompt, without blanks at its end."""
+        return self.decode(found.plain.render_ids(_PROBE, add_generation_prompt=True)).rstrip()
+
+    def _find_thinking(self, config: Any) -> Thinking:
+        own, opened = str(self._tokenizer.chat_template or ""), self._opened(self._format(()))
+        return Thinking.of(config, own, opens=opened.endswith(THINK[0]))
 
     def forget(self) -> None:
         """Drop everything kept of earlier requests from memory."""

@@ -1,0 +1,179 @@
+"""Switches of a model's chat template: what a request sets, and whether the model thinks first.
+
+Rules: a switch is set exactly as asked or refused by name. A template's default is expressed by
+omitting the switch, so that requests which mean the same have the same prompt. Whether a model that
+can do both thinks is what `--thinking` says; with auto it is what the client asks, and where the
+client asks nothing the model does not think.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import renderers
+from renderers.base import merge_chat_template_kwargs
+
+from tinker_claw.errors import ConfigError, RequestError
+from tinker_claw.types import EFFORTS
+
+Switches: TypeAlias = tuple[tuple[str, Any], ...]
+"""Names and values, sorted by name; () leaves all to the template."""
+Decides: TypeAlias = Literal["auto", "on", "off"]
+"""Value of `--thinking`."""
+
+_ON_OFF = ("enable_thinking", "thinking")
+_EFFORT = "reasoning_effort"
+_OFF = ("none", "minimal")
+_NO_THINKING = "no_think"
+_BEGINS = "<think>"
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """How a model is made to think before it replies, or not to."""
+
+    config: Any
+    """The chat format's config, of the `renderers` package."""
+    on: Mapping[str, Any] | None
+    """Switches with which it thinks; None: it cannot think."""
+    off: Mapping[str, Any] | None
+    """Switches with which it does not; None: it cannot be told that."""
+
+    @classmethod
+    def of(cls, config: Any, own: str, *, opens: bool) -> Thinking:
+        """Find out how one model thinks.
+
+        Args:
+            own: its tokenizer's own chat template, "" where there is none. Models of one format
+                differ: Qwen3-4B-Instruct-2507 never thinks, and its template has no switch.
+            opens: whether the format's prompt opens the thinking.
+        """
+        known = renderers.template_field_names(config)
+        switch = next((name for name in _ON_OFF if name in known), None)
+        if switch is not None and (not own or switch in own):
+            return cls(config, {switch: True}, {switch: False})
+        if switch is None and _EFFORT in known:
+            silent = (level for level in (_NO_THINKING, "none") if _takes(config, {_EFFORT: level}))
+            off = next(silent, None)
+            on = {_EFFORT: "high"} if off and getattr(config, _EFFORT) == off else {}
+            return cls(config, on, {_EFFORT: off} if off else None)
+        hidden = config.name == "default" and _ON_OFF[0] in own  # a switch out of reach
+        always = opens or hidden or _BEGINS in own.rpartition("add_generation_prompt")[2]
+        return cls(config, {} if always else None, None)
+
+    @property
+    def efforts(self) -> tuple[str, ...]:
+        """Efforts that a request may ask for, by the names of OpenAI's field."""
+        return () if self.on is None else tuple(filter(self._accepts, EFFORTS))
+
+    def _accepts(self, effort: str) -> bool:
+        try:
+            _of_effort(self.config, effort, _EFFORT)
+        except RequestError:
+            return False
+        return True
+
+    def check(self, decides: Decides, model: str) -> None:
+        """Raise ConfigError where this model cannot do as `--thinking` says."""
+        if decides == "on" and self.on is None:
+            raise ConfigError(f"--thinking on: {model} cannot think; leave it out")
+        if decides == "off" and self.on is not None and self.off is None:
+            raise ConfigError(
+                f"--thinking off: {model} always thinks; leave it out, or name another model"
+            )
+
+    def switches(
+        self,
+        template: Mapping[str, Any],
+        effort: str | None = None,
+        effort_at: str = _EFFORT,
+        decides: Decides = "auto",
+    ) -> Switches:
+        """Return the switches of a request's prompt.
+
+        Args:
+            template: the request's chat_template_kwargs.
+            effort: reasoning effort that the request asks for.
+            effort_at: the field that holds it.
+
+        Raises:
+            RequestError: this chat format has no such switch, or does not take the value.
+        """
+        asked = {**template, **self._asked(template, effort, effort_at)}
+        wanted = _thinks(asked)
+        thinks = {"on": True, "off": False}.get(decides, bool(wanted))
+        decided = self.on if thinks else self.off
+        if wanted is not thinks and decided is not None:
+            others = {name: asked[name] for name in asked if name not in (*_ON_OFF, _EFFORT)}
+            asked = {**others, **decided}
+        return tuple(
+            (name, asked[name])
+            for name in sorted(asked)
+            if asked[name] != getattr(self.config, name)
+        )
+
+    def overrules(self, template: Mapping[str, Any], effort: str | None, decides: Decides) -> bool:
+        """Whether `--thinking` says otherwise than a request that was accepted."""
+        wanted = _thinks({**template, **self._asked(template, effort, _EFFORT)})
+        return decides != "auto" and wanted is (decides == "off")
+
+    def _asked(
+        self, template: Mapping[str, Any], effort: str | None, effort_at: str
+    ) -> Mapping[str, Any]:
+        """Check what a request asks; return the switches that its effort means."""
+        for name, value in template.items():
+            where = f"chat_template_kwargs.{name}"
+            if name not in renderers.template_field_names(self.config):
+                raise RequestError(f"{where} is not a switch of this model.", param=where)
+            if not _takes(self.config, {name: value}):
+                raise RequestError(f"{where} does not take this value.", param=where)
+        meant = {} if effort is None else _of_effort(self.config, effort, effort_at)
+        for name, value in meant.items():
+            if template.get(name, value) != value:
+                raise RequestError(
+                    f"{effort_at} {effort} contradicts chat_template_kwargs.{name}.",
+                    param=effort_at,
+                )
+        return meant if self.on is not None else {}
+
+
+def _thinks(asked: Mapping[str, Any]) -> bool | None:
+    """Whether switches ask for thinking; None: they leave it open."""
+    values = [asked[name] for name in (*_ON_OFF, _EFFORT) if name in asked]
+    return not any(value in (False, _NO_THINKING, "none") for value in values) if values else None
+
+
+def _of_effort(config: Any, effort: str, at: str) -> Mapping[str, Any]:
+    """Return the switches nearest to an effort: a level where there are any, else on or off."""
+    known = renderers.template_field_names(config)
+    switch = next((name for name in _ON_OFF if name in known), None)
+    off = effort in _OFF
+    if _EFFORT in known:
+        level = {_EFFORT: effort}
+        if _takes(config, level):
+            return level if switch is None else {**level, switch: not off}
+        if off and _takes(config, {_EFFORT: _NO_THINKING}):
+            return {_EFFORT: _NO_THINKING}
+        if switch is None or not off:
+            raise RequestError(f"{at} {effort} is not a level of this model.", param=at)
+    if switch is None:
+        raise RequestError(
+            f"{at} is not a switch of this model, nor is there one for thinking.",
+            param=at,
+        )
+    return {switch: not off}
+
+
+def _takes(config: Any, options: Mapping[str, Any]) -> bool:
+    try:
+        merged = merge_chat_template_kwargs(config, options)
+    except (ValueError, TypeError):
+        return False
+    # The package reads "no" and 0 as False; here a value is taken literally.
+    return all(
+        getattr(merged, name) == value
+        and isinstance(getattr(merged, name), bool) is isinstance(value, bool)
+        for name, value in options.items()
+    )
