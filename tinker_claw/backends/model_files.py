@@ -12,7 +12,6 @@ from pathlib import Path
 
 from huggingface_hub import hf_hub_download, snapshot_download
 from huggingface_hub.errors import HFValidationError
-from renderers import config_from_name
 
 from tinker_claw.backends.vllm import find_vllm
 from tinker_claw.config.settings import Settings
@@ -92,8 +91,7 @@ def thinking_of(settings: Settings) -> Thinking:
     spoken = settings.run.tokenizer or named
     family = _family(settings.run.renderer, spoken, named)
     own = "".join(_local_text(spoken, name) for name in _TEMPLATES)
-    config = config_from_name(family if family != "auto" else "default")
-    return Thinking.of(config, own, opens=False)
+    return Thinking.named("default" if family == "auto" else family, own)
 
 
 def _local_text(model: str, file: str) -> str:

@@ -63,6 +63,11 @@ class Thinking:
         always = opens or hidden or _BEGINS in own.rpartition("add_generation_prompt")[2]
         return cls(config, {} if always else None, None)
 
+    @classmethod
+    def named(cls, family: str, own: str) -> Thinking:
+        """As `of`, where only the name of the format is known."""
+        return cls.of(renderers.config_from_name(family), own, opens=False)
+
     @property
     def efforts(self) -> tuple[str, ...]:
         """Efforts that a request may ask for, by the names of OpenAI's field."""
