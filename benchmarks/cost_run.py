@@ -31,11 +31,11 @@ from tinker_claw.learner.recovery import restore
 from tinker_claw.learner.scoring import HintScorer
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.spend import PURPOSES, Purpose
-from tinker_claw.ledger.turns import NewTurn
 from tinker_claw.methods import build
 from tinker_claw.methods.base import student_topk
 from tinker_claw.policy import PolicyHolder
 from tinker_claw.render.renderer import Renderer
+from tinker_claw.served import Identity, Outcome, Place, Prompt, RequestKind
 from tinker_claw.shipped import MODEL_DIR
 from tinker_claw.telemetry import Telemetry
 from tinker_claw.types import (
@@ -95,20 +95,16 @@ class Bench:
 
 def captured(
     bench: Bench, prompt: Tokens, done: Completion, *, session: int, version: int = 0
-) -> NewTurn:
+) -> Outcome:
     """Make a turn whose reply ends where the random model's reply was cut off."""
-    return NewTurn(
-        session_id=session,
-        kind=Kind.MAIN,
-        kind_reason="benchmark",
-        policy_version=version,
-        prompt=tuple(prompt),
-        completion=replace(done, stop_reason=StopReason.STOP),
-        hint_at=len(prompt) - 20,
-        request_text="word " * 80,
+    who = Identity("key", Kind.MAIN, "benchmark", RequestKind.USER)
+    return Outcome(
+        Place(who, session, (), "word " * 80),
+        "me",
+        version,
+        Prompt(tuple(prompt), len(prompt) - 20),
+        replace(done, stop_reason=StopReason.STOP),
         reply_text="word " * (bench.shape.case - 140),
-        history=(),
-        reply_digest="",
     )
 
 
@@ -193,7 +189,7 @@ async def naive(bench: Bench, turns: Sequence[tuple[Tokens, Completion]]) -> Bil
     found: Bills = {}
     with charged() as account:
         turn = captured(bench, *turns[0], session=0)
-        asked = (turn.request_text, turn.reply_text, _next_state(True))  # so that both are asked
+        asked = (turn.place.text, turn.reply_text, _next_state(True))  # so that both are asked
         await asyncio.gather(*(judge.judge(*asked) for _ in turns))
         found["judge"] = account.usage
     with charged() as account:

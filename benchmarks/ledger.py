@@ -25,7 +25,7 @@ from pathlib import Path
 
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.prune import in_session
-from tinker_claw.ledger.turns import NewTurn
+from tinker_claw.served import Identity, Outcome, Place, Prompt, RequestKind
 from tinker_claw.types import Completion, Kind, NextState, SamplingParams, StopReason
 
 VOCABULARY = 151_936
@@ -71,7 +71,7 @@ class Talk:
         self._session = 0
         self._history: list[str] = []
 
-    def turn(self) -> NewTurn:
+    def turn(self) -> Outcome:
         """The next turn of the session, or the first one of the next session."""
         rng = self._rng
         if self._number % (SESSION * DAY) == 0:
@@ -82,20 +82,22 @@ class Talk:
             self._history = [f"{rng.getrandbits(128):032x}"]
         reply = self._ids(rng.randint(150, 450))
         prompt = tuple(self._prompt)
-        turn = NewTurn(
-            session_id=self._session,
-            kind=Kind.MAIN,
-            kind_reason="user turn: OpenClaw's agent, with a user's message and its timestamp",
-            policy_version=0,
-            prompt=prompt,
-            completion=self._completion(reply),
-            hint_at=len(prompt) - 9,
-            request_text="please " * rng.randint(5, 40),
-            reply_text=" ".join(f"{i:x}" for i in reply),
-            history=tuple(self._history),
-            reply_digest=f"{rng.getrandbits(128):032x}",
-            call="user turn",
+        who = Identity(
+            "key",
+            Kind.MAIN,
+            "user turn: OpenClaw's agent, with a user's message and its timestamp",
+            RequestKind.USER,
             trace=f"{rng.getrandbits(128):032x}",
+        )
+        said = "please " * rng.randint(5, 40)
+        turn = Outcome(
+            Place(who, self._session, tuple(self._history), said),
+            "me",
+            0,
+            Prompt(prompt, len(prompt) - 9),
+            self._completion(reply),
+            reply_text=" ".join(f"{i:x}" for i in reply),
+            reply_digest=f"{rng.getrandbits(128):032x}",
         )
         self._prompt += [*reply, *self._ids(rng.randint(20, 400))]
         self._history += [turn.reply_digest, f"{rng.getrandbits(128):032x}"]
@@ -138,11 +140,11 @@ def measure(directory: Path, turns: int) -> Result:
     for number in range(turns):
         turn = talk.turn()
         if number % SESSION:
-            ledger.turns.add_next_state(before, NextState("user", turn.request_text))
+            ledger.turns.add_next_state(before, NextState("user", turn.place.text))
         started = time.perf_counter()
         before = ledger.turns.add(turn)
         seconds.append(time.perf_counter() - started)
-        prompts += len(turn.prompt)
+        prompts += len(turn.prompt.tokens)
         replies += len(turn.completion.tokens)
         if sys.stderr.isatty() and number % 1000 == 0:
             print(f"\r{number} of {turns}", end="", file=sys.stderr)

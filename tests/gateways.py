@@ -39,7 +39,8 @@ from tinker_claw.privacy.redact import Redactor
 from tinker_claw.privacy.rules import SECRETS
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.retry import Backoff
-from tinker_claw.telemetry import Served, Telemetry
+from tinker_claw.served import Outcome
+from tinker_claw.telemetry import Telemetry
 from tinker_claw.types import Capabilities, NextState, Turn
 
 MODEL = "demo"
@@ -70,10 +71,9 @@ class Observer(Telemetry):
     def exposition(self) -> bytes:
         return b"turns 0\n"
 
-    def served(self, served: Served) -> None:
-        super().served(served)
-        if served.turn is not None:
-            self.seen.append({name: getattr(served, name) for name in served.__slots__})
+    def served(self, outcome: Outcome, turn: int, usd: float | None) -> None:
+        super().served(outcome, turn, usd)
+        self.seen.append({**outcome.figures, "turn": turn, "usd": usd})
 
     def turn_forgotten(self, **fields: Any) -> None:
         self.seen.append(fields | {"kind": "private"})

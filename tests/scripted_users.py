@@ -19,6 +19,7 @@ from examples.demo.judge import answer
 from examples.demo.recipe.grammar import Problem
 from examples.demo.scoring import RuleExam, Score, score_version
 from examples.demo.user import IN_FLIGHT, Outcome, Rule, User, hold_sessions
+from tests.outcomes import outcome
 from tinker_claw.backends.open import open_trainer
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
@@ -34,7 +35,6 @@ from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.recovery import restore
 from tinker_claw.learner.scoring import HintScorer
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.ledger.turns import NewTurn
 from tinker_claw.methods import build
 from tinker_claw.methods.base import student_topk
 from tinker_claw.policy import PolicyHolder
@@ -90,7 +90,7 @@ class Direct(Client):
         reply = renderer.parse(done.tokens, prompt.tokens).text
         if request.kind == "main":
             self._open[request.session] = ledger.turns.add(
-                NewTurn(
+                outcome(
                     session_id=ledger.turns.session(NAME, request.session),
                     kind=Kind.MAIN,
                     kind_reason="scripted",

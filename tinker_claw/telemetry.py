@@ -11,7 +11,6 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TextIO, cast
@@ -21,14 +20,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from pydantic_core import to_json
 
 from tinker_claw.files import private
+from tinker_claw.served import Outcome
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
-_OF_TURN = (
-    "user session turn kind reason version prompt_tokens cached_tokens completion_tokens seconds "
-    "first_token_s waited_s episode usd lost"
-)
 
 
 def configure(
@@ -106,34 +102,6 @@ def place(error: BaseException, told_of: frozenset[int] = frozenset()) -> str:
     return "".join([*told, *traceback.format_tb(error.__traceback__), type(error).__name__, "\n"])
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
-    """A request that was answered or failed, outside private sessions."""
-
-    seconds: float
-    first_token_s: float | None
-    """Seconds to the first token; None: there was no token."""
-    waited_s: float
-    """Seconds that the request waited for a sampling slot."""
-    version: int
-    session: int
-    turn: int | None
-    """Id of the captured turn; None: nothing was captured."""
-    kind: str
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
-    user: str
-    episode: bool
-    """Whether an agent ran on its own, with no person waiting."""
-    reason: str
-    """Why the request belongs to this session and kind."""
-    lost: str | None
-    """Why the request answers no earlier turn, although one waits for its next state."""
-    usd: float | None
-    """Cost in dollars; None: nothing was billed, or the price is not known."""
-
-
 _COUNTERS = (
     ("turns", "Turns captured", "kind"),
     ("tokens", "Tokens", "what"),
@@ -182,23 +150,22 @@ class Telemetry:
         counter = self._figures[name]
         (counter.labels(*labels) if labels else counter).inc(by)
 
-    def served(self, served: Served) -> None:
-        """Count a request that was answered or failed."""
-        if served.turn is None:
-            return
-        self._count("turns", served.kind)
-        self._count("tokens", "prompt", by=served.prompt_tokens)
-        self._count("tokens", "cached", by=served.cached_tokens)
-        self._count("tokens", "sampled", by=served.completion_tokens)
-        self._figures["turn_seconds"].observe(served.seconds)
-        if served.first_token_s is not None:
-            self._figures["first_token_seconds"].observe(served.first_token_s)
-        who = "episode" if served.episode else "person"
-        self._figures["slot_wait_seconds"].labels(who).observe(served.waited_s)
-        told = ((name, getattr(served, name)) for name in _OF_TURN.split())
+    def served(self, outcome: Outcome, turn: int, usd: float | None) -> None:
+        """Count a turn, under its id. `usd`: its cost; None: nothing was billed, or the price is
+        not known."""
+        figures = outcome.figures
+        self._count("turns", figures["kind"])
+        self._count("tokens", "prompt", by=figures["prompt_tokens"])
+        self._count("tokens", "cached", by=figures["cached_tokens"])
+        self._count("tokens", "sampled", by=figures["completion_tokens"])
+        self._figures["turn_seconds"].observe(outcome.seconds)
+        if outcome.first_token_s is not None:
+            self._figures["first_token_seconds"].observe(outcome.first_token_s)
+        who = "episode" if outcome.episode else "person"
+        self._figures["slot_wait_seconds"].labels(who).observe(outcome.waited_s)
         known = {
             name: round(value, 6) if isinstance(value, float) else value
-            for name, value in told
+            for name, value in {"turn": turn, **figures, "usd": usd}.items()
             if value is not None and value is not False
         }
         log.info("turn.captured", **known)

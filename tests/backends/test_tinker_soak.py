@@ -20,6 +20,7 @@ from faults import Fault
 from safetensors.numpy import load_file
 from tinkers import Served, served
 
+from tests.outcomes import outcome
 from tests.tallies import step_counts
 from tinker_claw.backends.tinker.trainer import TinkerTrainer
 from tinker_claw.billing.budget import Spending
@@ -30,7 +31,6 @@ from tinker_claw.learner.loop import Learner
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.recovery import restore
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.ledger.turns import NewTurn
 from tinker_claw.methods import build
 from tinker_claw.policy import PolicyHolder, Trainer
 from tinker_claw.retry import Backoff
@@ -69,7 +69,7 @@ def enqueue(ledger: Ledger, turns: Sequence[Recorded]) -> None:
     session = ledger.turns.session("me", "soak")
     for turn in turns:
         turn_id = ledger.turns.add(
-            NewTurn(
+            outcome(
                 session_id=session,
                 kind=Kind.MAIN,
                 kind_reason="test",

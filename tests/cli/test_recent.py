@@ -6,7 +6,6 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +160,7 @@ def test_table_of_several_days_and_of_names_that_steer_terminals(
     ledger: Ledger, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = ledger.turns.add(new_turn(ledger, "\x1b[2Jagent:main:\u202eabcdefghijkl"))
-    other = replace(new_turn(ledger), session_id=ledger.turns.session("ben", "s"))
+    other = new_turn(ledger, session_id=ledger.turns.session("ben", "s"))
     ledger.turns.add(other)
     with ledger._db.transaction() as tx:
         tx.execute("UPDATE turns SET created_at = created_at - 172800 WHERE id = ?", (first,))

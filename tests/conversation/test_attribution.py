@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from tests.agents import SYSTEM, retried, runtime, stamped
 from tests.channels import BLOCKS, CASES, MARKER, info, message
 from tinker_claw.conversation.attribution import attribute, read_text, words_of
-from tinker_claw.conversation.classify import RequestKind
 from tinker_claw.conversation.harnesses import HARNESSES, Block, read
 from tinker_claw.conversation.machinery import looks_like_machinery
-from tinker_claw.conversation.openclaw import LABELS, Runtime, Sender, Surface, surface
+from tinker_claw.conversation.openclaw import LABELS, Runtime, Sender, surface
 from tinker_claw.formats.base import Joined
+from tinker_claw.served import RequestKind, Surface
 from tinker_claw.types import Piece, Writer
 
 USERS = Path(__file__).parent.parent / "data" / "users.jsonl"

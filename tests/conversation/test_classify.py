@@ -52,11 +52,11 @@ from tinker_claw.conversation.history import (
     same,
     without_queued,
 )
-from tinker_claw.conversation.openclaw import Surface
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import GenerationRequest, Joined
 from tinker_claw.formats.chat import parse_chat
 from tinker_claw.images import Image, Pictured
+from tinker_claw.served import Surface
 from tinker_claw.types import Kind, Message, NextState, Reply, ToolCall
 
 

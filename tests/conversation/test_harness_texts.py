@@ -17,8 +17,8 @@ from tests.npm import installed, npm
 from tests.package_texts import FILLED, literals, templates
 from tinker_claw.conversation.attribution import attribute, read_text
 from tinker_claw.conversation.classify import RequestKind
-from tinker_claw.conversation.openclaw import Surface
 from tinker_claw.formats.chat import parse_chat
+from tinker_claw.served import Surface
 from tinker_claw.types import Kind, Writer
 
 OPENINGS = Path(__file__).parent.parent / "data" / "machinery.jsonl"

@@ -13,10 +13,10 @@ import pytest
 from tests.agents import assistant, openclaw, user
 from tests.conversation.test_classify import parsed, told
 from tests.ledger.test_ledger import new_turn
-from tinker_claw.conversation.classify import Identity
 from tinker_claw.conversation.history import Conversation, reply_digest
 from tinker_claw.conversation.index import FORGOTTEN, STREAM_TOKENS, ConversationIndex, Stream
 from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.served import Identity
 from tinker_claw.types import Message, Reply
 
 HOUR = 3600.0

@@ -12,7 +12,6 @@ from tests.fakes import Script
 from tests.gateways import MODEL, Observer, gateway
 from tinker_claw.errors import SamplerError
 from tinker_claw.render.renderer import Renderer
-from tinker_claw.telemetry import Served
 
 WHAT = (
     "This is tinker-claw, which speaks OpenAI's chat completions: POST /v1/chat/completions. In "
@@ -271,7 +270,7 @@ async def test_a_version_that_cannot_be_opened_is_a_503(tmp_path: Path, renderer
 async def test_a_bug_is_a_500_without_its_words(
     tmp_path: Path, renderer: Renderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(self: Observer, served: Served) -> None:
+    def broken(self: Observer, *figures: object) -> None:
         raise RuntimeError("secret detail")
 
     monkeypatch.setattr(Observer, "served", broken)

@@ -26,9 +26,9 @@ from tests.openclaw import OpenClaw
 from tests.processes import product
 from tinker_claw.app.server import in_background
 from tinker_claw.cli.openclaw import TRIED
-from tinker_claw.conversation.classify import RequestKind
 from tinker_claw.gateway.request import UNASKED
 from tinker_claw.render.renderer import Renderer
+from tinker_claw.served import RequestKind
 from tinker_claw.types import Kind, NextState, SamplingParams, Tokens, Turn
 
 pytestmark = [

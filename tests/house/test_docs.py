@@ -367,7 +367,7 @@ def test_the_tables_of_the_architecture_are_the_packages() -> None:
 def test_the_levels_of_contributing_are_those_that_are_tested() -> None:
     page = PAGES["CONTRIBUTING.md"]
     levels: dict[str, int] = {}
-    for level, names in re.findall(r"^ {4}(\d)  ((?:[\w./]+  ?)*[\w./]+)", page, re.MULTILINE):
+    for level, names in re.findall(r"^ {3,4}(\d+)  ((?:[\w./]+  ?)*[\w./]+)", page, re.MULTILINE):
         for name in names.split():
             known = name.rstrip("/").removesuffix(".py")
             levels[known if known in FLOORS else f"tinker_claw.{known}"] = int(level)

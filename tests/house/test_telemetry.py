@@ -13,24 +13,28 @@ from pathlib import Path
 import pytest
 import structlog
 
-from tinker_claw.telemetry import Served, Telemetry, configure
+from tests.outcomes import outcome
+from tinker_claw.telemetry import Telemetry, configure
+from tinker_claw.types import Completion, SamplingParams, StopReason
 
-TURN = Served(
+TURN = outcome(
+    session_id=1,
+    prompt=tuple(range(100)),
+    completion=Completion(
+        tokens=(1,) * 7,
+        logprobs=(-1.0,) * 7,
+        topk_ids=(),
+        topk_logprobs=(),
+        stop_reason=StopReason.STOP,
+        params=SamplingParams(max_tokens=9),
+        cached_tokens=64,
+    ),
+    kind_reason="no sign of a side call",
+    policy_version=3,
+    user="anna",
+    lost="compacted",
     seconds=0.25,
     first_token_s=0.1,
-    waited_s=0.0,
-    version=3,
-    session=1,
-    turn=2,
-    kind="main",
-    prompt_tokens=100,
-    cached_tokens=64,
-    completion_tokens=7,
-    user="anna",
-    episode=False,
-    reason="no sign of a side call",
-    lost="compacted",
-    usd=None,
 )
 
 
@@ -47,7 +51,7 @@ def put_back() -> Iterator[None]:
 
 def everything(telemetry: Telemetry) -> None:
     telemetry.serves(lambda: 1)
-    telemetry.served(TURN)
+    telemetry.served(TURN, 2, None)
     telemetry.verdict(turn=2, value=-1, votes=(-1, None, -1), hints=1)
     telemetry.sample("queued", turn=2)
     telemetry.sample("refused", turn=9, reason="neutral verdict")

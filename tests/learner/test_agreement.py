@@ -23,6 +23,7 @@ from tests.fakes import LOGPROB, FakeSampler, FakeTrainer
 from tests.learner.test_loop import World, world
 from tests.ledger.test_ledger import COMPLETION
 from tests.local_reference import reference
+from tests.outcomes import outcome
 from tests.tallies import step_counts
 from tinker_claw.billing.budget import Spending
 from tinker_claw.billing.prices import Price
@@ -36,7 +37,6 @@ from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.recovery import restore
 from tinker_claw.learner.scoring import batch_items
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.ledger.turns import NewTurn
 from tinker_claw.methods import build
 from tinker_claw.methods.passes import BatchItem, Prepared
 from tinker_claw.policy import Policy, PolicyHolder, Sampler, Trainer
@@ -431,7 +431,7 @@ class Small:
         params = SamplingParams(max_tokens=40, seed=policy.version.id * 4 + number)
         (done,) = await policy.sampler.sample(prompt, params)
         turn = self.ledger.turns.add(
-            NewTurn(
+            outcome(
                 session_id=self.ledger.turns.session("me", f"{policy.version.id}:{number}"),
                 kind=Kind.MAIN,
                 kind_reason="test",

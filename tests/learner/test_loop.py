@@ -15,6 +15,7 @@ from typing import Any, Literal
 import pytest
 
 from tests.fakes import LOGPROB, FakeSampler, FakeTrainer
+from tests.outcomes import outcome
 from tests.tallies import sample_counts, step_counts
 from tinker_claw.backends.open import lora_learning_rate
 from tinker_claw.billing.budget import Spending
@@ -33,7 +34,6 @@ from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.recovery import restore
 from tinker_claw.learner.scoring import HintScorer
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.ledger.turns import NewTurn
 from tinker_claw.methods import build
 from tinker_claw.policy import PolicyHolder, Sampler
 from tinker_claw.retry import Backoff
@@ -147,7 +147,7 @@ class World:
             params=SamplingParams(max_tokens=8),
         )
         turn_id = self.ledger.turns.add(
-            NewTurn(
+            outcome(
                 session_id=self.ledger.turns.session(user, session or str(self.sessions)),
                 kind=Kind.MAIN,
                 kind_reason="test",

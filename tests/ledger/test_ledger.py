@@ -8,11 +8,12 @@ import random
 import sqlite3
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.outcomes import outcome
 from tests.tallies import sample_counts, step_counts, verdict_counts
 from tinker_claw.errors import LedgerError
 from tinker_claw.learner.batch import choose
@@ -20,8 +21,8 @@ from tinker_claw.ledger.codec import flat, pack_floats, pack_ids, rows_of, unpac
 from tinker_claw.ledger.database import Database
 from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger, holds_run
-from tinker_claw.ledger.turns import NewTurn
 from tinker_claw.ledger.versions import read_line, read_versions
+from tinker_claw.served import Outcome
 from tinker_claw.types import (
     Completion,
     HintScores,
@@ -44,21 +45,18 @@ COMPLETION = Completion(
 )
 
 
-def new_turn(ledger: Ledger, key: str = "s", **changes: object) -> NewTurn:
-    turn = NewTurn(
-        session_id=ledger.turns.session("me", key),
-        kind=Kind.MAIN,
-        kind_reason="test",
-        policy_version=0,
-        prompt=(1, 2, 3, 4),
-        completion=COMPLETION,
-        hint_at=3,
-        request_text="do it",
-        reply_text="done",
-        history=("a", "b"),
-        reply_digest="r",
-    )
-    return replace(turn, **changes)  # type: ignore[arg-type]
+def new_turn(ledger: Ledger, key: str = "s", **changes: Any) -> Outcome:
+    usual: dict[str, Any] = {
+        "session_id": ledger.turns.session("me", key),
+        "prompt": (1, 2, 3, 4),
+        "completion": COMPLETION,
+        "hint_at": 3,
+        "request_text": "do it",
+        "reply_text": "done",
+        "history": ("a", "b"),
+        "reply_digest": "r",
+    }
+    return outcome(**usual | changes)
 
 
 def queue(ledger: Ledger, count: int, version: int = 0) -> list[int]:

@@ -316,10 +316,10 @@ def test_turns_that_came_to_a_forgotten_session_just_before_it_was_out_of_mind_g
     forgotten = ledger.forget(prune.in_session("a", None))
     assert ledger.left(forgotten) is None
     session = forgotten.session
-    late = ledger.turns.add(replace(new_turn(ledger, "b", request_text=WORDS), session_id=session))
+    late = ledger.turns.add(new_turn(ledger, "b", request_text=WORDS, session_id=session))
     found = ledger.left(forgotten)
     assert found is not None
-    new = ledger.turns.add(replace(new_turn(ledger, "b"), session_id=session))
+    new = ledger.turns.add(new_turn(ledger, "b", session_id=session))
     assert ledger.forget(found).turns == (late,)
     assert [row["id"] for row in ledger._db.rows("SELECT id FROM turns")] == [new]
     assert first < late

@@ -23,8 +23,8 @@ from tinker_claw.gateway.reading import _shows
 from tinker_claw.judge.endpoints import SamplerEndpoint
 from tinker_claw.judge.prompts import verdict_messages
 from tinker_claw.render.outside_text import CUT, Guard
-from tinker_claw.render.prompt_cache import Prompt
 from tinker_claw.render.renderer import Renderer
+from tinker_claw.served import Prompt
 from tinker_claw.shipped import MODEL_DIR
 from tinker_claw.types import Message, NextState
 

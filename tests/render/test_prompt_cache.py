@@ -23,8 +23,9 @@ from tinker_claw.formats.chat import parse_chat
 from tinker_claw.images import images_in
 from tinker_claw.render.format import Format
 from tinker_claw.render.outside_text import CutTokenizer, Guard
-from tinker_claw.render.prompt_cache import Prompt, PromptCache
+from tinker_claw.render.prompt_cache import PromptCache
 from tinker_claw.render.renderer import Renderer
+from tinker_claw.served import Prompt
 from tinker_claw.shipped import MODEL_DIR
 from tinker_claw.types import Message
 

@@ -17,9 +17,10 @@ from typing import Final
 from tinker_claw.conversation import openclaw
 from tinker_claw.conversation.harnesses import HARNESSES, Block, after_blanks
 from tinker_claw.conversation.machinery import looks_like_machinery
-from tinker_claw.conversation.openclaw import FORWARDED, Automation, Carried, Sender, Surface
+from tinker_claw.conversation.openclaw import FORWARDED, Automation, Carried, Sender
 from tinker_claw.formats.base import Attached, parts_of
 from tinker_claw.images import placed
+from tinker_claw.served import Surface
 from tinker_claw.types import Message, Piece, Writer, noted
 
 Attribute = Callable[[Message], Sequence[Piece]]

@@ -11,8 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from dataclasses import dataclass, replace
 
 from tinker_claw.conversation.attribution import (
     Reading,
@@ -30,7 +29,6 @@ from tinker_claw.conversation.openclaw import (
     ON_ITS_OWN,
     SYSTEM_OPENING,
     Runtime,
-    Surface,
     reports_event,
     runtime,
     surface,
@@ -38,52 +36,9 @@ from tinker_claw.conversation.openclaw import (
 from tinker_claw.conversation.outright import outright
 from tinker_claw.errors import RequestError
 from tinker_claw.formats.base import GenerationRequest, parts_of
+from tinker_claw.served import OPENING, SIDE_KEY, Identity, RequestKind, Surface
 from tinker_claw.types import Attempt, Kind
 
-
-class RequestKind(StrEnum):
-    """Purpose of a request. The first five may be trained on; a verdict is a main turn, too."""
-
-    USER = "user turn"
-    TOOL = "tool loop"
-    RETRY = "retry"
-    REASK = "re-ask"
-    CLIENT = "client turn"
-    """Turn of a client that does not identify itself."""
-    VERDICT = "verdict"
-    """The user only rates the reply before: no reply to that was asked for, so none is right or
-    wrong."""
-    RECAP = "recap"
-    TITLE = "title"
-    COMPACTION = "compaction"
-    FLUSH = "memory flush"
-    HEARTBEAT = "heartbeat"
-    CRON = "cron"
-    """Cron job in the main session."""
-    ALONE = "isolated cron"
-    SUBAGENT = "subagent"
-    ANNOUNCEMENT = "announcement"
-    """Message from another session, as a rule the result of a subagent."""
-    AUTOMATED = "automated"
-    """A prompt that nobody typed, of no kind that is known here."""
-    NUDGE = "nudge"
-    """The harness asks the model to go on; nobody has said anything since its last reply."""
-    UNKNOWN = "unknown"
-    """A prompt that looks like a harness's, of a kind that is not known here."""
-    UTILITY = "utility"
-    """A single call beside the conversation, as for a commit message."""
-
-    @property
-    def kind(self) -> Kind:
-        return Kind.MAIN if self in _MAIN else Kind.SIDE
-
-
-_MAIN = frozenset(
-    {
-        *(RequestKind.USER, RequestKind.TOOL, RequestKind.RETRY, RequestKind.REASK),
-        *(RequestKind.CLIENT, RequestKind.VERDICT),
-    }
-)
 _FLUSH_TOOLS = frozenset({"read", "write"})
 LARGEST_GROUP = 1000
 """Most sessions of one group."""
@@ -97,49 +52,11 @@ _CHILD_HEADERS = ("x-codex-parent-thread-id", "x-openai-subagent")
 _OWN_COMPACTION = "compact"
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _EPISODE = "episode"
-_OPENING = "opening:"
-_SIDE_KEY = "side calls without a session"
 # Version, trace id, span id, flags (W3C Trace Context).
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?P<trace>[0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 _BOUNDARY = re.compile(r":\d+")
 _CONTROL_UI = "openclaw-webchat-"
 """Prefix of the hash of the session's key that the Control UI sends instead of the session's id."""
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Who is asking, for what, and whether it may be trained on."""
-
-    key: str
-    """Names the session, within its user."""
-    kind: Kind
-    reason: str
-    """Why this session and this kind; none of the user's words."""
-    call: RequestKind
-    trace: str | None = None
-    """Trace id of one run of the agent, as a rule one user turn; None: the client sent none."""
-    trusted: bool = False
-    """The client says that its turn is main, so a person or a task asks."""
-    by_trace: bool = False
-    """The session is that of the run with this trace, where one is known, and else `key`."""
-    done: bool = False
-    """The client said that the session ends with this turn."""
-    attempt: Attempt | None = None
-    """Task and group that a main turn's session attempts; None: the client names none."""
-    surface: Surface = field(default_factory=Surface)
-    """Where the conversation takes place."""
-    client: str = ""
-    """The agent's program: its name, or how its User-Agent begins."""
-
-    @property
-    def named(self) -> bool:
-        """The key is the client's name for the session; no other session has it."""
-        return self.key != _SIDE_KEY and not self.key.startswith(_OPENING)
-
-    @property
-    def episode(self) -> bool:
-        """The session is an agent's with its environment."""
-        return self.attempt is not None and self.attempt.episode
 
 
 def identify(request: GenerationRequest, headers: Mapping[str, str]) -> Identity:
@@ -391,8 +308,8 @@ def _session(seen: SessionEvidence, call: RequestKind, kind: Kind) -> tuple[str,
     if seen.line is not None:
         return seen.line.name, "the Runtime line", False
     if kind is Kind.SIDE and call is not RequestKind.UNKNOWN:  # which is a part of a conversation
-        return _SIDE_KEY, "its trace" if traced else "nothing: none is named", traced
-    return f"{_OPENING}{_opening(seen)}", "its first messages", False
+        return SIDE_KEY, "its trace" if traced else "nothing: none is named", traced
+    return f"{OPENING}{_opening(seen)}", "its first messages", False
 
 
 def _without_boundary(value: str, session_id: str | None) -> str:

@@ -19,7 +19,6 @@ from typing import Any, Final
 
 from cachetools import LRUCache
 
-from tinker_claw.conversation.classify import Identity, RequestKind
 from tinker_claw.conversation.history import (
     Conversation,
     closest,
@@ -30,6 +29,7 @@ from tinker_claw.conversation.history import (
 )
 from tinker_claw.errors import RequestError
 from tinker_claw.ledger.turns import LastTurn, TurnTable
+from tinker_claw.served import Identity, RequestKind
 from tinker_claw.types import Attempt, Kind, Lost, Message, Told, noted
 
 IDLE_S: Final = 6 * 3600.0

@@ -18,6 +18,7 @@ from itertools import islice
 from typing import Any, Final, TypeVar, cast
 
 from tinker_claw.formats.base import Attached, parts_of
+from tinker_claw.served import Surface
 from tinker_claw.types import Message, Piece, Writer
 
 _Value = TypeVar("_Value")
@@ -158,17 +159,6 @@ class Runtime:
         if area.channel is None and area.area not in _KINDS:
             return self.session_key
         return f"{area.area}:{hashlib.sha256(self.session_key.encode()).hexdigest()[:32]}"
-
-
-@dataclass(frozen=True, slots=True)
-class Surface:
-    """Where a conversation takes place."""
-
-    area: str = ""
-    """Area of OpenClaw's session: main, explicit, hook, cron, telegram ...; "": not known."""
-    channel: str | None = None
-    """The chat service; None: not known, or none."""
-    group: bool = False
 
 
 @dataclass(frozen=True, slots=True)

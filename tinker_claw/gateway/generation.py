@@ -19,10 +19,9 @@ from tinker_claw.formats.base import Finish, FinishedReply, TokenCounts
 from tinker_claw.gateway.deps import GatewayDeps
 from tinker_claw.gateway.request import Job
 from tinker_claw.gateway.sampling import Sampling
-from tinker_claw.ledger.turns import NewTurn
 from tinker_claw.privacy.marker import Privacy
 from tinker_claw.render.stream import CutStream
-from tinker_claw.telemetry import Served
+from tinker_claw.served import Outcome
 from tinker_claw.types import Completion, Delta, Kind, Reply, StopReason, TokenChunk
 from tinker_claw.why import Why
 
@@ -55,11 +54,8 @@ class Generation:
         """Seconds spent waiting for a slot."""
         self._first_token_s: float | None = None
         self._account = Account()
-        self._turn: int | None = None
-        """Id of the captured turn; None: nothing was captured."""
-        self._usd: float | None = None
-        self._completion: Completion | None = None
-        self._forgotten = False
+        self._captured = False
+        """Whether the ledger has the turn."""
         self._broken = Why.HUNG_UP.says()
         """Why the reply broke off, if it did."""
 
@@ -81,34 +77,8 @@ class Generation:
                     return await self._run(show)
             finally:
                 self._account.late = late = self._deps.spending.late("serve")
-                if self._turn is None:  # it was billed, and there is no turn to write that to
+                if not self._captured:  # it was billed, and there is no turn to write that to
                     late(self._account.usage)
-                self._tell()
-
-    def _tell(self) -> None:
-        """Report the request to telemetry, unless nothing of it is kept."""
-        job, version = self._job, self.sampling.version
-        if job.privacy is Privacy.PRIVATE or self._forgotten:
-            return
-        self._deps.telemetry.served(
-            Served(
-                seconds=time.monotonic() - job.started,
-                first_token_s=self._first_token_s,
-                waited_s=self._waited_s,
-                version=version,
-                session=job.said.session_id,
-                turn=self._turn,
-                kind=job.identity.kind,
-                prompt_tokens=len(job.prompt.tokens),
-                cached_tokens=self._completion.cached_tokens if self._completion else 0,
-                completion_tokens=len(self._completion.tokens) if self._completion else 0,
-                user=job.caller.user,
-                episode=job.caller.episode,
-                reason=job.identity.reason,
-                lost=job.said.lost,
-                usd=self._usd,
-            )
-        )
 
     async def _run(self, show: Show | None) -> FinishedReply:
         async def take(chunk: TokenChunk) -> bool:
@@ -157,54 +127,44 @@ class Generation:
 
     def _capture(self, completion: Completion, reply: Reply) -> None:
         """Write the turn, and index it for the request that continues it."""
-        deps, job, said = self._deps, self._job, self._job.said
-        self._completion = completion
-        prompt_tokens, completion_tokens = len(job.prompt.tokens), len(completion.tokens)
-        job.caller.limits.served(job.caller.user, prompt_tokens, completion_tokens)
-        if said.history is None or deps.index.has_forgotten(said.session_id, job.started):
-            self._forgotten = True
+        deps, job, place = self._deps, self._job, self._job.place
+        caller, prompt = job.caller, job.prompt
+        prompt_tokens, completion_tokens = len(prompt.tokens), len(completion.tokens)
+        caller.limits.served(caller.user, prompt_tokens, completion_tokens)
+        if place.history is None or deps.index.has_forgotten(place.session_id, job.started):
             deps.telemetry.turn_forgotten(
                 prompt_tokens=prompt_tokens, completion_tokens=completion_tokens
             )
             return
         holds = self._held(completion)
-        keeps = (job.privacy, said.holds, holds) == (Privacy.OPEN, None, None)
-        answer, bill = reply_digest(reply), deps.spending.bill("serve", self._account.usage)
-        turn_id = self._turn = deps.ledger.turns.add(
-            NewTurn(
-                session_id=said.session_id,
-                kind=job.identity.kind,
-                kind_reason=job.identity.reason,
-                policy_version=self.sampling.version,
-                prompt=job.prompt.tokens,
-                completion=completion,
-                hint_at=job.prompt.hint_at,
-                request_text=said.text,
-                reply_text=deps.privacy.redact(_as_text(reply)),
-                history=said.history,
-                reply_digest=answer,
-                untrained_because=self._untrained_because(completion, holds),
-                call=job.identity.call,
-                trace=job.identity.trace,
-                response_id=job.writer.id,
-                fallback=self.sampling.fallback,
-                keeps_tokens=keeps,
-                lost=said.lost,
-                client=job.identity.client,
-                asked_by=said.asked_by,
-                told=job.prompt.told,
-                images=job.images,
-                voices=tuple((p.writer, p.what, len(p.words or p.text)) for p in said.voices),
-            ),
-            bill,
+        outcome = Outcome(
+            place,
+            caller.user,
+            self.sampling.version,
+            prompt,
+            completion,
+            reply_text=deps.privacy.redact(_as_text(reply)),
+            reply_digest=reply_digest(reply),
+            untrained_because=self._untrained_because(completion, holds),
+            response_id=job.writer.id,
+            fallback=self.sampling.fallback,
+            keeps_tokens=(job.privacy, place.holds, holds) == (Privacy.OPEN, None, None),
+            images=job.images,
+            episode=caller.episode,
+            seconds=time.monotonic() - job.started,
+            first_token_s=self._first_token_s,
+            waited_s=self._waited_s,
         )
+        bill = deps.spending.bill("serve", self._account.usage)
+        turn_id = deps.ledger.turns.add(outcome, bill)
+        self._captured = True
         deps.spending.count(bill)
-        self._usd = bill and bill.usd
-        if job.identity.done:
-            deps.index.end(said.session_id)
-        elif job.identity.kind is Kind.MAIN:
-            stream = _stream(job, completion) if keeps else None
-            deps.index.add(said.session_id, said.history, answer, turn_id, stream)
+        if place.identity.done:
+            deps.index.end(place.session_id)
+        elif place.identity.kind is Kind.MAIN:
+            stream = _stream(job, completion) if outcome.keeps_tokens else None
+            deps.index.add(place.session_id, place.history, outcome.reply_digest, turn_id, stream)
+        deps.telemetry.served(outcome, turn_id, bill and bill.usd)
 
     def _held(self, completion: Completion) -> str | None:
         """Description of a secret or personal data found in the reply, or None."""

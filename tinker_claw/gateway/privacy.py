@@ -16,7 +16,7 @@ from typing import Any
 from cachetools import LRUCache
 
 from tinker_claw.conversation.attribution import Attribute, read
-from tinker_claw.conversation.classify import Identity, RequestKind, flagged
+from tinker_claw.conversation.classify import flagged
 from tinker_claw.formats.base import GenerationRequest, parts_of
 from tinker_claw.gateway.limits import ComputeRounds
 from tinker_claw.ledger.turns import TurnTable, hidden
@@ -30,6 +30,7 @@ from tinker_claw.privacy.marker import (
     mentioned,
 )
 from tinker_claw.privacy.redact import Redactor, name_digest
+from tinker_claw.served import Identity, RequestKind
 from tinker_claw.telemetry import log
 from tinker_claw.types import Kind, Message, Tool, Writer, has_note, noted
 from tinker_claw.why import Why

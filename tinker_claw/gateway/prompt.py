@@ -19,7 +19,7 @@ from tinker_claw.gateway.deps import GatewayDeps
 from tinker_claw.gateway.limits import no_room
 from tinker_claw.images import images_in
 from tinker_claw.ledger.lessons import Lesson
-from tinker_claw.render.prompt_cache import Prompt
+from tinker_claw.served import Prompt
 from tinker_claw.types import Message
 
 

@@ -22,7 +22,7 @@ from tinker_claw.conversation.attribution import (
     read,
     shows_own,
 )
-from tinker_claw.conversation.classify import Identity, RequestKind, identify
+from tinker_claw.conversation.classify import identify
 from tinker_claw.conversation.history import Conversation, heard
 from tinker_claw.conversation.index import Continuation
 from tinker_claw.conversation.openclaw import carried
@@ -41,12 +41,10 @@ from tinker_claw.ledger.feedback import ENDED, LONGEST_TEXT, About, Feedback
 from tinker_claw.ledger.lessons import Lesson
 from tinker_claw.policy import Sampler
 from tinker_claw.privacy.marker import Privacy
-from tinker_claw.render.prompt_cache import Prompt
+from tinker_claw.served import Identity, Place, Prompt, RequestKind
 from tinker_claw.types import (
     Images,
     Kind,
-    Lost,
-    Piece,
     PlacedImage,
     SamplingParams,
     Writer,
@@ -60,31 +58,6 @@ UNASKED = Why.VERDICT.says()
 """Why a reply is not trained on if the user's message was nothing but a verdict."""
 _ID = re.compile(r"[0-9]{1,18}")
 """Number of a version; a longer one is invalid."""
-_NOWHERE = 0
-"""The session of a private request, which the ledger does not know."""
-
-
-@dataclass(frozen=True, slots=True)
-class Said:
-    """A request as a part of its conversation; empty for a private one."""
-
-    session_id: int = _NOWHERE
-    history: tuple[str, ...] | None = None
-    """Digests of the messages as later requests will show them; None: nothing is kept."""
-    text: str = ""
-    """Last words that were said to the agent, redacted."""
-    holds: str | None = None
-    """Description of a secret or personal data found in the request, or None."""
-    link: Continuation | None = None
-    """The turn that it continues; None: none is known."""
-    lost: Lost | None = None
-    """Why what the user said is the next state of no turn, although one waits for it."""
-    voices: tuple[Piece, ...] = ()
-    """New pieces of the request since the last reply, each with its writer."""
-    asked_by: Writer = Writer.OWNER
-    """Who wrote the request."""
-    pictured: str | None = None
-    """Why nothing after its images is trained; None: there are none, or they are trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +66,7 @@ class Job:
 
     caller: Caller
     request: GenerationRequest
-    identity: Identity
-    said: Said
+    place: Place
     version: int
     sampler: Sampler
     prompt: Prompt
@@ -107,17 +79,18 @@ class Job:
     @property
     def untrained_because(self) -> str | None:
         """Why this turn cannot be trained on, as far as the request tells."""
-        if self.identity.kind is Kind.SIDE:
-            return Why.SIDE.says(self.identity.reason)
-        if self.identity.call is RequestKind.VERDICT:
+        who = self.place.identity
+        if who.kind is Kind.SIDE:
+            return Why.SIDE.says(who.reason)
+        if who.call is RequestKind.VERDICT:
             return UNASKED
-        if self.identity.done and not self.identity.episode:  # which is trained on its outcome
+        if who.done and not who.episode:  # which is trained on its outcome
             return ENDED
         if self.privacy is Privacy.AFTER:
             return AFTERWARDS
-        if self.said.holds is not None:
-            return Why.HOLDS.says(self.said.holds)
-        return self.said.pictured or self.params.unfit_because()
+        if self.place.holds is not None:
+            return Why.HOLDS.says(self.place.holds)
+        return self.place.pictured or self.params.unfit_because()
 
     @property
     def images(self) -> Images:
@@ -164,29 +137,26 @@ async def admit(
     privacy = deps.privacy.privacy(user, identity, headers, request, named)
     large = is_large(body)
     asked = _Incoming(request, user, identity, named, privacy, started, large)
-    said, told = Said(), list[Lesson]()
+    place, link, told = Place(identity), None, list[Lesson]()
     if privacy is not Privacy.PRIVATE:
         await _remember(deps, wire, asked)
         asked = await _without_secrets(deps, asked, headers)
-        identity = asked.identity
-        session_id = deps.index.session(user, identity)
         if not pinned:
             answers = deps.policy.current
             version, sampler = answers.version.id, answers.sampler
-        said = await _place(deps, asked, session_id)
-        told = _lessons(deps, asked, said)
-        if said.link is not None:
+        place, link = await _place(deps, asked)
+        told = _lessons(deps, asked, place)
+        if link is not None:
             # Before the prompt: what the user said counts even when it does not fit the context.
-            await _attach(deps, asked, said.link, session_id)
+            await _attach(deps, asked, link, place.session_id)
     forget = privacy is not Privacy.OPEN
-    prompt = await build_prompt(deps, request, said.link, told, forget=forget, large=large)
+    prompt = await build_prompt(deps, request, link, told, forget=forget, large=large)
     params = await _params(deps, request, prompt)
-    fit = identity.kind is Kind.MAIN and (said.pictured or params.unfit_because()) is None
+    fit = identity.kind is Kind.MAIN and (place.pictured or params.unfit_because()) is None
     return Job(
         caller=caller,
         request=request,
-        identity=identity,
-        said=said,
+        place=place,
         version=version,
         sampler=sampler,
         prompt=prompt,
@@ -231,14 +201,14 @@ async def _without_secrets(
     return replace(asked, identity=replace(identity, key=identify(opening, headers).key))
 
 
-def _lessons(deps: GatewayDeps, asked: _Incoming, said: Said) -> list[Lesson]:
+def _lessons(deps: GatewayDeps, asked: _Incoming, place: Place) -> list[Lesson]:
     """The lessons that the session is told."""
     # What was said in private is not known, and might be taken for something else.
     known = asked.privacy is Privacy.OPEN
     if not known or deps.lessons is None or asked.identity.kind is not Kind.MAIN:
         return []
-    opener = asked.user if _is_owners(asked.identity, said) else None
-    return deps.lessons.told(said.session_id, opener, said.text)
+    opener = asked.user if _is_owners(place) else None
+    return deps.lessons.told(place.session_id, opener, place.text)
 
 
 def _pictured(deps: GatewayDeps, asked: _Incoming) -> str | None:
@@ -249,11 +219,11 @@ def _pictured(deps: GatewayDeps, asked: _Incoming) -> str | None:
     return None if all(shows_own(one, asked.named(one)) for one in shown) else NOT_THEIRS
 
 
-def _is_owners(identity: Identity, said: Said) -> bool:
+def _is_owners(place: Place) -> bool:
     """Whether an owner of the gateway opens a conversation of their own with this request."""
-    attempt, chat = identity.attempt, identity.surface
-    tried = identity.episode or (attempt is not None and attempt.group is not None)
-    return said.asked_by is Writer.OWNER and not (tried or chat.group)
+    who = place.identity
+    tried = who.episode or (who.attempt is not None and who.attempt.group is not None)
+    return place.asked_by is Writer.OWNER and not (tried or who.surface.group)
 
 
 def _identify(
@@ -270,9 +240,10 @@ def _identify(
     return identity
 
 
-async def _place(deps: GatewayDeps, asked: _Incoming, session_id: int) -> Said:
-    """Find the request's place in its conversation."""
+async def _place(deps: GatewayDeps, asked: _Incoming) -> tuple[Place, Continuation | None]:
+    """Return the request's place in its conversation, and the turn that it continues."""
     request, identity, known = asked.request, asked.identity, asked.privacy is Privacy.OPEN
+    session_id = deps.index.session(asked.user, identity)
     messages = deps.index.said(session_id, request.messages)
     conversed = partial(Conversation.of, messages)
     conversation = await deps.compute.aside(conversed) if asked.large else conversed()
@@ -283,17 +254,18 @@ async def _place(deps: GatewayDeps, asked: _Incoming, session_id: int) -> Said:
             lost = deps.index.lost(session_id, conversation)
     last = last_said(messages)
     new = new_messages(request.messages)
-    return Said(
+    place = Place(
+        identity,
         session_id,
-        conversation.digests,
-        await deps.privacy.redact_any(read(last).said) if last else "",
+        history=conversation.digests,
+        text=await deps.privacy.redact_any(read(last).said) if last else "",
         holds=deps.privacy.holds(request),
-        link=link,
         lost=lost,
         voices=tuple(piece for message in new for piece in asked.named(message)),
         asked_by=asked_by(asked.named(last)) if last else Writer.OWNER,
         pictured=_pictured(deps, asked),
     )
+    return place, link
 
 
 async def count(deps: GatewayDeps, wire: Format, route: Route, body: bytes, caller: Caller) -> int:

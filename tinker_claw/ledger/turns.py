@@ -32,12 +32,12 @@ from tinker_claw.ledger.images import keep, kept
 from tinker_claw.ledger.lessons import FORGOTTEN_LESSON
 from tinker_claw.ledger.spend import Bill, write
 from tinker_claw.privacy.marker import Privacy
+from tinker_claw.served import Outcome, Place
 from tinker_claw.types import (
     Attempt,
     Completion,
     Images,
     Kind,
-    Lost,
     NextState,
     SamplingParams,
     StopReason,
@@ -46,48 +46,6 @@ from tinker_claw.types import (
     Writer,
 )
 from tinker_claw.why import Why, why_of
-
-
-@dataclass(frozen=True, slots=True)
-class NewTurn:
-    """A turn as it leaves the gateway, before it has an id."""
-
-    session_id: int
-    kind: Kind
-    kind_reason: str
-    policy_version: int
-    prompt: tuple[int, ...]
-    completion: Completion
-    hint_at: int | None
-    request_text: str
-    reply_text: str
-    history: tuple[str, ...]
-    """Digests of the request's messages, without those that the client drops from its history."""
-    reply_digest: str
-    """Digest of the assistant message that the client will send back as history."""
-    untrained_because: str | None = None
-    call: str = ""
-    """Purpose of the request."""
-    trace: str | None = None
-    """The client's trace id."""
-    response_id: str | None = None
-    """The reply's id in the API response."""
-    fallback: str | None = None
-    """Why a version other than the current one answered; None: the current one did."""
-    keeps_tokens: bool = True
-    """Whether tokens and text digests are kept; False only counts tokens."""
-    lost: Lost | None = None
-    """Why no earlier turn got this request as its next state, although one waits for it."""
-    asked_by: Writer = Writer.OWNER
-    """Writer of the request."""
-    client: str = ""
-    """Name of the agent's program."""
-    voices: tuple[tuple[Writer, str, int], ...] = ()
-    """Writer, name and length in characters of each new piece in the request."""
-    told: Told | None = None
-    """Lessons in the prompt; None: there are none."""
-    images: Images = ()
-    """Images in the prompt, kept if the turn may be trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,24 +100,6 @@ STEP = """
 reply requested again, because its client hung up, does not shift later steps."""
 UNSAID = Why.UNSAID.says()
 _NEXT_INDEX = "SELECT COALESCE(MAX(idx) + 1, 0) FROM turns WHERE session_id = ? AND kind = ?"
-_AS_IT_IS = (
-    "session_id",
-    "kind",
-    "kind_reason",
-    "policy_version",
-    "call",
-    "trace",
-    "fallback",
-    "response_id",
-    "lost",
-    "request_text",
-    "reply_text",
-    "reply_digest",
-    "asked_by",
-    "client",
-    "hint_at",
-)
-"""Fields of `NewTurn` that are columns."""
 _HIDDEN = re.compile(r"private-[0-9a-f]{32}")
 _LATELY = 4
 """Newest turns of a session among which a request's predecessor is looked for."""
@@ -309,25 +249,44 @@ class TurnTable(LedgerTable):
                 [(time.time(), session_id) for session_id in session_ids],
             )
 
-    def add(self, turn: NewTurn, bill: Bill | None = None) -> int:
+    def add(self, turn: Outcome, bill: Bill | None = None) -> int:
         """Write a turn and the bill for serving it; return its id. Durable when this returns."""
-        tokens, raw = len(turn.completion.tokens), raw_ids(turn.prompt)
-        if not turn.keeps_tokens:
-            done, raw = turn.completion, b""
-            done = replace(done, params=replace(done.params, stop=()), **_NO_TOKENS)
-            none = {"history": (), "reply_digest": "", "told": None}
-            turn = replace(turn, completion=done, **none)
-        done = turn.completion
-        values: dict[str, Any] = {name: getattr(turn, name) for name in _AS_IT_IS} | {
+        place, who, prompt, done = turn.place, turn.place.identity, turn.prompt, turn.completion
+        told, raw, because = prompt.told, raw_ids(prompt.tokens), turn.untrained_because
+        values: dict[str, Any] = {
+            "session_id": place.session_id,
             "created_at": time.time(),
-            "voices": json.dumps(turn.voices, ensure_ascii=False),
+            "kind": who.kind,
+            "kind_reason": who.reason,
+            "call": who.call,
+            "trace": who.trace,
+            "client": who.client,
+            "policy_version": turn.version,
+            "fallback": turn.fallback,
+            "response_id": turn.response_id,
+            "lost": place.lost,
+            "asked_by": place.asked_by,
+            "request_text": place.text,
+            "reply_text": turn.reply_text,
+            "voices": json.dumps(
+                [(one.writer, one.what, len(one.words or one.text)) for one in place.voices],
+                ensure_ascii=False,
+            ),
             "told": None,
-            "prompt_tokens": len(turn.prompt),
-            "completion_tokens": tokens,
+            "hint_at": prompt.hint_at,
+            "prompt_tokens": len(prompt.tokens),
+            "completion_tokens": len(done.tokens),
             "cached_tokens": done.cached_tokens,
             "stop_reason": done.stop_reason,
+            "history": json.dumps(place.history or ()),
+            "reply_digest": turn.reply_digest,
+        }
+        if not turn.keeps_tokens:
+            done = replace(done, params=replace(done.params, stop=()), **_NO_TOKENS)
+            told, raw = None, b""
+            values |= {"history": "[]", "reply_digest": ""}
+        values |= {
             "params": _params_json(done.params),
-            "history": json.dumps(turn.history),
             "tokens": pack_ids(done.tokens),
             "logprobs": pack_floats(done.logprobs),
             "topk": len(done.topk_ids[0]) if done.topk_ids else 0,
@@ -335,16 +294,16 @@ class TurnTable(LedgerTable):
             "topk_logprobs": pack_floats(flat(done.topk_logprobs)),
         }
         with self._db.transaction() as tx:
-            because = turn.untrained_because or _over(tx, turn)
-            if turn.told and _lacks_lesson(tx, turn.told):  # it was forgotten meanwhile
-                raw, because = raw_ids(turn.told.without(turn.prompt)), FORGOTTEN_LESSON
+            because = because or _over(tx, place)
+            if told and _lacks_lesson(tx, told):  # it was forgotten meanwhile
+                raw, because = raw_ids(told.without(prompt.tokens)), FORGOTTEN_LESSON
                 values["hint_at"] = None
-            elif turn.told:
-                values["told"] = json.dumps(astuple(turn.told))
+            elif told:
+                values["told"] = json.dumps(astuple(told))
             values |= {"untrained_because": because, "why": why_of(because)}
             values["settled"] = because is not None
             values["blocks"], values["prompt"] = store(tx, raw)
-            values["idx"] = tx.execute(_NEXT_INDEX, (turn.session_id, turn.kind)).fetchone()[0]
+            values["idx"] = tx.execute(_NEXT_INDEX, (place.session_id, who.kind)).fetchone()[0]
             turn_id = insert(tx, "turns", values)
             if because is None:
                 keep(tx, turn_id, turn.images)
@@ -441,14 +400,14 @@ def state_of(row: sqlite3.Row) -> NextState:
     return NextState(row["role"], row["text"], beside)
 
 
-def _over(tx: sqlite3.Connection, turn: NewTurn) -> str | None:
+def _over(tx: sqlite3.Connection, place: Place) -> str | None:
     """Return why a turn of this session is no longer trained; None: it may be."""
-    if turn.kind is Kind.SIDE:
+    if place.identity.kind is Kind.SIDE:
         return None
     late = tx.execute(
         f"SELECT 1 FROM sessions WHERE id = ? AND (episode = 2 OR (episode = 1 AND ({OUTCOME}) "
         "IS NOT NULL))",
-        (turn.session_id,),
+        (place.session_id,),
     ).fetchone()
     return OVER if late else None
 

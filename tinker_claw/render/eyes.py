@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from tinker_claw.errors import RequestError
 from tinker_claw.images import Image
-from tinker_claw.render.prompt_cache import Prompt
+from tinker_claw.served import Prompt
 
 SEEING: Final = frozenset({"qwen3-vl", "qwen3.5", "qwen3.6", "qwen3.8"})
 """Chat formats that have a place for images, with Qwen's image processor."""

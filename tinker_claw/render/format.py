@@ -20,7 +20,8 @@ from tinker_claw.render.begun import Beginnings
 from tinker_claw.render.eyes import Eyes
 from tinker_claw.render.outside_text import CutTokenizer, Guard
 from tinker_claw.render.own_template import UNFIT, OwnTemplate
-from tinker_claw.render.prompt_cache import Ids, Prompt, PromptCache, interned
+from tinker_claw.render.prompt_cache import Ids, PromptCache, interned
+from tinker_claw.served import Prompt
 from tinker_claw.types import Message, Tokens
 
 Tools = Sequence[Mapping[str, Any]]

@@ -18,7 +18,7 @@ from jinja2 import TemplateError
 
 from tinker_claw.render.calls import HERMES, read_json
 from tinker_claw.render.outside_text import CutTokenizer
-from tinker_claw.render.prompt_cache import Prompt
+from tinker_claw.served import Prompt
 
 UNFIT = (ValueError, TypeError, LookupError, AttributeError, RecursionError, TemplateError)
 """Errors that formats raise for messages they do not take."""

@@ -9,14 +9,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from hashlib import blake2b
 from threading import Lock
 from typing import TypeAlias
 
 from cachetools import LRUCache
-
-from tinker_claw.types import Told
 
 CAPACITY = 52_000_000
 """Capacity in bytes: texts of some five million ids."""
@@ -38,36 +35,6 @@ def interned(ids: Sequence[int]) -> Ids:
         part = ids[at : at + _AT_ONCE]
         found.extend(map(_NUMBERS.setdefault, part, part))
     return tuple(found)
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A rendered request."""
-
-    tokens: tuple[int, ...]
-    hint_at: int | None
-    """Index after the content of the message that a hint belongs to; None: not known."""
-    begun: int = 0
-    """Number of last tokens that begin the reply and are given to the model."""
-    told: Told | None = None
-    """Lessons in it; None: there are none."""
-    images: tuple[tuple[int, int], ...] = ()
-    """Index of the first token of each image, and how many it takes."""
-
-    def followed_by(self, begun: Sequence[int]) -> Prompt:
-        """Return this prompt followed by the beginning of a reply."""
-        return replace(self, tokens=(*self.tokens, *begun), begun=len(begun))
-
-    def telling(self, ids: tuple[int, ...], at: int, lessons: Sequence[int]) -> Prompt:
-        """Return this prompt with lessons, whose tokens are `ids`, inserted at index `at`."""
-        hint_at = self.hint_at
-        return replace(
-            self,
-            tokens=(*self.tokens[:at], *ids, *self.tokens[at:]),
-            hint_at=hint_at + len(ids) if hint_at is not None and hint_at >= at else hint_at,
-            told=Told(tuple(lessons), at, len(ids)),
-            images=tuple((i + len(ids) * (i >= at), n) for i, n in self.images),
-        )
 
 
 class PromptCache:

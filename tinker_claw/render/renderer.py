@@ -29,7 +29,7 @@ from tinker_claw.render.eyes import Eyes
 from tinker_claw.render.format import Format, Tools, first_line
 from tinker_claw.render.outside_text import CutTokenizer, Guard
 from tinker_claw.render.own_template import THINK
-from tinker_claw.render.prompt_cache import Prompt, PromptCache
+from tinker_claw.render.prompt_cache import PromptCache
 from tinker_claw.render.stream import (
     NO_ID,
     BufferedStream,
@@ -39,6 +39,7 @@ from tinker_claw.render.stream import (
 )
 from tinker_claw.render.switches import Switches, Thinking
 from tinker_claw.render.tokenizer import load
+from tinker_claw.served import Prompt
 from tinker_claw.types import HINT_TEMPLATE, Message, Reply, Tokens, ToolCall
 
 _ASIDE = 8_000
