@@ -64,7 +64,6 @@ POINTS: dict[str, tuple[str, ...]] = {
         "local_gpu.trainer:LocalTrainer.load_state",
         "tinker_claw.backends.tinker.trainer:TinkerTrainer.load_state",
     ),
-    "gone back": ("tinker_claw.ledger.versions:StepTable.restart_from",),
 }
 """Functions after whose return a life ends, by name of the point, even within a transaction."""
 

@@ -104,14 +104,14 @@ class Told:
         turn = self.judged(key, value, *([teacher.hint] if teacher else []))
         return turn, self.ledger.samples.add(turn, value, teacher)
 
-    def step(self, *samples: int, saved: bool = True) -> tuple[int, PolicyVersion]:
+    def step(self, *samples: int) -> tuple[int, PolicyVersion]:
         step = self.ledger.steps.begin(self.version.id, samples)
         taken = [BatchItem(one) for one in self.ledger.samples.oldest(len(samples), samples)]
         self.ledger.steps.keep(step, COMBINE.prepare(taken, CFG).stored, None)
         self.version = self.ledger.steps.commit(
             step,
             self.version,
-            state_ref=f"s{step}" if saved else None,
+            state_ref=f"s{step}",
             sampler_ref=f"p{step}",
             metrics=METRICS,
         )

@@ -634,6 +634,6 @@ class PolicyVersion:
     parent: int | None
     step: int
     """Optimizer steps since the base, along the lineage."""
-    state_ref: str | None
-    """Reference for loading weights and optimizer; None when this step was not saved."""
+    state_ref: str
+    """Reference for loading weights and optimizer."""
     sampler_ref: str

@@ -287,7 +287,7 @@ def _running(turn: TurnView) -> str:
 def _trained(word: str, sample: SampleView, run: RunView) -> str:
     company = f"with {plural(n, 'other sample')}" if (n := sample.together - 1) else "alone"
     at = "" if sample.finished_at is None else f" at {moment(sample.finished_at)}"
-    left = sample.version is not None and not run.line.leads_on(sample.version)
+    left = sample.version is not None and sample.version not in run.line.live
     behind = " A rollback has left that version behind." if left else ""
     return f"It was {word}, {company}, which made v{sample.version}{at}.{behind}"
 

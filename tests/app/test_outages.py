@@ -84,49 +84,6 @@ async def test_state_is_loaded_again_and_again_until_the_service_answers(tmp_pat
         assert w.trainer.weights == 1
 
 
-async def test_outage_while_going_back_over_unsaved_steps_loses_neither(tmp_path: Path) -> None:
-    async with world(tmp_path, save_interval=2) as w:
-        batch(w)
-        await w.version(1)
-        w.trainer.away |= {"train_step": 1, "open": 2}
-        batch(w)
-        await w.until(lambda: sample_counts(w.ledger)["trained"] == 8)
-        version = w.policy.current.version
-        assert (version.id, version.step, w.trainer.weights) == (4, 2, 2)
-        rows = w.ledger._db.rows("SELECT id, parent, step FROM versions ORDER BY id")
-        assert [tuple(row) for row in rows] == [
-            (0, None, 0),
-            (1, 0, 1),  # not saved, void with the outage
-            (2, 0, 0),
-            (3, 2, 1),
-            (4, 3, 2),
-        ]
-
-
-async def test_going_back_publishes_anew_where_the_sampler_is_gone(tmp_path: Path) -> None:
-    async with world(tmp_path, save_interval=2) as w:
-        batch(w)
-        await w.version(1)
-        del w.trainer.samplers[w.ledger.steps.newest_saved_version().sampler_ref]
-        w.trainer.fail["train_step"] = 1
-        batch(w)
-        await w.until(lambda: sample_counts(w.ledger)["trained"] == 8)
-        version = w.policy.current.version
-        assert (version.id, version.step, w.trainer.weights) == (4, 2, 2)
-
-
-async def test_batch_whose_unsaved_step_went_void_is_under_no_suspicion(tmp_path: Path) -> None:
-    async with world(tmp_path, save_interval=2) as w:
-        batch(w)
-        await w.version(1)
-        w.trainer.away["train_step"] = 1
-        w.trainer.refuse = lambda passes: w.trainer.asked["train_step"] == 3
-        batch(w)
-        await w.until(lambda: sample_counts(w.ledger)["trained"] == 8)
-        # Batch one, batch two away, batch one failing once, and both of them.
-        assert w.trainer.asked["train_step"] == 5
-
-
 async def test_while_the_service_is_away_nothing_is_lost_and_health_says_what_it_means(
     tmp_path: Path,
 ) -> None:

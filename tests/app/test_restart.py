@@ -1,4 +1,4 @@
-"""Starts over unsaved steps, other runs, damage, or a wrong clock."""
+"""Starts over refused versions, other runs, damage, or a wrong clock."""
 
 from __future__ import annotations
 
@@ -39,39 +39,6 @@ def digest_of(data: Path) -> dict[str, str]:
         for path in files
         if not path.name.endswith("-shm")
     }
-
-
-@pytest.mark.slow
-def test_steps_after_the_last_saved_state_are_void_and_their_samples_train_again(
-    tmp_path: Path,
-) -> None:
-    data, seldom = tmp_path / "data", ("--save-interval", "3")
-    # Dies when step 5 serves: steps 4 and 5 have no state.
-    learned(data, 5, *seldom, fate=Fate("swapped", passes=4))
-    lost = [row[0] for row in read(data, "SELECT id FROM steps WHERE version > 3")]
-    taken = {row[0] for row in read(data, "SELECT id FROM samples WHERE step_id IN (4, 5)")}
-    assert len(lost) == 2
-    with life(data, *FLAGS, *seldom) as again, talking(again.url) as who:
-        assert again.serves()
-        (said,) = again.events("steps.void")
-        assert (said["step_ids"], said["reason"]) == (lost, "not saved")
-        assert said["restored_version"] == 3
-        assert again.health()["policy_version"] >= 6, "the number of a version is never used again"
-        version = read(data, "SELECT parent, step, state_ref FROM versions WHERE id IN (3, 6)")
-        assert tuple(version[1]) == (3, 3, version[0]["state_ref"])
-        who.wanted.set()
-        until(lambda: again.health()["policy_version"] >= 8)
-        who.over.set()
-        assert again.stop() == 0
-    kept = read(
-        data,
-        "SELECT sample_id FROM step_samples JOIN steps ON id = step_id WHERE version > 6",
-    )
-    assert len({row[0] for row in kept}) == len(kept) >= 4, "each is trained once"
-    left = read(data, "SELECT id FROM samples WHERE state IN ('queued', 'expired')")
-    # Newer ones come first, and what is by then too old expires.
-    assert taken <= {row[0] for row in [*left, *kept]}, "none is lost"
-    check(data, [], batch_size=2)
 
 
 @pytest.mark.slow

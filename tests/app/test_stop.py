@@ -102,24 +102,6 @@ def test_reply_that_does_not_end_is_cut_and_not_taken_for_whole(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_state_that_serves_is_saved_at_the_end(tmp_path: Path) -> None:
-    data, seldom = tmp_path / "data", ("--save-interval", "1000")
-    with busy(data, *seldom) as (running, who):
-        until(lambda: running.health()["policy_version"] >= 1)
-        assert running.stop() == 0
-    version = one(data, "SELECT MAX(id) FROM versions")
-    saved = one(data, "SELECT MAX(id) FROM versions WHERE state_ref IS NOT NULL")
-    assert saved == version
-    assert running.events("state.saved")[0]["version"] == version
-    with life(data, *FLAGS, *seldom) as again:
-        assert again.serves()
-        assert again.events("resumed")[0]["version"] == version
-        assert again.events("steps.void") == []
-        assert again.stop() == 0
-    check(data, who.seen, batch_size=2)
-
-
-@pytest.mark.slow
 def test_stop_while_the_model_loads(tmp_path: Path) -> None:
     data = tmp_path / "data"
     for numbers in ([signal.SIGTERM], [signal.SIGINT], [signal.SIGINT] * 2):

@@ -29,7 +29,6 @@ BATCH = 2
 FLAGS = ("--batch-size", "2", "--lora-rank", "4", "--learning-rate", "1e-3")
 LOCAL = ("--backend", "local")
 SERVICE = {"TINKER_API_KEY": "tml-test", "TINKER_TELEMETRY": "0"}
-NEVER = 1000
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,6 @@ class End:
     passes: int = 0
     after_s: float = 0.0
     """Seconds from the start of the process to a kill at any instant."""
-    save_interval: int = 1
     typed: bool = False
     """Whether the process was started by exec; such a process can only be killed at any instant."""
     room: int | None = None
@@ -58,7 +56,7 @@ def ends_of(kills: int, seed: int) -> list[End]:
     """Make ends: every point in turn, every fifth time any instant, and now and then a process as a
     user starts it, or a disk that fills before the end."""
     rng, ends = random.Random(seed), list[End]()
-    for point in cycle(name for name in POINTS if name != "gone back"):
+    for point in cycle(POINTS):
         if len(ends) >= kills:
             return ends[:kills]
         if len(ends) % 5 == 4:
@@ -71,13 +69,8 @@ def ends_of(kills: int, seed: int) -> list[End]:
             )
         if len(ends) % 20 == 18:
             ends.append(End(None, after_s=rng.uniform(0.5, 12), typed=True))
-        if point == "swapped":  # so that the next life has steps to go back behind
-            ends += [End(point, passes=1, save_interval=NEVER), End("gone back")]
-        elif point == "state loaded":
-            ends.append(End(point))
-        else:
-            save_interval = rng.choice((1, 1, 2))
-            ends.append(End(point, passes=rng.randrange(3), save_interval=save_interval))
+        # A state is loaded once in a life.
+        ends.append(End(point, passes=0 if point == "state loaded" else rng.randrange(3)))
     raise AssertionError("a cycle has no end")
 
 
@@ -106,11 +99,8 @@ def torture(
     with talking(f"http://127.0.0.1:{port}/v1") as who:
         for end in kills:
             fate = Fate(end.point, end.passes, typed=end.typed)
-            every = ("--save-interval", str(end.save_interval))
             born = time.monotonic()
-            with life(
-                data, *FLAGS, *every, port=port, backend=backend, fate=fate, env=env
-            ) as doomed:
+            with life(data, *FLAGS, port=port, backend=backend, fate=fate, env=env) as doomed:
                 if end.room is not None and doomed.serves():
                     is_sound(doomed, data, who, remote=remote)
                     full(doomed, data, end.room)
@@ -167,7 +157,7 @@ def test_killed_beside_a_service_that_goes_on_it_loses_nothing(tmp_path: Path) -
     data = tmp_path / "data"
     ends = [
         *(End(point) for point in ("trained", "saved", "published")),
-        *(End("swapped", passes=1, save_interval=NEVER), End("gone back")),
+        End("swapped", passes=1),
         End("turn written", passes=2),
     ]
     with wire_process(tmp_path / "box") as box:

@@ -179,21 +179,6 @@ def test_why_no_teacher_was_heard_is_told(
     assert said in told(tmp_path, turn, capsys)
 
 
-def test_a_sample_whose_weights_were_not_saved_is_queued_again_and_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    story = Told(tmp_path)
-    first = story.version
-    turn, sample = story.sampled("s", 1)
-    story.step(sample, saved=False)
-    assert "It was trained in step 1" in told(tmp_path, turn, capsys)
-    story.ledger.steps.restart_from(first)
-    text = told(tmp_path, turn, capsys)
-    assert "It waits for its step; 1 sample is queued. A step takes 16, so 15 are missing." in text
-    assert "Step 1 with it came to nothing: its state was not saved." in text
-    story.ledger.close()
-
-
 def test_a_rollback_is_told_where_it_matters(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

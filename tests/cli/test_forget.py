@@ -19,10 +19,8 @@ from tinker_claw.ledger.codec import BLOCK, pack_ids, raw_ids
 from tinker_claw.ledger.database import Writer, reading
 from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
-from tinker_claw.ledger.outcome import read_turn
 from tinker_claw.ledger.prune import forget, from_turn, in_session
 from tinker_claw.ledger.spend import Bill
-from tinker_claw.ledger.turns import UNSAID
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import Completion, HintScores, NextState, SamplingParams, StopReason, Usage
 
@@ -209,35 +207,6 @@ def test_blocks_that_another_prompt_needs_stay(talk: Talk) -> None:
     assert blocks == 2
 
 
-def test_what_was_forgotten_is_not_queued_again_after_a_crash(talk: Talk) -> None:
-    """Steps without a saved state are void after a crash, and their samples queued again."""
-    parent = talk.ledger.steps.newest_version()
-    assert parent is not None
-    sample = talk.sampled(talk.turn("a"), 1)
-    step = talk.ledger.steps.begin(0, [sample])
-    talk.ledger.steps.commit(step, parent, state_ref=None, sampler_ref="p1", metrics={})
-    talk.ledger.forget(from_turn(1))
-    talk.ledger.steps.restart_from(parent)
-    talk.ledger.samples.expire(0, 4)
-    assert talk.ledger.samples.oldest(1) == []
-
-
-def test_reply_is_not_trained_again_by_what_was_forgotten(talk: Talk) -> None:
-    """The step with it is lost in a crash; its verdict came from the turn behind it."""
-    parent = talk.ledger.steps.newest_version()
-    assert parent is not None
-    first, second = talk.turn("a"), talk.turn("a")
-    step = talk.ledger.steps.begin(0, [talk.sampled(first, 2)])
-    talk.ledger.steps.commit(step, parent, state_ref=None, sampler_ref="p1", metrics={})
-    assert talk.ledger.forget(from_turn(second)).unsaid == (first,)
-    talk.ledger.steps.restart_from(parent)
-    talk.ledger.samples.expire(0, 4)
-    assert talk.ledger.samples.oldest(1) == []
-    turn = read_turn(talk.ledger._db, first)
-    assert turn is not None
-    assert turn.outcome == UNSAID
-
-
 def test_rollback_to_a_state_at_the_service_needs_no_gateway(talk: Talk, tmp_path: Path) -> None:
     """Where the newest state is gone there is none that could start."""
     talk.step(talk.sampled(talk.turn("a"), 1))
@@ -251,7 +220,7 @@ def test_rollback_to_a_state_at_the_service_needs_no_gateway(talk: Talk, tmp_pat
     talk.ledger = Ledger(tmp_path)
     version = talk.ledger.steps.version(2)
     assert version is not None
-    assert version == talk.ledger.steps.newest_saved_version()
+    assert version == talk.ledger.steps.newest_version()
     assert version.parent == 0
 
 

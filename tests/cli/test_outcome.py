@@ -59,7 +59,7 @@ SENTENCES = {
     "private": "its session is private now, and nothing of it is kept.",
     "expired, left behind": f"It is not trained: {LEFT_BEHIND}.",
     "trained, left behind": "A rollback has left that version behind.",
-    "queued again after a crash": "Step 2 with it came to nothing: its state was not saved.",
+    "queued again after a crash": "Step 2 with it came to nothing: the process ended before",
 }
 
 
@@ -97,13 +97,9 @@ def states_after_a_rollback(directory: Path) -> dict[str, int]:
     ledger.forget(prune.from_turn(turns["trained, forgotten"]))
     turns["followed by what was forgotten"] = told.followed("unsaid")
     ledger.forget(prune.from_turn(told.turn("unsaid")))
-    saved = told.version
-    _, third = told.sampled("c", 1)
-    told.step(third, saved=False)
-    turns["queued again after a crash"] = ledger.turns.get(
-        ledger._db.one("SELECT turn_id FROM samples WHERE id = ?", third)
-    ).id
-    ledger.steps.restart_from(saved)
+    turns["queued again after a crash"], third = told.sampled("c", 1)
+    ledger.steps.begin(told.version.id, [third])
+    ledger.steps.void_unfinished()
     ledger.close()
     return turns
 

@@ -278,7 +278,7 @@ def test_stand_ins_have_other_weights_than_the_version_that_failed() -> None:
         if number not in parents:
             return None
         parent, ref = parents[number]
-        return PolicyVersion(id=number, parent=parent, step=0, state_ref=None, sampler_ref=ref)
+        return PolicyVersion(id=number, parent=parent, step=0, state_ref="s", sampler_ref=ref)
 
     async def opened(number: int) -> Sampler:
         raise AssertionError("nobody asked")

@@ -193,22 +193,6 @@ async def test_group_whose_step_fails_is_set_aside_whole_and_the_next_trains(
         assert sample_counts(w.ledger)["trained"] == 3
 
 
-async def test_lost_step_queues_its_group_whole_again(tmp_path: Path) -> None:
-    async with world(tmp_path, method="binary", batch_size=2, save_interval=9) as w:
-        trainer = w.trainer
-        for n in range(2):
-            begin(w, f"s{n}")
-            last(w, f"s{n}")
-            end(w, f"s{n}", float(n))
-        await w.version(1)
-    async with world(tmp_path, method="binary", trainer=trainer, batch_size=FAR) as w:
-        assert sample_counts(w.ledger)["queued"] == 2
-        given = w.ledger.feedback.give("me", About("session", "s0"), Feedback(1.0))
-        assert given is not None
-        assert given.unused is not None
-        assert w.ledger.samples.waiting() == 2, "it is whole, whatever is said of a part"
-
-
 @pytest.mark.parametrize("ahead_s", [0.0, FILL_S])
 async def test_what_tools_have_judged_waits_for_what_users_say(
     tmp_path: Path, ahead_s: float

@@ -99,7 +99,7 @@ ELSEWHERE = {
 }
 """Settings that no step on this machine depends on, and what tries them."""
 GOING = {
-    *("training.norm", "training.save_interval"),
+    "training.norm",
 }
 """Settings that nothing is promised of any more."""
 REFUSED = {"gateway.images=train": "demo cannot be trained on images"}

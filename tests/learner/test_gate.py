@@ -376,20 +376,6 @@ async def test_hold_after_two_refusals_ends_by_itself(
         await w.until(lambda: w.health.learner.state != "held")
 
 
-async def test_refusal_counts_where_it_took_steps_along_that_were_not_saved(tmp_path: Path) -> None:
-    trainer = LosingTrainer(0.0, 1.0, 0.0)
-    async with world(tmp_path, trainer=trainer, gate=gated, gate_is="on", save_interval=2) as w:
-        four(w)
-        await w.version(1)
-        four(w)
-        await w.version(3)  # by the samples of version 1, from the state before it, which is v2
-        assert trainer.kept_moments == [False]
-        rates = [json.loads(line)["rate"] for line in w.metrics.read_text().splitlines()]
-        assert rates == [1.0, 0.25]
-        await undoing(w).roll_back(2)
-        assert w.ledger.steps.refused_lately() == []
-
-
 class Silent(FakeTrainer):
     """A trainer whose versions after a step give no logprobs."""
 

@@ -592,21 +592,6 @@ async def test_old_samples_expire_before_a_batch_is_taken(tmp_path: Path) -> Non
         assert w.ledger.samples.waiting() == 0
 
 
-async def test_steps_that_were_not_saved_are_void_after_a_restart(tmp_path: Path) -> None:
-    async with world(tmp_path, save_interval=2) as w:
-        for step in (1, 2, 3):
-            for _ in range(4):
-                w.turn("YES")
-            await w.version(step)
-        trainer = w.trainer
-        assert w.policy.current.version.state_ref is None
-    async with world(tmp_path, trainer=trainer, running=False) as w:
-        version = w.policy.current.version
-        assert (version.id, version.parent, version.step) == (4, 2, 2)
-        assert trainer.weights == 2
-        assert w.ledger.samples.waiting() == 4
-
-
 async def test_uncommitted_step_is_void_after_a_restart(tmp_path: Path) -> None:
     async with world(tmp_path, running=False) as w:
         for _ in range(4):

@@ -9,7 +9,6 @@ import pytest
 
 from tests.fakes import FakeTrainer
 from tests.learner.test_loop import World, world
-from tests.ledger.test_ledger import queue
 from tests.tallies import sample_counts, step_counts, verdict_counts
 from tinker_claw.errors import BackendError, OutageError, UndoError
 from tinker_claw.learner.recovery import restore, restore_pin
@@ -287,22 +286,3 @@ async def test_sample_that_is_forgotten_before_its_step_begins_is_not_in_it(
         assert (w.trainer.asked["load_state"], w.health.last_error) == (0, None)
         assert step_counts(w.ledger) == {"intent": 0, "committed": 0, "void": 0}
         assert w.ledger.samples.waiting() == 3
-
-
-def test_samples_of_steps_that_a_crash_lost_do_not_expire(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path)
-    first = ledger.steps.add_first_version(state_ref="s0", sampler_ref="p0")
-    step = ledger.steps.begin(0, queue(ledger, 1))
-    lost = ledger.steps.commit(step, first, state_ref=None, sampler_ref="p1", metrics={})
-    (sampled,) = queue(ledger, 1, version=lost.id)
-    ledger.steps.restart_from(first)
-    assert ledger.samples.expire(0, 4) == 0
-    assert {sample.id for sample in ledger.samples.oldest(99)} == {1, sampled}
-    other = ledger.steps.begin(2, [1])
-    newest = ledger.steps.version(2)
-    assert newest is not None
-    ledger.steps.commit(other, newest, state_ref="s2", sampler_ref="p2", metrics={})
-    queue(ledger, 1, version=3)
-    ledger.steps.roll_back(first)
-    assert [sample.id for sample in ledger.samples.oldest(99)] == [sampled], "v3 was left behind"
-    ledger.close()

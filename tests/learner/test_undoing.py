@@ -162,19 +162,6 @@ async def test_forgetting_that_is_left_while_it_waits_is_done_all_the_same(tmp_p
         assert texts == []
 
 
-async def test_state_is_not_saved_while_another_is_loaded(tmp_path: Path) -> None:
-    """The saved state would hold the weights of another version."""
-    async with world(tmp_path, save_interval=8) as w:
-        await learn(w, 2)
-        async with w.learner.between_steps():
-            saving = asyncio.create_task(w.learner.save())
-            await asyncio.sleep(0)
-            asked = w.trainer.asked["save_state"]
-            w.ledger.steps.roll_back(w.ledger.steps.version(0))  # type: ignore[arg-type]
-        await saving
-        assert w.trainer.asked["save_state"] == asked, "the newest has its state"
-
-
 # Accidents
 
 

@@ -137,7 +137,7 @@ def test_nothing_trains_a_reply_whose_lesson_was_taken_out_of_its_prompt(
     tmp_path: Path,
 ) -> None:
     story = Told(tmp_path)
-    ledger, start = story.ledger, story.version
+    ledger = story.ledger
     source = ledger.turns.add(new_turn(ledger, "source"))
     wish = Wish("Be brief.", "always brief", "always")
     none: dict[str, Any] = {"verdict_ballots": [], "hint_ballots": [], "hints": []}
@@ -155,10 +155,10 @@ def test_nothing_trains_a_reply_whose_lesson_was_taken_out_of_its_prompt(
     for _ in range(TRIES):
         ledger.judgements.add_in_vain(aside, "?")
     trained = story.judged("other", 1, told=told)
-    story.step(ledger.samples.add(trained, 1, None), saved=False)
+    ledger.steps.begin(story.version.id, [ledger.samples.add(trained, 1, None)])
     ledger.forget(in_session("source", "me"))
-    ledger.steps.restart_from(start)  # which puts its sample back
-    assert ledger.samples.expire(0, 4) == 1
+    ledger.steps.void_unfinished()  # which puts back what may be trained
+    assert ledger.samples.waiting() == 0
     assert ledger.judgements.take_up(None) == []
     for turn in (queued, neutral, aside):
         answer = ledger.feedback.give("me", About("turn", turn), Feedback(1.0))

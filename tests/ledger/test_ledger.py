@@ -222,7 +222,7 @@ def test_unfinished_step_is_void_and_its_samples_stay_queued(tmp_path: Path) -> 
     assert ledger.samples.waiting() == 3
     assert ledger.steps.newest_version() == version
     with pytest.raises(LedgerError, match="cannot be committed"):
-        ledger.steps.commit(step, version, state_ref=None, sampler_ref="p", metrics={})
+        ledger.steps.commit(step, version, state_ref="s", sampler_ref="p", metrics={})
     assert ledger.steps.newest_version() == version
     ledger.close()
 
@@ -251,23 +251,6 @@ def test_step_that_was_left_open_is_void_before_the_next_one_begins(ledger: Ledg
     ledger.steps.void(second, "too late")
     assert step_counts(ledger) == {"intent": 0, "committed": 1, "void": 1}
     assert ledger._db.one("SELECT void > 1 FROM steps WHERE status = 'void'") == 1
-
-
-def test_unsaved_steps_are_void_and_version_ids_still_grow(ledger: Ledger) -> None:
-    start = version = ledger.steps.newest_version()
-    assert start is not None
-    assert version is not None
-    samples = queue(ledger, 4)
-    for pair in (samples[:2], samples[2:]):
-        step = ledger.steps.begin(version.id, pair)
-        version = ledger.steps.commit(step, version, state_ref=None, sampler_ref="p", metrics={})
-    saved = ledger.steps.newest_saved_version()
-    assert saved == start
-    assert len(ledger.steps.unsaved(start)) == 2
-    again = ledger.steps.restart_from(start)
-    assert ledger.samples.waiting() == 4
-    assert step_counts(ledger) == {"intent": 0, "committed": 0, "void": 2}
-    assert (again.id, again.parent, again.step, again.sampler_ref) == (3, 0, 0, "p0")
 
 
 def test_ledger_of_another_run_is_refused_by_name(ledger: Ledger) -> None:
@@ -422,35 +405,28 @@ def test_floats_come_back_exactly_in_half_the_room_where_that_is_enough(
     assert math.isnan(unpack_floats(pack_floats((math.nan,)))[0])
 
 
-def test_one_line_says_what_a_rollback_left_behind_and_what_a_crash_did_not(
-    ledger: Ledger,
-) -> None:
-    """v0 - v1 - v2, back to v1 as v3, v4 lost in a crash, which v5 takes up at v3."""
+def test_one_line_says_what_a_rollback_left_behind(ledger: Ledger) -> None:
+    """v0 - v1 - v2, back to v1 as v3, from which v4 is learned."""
     base = ledger.steps.newest_version()
     assert base is not None
 
-    def step(parent: PolicyVersion, state_ref: str | None) -> PolicyVersion:
+    def step(parent: PolicyVersion) -> PolicyVersion:
         (sample,) = queue(ledger, 1, parent.id)
         number = ledger.steps.begin(parent.id, [sample])
-        return ledger.steps.commit(number, parent, state_ref=state_ref, sampler_ref="p", metrics={})
+        return ledger.steps.commit(number, parent, state_ref="s", sampler_ref="p", metrics={})
 
-    first = step(base, "s1")
-    left = step(first, "s2")
-    back = ledger.steps.roll_back(first)
-    lost = step(back, None)
-    (by_lost,) = queue(ledger, 1, lost.id)
+    first = step(base)
+    left = step(first)
+    newest = step(ledger.steps.roll_back(first))
+    (by_newest,) = queue(ledger, 1, newest.id)
     (by_left,) = queue(ledger, 1, left.id)
-    assert ledger.steps.restart_from(back).id == 5
-    line = read_line(ledger._db)
-    assert line.live == {0, 1, 3, 5}
-    assert line.lost == {4}
-    assert [line.leads_on(version) for version in range(6)] == [True, True, False, True, True, True]
+    assert read_line(ledger._db).live == {0, 1, 3, 4}
     assert [record["live"] for record in read_versions(ledger._db)] == [
-        *(True, True, False, True, False, True)
+        *(True, True, False, True, True)
     ]
     assert ledger.samples.expire(2, 9) == 1
     state = dict(map(tuple, ledger._db.rows("SELECT id, state FROM samples")))
-    assert (state[by_lost], state[by_left]) == ("queued", "expired")
+    assert (state[by_newest], state[by_left]) == ("queued", "expired")
 
 
 def test_what_each_step_asks_takes_no_longer_in_a_long_ledger(

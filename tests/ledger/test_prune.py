@@ -25,7 +25,7 @@ from tinker_claw.ledger.decline import _REPLIES
 from tinker_claw.ledger.judgements import Ballot
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.ledger.outcome import read_contents, read_turn
-from tinker_claw.ledger.prune import SAFE_STATES, UNFOLLOWED
+from tinker_claw.ledger.prune import UNFOLLOWED
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.types import HintScores, NextState, PolicyVersion
 
@@ -78,10 +78,7 @@ def test_what_is_done_with_goes_and_what_may_be_trained_stays(ledger: Ledger) ->
     parent = ledger.steps.newest_version()
     assert parent is not None
     trained = [sampled(ledger, f"t{n}") for n in range(2)]
-    parent = step(ledger, parent, trained)
-    for n in range(SAFE_STATES - 1):
-        last = sampled(ledger, f"u{n}")
-        parent = step(ledger, parent, [last])
+    step(ledger, parent, trained)
     queued = sampled(ledger, "q")
     refused = add(ledger, "r", untrained_because="side turn: recap")
     waits = add(ledger, "w")
@@ -95,7 +92,7 @@ def test_what_is_done_with_goes_and_what_may_be_trained_stays(ledger: Ledger) ->
     assert trim(ledger, before=time.time() + 1) == 4
     gone = {*trained, refused, ended}
     assert full(ledger).isdisjoint(gone)
-    assert {queued, waits, judged, last} <= full(ledger)
+    assert {queued, waits, judged} <= full(ledger)
     assert ledger.samples.oldest(1)[0].prompt == ledger.turns.get(queued).prompt
     assert len(ledger.turns.get(queued).prompt) == 5000
     assert ledger.turns.get(waits).completion == COMPLETION
@@ -109,8 +106,7 @@ def test_emptied_turns_are_still_counted_and_told(ledger: Ledger) -> None:
     parent = ledger.steps.newest_version()
     assert parent is not None
     turn = sampled(ledger, "t")
-    for n in range(SAFE_STATES):
-        parent = step(ledger, parent, [turn] if n == 0 else [sampled(ledger, f"u{n}")])
+    step(ledger, parent, [turn])
     figures = (sample_counts(ledger), verdict_counts(ledger), step_counts(ledger))
     assert trim(ledger, before=time.time() + 1) == 1
     assert (sample_counts(ledger), verdict_counts(ledger), step_counts(ledger)) == figures

@@ -26,7 +26,6 @@ from tests.plugins.test_plugins import HERE
 from tests.talkers import talking
 from tests.tallies import sample_counts, step_counts
 from tinker_claw.cli import main
-from tinker_claw.learner.recovery import restore
 from tinker_claw.ledger.codec import unpack_floats
 from tinker_claw.methods import Method, Signal
 
@@ -120,17 +119,6 @@ async def test_rollback_goes_on_from_the_state_of_its_version(tmp_path: Path) ->
         assert w.ledger.steps.method_state(3) == then
         await batch(w, 4, "YES", "NO", "YES", "NO")
         assert {row["step"] for row in checked(tmp_path)} == {1, 3}
-
-
-async def test_unsaved_steps_take_their_state_with_them(tmp_path: Path) -> None:
-    async with world(tmp_path, method=NAME, save_interval=3) as w:
-        await batch(w, 1, "NO", "NO", "YES", "YES")
-        await batch(w, 2, "NO", "NO", "NO", "YES")
-        await restore(w.ledger, w.trainer)
-        newest = w.ledger.steps.newest_version()
-        assert newest is not None
-        assert newest.step == 0
-        assert w.ledger.steps.method_state(newest.id) is None
 
 
 async def test_state_that_is_no_json_fails_the_step_before_it_is_trained(

@@ -37,10 +37,9 @@ from tinker_claw.billing.estimate import announce
 from tinker_claw.billing.prices import check_budget, price_in_force
 from tinker_claw.config import own_key
 from tinker_claw.config.settings import Keeping, Settings
-from tinker_claw.errors import ClawError, LearningEndedError, LedgerError, first_cause
+from tinker_claw.errors import LearningEndedError, LedgerError, first_cause
 from tinker_claw.files import close_to_others, open_to_others
 from tinker_claw.learner.health import PartHealth
-from tinker_claw.learner.loop import Learner
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.methods import build
 from tinker_claw.privacy.redact import Redactor
@@ -152,7 +151,6 @@ async def _serve(settings: Settings, system: System, listening: socket, stop: St
             learning.cancel()
             for told in reporting:  # now: the step in progress is recorded
                 told.cancel()
-        await _save(system.learner)
 
 
 async def guarded(
@@ -205,11 +203,3 @@ async def once(ledger: Ledger, cfg: Keeping) -> int:
     if dropped:
         log.info("ledger.trimmed", turns=dropped, bytes=ledger.live_bytes())
     return dropped
-
-
-async def _save(learner: Learner) -> None:
-    try:
-        async with asyncio.timeout(CLOSE_S):
-            await learner.save()
-    except (ClawError, TimeoutError) as error:
-        log.warning("state.unsaved", error=str(error) or "it took too long")

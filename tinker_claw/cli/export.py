@@ -132,7 +132,6 @@ async def _from_service(settings: Settings, version: Record, target: Path) -> No
     """The service exports the weights of a training session, so one is begun with that state."""
     from tinker_claw.backends.open import check_backend, open_trainer  # seconds: turns need neither
 
-    assert version["state_ref"] is not None
     await check_backend(settings)
     try:
         async with open_trainer(settings, "") as trainer:

@@ -73,7 +73,7 @@ class Versions(LedgerCommand):
         if self.as_json:
             write_json(records)
             return 0
-        deleted = any(False in (one["state"], one["sampler"]) and one["saved"] for one in records)
+        deleted = any(False in (one["state"], one["sampler"]) for one in records)
         write([*table(_COLUMNS, records), *([f"Deleted: {STAYS}."] if deleted else [])])
         return 0
 
@@ -94,7 +94,7 @@ _COLUMNS = (
     Column("made", WHEN.of, WHEN.show),
     Column("samples", show=lambda samples: samples or None),
     Column("accepted", show=lambda share: share and f"{share['good']:.0f} of {share['of']}"),
-    Column("state", lambda one: _there(one["state"]) if one["saved"] else "not saved"),
+    Column("state", show=_there),
     Column("sampler", show=_there),
     Column("now", _mark),
 )

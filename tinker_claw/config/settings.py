@@ -407,13 +407,6 @@ class Training(Section):
         ge=0,
         when="samples expire unused (higher)",
     )
-    save_interval: int = _setting(
-        1,
-        "steps between saved states",
-        unit="steps",
-        ge=1,
-        when="saving takes long; a crash then voids the steps since",
-    )
 
     @property
     def opd_mode(self) -> Literal["topk", "token"]:

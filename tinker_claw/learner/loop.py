@@ -135,19 +135,6 @@ class Learner:
         """Close a policy's sampler when the last reply that uses it has ended."""
         self._retired.put_nowait(policy)
 
-    async def save(self) -> None:
-        """Save the serving state, where its step did not (`save_interval` above 1).
-
-        Raises:
-            BackendError, LedgerError: it cannot be saved; a restart voids the steps since the last.
-        """
-        async with self._one_step:
-            version = self._parts.ledger.steps.newest_version()
-            if version and version.state_ref is None and not self.recovery.suspect:
-                state_ref = await self._parts.trainer.save_state(f"version-{version.id:08d}")
-                self._parts.ledger.steps.save(version, state_ref)
-                log.info("state.saved", version=version.id)
-
     # The loop
 
     async def run(self) -> None:
@@ -350,8 +337,7 @@ class Learner:
         try:
             with parts.spending.paying("train", step_id=step_id) as asking:
                 asked = await self._gate.ask(sampler) if self._gate else {}
-            save = step % parts.training.save_interval == 0
-            state_ref = await parts.trainer.save_state(f"step-{step_id:08d}") if save else None
+            state_ref = await parts.trainer.save_state(f"step-{step_id:08d}")
             metrics = step_metrics(prepared, report, parent.version.step, agreed)
             metrics |= {"rate": rate} | asked
             metrics |= parts.spending.figures(training.usage + asking.usage)

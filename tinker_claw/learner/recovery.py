@@ -67,27 +67,22 @@ async def load(ledger: Ledger, trainer: Trainer, state_ref: str) -> None:
 
 
 async def restore(ledger: Ledger, trainer: Trainer) -> Policy:
-    """Void uncommitted steps, load the newest saved state, and open its sampler.
-
-    Steps committed after the last save (`--save-interval` above 1) are void as well: their weights
-    are gone, so their samples are queued again and a new version starts from the saved state.
+    """Void uncommitted steps, load the newest version's state, and open its sampler.
 
     Raises:
         BackendError: the state cannot be loaded, or no sampler opened for it.
     """
     if unfinished := ledger.steps.void_unfinished():
         log.warning("steps.void", step_ids=unfinished, reason="never committed")
-    saved = ledger.steps.newest_saved_version()
-    if saved is None or saved.state_ref is None:
+    saved = ledger.steps.newest_version()
+    if saved is None:
         state_ref = await trainer.save_state("start")
         sampler = await trainer.publish()
         version = ledger.steps.add_first_version(state_ref=state_ref, sampler_ref=sampler.ref)
         return Policy(version, sampler)
     await load(ledger, trainer, saved.state_ref)
     sampler = await _reopened(trainer, saved)
-    if ledger.steps.unsaved(saved):
-        saved = _restarted(ledger, saved, sampler)  # written only once all of it is loaded
-    elif sampler.ref != saved.sampler_ref:
+    if sampler.ref != saved.sampler_ref:
         saved = ledger.steps.republish(saved, sampler.ref)
     log.info("resumed", version=saved.id, step=saved.step, waiting=ledger.samples.waiting())
     return Policy(saved, sampler)
@@ -102,15 +97,6 @@ async def _reopened(trainer: Trainer, loaded: PolicyVersion) -> Sampler:
     except BackendError as error:
         log.warning("sampler.gone", version=loaded.id, error=str(error))
         return await trainer.publish()
-
-
-def _restarted(ledger: Ledger, saved: PolicyVersion, sampler: Sampler) -> PolicyVersion:
-    """Add a version that goes on from a saved one; later steps, which were not saved, are void."""
-    lost = ledger.steps.unsaved(saved)
-    version = ledger.steps.restart_from(saved, sampler_ref=sampler.ref)
-    if lost:
-        log.warning("steps.void", step_ids=lost, reason="not saved", restored_version=saved.id)
-    return version
 
 
 async def restore_pin(ledger: Ledger, trainer: Trainer) -> Policy | None:
@@ -138,7 +124,7 @@ async def restore_pin(ledger: Ledger, trainer: Trainer) -> Policy | None:
 
 
 class Recovery:
-    """Restores the trainer, and the policy where later steps had not been saved."""
+    """Restores the trainer, and the policy where its sampler is gone."""
 
     def __init__(
         self,
@@ -248,8 +234,6 @@ class Recovery:
     async def _publish_pinned(self, lost: Policy) -> None:
         """Load the state of the pinned version, publish it, and go back to the newest state."""
         ledger, trainer, policy = self._parts.ledger, self._parts.trainer, self._parts.policy
-        if lost.version.state_ref is None:
-            raise StepError(f"The state of v{lost.version.id} was not saved.")
         self.suspect = True  # until the newest state is loaded; the next step sees to it otherwise
         await load(ledger, trainer, lost.version.state_ref)
         sampler = await trainer.publish()
@@ -275,8 +259,8 @@ class Recovery:
         return None
 
     async def _restore(self, *, gone: bool) -> None:
-        saved = self._ledger.steps.newest_saved_version()
-        if saved is None or saved.state_ref is None:
+        saved = self._ledger.steps.newest_version()
+        if saved is None:
             raise StepError("there is no committed state to go back to")
         await load(self._ledger, self._parts.trainer, saved.state_ref)
         if saved.id == self._parts.policy.newest.version.id and not gone:
@@ -285,13 +269,15 @@ class Recovery:
         # A service that refuses a sampler may open it all the same.
         sampler = await (trainer.publish() if gone else _reopened(trainer, saved))
         try:
-            if saved.id == policy.newest.version.id:
-                version, lost = self._ledger.steps.republish(saved, sampler.ref), policy.newest
-                policy.reopen(lost, Policy(version, sampler))
-                self._retire(lost)
-            else:
-                version = _restarted(self._ledger, saved, sampler)
-                self._retire(policy.swap(Policy(version, sampler)))
+            now, lost = (
+                Policy(self._ledger.steps.republish(saved, sampler.ref), sampler),
+                policy.newest,
+            )
+            if saved.id == lost.version.id:
+                policy.reopen(lost, now)
+            else:  # committed, and stopped before it could serve
+                policy.swap(now)
+            self._retire(lost)
         except LedgerError:  # the next attempt publishes it anew
             await sampler.aclose()
             raise

@@ -72,13 +72,11 @@ class Rollback:
         """
         async with self._one:
             version = self._version(version_id)
-            if version.state_ref is None:
-                raise UndoError(f"the state of v{version.id} was not saved (--save-interval)")
             sampler = await self._opened(version)
             before = self._policy.pin(Policy(version, sampler))
             try:
                 async with self._learner.between_steps():
-                    new = await self._load(version, version.state_ref)
+                    new = await self._load(version)
                     self._learner.retire(self._policy.swap(Policy(new, sampler)))
                     self._policy.pin(None)
             except BaseException:
@@ -119,9 +117,9 @@ class Rollback:
         log.info("judged_again", turns=len(again))
         return again
 
-    async def _load(self, version: PolicyVersion, state_ref: str) -> PolicyVersion:
+    async def _load(self, version: PolicyVersion) -> PolicyVersion:
         try:
-            await self._trainer.load_state(state_ref)
+            await self._trainer.load_state(version.state_ref)
         except (asyncio.CancelledError, OutageError):
             self._learner.recovery.suspect = True  # it may have been loaded all the same
             raise

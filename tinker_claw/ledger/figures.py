@@ -230,10 +230,9 @@ def read_kept(rows: Rows) -> list[Record]:
     accepted = {one.version: one.record for one in accepted_by(read_firsts(rows))}
     local = run_of(rows).get("backend") == "local"
     for one in records:
-        saved = one["state_ref"] is not None
-        there = (directory / "states" / str(one["state_ref"])).is_dir() if local else None
+        there = (directory / "states" / one["state_ref"]).is_dir() if local else None
         sampler = (directory / "adapters" / one["sampler_ref"]).is_dir() if local else None
-        one |= {"saved": saved, "state": there if saved else False, "sampler": sampler}
+        one |= {"state": there, "sampler": sampler}
         one["accepted"] = accepted.get(one["id"])
         one["lost"] = _lost(one)
     return records
@@ -241,8 +240,6 @@ def read_kept(rows: Rows) -> list[Record]:
 
 def _lost(one: Record) -> str | None:
     """Return why learning cannot go back to a version; None: it can, as far as known."""
-    if not one["saved"]:
-        return "its state was not saved (--save-interval)"
     gone = [name for name in ("state", "sampler") if one[name] is False]
     return f"its {' and its '.join(gone)} {'are' if gone[1:] else 'is'} deleted" if gone else None
 

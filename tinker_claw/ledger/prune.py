@@ -31,9 +31,6 @@ from tinker_claw.why import Because, Why
 UNFOLLOWED = Why.UNFOLLOWED.says()
 FORGOTTEN = "forgotten"
 """Prefix of the new key of a forgotten session."""
-SAFE_STATES = 8
-"""Newest saved states whose samples are kept: a restart may go back that far and queue them
-again."""
 MOST = 1000
 """Turns that one transaction forgets, in a fraction of a second: replies wait for it."""
 _ROWS = 25
@@ -87,17 +84,13 @@ def _unsay(tx: sqlite3.Connection, turn: int) -> None:
 
 # Dropping turns by age
 
-_DROPPABLE = f"""
+_DROPPABLE = """
 SELECT turns.id
 FROM turns JOIN sessions ON sessions.id = session_id
   LEFT JOIN samples ON samples.turn_id = turns.id
-  LEFT JOIN steps ON steps.id = samples.step_id
   LEFT JOIN next_states ON next_states.turn_id = turns.id
 WHERE blanked IS NULL AND CASE WHEN settled THEN
     COALESCE(samples.state NOT IN ('queued', 'held'), 1)
-    AND (samples.step_id IS NULL OR COALESCE(steps.version <= (
-      SELECT id FROM versions WHERE state_ref IS NOT NULL ORDER BY id DESC
-      LIMIT 1 OFFSET {SAFE_STATES - 1}), 0))
   ELSE closed_at IS NOT NULL AND next_states.turn_id IS NULL AND episode <> 1
     AND NOT EXISTS (SELECT 1 FROM verdicts WHERE verdicts.turn_id = turns.id) END
   AND turns.id BETWEEN ? AND ? AND turns.created_at < ? ORDER BY turns.id LIMIT ?
@@ -429,8 +422,8 @@ def _take_name(tx: sqlite3.Connection, session: int) -> None:
 
 
 def _untrain(tx: sqlite3.Connection, turn: int, because: Because) -> None:
-    """Remove a turn's sample and refuse the turn; one that was trained is not trained again, should
-    its step be lost."""
+    """Remove a turn's sample and refuse the turn; one that was trained says why no more is learned
+    of it."""
     if _withdraw(tx, turn):
         tx.execute(
             "UPDATE samples SET expired_because = ?, expired_why = ? WHERE turn_id = ?",

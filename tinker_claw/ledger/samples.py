@@ -111,8 +111,7 @@ class SampleTable(LedgerTable):
         return self._db.one("SELECT COUNT(*) FROM samples WHERE state = 'queued'")
 
     def expire(self, current_step: int, max_staleness: int) -> int:
-        """Expire samples that are more than `max_staleness` optimizer steps old, or queued
-        again though what they rest on was forgotten; return how many.
+        """Expire samples that are more than `max_staleness` optimizer steps old; return how many.
 
         Steps count along the live line of versions: samples of a version that a rollback left
         behind are too old at once. A group expires as one.
@@ -120,9 +119,8 @@ class SampleTable(LedgerTable):
         with self._db.transaction() as tx:
             cursor = tx.execute(
                 "UPDATE samples SET state = 'expired' WHERE state IN ('queued', 'held') AND "
-                "(expired_why IS NOT NULL OR "  # its step was lost
                 "(SELECT ? - step FROM turns JOIN versions ON versions.id = policy_version "
-                "WHERE turns.id = turn_id) > ?)",
+                "WHERE turns.id = turn_id) > ?",
                 (current_step, max_staleness),
             )
             expired = cursor.rowcount + expire_left_behind(tx, read_line(self._db))

@@ -39,7 +39,7 @@ CREATE TABLE versions (
   id          INTEGER PRIMARY KEY,
   parent      INTEGER REFERENCES versions (id),
   step        INTEGER NOT NULL,          -- optimizer steps since the base, along the lineage
-  state_ref   TEXT,                      -- NULL: this step was not saved (--save-interval > 1)
+  state_ref   TEXT NOT NULL,
   sampler_ref TEXT NOT NULL,
   created_at  REAL NOT NULL
 ) STRICT;
@@ -217,7 +217,7 @@ CREATE TABLE samples (
   advantage        REAL,                 -- advantage of the reply in the newest step with it; NULL: no step yet
   advantages       BLOB,                 -- token advantages, before normalisation
   state            TEXT NOT NULL,        -- held (for an outcome), queued, trained, expired, quarantined
-  expired_why      INTEGER,              -- number of the reason in why.py; NULL: too old, or not expired; of a trained one, why it is not trained again
+  expired_why      INTEGER,              -- number of the reason in why.py; NULL: too old, or not expired; of a trained one, why no more is learned of it
   expired_because  TEXT,                 -- the same in words
   step_id          INTEGER REFERENCES steps (id),
   created_at       REAL NOT NULL         -- when it was held or, later, queued

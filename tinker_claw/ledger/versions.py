@@ -58,16 +58,6 @@ class Line:
     """Parent of every version, by id."""
     live: frozenset[int]
     """The newest version and all its ancestors; a rollback leaves the others behind."""
-    lost: frozenset[int]
-    """Versions of steps that a crash has undone, whose samples are queued again."""
-
-    def leads_on(self, version: int) -> bool:
-        """Return whether the newest version descends from this one; a version lost in a crash
-        counts as its parent."""
-        at: int | None = version
-        while at in self.lost:
-            at = self.parents[at]
-        return at in self.live
 
 
 _LINE = """
@@ -106,10 +96,8 @@ def gate_of(step: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def read_line(rows: Rows) -> Line:
     """Return the current lineage."""
-    void = rows.column("SELECT version FROM steps WHERE status = 'void' AND version IS NOT NULL")
     live = frozenset(rows.column(f"{_LINE} SELECT id FROM line", None))
-    parents = rows.pairs("SELECT id, parent FROM versions")
-    return Line(parents, live, frozenset(void) - live)
+    return Line(rows.pairs("SELECT id, parent FROM versions"), live)
 
 
 def expire_left_behind(tx: sqlite3.Connection, line: Line) -> int:
@@ -126,7 +114,7 @@ def expire_left_behind(tx: sqlite3.Connection, line: Line) -> int:
             (LEFT_BEHIND, LEFT_BEHIND.why, version),
         ).rowcount
         for (version,) in sampled_by
-        if not line.leads_on(version)
+        if version not in line.live
     )
 
 
@@ -199,10 +187,6 @@ class StepTable(LedgerTable):
     def newest_version(self) -> PolicyVersion | None:
         return _version(self._db, "ORDER BY id DESC LIMIT 1")
 
-    def newest_saved_version(self) -> PolicyVersion | None:
-        """Return the newest version whose trainer state was saved: where a restart begins."""
-        return _version(self._db, "WHERE state_ref IS NOT NULL ORDER BY id DESC LIMIT 1")
-
     def version(self, version_id: int) -> PolicyVersion | None:
         return read_version(self._db, version_id)
 
@@ -261,7 +245,7 @@ class StepTable(LedgerTable):
         step_id: int,
         parent: PolicyVersion,
         *,
-        state_ref: str | None,
+        state_ref: str,
         sampler_ref: str,
         metrics: Mapping[str, Any],
     ) -> PolicyVersion:
@@ -319,36 +303,6 @@ class StepTable(LedgerTable):
             _hear(tx)
         return void
 
-    def unsaved(self, saved: PolicyVersion) -> list[int]:
-        """Return the committed steps after `saved`, whose weights are gone."""
-        return self._db.column(
-            "SELECT id FROM steps WHERE status = 'committed' AND version > ?", saved.id
-        )
-
-    def restart_from(
-        self, saved: PolicyVersion, *, sampler_ref: str | None = None
-    ) -> PolicyVersion:
-        """Add a version with the state of `saved`, and void later steps in the same transaction.
-
-        Their versions keep their ids. Their samples are queued again: they had trained well, so the
-        void steps do not count among their failures. `sampler_ref`: the same weights, published
-        anew because the old sampler is gone.
-        """
-        with self._db.transaction() as tx:
-            lost = "SELECT id FROM steps WHERE status = 'committed' AND version > ?"
-            tx.execute(
-                f"UPDATE samples SET state = 'queued', step_id = NULL WHERE step_id IN ({lost})",
-                (saved.id,),
-            )
-            tx.execute(
-                "UPDATE steps SET status = 'void', error = 'its state was not saved', void = ? "
-                f"WHERE id IN ({lost})",
-                (Void.AWAY, saved.id),
-            )
-            _hear(tx)
-            ref = sampler_ref or saved.sampler_ref
-            return _insert_version(tx, replace(saved, parent=saved.id, sampler_ref=ref))
-
     def roll_back(self, to: PolicyVersion) -> PolicyVersion:
         """Add a version with the weights of `to`, from which learning goes on; end a pin.
 
@@ -361,10 +315,6 @@ class StepTable(LedgerTable):
             expire_left_behind(tx, read_line(self._db))
         return version
 
-    def save(self, version: PolicyVersion, state_ref: str) -> None:
-        """Record that the state of a version has been saved."""
-        self._db.write("UPDATE versions SET state_ref = ? WHERE id = ?", state_ref, version.id)
-
     def republish(self, version: PolicyVersion, sampler_ref: str) -> PolicyVersion:
         """Record the weights of a version under another sampler, as the old one is gone; return the
         version."""
@@ -373,12 +323,10 @@ class StepTable(LedgerTable):
 
     def refused_lately(self) -> list[tuple[str, float]]:
         """Return the steps from the newest version that the gate refused, oldest first: the reason,
-        and when they began, in seconds since 1970. They may have begun at the version before, if
-        that was lost with them as it was not saved."""
+        and when they began, in seconds since 1970."""
         found = self._db.rows(
             "SELECT error, created_at FROM steps WHERE void = ? "
-            "AND parent IN (SELECT MAX(id) FROM versions UNION SELECT version FROM steps "
-            "WHERE status = 'void' AND version = (SELECT MAX(id) - 1 FROM versions)) ORDER BY id",
+            "AND parent = (SELECT MAX(id) FROM versions) ORDER BY id",
             Void.REFUSED,
         )
         return [(error, at) for error, at in found]
@@ -416,7 +364,6 @@ def _hear(tx: sqlite3.Connection) -> None:
     found = tx.execute(
         "SELECT DISTINCT feedback.turn_id FROM feedback "
         "JOIN samples ON samples.turn_id = feedback.turn_id AND state = 'queued' "
-        "AND expired_why IS NULL "
         "JOIN sessions ON sessions.id = feedback.session_id AND episode = 0 "  # groups stay whole
         "WHERE final = 0 AND unused IS NOT NULL"
     ).fetchall()

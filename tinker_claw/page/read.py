@@ -231,7 +231,7 @@ def _drops(line: Line, versions: Sequence[Record], waiting: Mapping[int, int], t
         at = line.parents[at]
     gone = [one for one in versions if one["live"] and one["id"] not in kept]
     after = replace(line, live=frozenset(kept))
-    expire = sum(n for version, n in waiting.items() if not after.leads_on(version))
+    expire = sum(n for version, n in waiting.items() if version not in after.live)
     said = "no version is left behind"
     if gone:
         learned = plural(sum(one["samples"] for one in gone), "sample")
