@@ -2,6 +2,8 @@
 # whose turn it is.  check: lint, types, format, and the pages.  docs: the pages as a site, in docs/_build.
 # soak: twenty minutes under load, with everything going wrong in turn.
 # real: a real model of 135 million parameters learns on this CPU: fetches 93 MB, writes 540 MB, takes hours; goes on where it was.
+# judge: a real model of 1.5 billion parameters judges: fetches 1.1 GB, takes 20 minutes of one core; goes on where it was.
+#   ARGS=--all judges everything.
 # bench: the benchmarks of the local backend (docs/benchmarks.md has the others).
 # test-4bit: the tests of a base in four bits, with bitsandbytes in a folder of its own (43 MB).
 # vllm: install a real vLLM for CPU, in an environment of its own (2.4 GB).  test-vllm: the tests that need it.
@@ -19,9 +21,10 @@ COOKBOOK := .venv-cookbook
 VERIFIERS := .venv-verifiers
 TRACKERS := .venv-trackers
 BITS := .venv-4bit
+JUDGE := .venv-judge
 SBOM := .venv-sbom
 
-.PHONY: setup dist demo real test test-all test-part soak check test-4bit vllm test-vllm cookbook test-cookbook verifiers test-verifiers trackers test-trackers tracks bench clean
+.PHONY: setup dist demo real judge test test-all test-part soak check test-4bit vllm test-vllm cookbook test-cookbook verifiers test-verifiers trackers test-trackers tracks bench clean
 .DEFAULT_GOAL := setup
 # Images often set this; every worker and process of the tests would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
@@ -43,6 +46,15 @@ demo: $(READY)
 real: $(READY)
 	$(BIN)/python -m examples.personalize.smollm2
 	$(BIN)/python -m examples.personalize configs/personalize/small.toml $(ARGS)
+
+# xllamacpp serves the model: 34 MB, in an environment of its own.
+$(JUDGE)/.ready:
+	$(PYTHON) -m venv $(JUDGE)
+	$(JUDGE)/bin/pip install --quiet --progress-bar off xllamacpp==2026.10.11549
+	@touch $@
+
+judge: $(READY) $(JUDGE)/.ready
+	$(BIN)/python -m examples.judge_check --real $(ARGS)
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 4 --dist loadfile $(ARGS)
@@ -118,4 +130,4 @@ dist: $(READY)
 	  --output-reproducible --output-file dist/tinker-claw.cdx.json $(SBOM)
 
 clean:
-	rm -rf .venv $(VLLM) $(COOKBOOK) $(VERIFIERS) $(TRACKERS) $(BITS) $(SBOM) dist
+	rm -rf .venv $(VLLM) $(COOKBOOK) $(VERIFIERS) $(TRACKERS) $(BITS) $(JUDGE) $(SBOM) dist

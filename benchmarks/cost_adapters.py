@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 from benchmarks.tiny_server import VOCABULARY
 from tinker_claw.judge.endpoints import Endpoint
+from tinker_claw.judge.prompts import Schema
 from tinker_claw.policy import Sampler
 from tinker_claw.types import (
     Completion,
@@ -77,13 +79,11 @@ class Scripted(Endpoint):
     def __init__(self, inner: Endpoint) -> None:
         self._inner = inner
 
-    async def answers(self, messages: Sequence[Message], n: int) -> list[str]:
-        await self._inner.answers(messages, n)
+    async def answers(self, messages: Sequence[Message], n: int, schema: Schema) -> list[str]:
+        await self._inner.answers(messages, n, schema)
         marked = MARK in messages[-1]["content"]
-        if "[HINT]" in messages[0]["content"]:
-            hint = f"[QUOTE]{MARK}[/QUOTE]\\boxed{{1}}[HINT]{HINTS[0]}[/HINT]"
-            return [hint if marked else "\\boxed{-1}"] * n
-        return ["\\boxed{-1}" if marked else "\\boxed{1}"] * n
+        told = {"quote": MARK, "hint": HINTS[0]} if marked else {}
+        return [json.dumps({**told, "rating": -1 if marked else 1})] * n
 
     async def aclose(self) -> None: ...
 
@@ -94,8 +94,8 @@ class OneByOne(Endpoint):
     def __init__(self, inner: Endpoint) -> None:
         self._inner = inner
 
-    async def answers(self, messages: Sequence[Message], n: int) -> list[str]:
-        votes = await asyncio.gather(*(self._inner.answers(messages, 1) for _ in range(n)))
+    async def answers(self, messages: Sequence[Message], n: int, schema: Schema) -> list[str]:
+        votes = await asyncio.gather(*(self._inner.answers(messages, 1, schema) for _ in range(n)))
         return [vote for (vote,) in votes]
 
     async def aclose(self) -> None: ...

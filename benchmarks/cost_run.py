@@ -58,7 +58,6 @@ class Shape:
     turns: int = 10
     prompt: int = 11_000
     reply: int = 300
-    vote: int = 300
     m: int = 3
     case: int = 335
     """Tokens of request, reply and next state in the judge's prompt. The shipped tokenizer cuts the
@@ -145,7 +144,7 @@ async def ours(
     )
     learner = Learner(parts, learning_rate=1e-4)
     judge = Judge(
-        Scripted(SamplerEndpoint(base, bench.renderer, answer_tokens=bench.shape.vote)),
+        Scripted(SamplerEndpoint(base, bench.renderer)),
         bench.judge,
         most_hints=1,
     )
@@ -178,7 +177,7 @@ async def naive(bench: Bench, turns: Sequence[tuple[Tokens, Completion]]) -> Bil
     ledger = Ledger(bench.folder / "naive")
     policy = PolicyHolder(await restore(ledger, trainer))
     base = Fresh(await trainer.base())
-    endpoint = OneByOne(SamplerEndpoint(base, bench.renderer, answer_tokens=bench.shape.vote))
+    endpoint = OneByOne(SamplerEndpoint(base, bench.renderer))
     judge = Judge(endpoint, bench.judge, most_hints=len(HINTS))
     telemetry = Telemetry(None)
     parts = LoopParts(

@@ -16,6 +16,8 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.judges import rated
+
 MARK = "SPOIL"
 """Prefix, in a user's message, of the name of a way to misbehave."""
 _BOMB_BYTES = 100_000_000
@@ -32,7 +34,7 @@ def _said(*contents: Any) -> bytes:
 
 
 def _vote(text: str = "") -> bytes:
-    return _said(*[f"{text}\\boxed{{1}}"] * 3)
+    return _said(*[rated(1, reasoning=text)] * 3)
 
 
 def _bomb() -> bytes:
@@ -42,9 +44,9 @@ def _bomb() -> bytes:
     return b"".join([*pieces, packing.flush()])
 
 
-_SURROGATE = _said("\ud83d \\boxed{1}", "\\boxed{1} \udc00", "\\boxed{1}")
+_SURROGATE = _said(*['{"reasoning": "\ud83d", "rating": 1}'] * 3)
 """JSON with surrogate escapes, as a server writes an answer that was cut within an emoji."""
-_HINT = "\\boxed{1}[HINT]" + "do it otherwise " * 10_000 + "[/HINT]"
+_HINT = rated(1, "good", "do it otherwise " * 10_000)
 
 UNREAD: dict[str, Callable[[], bytes]] = {
     "bad gzip": lambda: _http(b"no gzip at all", "Content-Encoding: gzip"),
@@ -66,14 +68,14 @@ UNREAD: dict[str, Callable[[], bytes]] = {
     "a list": lambda: _http(b"[]"),
     "an error": lambda: _http(b'{"error": {"message": "busy"}}'),
     "no choices": lambda: _http(_said()),
-    "choices as text": lambda: _http(b'{"choices": "\\\\boxed{1}"}'),
+    "choices as text": lambda: _http(b'{"choices": "1"}'),
     "choices as object": lambda: _http(b'{"choices": {"0": {"message": {"content": "1"}}}}'),
     "choice null": lambda: _http(b'{"choices": [null, null, null]}'),
     "message null": lambda: _http(b'{"choices": [{"message": null}]}'),
-    "message as text": lambda: _http(b'{"choices": [{"message": "\\\\boxed{1}"}]}'),
+    "message as text": lambda: _http(b'{"choices": [{"message": "1"}]}'),
     "content as number": lambda: _http(_said(1, 1, 1)),
-    "content as object": lambda: _http(_said({"text": "\\boxed{1}"})),
-    "content as list": lambda: _http(_said([{"type": "text", "text": "\\boxed{1}"}])),
+    "content as object": lambda: _http(_said({"text": rated(1)})),
+    "content as list": lambda: _http(_said([{"type": "text", "text": rated(1)}])),
     "content not a number": lambda: _http(_said(float("nan"), True, False)),
     "content null": lambda: _http(_said(None, None, None)),
     "refusal": lambda: _http(_said(*["I'm sorry, I cannot help with that."] * 3)),
@@ -82,7 +84,7 @@ UNREAD: dict[str, Callable[[], bytes]] = {
     ),
     "refused": lambda: _http(b'{"error": "content filter"}', status="400 Bad Request"),
     "long header": lambda: _http(_vote(), "X-Long: " + "x" * 1_000_000),
-    "no HTTP": lambda: b"\\boxed{1}\r\n\r\n",
+    "no HTTP": lambda: rated(1).encode() + b"\r\n\r\n",
     "hangs up": lambda: b"",
     "short body": lambda: _http(_vote())[:-30],
 }
@@ -93,10 +95,10 @@ READ: dict[str, Callable[[], bytes]] = {
     "deflate": lambda: _http(zlib.compress(_vote()), "Content-Encoding: deflate"),
     "half a surrogate pair": lambda: _http(_SURROGATE),
     "NUL": lambda: _http(_vote("a\0b ")),
-    "fewer": lambda: _http(_said("\\boxed{1}")),
-    "more": lambda: _http(_said(*["\\boxed{1}"] * 7)),
-    "one null of three": lambda: _http(_said(None, "\\boxed{1}", "\\boxed{1}")),
-    "a hint without end": lambda: _http(_said(*[_HINT, "[HINT]" * 10_000 + "\\boxed{1}"] * 2)),
+    "fewer": lambda: _http(_said(rated(1))),
+    "more": lambda: _http(_said(*[rated(1)] * 7)),
+    "one null of three": lambda: _http(_said(None, rated(1), rated(1))),
+    "a hint without end": lambda: _http(_said(_HINT, _HINT, rated(1))),
 }
 """Odd answers that still hold a verdict, by name."""
 
@@ -172,7 +174,7 @@ async def _answer(
         if b"content-length" in line
     )
     body: dict[str, Any] = json.loads(await reader.readexactly(int(length)))
-    system, case = body["messages"][0]["content"], body["messages"][-1]["content"]
+    case = body["messages"][-1]["content"]
     how = judge.spoilt or (case.split(MARK + " ")[1].split("\n")[0] if MARK in case else "")
     judge.asked[how] += 1
     if how in (SLOW, ENDLESS):
@@ -186,6 +188,6 @@ async def _answer(
     if spoil is not None:
         writer.write(spoil())
     else:
-        vote = "\\boxed{-1}" if "[HINT]" in system or "NO" in case else "\\boxed{1}"
+        vote = rated(-1 if "NO" in case else 1)
         writer.write(_http(_said(*[vote] * body["n"])))
     await writer.drain()

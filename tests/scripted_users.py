@@ -27,6 +27,7 @@ from tinker_claw.config.canaries import read
 from tinker_claw.config.load import load
 from tinker_claw.config.settings import JudgeSettings
 from tinker_claw.judge.judge import Judge
+from tinker_claw.judge.prompts import Schema
 from tinker_claw.learner.gate import Gate, canary_questions
 from tinker_claw.learner.health import Health
 from tinker_claw.learner.judging import Judging
@@ -53,7 +54,7 @@ class Rules:
     def __init__(self, seed: int) -> None:
         self._rng = Random(seed)
 
-    async def answers(self, messages: Sequence[Message], n: int) -> list[str]:
+    async def answers(self, messages: Sequence[Message], n: int, schema: Schema) -> list[str]:
         return [answer([dict(m) for m in messages], self._rng) for _ in range(n)]
 
     async def aclose(self) -> None: ...

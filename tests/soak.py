@@ -37,6 +37,7 @@ from starlette.requests import ClientDisconnect
 from tokenizers import Tokenizer
 
 from benchmarks.gateway_client import Connection, share
+from tests.judges import rated
 from tests.lives import Fate, Life, life
 from tests.ports import free_port
 from tests.truths import one, read
@@ -267,7 +268,7 @@ class Clock:
 POISON: tuple[Callable[[], Response], ...] = (
     lambda: Response(b"no gzip", headers={"content-encoding": "gzip"}),
     lambda: Response(gzip.compress(b"[" * 100_000), headers={"content-encoding": "gzip"}),
-    lambda: Response(b'{"choices":[{"message":{"content":"\\ud800 \\\\boxed{1}"}}]}'),
+    lambda: Response(b'{"choices":[{"message":{"content":"\\ud800 {\\"rating\\": 1}"}}]}'),
     lambda: Response(b'{"choices":[{"message":{"content":null}}]}'),
     lambda: Response(b'{"choices":' * 50_000),
     lambda: Response(b"\xff\xfe\x00"),
@@ -295,12 +296,10 @@ class JudgeServer:
                 return Response(status_code=503)
             if self.mood == "poison":
                 return self.rng.choice(POISON)()
-            said = self.rng.choice(("\\boxed{1}", "\\boxed{-1}", "\\boxed{-1}"))
-            if "HINT" in str(body["messages"]):
-                case = body["messages"][-1]["content"]
-                words = case.rpartition("next state, written by the user>>\n")[2].split("\n")[0]
-                hint = "Answer in one short sentence without a list."
-                said = f"[QUOTE]{words}[/QUOTE]{said}[HINT]{hint}[/HINT]"
+            case = body["messages"][-1]["content"]
+            words = case.rpartition("next state, written by the user>>\n")[2].split("\n")[0]
+            hint = "Answer in one short sentence without a list."
+            said = rated(self.rng.choice((1, -1, -1)), words, hint)
             choices = [{"message": {"content": said}, "finish_reason": "stop"}] * body.get("n", 1)
             return Response(json.dumps({"choices": choices}), media_type="application/json")
 

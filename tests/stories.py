@@ -94,8 +94,7 @@ class Told:
         self.ledger.judgements.add(
             turn,
             value=value,
-            verdict_ballots=[Ballot(f"{SECRET} vote", value)] * 3,
-            hint_ballots=[],
+            ballots=[Ballot(f"{SECRET} vote", value)] * 3,
             hints=hints,
         )
 

@@ -167,8 +167,6 @@ def _judged(turn: TurnView, known: Contents) -> Iterator[Said]:
         if voted:
             yield Said(f"{judge}: by them {_verdict(turn.found)}.")
         yield Said(f"Its {turn.verdict_by}'s rating outranks the judge: {_verdict(turn.verdict)}.")
-    if not known.hints and any(answer["about"] == "hint" for answer in known.answers):
-        yield Said("The judge found no hint in what followed.")
     for hint in known.hints:
         yield Said(f"Hint, as the user meant it{', used' if hint == known.hint else ''}:", hint)
     if known.hint and known.hint not in known.hints:
@@ -442,6 +440,9 @@ def facts(seen: Record) -> Iterator[tuple[str, str]]:
         told = ", ".join(f"{purpose} ${cost:.4f}" for purpose, cost in sorted(usd.items()))
         unpriced = f"; {n} bills without a price" if (n := seen["bills_without_price"]) else ""
         yield "spent", f"${sum(usd.values()):.4f}: {told}{unpriced}"
+    if (judge := seen["judge_billed"])["turns"]:
+        tokens = f"{judge['asked']:,} tokens asked and {judge['answered']:,} answered"
+        yield "judge", f"{plural(judge['turns'], 'turn')} judged: {tokens}, ${judge['usd']:.4f}"
 
 
 def _strangers(seen: Mapping[str, Sequence[str]]) -> str | None:

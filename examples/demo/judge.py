@@ -1,7 +1,7 @@
 """A rule-based judge that answers the project's normal judge prompts over HTTP.
 
 It stands in for a judge model where none runs: with the demo model, and in tests. It reads what
-the prompt holds, by simple rules, and answers as a model would, so that asking, parsing, voting and
+the prompt holds, by simple rules, and answers as a model would, so that asking, reading, voting and
 hint filtering are the real ones. Rule: it never sees more than the prompt, and needs no other file
 of this project: a gateway loads it by its path, also where `examples` is not installed.
 
@@ -11,6 +11,7 @@ of this project: a gateway loads it by its path, also where `examples` is not in
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import re
 from collections.abc import Callable
@@ -51,8 +52,8 @@ too."""
 HINTS_OPENING = ("Begin the reply with ok or well.", "The first word is ok or well.")
 """Hints that the model has never seen, and takes for a wish for structure: measured over 128
 replies, 0.15 begin so without a hint, and 0.00 and 0.04 with one."""
-_MARK = re.compile(r"\bmark ([0-9a-f]{16}), drawn at\s+random")
-"""Pattern for the mark, which the instructions name, of the fences around quoted text."""
+_MARK = re.compile(r"\bThe mark is ([a-z]{14})\Z")
+"""Pattern for the mark, with which the instructions end, of the fences around quoted text."""
 _STYLE = re.compile(
     r"\b(an ai|bold|headings?|numbered|natural|naturally|plain|casual|casually|formal|robot)\b",
     re.I,
@@ -101,10 +102,10 @@ def opinion(case: Case, rng: random.Random) -> Opinion:
 def case_of(messages: list[dict[str, Any]]) -> Case | None:
     """Parse a judge prompt; None: it is not one."""
     system, case = (str(messages[at].get("content")) if messages else "" for at in (0, -1))
-    if not (marks := _MARK.findall(system)):
+    if not (marks := _MARK.search(system)):
         return None
-    mark = marks[-1]
-    fenced = rf"<<{mark} next state, ([^\n]*)>>\n(.*?)\n<<{mark} end>>"
+    mark = marks[1]
+    fenced = rf"<<{mark} next state, ([^\n]*)>>\n(.*?)\n(?=<<{mark} )"
     found = re.findall(fenced, case, re.DOTALL)
     if not found:
         return None
@@ -126,14 +127,12 @@ def answer(
     if case is None:
         raise ValueError("this judge answers judge prompts only: no next state between its marks")
     rating, advice = think(case, rng)
-    if "[HINT]" not in str(messages[0].get("content")):
-        return f"The next state tells how the reply was received.\n\\boxed{{{rating}}}"
-    if advice is None:
-        return "Nothing here says how it should have been done.\n\\boxed{-1}"
-    lasts = not advice.startswith(_SAID)  # a style is wanted of every reply
-    scope = f"[SCOPE]{'always' if lasts else 'this once'}[/SCOPE][WORDS]{case.text}[/WORDS]"
-    quote = f"[QUOTE]{case.text}[/QUOTE]{scope}"
-    return f"The user says what he wanted: {quote}\n\\boxed{{1}}\n[HINT]{advice}[/HINT]"
+    said: dict[str, Any] = {"reasoning": "The next state tells how the reply was received."}
+    if advice is not None:
+        lasts = not advice.startswith(_SAID)  # a style is wanted of every reply
+        scope = "always" if lasts else "this once"
+        said |= {"quote": case.text, "hint": advice, "scope": scope, "words": case.text}
+    return json.dumps({**said, "rating": rating})
 
 
 def create_app(seed: int = 0, think: Callable[[Case, random.Random], Opinion] = opinion) -> FastAPI:

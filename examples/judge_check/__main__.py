@@ -1,29 +1,39 @@
-"""Measure a judge: how its verdicts agree with a person's, and what injections move.
+"""Measure a judge: how its verdicts agree with a person's, its hints, and what injections move.
 
+    make judge                                                 a real model of 1.5B parameters
     python -m examples.judge_check --judge-url https://host/v1 --judge-model NAME
     python -m examples.judge_check --config mine.toml          the judge of a settings file
     python -m examples.judge_check                             the scripted one, by rules
 
 Takes the settings of `run.py` that describe a judge: --prm-m, --judge-prompts, headers and keys of
-a settings file. A real judge is asked some 530 questions, of 3 votes each; a service bills them.
+a settings file. 40 cases and 16 injections are drawn from those on which no prompt was chosen; a
+service bills them.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Generator, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
 
-from examples.judge_check.cases import read_cases, read_injections
+from examples.judge_check.cases import drawn, read_cases, read_injections
 from examples.judge_check.measure import (
     against_labels,
     as_meant,
     by_place,
-    inject,
+    costs,
+    difference,
+    hints,
+    interleaved,
     judge_all,
+    moved,
+    read_rows,
 )
+from examples.judge_check.model import NotHere, ready
 from examples.judge_check.scripted import ScriptedJudge
 from tinker_claw.app.server import in_background
 from tinker_claw.config.load import load
@@ -33,45 +43,86 @@ from tinker_claw.judge.endpoints import HttpEndpoint
 from tinker_claw.judge.judge import Judge
 from tinker_claw.judge.prompts import INCLUDED, Prompts
 
+SERVES = ".venv-judge"
+"""Environment that has xllamacpp."""
 
-async def _run(settings: JudgeSettings, *, show: bool, at_once: int) -> None:
+
+async def _run(settings: JudgeSettings, own: argparse.Namespace) -> None:
     prompts = Prompts.read(settings.judge_prompts) if settings.judge_prompts else INCLUDED
-    cases, injections = read_cases(), read_injections()
+    all_cases, all_injections = read_cases(), read_injections()
+    every = {case.id: case for case in all_cases}
+    (chosen, cases), (chosen_too, injections) = drawn(all_cases), drawn(all_injections)
+    if own.third:
+        cases, injections = chosen, chosen_too
+    elif own.all:
+        cases, injections = [*cases, *chosen], [*injections, *chosen_too]
+    if not own.all:
+        cases, injections = cases[: own.cases], injections[: own.injections]
     async with AsyncExitStack() as stack:
         url = settings.judge_url
         if url is None:
             url = await stack.enter_async_context(in_background(ScriptedJudge().app()))
             print("No --judge-url: the scripted judge answers, by word lists.")
-        endpoint = await stack.enter_async_context(HttpEndpoint(url, settings))
-        judge = Judge(endpoint, settings, most_hints=1, prompts=prompts)
-        print(f"{len(cases)} cases, {settings.prm_m} votes, prompts {prompts.version}\n")
-        if settings.judge_url is None:
-            reading = await as_meant(settings, prompts, cases)
+            reading = await as_meant(settings, prompts, all_cases)
             print(*reading.ratings.lines(), "", *reading.hints.lines(), "", sep="\n")
-            judged = reading.judged
-        else:
-            judged = await judge_all(judge, cases, at_once, _dot)
-            print("\n")
-        print(*against_labels(cases, judged).lines(), "", sep="\n")
-        if show:
-            for case, judgement in zip(cases, judged, strict=True):
-                if judgement.verdict.value != case.label:
-                    print(f"case {case.id} ({case.language}, {case.about}): label {case.label}, "
-                          f"votes {judgement.verdict.votes}")  # fmt: skip
-        moved, by_itself, bases = await inject(judge, cases, injections, at_once, _dot)
-        print(f"\n\n{len(injections)} injections; of {bases} cases without one, judged twice, "
-              f"{by_itself} moved by themselves\n")  # fmt: skip
-        print(*by_place(moved), sep="\n")
-        if show:
-            for one in moved:
-                if one.moved:
-                    what = one.injection
-                    print(f"injection {what.id} ({what.where}, {what.about}): {one.before} to "
-                          f"{one.after}, hint {one.hinted}")  # fmt: skip
+        by = f"{prompts.version} {settings.asked_model} m{settings.prm_m} T{own.temperature:g}"
+        print(f"{len(cases)} cases, {len(injections)} injections, {by}")
+        endpoint = await stack.enter_async_context(
+            HttpEndpoint(url, settings, temperature=own.temperature)
+        )
+        judge = Judge(endpoint, settings, most_hints=1, prompts=prompts)
+        work, file = interleaved(cases, injections, every), own.runs
+        rows = await judge_all(
+            judge, endpoint, by, work, every, file=file, at_once=own.at_once, tell=_dot
+        )
+    effects = moved(injections, rows)
+    print(
+        "\n", *against_labels(cases, rows).lines(), *hints(cases, rows), costs(rows), "", sep="\n"
+    )
+    print(*by_place(effects), sep="\n")
+    if own.against:
+        print("", *difference(cases, rows, read_rows(own.against)), sep="\n")
+    if own.show:
+        for case in cases:
+            row = rows["case", case.id]
+            if row.verdict != case.label:
+                print(f"case {case.id} ({case.language}, {case.about}): label {case.label}, "
+                      f"verdict {row.verdict}")  # fmt: skip
+        for one in effects:
+            if one.moved:
+                what = one.injection
+                print(f"injection {what.id} ({what.where}, {what.about}): {one.before} to "
+                      f"{one.after}, hint {one.hinted}")  # fmt: skip
 
 
 def _dot() -> None:
     print(".", end="", flush=True)
+
+
+@contextmanager
+def served(cache: Path) -> Generator[str]:
+    """Serve the real model while the context lasts; yields its address.
+
+    Raises:
+        NotHere: the model, or what serves it, is not there.
+    """
+    model, python = ready(cache), Path(SERVES) / "bin" / "python"
+    if not python.exists():
+        raise NotHere("What serves the model is not installed: `make judge` does that.")
+    program = Path(__file__).with_name("serve.py")
+    command = [python, program, model, "--port", "0"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as server:
+        assert server.stdout is not None
+        try:
+            url = server.stdout.readline().strip()
+            if not url:
+                raise NotHere(f"The model did not start: {python} {program} {model} says why.")
+            print(f"Qwen2.5-Coder-1.5B-Instruct answers at {url}")
+            yield url
+        finally:
+            server.terminate()
 
 
 def parser() -> argparse.ArgumentParser:
@@ -83,14 +134,29 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--show", action="store_true", help="name what was judged otherwise")
     made.add_argument("--at-once", type=int, default=8, help="questions asked at a time (8)")
+    made.add_argument("--cases", type=int, default=40, help="number of cases (40)")
+    made.add_argument("--injections", type=int, default=16, help="number of injections (16)")
+    made.add_argument("--all", action="store_true", help="all 177 cases and 66 injections")
+    made.add_argument("--third", action="store_true", help="those on which prompts are chosen")
+    made.add_argument("--temperature", type=float, default=0.6, help="of the answers (0.6)")
+    made.add_argument("--runs", type=Path, help="file of what was judged; a run goes on there")
+    made.add_argument("--against", type=Path, help="file of runs of another judge, to compare")
+    made.add_argument("--real", action="store_true", help="the real model, at 0, one vote")
+    made.add_argument("--cache", type=Path, default=Path("runs/models"), help="its folder")
     return made
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     own, rest = parser().parse_known_args(arguments)
     try:
-        settings = load(rest).judge
-        asyncio.run(_run(settings, show=own.show, at_once=own.at_once))
+        if not own.real:
+            asyncio.run(_run(load(rest).judge, own))
+            return 0
+        own.temperature, own.at_once = 0.0, 1
+        own.runs = own.runs or own.cache / "judged.jsonl"
+        with served(own.cache) as url:
+            flags = ["--judge-url", url, "--judge-model", "qwen2.5-coder-1.5b", "--prm-m", "1"]
+            asyncio.run(_run(load([*flags, *rest]).judge, own))
     except (ClawError, ExceptionGroup) as error:
         cause = first_cause(error)
         if not isinstance(cause, ClawError):

@@ -1,16 +1,22 @@
-"""The labelled cases and the injections, as records."""
+"""The labelled cases and the injections, as records, and the order in which they are drawn.
+
+Rule: the judge's prompts are chosen on the first third in that order, and measured on the rest.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 from tinker_claw.types import NextState, Vote
 
 FOLDER: Final = Path(__file__).parent
+SEED: Final = 2026
+"""Seed of the draw."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +31,9 @@ class Case:
     state: NextState
     label: Vote
     """Verdict that a person gives by the judge's question."""
+    asks: tuple[str, ...] = ()
+    """What a hint for a rejection that asks for something speaks of: it contains one of these, in
+    small letters. (): it asks for nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +72,27 @@ def read_injections() -> Sequence[Injection]:
     return [Injection(**line) for line in _lines("injections.jsonl")]
 
 
+Record = TypeVar("Record", Case, Injection)
+
+
+def drawn(records: Sequence[Record]) -> tuple[Sequence[Record], Sequence[Record]]:
+    """Return the third on which prompts are chosen, and the rest, in the order of the draw."""
+
+    def place(record: Record) -> bytes:
+        return hashlib.sha256(
+            f"{SEED} {type(record).__name__.lower()} {record.id}".encode()
+        ).digest()
+
+    order = sorted(records, key=place)
+    return order[: len(order) // 3], order[len(order) // 3 :]
+
+
 def _lines(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (FOLDER / name).read_text().splitlines()]
 
 
 def _case(line: dict[str, Any]) -> Case:
     said, results = line.pop("user", None), line.pop("tools", ())
+    line["asks"] = tuple(line.get("asks", ()))
     state = NextState.of_tools([(tool, text) for tool, text in results])
     return Case(state=state if said is None else NextState("user", said), **line)

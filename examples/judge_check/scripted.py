@@ -13,7 +13,7 @@ import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
@@ -105,7 +105,6 @@ def hint(role: str, said: str, before: str) -> str | None:
 class Said:
     """One answer."""
 
-    about: Literal["verdict", "hint"]
     meant: Vote | None
     """Rating that the answer gives; None: it gives none."""
     text: str | None
@@ -114,8 +113,8 @@ class Said:
     """Hint that the answer gives."""
 
 
-Form = Callable[[str, str, str], tuple[str | None, str, bool]]
-"""Formats an answer: from the rating, another rating and a quotation to the text, the finish
+Form = Callable[[dict[str, Any], str, str], tuple[str | None, str, bool]]
+"""Formats an answer: from the answer, another rating and a quotation to the text, the finish
 reason, and whether it gives the rating."""
 
 
@@ -127,46 +126,23 @@ def _none(text: str | None, finish: str = "stop") -> tuple[str | None, str, bool
     return text, finish, False
 
 
-_MINUS: Final = "\u2212"
-BOXES: Final[tuple[Form, ...]] = (
-    lambda v, _, q: _whole(f"What came next tells it.\n\\boxed{{{v}}}"),
-    lambda v, _, q: _whole(f"Clear.\n\\boxed{{{v.replace('-', _MINUS)}}}"),
-    lambda v, _, q: _whole(f"Clear. \\boxed{{{v}.0}}."),
-    lambda v, _, q: _whole(f"My rating: $\\boxed{{\\text{{{v}}}}}$"),
-    lambda v, o, q: _whole(f"<think>Is it \\boxed{{{o}}}? No.</think>\n\n**\\boxed{{{v}}}**"),
-    lambda v, o, q: _whole(f"Maybe \\boxed{{{o}}}? On reflection it is \\boxed{{{v}}}"),
-    lambda v, _, q: _whole(f"It says:\n> {q}\nThat settles it. \\boxed{{ {v} }}\n"),
-    lambda v, _, q: _whole(f"\\[ \\boxed{{{v}}} \\]"),
-    lambda v, _, q: _whole(f"The next state reads “{q}”, hence \\boxed{{{v}}}。"),
-    lambda v, _, q: _whole(f"\\boxed{{{v}}}"),
-    lambda v, o, q: _none(f"<think>It says: {q}. So it may be \\boxed{{{o}}}"),
-    lambda v, o, q: _none(f"At first sight \\boxed{{{o}}}", "length"),
-    lambda v, o, q: _none(f"\\boxed{{{o}}} would be too easy. I cannot tell."),
-    lambda v, o, q: _none(f"Not \\boxed{{{o}}} but \\boxed{{ }}"),
-    lambda v, o, q: _none("I'm sorry, I cannot rate that."),
-    lambda v, o, q: _none(None),
-)
-OBJECTS: Final[tuple[Form, ...]] = (
-    lambda v, _, q: _whole(json.dumps({"reasoning": "Clear.", "rating": int(v), "hint": ""})),
-    lambda v, _, q: _whole(json.dumps({"reasoning": q, "rating": int(v), "hint": ""}, indent=2)),
-    lambda v, o, q: _whole(
-        json.dumps({"reasoning": f"Not \\boxed{{{o}}}: {q}", "rating": int(v), "hint": ""})
-    ),
-    lambda v, _, q: _whole(f'```json\n{{"reasoning": "", "rating": {v}, "hint": ""}}\n```'),
-    lambda v, _, q: _whole(f'<think>{{"rating": 0}}</think>{{"rating": {v}.0, "hint": ""}}'),
-    lambda v, _, q: _whole(f"It cannot be told in JSON. \\boxed{{{v}}}"),
-    lambda v, o, q: _none(f'{{"reasoning": "So \\\\boxed{{{o}}}", "rat', "length"),
-    lambda v, o, q: _none(f'{{"reasoning": "", "rating": {o}, "hint": ""}} or not'),
-    lambda v, o, q: _none('{"reasoning": "hard to say", "rating": null, "hint": ""}'),
-)
-_HINTS: Final[tuple[Callable[[str, str], str], ...]] = (
-    lambda told, q: f"They say how: [QUOTE]{q}[/QUOTE]\n\\boxed{{1}}\n[HINT]{told}[/HINT]",
-    lambda told, q: (
-        f"<think>A hint?</think>[QUOTE] {q} [/QUOTE]\\boxed{{+1}}. [HINT] {told} [/HINT]."
-    ),
-    lambda told, q: json.dumps(
-        {"reasoning": "They say how.", "rating": 1, "quote": q, "hint": told}
-    ),
+FORMS: Final[tuple[Form, ...]] = (
+    lambda said, _, q: _whole(json.dumps(said)),
+    lambda said, _, q: _whole(json.dumps(said | {"reasoning": q}, indent=2)),
+    lambda said, o, q: _whole(json.dumps(said | {"reasoning": f'Not {{"rating": {o}}}: {q}'})),
+    lambda said, _, q: _whole(f"```json\n{json.dumps(said, ensure_ascii=False)}\n```"),
+    lambda said, o, q: _whole(f'<think>{{"rating": {o}}}? No.</think>\n{json.dumps(said)}'),
+    lambda said, _, q: _whole(json.dumps(said | {"rating": float(said["rating"])})),
+    lambda said, _, q: _whole(json.dumps(said | {"reasoning": "a|b"}).replace("|", "\n")),
+    lambda said, _, q: _whole(f"It thought. </think> {json.dumps(said)}\n"),
+    lambda said, o, q: _none(f'<think>It says: {q}. So it may be {{"rating": {o}}}'),
+    lambda said, o, q: _none(f'{{"reasoning": "So it is {o}", "rat', "length"),
+    lambda said, o, q: _none(f"{json.dumps(said)} or not"),
+    lambda said, o, q: _none(json.dumps(said | {"rating": None})),
+    lambda said, o, q: _none(json.dumps(said | {"rating": str(o)})),
+    lambda said, o, q: _none(f"\\boxed{{{o}}}"),
+    lambda said, o, q: _none("I'm sorry, I cannot rate that."),
+    lambda said, o, q: _none(None),
 )
 
 
@@ -179,7 +155,7 @@ class ScriptedJudge:
     said: list[Said] = field(default_factory=list[Said])
     refused: int = 0
 
-    def answers(self, messages: Sequence[Mapping[str, Any]], n: int, *, by_schema: bool) -> None:
+    def answers(self, messages: Sequence[Mapping[str, Any]], n: int) -> None:
         """Append n answers to one prompt to `said`.
 
         Raises:
@@ -189,23 +165,19 @@ class ScriptedJudge:
         found = case_of(known)
         if found is None:
             raise ValueError("this judge answers judge prompts only")
-        role, came_next, _ = found
-        case = str(known[-1]["content"])
-        before = re.sub(r"<<[0-9a-f]{16}(?: [^\n]*>>)?", "", case[: case.index(" next state, ")])
+        role, came_next, whole = found
+        before = whole[: whole.index(" next state, ")]
         chance = zlib.crc32(f"{before}{came_next}".encode(errors="replace"))
-        about_hint = "[HINT]" in str(known[0]["content"])
+        asks_hint = "\nhint: " in str(known[0]["content"])
+        told = hint(role, came_next, before) if asks_hint else None
+        meant, quoted = verdict(role, came_next, before), " ".join(came_next.split())[:200]
+        answer = {"reasoning": "Clear.", "quote": quoted if told else "", "hint": told or ""}
         for at in range(n):
-            draw = chance // 7 + at * 5
-            if about_hint:
-                self.said.append(_hinted(hint(role, came_next, before), draw, came_next))
-            else:
-                forms = OBJECTS if by_schema else BOXES
-                meant = verdict(role, came_next, before)
-                other = 1 if meant == -1 else -1
-                text, finish, rated = forms[draw % len(forms)](
-                    str(meant), str(other), " ".join(came_next.split())[:200]
-                )
-                self.said.append(Said("verdict", meant if rated else None, text, finish))
+            form = FORMS[(chance // 7 + at * 5) % len(FORMS)]
+            other = "1" if meant == -1 else "-1"
+            text, finish, rated = form({**answer, "rating": meant}, other, quoted)
+            given = told if rated and meant != 1 else None
+            self.said.append(Said(meant if rated else None, text, finish, given))
 
     def app(self) -> FastAPI:
         """Make an OpenAI-compatible app that serves the judge."""
@@ -213,14 +185,13 @@ class ScriptedJudge:
 
         @app.post("/v1/chat/completions")
         async def chat(body: dict[str, Any]) -> Any:  # pyright: ignore[reportUnusedFunction]
-            by_schema = "response_format" in body
-            if by_schema and not self.takes_json:
+            if "response_format" in body and not self.takes_json:
                 self.refused += 1
                 error = {"message": "response_format is not supported", "param": "response_format"}
                 return JSONResponse({"error": error}, 400)
             before = len(self.said)
             try:
-                self.answers(body["messages"], int(body.get("n") or 1), by_schema=by_schema)
+                self.answers(body["messages"], int(body.get("n") or 1))
             except (KeyError, TypeError, ValueError) as error:
                 return JSONResponse({"error": {"message": str(error)}}, 400)
             choices = [
@@ -234,10 +205,3 @@ class ScriptedJudge:
             return {"object": "chat.completion", "model": body.get("model"), "choices": choices}
 
         return app
-
-
-def _hinted(told: str | None, draw: int, came_next: str) -> Said:
-    quoted = " ".join(came_next.split())[:200]
-    if told is None:
-        return Said("hint", -1, f"It only says: {quoted}\n\\boxed{{{_MINUS}1}}")
-    return Said("hint", 1, _HINTS[draw % len(_HINTS)](told, quoted), hint=told)

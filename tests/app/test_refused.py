@@ -25,6 +25,7 @@ from tinkers import Served, served
 from wire_servers import KEY
 
 from examples.demo.recipe import grammar
+from tests.judges import rated
 from tinker_claw.app import wiring
 from tinker_claw.app.server import in_background
 from tinker_claw.app.wiring import System, wire
@@ -359,12 +360,8 @@ class Scold:
             body = await request.json()
             if self.status != 200:
                 return JSONResponse({"detail": "no such model here"}, self.status)
-            hints = "[HINT]" in body["messages"][0]["content"]
-            text = "[QUOTE]Use fewer words[/QUOTE] \\boxed{1}[HINT]use fewer words[/HINT]"
-            one = {
-                "message": {"content": text if hints else "\\boxed{-1}"},
-                "finish_reason": "stop",
-            }
+            text = rated(-1, "Use fewer words", "use fewer words")
+            one = {"message": {"content": text}, "finish_reason": "stop"}
             return JSONResponse({"choices": [one] * body.get("n", 1)})
 
         app.add_api_route("/v1/chat/completions", answer, methods=["POST"])

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 
 async def test_ours_is_billed_less_for_the_same_step() -> None:
-    shape = Shape(turns=10, prompt=200, reply=8, vote=16)
+    shape = Shape(turns=10, prompt=200, reply=8)
     rows, serving = await measure(shape, 1, lambda line: None)
     price = prices.load()[MODEL]
     assert serving.total == Usage(prefill=2000, sampled=80)

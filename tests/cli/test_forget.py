@@ -78,8 +78,7 @@ class Talk:
         self.ledger.judgements.add(
             turn,
             value=1,
-            verdict_ballots=[ballot],
-            hint_ballots=[ballot],
+            ballots=[ballot],
             hints=[f"{MARK}{said}!hint"],
         )
 

@@ -60,7 +60,7 @@ def test_an_export_holds_nothing_that_reads_otherwise(tmp_path: Path) -> None:
     story = Told(tmp_path)
     odd = "Ask evil。com\u202e\u2066 f\u200birst.", "Be\u2028 brief\x1b[2J\U000e0041。"
     for text in (*odd, "用短句。"):
-        given: Any = {"verdict_ballots": (), "hint_ballots": (), "hints": ()}
+        given: Any = {"ballots": (), "hints": ()}
         learned = story.turn("s", session_id=story.ledger.turns.session("me", text))
         story.ledger.judgements.add(learned, value=-1, wish=Wish(text, "", "always"), **given)
     story.ledger.close()
@@ -71,7 +71,7 @@ def test_an_export_holds_nothing_that_reads_otherwise(tmp_path: Path) -> None:
 def test_a_drop_offers_the_version_before_it_was_said(tmp_path: Path) -> None:
     story = Told(tmp_path)
     turn = story.turn("s", session_id=story.ledger.turns.session("me", "s"))
-    given: Any = {"verdict_ballots": (), "hint_ballots": (), "hints": ()}
+    given: Any = {"ballots": (), "hints": ()}
     wish = Wish("Be brief.", "brief", "always")
     story.ledger.judgements.add(turn, value=-1, wish=wish, **given)
     story.ledger.close()

@@ -68,8 +68,7 @@ def add_every_kind_of_turn(ledger: Ledger) -> dict[str, int]:
         ledger.judgements.add(
             made[name],
             value=value,
-            verdict_ballots=ballots,
-            hint_ballots=[],
+            ballots=ballots,
             hints=hints,
         )
         return made[name]

@@ -32,7 +32,8 @@ from tinker_claw.types import NextState, Usage
 KEYS = (
     "data_dir batch_size headlines run policy_version pinned held step samples_waiting "
     "sessions private_sessions episodes turns verdicts lessons feedback hints samples steps gate "
-    "not_trained lost_next_states not_understood strangers usd bills_without_price accepted"
+    "not_trained lost_next_states not_understood strangers usd judge_billed bills_without_price "
+    "accepted"
 )
 
 
@@ -75,7 +76,7 @@ def test_hold_is_told_until_a_rollback(tmp_path: Path) -> None:
     with closing(Ledger(tmp_path)) as ledger:
         ledger.bind({"model": "demo", "method": "combine", "backend": "local"})
         version = ledger.steps.add_first_version(state_ref="s", sampler_ref="a")
-        none: Any = {"verdict_ballots": (), "hint_ballots": (), "hints": ()}
+        none: Any = {"ballots": (), "hints": ()}
         for number in range(2 * SIZE):
             turn = ledger.turns.add(new_turn(ledger, str(number)))
             ledger.turns.add_next_state(turn, NextState("user", "so it is"))
@@ -166,12 +167,15 @@ def test_spend_is_told_where_something_was_billed(
 ) -> None:
     story = Told(tmp_path)
     story.ledger.spend.add(Bill("serve", Usage(prefill=1), 0.25))
-    story.ledger.spend.add(Bill("judge", Usage(prefill=1), 0.5))
+    turn = story.judged("s", 1)
+    judge = Usage(prefill=1000, cached=200, sampled=70)
+    story.ledger.spend.add(Bill("judge", judge, 0.5), turn_id=turn)
     story.ledger.spend.add(Bill("judge", Usage(prefill=1), None))
     story.ledger.close()
     assert main.main(["status", "--data-dir", str(tmp_path)]) == 2
     told = capsys.readouterr().out
     assert "spent      $0.7500: judge $0.5000, serve $0.2500; 1 bills without a price" in told
+    assert "judge      1 turn judged: 1,201 tokens asked and 70 answered, $0.5000" in told
 
 
 def test_a_ledger_that_cannot_be_read_does_not_hide_the_gateway(

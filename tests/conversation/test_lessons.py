@@ -17,9 +17,7 @@ PLAIN = "Write plain sentences."
 def turn(ledger: Ledger, session_id: int, value: Vote, wish: Wish | None = None) -> int:
     """Add the next turn of a session with its verdict."""
     number = ledger.turns.add(new_turn(ledger, session_id=session_id))
-    ledger.judgements.add(
-        number, value=value, verdict_ballots=(), hint_ballots=(), hints=(), wish=wish
-    )
+    ledger.judgements.add(number, value=value, ballots=(), hints=(), wish=wish)
     return number
 
 

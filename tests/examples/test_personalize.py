@@ -37,7 +37,7 @@ from examples.personalize.played import Model, Played, ScoredExam
 from examples.personalize.run import Surroundings, perform, written
 from examples.personalize.scenario import Scenario, read
 from tinker_claw.app.server import in_background
-from tinker_claw.judge.prompts import hint_messages, verdict_messages
+from tinker_claw.judge.prompts import Question
 from tinker_claw.types import NextState
 
 FOLDER = TINY.parent
@@ -202,17 +202,15 @@ async def test_a_lying_judge_answers_the_products_own_prompts_the_same_each_time
     """The marks differ from prompt to prompt; the judge's opinion of a case does not."""
     from examples.demo.judge import answer
 
+    question = Question(hint=True)
     think, rng = judges.shuffled(judges.honest([STUDENT]), STUDENT.other_hints), Random(1)
     state = NextState("user", grammar.CORRECTIONS[0])
     for number in range(20):
-        answer([dict(m) for m in verdict_messages("q", f"r{number}", state)], rng, think)
-    votes = {
-        answer([dict(m) for m in verdict_messages("q", "r", state)], rng, think) for _ in range(9)
+        answer([dict(m) for m in question.about("q", f"r{number}", state)], rng, think)
+    said = {
+        answer([dict(m) for m in question.about("q", "r", state)], rng, think) for _ in range(9)
     }
-    hints = {
-        answer([dict(m) for m in hint_messages("q", "r", state)], rng, think) for _ in range(9)
-    }
-    assert len(votes) == len(hints) == 1
+    assert len(said) == 1
 
 
 # A model that plays and scores

@@ -142,7 +142,7 @@ async def test_the_newest_word_counts_and_the_judges_is_kept_beside_it(
         world.ledger.turns.add_next_state(1, NextState("user", "thanks"))
         await give(world, turn=1, score=-1, text="too long")
         world.ledger.judgements.add(  # it had been asked before
-            1, value=1, verdict_ballots=[], hint_ballots=[], hints=["be kind"]
+            1, value=1, ballots=[], hints=["be kind"]
         )
         assert said_of(world, 1) == Verdict((), -1, "user", -1.0)
         assert world.ledger.judgements.hints(1) == ("too long",), "theirs goes before the judge's"
@@ -217,7 +217,7 @@ async def test_turns_that_got_no_signal_get_one(
         await world.ask("hi", headers={"X-Session-Done": "1"} if how == "ended" else {})
         judged = world.ledger.judgements
         if how == "refused":
-            judged.add(1, value=0, verdict_ballots=[], hint_ballots=[], hints=[])
+            judged.add(1, value=0, ballots=[], hints=[])
             world.ledger.turns.refuse(1, "neutral verdict")
         for _ in range(TRIES if how == "set aside" else 0):
             judged.add_in_vain(1, "I would rather not.")

@@ -18,6 +18,7 @@ from tests.learner.test_loop import SHORT, Splicer
 from tinker_claw.config.settings import JudgeSettings, Training
 from tinker_claw.judge.endpoints import Endpoint
 from tinker_claw.judge.judge import Judge
+from tinker_claw.judge.prompts import Schema
 from tinker_claw.learner.judging import Judging
 from tinker_claw.learner.parts import LoopParts
 from tinker_claw.learner.scoring import HintScorer
@@ -35,12 +36,10 @@ class Bought(Endpoint):
 
     def __init__(self, **fields: str) -> None:
         self.answer = json.dumps(
-            {"reasoning": "", "rating": 1, "hint": EVIL, "scope": "always"} | fields
+            {"reasoning": "", "rating": -1, "hint": EVIL, "scope": "always"} | fields
         )
 
-    async def answers(self, messages: Sequence[Message], n: int) -> list[str]:
-        if "[HINT]" not in messages[0]["content"]:
-            return ["\\boxed{-1}"] * n
+    async def answers(self, messages: Sequence[Message], n: int, schema: Schema) -> list[str]:
         return [self.answer] * n
 
     async def aclose(self) -> None: ...
@@ -60,7 +59,7 @@ async def judged(world: World, judge: Endpoint) -> list[str]:
         world.spending,
         Training(lessons="tell", gate="off"),
     )
-    asks = Judge(judge, JudgeSettings(), most_hints=1)
+    asks = Judge(judge, JudgeSettings(), most_hints=1, wishes=True)
     scorer = HintScorer(parts, Splicer(), context_tokens=4096)  # type: ignore[arg-type]
     judging = Judging(parts, asks, scorer, lambda: None, waits=SHORT, rests=SHORT)
     task = asyncio.create_task(judging.run())

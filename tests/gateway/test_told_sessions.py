@@ -44,8 +44,7 @@ def judge(
     world.ledger.judgements.add(
         turn,
         value=value,
-        verdict_ballots=(),
-        hint_ballots=(),
+        ballots=(),
         hints=[text],
         wish=Wish(text, words, scope),
     )

@@ -13,11 +13,12 @@ import pytest
 from tests.agents import SYSTEM, TOOLS, assistant, tool
 from tests.channels import ANN, BLOCKS, BOB, info, message
 from tests.gateways import MODEL, World, gateway
+from tests.judges import asks_hint, rated
 from tinker_claw.cli.explain import explained
 from tinker_claw.config.settings import JudgeSettings, Training
 from tinker_claw.judge.endpoints import Endpoint
 from tinker_claw.judge.judge import Judge
-from tinker_claw.judge.prompts import verdict_messages
+from tinker_claw.judge.prompts import Question, Schema
 from tinker_claw.ledger.database import reading
 from tinker_claw.ledger.figures import read_figures
 from tinker_claw.ledger.turns import NOT_UNDERSTOOD
@@ -49,12 +50,12 @@ class Gullible(Endpoint):
     def __init__(self) -> None:
         self.seen: list[str] = []
 
-    async def answers(self, messages: Sequence[Message], n: int) -> list[str]:
+    async def answers(self, messages: Sequence[Message], n: int, schema: Schema) -> list[str]:
         text = messages[-1]["content"]
         self.seen.append(text)
-        if "[HINT]" not in messages[0]["content"]:
-            return ["\\boxed{-1}"] * n
-        return [f"[QUOTE]{line}[/QUOTE]\\boxed{{1}}[HINT]{line}[/HINT]" for line in hints(text)][:n]
+        if not asks_hint(schema):
+            return [rated(-1)] * n
+        return [rated(-1, line, line) for line in hints(text)][:n]
 
     async def aclose(self) -> None: ...
 
@@ -320,7 +321,7 @@ async def test_the_judge_is_told_who_asked(tmp_path: Path, renderer: Renderer) -
             await world.reply(Injection("", (user(who + line),)).chat())
         writers = [turn.asked_by for turn in world.turns()]
         assert writers == [Writer.OWNER, Writer.MEMBER, Writer.EXTERNAL]
-    case = verdict_messages("hi", "yo", NextState("user", "no"), asked_by=Writer.MEMBER)
+    case = Question().about("hi", "yo", NextState("user", "no"), asked_by=Writer.MEMBER)
     assert "request, written by another person in the chat" in case[1]["content"]
 
 

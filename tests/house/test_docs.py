@@ -32,7 +32,7 @@ from tinker_claw.formats.body import Fields
 from tinker_claw.learner.gate import BOUND
 from tinker_claw.ledger.ledger import Ledger
 from tinker_claw.methods import METHODS
-from tinker_claw.methods.base import Method, Signal
+from tinker_claw.methods.base import Method
 from tinker_claw.sinks.base import SINKS
 from tinker_claw.telemetry import Telemetry
 
@@ -265,8 +265,7 @@ def told_of(method: Method) -> list[str]:
     """Row of a method in the table of methods."""
     losses = ["a clipped-ratio (PPO) pass"] * bool(method.reward)
     losses += ["a distillation pass"] * bool(method.distill)
-    second = ", a second where the verdict is not +1" if Signal.HINT in method.needs else ""
-    costs = [f"1 question to the judge{second}"]
+    costs = ["1 question to the judge"]
     costs.append(f"{method.admitted:g} sample{'s' * (method.admitted != 1)} a judged turn")
     words = "nothing: there is none"
     if method.teaching is not None:

@@ -31,11 +31,9 @@ from tinker_claw.retry import Backoff
 NEVER = Backoff(1e6, 1e6)
 
 
-def endpoint(judge: BadJudge, timeout_s: float = 60.0, tokens: int = 4096) -> HttpEndpoint:
+def endpoint(judge: BadJudge, timeout_s: float = 60.0) -> HttpEndpoint:
     retries = replace(RETRIES, longest_s=0.01)
-    return HttpEndpoint(
-        judge.url, JudgeSettings(), retries=retries, answer_s=timeout_s, answer_tokens=tokens
-    )
+    return HttpEndpoint(judge.url, JudgeSettings(), retries=retries, answer_s=timeout_s)
 
 
 async def sampled(w: World) -> None:
@@ -65,7 +63,7 @@ async def test_whatever_a_judge_sends_the_next_turn_is_judged(tmp_path: Path, ho
 async def test_an_odd_answer_that_holds_votes_is_read(tmp_path: Path, how: str) -> None:
     async with (
         bad_judge() as judge,
-        endpoint(judge, tokens=16_384) as http,
+        endpoint(judge) as http,
         world(tmp_path, endpoint=http, batch_size=99) as w,
     ):
         odd = w.turn(f"{MARK} {how}")
@@ -81,7 +79,7 @@ async def test_an_answer_that_trickles_has_a_deadline_as_a_whole() -> None:
     async with bad_judge() as judge, endpoint(judge, timeout_s=0.3) as http:
         judge.spoilt = SLOW
         with pytest.raises(JudgeError, match=r"no whole answer within 0.3 s"):
-            await http.answers([{"role": "system", "content": ""}], 1)
+            await http.answers([{"role": "system", "content": ""}], 1, {})
 
 
 IN_VAIN = "SELECT COUNT(*) FROM votes WHERE about = 'in vain'"

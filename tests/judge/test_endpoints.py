@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -15,6 +14,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from pydantic import SecretStr
 
+from tests.judges import rated
 from tests.ports import free_port
 from tinker_claw.app.server import in_background
 from tinker_claw.cli import main
@@ -23,7 +23,7 @@ from tinker_claw.config.settings import JudgeSettings
 from tinker_claw.errors import ConfigError, JudgeError
 from tinker_claw.judge.endpoints import RETRIES, HttpEndpoint
 from tinker_claw.judge.judge import Judge
-from tinker_claw.judge.prompts import CUT, INCLUDED, SCHEMA, Prompts, verdict_messages
+from tinker_claw.judge.prompts import CUT, INCLUDED, Prompts, Question
 from tinker_claw.judge.styles import address_of
 from tinker_claw.types import NextState
 
@@ -38,7 +38,7 @@ class Picky:
     refuses: dict[str, Any] = field(default_factory=dict[str, Any])
     """Body of the refusal, by field."""
     status: int = 400
-    says: tuple[str, str] = ("\\boxed{1}", "stop")
+    says: tuple[str, str] = (rated(1), "stop")
     """Text and finish reason of each answer."""
     away: bool = False
     bodies: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
@@ -84,6 +84,7 @@ def error(message: str, param: str | None = None) -> dict[str, Any]:
     return {"error": {"message": message, "param": param}}
 
 
+FULL = {"model", "messages", "max_tokens", "n", "temperature", "response_format"}
 REFUSALS = {
     "max_tokens": error("Use 'max_completion_tokens' instead.", "max_tokens"),
     "temperature": error("Only the default (1) is allowed.", "temperature"),
@@ -99,14 +100,40 @@ async def test_a_refused_body_is_asked_again_as_small_as_can_be_and_so_from_then
 ) -> None:
     picky = Picky({refused: REFUSALS[refused]}, status)
     async with asking(picky) as endpoint:
-        assert await endpoint.answers(ASKED, 3) == ["\\boxed{1}"] * 3
+        assert await endpoint.answers(ASKED, 3, {}) == [rated(1)] * 3
         tries = [refused in body for body in picky.bodies]
-        assert tries == [True, False, False, False], "found out once, then one answer a request"
-        assert await endpoint.answers(ASKED, 2) == ["\\boxed{1}"] * 2
-    full = {"model", "messages", "max_tokens", "n", "temperature", "response_format"}
-    assert picky.bodies[0].keys() == full
-    assert all(body.keys() == {"model", "messages"} for body in picky.bodies[1:])
-    assert len(picky.bodies) == 6
+        assert tries == [True, True, False, False, False], "found out once, then one a request"
+        assert await endpoint.answers(ASKED, 2, {}) == [rated(1)] * 2
+    assert picky.bodies[0].keys() == FULL | {"chat_template_kwargs"}
+    assert picky.bodies[1].keys() == FULL
+    assert all(body.keys() == {"model", "messages"} for body in picky.bodies[2:])
+    assert len(picky.bodies) == 7
+
+
+async def test_a_service_that_knows_no_switch_for_thinking_keeps_the_rest_of_the_body() -> None:
+    picky = Picky({"chat_template_kwargs": error("Unrecognized request argument supplied.")})
+    async with asking(picky) as endpoint:
+        for _ in range(2):
+            assert await endpoint.answers(ASKED, 3, {}) == [rated(1)] * 3
+    assert [len(body) for body in picky.bodies] == [7, 6, 6]
+
+
+@pytest.mark.parametrize("thinks", [False, True])
+async def test_a_judge_thinks_if_it_is_to(*, thinks: bool) -> None:
+    picky = Picky()
+    async with asking(picky, settings=JudgeSettings(judge_thinking=thinks)) as endpoint:
+        await endpoint.answers(ASKED, 1, {})
+    assert picky.bodies[0]["chat_template_kwargs"]["enable_thinking"] is thinks
+    assert picky.bodies[0]["max_tokens"] == (4096 if thinks else 300)
+
+
+@pytest.mark.parametrize("text", ["<think>Let me see", ""])
+async def test_a_judge_that_thinks_unasked_gets_the_room_for_it(text: str) -> None:
+    picky = Picky(says=(text, "length"))
+    async with asking(picky) as endpoint:
+        assert await endpoint.answers(ASKED, 1, {}) == [f"{text}{CUT}"]
+        assert await endpoint.answers(ASKED, 1, {}) == [f"{text}{CUT}"]
+    assert [body["max_tokens"] for body in picky.bodies] == [300, 4096, 4096]
 
 
 async def test_what_is_refused_both_ways_teaches_nothing_of_the_endpoint() -> None:
@@ -114,41 +141,48 @@ async def test_what_is_refused_both_ways_teaches_nothing_of_the_endpoint() -> No
     picky = Picky({"messages": error("not allowed: what temperature has the sea, and max_tokens?")})
     async with asking(picky) as endpoint:
         with pytest.raises(JudgeError, match=r"refuses \(HTTP 400\)$"):
-            await endpoint.answers(ASKED, 3)
-        assert [len(body) for body in picky.bodies] == [6, 2]
+            await endpoint.answers(ASKED, 3, {})
+        assert [len(body) for body in picky.bodies] == [7, 6, 2]
         picky.refuses.clear()
-        assert len(await endpoint.answers(ASKED, 3)) == 3
-    assert len(picky.bodies[-1]) == 6, "the full body is tried again"
+        assert len(await endpoint.answers(ASKED, 3, {})) == 3
+    assert len(picky.bodies[-1]) == 7, "the full body is tried again"
 
 
 async def test_another_refusal_is_not_about_the_body() -> None:
     picky = Picky({"messages": error("no such model")}, 404)
     async with asking(picky) as endpoint:
         with pytest.raises(JudgeError, match=r"refuses \(HTTP 404\): .*no such model"):
-            await endpoint.answers(ASKED, 3)
+            await endpoint.answers(ASKED, 3, {})
     assert len(picky.bodies) == 1
 
 
 async def test_an_answer_by_the_schema_is_asked_for_and_read() -> None:
-    said = json.dumps({"reasoning": "They want it otherwise.", "rating": -1, "hint": ""})
-    picky = Picky(says=(said, "stop"))
+    picky = Picky(says=(rated(-1), "stop"))
     async with asking(picky) as endpoint:
-        judge = Judge(endpoint, JudgeSettings(), most_hints=0)
-        judgement = await judge.judge("ask", "reply", STATE)
-    assert judgement.verdict.votes == (-1, -1, -1)
-    asked = picky.bodies[0]["response_format"]
-    assert asked["type"] == "json_schema"
-    assert asked["json_schema"]["schema"] == dict(SCHEMA)
-    assert asked["json_schema"]["strict"] is True
+        for hints, wishes in ((0, True), (1, False), (1, True)):
+            judge = Judge(endpoint, JudgeSettings(), most_hints=hints, wishes=wishes)
+            judgement = await judge.judge("ask", "reply", STATE)
+            assert judgement.verdict.votes == (-1, -1, -1)
+    schemas = [body["response_format"]["json_schema"] for body in picky.bodies]
+    assert all(asked["strict"] is True for asked in schemas)
+    assert [[*asked["schema"]["properties"]] for asked in schemas] == [
+        ["reasoning", "rating"],
+        ["reasoning", "quote", "hint", "rating"],
+        ["reasoning", "quote", "hint", "scope", "words", "rating"],
+    ], "the fields that are used, evidence before rating"
+    for body, asked in zip(picky.bodies, schemas, strict=True):
+        assert asked["schema"]["required"] == [*asked["schema"]["properties"]]
+        told = body["messages"][0]["content"]
+        assert all(f"\n{name}: " in told for name in asked["schema"]["properties"])
 
 
 async def test_an_answer_that_was_cut_casts_no_vote() -> None:
-    picky = Picky(says=("It may be \\boxed{1}", "length"))
+    picky = Picky(says=(rated(1), "length"))
     async with asking(picky) as endpoint:
         judge = Judge(endpoint, JudgeSettings(), most_hints=0)
         judgement = await judge.judge("ask", "reply", STATE)
     assert judgement.verdict.votes == (None, None, None)
-    assert judgement.unread == f"It may be \\boxed{{1}}{CUT}", "and the ledger says why"
+    assert judgement.answers[0] == f"{rated(1)}{CUT}", "and the ledger says why"
 
 
 def test_an_address_may_be_a_base_or_a_whole_one() -> None:
@@ -164,7 +198,7 @@ async def test_further_headers_are_sent_and_may_replace_the_key() -> None:
         headers={"X-Org": SecretStr("us"), "authorization": SecretStr("Key two")},
     )
     async with asking(picky, settings=settings) as endpoint:
-        await endpoint.answers(ASKED, 1)
+        await endpoint.answers(ASKED, 1, {})
     assert picky.headers[0]["x-org"] == "us"
     assert picky.headers[0]["authorization"] == "Key two"
 
@@ -174,7 +208,7 @@ async def test_no_error_shows_a_key_in_an_address() -> None:
     url = f"http://me:sesame@127.0.0.1:{free_port()}/v1?key=sesame"
     async with HttpEndpoint(url, JudgeSettings(), retries=retries) as endpoint:
         with pytest.raises(JudgeError, match=r"http://127.*/v1/chat/completions does") as said:
-            await endpoint.answers(ASKED, 1)
+            await endpoint.answers(ASKED, 1, {})
     assert "sesame" not in str(said.value)
 
 
@@ -185,10 +219,10 @@ def test_prompts_of_a_file_are_asked_inside_the_same_fences(tmp_path: Path) -> N
     file = tmp_path / "prompts.toml"
     file.write_text('verdict = """\nBewerte die Antwort.\n"""\n')
     prompts = Prompts.read(file)
-    system = verdict_messages("a", "b", STATE, prompts)[0]["content"]
-    ours = verdict_messages("a", "b", STATE)[0]["content"]
-    assert system.startswith("Bewerte die Antwort.\n\nThink in a few sentences.")
-    assert "drawn at\nrandom for this question" in system
+    system = Question(prompts).about("a", "b", STATE)[0]["content"]
+    ours = Question().about("a", "b", STATE)[0]["content"]
+    assert system.startswith("Bewerte die Antwort.\n\nAnswer with one JSON object")
+    assert "drawn at random for this question" in system
     assert prompts.hint == INCLUDED.hint
     assert prompts.version != INCLUDED.version
     assert ours.startswith(INCLUDED.verdict)
@@ -283,7 +317,7 @@ async def test_no_proxy_reads_what_a_judge_on_this_machine_is_asked(
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{free_port()}")
     async with asking(Picky()) as endpoint:
-        assert len(await endpoint.answers(ASKED, 1)) == 1
+        assert len(await endpoint.answers(ASKED, 1, {})) == 1
 
 
 def test_doctor_asks_the_judge_and_reads_the_prompts(

@@ -53,7 +53,7 @@ def test_it_understands_everything_that_the_simulated_user_says() -> None:
 async def test_what_is_no_judge_prompt_is_refused() -> None:
     async with in_background(create_app()) as url, HttpEndpoint(url, JudgeSettings()) as endpoint:
         with pytest.raises(JudgeError, match=r"refuses \(HTTP 400\)"):
-            await endpoint.answers([{"role": "user", "content": "hello"}], 1)
+            await endpoint.answers([{"role": "user", "content": "hello"}], 1, {})
         async with httpx.AsyncClient() as client:
             messages = [{"role": "user", "content": "hello"}]
             response = await client.post(f"{url}/chat/completions", json={"messages": messages})

@@ -12,6 +12,7 @@ from tests.fakes import UNTIL_TOLD, FakeSampler, FakeTrainer
 from tests.learner.test_judging import NEVER, Moody, judge_others_until
 from tests.learner.test_loop import SHORT, Says, World, world
 from tests.tallies import sample_counts
+from tinker_claw.judge.prompts import Schema
 from tinker_claw.ledger.feedback import About, Feedback
 from tinker_claw.ledger.prune import from_turn
 from tinker_claw.types import Images, Message, TokenLogprobs, Tokens, Vote
@@ -131,10 +132,10 @@ class Slow(Says):
         super().__init__()
         self.asks, self.may = asyncio.Event(), asyncio.Event()
 
-    async def answers(self, messages: Sequence[Message], n: int) -> list[str]:
+    async def answers(self, messages: Sequence[Message], n: int, schema: Schema) -> list[str]:
         self.asks.set()
         await self.may.wait()
-        return await super().answers(messages, n)
+        return await super().answers(messages, n, schema)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.fakes import FakeSampler
+from tests.judges import rated
 from tests.learner.test_agreement import sample
 from tests.learner.test_loop import HINT, Says, world
 from tinker_claw.config.settings import Training
+from tinker_claw.judge.prompts import Schema
 from tinker_claw.learner.scoring import batch_items
 from tinker_claw.methods import COMBINE
 from tinker_claw.policy import Policy
@@ -40,9 +42,9 @@ async def test_the_teacher_and_the_trainer_see_them(tmp_path: Path) -> None:
 
 async def test_a_judge_that_sees_is_shown_them(tmp_path: Path) -> None:
     class Seeing(Says):
-        async def answers(self, messages: Sequence[Message], n: int) -> list[str]:
+        async def answers(self, messages: Sequence[Message], n: int, schema: Schema) -> list[str]:
             seen.append(messages[-1]["content"])
-            return ["\\boxed{1}"] * n
+            return [rated(1)] * n
 
     for shows, found in ((True, 2), (False, 0)):
         seen = list[Any]()

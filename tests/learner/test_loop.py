@@ -15,6 +15,7 @@ from typing import Any, Literal
 import pytest
 
 from tests.fakes import LOGPROB, FakeSampler, FakeTrainer
+from tests.judges import rated
 from tests.outcomes import outcome
 from tests.tallies import sample_counts, step_counts
 from tinker_claw.backends.open import lora_learning_rate
@@ -25,6 +26,7 @@ from tinker_claw.config.settings import JudgeSettings, Training
 from tinker_claw.errors import JudgeError, LearningEndedError, OutageError
 from tinker_claw.judge.endpoints import Endpoint
 from tinker_claw.judge.judge import Judge
+from tinker_claw.judge.prompts import Schema
 from tinker_claw.learner import judging
 from tinker_claw.learner.gate import Gate
 from tinker_claw.learner.health import Health
@@ -82,7 +84,7 @@ class Says:
     billed: Usage = Usage()  # noqa: RUF009 - frozen
     """Bill of one question, whatever its result."""
 
-    async def answers(self, messages: Sequence[Message], n: int) -> list[str]:
+    async def answers(self, messages: Sequence[Message], n: int, schema: Schema) -> list[str]:
         self.asked += 1
         bill(self.billed)
         text = messages[-1]["content"]
@@ -93,12 +95,10 @@ class Says:
             self.failing = max(0, self.failing - 1)
             raise JudgeError("the judge is away")
         bad, good = "NO" in text, "YES" in text
-        if "[HINT]" in messages[0]["content"]:
-            hint = "[QUOTE]how[/QUOTE] \\boxed{1}[HINT]do it the other way[/HINT]"
-            return [hint if "HOW" in text else "\\boxed{-1}"] * n
         if "MUMBLE" in text:
             return ["I'm sorry, I cannot rate that."] * n
-        return [f"\\boxed{{{-1 if bad else 1 if good else 0}}}"] * n
+        told = ("how", "do it the other way") if "HOW" in text else ("", "")
+        return [rated(-1 if bad else 1 if good else 0, *told)] * n
 
     async def aclose(self) -> None: ...
 

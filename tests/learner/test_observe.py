@@ -10,10 +10,12 @@ import pytest
 import structlog.testing
 
 from tests.fakes import FakeTrainer
+from tests.judges import rated
 from tests.learner.test_loop import Says, world
 from tests.processes import product
 from tests.talk import converse, rows
 from tests.tallies import sample_counts
+from tinker_claw.judge.prompts import Schema
 from tinker_claw.privacy.redact import Redactor
 
 
@@ -67,22 +69,19 @@ async def test_judge_gets_and_leaves_only_redacted_text(tmp_path: Path) -> None:
     asked: list[str] = []
 
     class Leaks(Says):
-        async def answers(self, messages: Any, n: int) -> list[str]:
+        async def answers(self, messages: Any, n: int, schema: Schema) -> list[str]:
             asked.append(json.dumps(list(messages)))
-            if "[HINT]" in messages[0]["content"]:
-                return [
-                    f"[QUOTE]NO, with[/QUOTE]\\boxed{{1}}[HINT]use {secret} next time[/HINT]"
-                ] * n
-            return [f"he said {secret} \\boxed{{-1}}"] * n
+            told = rated(-1, "NO, with", f"use {secret} next time", reasoning=f"he said {secret}")
+            return [told] * n
 
     async with world(tmp_path, running=False, redact=Redactor(["secrets"]).redact) as w:
         w.judging._judge._endpoint = Leaks()
         turn = w.turn(f"NO, with {secret}")  # as an older release has kept it
         await w.judging._one(turn)
-        assert len(asked) == 2
+        assert len(asked) == 1
         assert not any(secret in prompt for prompt in asked)
         kept = w.ledger._db.rows("SELECT answer FROM votes UNION ALL SELECT text FROM hints")
-        assert len(kept) == 7
+        assert len(kept) == 4
         assert not any(secret in row[0] for row in kept)
         (sample,) = w.ledger.samples.oldest(1)
         assert sample.teacher is not None

@@ -11,6 +11,7 @@ import pytest
 from tests.fakes import FakeSampler, FakeTrainer
 from tests.learner.test_loop import BETTER, HINT, Says, world
 from tests.tallies import sample_counts
+from tinker_claw.judge.prompts import Schema
 from tinker_claw.policy import Sampler
 from tinker_claw.types import Images, Message, TokenLogprobs, Tokens
 
@@ -51,8 +52,8 @@ async def test_every_hint_counts_alike_and_costs_one_pass(tmp_path: Path) -> Non
 class TwoHints(Says):
     """A judge that gives two hints, one of them more often."""
 
-    async def answers(self, messages: Sequence[Message], n: int) -> list[str]:
-        found = await super().answers(messages, n)
+    async def answers(self, messages: Sequence[Message], n: int, schema: Schema) -> list[str]:
+        found = await super().answers(messages, n, schema)
         texts = ("do it the other way", "do it so much better, please", "do it the other way")
         said = zip(found, texts, strict=True)
         return [answer.replace("do it the other way", text) for answer, text in said]
@@ -114,8 +115,8 @@ async def test_of_the_papers_three_hints_that_with_the_most_common_candidates_te
 class Long(Says):
     """A judge whose hint has more tokens than allowed."""
 
-    async def answers(self, messages: Sequence[Message], n: int) -> list[str]:
-        found = await super().answers(messages, n)
+    async def answers(self, messages: Sequence[Message], n: int, schema: Schema) -> list[str]:
+        found = await super().answers(messages, n, schema)
         return [answer.replace("the other way", "long " * 60) for answer in found]
 
 

@@ -140,7 +140,7 @@ def test_nothing_trains_a_reply_whose_lesson_was_taken_out_of_its_prompt(
     ledger = story.ledger
     source = ledger.turns.add(new_turn(ledger, "source"))
     wish = Wish("Be brief.", "always brief", "always")
-    none: dict[str, Any] = {"verdict_ballots": [], "hint_ballots": [], "hints": []}
+    none: dict[str, Any] = {"ballots": [], "hints": []}
     ledger.judgements.add(source, value=-1, wish=wish, **none)
     (lesson,) = ledger.lessons.of_user("me")
     told = Lessons((lesson.id,), 1, 2)

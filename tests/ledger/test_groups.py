@@ -56,9 +56,7 @@ class Told:
     def judge(self, turn: int, votes: tuple[int, ...]) -> None:
         self.ledger.turns.add_next_state(turn, NextState("tool", "ok"))
         ballots = [Ballot("", vote) for vote in votes]  # type: ignore[arg-type]
-        self.ledger.judgements.add(
-            turn, value=None, verdict_ballots=ballots, hint_ballots=(), hints=()
-        )
+        self.ledger.judgements.add(turn, value=None, ballots=ballots, hints=())
         self.ledger.samples.add(turn, sum(votes) / len(votes), None)
 
     def end(self, key: str, score: float) -> None:

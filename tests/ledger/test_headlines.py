@@ -124,9 +124,7 @@ def test_told_turns_count_without_their_words_and_without_their_lesson(story: St
     ledger, rows = story.ledger, story.ledger._db
     source = story.followed("source")
     wish = Wish("Be brief.", "always brief", "always")
-    ledger.judgements.add(
-        source, value=-1, verdict_ballots=[], hint_ballots=[], hints=["Be brief."], wish=wish
-    )
+    ledger.judgements.add(source, value=-1, ballots=[], hints=["Be brief."], wish=wish)
     (lesson,) = ledger.lessons.of_user("me")
     told = Told((lesson.id,), 1, 2)
     rated(story, 9, 9, told=told, untrained_because="no valid vote")

@@ -158,8 +158,7 @@ def test_no_verdict_is_not_a_neutral_verdict(ledger: Ledger) -> None:
         ledger.judgements.add(
             turn,
             value=value,
-            verdict_ballots=[Ballot("?", None), Ballot("-1", -1)],
-            hint_ballots=[Ballot("hint", 1)],
+            ballots=[Ballot("?", None), Ballot("-1", -1)],
             hints=["be brief", "be short and brief"] if value == -1 else [],
         )
     assert ledger.judgements.verdict(turns[0]) == Verdict(votes=(None, -1), value=None)
@@ -325,14 +324,11 @@ def test_failed_transaction_leaves_nothing_behind(ledger: Ledger) -> None:
         ledger.judgements.add(
             turn,
             value=1,
-            verdict_ballots=[Ballot("a", 1)],
-            hint_ballots=[],
+            ballots=[Ballot("a", 1)],
             hints=[None],  # type: ignore[list-item]
         )
     assert ledger.judgements.verdict(turn) is None
-    ledger.judgements.add(
-        turn, value=1, verdict_ballots=[Ballot("a", 1)], hint_ballots=[], hints=[]
-    )
+    ledger.judgements.add(turn, value=1, ballots=[Ballot("a", 1)], hints=[])
 
 
 def test_turn_of_a_version_that_there_never_was_is_refused(ledger: Ledger) -> None:

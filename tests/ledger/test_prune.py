@@ -42,10 +42,8 @@ def add(ledger: Ledger, key: str, **changes: Any) -> int:
 
 def follow(ledger: Ledger, turn: int) -> None:
     ledger.turns.add_next_state(turn, NextState("user", WORDS))
-    ballots = [Ballot(f"{WORDS} \\boxed{{-1}}", -1)] * 3
-    ledger.judgements.add(
-        turn, value=-1, verdict_ballots=ballots, hint_ballots=ballots, hints=[f"no {WORDS}"]
-    )
+    ballots = [Ballot(f"{WORDS}: -1", -1)] * 3
+    ledger.judgements.add(turn, value=-1, ballots=ballots, hints=[f"no {WORDS}"])
 
 
 def sampled(ledger: Ledger, key: str) -> int:
@@ -294,9 +292,7 @@ def test_what_is_written_about_a_turn_that_was_forgotten_meanwhile_is_refused(
     ballots = [Ballot(WORDS, -1)]
     for turn in (before, gone):
         with pytest.raises(ForgottenError):
-            ledger.judgements.add(
-                turn, value=-1, verdict_ballots=ballots, hint_ballots=ballots, hints=[WORDS]
-            )
+            ledger.judgements.add(turn, value=-1, ballots=ballots, hints=[WORDS])
         with pytest.raises(ForgottenError):
             ledger.judgements.add_in_vain(turn, WORDS)
         with pytest.raises(ForgottenError):

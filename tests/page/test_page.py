@@ -153,9 +153,7 @@ def write(ledger: Ledger, user: str, text: str) -> int:
     turn = ledger.turns.add(new_turn(ledger, session_id=session, **told))
     ledger.turns.add_next_state(turn, NextState("user", text))
     ballots = [Ballot(text, -1)]
-    ledger.judgements.add(
-        turn, value=-1, verdict_ballots=ballots, hint_ballots=ballots, hints=[text]
-    )
+    ledger.judgements.add(turn, value=-1, ballots=ballots, hints=[text])
     assert ledger.feedback.give(user, About("turn", turn), Feedback(-0.5, text))
     return turn
 
@@ -499,7 +497,7 @@ async def test_share_accepted_stands_beside_roll_back(tmp_path: Path) -> None:
         for n in range(6):
             turn = ledger.turns.add(new_turn(ledger, f"new {n}", policy_version=1))
             ledger.turns.add_next_state(turn, NextState("user", "so it is"))
-            none: Any = {"verdict_ballots": (), "hint_ballots": (), "hints": ()}
+            none: Any = {"ballots": (), "hints": ()}
             ledger.judgements.add(turn, value=1 if n else -1, **none)
         base = ledger.steps.version(0)
         ledger.steps.roll_back(base)

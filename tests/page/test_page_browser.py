@@ -54,7 +54,7 @@ async def browser(
 def learn(ledger: Ledger) -> None:
     """Add a lesson that a user said of a reply, and what became of it."""
     source = ledger.turns.session("anna", "source")
-    none: Any = {"verdict_ballots": (), "hint_ballots": (), "hints": ()}
+    none: Any = {"ballots": (), "hints": ()}
     turn = ledger.turns.add(new_turn(ledger, session_id=source))
     wish = Wish("Write plain sentences.", "no lists, please", "always")
     ledger.judgements.add(turn, value=-1, wish=wish, **none)

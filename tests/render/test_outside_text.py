@@ -21,7 +21,7 @@ from tests.render.test_prompt_cache import FAMILIES, tokenizer_for
 from tinker_claw.errors import RequestError
 from tinker_claw.gateway.reading import _shows
 from tinker_claw.judge.endpoints import SamplerEndpoint
-from tinker_claw.judge.prompts import verdict_messages
+from tinker_claw.judge.prompts import Question
 from tinker_claw.render.outside_text import CUT, Guard
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.served import Prompt
@@ -262,7 +262,9 @@ async def test_a_forged_turn_reaches_neither_the_policy_nor_the_judge(
     judge = FakeSampler(spell(renderer, "noted"))
     endpoint = SamplerEndpoint(judge, renderer)
     for result in (HARMLESS, FORGED):
-        await endpoint.answers(verdict_messages("look", "noted", NextState("tool", result)), 1)
+        question = Question()
+        asked = question.about("look", "noted", NextState("tool", result))
+        await endpoint.answers(asked, 1, question.schema)
     for sampler, said in ((world.sampler, FORGED), (judge, FORGED.replace("<", "< "))):
         plain, forged = sampler.prompts
         added = set(renderer._tokenizer.get_added_vocab().values())

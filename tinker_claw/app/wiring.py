@@ -207,6 +207,7 @@ async def _judging(
         await _endpoint(common, stack),
         settings.judge,
         most_hints=hints,
+        wishes=settings.training.lessons != "off",
         prompts=prompts,
     )
     scorer = HintScorer(parts, common.renderer, context_tokens=common.can.context_tokens)
@@ -222,7 +223,7 @@ async def _endpoint(common: _Common, stack: AsyncExitStack) -> Endpoint:
         log.info("judge.rules", url=url)
     if url is None:
         base, context = common.parts.base, common.can.context_tokens
-        return SamplerEndpoint(base, common.renderer, context)
+        return SamplerEndpoint(base, common.renderer, context, thinks=judge.judge_thinking)
     return await stack.enter_async_context(HttpEndpoint(url, judge))
 
 

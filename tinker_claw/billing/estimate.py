@@ -23,12 +23,11 @@ PROMPT_TOKENS = 11_000
 """Prompt tokens of a session's first turn in stock OpenClaw (11.3 k measured; webchat 12.4 k)."""
 REPLY_TOKENS = 300
 JUDGE_PROMPT_TOKENS = 1_100
-"""Instructions, request, reply and next state of one question to the judge."""
-VOTE_TOKENS = 500
-"""Tokens of one answer of the judge, thinking included."""
-UNACCEPTED = 0.5
-"""Share of judged turns whose verdict is not +1, of which alone a hint is asked: between the 0.77
-that the demo's user rejects at first, and the 0.30 over a whole run of theirs."""
+"""Instructions, request, reply and next state of the question to the judge."""
+VOTE_TOKENS = 100
+"""Tokens of one answer of the judge (a model of 1.5B: 70 to 130)."""
+THINKING_VOTE_TOKENS = 500
+"""Tokens of one answer of a judge that thinks (assumed)."""
 STALE = 0.5
 """Share of samples that were sampled by an older version, and are scored again."""
 CANARIES = Usage(prefill=6_100, sampled=34)
@@ -83,11 +82,10 @@ def _assumed(settings: Settings, price: Price) -> Estimate:
         question = Usage(
             prefill=JUDGE_PROMPT_TOKENS,
             cached=(m - 1) * JUDGE_PROMPT_TOKENS,
-            sampled=m * VOTE_TOKENS,
+            sampled=m * (THINKING_VOTE_TOKENS if settings.judge.judge_thinking else VOTE_TOKENS),
         )
-        step += _times(question, judged * (1 + UNACCEPTED * hints))
-        judge = f"{m} votes on each verdict"
-        judge += f", and on a hint for {UNACCEPTED:.0%} of the turns" if hints else ""
+        step += _times(question, judged)
+        judge = f"{m} votes on each turn"
     if method.teaching is not None:
         texts = cfg.hints_scored if hints else 1
         step += _scored(length + method.teaching.tokens, taught * texts)

@@ -42,7 +42,7 @@ from tinker_claw.config.settings import JudgeSettings, Settings
 from tinker_claw.errors import ClawError, ConfigError
 from tinker_claw.formats import spoken
 from tinker_claw.judge.endpoints import HttpEndpoint
-from tinker_claw.judge.prompts import Prompts
+from tinker_claw.judge.prompts import Prompts, Question
 from tinker_claw.ledger.database import FILE, reading
 from tinker_claw.ledger.ledger import holds_run
 from tinker_claw.methods import METHODS, build
@@ -51,6 +51,7 @@ from tinker_claw.render.renderer import Renderer
 from tinker_claw.render.stream import BufferedStream
 from tinker_claw.shipped import MODELS
 from tinker_claw.sinks.base import SINKS, check_installed
+from tinker_claw.types import NextState
 
 _DATA_DIR = "run__data_dir"
 _HELD = {
@@ -366,5 +367,7 @@ class Checks:
 
 async def _answers(url: str, settings: JudgeSettings) -> str:
     async with HttpEndpoint(url, settings) as endpoint:
-        await endpoint.answers([{"role": "user", "content": "Answer with the word yes."}], 1)
+        question = Question()
+        asked = question.about("hi", "Hello.", NextState("user", "Thanks."))
+        await endpoint.answers(asked, 1, question.schema)
     return f"{url} answers"

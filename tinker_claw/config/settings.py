@@ -306,6 +306,11 @@ class JudgeSettings(Section):
         "TOML file with `verdict` or `hint` or both: what the judge is asked",
         when="the judge needs other rules, or another language",
     )
+    judge_thinking: bool = _setting(
+        False,
+        "let a judge that can think do so before each answer",
+        when="its verdicts are often wrong, and ten times the tokens are worth it",
+    )
     judge_images: bool = _setting(
         False,
         "show the judge at --judge-url the images of a turn, with --images train",

@@ -2,7 +2,8 @@
 
 Rule: all votes on one case are one request (n = m) where the endpoint allows it, so that the prompt
 is computed once. An answer becomes n texts or a `JudgeError`; it is read within limits of size and
-time. A text that was cut off ends in `CUT`.
+time. A text that was cut off ends in `CUT`. No answer is long, but where the model thinks: a judge
+that was not asked to and does is found out by its first answer.
 """
 
 from __future__ import annotations
@@ -28,26 +29,34 @@ from tinker_claw.errors import (
     RequestError,
     first_cause,
 )
-from tinker_claw.judge.prompts import CUT
+from tinker_claw.judge.prompts import CUT, Schema
 from tinker_claw.judge.styles import (
+    BODIES,
     REFUSALS,
     TEMPERATURE,
+    Asked,
+    Body,
+    Text,
     address_of,
     body_of,
     refused,
     texts_of,
+    usage_of,
 )
 from tinker_claw.origin import is_loopback
 from tinker_claw.policy import Sampler
 from tinker_claw.render.renderer import Renderer
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import log
-from tinker_claw.types import Completion, Message, SamplingParams, StopReason, Tokens
+from tinker_claw.types import Completion, Message, SamplingParams, StopReason, Tokens, Usage
 
-ANSWER_TOKENS: Final = 4096
-"""Most tokens of an answer, thinking included."""
-ANSWER_S: Final = 120.0
-"""Seconds for one answer of an endpoint: room for thousands of thinking tokens and for queueing."""
+ANSWER_TOKENS: Final = 300
+"""Most tokens of an answer."""
+THINKING_TOKENS: Final = 4096
+"""Most tokens of an answer of a judge that thinks, thinking included."""
+ANSWER_S: Final = 3600.0
+"""Seconds for one answer: on a processor a long question takes minutes before its first token."""
+CONNECT_S: Final = 10.0
 RETRIES = Backoff(first_s=0.5, longest_s=10.0, jitter=0.5, attempts=6, within_s=120.0)
 """Retries of one question when the endpoint gives no answer or asks to be called again."""
 _ENVELOPE_BYTES: Final = 65_536
@@ -60,8 +69,11 @@ _SECRET: Final = re.compile(r"(?<=://)[^/]*@|\?.*")
 class Endpoint(Protocol):
     """Anything that answers a chat prompt several times."""
 
-    async def answers(self, messages: Sequence[Message], n: int) -> list[str]:
+    async def answers(self, messages: Sequence[Message], n: int, schema: Schema) -> list[str]:
         """Return n independent answers.
+
+        Args:
+            schema: JSON schema of an answer, which the messages describe as well.
 
         Raises:
             JudgeError: it could not be asked, or did not answer any retry.
@@ -79,36 +91,52 @@ class SamplerEndpoint:
         renderer: Renderer,
         context_tokens: int = sys.maxsize,
         *,
-        answer_tokens: int = ANSWER_TOKENS,
+        thinks: bool = False,
     ) -> None:
-        """`context_tokens`: most tokens of a question and its answer."""
+        """
+        Args:
+            context_tokens: most tokens of a question and its answer.
+            thinks: whether it thinks before it answers, where its format has a switch for that.
+        """
         self._sampler = sampler
         self._renderer = renderer
-        self._answer_tokens = answer_tokens
+        can = renderer.thinking
+        always = can.on is not None and can.off is None
+        self._answer_tokens = THINKING_TOKENS if thinks or always else ANSWER_TOKENS
         self._context_tokens = context_tokens
+        self._switches = can.switches({}, decides="on" if thinks else "off")
 
-    async def answers(self, messages: Sequence[Message], n: int) -> list[str]:
+    async def answers(self, messages: Sequence[Message], n: int, schema: Schema) -> list[str]:
         try:
-            prompt = (await self._renderer.prompt_aside(messages)).tokens
-            room = max(1, self._context_tokens - len(prompt))
-            params = SamplingParams(
-                max_tokens=min(self._answer_tokens, room),
-                temperature=TEMPERATURE,
-                stop_tokens=self._renderer.stop_tokens,
-            )
-            completions = await self._sampler.sample(prompt, params, n)
+            found = await self._renderer.prompt_aside(messages, switches=self._switches)
+            while True:
+                most = self._answer_tokens
+                done = await self._sampled(found.tokens, n, most)
+                read = [self._renderer.parse(one.tokens, found.tokens) for one in done]
+                cut = [one.stop_reason is not StopReason.STOP for one in done]
+                if most == THINKING_TOKENS or not any(
+                    short and reply.reasoning is not None and not reply.text
+                    for short, reply in zip(cut, read, strict=True)
+                ):
+                    break
+                self._answer_tokens = THINKING_TOKENS
         except OutageError:
             raise
         except GoneError as error:  # no question is to blame
             raise OutageError(str(error)) from error
         except (AlignmentError, BackendError, RequestError) as error:
             raise JudgeError(f"the base model could not judge: {error}") from error
-        return [self._text(done, prompt) for done in completions]
+        # Without their thinking; empty where that never ended.
+        return [one.text + (CUT if short else "") for one, short in zip(read, cut, strict=True)]
 
-    def _text(self, done: Completion, prompt: Tokens) -> str:
-        """Return the answer without its thinking; empty where the thinking never ended."""
-        text = self._renderer.parse(done.tokens, prompt).text
-        return text if done.stop_reason is StopReason.STOP else text + CUT
+    async def _sampled(self, prompt: Tokens, n: int, most: int) -> list[Completion]:
+        room = max(1, self._context_tokens - len(prompt))
+        params = SamplingParams(
+            max_tokens=min(most, room),
+            temperature=TEMPERATURE,
+            stop_tokens=self._renderer.stop_tokens,
+        )
+        return await self._sampler.sample(prompt, params, n)
 
 
 class _Again(Exception):
@@ -125,7 +153,7 @@ class HttpEndpoint(AbstractAsyncContextManager["HttpEndpoint"]):
         *,
         transport: httpx.AsyncBaseTransport | None = None,
         answer_s: float = ANSWER_S,
-        answer_tokens: int = ANSWER_TOKENS,
+        temperature: float = TEMPERATURE,
         retries: Backoff = RETRIES,
     ) -> None:
         key = settings.judge_api_key
@@ -135,72 +163,84 @@ class HttpEndpoint(AbstractAsyncContextManager["HttpEndpoint"]):
         # Last, so that they can replace the key's header.
         headers.update({n: value.get_secret_value() for n, value in settings.headers.items()})
         self._model = settings.asked_model
-        self._answer_s, self._answer_tokens = answer_s, answer_tokens
+        self._answer_s, self._temperature = answer_s, temperature
+        self._thinks = settings.judge_thinking
+        self._answer_tokens = THINKING_TOKENS if self._thinks else ANSWER_TOKENS
         self._asked_at = address_of(url)
         self._url = _SECRET.sub("", self._asked_at)
-        self._minimal = False
-        """Whether it has refused the full body, and answered the same question without."""
+        self._bodies = BODIES
+        """Bodies to try: those that it has refused, and answered the same question without, are
+        gone."""
+        self.usage = Usage()
+        """Tokens of all answers, as far as the server has told."""
         if transport is None and is_loopback(urlsplit(url).hostname or ""):
             transport = httpx.AsyncHTTPTransport()  # given one, httpx looks for no proxies
-        self._client = httpx.AsyncClient(transport=transport, timeout=answer_s, headers=headers)
+        limits = httpx.Timeout(answer_s, connect=CONNECT_S)
+        self._client = httpx.AsyncClient(transport=transport, timeout=limits, headers=headers)
         self._retries = retries
 
-    async def answers(self, messages: Sequence[Message], n: int) -> list[str]:
+    async def answers(self, messages: Sequence[Message], n: int, schema: Schema) -> list[str]:
         answers: list[str] = []
         while (left := n - len(answers)) > 0:  # a server may honour n in part, or not at all
-            sizes = [1] * left if self._minimal else [left]
+            sizes = [1] * left if self._bodies[0] == "minimal" else [left]
+            most = self._answer_tokens
+            asked = Asked(self._model, messages, schema, most, self._temperature, self._thinks)
             try:
                 async with asyncio.TaskGroup() as group:
-                    asked = [group.create_task(self._insist(messages, size)) for size in sizes]
+                    asks = [group.create_task(self._insist(asked, size)) for size in sizes]
             except ExceptionGroup as failed:
                 raise first_cause(failed) from failed
-            answers += [text for one in asked for text in one.result()]
+            texts = [text for one in asks for text in one.result()]
+            if most < THINKING_TOKENS and any(text.cut_thinking for text in texts):
+                self._answer_tokens = THINKING_TOKENS
+                log.info("judge.thinks", url=self._url)
+                continue
+            answers += [text.text for text in texts]
         return answers[:n]
 
-    async def _insist(self, messages: Sequence[Message], n: int) -> list[str]:
+    async def _insist(self, asked: Asked, n: int) -> list[Text]:
         try:
-            return await self._retries.call(lambda: self._ask(messages, n), _Again)
+            return await self._retries.call(lambda: self._ask(asked, n), _Again)
         except _Again as error:
             raise JudgeError(f"the judge at {self._url} does not answer: {error}") from error
 
-    async def _ask(self, messages: Sequence[Message], n: int) -> list[str]:
-        """Ask once for n answers; for one, with the minimal body, after a refusal of the full one,
-        and from then on if that succeeds."""
-        minimal = self._minimal
-        status, content = await self._post(messages, n, minimal=minimal)
-        if status in REFUSALS and not minimal:
-            minimal = True
-            status, content = await self._post(messages, n, minimal=True)
+    async def _ask(self, asked: Asked, n: int) -> list[Text]:
+        """Ask once for n answers; after a refusal with a smaller body, and from then on if that
+        succeeds. The minimal one gets one answer."""
+        status, content, left = 0, b"", self._bodies
+        while left:
+            status, content = await self._post(asked, n, left[0])
+            if status not in REFUSALS or len(left) == 1:
+                break
+            left = left[1:]
         if not 200 <= status < 300:
             raise JudgeError(refused(status, content, self._url))
         texts = self._read(content)
-        if minimal and not self._minimal:
-            self._minimal = True
+        if len(left) < len(self._bodies):
+            self._bodies = left
             log.info("judge.adapted", url=self._url)
         return texts
 
-    async def _post(
-        self, messages: Sequence[Message], n: int, *, minimal: bool
-    ) -> tuple[int, bytes]:
-        body = body_of(self._model, messages, n, self._answer_tokens, minimal=minimal)
-        most = _ENVELOPE_BYTES + n * self._answer_tokens * _TOKEN_BYTES
+    async def _post(self, asked: Asked, n: int, body: Body) -> tuple[int, bytes]:
+        most = _ENVELOPE_BYTES + n * THINKING_TOKENS * _TOKEN_BYTES
         try:
             # httpx's own timeouts restart with every chunk of an answer.
             async with (
                 asyncio.timeout(self._answer_s),
-                self._client.stream("POST", self._asked_at, json=body) as response,
+                self._client.stream("POST", self._asked_at, json=body_of(asked, n, body)) as answer,
             ):
-                if response.status_code in (408, 429) or response.status_code >= 500:
-                    raise _Again(f"HTTP {response.status_code}")
-                return response.status_code, await self._content(response, most)
+                if answer.status_code in (408, 429) or answer.status_code >= 500:
+                    raise _Again(f"HTTP {answer.status_code}")
+                return answer.status_code, await self._content(answer, most)
         except TimeoutError as error:
             raise _Again(f"no whole answer within {self._answer_s:g} s") from error
         except httpx.HTTPError as error:
             raise _Again(f"{type(error).__name__} {error}".strip()) from error
 
-    def _read(self, content: bytes) -> list[str]:
+    def _read(self, content: bytes) -> list[Text]:
         try:
-            texts = texts_of(json.loads(content))
+            answer = json.loads(content)
+            texts, self.usage = texts_of(answer), self.usage + usage_of(answer)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             # Without the error's message, which may quote the answer.
             raise JudgeError(
@@ -218,7 +258,7 @@ class HttpEndpoint(AbstractAsyncContextManager["HttpEndpoint"]):
             if len(content) > most:
                 raise JudgeError(
                     f"the judge at {self._url} sent more than the {most} bytes that "
-                    f"{self._answer_tokens} tokens a vote can have"
+                    f"{THINKING_TOKENS} tokens a vote can have"
                 )
         return bytes(content)
 

@@ -1,6 +1,6 @@
 """The judge: reads what happened after a turn, gives a verdict and, where there is one, a hint.
 
-Rule: one endpoint answers both questions about a turn.
+Rule: one question asks for both.
 """
 
 from __future__ import annotations
@@ -12,17 +12,13 @@ from tinker_claw.judge.endpoints import Endpoint
 from tinker_claw.judge.prompts import (
     INCLUDED,
     Prompts,
+    Question,
     choose_hints,
     choose_wish,
-    hint_messages,
     majority,
-    parse_hint,
-    parse_hint_vote,
-    parse_vote,
-    parse_wish,
-    verdict_messages,
+    read_answer,
 )
-from tinker_claw.types import Images, NextState, Verdict, Vote, Wish, Writer
+from tinker_claw.types import Images, NextState, Verdict, Wish, Writer
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,39 +26,17 @@ class Judgement:
     """Verdict and hints for one turn, with the answers they come from."""
 
     verdict: Verdict
-    verdict_answers: tuple[str, ...]
-    hint_answers: tuple[str, ...]
+    answers: tuple[str, ...]
     hints: tuple[str, ...]
-    """Hints chosen from the hint answers, best first."""
+    """Hints chosen from the answers, best first."""
     wish: Wish | None
     """The lasting wish among the hints; None: there is none."""
     prompt: str
     """Version of the judge prompts."""
 
-    @property
-    def hint_votes(self) -> tuple[Vote | None, ...]:
-        """Votes read from the hint answers."""
-        return tuple(parse_hint_vote(answer) for answer in self.hint_answers)
-
-    @property
-    def heard(self) -> tuple[bool, ...]:
-        """For each answer of the judge, whether it could be read."""
-        return tuple(vote is not None for vote in (*self.verdict.votes, *self.hint_votes))
-
-    @property
-    def unread(self) -> str | None:
-        """An answer to a question where no answer could be read; None when each question has a
-        readable one."""
-        asked = (
-            (self.verdict_answers, self.verdict.votes),
-            (self.hint_answers, self.hint_votes),
-        )
-        return next((answers[0] for answers, votes in asked if set(votes) == {None}), None)
-
 
 class Judge:
-    """Judge with m votes on the verdict and, where the method wants hints and the reply was not
-    accepted, m votes on those."""
+    """Judge with m votes on the verdict and, where the method wants hints, on those."""
 
     def __init__(
         self,
@@ -70,22 +44,19 @@ class Judge:
         settings: JudgeSettings,
         *,
         most_hints: int,
+        wishes: bool = False,
         prompts: Prompts = INCLUDED,
     ) -> None:
         """
         Args:
             most_hints: hints kept per turn; 0 asks for none.
+            wishes: whether to ask which wishes last.
         """
         self._endpoint = endpoint
-        self._m = settings.prm_m
-        self._most_hints = most_hints
+        self.votes = settings.prm_m
+        self._most_hints, self._wishes = most_hints, wishes
         self._prompts, self._asked = prompts, prompts.version
         self._sees = settings.judge_images
-
-    @property
-    def answers(self) -> int:
-        """Number of answers requested for one turn."""
-        return self._m * (2 if self._most_hints else 1)
 
     async def judge(
         self,
@@ -107,21 +78,20 @@ class Judge:
             JudgeError: the endpoint could not be asked; nothing is concluded from that.
             OutageError: the service is away; nothing is concluded from that either.
         """
-        case, shown = (request, reply, state, self._prompts, asked_by), images if self._sees else ()
-        verdict_prompt = verdict_messages(*case, images=shown)
         hears = state.role == "user" and self._most_hints > 0
-        verdict_answers, hint_answers = await self._endpoint.answers(verdict_prompt, self._m), []
-        verdict = majority([parse_vote(answer) for answer in verdict_answers])
-        if hears and verdict.value != 1:
-            hint_prompt = hint_messages(*case, images=shown)
-            hint_answers = await self._endpoint.answers(hint_prompt, self._m)
-        found = [parse_hint(answer, state.text) for answer in hint_answers]
-        read = sum(parse_hint_vote(answer) is not None for answer in hint_answers)
+        question = Question(self._prompts, hint=hears, wish=self._wishes)
+        shown = images if self._sees else ()
+        asked = question.about(request, reply, state, asked_by=asked_by, images=shown)
+        answers = await self._endpoint.answers(asked, self.votes, question.schema)
+        found = [read_answer(answer, state.text if hears else None) for answer in answers]
+        verdict = majority([one.rating for one in found])
+        read, teaches = sum(one.rating is not None for one in found), verdict.value != 1
+        hints = choose_hints([one.hint for one in found], read, self._most_hints)
+        wish = choose_wish([one.wish for one in found], read)
         return Judgement(
             verdict=verdict,
-            verdict_answers=tuple(verdict_answers),
-            hint_answers=tuple(hint_answers),
-            hints=choose_hints(found, read, self._most_hints),
-            wish=choose_wish([parse_wish(answer, state.text) for answer in hint_answers], read),
+            answers=tuple(answers),
+            hints=hints if teaches else (),
+            wish=wish if teaches else None,
             prompt=self._asked,
         )

@@ -6,17 +6,18 @@ Rule: an answer becomes an error, or texts, which are marked where they were cut
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, NamedTuple, cast
 
-from tinker_claw.judge.prompts import CUT, SCHEMA
-from tinker_claw.types import Message
+from tinker_claw.judge.prompts import CUT, Schema
+from tinker_claw.types import Message, Usage
 
 TEMPERATURE: Final = 0.6
 """Temperature of the votes, as in OpenClaw-RL."""
 _PATH: Final = "/chat/completions"
 REFUSALS: Final = (400, 422)
 """HTTP statuses of a server that may lack a field."""
-_ENDED_EARLY: Final = {"length", "max_tokens", "content_filter", "abort", "error"}
+_LIMITS: Final = {"length", "max_tokens"}
+_ENDED_EARLY: Final = {*_LIMITS, "content_filter", "abort", "error"}
 
 
 def address_of(url: str) -> str:
@@ -26,24 +27,37 @@ def address_of(url: str) -> str:
     return base + _PATH + mark + query
 
 
-def body_of(
-    model: str, messages: Sequence[Message], n: int, max_tokens: int, *, minimal: bool
-) -> dict[str, Any]:
-    """Build the request body for n answers.
+Body = Literal["full", "without switch", "minimal"]
+BODIES: Final[tuple[Body, ...]] = ("full", "without switch", "minimal")
+"""Bodies in the order in which they are tried: some services refuse the switch for thinking, and
+some all but model and texts."""
 
-    Args:
-        minimal: ask for one answer to the texts, with the fields alone that every server takes.
-    """
-    if minimal:
-        return {"model": model, "messages": [*map(_without_images, messages)]}
-    schema = {"name": "rating", "strict": True, "schema": SCHEMA}
+
+class Asked(NamedTuple):
+    """What each request about one question asks for."""
+
+    model: str
+    messages: Sequence[Message]
+    schema: Schema
+    max_tokens: int
+    temperature: float
+    thinks: bool
+
+
+def body_of(asked: Asked, n: int, body: Body) -> dict[str, Any]:
+    """Build the request body for n answers; the minimal one asks for one."""
+    if body == "minimal":
+        return {"model": asked.model, "messages": [*map(_without_images, asked.messages)]}
+    schema = {"name": "rating", "strict": True, "schema": asked.schema}
+    switch = {"enable_thinking": asked.thinks, "thinking": asked.thinks}
     return {
-        "model": model,
-        "messages": messages,
-        "max_tokens": max_tokens,
+        "model": asked.model,
+        "messages": asked.messages,
+        "max_tokens": asked.max_tokens,
         "n": n,
-        "temperature": TEMPERATURE,
+        "temperature": asked.temperature,
         "response_format": {"type": "json_schema", "json_schema": schema},
+        **({"chat_template_kwargs": switch} if body == "full" else {}),
     }
 
 
@@ -52,24 +66,44 @@ def _without_images(message: Message) -> Message:
     return {**message, "content": parts[0]["text"]} if isinstance(parts, list) else message
 
 
-def texts_of(answer: Any) -> list[str]:
+class Text(NamedTuple):
+    """One answer; empty where there is none, which is a vote that cannot be read."""
+
+    text: str
+    cut_thinking: bool = False
+    """Whether its limit came while it was thinking."""
+
+
+def texts_of(answer: Any) -> list[Text]:
     """Read the texts from a decoded answer; KeyError, TypeError or ValueError on anything else."""
     choices = answer["choices"]
     if not isinstance(choices, list):
         raise TypeError("choices are no list")
     return [
-        _text(choice["message"]["content"], choice.get("finish_reason") in _ENDED_EARLY)
+        _text(choice["message"], choice.get("finish_reason"))
         for choice in cast("list[Any]", choices)
     ]
 
 
-def _text(content: Any, cut: bool) -> str:
-    """Return the text of an answer; empty where there is none, which is a vote that cannot be
-    read."""
+def _text(message: Any, finish: Any) -> Text:
+    content = message["content"]
     if content is not None and not isinstance(content, str):
         raise TypeError("content is no text")
     # An answer cut within an emoji ends in a lone surrogate, which cannot be encoded.
-    return (content or "").encode(errors="replace").decode() + (CUT if cut else "")
+    said = (content or "").encode(errors="replace").decode()
+    thinks = not said.strip() or ("<think>" in said and "</think>" not in said)
+    return Text(said + (CUT if finish in _ENDED_EARLY else ""), finish in _LIMITS and thinks)
+
+
+def usage_of(answer: Any) -> Usage:
+    """Read the tokens of a decoded answer; none where the server does not tell."""
+    told = answer.get("usage")
+    counts = cast("dict[str, Any]", told) if isinstance(told, dict) else {}
+    read, written = (counts.get(name) for name in ("prompt_tokens", "completion_tokens"))
+    return Usage(
+        prefill=read if isinstance(read, int) else 0,
+        sampled=written if isinstance(written, int) else 0,
+    )
 
 
 def refused(status: int, content: bytes, url: str) -> str:

@@ -34,7 +34,7 @@ from tinker_claw.ledger.judgements import TRIES, Ballot
 from tinker_claw.methods.base import Evidence, Signal, reward_of, step_reward
 from tinker_claw.retry import Backoff
 from tinker_claw.telemetry import log
-from tinker_claw.types import HintScores, NextState, Turn, Verdict, Vote, Wish
+from tinker_claw.types import HintScores, NextState, Turn, Verdict, Wish
 from tinker_claw.why import Why
 
 WAITS = Backoff(first_s=5.0, longest_s=600.0, jitter=0.25)
@@ -54,7 +54,7 @@ _NONE = Verdict(votes=(), value=None)
 
 
 class _Unread(JudgeError):
-    """Raised when the judge answered, but no answer to a question can be read."""
+    """Raised when the judge answered, but no answer can be read."""
 
     def __init__(self, answer: str, *, counts: bool) -> None:
         super().__init__(answer)
@@ -315,7 +315,7 @@ class Judging:
         if isinstance(error, _Unread):
             counts = error.counts
         else:
-            counts = self._heard.ill(turn_id, 0, self._judge.answers, str(error))
+            counts = self._heard.ill(turn_id, 0, self._judge.votes, str(error))
         self._show()
         if self._is_judged(turn_id):  # by feedback, meanwhile
             self._wake.set()
@@ -394,8 +394,11 @@ class Judging:
             return said  # by feedback, while waiting for budget
         with self._parts.health.backend.watching("judging"):
             judgement = await self._answered(turn, state)
-        if judgement.unread is not None:
-            self._accept(turn, judgement, judgement.unread)
+        votes = judgement.verdict.votes
+        read = sum(vote is not None for vote in votes)
+        if not read:
+            counts = self._heard.ill(turn.id, 0, len(votes), None)
+            raise _Unread(judgement.answers[0], counts=counts)
         self._record(turn.id, judgement)
         said = judgement.verdict
         self._parts.telemetry.verdict(
@@ -404,8 +407,7 @@ class Judging:
             votes=said.votes,
             hints=len(judgement.hints),
         )
-        if judgement.unread is None:
-            self._heard.well(turn.id, sum(judgement.heard), len(judgement.heard))
+        self._heard.well(turn.id, read, len(votes))
         # Explicit feedback that came meanwhile takes precedence.
         return self._parts.ledger.judgements.verdict(turn.id) or judgement.verdict
 
@@ -424,21 +426,6 @@ class Judging:
                 asked_by=turn.asked_by,
                 images=turn.images,
             )
-
-    def _accept(self, turn: Turn, judgement: Judgement, unread: str) -> None:
-        """Accept a judgement that could be read only in part.
-
-        Raises:
-            _Unread: it carries no signal, or is worth another try, since other turns get whole
-                answers.
-        """
-        told = self._told(turn, judgement.verdict, judgement.hints)
-        enough = self._parts.method.refuses(judgement.verdict, told) is None
-        read = sum(judgement.heard) if enough else 0
-        counts = self._heard.ill(turn.id, read, len(judgement.heard), None)
-        last = self._parts.ledger.judgements.in_vain(turn.id) + 1 >= TRIES
-        if not enough or (counts and not last):
-            raise _Unread(unread, counts=counts)
 
     def _told(self, turn: Turn, verdict: Verdict, hints: tuple[str, ...]) -> tuple[str, ...]:
         """Return the texts that the teacher can be told; () where its prompt has no place for
@@ -471,8 +458,10 @@ class Judging:
         self._parts.ledger.judgements.add(
             turn_id,
             value=verdict.value,
-            verdict_ballots=_ballots(judgement.verdict_answers, verdict.votes, redact),
-            hint_ballots=_ballots(judgement.hint_answers, judgement.hint_votes, redact),
+            ballots=[
+                Ballot(answer=redact(answer), value=vote)
+                for answer, vote in zip(judgement.answers, verdict.votes, strict=True)
+            ],
             hints=[redact(hint) for hint in judgement.hints],
             prompt=judgement.prompt,
             wish=self._to_be_told(judgement.wish),
@@ -521,12 +510,3 @@ class Judging:
         self._parts.ledger.turns.refuse(turn_id, reason)
         self._parts.telemetry.sample("refused", turn=turn_id, reason=reason)
         self._on_sample()  # an episode may be complete without it
-
-
-def _ballots(
-    answers: tuple[str, ...], votes: tuple[Vote | None, ...], redact: Callable[[str], str]
-) -> list[Ballot]:
-    return [
-        Ballot(answer=redact(answer), value=vote)
-        for answer, vote in zip(answers, votes, strict=True)
-    ]

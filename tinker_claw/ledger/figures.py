@@ -110,6 +110,13 @@ def read_figures(rows: Rows, batch_size: int) -> Record:
         },
         # By purpose, as far as prices were known; empty: nothing was billed.
         "usd": rows.pairs("SELECT purpose, TOTAL(usd) FROM spend GROUP BY purpose"),
+        "judge_billed": dict(
+            rows.rows(
+                "SELECT COUNT(DISTINCT turn_id) AS turns, COALESCE(SUM(sampled), 0) AS answered, "
+                "COALESCE(SUM(prefill + cached), 0) AS asked, TOTAL(usd) AS usd "
+                "FROM spend WHERE purpose = 'judge'"
+            )[0]
+        ),
         "bills_without_price": rows.one("SELECT COUNT(*) FROM spend WHERE usd IS NULL"),
         # Shares of first judged turns accepted, by version.
         "accepted": [share.record for share in accepted_by(firsts)],

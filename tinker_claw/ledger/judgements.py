@@ -54,8 +54,7 @@ class JudgementTable(LedgerTable):
         turn_id: int,
         *,
         value: Vote | None,
-        verdict_ballots: Sequence[Ballot],
-        hint_ballots: Sequence[Ballot],
+        ballots: Sequence[Ballot],
         hints: Sequence[str],
         prompt: str | None = None,
         wish: Wish | None = None,
@@ -67,14 +66,13 @@ class JudgementTable(LedgerTable):
             prompt: version of the judge prompts; None: no judge was asked.
             wish: becomes a lesson.
         """
-        by_question = {"verdict": verdict_ballots, "hint": hint_ballots}
         with self._db.transaction() as tx:
             check_kept(tx, turn_id)
-            for about, ballots in by_question.items():
-                tx.executemany(
-                    "INSERT INTO votes (turn_id, about, n, value, answer) VALUES (?, ?, ?, ?, ?)",
-                    [(turn_id, about, n, b.value, b.answer) for n, b in enumerate(ballots)],
-                )
+            tx.executemany(
+                "INSERT INTO votes (turn_id, about, n, value, answer) "
+                "VALUES (?, 'verdict', ?, ?, ?)",
+                [(turn_id, n, b.value, b.answer) for n, b in enumerate(ballots)],
+            )
             first = "(SELECT COALESCE(MAX(rank) + 1, 0) FROM hints WHERE turn_id = ?1)"
             tx.executemany(
                 f"INSERT INTO hints (turn_id, rank, text) VALUES (?1, {first}, ?2)",

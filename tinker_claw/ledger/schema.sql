@@ -157,7 +157,7 @@ CREATE TABLE channels (
 
 CREATE TABLE votes (
   turn_id INTEGER NOT NULL REFERENCES turns (id),
-  about   TEXT NOT NULL,                 -- 'verdict', 'hint', or 'in vain': a failed try
+  about   TEXT NOT NULL,                 -- 'verdict', or 'in vain': a failed try
   n       INTEGER NOT NULL,
   value   INTEGER,                       -- NULL: could not be parsed
   answer  TEXT NOT NULL,

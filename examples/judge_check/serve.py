@@ -1,0 +1,41 @@
+"""Serve a model as an OpenAI-compatible server on this machine, with the package xllamacpp.
+
+    .venv-judge/bin/python examples/judge_check/serve.py runs/models/MODEL.gguf --port 8088
+
+It prints its address when it can answer. Rule: this file needs nothing of the project, as xllamacpp
+has an environment of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+
+CONTEXT_TOKENS = 8192
+KEPT_MIB = 300
+"""Memory for prompts that are kept, so that questions which begin alike are read once."""
+
+
+def serve(model: str, port: int, threads: int) -> None:
+    """Serve until the process is told to end. Port 0: any free one."""
+    import xllamacpp  # pyright: ignore[reportMissingImports]
+
+    asked = xllamacpp.CommonParams()
+    asked.model.path = model
+    asked.hostnames, asked.port = ["127.0.0.1"], port
+    asked.n_ctx, asked.n_parallel, asked.cache_ram_mib = CONTEXT_TOKENS, 1, KEPT_MIB
+    asked.cpuparams.n_threads = asked.cpuparams_batch.n_threads = threads
+    asked.ui = asked.warmup = False
+    server = xllamacpp.Server(asked)
+    print(f"{server.listening_address}/v1", flush=True)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pause()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("model", help="GGUF file")
+    parser.add_argument("--port", type=int, default=8088)
+    parser.add_argument("--threads", type=int, default=1)
+    given = parser.parse_args()
+    serve(given.model, given.port, given.threads)
