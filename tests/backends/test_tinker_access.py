@@ -25,7 +25,7 @@ from tinkers import KEY, NAME, served, settings, start_tinker
 from tests.ports import deaf_port
 from tinker_claw.backends.tinker import failures
 from tinker_claw.backends.tinker.access import ServedModel, choose, keep
-from tinker_claw.backends.tinker.sampler import TinkerSampler
+from tinker_claw.backends.tinker.sampler import Scoring, TinkerSampler
 from tinker_claw.backends.tinker.trainer import ServiceLimits, TinkerTrainer, offered
 from tinker_claw.backends.tinker_sdk import check_sdk
 from tinker_claw.config.settings import Training
@@ -386,17 +386,30 @@ async def test_rehearsal_leaves_nothing_behind_and_says_what_it_cannot_delete(
     await trainer.aclose()
 
 
-async def test_server_that_knows_dense_rows_only_is_sent_dense_rows(tmp_path: Path) -> None:
-    from tinker_claw.backends.tinker.probe import Abilities
+async def test_full_server_is_asked_twice_and_one_without_sparse_rows_is_sent_dense_ones(
+    tmp_path: Path,
+) -> None:
+    full = await start_tinker(tmp_path)
+    await full.capabilities()
+    found = full._abilities
+    assert found is not None
+    assert (found.sparse_targets, found.scoring) == (True, Scoring(last_n=True, sparse=True))
+    faulty = served(tmp_path).faulty
+    assert (faulty.seen["forward_backward"], faulty.seen["asample"]) == (1, 1)
+    await full.aclose()
 
-    trainer = await start_tinker(tmp_path)
-    await trainer.capabilities()
-    found = trainer._abilities
-    assert isinstance(found, Abilities)
-    assert found.sparse_targets
-    assert found.scoring.sparse
-    assert found.scoring.last_n
-    await trainer.aclose()
+    dense = await start_tinker(tmp_path)
+    faulty.spoil(
+        Fault("retrieve_future", "fail", of="Forward", times=1),
+        Fault("retrieve_future", "fail", of="Sample", times=1),
+    )
+    able = await dense.capabilities()
+    found = dense._abilities
+    assert found is not None
+    assert (able.two_d_targets, able.student_topk, able.target_logprobs) == (True, True, True)
+    assert (found.sparse_targets, found.scoring) == (False, Scoring(last_n=False, sparse=False))
+    require(build("combine"), Training(), able)
+    await dense.aclose()
 
 
 async def test_outage_during_the_probe_is_no_missing_ability(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
-"""Probe what a server supports with one tiny request per feature.
+"""Probe what a server supports with two tiny requests: a forward pass, and a scored sample.
 
 Servers that speak Tinker's API differ: some have no [N, K] targets, or flatten them, no scores at
-given ids, no candidates. A few requests over four tokens show it; `methods.require` compares the
-answer with what the method needs.
+given ids, no candidates. Where the richest form of a request is refused or answered in another
+shape, a plainer one is tried. `methods.require` compares the answer with what the method needs.
 
 Rule: a refusal, or an answer of another shape, means that the feature is missing; an outage does
 not, and is raised.
@@ -45,7 +45,8 @@ _IMAGE: Final = b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAACAAAAAgCAIAAAD8GO2jAAAAKUlEQVR4nO3NMQEAAAjDMMC/52ECvlRA00nqs3m9"
     "AwAAAAAAAAAAgMMWx/EDPS4YA2MAAAAASUVORK5CYII="
 )
-_LOSSES: Final[tuple[LossName, ...]] = get_args(LossName)
+_TABLE: Final = Datum(_TOKENS, start=2, targets=(_WIDE,) * 2, weights=((0.5, -0.5),) * 2)
+_PLAIN: Final = Datum(_TOKENS, start=2, logprobs=(-1.0,) * 2, advantages=(1.0,) * 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ async def probe(
     *,
     images: bool = False,
 ) -> Abilities:
-    """Ask for a forward pass per loss and for a sample per option.
+    """Ask for a forward pass and for a scored sample, at once.
 
     Args:
         images: the model may take images, so ask with one, too.
@@ -80,59 +81,75 @@ async def probe(
         OutageError: the service does not answer.
     """
 
-    def forward(loss: LossName, datum: Datum, *, sparse: bool = False) -> Awaitable[Any]:
+    async def forward(loss: LossName, datum: Datum, *, sparse: bool = False) -> Any:
         data = to_sdk(LossPass(loss, (datum,)), sparse=sparse)
-        return session.wait(training.forward(data, loss), deadline_s)
+        return await _tried(session.wait(training.forward(data, loss), deadline_s))
 
-    def sample(*image: sdk.ImageChunk, **options: Any) -> Awaitable[Any]:
+    async def sample(*image: sdk.ImageChunk, **options: Any) -> Any:
         text = sdk.EncodedTextChunk(tokens=list(_TOKENS))
         params = sdk.SamplingParams(max_tokens=1)
         prompt = sdk.ModelInput(chunks=[*image, text])
-        return session.wait(sampling.sample(prompt, 1, params, **options), deadline_s)
+        return await _tried(
+            session.wait(
+                sampling.sample(prompt, 1, params, include_prompt_logprobs=True, **options),
+                deadline_s,
+            )
+        )
 
-    asked: dict[str, Awaitable[Any]] = {
-        loss: forward(loss, _datum(loss, wide=False)) for loss in _LOSSES
-    }
-    table = _datum("cross_entropy", wide=True)
-    asked["wide"] = forward("cross_entropy", table)
-    asked["wide sparse"] = forward("cross_entropy", table, sparse=True)
-    asked["top-k"] = sample(topk_sample_logprobs=_K)
-    dense, compressed = (named_ids(_IDS, before=1, sparse=sparse) for sparse in (False, True))
-    asked["targets"] = sample(target_prompt_logprobs=dense)
-    asked["sparse targets"] = sample(target_prompt_logprobs=compressed)
-    asked["last n"] = sample(include_prompt_logprobs=True, prompt_logprobs_last_n=1)
-    if images:
+    async def trained() -> tuple[bool, bool, bool]:
+        """Whether it trains, takes [N, K] targets, and takes them as sparse rows."""
+        for sparse in (True, False):
+            if _sums(await forward("cross_entropy", _TABLE, sparse=sparse), _TABLE):
+                return True, True, sparse
+        return _sums(await forward("ppo", _PLAIN), _PLAIN), False, False
+
+    async def sampled() -> tuple[Any, bool]:
+        """The answer with all options, and whether it names ids in sparse rows."""
+        for sparse in (True, False):
+            ids = named_ids(_IDS, before=1, sparse=sparse)
+            last = len(_IDS) if sparse else None
+            answer = await sample(
+                topk_sample_logprobs=_K, target_prompt_logprobs=ids, prompt_logprobs_last_n=last
+            )
+            if _usable(answer, _named):
+                return answer, sparse
+        return await sample(topk_sample_logprobs=_K), False
+
+    async def pictured() -> tuple[bool, bool]:
+        """Whether it takes images in samples, and in what it trains on."""
         shown = sdk.ImageChunk(data=_IMAGE, format="png")
-        asked["image"] = sample(shown)
-        asked["scored image"] = sample(shown, include_prompt_logprobs=True)
-
-    async def trains(answer: sdk.SampleResponse | None) -> bool:
+        answer = await sample(shown) if images else None
         # How many tokens the image takes here is known only from this answer.
         count = len(answer.prompt_logprobs or ()) - len(_TOKENS) if answer else 0
         if count < 1:
-            return False
-        image, plain = PlacedImage(0, count, _IMAGE, "png"), _datum("ppo", wide=False)
-        tokens, start = (0,) * count + plain.tokens, count + plain.start
-        datum = replace(plain, tokens=tokens, start=start, images=(image,))
-        return _sums(await _tried(forward("ppo", datum)), datum)
+            return answer is not None, False
+        datum = replace(
+            _PLAIN,
+            tokens=(0,) * count + _PLAIN.tokens,
+            start=count + _PLAIN.start,
+            images=(PlacedImage(0, count, _IMAGE, "png"),),
+        )
+        return True, _sums(await forward("ppo", datum), datum)
 
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = {what: group.create_task(_tried(one)) for what, one in asked.items()}
+            ways: list[asyncio.Task[Any]] = [
+                group.create_task(one) for one in (trained(), sampled(), pictured())
+            ]
     except ExceptionGroup as failed:
         raise first_cause(failed) from failed
-    found = {what: task.result() for what, task in tasks.items()}
-    sparse = _usable(found["sparse targets"], _named)
-    sparse_table = _sums(found["wide sparse"], table)
+    (trains, table, sparse_table), (answer, sparse), (sees, trains_images) = (
+        way.result() for way in ways
+    )
     return Abilities(
-        losses=frozenset(loss for loss in _LOSSES if _sums(found[loss], _datum(loss, wide=False))),
-        two_d_targets=sparse_table or _sums(found["wide"], table),
+        losses=frozenset(get_args(LossName)) if trains else frozenset(),
+        two_d_targets=table,
         sparse_targets=sparse_table,
-        student_topk=_usable(found["top-k"], _has_candidates),
-        target_logprobs=sparse or _usable(found["targets"], _named),
-        scoring=Scoring(last_n=_usable(found["last n"], _tail), sparse=sparse),
-        images=found.get("image") is not None,
-        trains_images=await trains(found.get("scored image")),
+        student_topk=_usable(answer, _has_candidates),
+        target_logprobs=_usable(answer, _named),
+        scoring=Scoring(last_n=sparse and _usable(answer, _tail), sparse=sparse),
+        images=sees,
+        trains_images=trains_images,
     )
 
 
@@ -144,18 +161,6 @@ async def _tried(call: Awaitable[Any]) -> Any:
         if fault_of(error) is Fault.AWAY or lost_at_the_service(error):
             raise outage("the probe of what it can do", reason(error)) from error
         return None
-
-
-def _datum(loss: LossName, *, wide: bool) -> Datum:
-    rows = len(_TOKENS) - 2
-    if loss == "cross_entropy":
-        return Datum(
-            _TOKENS,
-            start=2,
-            targets=(_WIDE,) * rows if wide else (),
-            weights=((0.5, -0.5),) * rows if wide else ((0.5,),) * rows,
-        )
-    return Datum(_TOKENS, start=2, logprobs=(-1.0,) * rows, advantages=(1.0,) * rows)
 
 
 def _usable(answer: T | None, read: Callable[[T], Any]) -> bool:
@@ -191,4 +196,5 @@ def _named(response: sdk.SampleResponse) -> bool:
 
 def _tail(response: sdk.SampleResponse) -> Any:
     """Logprobs of the end of the prompt, in their place."""
-    return len(tail(response.prompt_logprobs_np, len(_TOKENS), 1, "prompt logprobs"))
+    own = tail(response.prompt_logprobs_np, len(_TOKENS), len(_IDS), "prompt logprobs")
+    return np.isfinite(own).all()
