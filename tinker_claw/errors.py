@@ -17,7 +17,7 @@
         │   ├── RefusedError      the gate refused the version that it made
         │   └── WithdrawnError    what it trained on was forgotten meanwhile
         ├── LearningEndedError    steps fail again and again: learning ends until a restart
-        │   └── DisagreementError logprobs of sampler and trainer differ again and again
+        │   └── DisagreementError logprobs of sampler and trainer differ too much
         └── OutageError           the service is away or refuses for a time: wait, then go on
 
 Rule: foreign exceptions are mapped once, at the edge, with `raise ... from`.

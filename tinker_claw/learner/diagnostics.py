@@ -20,7 +20,7 @@ and reports logprobs of another, the trainer's.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from statistics import fmean
 from typing import Any
@@ -36,11 +36,11 @@ FAR_RATIOS = (0.9, 1.1)
 FEWEST_TOKENS = 20
 """Fewest fresh tokens for a comparison."""
 MOST_K3 = 0.004
-"""Largest `k3`, in nats. bfloat16's 0.05 makes 0.00125; in a simulation with replies of 0.3 to 1.8
-nats of entropy a token, temperature 0.7 made 0.008 to 0.06, and top_p 0.8 made 0.002 to 0.01."""
+"""Largest `k3`, in nats. bfloat16 made 0.0004 at most (`benchmarks.agreement`), and 0.00125 by its
+published 0.05; no adapter, where that had moved the policy by 0.1 nats a token, made 0.04."""
 LEAST_RATIO = 0.98
 """Smallest mean ratio. It is 1 whatever the weights, if q is the whole distribution sampled from;
-under top_p or top_k it is the mass kept: 0.91 to 0.97 in that simulation."""
+under top_p or top_k it is the mass kept."""
 ERRORS = 3.0
 """Standard errors by which a figure must exceed its bound: few tokens prove little."""
 _BOUND = 1.0
@@ -48,6 +48,21 @@ _BOUND = 1.0
 spread they add, hide it."""
 _LARGEST = 50.0
 """Most nats before exp: the figures stay finite, whatever a broken sampler reports."""
+
+
+_CAUSES = (
+    "Does the sampler apply this version's adapter, with its alpha? Is its prefix cache that of "
+    "older weights? Does it sample at another temperature, top_p or top_k than was asked for, or "
+    "is it quantised?"
+)
+USUAL_STEPS = 8
+"""Compared steps, the first of a run, whose largest `k3` is what is usual in it."""
+TIMES_USUAL = 8.0
+"""Times that by which a step is above what is usual."""
+LEAST_WARNED = 1e-5
+"""Largest `k3` that is never warned of, in nats: a standard deviation of 0.0045."""
+WARNED_TOKENS = 200
+"""Fewest fresh tokens for a warning: rounding has tails, and a few of them are many times it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +86,21 @@ class Agreement:
     agrees: bool | None
     """Whether sampler and trainer agree; None: too few tokens to tell."""
 
+    def further_apart(self, usual: float) -> str:
+        """Describe that they are further apart than in the run's first steps."""
+        return (
+            f"Sampler and trainer are further apart than in the run's first {USUAL_STEPS} steps "
+            f"(k3 {self.k3:.2g}, {usual:.2g} at most there; learning stops where it is surely "
+            f"above {MOST_K3}). {_CAUSES}"
+        )
+
     def told(self) -> str:
         """Describe a disagreement and its possible causes."""
         low, high = FAR_RATIOS
         return (
             f"On {self.tokens} fresh tokens the sampler's logprobs are not the trainer's (standard "
             f"deviation {self.sd:.3g} nats, {self.outside:.0%} of ratios outside {low}-{high}, k3 "
-            f"{self.k3:.3g}, mean ratio {self.ratio:.3g}). Does the sampler apply this version's "
-            "adapter, with its alpha? Is its prefix cache that of older weights? Does it sample at "
-            "another temperature, top_p or top_k than was asked for, or is it quantised?"
+            f"{self.k3:.3g}, mean ratio {self.ratio:.3g}). {_CAUSES}"
         )
 
 
@@ -208,44 +229,45 @@ def _clip_share(prepared: Prepared, report: StepReport) -> float | None:
 
 
 class Alarm:
-    """Alarm for a sampler and trainer that disagree: warn the user, then stop learning.
+    """Alarm for a sampler and trainer that disagree.
 
-    One batch raises the alarm, and the next that agrees ends it. The second in a row is not
-    committed: its step is void and learning ends until a restart, while the gateway goes on
-    answering. Ratios against wrong logprobs train the wrong thing, and a sampler cannot be repaired
-    from here; but one batch may be chance.
+    A batch beyond the bounds above is not committed: its step is void, and learning ends until a
+    restart, while the gateway goes on answering. Ratios against wrong logprobs train the wrong
+    thing, and a sampler cannot be repaired from here. What the run's first steps measured may only
+    tighten that, as a warning: beyond it a step is kept.
 
-    A restart tries again, without an alarm. The replies that were sampled wrongly are still queued:
-    one batch of them is trained on; the rest is then of an older version, hence scored anew, and
-    tokens with a large ratio are left out. A batch with too few fresh tokens to tell changes
-    nothing.
+    A batch with too few fresh tokens to tell changes nothing.
     """
 
-    def __init__(self, health: Health) -> None:
+    def __init__(self, health: Health, first: Callable[[int], Sequence[float]]) -> None:
+        """Set up. `first`: gives `k3` of so many steps, the first of the run that were compared."""
         self._health = health
-        self._raised = False
+        self._first = first
 
     def admit(self, found: Agreement | None) -> None:
         """Allow the step over this batch to be committed.
 
         Raises:
-            DisagreementError: it is the second in a row that does not agree.
+            DisagreementError: sampler and trainer do not agree on it.
         """
-        if self._raised and found is not None and found.agrees is False:
+        if found is not None and found.agrees is False:
             self._health.agreement_is("alarm", found.told())
             raise DisagreementError(
-                "Sampler and trainer did not agree on two batches in a row, and the second step is "
-                "not kept. Fix the sampler (`agreement` says what to check), then restart."
+                "Sampler and trainer do not agree: the step is not kept, and what this version "
+                "sampled is set aside. Fix the sampler (`agreement` says what to check), then "
+                "restart."
             )
 
     def committed(self, found: Agreement | None, step_id: int) -> None:
         """Record that the step over this batch was committed."""
         if found is None or found.agrees is None:
             return
-        if not found.agrees:
-            self._health.agreement_is("alarm", found.told())
-            log.warning("agreement.alarm", step_id=step_id, reason=found.told())
-        elif self._raised:
+        first, before = self._first(USUAL_STEPS), self._health.agreement.state
+        usual = max(LEAST_WARNED, TIMES_USUAL * max(first, default=math.inf))
+        if len(first) == USUAL_STEPS and found.tokens >= WARNED_TOKENS and found.k3 > usual:
+            told = found.further_apart(max(first))
+            self._health.agreement_is("warning", told)
+            log.warning("agreement.warning", step_id=step_id, reason=told)
+        elif before == "warning":
             self._health.agreement_is("ok")
             log.info("agreement.back", step_id=step_id)
-        self._raised = not found.agrees

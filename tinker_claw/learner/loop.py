@@ -90,7 +90,7 @@ class Learner:
         self._score_fresh = score_fresh
         self._observed = 0
         """Steps reported while only observing."""
-        self._alarm = Alarm(parts.health)
+        self._alarm = Alarm(parts.health, parts.ledger.steps.first_apart)
         self._gate = gate
         self.stepping = False
         """Whether a step is in progress."""
@@ -304,8 +304,11 @@ class Learner:
         except asyncio.CancelledError:
             self._void(step_id, "the gateway was stopped", Void.AWAY)
             raise
-        except DisagreementError as error:  # no sample is to blame, and a retry is no use
+        except DisagreementError as error:
             self._void(step_id, str(error), Void.AWAY)
+            with suppress(LedgerError):  # else it is compared again after the restart
+                newest = parts.policy.newest.version.id
+                parts.ledger.samples.quarantine(*parts.ledger.samples.queued_of(newest))
             raise
         except EmptyStepError as error:
             self._void(step_id, str(error), Void.AWAY)

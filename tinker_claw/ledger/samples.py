@@ -152,6 +152,14 @@ class SampleTable(LedgerTable):
         )
         return [_sample(row, load(self._db, row), kept(self._db, row["id"])) for row in rows]
 
+    def queued_of(self, version: int) -> list[int]:
+        """Return the ids of queued samples whose replies this version sampled."""
+        return self._db.column(
+            "SELECT samples.id FROM samples JOIN turns ON turns.id = turn_id "
+            "WHERE state = 'queued' AND policy_version = ?",
+            version,
+        )
+
     def still_queued(self, samples: Sequence[Sample]) -> bool:
         """Return whether all of them are still queued: feedback on a reply takes its sample out."""
         return len(samples) == self._db.one(
