@@ -112,7 +112,7 @@ _COUNTERS = (
     ("steps", "Optimizer steps", "status"),
 )
 _GAUGES = (
-    ("samples_waiting", "Samples in the queue"),
+    ("samples_waiting", "Queued samples that steps could take"),
     ("policy_version", "Serving policy version"),
 )
 _HISTOGRAMS = (
@@ -209,7 +209,7 @@ class Telemetry:
             log.info(f"sample.{fate}", count=count, **fields)
 
     def waiting(self, samples: int) -> None:
-        """Set the number of queued samples."""
+        """Set the number of queued samples that steps could take."""
         self._figures["samples_waiting"].set(samples)
 
     def step(self, *, seconds: float, **fields: Any) -> None:

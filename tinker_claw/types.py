@@ -15,7 +15,7 @@ from dataclasses import astuple, dataclass, field, replace
 from enum import StrEnum
 from itertools import chain
 from operator import add
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from tinker_claw.errors import AlignmentError, same_length
 from tinker_claw.why import Why
@@ -591,6 +591,12 @@ class HintScores:
     topk_logprobs: tuple[tuple[float, ...], ...] = ()
 
 
+Judge = Literal["user", "tools", "outcome"]
+"""Who judged a turn: a user, or a program that rates; tools' results, or people other than the
+owner; or how its episode ended."""
+JUDGES: tuple[Judge, ...] = get_args(Judge)
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """A turn with its training signal, ready to train."""
@@ -611,8 +617,8 @@ class Sample:
     bucket: tuple[int, int] | None = None
     """Group and index of the step: the reward is compared with the same step in the group's other
     sessions. None: with the samples of its batch that belong to no group."""
-    tool: bool = False
-    """Whether it was judged by tool results rather than by a user."""
+    judge: Judge = "user"
+    """Who judged it: its reward is compared with those of the same judge."""
     user: str = ""
     """User of the session."""
     told: Told | None = None

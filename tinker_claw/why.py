@@ -38,6 +38,7 @@ class Why(IntEnum):
     STEP = 8, "waits for its step"
     TRAINING = 9, "being trained right now"
     EXPIRED = 10, "its sample expired"
+    BARE = 12, "waits for a better reply to be compared with"
     QUARANTINED = 11, "its sample was set aside"
     # The request, or its reply
     SIDE = 20, "side turn: {}"

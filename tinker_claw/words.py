@@ -15,6 +15,7 @@ from typing import Final
 from tinker_claw.ledger.groups import LIMIT_S
 from tinker_claw.ledger.judgements import TRIES
 from tinker_claw.ledger.outcome import Contents, Record, RunView, SampleView, TurnView
+from tinker_claw.ledger.samples import KEPT_BARE
 from tinker_claw.types import Kind, Lost, StopReason, Vote, Writer
 from tinker_claw.why import Why
 
@@ -246,6 +247,12 @@ def _became(turn: TurnView, run: RunView) -> str:
             return f"It is {word}, in step {sample.begun}."
         case Why.STEP:
             return _queued(word, run)
+        case Why.BARE:
+            return (
+                f"It {word}: a rejection without a hint does not say what would be better. It goes "
+                f"with the next batch that has one; the newest {KEPT_BARE} such are kept. "
+                "`/bad why` gives a hint."
+            )
         case Why.EXPIRED:
             return (
                 f"It is not trained: {word}, because too many steps had been taken since "
@@ -291,16 +298,16 @@ def _trained(word: str, sample: SampleView, run: RunView) -> str:
 
 
 def _queued(word: str, run: RunView) -> str:
-    missing = run.batch - run.queued
+    missing = run.batch - run.ready
     rest = (
-        f"A step takes {run.batch} at a time or whole groups, the newest first, and not too many "
-        "of one session, user or tool."
+        f"A step takes {run.batch} at a time or whole groups, the newest first, not too many of "
+        "one session or user, and at most half that tools have judged."
     )
     if missing > 0:
         are = "is" if missing == 1 else "are"
         rest = f"A step takes {run.batch}, so {missing} {are} missing."
-    queued = f"{plural(run.queued, 'sample')} {'is' if run.queued == 1 else 'are'} queued"
-    return f"It {word}; {queued}. {rest}"
+    able = f"{plural(run.ready, 'sample')} {'is' if run.ready == 1 else 'are'} ready"
+    return f"It {word}; {able}. {rest}"
 
 
 def _void(steps: Mapping[str, str | None]) -> str:
@@ -403,8 +410,13 @@ def facts(seen: Record) -> Iterator[tuple[str, str]]:
         yield "held", f"learning is held: {seen['held']}"
     if seen["gate"]:
         yield "gate", f"step {seen['gate'][0]['step']}: {seen['gate'][0]['told']}"
-    queued, whole = seen["samples_waiting"], seen["batch_size"]
-    yield "next step", f"{queued} of {whole} samples"
+    able, whole = seen["samples_waiting"], seen["batch_size"]
+    more = seen["samples"].get("queued", 0) - able
+    waits = (
+        f"; {more} more wait: rejections without a hint for a better reply to be compared with, "
+        "what tools have judged for what you say (at most half a step is theirs)"
+    )
+    yield "next step", f"{able} of {whole} samples{waits * (more > 0)}"
     private = f", {n} of them private now" if (n := seen["private_sessions"]) else ""
     turns = f"{seen['turns']['main']} main and {seen['turns']['side']} side turns"
     yield "turns", f"{turns} in {seen['sessions']} sessions{private}"

@@ -43,7 +43,7 @@ SENTENCES = {
     "waits to be queued": "It was judged, and waits to be queued",
     "refused when judged": "It is not trained: neutral verdict, no hint.",
     "no verdict": "It is not trained: no valid vote, no hint.",
-    "queued": "It waits for its step; 3 samples are queued. A step takes 2 at a time",
+    "queued": "It waits for its step; 3 samples are ready. A step takes 2 at a time",
     "queued again": "Step 3 with it came to nothing: away.",
     "in training": "It is being trained right now, in step 4.",
     "by another version": "It was not the current version that answered: v1 failed: no adapter.",

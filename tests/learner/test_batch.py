@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.fakes import FakeTrainer
 from tests.learner.test_loop import world
 from tinker_claw.learner.batch import FILL_S, Choice, choose, trust
-from tinker_claw.ledger.samples import Waiting
-from tinker_claw.types import Adam, LossPass, StepReport, StopReason
+from tinker_claw.ledger.samples import Waiting, ready
+from tinker_claw.types import Adam, Judge, LossPass, StepReport, StopReason
 
 NOW = 1e9
 
@@ -24,11 +24,13 @@ def waits(
     *,
     session: int = 1,
     user: str = "ann",
-    tool: bool = False,
+    judge: Judge = "user",
+    reward: float = 1.0,
+    bare: bool = False,
     group: int | None = None,
     age: float = 0.0,
 ) -> Waiting:
-    return Waiting(number, session, user, tool, group, NOW - age)
+    return Waiting(number, session, user, judge, reward, bare, group, NOW - age)
 
 
 def chosen(
@@ -53,12 +55,36 @@ def test_a_user_alone_waits_for_none_of_their_sessions_but_all_come_in() -> None
     assert chosen([*greedy, *other]).ids == (*range(17, 30), 100, 101, 102)
 
 
-def test_tools_of_a_user_alone_wait_for_what_the_user_says() -> None:
-    tools = [waits(n, tool=True) for n in range(16)]
-    assert chosen(tools) == Choice((), NOW + FILL_S)
-    assert chosen(tools, now=NOW + FILL_S).ids == tuple(range(16))
-    said = [waits(100 + n) for n in range(8)]
-    assert chosen([*tools, *said]).ids == (*range(8, 16), *range(100, 108))
+def test_what_tools_have_judged_makes_no_step_and_is_at_most_half_of_one() -> None:
+    tools = [waits(n, judge="tools", age=2 * FILL_S) for n in range(100)]
+    assert chosen(tools) == Choice((), None), "however long they wait"
+    said = [waits(100 + n) for n in range(20)]
+    assert chosen([*tools, *said[:7]]) == Choice((), None)
+    assert chosen([*tools, *said[:8]]).ids == (*range(92, 108),)
+    assert chosen([*tools, *said[:12]]).ids == (*range(96, 112),)
+    assert chosen([*tools, *said]).ids == (*range(104, 120),), "people come first"
+    assert chosen(said[:16]).ids == tuple(range(100, 116)), "and wait for no tool"
+    outcomes = [waits(200 + n, judge="outcome") for n in range(16)]
+    assert chosen(outcomes).ids == tuple(range(200, 216)), "how episodes ended is no tool's word"
+    assert chosen([waits(1, judge="tools")], batch_size=1).ids == ()
+    assert [ready([*tools, *said[:n]], 16) for n in (0, 7, 8, 20)] == [8, 15, 16, 40]
+
+
+def test_a_rejection_without_a_hint_waits_for_a_better_reply_of_the_same_judge() -> None:
+    bare = [waits(n, reward=-1.0, bare=True) for n in range(40)]
+    hinted = [waits(100 + n, reward=-1.0) for n in range(16)]
+    tools = [waits(200 + n, judge="tools") for n in range(8)]
+    assert chosen(bare) == Choice((), None)
+    assert chosen([*bare, *hinted[:8]]) == Choice((), None)
+    assert chosen([*bare, *hinted]).ids == tuple(range(100, 116)), "they go without them"
+    assert chosen([*bare, *tools]) == Choice((), None), "a tool's success is not better than they"
+    assert ready([*bare, *tools], 16) == 8
+    better = waits(0, reward=0.5, age=FILL_S)
+    assert chosen([better, *bare[1:]]).ids == (0, *range(25, 40)), "however old it is"
+    worse = [waits(300 + n, judge="tools", reward=-1.0, bare=True) for n in range(8)]
+    eight = [waits(400 + n) for n in range(8)]
+    assert chosen([*worse, *eight]) == Choice((), None)
+    assert chosen([*worse, *tools[:1], *eight]).ids == (200, *range(301, 308), *range(400, 408))
 
 
 @pytest.mark.parametrize(
@@ -66,9 +92,8 @@ def test_tools_of_a_user_alone_wait_for_what_the_user_says() -> None:
     [
         [waits(n, session=1, user="bob") for n in range(30)],
         [waits(n, session=n, user="bob") for n in range(30)],
-        [waits(n, session=n, tool=True) for n in range(30)],
     ],
-    ids=["session", "user", "tools"],
+    ids=["session", "user"],
 )
 def test_none_fills_more_than_its_share_while_others_are_there(greedy: list[Waiting]) -> None:
     others = [waits(100 + n, session=100 + n % 4, user="eve") for n in range(8)]
@@ -137,7 +162,7 @@ def test_group_beyond_its_share_leaves_the_others_theirs() -> None:
 ROWS = st.lists(
     st.tuples(
         st.integers(0, 3),
-        st.booleans(),
+        st.sampled_from(("user", "tools", "bare", "outcome")),
         st.none() | st.integers(0, 3),
         st.floats(0, 2 * FILL_S),
     ),
@@ -160,11 +185,13 @@ def test_no_order_of_arrival_changes_a_batch_and_no_group_is_cut(
             n,
             session=s,
             user="ab"[s % 2],
-            tool=tool,
+            judge="outcome" if g is not None else "user" if kind == "bare" else kind,
+            reward=-1.0 if kind == "bare" else 1.0,
+            bare=kind == "bare" and g is None,
             group=None if g is None else 10 * g + s % 2,
             age=age,
         )
-        for n, (s, tool, g, age) in enumerate(rows)
+        for n, (s, kind, g, age) in enumerate(rows)
     ]
     most = batch_size + more
 
@@ -187,9 +214,17 @@ def test_no_order_of_arrival_changes_a_batch_and_no_group_is_cut(
         ]
         assert any(size + len(taken) > most for size in rest), "only a group makes it smaller"
 
-    # Nothing waits for ever: once all of it is old there is a batch.
+    alone = [one for one in taken if one.group is None]
+    if found.ids:
+        by_tools = sum(one.judge == "tools" for one in alone)
+        assert by_tools <= batch_size // 2
+        assert by_tools < len(taken), "tools alone make no step"
+    if any(one.bare for one in taken):
+        assert any(one.judge == "user" and one.reward == 1.0 for one in alone)
+
+    # Nothing that is ready waits for ever: once all of it is old there is a batch.
     late = ask(waiting, NOW + FILL_S)
-    assert bool(late.ids) == (len(waiting) >= batch_size)
+    assert bool(late.ids) == (ready(waiting, batch_size) >= batch_size)
     if not found.ids and late.ids:
         assert found.look_at is not None
         assert NOW < found.look_at <= NOW + FILL_S
@@ -198,8 +233,9 @@ def test_no_order_of_arrival_changes_a_batch_and_no_group_is_cut(
 @given(ROWS, st.integers(1, 8))
 def test_everything_is_taken_in_the_end(rows: list[Any], batch_size: int) -> None:
     waiting = [
-        waits(n, session=s, group=g, tool=tool, age=2 * FILL_S)
-        for n, (s, tool, g, _) in enumerate(rows)
+        waits(n, session=s, group=g, judge="user" if kind == "tools" else kind, age=2 * FILL_S)
+        for n, (s, kind, g, _) in enumerate(rows)
+        if kind != "bare"
     ]
     waiting = [replace(one, user="ann") for one in waiting]
     while len(waiting) >= batch_size:

@@ -92,7 +92,7 @@ async def hold(w: World) -> None:
     """Accept a batch of first judged turns, and reject the next."""
     await talk(w, "YES")
     await w.version(1)
-    await talk(w, "NO")
+    await talk(w, "NO, HOW it should be")
     await w.until(lambda: w.health.learner.state == "held")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,15 @@ from tests.fakes import LOGPROB, FakeTrainer
 from tests.learner.test_loop import World, has_token, world
 from tests.tallies import sample_counts
 from tinker_claw.learner.batch import FILL_S
+from tinker_claw.ledger.database import FILE, reading
 from tinker_claw.ledger.decline import SIZE
 from tinker_claw.ledger.feedback import About, Feedback
+from tinker_claw.ledger.figures import read_overview
 from tinker_claw.ledger.groups import LIMIT_S, NO_OUTCOME
-from tinker_claw.ledger.samples import NO_GRADIENT
+from tinker_claw.ledger.outcome import read_run, read_turn
+from tinker_claw.ledger.samples import KEPT_BARE, NO_GRADIENT
 from tinker_claw.types import Attempt, NextState, Tokens
+from tinker_claw.words import facts, outcome
 
 FAR = 2**31
 """Batch size that is never reached."""
@@ -193,27 +198,77 @@ async def test_group_whose_step_fails_is_set_aside_whole_and_the_next_trains(
         assert sample_counts(w.ledger)["trained"] == 3
 
 
-@pytest.mark.parametrize("ahead_s", [0.0, FILL_S])
-async def test_what_tools_have_judged_waits_for_what_users_say(
-    tmp_path: Path, ahead_s: float
-) -> None:
-    async with world(tmp_path, method="binary", ahead_s=ahead_s) as w:
+async def test_what_tools_have_judged_waits_for_what_users_say(tmp_path: Path) -> None:
+    async with world(tmp_path, method="binary", ahead_s=10 * FILL_S) as w:
+
+        def judges() -> set[str]:
+            return {one.judge for one in w.ledger.samples.queue()}
+
         for n in range(4):
             w.turn("YES" if n % 2 else "NO", role="tool")
         await w.settled()
-        await w.until(lambda: sample_counts(w.ledger)["trained"] == (4 if ahead_s else 0))
-        if not ahead_s:
-            for said in ("YES", "NO"):
-                w.turn(said)
-            await w.version(1)
-            left = {one.tool for one in w.ledger.samples.queue()}
-            assert left == {True}
-            assert w.ledger.samples.waiting() == 2
-            # A user's rating of one of them does not count as a tool's.
-            (turn, _) = (sample.turn_id for sample in w.ledger.samples.oldest(2))
-            w.ledger.feedback.give("me", About("turn", turn), Feedback(1.0))
-            w.judging.wake()
-            await w.until(lambda: {one.tool for one in w.ledger.samples.queue()} == {True, False})
+        w.learner.wake()
+        await asyncio.sleep(0.05)
+        assert w.policy.newest.version.id == 0, "what tools have judged alone makes no step"
+        for said in ("YES", "NO"):
+            w.turn(said)
+        await w.version(1)
+        assert judges() == {"tools"}
+        assert w.ledger.samples.waiting() == 2
+        # A user's rating of one of them does not count as a tool's.
+        (turn, _) = (sample.turn_id for sample in w.ledger.samples.oldest(2))
+        w.ledger.feedback.give("me", About("turn", turn), Feedback(1.0))
+        w.judging.wake()
+        await w.until(lambda: judges() == {"tools", "user"})
+
+
+async def test_rejections_without_a_hint_wait_for_a_better_reply_and_the_newest_are_kept(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path) as w:
+        turns = [w.turn("NO") for _ in range(KEPT_BARE + 3)]
+        await w.settled()
+        w.learner.wake()
+        await w.until(lambda: sample_counts(w.ledger)["expired"] == 3)
+        assert why(w) == {NO_GRADIENT}
+        assert (w.trainer.steps, w.ledger.samples.waiting()) == ([], KEPT_BARE)
+        with reading(tmp_path / FILE) as rows:
+            turn = read_turn(rows, turns[-1])
+            assert turn is not None
+            told = outcome(turn, read_run(rows, 4))
+        assert "waits for a better reply to be compared with" in told
+        line = dict(facts(read_overview(tmp_path, 4)))["next step"]
+        assert line.startswith(f"0 of 4 samples; {KEPT_BARE} more wait: rejections without a hint")
+        w.turn("YES")
+        await w.version(1)
+        assert w.ledger.samples.waiting() == KEPT_BARE - 3, "three went with the accepted one"
+        (step,) = w.trainer.steps
+        assert sum(len(one.datums) for one in step) == 4, "each has a gradient"
+
+
+async def test_who_judged_a_turn_and_whether_its_rejection_is_bare_is_kept(tmp_path: Path) -> None:
+    async with world(tmp_path, batch_size=FAR) as w:
+        for said, role in (("YES", "user"), ("NO, HOW it should be", "user"), ("NO", "tool")):
+            w.turn(said, role=role)  # type: ignore[arg-type]
+        w.turn("NO", cut=True)
+        begin(w, "episode", None)
+        w.turn("NO", session="episode")
+        last(w, "episode")
+        end(w, "episode", -1.0)
+        await w.until(lambda: w.ledger.samples.waiting() == 6)
+        queue = sorted(w.ledger.samples.queue(), key=lambda one: one.id)
+        assert Counter((one.judge, one.bare) for one in queue) == {
+            ("user", False): 3,
+            ("tools", True): 1,
+            ("outcome", False): 2,
+        }
+
+
+async def test_in_the_papers_recipe_a_rejection_waits_for_nothing(tmp_path: Path) -> None:
+    async with world(tmp_path, recipe="paper") as w:
+        for _ in range(4):
+            w.turn("NO")
+        await w.version(1)
 
 
 async def test_cut_reply_is_a_sample_only_where_it_was_rejected(tmp_path: Path) -> None:

@@ -446,7 +446,7 @@ def test_a_sample_without_a_next_state_was_judged_by_no_tool(ledger: Ledger) -> 
     """For example the last turn of an episode: a step may take such samples, too."""
     queue(ledger, 2)
     waiting = ledger.samples.queue()
-    assert [sample.tool for sample in waiting] == [False, False]
+    assert [sample.judge for sample in waiting] == ["user", "user"]
     assert len(choose(waiting, batch_size=2, most=16, share=0.5, now=0.0).ids) == 2
 
 

@@ -27,6 +27,7 @@ from tinker_claw.types import (
     Capabilities,
     Completion,
     HintScores,
+    Judge,
     NextState,
     Sample,
     SamplingParams,
@@ -51,7 +52,7 @@ def sample(
     logprobs: tuple[float, ...] = (-1.0, -2.0),
     teacher: HintScores | None = None,
     bucket: tuple[int, int] | None = None,
-    tool: bool = False,
+    judge: Judge = "user",
     cut: bool = False,
 ) -> Sample:
     done = Completion(
@@ -73,7 +74,7 @@ def sample(
         reward=reward,
         teacher=teacher,
         bucket=bucket,
-        tool=tool,
+        judge=judge,
     )
 
 
@@ -101,7 +102,7 @@ class TestRewards:
         assert build("combine").prepare(rejected, CFG).passes == []
 
     def test_in_the_papers_recipe_a_verdict_is_the_advantage_of_every_token(self) -> None:
-        tool = replace(sample(2, reward=1), tool=True)
+        tool = sample(2, reward=1, judge="tools")
         samples = [sample(0, reward=1), sample(1, reward=-1), tool, sample(3, reward=None)]
         cfg = Training(recipe="paper")
         found, _ = build("binary").advantages([BatchItem(one) for one in samples], cfg, None)
@@ -129,10 +130,23 @@ class TestRewards:
         assert reward_advantages([1, 1], [0.5, 1.0]) == [0.125, 0.25]
 
     def test_only_success_of_a_tool_counts_half(self) -> None:
-        tools = [replace(sample(n, reward=reward), tool=True) for n, reward in enumerate((1, 0))]
+        tools = [sample(n, reward=reward, judge="tools") for n, reward in enumerate((1, 0, -1))]
         # mean = (0.5 - 1) / 2.5 = -0.2; an outcome of 0 counts in full
-        found = reward_parts([*tools, sample(2, reward=-1)], CFG)
-        assert found == pytest.approx([0.6, 0.2, -0.8])
+        assert reward_parts(tools, CFG) == pytest.approx([0.6, 0.2, -0.8])
+
+    def test_each_judge_has_a_mean_so_that_a_users_rejection_praises_no_tool_call(self) -> None:
+        users = [sample(n, reward=-1) for n in range(7)] + [sample(7, reward=1)]
+        tools = [sample(n, reward=1, judge="tools") for n in range(8, 16)]
+        outcomes = [
+            sample(16, reward=2.0, judge="outcome"),
+            sample(17, reward=0.0, judge="outcome"),
+        ]
+        found = reward_parts([*users, *tools, *outcomes], CFG)
+        assert found[:8] == pytest.approx([-0.25] * 7 + [1.75]), "their mean is -0.75"
+        assert found[8:16] == [0.125] * 8, "as in a batch of their own"
+        assert found[16:] == [1.0, -1.0]
+        rejected = [sample(n, reward=-1) for n in range(8)]
+        assert reward_parts([*rejected, *tools], CFG) == [0.0] * 8 + [0.125] * 8
 
     def test_any_real_number_is_a_reward_and_zero_is_one(self) -> None:
         assert reward_advantages([1.5, 0.0, -0.5, None]) == pytest.approx(
@@ -203,7 +217,7 @@ class TestGroups:
     )
     def test_no_order_of_arrival_changes_an_advantage(self, rows: list[Any], random: Any) -> None:
         samples = [
-            sample(n, reward=reward, bucket=bucket, tool=tool, cut=cut)
+            sample(n, reward=reward, bucket=bucket, judge="tools" if tool else "user", cut=cut)
             for n, (reward, bucket, tool, cut) in enumerate(rows)
         ]
         wanted = {s.id: a for s, a in zip(samples, reward_parts(samples, CFG), strict=True)}

@@ -47,6 +47,7 @@ from tinker_claw.learner.recovery import restore, restore_pin
 from tinker_claw.learner.rollback import Rollback
 from tinker_claw.learner.scoring import HintScorer
 from tinker_claw.ledger.ledger import Ledger
+from tinker_claw.ledger.samples import ready
 from tinker_claw.methods import build
 from tinker_claw.methods.base import Signal, require, student_topk
 from tinker_claw.origin import is_loopback
@@ -296,7 +297,7 @@ def _health(settings: Settings, parts: LoopParts) -> dict[str, object]:
     """The body of /healthz."""
     snapshot = parts.health.snapshot(
         version=parts.policy.current.version.id,
-        waiting=parts.ledger.samples.waiting(),
+        waiting=ready(parts.ledger.samples.queue(), parts.training.batch_size),
         batch_size=settings.training.batch_size,
     )
     where = {

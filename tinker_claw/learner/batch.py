@@ -1,12 +1,13 @@
 """Choose the queued samples for the next step, and the share of the rate that they are worth.
 
-Rule: pure, and the order in which samples are given makes no difference. The newest come first:
-where more arrive than a step takes, the oldest would all be several versions behind. A group is
-taken whole or not at all. No session, user or tool turns fill more than their share of a batch
-while there are enough others; samples over a share wait for others for a time and then fill the
-batch: a step from few sources is better than none. A group larger than a share makes the batch
-larger, and takes no room from others. A single user's samples do not wait for other sessions, only
-tool-judged turns do.
+Rule: pure, and the order in which samples are given makes no difference. A batch is what people
+said: what tools have judged comes last and is at most half of it. The newest come first: where more
+arrive than a step takes, the oldest would all be several versions behind. A group is taken whole or
+not at all. A rejection without a hint is taken only beside a better reply of the same judge. No
+session or user fills more than their share of a batch while there are enough others; samples over a
+share wait for others for a time and then fill the batch: a step from few sources is better than
+none. A group larger than a share makes the batch larger, and takes no room from others. A single
+user's samples do not wait for other sessions.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-from tinker_claw.ledger.samples import Waiting
-from tinker_claw.types import Sample
+from tinker_claw.ledger.samples import Waiting, ready, usable
+from tinker_claw.types import JUDGES, Judge, Sample
 
 SHARE = 0.5
-"""Largest share of a batch from one session, one user, or turns judged by tools."""
+"""Largest share of a batch from one session or one user, and of turns judged by tools."""
 FILL_S = 300.0
 """Seconds that a sample over its share waits: long enough for other active users, and short enough
 that no step comes much later."""
@@ -28,7 +29,6 @@ that no step comes much later."""
 GROUPED = 8
 """Most samples of a step, as a multiple of `--batch-size`, so that whole groups fit: with sixteen,
 eight tries of sixteen steps each. It costs as much as eight steps, and does not come more often."""
-_TOOLS = "tools"
 _UNTAUGHT = 0.25
 """Share of the rate for a batch whose verdicts agree, and that has no hint."""
 
@@ -51,7 +51,9 @@ class _Unit:
     since: float
     """When its last sample was queued, in seconds since 1970."""
     origins: tuple[Hashable, ...]
-    """Session, user or tools, each of which has a share."""
+    """Session and user, each of which has a share."""
+    tools: bool
+    """Whether tools have judged it."""
     alone: bool
     """Whether only one user has samples in the queue."""
 
@@ -66,8 +68,8 @@ def choose(
 
     Args:
         most: samples of a step. A group that is larger is taken alone.
-        share: largest part of `batch_size` for each session, each user, and turns judged by tools.
-            A single user has no user's share; groups, which stay whole, have no other.
+        share: largest part of `batch_size` for each session and each user. A single user has no
+            user's share; groups, which stay whole, have no other.
         now: seconds since 1970.
     """
     units, limit = _units(waiting), max(1, int(share * batch_size))
@@ -77,7 +79,8 @@ def choose(
         taken, _ = _take([crowded[0], *others], batch_size, most, limit, now)
     elif len(taken) < batch_size:
         due = [unit.since + FILL_S for unit in units if unit.since + FILL_S > now]
-        return Choice((), min(due, default=None) if len(waiting) >= batch_size else None)
+        enough = ready(waiting, batch_size) >= batch_size
+        return Choice((), min(due, default=None) if enough else None)
     return Choice(tuple(sorted(taken)), None)
 
 
@@ -87,16 +90,16 @@ def _take(
     """Return the ids of the samples taken, and the units for which there was no room."""
     taken, crowded, over = list[int](), list[_Unit](), list[_Unit]()
     counts = Counter[Hashable]()
-    room = batch_size
+    room, of_tools = batch_size, batch_size // 2
 
     def take(unit: _Unit, fills: int) -> None:
-        nonlocal room
+        nonlocal room, of_tools
         if taken and len(taken) + len(unit.ids) > most:
             crowded.append(unit)
-        elif room > 0:
+        elif room > 0 and not (unit.tools and of_tools == 0):
             taken.extend(unit.ids)
             counts.update(dict.fromkeys(unit.origins, len(unit.ids)))
-            room -= fills
+            room, of_tools = room - fills, of_tools - unit.tools
 
     for unit in units:
         if any(counts[origin] >= limit for origin in unit.origins):
@@ -105,38 +108,52 @@ def _take(
             take(unit, min(len(unit.ids), limit) if unit.origins else len(unit.ids))
     room = batch_size - len(taken)
     for unit in over:
-        too_many_tools = _TOOLS in unit.origins and counts[_TOOLS] >= limit
-        if (unit.alone and not too_many_tools) or now >= unit.since + FILL_S:
+        if unit.alone or now >= unit.since + FILL_S:
             take(unit, len(unit.ids))
     return taken, crowded
 
 
 def _units(waiting: Sequence[Waiting]) -> list[_Unit]:
-    """Group the waiting samples into units, newest first."""
+    """Group the samples that a step may take into units: what people said, then what tools said,
+    each the newest first, but for the newest reply that each judge's bare rejections need."""
     together = defaultdict[Hashable, list[Waiting]](list)
-    for sample in waiting:
+    able = usable(waiting)
+    for sample in able:
         together[sample.id if sample.group is None else ("group", sample.group)].append(sample)
-    alone = len({sample.user for sample in waiting}) <= 1
+    alone = len({sample.user for sample in able}) <= 1
+    needed = {_better(able, judge) for judge in JUDGES}
     units = list[_Unit]()
     for samples in together.values():
         one = samples[0]
         origins: list[Hashable] = [] if alone else [("user", one.user)]
         if one.group is None:
-            origins += [("session", one.session), *[_TOOLS] * one.tool]
+            origins.append(("session", one.session))
         ids = tuple(sorted(sample.id for sample in samples))
         since = max(sample.queued_at for sample in samples)
-        units.append(_Unit(ids, since, tuple(origins), alone))
-    return sorted(units, key=lambda unit: unit.ids[-1], reverse=True)
+        tools = one.group is None and one.judge == "tools"
+        units.append(_Unit(ids, since, tuple(origins), tools, alone))
+    return sorted(units, key=lambda unit: (unit.tools, unit.ids[-1] not in needed, -unit.ids[-1]))
+
+
+def _better(waiting: Sequence[Waiting], judge: Judge) -> int | None:
+    """Return the newest sample that is better than a bare rejection of this judge; None: there is
+    no such rejection."""
+    mine = [one for one in waiting if one.judge == judge and one.group is None]
+    worst = min((one.reward or 0.0 for one in mine if one.bare), default=None)
+    if worst is None:
+        return None
+    return max(one.id for one in mine if one.reward is not None and one.reward > worst)
 
 
 def trust(batch: Sequence[Sample]) -> float:
-    """Return the share of the rate that a batch is worth: all of it where its verdicts differ, or
-    reject a reply that was cut.
+    """Return the share of the rate that a batch is worth: all of it where verdicts of one judge
+    differ, or reject a reply that was cut.
 
     Where they agree, only hints say what would be better. As a weight the share would do nothing:
     Adam divides scale out.
     """
-    if len({s.reward for s in batch} - {None}) > 1:
+    rewards = {(s.judge, s.reward) for s in batch if s.reward is not None}
+    if len(rewards) > len({judge for judge, _ in rewards}):
         return 1.0
     if any(s.bucket is not None or (s.cut and (s.reward or 0) < 0) for s in batch):
         return 1.0

@@ -381,7 +381,9 @@ class Judging:
             self._refuse(turn_id, untaught or reason)
             return
         reward = step_reward(verdict) if turn.episode else reward_of(verdict)
-        ledger.samples.add(turn_id, reward, teacher, untaught)
+        taught, cut = teacher is not None, turn.cut
+        bare = self._parts.method.is_bare(reward, self._parts.training, taught=taught, cut=cut)
+        ledger.samples.add(turn_id, reward, teacher, untaught, bare=bare and not turn.episode)
         self._parts.telemetry.sample("held" if turn.episode else "queued", turn=turn_id)
         self._on_sample()
 

@@ -52,7 +52,7 @@ from tinker_claw.learner.recovery import (
     waiting_for_the_ledger,
 )
 from tinker_claw.learner.scoring import batch_items
-from tinker_claw.ledger.samples import NO_GRADIENT
+from tinker_claw.ledger.samples import NO_GRADIENT, ready
 from tinker_claw.ledger.versions import LEFT_OPEN, Void
 from tinker_claw.methods.passes import Prepared
 from tinker_claw.policy import Policy
@@ -216,7 +216,8 @@ class Learner:
         if expired := expired + released.expired:
             parts.telemetry.sample("expired", count=expired)
         self._look_at = released.look_at
-        waiting = ledger.samples.waiting()
+        queue = ledger.samples.queue()
+        waiting = ready(queue, cfg.batch_size)
         parts.telemetry.waiting(waiting)
         if cfg.observe:  # a later run may train on all of it while it is fresh
             if (steps := waiting // cfg.batch_size) > self._observed:
@@ -224,12 +225,7 @@ class Learner:
             self._observed = steps
         if cfg.observe or waiting < cfg.batch_size:
             return None
-        choice = choose(
-            ledger.samples.queue(),
-            batch_size=cfg.batch_size,
-            most=most,
-            now=self._now(),
-        )
+        choice = choose(queue, batch_size=cfg.batch_size, most=most, now=self._now())
         if choice.ids:
             return ledger.samples.oldest(len(choice.ids), among=choice.ids)
         self._look_at = min(filter(None, (self._look_at, choice.look_at)), default=None)

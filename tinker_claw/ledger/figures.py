@@ -74,7 +74,8 @@ def read_figures(rows: Rows, batch_size: int) -> Record:
         "held": (fallen := read_decline(rows)) and str(fallen),
         # Optimizer steps from the base to the newest version.
         "step": run.step,
-        "samples_waiting": run.queued,
+        # Queued samples that steps could take.
+        "samples_waiting": run.ready,
         "sessions": rows.one("SELECT COUNT(*) FROM sessions"),
         # Private sessions, of which nothing is recorded.
         "private_sessions": rows.one("SELECT COUNT(*) FROM sessions WHERE private = 1"),

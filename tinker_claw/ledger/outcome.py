@@ -14,6 +14,7 @@ from typing import Any
 
 from tinker_claw.ledger.codec import load, unpack_floats
 from tinker_claw.ledger.database import Rows
+from tinker_claw.ledger.samples import read_queue, ready
 from tinker_claw.ledger.turns import OUTCOME, completion_of, state_of
 from tinker_claw.ledger.versions import Line, read_line
 from tinker_claw.types import Completion, Kind, NextState, Source, Vote
@@ -36,7 +37,7 @@ CASE state
   WHEN 'trained' THEN -samples.step_id
   WHEN 'queued' THEN IIF(EXISTS (SELECT 1 FROM step_samples JOIN steps AS taking
     ON taking.id = step_samples.step_id WHERE sample_id = samples.id AND taking.status = 'intent'),
-    {Why.TRAINING:d}, {Why.STEP:d})
+    {Why.TRAINING:d}, IIF(bare, {Why.BARE:d}, {Why.STEP:d}))
   WHEN 'held' THEN {_RUNNING}
   WHEN 'expired' THEN COALESCE(expired_because, {Why.EXPIRED:d})
   WHEN 'quarantined' THEN {Why.QUARANTINED:d}
@@ -366,8 +367,8 @@ class RunView:
 
     step: int
     """Optimizer steps of the newest version since the base."""
-    queued: int
-    """Number of samples in the queue."""
+    ready: int
+    """Number of queued samples that steps could take."""
     batch: int
     """Samples of a step."""
     line: Line
@@ -385,10 +386,11 @@ def read_run(rows: Rows, batch_size: int, *, sure: bool = False) -> RunView:
         "json_extract(metrics, '$.samples')) FROM steps WHERE status = 'committed' "
         "ORDER BY id DESC LIMIT 1"
     )
+    batch = batch_size if sure or not taken else taken
     return RunView(
         step=rows.one("SELECT step FROM versions ORDER BY id DESC LIMIT 1") or 0,
-        queued=rows.one("SELECT COUNT(*) FROM samples WHERE state = 'queued'"),
-        batch=batch_size if sure or not taken else taken,
+        ready=ready(read_queue(rows), batch),
+        batch=batch,
         line=read_line(rows),
     )
 

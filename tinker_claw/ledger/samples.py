@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -22,12 +23,12 @@ from tinker_claw.ledger.codec import (
     unpack_floats,
     unpack_ids,
 )
-from tinker_claw.ledger.database import LedgerTable, insert
+from tinker_claw.ledger.database import LedgerTable, Rows, insert
 from tinker_claw.ledger.groups import COMPARED, expire_mates
 from tinker_claw.ledger.images import kept
 from tinker_claw.ledger.turns import OVER, STEP, check_kept, completion_of, told_of
 from tinker_claw.ledger.versions import expire_left_behind, read_line
-from tinker_claw.types import HintScores, Images, Sample
+from tinker_claw.types import HintScores, Images, Judge, Sample
 from tinker_claw.why import Because, Why, why_of
 
 
@@ -38,8 +39,10 @@ class Waiting:
     id: int
     session: int
     user: str
-    tool: bool
-    """Whether it was judged by tool results."""
+    judge: Judge
+    reward: float | None
+    bare: bool
+    """Whether it is a rejection that teaches nothing but beside a better reply."""
     group: int | None
     queued_at: float
     """When it was queued, in seconds since 1970."""
@@ -47,12 +50,14 @@ class Waiting:
 
 NO_GRADIENT = Why.NO_GRADIENT.says()
 """Reason why samples of such a batch expire."""
-BY_TOOLS = (
-    "(COALESCE(role, '') IN ('tool', 'other') AND NOT EXISTS (SELECT 1 FROM verdicts "
-    "WHERE verdicts.turn_id = turns.id AND score IS NOT NULL))"
+_JUDGE = (
+    "CASE WHEN episode <> 0 THEN 'outcome' WHEN COALESCE(role, '') IN ('tool', 'other') "
+    "AND NOT EXISTS (SELECT 1 FROM verdicts WHERE verdicts.turn_id = turns.id "
+    "AND score IS NOT NULL) THEN 'tools' ELSE 'user' END"
 )
-"""SQL on a turn with its next state: whether tool results judged it, or people other than its
-owner, who count the same. A turn with explicit feedback is not among them."""
+"""SQL on a turn with its next state: who judged it. Explicit feedback is a user's."""
+KEPT_BARE = 64
+"""Newest bare rejections that wait for a better reply."""
 _QUEUED = """
 FROM samples CROSS JOIN turns ON turns.id = samples.turn_id
   JOIN sessions ON sessions.id = turns.session_id
@@ -72,6 +77,8 @@ class SampleTable(LedgerTable):
         reward: float | None,
         teacher: HintScores | None,
         untaught: str | None = None,
+        *,
+        bare: bool = False,
     ) -> int:
         """Queue a turn as a sample, or hold it while its episode runs. A turn of an ended episode
         comes too late.
@@ -79,8 +86,9 @@ class SampleTable(LedgerTable):
         Args:
             reward: for an episode's turn the mean of its votes, without the outcome.
             untaught: why it has no teacher's scores, though there was a text to tell.
+            bare: whether it is a rejection that teaches nothing but beside a better reply.
         """
-        values = {"turn_id": turn_id, "reward": reward, "untaught": untaught}
+        values = {"turn_id": turn_id, "reward": reward, "untaught": untaught, "bare": bare}
         if teacher is not None:
             values |= {
                 "hint": teacher.hint,
@@ -111,7 +119,8 @@ class SampleTable(LedgerTable):
         return self._db.one("SELECT COUNT(*) FROM samples WHERE state = 'queued'")
 
     def expire(self, current_step: int, max_staleness: int) -> int:
-        """Expire samples that are more than `max_staleness` optimizer steps old; return how many.
+        """Expire samples that are more than `max_staleness` optimizer steps old, and bare
+        rejections but the newest 64; return how many.
 
         Steps count along the live line of versions: samples of a version that a rollback left
         behind are too old at once. A group expires as one.
@@ -124,16 +133,17 @@ class SampleTable(LedgerTable):
                 (current_step, max_staleness),
             )
             expired = cursor.rowcount + expire_left_behind(tx, read_line(self._db))
+            expired += tx.execute(
+                "UPDATE samples SET state = 'expired', expired_because = ?1, expired_why = ?2 "
+                "WHERE state = 'queued' AND bare AND id <= (SELECT id FROM samples WHERE "
+                "state = 'queued' AND bare ORDER BY id DESC LIMIT 1 OFFSET ?3)",
+                (NO_GRADIENT, NO_GRADIENT.why, KEPT_BARE),
+            ).rowcount
             return expired + expire_mates(tx)
 
     def queue(self) -> list[Waiting]:
         """Return all queued samples, oldest first, without their tokens."""
-        rows = self._db.rows(
-            f"SELECT samples.id, session_id AS session, user, {BY_TOOLS} AS tool, "
-            f'group_id AS "group", samples.created_at AS queued_at {_QUEUED}',
-            None,
-        )
-        return [Waiting(**row) for row in rows]
+        return read_queue(self._db)
 
     def oldest(self, count: int, among: Iterable[int] | None = None) -> list[Sample]:
         """Return the `count` oldest queued samples, among these ids or all, or fewer. They stay
@@ -144,7 +154,7 @@ class SampleTable(LedgerTable):
             "samples.teacher_logprobs, samples.teacher_targets, samples.teacher_ids, "
             "samples.teacher_own, samples.overlap, "
             f"versions.step AS policy_step, {COMPARED} AS compared, "
-            f"{STEP} AS step, {BY_TOOLS} AS tool, sessions.user, "
+            f"{STEP} AS step, {_JUDGE} AS judge, sessions.user, "
             f"turns.* {_QUEUED} "
             "LIMIT ?2",
             ids,
@@ -187,6 +197,35 @@ class SampleTable(LedgerTable):
         )
 
 
+def read_queue(rows: Rows) -> list[Waiting]:
+    """Return all queued samples, oldest first, without their tokens."""
+    found = rows.rows(
+        f"SELECT samples.id, session_id AS session, user, {_JUDGE} AS judge, reward, bare, "
+        f'group_id AS "group", samples.created_at AS queued_at {_QUEUED}',
+        None,
+    )
+    return [Waiting(**row) for row in found]
+
+
+def usable(waiting: Iterable[Waiting]) -> list[Waiting]:
+    """Return the samples that a step may take now: not bare rejections without a better reply of
+    the same judge to compare them with."""
+    waiting = list(waiting)
+    best = dict[Judge, float]()
+    for one in waiting:
+        if one.group is None and one.reward is not None:
+            best[one.judge] = max(one.reward, best.get(one.judge, one.reward))
+    return [one for one in waiting if not one.bare or (one.reward or 0.0) < best[one.judge]]
+
+
+def ready(waiting: Iterable[Waiting], batch_size: int) -> int:
+    """Return how many queued samples steps could take: what tools have judged is at most half of
+    each."""
+    judges = Counter(one.judge for one in usable(waiting))
+    said = judges.total() - judges["tools"]
+    return said + min(judges["tools"], max(batch_size // 2, said))
+
+
 def _sample(row: sqlite3.Row, prompt: tuple[int, ...], images: Images) -> Sample:
     return Sample(
         id=row["sample_id"],
@@ -199,7 +238,7 @@ def _sample(row: sqlite3.Row, prompt: tuple[int, ...], images: Images) -> Sample
         reward=row["reward"],
         teacher=_teacher(row),
         bucket=None if row["compared"] is None else (row["compared"], row["step"]),
-        tool=bool(row["tool"]),
+        judge=row["judge"],
         user=row["user"],
         told=told_of(row),
         images=images,

@@ -208,6 +208,7 @@ CREATE TABLE samples (
   turn_id          INTEGER NOT NULL UNIQUE REFERENCES turns (id),
   reward           REAL,                 -- NULL: hint only; while held, the mean of its votes without the outcome
   hint             TEXT,                 -- NULL: reward only
+  bare             INTEGER NOT NULL DEFAULT 0, -- 1: a rejection that teaches nothing but beside a better reply
   untaught         TEXT,                 -- why it has no hint, though there was one; NULL otherwise
   teacher_logprobs BLOB,
   teacher_targets  BLOB,

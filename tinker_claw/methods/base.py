@@ -122,6 +122,13 @@ class Method:
             reasons.append(f"no {self.teaching.what}")
         return ", ".join(reasons)
 
+    def is_bare(self, reward: float | None, cfg: Training, *, taught: bool, cut: bool) -> bool:
+        """Return whether a sample teaches nothing but beside a better reply: a rejection does not
+        say what would be better, unless a teacher does or the reply was cut."""
+        if not self.reward or cfg.recipe == "paper":
+            return False
+        return (reward or 0.0) < 0 and not taught and not cut
+
     def rewards(
         self, samples: Sequence[Sample], cfg: Training, state: Any
     ) -> tuple[list[float], Any]:

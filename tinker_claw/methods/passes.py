@@ -7,6 +7,7 @@ advantages here, and the result does not depend on how a backend splits the batc
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,7 +25,7 @@ from tinker_claw.methods.advantages import (
     topk_advantages,
     unproposed_advantages,
 )
-from tinker_claw.types import Datum, LossPass, Sample, TokenLogprobs
+from tinker_claw.types import Datum, Judge, LossPass, Sample, TokenLogprobs
 
 DISTILLED_NATS = 1.0
 """Bound on the teacher's logprob minus the student's, in nats, of both recipes; 0: none."""
@@ -78,18 +79,24 @@ def sampled_advantages(sample: Sample, found: Advantages) -> Sequence[float]:
 
 def reward_parts(samples: Sequence[Sample], cfg: Training) -> list[float]:
     """Return the (B,) reward advantages of a batch: grouped samples compared within their groups,
-    the others with one another."""
-    alone = [one for one in samples if one.bucket is None]
-    grouped = [one for one in samples if one.bucket is not None]
-    if cfg.recipe == "paper":
-        of_alone = [one.reward or 0.0 for one in alone]
-    else:
-        weights = [TOOL_SUCCESS if one.tool and (one.reward or 0) > 0 else 1.0 for one in alone]
-        cut = [one.cut for one in alone]
-        of_alone = reward_advantages([one.reward for one in alone], weights, cut)
-    of_grouped = group_advantages([s.reward for s in grouped], [s.bucket for s in grouped])
-    others, mates = iter(of_alone), iter(of_grouped)
-    return [next(others if one.bucket is None else mates) for one in samples]
+    the others with those of the same judge, so that what one rejects does not praise what another
+    has judged."""
+    by = defaultdict[Judge | None, list[Sample]](list)
+    for one in samples:
+        by[one.judge if one.bucket is None else None].append(one)
+    found = dict[int, float]()
+    for judge, some in by.items():
+        rewards = [one.reward for one in some]
+        if judge is None:
+            advantages = group_advantages(rewards, [one.bucket for one in some])
+        elif cfg.recipe == "paper":
+            advantages = [reward or 0.0 for reward in rewards]
+        else:
+            lesser = judge == "tools"
+            weights = [TOOL_SUCCESS if lesser and (r or 0) > 0 else 1.0 for r in rewards]
+            advantages = reward_advantages(rewards, weights, [one.cut for one in some])
+        found |= zip((one.id for one in some), advantages, strict=True)
+    return [found[one.id] for one in samples]
 
 
 def spread(sample: Sample, reward: float, distill: float, cfg: Training) -> Advantages:
