@@ -32,8 +32,8 @@ from tinker_claw.types import NextState, Usage
 KEYS = (
     "data_dir batch_size headlines run policy_version pinned held step samples_waiting "
     "sessions private_sessions episodes turns verdicts lessons feedback hints samples steps gate "
-    "not_trained lost_next_states not_understood strangers usd judge_billed bills_without_price "
-    "accepted"
+    "not_trained lost_next_states not_understood strangers unmoved usd judge_billed "
+    "bills_without_price accepted"
 )
 
 

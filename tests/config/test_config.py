@@ -44,7 +44,7 @@ def test_command_line_beats_environment_beats_file_beats_default(
 
 def test_defaults_are_those_of_the_method() -> None:
     training = load([]).training
-    assert (training.batch_size, training.lora_rank, training.learning_rate) == (16, 32, 1e-4)
+    assert (training.batch_size, training.lora_rank, training.learning_rate) == (16, 32, "auto")
     assert (training.opd_mode, training.opd_topk) == ("topk", 4)
     assert load(["--opd-topk", "0"]).training.opd_mode == "token"
     assert (training.recipe, training.max_staleness) == ("default", 4)

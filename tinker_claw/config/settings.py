@@ -344,8 +344,8 @@ class Training(Section):
         when="you want to see first what would be learned",
     )
     learning_rate: Annotated[float, Field(gt=0)] | Literal["auto"] = _setting(
-        1e-4,
-        "Adam's rate; auto: by the model's hidden size",
+        "auto",
+        "Adam's rate; auto: the cookbook's fit for the model's hidden size",
         when="steps change nothing (higher), or replies get worse (lower)",
     )
     lora_rank: int = _setting(

@@ -265,7 +265,10 @@ class Gate:
         if told := lost(answers, before) if answers else "it does not answer":
             raise RefusedError(f"{REFUSED}: {told}")
         each = losses(answers, before)
-        return {"gate": {"asked": len(answers), "loss": round(fmean(each), 5) if each else None}}
+        found = {"asked": len(answers), "loss": round(fmean(each), 5) if each else None}
+        if each:  # how far the step moved the policy, whatever the direction
+            found["moved"] = fmean(map(abs, each))
+        return {"gate": found}
 
     async def _both(self, candidate: Sampler, serving: Sampler) -> tuple[Answers, Answers]:
         """Return the candidate's answers and the serving version's; the former are empty if it

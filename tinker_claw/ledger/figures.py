@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 from tinker_claw.evidence import CLAIM, Rate, TwoRates, in_words, odds, record
 from tinker_claw.ledger.database import FILE, Rows, reading
@@ -109,6 +110,8 @@ def read_figures(rows: Rows, batch_size: int) -> Record:
             name: rows.column(f"SELECT DISTINCT channel FROM channels WHERE {column} ORDER BY 1")
             for name, column in (("direct", "strangers"), ("groups", "groups"))
         },
+        # Nats by which the last steps moved the policy, each; None: they did, or it is not known.
+        "unmoved": read_unmoved(rows),
         # By purpose, as far as prices were known; empty: nothing was billed.
         "usd": rows.pairs("SELECT purpose, TOTAL(usd) FROM spend GROUP BY purpose"),
         "judge_billed": dict(
@@ -122,6 +125,23 @@ def read_figures(rows: Rows, batch_size: int) -> Record:
         # Shares of first judged turns accepted, by version.
         "accepted": [share.record for share in accepted_by(firsts)],
     }
+
+
+MOVES = 8
+"""Steps over which it is looked at whether they move the policy."""
+_STILL = 1e-3
+"""Nats a step by which canaries' replies change where nothing is learned."""
+
+
+def read_unmoved(rows: Rows) -> float | None:
+    """Return the nats by which canaries' replies changed in the mean of the last steps, where that
+    is next to nothing; None: it is more, or not all of them asked any."""
+    found = rows.column(
+        "SELECT json_extract(metrics, '$.gate.moved') FROM steps WHERE status = 'committed' "
+        f"ORDER BY id DESC LIMIT {MOVES}"
+    )
+    known = [moved for moved in found if moved is not None]
+    return mean if len(known) == MOVES and (mean := fmean(known)) < _STILL else None
 
 
 # Whether learning helps on this user's own traffic, as far as their turns can tell. People look at
